@@ -1,0 +1,147 @@
+#include "twinkle/base/json.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+namespace twinkle {
+namespace {
+
+template <class T>
+struct Kind;
+template <>
+struct Kind<int64_t> {
+  static constexpr const char* name = "an integer";
+  static bool take(const Json& v, int64_t& out) {
+    if (v.is_int64()) out = v.get_int64();
+    else if (v.is_double() && v.get_double() == static_cast<double>(static_cast<int64_t>(v.get_double())))
+      out = static_cast<int64_t>(v.get_double());
+    else return false;
+    return true;
+  }
+};
+template <>
+struct Kind<double> {
+  static constexpr const char* name = "a number";
+  static bool take(const Json& v, double& out) {
+    if (v.is_double()) out = v.get_double();
+    else if (v.is_int64()) out = static_cast<double>(v.get_int64());
+    else if (v.is_uint64()) out = static_cast<double>(v.get_uint64());
+    else return false;
+    return true;
+  }
+};
+template <>
+struct Kind<bool> {
+  static constexpr const char* name = "true or false";
+  static bool take(const Json& v, bool& out) {
+    if (v.is_bool()) out = v.get_bool();
+    return v.is_bool();
+  }
+};
+template <>
+struct Kind<std::string> {
+  static constexpr const char* name = "a string";
+  static bool take(const Json& v, std::string& out) {
+    if (v.is_string()) out = std::string(v.get_string());
+    return v.is_string();
+  }
+};
+
+std::string brief(const Json& value) {
+  std::string text = boost::json::serialize(value);
+  if (text.size() > 80) text = text.substr(0, 77) + "...";
+  return text;
+}
+
+void pretty_into(std::string& out, const Json& value, const std::string& indent) {
+  const std::string inner = indent + "  ";
+  if (value.is_object() && !value.get_object().empty()) {
+    out += "{\n";
+    size_t left = value.get_object().size();
+    for (const auto& [key, item] : value.get_object()) {
+      out += inner + boost::json::serialize(Json(key)) + ": ";
+      pretty_into(out, item, inner);
+      out += --left ? ",\n" : "\n";
+    }
+    out += indent + "}";
+  } else if (value.is_array() && !value.get_array().empty()) {
+    out += "[\n";
+    size_t left = value.get_array().size();
+    for (const Json& item : value.get_array()) {
+      out += inner;
+      pretty_into(out, item, inner);
+      out += --left ? ",\n" : "\n";
+    }
+    out += indent + "]";
+  } else {
+    out += boost::json::serialize(value);
+  }
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view what) {
+  boost::json::parse_options options;
+  options.allow_infinity_and_nan = true;  // config.json files written by Python carry them
+  options.max_depth = 128;
+  boost::json::error_code error;
+  boost::json::stream_parser parser({}, options);
+  const size_t read = parser.write_some(text.data(), text.size(), error);
+  if (!error && read == text.size()) parser.finish(error);
+  if (!error && read < text.size()) {
+    const auto rest = text.substr(read);
+    if (rest.find_first_not_of(" \t\r\n") != rest.npos) error = boost::json::error::extra_data;
+    else parser.finish(error);
+  }
+  if (error) {
+    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(read), '\n');
+    fail(Code::kInvalid, "json: ", what, " line ", line, ": ", error.message());
+  }
+  return parser.release();
+}
+
+Json read_json(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  require(in.good(), Code::kNotFound, "json: cannot open ", file.string());
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  return parse_json(text, file.string());
+}
+
+const Json* find(const Json& object, std::string_view key) {
+  if (!object.is_object()) return nullptr;
+  const Json* value = object.get_object().if_contains(key);
+  return value && !value->is_null() ? value : nullptr;
+}
+
+template <class T>
+T get(const Json& object, std::string_view key) {
+  const Json* value = find(object, key);
+  require(value, Code::kInvalid, "json: field '", key, "' is missing");
+  T out{};
+  require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ", brief(*value), ", expected ",
+          Kind<T>::name);
+  return out;
+}
+
+template <class T>
+T get_or(const Json& object, std::string_view key, T fallback) {
+  return find(object, key) ? get<T>(object, key) : fallback;
+}
+
+template int64_t get(const Json&, std::string_view);
+template double get(const Json&, std::string_view);
+template bool get(const Json&, std::string_view);
+template std::string get(const Json&, std::string_view);
+template int64_t get_or(const Json&, std::string_view, int64_t);
+template double get_or(const Json&, std::string_view, double);
+template bool get_or(const Json&, std::string_view, bool);
+template std::string get_or(const Json&, std::string_view, std::string);
+
+std::string pretty(const Json& value) {
+  std::string out;
+  pretty_into(out, value, "");
+  return out + "\n";
+}
+
+}  // namespace twinkle

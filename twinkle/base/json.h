@@ -1,0 +1,39 @@
+// JSON as the program sees it: Boost.JSON values, and typed field access whose errors name the field, the value and
+// what was expected. No torch in here. Thread-safe as long as a value is not written while it is read.
+#pragma once
+#include <boost/json.hpp>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle {
+
+using Json = boost::json::value;
+using JsonObject = boost::json::object;
+using JsonArray = boost::json::array;
+
+// Parses one document. `what` names it in errors ("model/config.json"). Error kInvalid: with line and cause.
+Json parse_json(std::string_view text, std::string_view what);
+
+// Reads and parses a file. Error kNotFound: no such file; kInvalid: broken JSON, with its line.
+Json read_json(const std::filesystem::path& file);
+
+// `object[key]` as T (int64_t, double, bool, std::string). Error kInvalid when it is missing or of another type.
+// int64_t refuses fractions; double takes integers too.
+template <class T>
+T get(const Json& object, std::string_view key);
+
+// Like get, with `fallback` for a key that is missing or null.
+template <class T>
+T get_or(const Json& object, std::string_view key, T fallback);
+
+// The member, or nullptr when `object` is no object, or the key is missing or null.
+const Json* find(const Json& object, std::string_view key);
+
+// Two-space indented text with a final newline; numbers keep full precision.
+std::string pretty(const Json& value);
+
+}  // namespace twinkle
