@@ -1,0 +1,178 @@
+// Everything that the engine does is one of these values: what a script, the server or a journal submits. They hold no
+// tensors and no pointers, and turn into bytes and back (to_bytes, from_bytes), so that they can be stored, sent and
+// replayed. A field is added at the end of its struct together with a new kVersion.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::engine {
+
+inline constexpr uint16_t kVersion = 1;
+
+// One sequence of a forward. All vectors have one entry per token.
+struct Sequence {
+  std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
+  std::vector<int32_t> labels;     // already shifted: labels[t] is the token after t; -100 = ignored.
+                                   // Empty: nothing is scored (a plain forward)
+  std::vector<float> weights;      // of each label in the loss; empty: 1
+  std::map<std::string, std::vector<float>> extras;  // what the loss asks for: old_logps, advantages, ...
+};
+
+// What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every weight of the base
+// model (one tenant at a time), or, with `frozen`, the base model as it is.
+struct Create {
+  std::string tenant;
+  std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules, lora_dropout, use_rslora
+  std::string directory;  // non-empty: read adapter and config from this PEFT directory instead
+  uint64_t seed = 0;      // of the initial weights and of dropout
+  bool frozen = false;
+};
+
+struct Delete {
+  std::string tenant;
+};
+
+// log p(label) of every token, without touching any state.
+struct Forward {
+  std::string tenant;
+  std::vector<Sequence> sequences;
+  bool disable_lora = false;  // score with the base model
+  double temperature = 1.0;   // logits are divided by it; > 0
+  bool entropy = false;       // also return the entropy of every scored token
+};
+
+// Adds the loss's gradient to the tenant's accumulated gradients and its token count to the tenant's.
+struct ForwardBackward {
+  std::string tenant;
+  std::vector<Sequence> sequences;
+  std::string loss = "CrossEntropyLoss";
+  std::string loss_options;  // JSON object as text; empty: defaults
+  double temperature = 1.0;
+};
+
+// Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer step, zeroes them.
+struct Step {
+  std::string tenant;
+  std::string optimizer = "AdamW";
+  std::string options;         // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
+  double max_grad_norm = 0.0;  // 0: no clipping
+  double norm_type = 2.0;
+};
+
+// Norm of (accumulated gradients / token count), clipped in place when max_grad_norm > 0. `Step` then takes them.
+struct ClipGradNorm {
+  std::string tenant;
+  double max_grad_norm = 1.0;
+  double norm_type = 2.0;
+};
+
+struct ZeroGrad {
+  std::string tenant;
+};
+
+struct SamplingParams {
+  int64_t max_tokens = 256;  // >= 1
+  uint64_t seed = 0;         // the stream is keyed by (seed, sample index, position)
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids are always among them
+  double temperature = 1.0;             // 0: greedy
+  int64_t top_k = -1;                   // -1: all
+  double top_p = 1.0;
+  double repetition_penalty = 1.0;
+  int64_t num_samples = 1;
+  bool logprobs = true;  // of the chosen tokens, under the unmodified distribution at `temperature`
+  bool ignore_eos = false;
+};
+
+struct Sample {
+  std::string tenant;
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<SamplingParams> params;  // one for all prompts, or one each
+};
+
+// Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the directory appears whole
+// or not at all.
+struct Save {
+  std::string tenant;
+  std::string directory;
+  bool optimizer = false;
+  std::string extra_json;  // kept in trainer_state.json
+};
+
+struct Load {
+  std::string tenant;
+  std::string directory;
+  bool optimizer = false;
+};
+
+// Checksums of the tenant's state, for tests and reports.
+struct Inspect {
+  std::string tenant;
+  bool tensors = false;  // also return the tensors (weights, gradients, optimizer), as float32
+};
+
+using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm, ZeroGrad, Sample, Save,
+                               Load, Inspect>;
+
+const std::string& tenant_of(const Operation& operation);
+std::string to_bytes(const Operation& operation);
+Operation from_bytes(std::span<const char> bytes);  // Error kInvalid: another version, truncated, unknown kind
+
+// ---- results
+
+struct ForwardResult {
+  double loss = 0;        // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over tokens)
+  double num_tokens = 0;  // what the step will divide by
+  std::vector<std::vector<float>> logps;      // per sequence and token; 0 where the label is ignored
+  std::vector<std::vector<float>> entropies;  // the same, only when asked for
+};
+
+struct StepResult {
+  double grad_norm = 0;  // before clipping
+  double num_tokens = 0;
+  int64_t step = 0;  // optimizer steps taken so far
+};
+
+struct Completion {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;  // of each token
+  std::string stop_reason;      // "stop" or "length"
+  std::string matched;          // the stop string that ended it, if one did
+};
+
+struct SampleResult {
+  std::vector<std::vector<Completion>> completions;  // [prompt][sample]
+};
+
+struct SaveResult {
+  std::string directory;
+};
+
+struct LoadResult {
+  std::string extra_json;
+};
+
+struct NamedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+
+struct InspectResult {
+  uint64_t weights = 0, gradients = 0, optimizer = 0;  // checksums of the bytes
+  int64_t num_parameters = 0, step = 0;
+  double num_tokens = 0;  // accumulated since the last step
+  std::vector<NamedTensor> tensors;
+};
+
+struct Done {};
+
+using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult, InspectResult>;
+
+}  // namespace twinkle::engine
