@@ -1,0 +1,22 @@
+// Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dim (Zhang and
+// Sennrich 2019, eq. 4). Differentiable in x through autograd; the weight's gradient goes to
+// `grad`, per sequence. T tokens, D width. Stateless; any thread.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "twinkle/nn/packing.h"
+#include "twinkle/nn/weight_grad.h"
+
+namespace twinkle::nn {
+
+struct RmsNorm {
+  at::Tensor weight;           // [D]
+  double eps = 1e-6;           // added to the mean square
+  WeightGrad* grad = nullptr;  // not owned; nullptr: the weight is frozen
+};
+
+// x [T, D], or [T, heads, D] for a norm of each head; bf16, float32 or float64, the sums in float32
+// (float64). `packing` gives the sequences over which a trained weight's gradient is summed.
+at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing);
+
+}  // namespace twinkle::nn

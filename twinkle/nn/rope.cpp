@@ -1,0 +1,101 @@
+#include "twinkle/nn/rope.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::nn {
+namespace {
+
+constexpr double kTau = 2 * std::numbers::pi;
+
+// Peng et al. 2023 (YaRN), section 3.2: between the two betas, from extrapolated to interpolated
+// frequencies.
+at::Tensor yarn_frequencies(const RopeSpec& spec, const at::Tensor& wave, int64_t dim) {
+  const auto correction = [&](double turns) {
+    return dim * std::log(static_cast<double>(spec.original_max_position) / (turns * kTau)) /
+           (2 * std::log(spec.theta));
+  };
+  double low = correction(spec.beta_fast), high = correction(spec.beta_slow);
+  if (spec.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, static_cast<double>(dim - 1));
+  if (low == high) high += 0.001;
+  const auto ramp = ((at::arange(dim / 2, at::kFloat) - low) / (high - low)).clamp(0, 1);
+  const auto keep = 1 - ramp;
+  return 1.0 / (spec.factor * wave) * (1 - keep) + 1.0 / wave * keep;
+}
+
+at::Tensor llama3_frequencies(const RopeSpec& spec, const at::Tensor& frequency) {
+  const double original = static_cast<double>(spec.original_max_position);
+  const double low_wavelength = original / spec.low_freq_factor;
+  const double high_wavelength = original / spec.high_freq_factor;
+  const auto wavelength = kTau / frequency;
+  const auto slow = at::where(wavelength > low_wavelength, frequency / spec.factor, frequency);
+  const auto smooth = (original / wavelength - spec.low_freq_factor) /
+                      (spec.high_freq_factor - spec.low_freq_factor);
+  const auto smoothed = (1 - smooth) * slow / spec.factor + smooth * slow;
+  const auto medium =
+      (wavelength < high_wavelength).logical_not() * (wavelength > low_wavelength).logical_not();
+  return at::where(medium, smoothed, slow);
+}
+
+at::Tensor frequencies(const RopeSpec& spec, int64_t dim) {
+  const auto wave = at::pow(spec.theta, at::arange(0, dim, 2, at::kFloat) / dim);
+  const auto plain = 1.0 / wave;
+  switch (spec.kind) {
+    case RopeKind::kDefault:
+      return plain;
+    case RopeKind::kLinear:
+      return plain / spec.factor;
+    case RopeKind::kYarn:
+      return yarn_frequencies(spec, wave, dim);
+    case RopeKind::kLlama3:
+      return llama3_frequencies(spec, plain);
+  }
+  fail(Code::kInternal, "nn: rope kind ", static_cast<int>(spec.kind), " is unknown");
+}
+
+double attention_factor(const RopeSpec& spec) {
+  if (spec.kind != RopeKind::kYarn) return 1;
+  if (spec.attention_factor) return *spec.attention_factor;
+  const auto mscale = [&](double m) {
+    return spec.factor <= 1 ? 1.0 : 0.1 * m * std::log(spec.factor) + 1;
+  };
+  const double all = spec.mscale_all_dim.value_or(0), own = spec.mscale.value_or(0);
+  return own != 0 && all != 0 ? mscale(own) / mscale(all) : mscale(1);
+}
+
+at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto wide = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const int64_t half = cos.size(-1), dim = x.size(-1);
+  const auto a = wide.narrow(-1, 0, half), b = wide.narrow(-1, half, half);
+  return at::cat({a * cos - b * sin, b * cos + a * sin, wide.narrow(-1, 2 * half, dim - 2 * half)},
+                 -1)
+      .to(x.scalar_type());
+}
+
+}  // namespace
+
+RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_positions) {
+  const int64_t dim = spec.rotary_dim == 0 ? head_dim : spec.rotary_dim;
+  require(dim > 0 && dim % 2 == 0 && dim <= head_dim, Code::kInvalid, "nn: rope rotary_dim is ",
+          dim, ", it must be even, positive and at most the head size ", head_dim);
+  const auto frequency = frequencies(spec, dim);
+  const auto angle = at::arange(max_positions, at::kFloat).unsqueeze(1) * frequency;
+  const double factor = attention_factor(spec);
+  return {angle.cos() * factor, angle.sin() * factor};
+}
+
+std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::Tensor& k_TKd,
+                                             const RopeTable& table,
+                                             const at::Tensor& position_ids) {
+  const auto cos = table.cos.index_select(0, position_ids).unsqueeze(1);
+  const auto sin = table.sin.index_select(0, position_ids).unsqueeze(1);
+  return {turn(q_THd, cos, sin), turn(k_TKd, cos, sin)};
+}
+
+}  // namespace twinkle::nn

@@ -1,0 +1,49 @@
+// Rotary position embedding (Su et al. 2021) in the rotate-half layout, with the frequency rules
+// that transformers calls default, linear, yarn and llama3. Parsing config.json is the model
+// folder's business. T tokens, H query heads, K key heads, d head size.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace twinkle::nn {
+
+enum class RopeKind { kDefault, kLinear, kYarn, kLlama3 };
+
+struct RopeSpec {
+  RopeKind kind = RopeKind::kDefault;
+  double theta = 10000;    // base of the wavelengths
+  int64_t rotary_dim = 0;  // leading dims of a head that turn, even; 0: all of them
+  double factor = 1;       // how many times longer than in pre-training; all but kDefault
+  int64_t original_max_position = 0;  // tokens in pre-training; kYarn and kLlama3
+  double low_freq_factor = 1;   // kLlama3: wavelengths above original / low are divided by factor
+  double high_freq_factor = 4;  // kLlama3: wavelengths below original / high stay
+  double beta_fast = 32;        // kYarn: dims turning more often than this stay
+  double beta_slow = 1;         // kYarn: dims turning less often than this are divided by factor
+  bool truncate = true;         // kYarn: round the correction range outwards to whole dims
+  std::optional<double>
+      attention_factor;          // kYarn: multiplies cos and sin; default 0.1 ln(factor) + 1
+  std::optional<double> mscale;  // kYarn: with mscale_all_dim, another default for the above
+  std::optional<double> mscale_all_dim;
+};
+
+struct RopeTable {
+  at::Tensor cos;  // [positions, rotary_dim / 2] float32, with the attention factor
+  at::Tensor sin;  // same
+
+  int64_t num_positions() const { return cos.size(0); }
+  int64_t rotary_dim() const { return 2 * cos.size(1); }
+};
+
+// Equal to transformers 5 in float32. Invalid sizes and factors are errors.
+RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_positions);
+
+// q [T, H, d] and k [T, K, d] turned by position_ids [T] (int32 or int64, each inside the table).
+// Differentiable.
+std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::Tensor& k_TKd,
+                                             const RopeTable& table,
+                                             const at::Tensor& position_ids);
+
+}  // namespace twinkle::nn
