@@ -7,7 +7,8 @@ if(CCACHE)
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endif()
 # ISO mode would forbid fused multiply-add, which half of the kernels' speed is.
-add_compile_options(-Wall -Wextra -Werror -fvisibility=hidden -ffp-contract=fast)
+add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers
+  -fPIC -fvisibility=hidden -ffp-contract=fast)
 
 # One precompiled header for every folder that sees tensors.
 add_library(twinkle_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
