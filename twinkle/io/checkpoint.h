@@ -1,0 +1,50 @@
+// A model's weights as a read-only set of named tensors, whatever file holds them: safetensors, one
+// file or sharded, or GGUF. Files are memory-mapped; names are Hugging Face's
+// ("model.layers.0.self_attn.q_proj.weight"). Knows no model and no torch. Cheap to copy; any
+// thread may read.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/io/tensor_view.h"
+
+namespace twinkle {
+
+class Checkpoint {
+ public:
+  // A file (*.safetensors, *.gguf) or a directory with, in this order, model.safetensors,
+  // model.safetensors.index.json and its shards, one *.safetensors, or one *.gguf.
+  // Error kNotFound: nothing of these, or a missing shard; kInvalid: a broken one.
+  static Checkpoint open(const std::filesystem::path& dir_or_file);
+
+  // Every tensor's name, sorted.
+  const std::vector<std::string>& names() const;
+  bool contains(std::string_view name) const;
+
+  // The bytes stay valid as long as this Checkpoint or a copy of it. A quantised GGUF tensor is
+  // de-quantised to BF16 by its first call and kept. Error kNotFound: no tensor of that name.
+  TensorView at(std::string_view name) const;
+
+  // What the file says about itself: safetensors' __metadata__ (merged over shards).
+  const std::map<std::string, std::string>& metadata() const;
+
+  // The model's config.json as an object: the file beside the weights, or what the GGUF's metadata
+  // say. Error kNotFound: safetensors without config.json beside them.
+  Json config() const;
+
+  // As given to open.
+  const std::filesystem::path& path() const;
+
+  struct Source;  // one implementation per kind of file, in checkpoint.cpp
+
+ private:
+  explicit Checkpoint(std::shared_ptr<const Source> source) : source_(std::move(source)) {}
+  std::shared_ptr<const Source> source_;
+};
+
+}  // namespace twinkle

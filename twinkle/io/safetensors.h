@@ -1,0 +1,35 @@
+// The safetensors format: u64 header length, JSON header, data. Reading maps the file and believes
+// nothing in the header before it is checked; writing streams the tensors' bytes. Knows no model
+// and no torch. An open file may be read from any thread. Format:
+// https://github.com/huggingface/safetensors#format
+#pragma once
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twinkle/io/mapped_file.h"
+#include "twinkle/io/tensor_view.h"
+
+namespace twinkle {
+
+class SafetensorsFile {
+ public:
+  // Error kNotFound: no such file. kInvalid, naming file, tensor, value and limit: header longer
+  // than the file or than 100 MB, broken JSON, unknown dtype, shape * size != bytes, offsets
+  // outside the file, overlapping or leaving holes, a name twice.
+  explicit SafetensorsFile(const std::filesystem::path& file);
+
+  // In the order of their bytes; valid as long as this object.
+  const std::vector<TensorView>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+
+ private:
+  MappedFile file_;
+  std::vector<TensorView> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace twinkle

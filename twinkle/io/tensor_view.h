@@ -1,0 +1,39 @@
+// A named tensor's bytes as files hold them: row-major, little-endian, borrowed from whoever handed
+// the view out (a mapped file, a torch tensor), who must outlive it. Knows no torch. A value type
+// without locks.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace twinkle {
+
+enum class Dtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+
+// Bytes of one element.
+int64_t size_of(Dtype dtype);
+
+// The safetensors spelling: "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL".
+std::string_view name_of(Dtype dtype);
+
+// The inverse of name_of; nothing for any other text.
+std::optional<Dtype> dtype_named(std::string_view name);
+
+struct TensorView {
+  std::string name;
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape;        // outermost dim first; empty for a scalar
+  std::span<const std::byte> bytes;  // may start at any address: aligned to nothing
+};
+
+// Elements of `shape`; nothing when a dim is negative or the product exceeds int64.
+std::optional<int64_t> num_elements(std::span<const int64_t> shape);
+
+// "[3, 64]", for error texts.
+std::string shape_text(std::span<const int64_t> shape);
+
+}  // namespace twinkle
