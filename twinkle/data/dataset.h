@@ -1,0 +1,65 @@
+// Rows from one or several files, as a value: every operation returns a new Dataset and leaves this
+// one as it was. Each row remembers its file and line, so that a bad one can be found. Not
+// thread-safe while written; reads may be shared.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "twinkle/data/row.h"
+
+namespace twinkle::data {
+
+// One row into one. Called from several threads at a time.
+using Preprocessor = std::function<Row(const Row&)>;
+// Keeps the rows it returns true for. Called from several threads at a time.
+using Filter = std::function<bool(const Row&)>;
+// One row into none (dropped), one or several (split). Called from several threads at a time.
+using Encoder = std::function<Rows(const Row&)>;
+
+class Dataset {
+ public:
+  Dataset() = default;
+  explicit Dataset(Table table);
+  // By the file's extension: .json, .jsonl, .csv. Error kNotFound: no such file; kInvalid: another
+  // extension, a bad row with its line or index.
+  static Dataset read(const std::filesystem::path& file);
+
+  int64_t size() const { return std::ssize(rows_); }
+  const Rows& rows() const { return rows_; }
+  // Error kInvalid: index outside [-size, size); negative ones count from the end.
+  const Row& row(int64_t index) const;
+  // "data.jsonl line 7" or "memory row 3", for errors.
+  std::string where(int64_t index) const;
+
+  // The rows at `indices`, modulo the size, so that a slice longer than the data repeats it. Error
+  // kInvalid: negative index, or an empty dataset.
+  Dataset slice(const std::vector<int64_t>& indices) const;
+  // The fields that `preprocess` returns are set on the row; the row's other fields stay, as in
+  // `datasets`. An error carries the row's place. All cores.
+  Dataset map(const Preprocessor& preprocess) const;
+  Dataset filter(const Filter& keep) const;
+  Dataset encode(const Encoder& encode) const;
+  // The same rows in the same places, with `rows[i]` coming from row `origins[i]` of this one.
+  Dataset replaced(Rows rows, const std::vector<int64_t>& origins) const;
+
+  static Dataset concat(const std::vector<Dataset>& parts);
+  // One row of each in turn until the shortest is used up (first_exhausted, as in `datasets`).
+  static Dataset interleave(const std::vector<Dataset>& parts);
+
+ private:
+  struct Source {
+    std::string name, unit;
+  };
+  struct Origin {
+    int64_t source, place;
+  };
+  void take(const Dataset& from, int64_t index, int64_t first_source);
+
+  std::vector<Source> sources_;
+  Rows rows_;
+  std::vector<Origin> origins_;  // one per row
+};
+
+}  // namespace twinkle::data
