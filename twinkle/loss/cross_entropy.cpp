@@ -1,0 +1,80 @@
+// Cross entropy over scored rows: sum of -w log p(target), or its mean over rows with w != 0.
+// Options: reduction "sum" (default) or "mean"; dft (default false): each row is also weighted with
+// its own probability, taken as a constant (dynamic fine-tuning, Wu et al. 2025, eq. 9);
+// ignore_index -100 (which rows are scored is told by the weights).
+#include <cmath>
+
+#include "twinkle/loss/loss.h"
+#include "twinkle/loss/options.h"
+#include "twinkle/loss/reduce.h"
+
+namespace twinkle::loss {
+namespace {
+
+struct Options {
+  bool mean = false;
+  bool dft = false;
+};
+
+Options parse(const Json& json) {
+  check_known(json, "CrossEntropyLoss", {"reduction", "dft", "ignore_index"});
+  const auto reduction = get_or<std::string>(json, "reduction", "sum");
+  require(reduction == "sum" || reduction == "mean", Code::kInvalid,
+          "loss: reduction of CrossEntropyLoss is '", reduction, "', it must be 'sum' or 'mean'");
+  const auto ignored = get_or<int64_t>(json, "ignore_index", -100);
+  require(ignored == -100, Code::kInvalid, "loss: ignore_index of CrossEntropyLoss is ", ignored,
+          ", labels are ignored by -100 only");
+  return {.mean = reduction == "mean", .dft = get_or<bool>(json, "dft", false)};
+}
+
+// What every row's derivative is multiplied with; 0 when no row is scored.
+double row_factor(const Options& o, double num_tokens) {
+  if (!o.mean) return -1;
+  return num_tokens > 0 ? -1 / num_tokens : 0;
+}
+
+TokenGrad prepare_rows(const Inputs& in, const Json& json) {
+  const Options o = parse(json);
+  const auto factor = static_cast<float>(row_factor(o, num_scored(in.weights)));
+  return [weights = in.weights, factor, dft = o.dft](int64_t begin, std::span<const float> logprobs,
+                                                     std::span<float> grad) {
+    const float* w = weights.const_data_ptr<float>() + begin;
+    for (size_t i = 0; i < logprobs.size(); ++i) {
+      grad[i] = factor * w[i];
+      if (dft && w[i] != 0) grad[i] *= std::exp(logprobs[i]);
+    }
+  };
+}
+
+Output run_all(const Inputs& in, const Json& json) {
+  const Options o = parse(json);
+  const auto logprobs = elements(in.logprobs);
+  const auto weights = elements(in.weights);
+  const double num_tokens = num_scored(in.weights);
+  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = o.mean ? 0 : num_tokens};
+  prepare_rows(in, json)(0, logprobs, {out.grad.mutable_data_ptr<float>(), logprobs.size()});
+  double sum = 0;
+  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
+    double of_sequence = 0;
+    for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
+      if (weights[t] != 0)  // an ignored row's log-probability may be anything
+        of_sequence += static_cast<double>(weights[t]) * logprobs[t] *
+                       (o.dft ? std::exp(static_cast<double>(logprobs[t])) : 1.0);
+    sum += of_sequence;
+  }
+  out.loss = row_factor(o, num_tokens) * sum;
+  return out;
+}
+
+}  // namespace
+
+Loss cross_entropy() {
+  return {.name = "cross_entropy",
+          .class_name = "CrossEntropyLoss",
+          .extras = {},
+          .check = [](const Json& json) { parse(json); },
+          .run = run_all,
+          .prepare = prepare_rows};
+}
+
+}  // namespace twinkle::loss

@@ -1,0 +1,58 @@
+// A loss whose derivative is given: sum of grad * log p(target) over rows with weight != 0. It
+// carries a loss that was computed elsewhere, by its gradient in extras "grad" [N].
+// Options: num_tokens (default 0, a mean), what a step divides by.
+#include <cmath>
+
+#include "twinkle/loss/loss.h"
+#include "twinkle/loss/options.h"
+#include "twinkle/loss/reduce.h"
+
+namespace twinkle::loss {
+namespace {
+
+double parse_num_tokens(const Json& json) {
+  check_known(json, "LinearLoss", {"num_tokens"});
+  const auto num_tokens = get_or<double>(json, "num_tokens", 0);
+  require(num_tokens >= 0 && std::isfinite(num_tokens), Code::kInvalid,
+          "loss: num_tokens of LinearLoss is ", num_tokens, ", it must be at least 0 and finite");
+  return num_tokens;
+}
+
+TokenGrad prepare_rows(const Inputs& in, const Json&) {
+  const at::Tensor given = in.extras.at("grad");
+  require(given.numel() == in.weights.numel(), Code::kInvalid, "loss: grad of LinearLoss has ",
+          given.numel(), " entries, it must have one per row (", in.weights.numel(), ")");
+  return [given, weights = in.weights](int64_t begin, std::span<const float> logprobs,
+                                       std::span<float> grad) {
+    const float* g = given.const_data_ptr<float>() + begin;
+    const float* w = weights.const_data_ptr<float>() + begin;
+    for (size_t i = 0; i < logprobs.size(); ++i) grad[i] = w[i] != 0 ? g[i] : 0;
+  };
+}
+
+Output run_all(const Inputs& in, const Json& json) {
+  const auto logprobs = elements(in.logprobs);
+  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = parse_num_tokens(json)};
+  const std::span<float> grad(out.grad.mutable_data_ptr<float>(), logprobs.size());
+  prepare_rows(in, json)(0, logprobs, grad);
+  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
+    double of_sequence = 0;
+    for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
+      if (grad[t] != 0) of_sequence += static_cast<double>(grad[t]) * logprobs[t];
+    out.loss += of_sequence;
+  }
+  return out;
+}
+
+}  // namespace
+
+Loss linear() {
+  return {.name = "linear",
+          .class_name = "LinearLoss",
+          .extras = {"grad"},
+          .check = [](const Json& json) { parse_num_tokens(json); },
+          .run = run_all,
+          .prepare = prepare_rows};
+}
+
+}  // namespace twinkle::loss

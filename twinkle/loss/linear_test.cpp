@@ -1,0 +1,47 @@
+#include <gtest/gtest.h>
+
+#include "twinkle/loss/loss.h"
+
+namespace twinkle::loss {
+namespace {
+
+Inputs example() {
+  return {.logprobs = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F}),
+          .weights = at::tensor({1.0F, 1.0F, 0.0F, 1.0F}),
+          .cu_seqlens = {0, 2, 4},
+          .extras = {{"grad", at::tensor({0.5F, -1.0F, 9.0F, 2.0F})}}};
+}
+
+std::string error_of(const Inputs& in, const Json& options) {
+  try {
+    run(find("linear"), in, options);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing thrown";
+}
+
+TEST(Linear, CarriesAGivenGradientOnTheScoredRows) {
+  const Output out = run(find("LinearLoss"), example());
+  EXPECT_EQ(out.loss, -0.5 + 2.0 - 8.0);
+  EXPECT_TRUE(at::equal(out.grad, at::tensor({0.5F, -1.0F, 0.0F, 2.0F})));
+  EXPECT_EQ(out.num_tokens, 0);
+}
+
+TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
+  EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
+}
+
+TEST(Linear, RefusesWhatItCannotUse) {
+  EXPECT_EQ(error_of(example(), JsonObject{{"num_tokens", -1}}),
+            "loss: num_tokens of LinearLoss is -1, it must be at least 0 and finite");
+  EXPECT_EQ(error_of(example(), JsonObject{{"scale", 1}}),
+            "loss: LinearLoss has no option 'scale', it has num_tokens");
+  Inputs in = example();
+  in.extras["grad"] = at::zeros({2});
+  EXPECT_EQ(error_of(in, {}),
+            "loss: grad of LinearLoss has 2 entries, it must have one per row (4)");
+}
+
+}  // namespace
+}  // namespace twinkle::loss

@@ -1,0 +1,103 @@
+#include "twinkle/loss/loss.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/loss/options.h"
+#include "twinkle/loss/reduce.h"
+
+namespace twinkle::loss {
+
+#define LOSS(name) Loss name();
+#include "twinkle/loss/losses.def"
+#undef LOSS
+
+namespace {
+
+void check_vector(const Loss& loss, std::string_view field, const at::Tensor& t) {
+  require(t.defined() && t.dim() == 1 && t.scalar_type() == at::kFloat && t.device().is_cpu() &&
+              t.is_contiguous(),
+          Code::kInvalid, "loss: ", loss.name, ": ", field, " is ",
+          t.defined() ? t.toString() : "missing",
+          ", it must be a contiguous one-dimensional float32 tensor on the CPU");
+}
+
+void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
+  check_vector(loss, "weights", in.weights);
+  const int64_t n = in.weights.numel();
+  if (with_logprobs) {
+    check_vector(loss, "logprobs", in.logprobs);
+    require(in.logprobs.numel() == n, Code::kInvalid, "loss: ", loss.name, ": logprobs has ",
+            in.logprobs.numel(), " rows, weights has ", n, ", they must be equally many");
+  }
+  require(!in.cu_seqlens.empty() && in.cu_seqlens.front() == 0 && in.cu_seqlens.back() == n &&
+              std::is_sorted(in.cu_seqlens.begin(), in.cu_seqlens.end()),
+          Code::kInvalid, "loss: ", loss.name, ": cu_seqlens must rise from 0 to the ", n,
+          " rows of weights");
+  for (const std::string_view name : loss.extras)
+    require(in.extras.contains(std::string(name)), Code::kInvalid, "loss: ", loss.name, " needs '",
+            name, "', pass it with the batch");
+  const auto sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
+  for (const auto& [name, t] : in.extras) {
+    check_vector(loss, name, t);
+    require(t.numel() == n || t.numel() == sequences, Code::kInvalid, "loss: ", loss.name, ": ",
+            name, " has ", t.numel(), " entries, it must have one per row (", n,
+            ") or one per sequence (", sequences, ")");
+  }
+}
+
+}  // namespace
+
+const std::vector<Loss>& all() {
+  static const std::vector<Loss> losses = {
+#define LOSS(name) name(),
+#include "twinkle/loss/losses.def"
+#undef LOSS
+  };
+  return losses;
+}
+
+const Loss& find(std::string_view name) {
+  std::string known;
+  for (const Loss& loss : all()) {
+    if (loss.name == name || loss.class_name == name) return loss;
+    known += (known.empty() ? "" : ", ") + std::string(loss.class_name);
+  }
+  fail(Code::kInvalid, "loss: unknown loss '", name, "', known are ", known);
+}
+
+Output run(const Loss& loss, const Inputs& inputs, const Json& options) {
+  loss.check(options);
+  check_inputs(loss, inputs, true);
+  return loss.run(inputs, options);
+}
+
+TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options) {
+  require(loss.separable(), Code::kInvalid, "loss: ", loss.name,
+          " needs the log-probabilities of all rows before its gradient is known, use run()");
+  loss.check(options);
+  check_inputs(loss, inputs, false);
+  return loss.prepare(inputs, options);
+}
+
+bool finite(const Output& output) {
+  const auto grad = elements(output.grad);
+  return std::isfinite(output.loss) &&
+         std::all_of(grad.begin(), grad.end(), [](float g) { return std::isfinite(g); });
+}
+
+void check_known(const Json& options, std::string_view loss,
+                 std::initializer_list<std::string_view> known) {
+  if (options.is_null()) return;
+  require(options.is_object(), Code::kInvalid, "loss: options of ", loss, " must be a JSON object");
+  for (const auto& [key, value] : options.get_object()) {
+    if (std::find(known.begin(), known.end(), std::string_view(key)) != known.end()) continue;
+    std::string names;
+    for (const std::string_view name : known)
+      names += (names.empty() ? "" : ", ") + std::string(name);
+    fail(Code::kInvalid, "loss: ", loss, " has no option '", std::string_view(key), "', it has ",
+         names);
+  }
+}
+
+}  // namespace twinkle::loss

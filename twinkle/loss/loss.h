@@ -1,0 +1,70 @@
+// Losses as functions of per-token log-probabilities: numbers in, a number and its gradient out.
+// Knows no model, no logits and no thread; a loss holds no state. One loss is one file here and one
+// line in losses.def.
+//
+// Shapes: N scored rows of one operation, its sequences one after the other; S sequences.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twinkle/base/json.h"
+
+namespace twinkle::loss {
+
+// What a loss asks for beside log-probabilities, float32: [N] per token (old_logps, advantages,
+// ...) or [S] per sequence; the loss's file says which.
+using Extras = std::map<std::string, at::Tensor>;
+
+struct Inputs {
+  at::Tensor logprobs;              // [N] float32: log p(target) of every row
+  at::Tensor weights;               // [N] float32: of the row in the loss; 0 where it is ignored
+  std::vector<int64_t> cu_seqlens;  // [S+1]: sequence s is rows cu_seqlens[s] to cu_seqlens[s+1]
+  Extras extras;
+};
+
+struct Output {
+  double loss = 0;        // a sum over tokens, or a mean, as the loss defines it
+  at::Tensor grad;        // [N] float32: d loss / d logprobs
+  double num_tokens = 0;  // what a step divides by; 0: the loss is already a mean
+};
+
+// d loss / d logprobs of rows [begin, begin + logprobs.size()), from their log-probabilities
+// alone. May run on any thread, for any split of the rows; equal bit for bit to the rows' part of
+// Output::grad.
+using TokenGrad =
+    std::function<void(int64_t begin, std::span<const float> logprobs, std::span<float> grad)>;
+
+struct Loss {
+  std::string_view name;                 // "cross_entropy": the file, and the function in it
+  std::string_view class_name;           // "CrossEntropyLoss": as scripts name it
+  std::vector<std::string_view> extras;  // which Extras must be there
+  void (*check)(const Json& options);    // throws what run() would throw for these options
+  Output (*run)(const Inputs& inputs, const Json& options);
+  // Null unless a row's derivative is known from that row alone. Then the head's forward and
+  // backward can be one pass: prepare() before it, with `logprobs` undefined, and run() after it.
+  TokenGrad (*prepare)(const Inputs& inputs, const Json& options) = nullptr;
+
+  bool separable() const { return prepare != nullptr; }
+};
+
+// By either name. Error kInvalid: unknown, with the names that are known.
+const Loss& find(std::string_view name);
+const std::vector<Loss>& all();
+
+// loss.run after checking options, extras, shapes and dtypes. Error kInvalid names what is wrong.
+Output run(const Loss& loss, const Inputs& inputs, const Json& options = {});
+
+// loss.prepare after the same checks; `inputs.logprobs` is not read. The inputs' tensors are kept
+// alive by the result.
+TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options = {});
+
+// Whether the loss and every entry of its gradient are finite. A loss does not check this itself.
+bool finite(const Output& output);
+
+}  // namespace twinkle::loss

@@ -1,0 +1,118 @@
+#include "twinkle/loss/loss.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace twinkle::loss {
+namespace {
+
+Inputs two_sequences() {
+  return {.logprobs = at::tensor({-1.0F, -2.0F, -3.0F}),
+          .weights = at::ones({3}),
+          .cu_seqlens = {0, 2, 3},
+          .extras = {}};
+}
+
+template <class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kInvalid);
+    return e.what();
+  }
+  return "nothing thrown";
+}
+
+TEST(Loss, IsFoundByBothOfItsNames) {
+  EXPECT_EQ(find("cross_entropy").class_name, "CrossEntropyLoss");
+  EXPECT_EQ(find("CrossEntropyLoss").name, "cross_entropy");
+  EXPECT_EQ(find("LinearLoss").name, "linear");
+}
+
+TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
+  EXPECT_EQ(error_of([] { find("HingeLoss"); }),
+            "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss");
+}
+
+TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
+  Inputs in = two_sequences();
+  in.logprobs = at::zeros({3}, at::kDouble);
+  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+            "loss: cross_entropy: logprobs is CPUDoubleType, it must be a contiguous "
+            "one-dimensional float32 tensor on the CPU");
+  in.logprobs = at::Tensor();
+  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+            "loss: cross_entropy: logprobs is missing, it must be a contiguous one-dimensional "
+            "float32 tensor on the CPU");
+  in.logprobs = at::zeros({4});
+  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+            "loss: cross_entropy: logprobs has 4 rows, weights has 3, they must be equally many");
+}
+
+TEST(Loss, RefusesSequenceBoundsThatDoNotCoverTheRows) {
+  for (const std::vector<int64_t>& bounds :
+       {std::vector<int64_t>{}, {0, 2}, {1, 3}, {0, 2, 1, 3}, {0, 3, 4}}) {
+    Inputs in = two_sequences();
+    in.cu_seqlens = bounds;
+    EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+              "loss: cross_entropy: cu_seqlens must rise from 0 to the 3 rows of weights");
+  }
+}
+
+TEST(Loss, RefusesMissingAndMisshapenExtras) {
+  Inputs in = two_sequences();
+  EXPECT_EQ(error_of([&] { run(find("linear"), in); }),
+            "loss: linear needs 'grad', pass it with the batch");
+  in.extras["grad"] = at::zeros({4});
+  EXPECT_EQ(
+      error_of([&] { run(find("linear"), in); }),
+      "loss: linear: grad has 4 entries, it must have one per row (3) or one per sequence (2)");
+}
+
+TEST(Loss, OneThatIsNotSeparableCannotBePrepared) {
+  Loss whole = find("cross_entropy");
+  whole.prepare = nullptr;
+  EXPECT_FALSE(whole.separable());
+  EXPECT_EQ(error_of([&] { prepare(whole, two_sequences()); }),
+            "loss: cross_entropy needs the log-probabilities of all rows before its gradient is "
+            "known, use run()");
+}
+
+TEST(Loss, IsFiniteOnlyWhenTheLossAndAllOfItsGradientAre) {
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(finite({.loss = 1, .grad = at::ones({2})}));
+  EXPECT_FALSE(finite({.loss = std::nan(""), .grad = at::ones({2})}));
+  EXPECT_FALSE(finite({.loss = 1, .grad = at::tensor({0.0F, inf})}));
+  EXPECT_FALSE(finite({.loss = inf, .grad = at::ones({2})}));
+}
+
+// Every separable loss, row by row in uneven chunks, against its whole run.
+TEST(Loss, ChunksOfASeparableLossGiveTheWholeRunsGradientBitForBit) {
+  constexpr int64_t n = 257;
+  at::Tensor weights = at::rand({n});
+  weights.slice(0, 0, n, 3).zero_();
+  const Inputs in{.logprobs = -at::rand({n}) * 9,
+                  .weights = weights,
+                  .cu_seqlens = {0, 100, 100, n},
+                  .extras = {{"grad", at::randn({n})}}};
+  Inputs before = in;
+  before.logprobs = at::Tensor();
+  for (const Loss& loss : all()) {
+    if (!loss.separable()) continue;
+    const at::Tensor whole = run(loss, in).grad;
+    at::Tensor grad = at::full({n}, 7.0F);
+    const TokenGrad rows = prepare(loss, before);
+    for (int64_t begin = 0; begin < n; begin += 31) {
+      const auto size = static_cast<size_t>(std::min<int64_t>(31, n - begin));
+      rows(begin, {in.logprobs.const_data_ptr<float>() + begin, size},
+           {grad.mutable_data_ptr<float>() + begin, size});
+    }
+    EXPECT_TRUE(at::equal(whole, grad)) << loss.name;
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::loss
