@@ -1,5 +1,6 @@
-// The one error type of the program. `code` is for callers to act on, the text for people: it starts with the
-// folder and names the field, the value and the limit. Throwing leaves the thrower's state as it was.
+// The one error type of the program. `code` is for callers to act on, the text for people: it
+// starts with the folder and names the field, the value and the limit. Throwing leaves the
+// thrower's state as it was.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -15,7 +16,8 @@ class Error : public std::runtime_error {
   const Code code;
 };
 
-// Throws an Error of the streamed parts: fail(Code::kInvalid, "lora: rank is ", rank, ", it must be at least 1").
+// Throws an Error of the streamed parts: fail(Code::kInvalid, "lora: rank is ", rank, ", it must be
+// at least 1").
 template <class... Parts>
 [[noreturn]] void fail(Code code, const Parts&... parts) {
   std::ostringstream text;

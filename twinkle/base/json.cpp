@@ -1,6 +1,8 @@
 #include "twinkle/base/json.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <fstream>
 #include <iterator>
 
@@ -13,10 +15,13 @@ template <>
 struct Kind<int64_t> {
   static constexpr const char* name = "an integer";
   static bool take(const Json& v, int64_t& out) {
-    if (v.is_int64()) out = v.get_int64();
-    else if (v.is_double() && v.get_double() == static_cast<double>(static_cast<int64_t>(v.get_double())))
+    if (v.is_int64())
+      out = v.get_int64();
+    else if (v.is_double() &&
+             v.get_double() == static_cast<double>(static_cast<int64_t>(v.get_double())))
       out = static_cast<int64_t>(v.get_double());
-    else return false;
+    else
+      return false;
     return true;
   }
 };
@@ -24,10 +29,14 @@ template <>
 struct Kind<double> {
   static constexpr const char* name = "a number";
   static bool take(const Json& v, double& out) {
-    if (v.is_double()) out = v.get_double();
-    else if (v.is_int64()) out = static_cast<double>(v.get_int64());
-    else if (v.is_uint64()) out = static_cast<double>(v.get_uint64());
-    else return false;
+    if (v.is_double())
+      out = v.get_double();
+    else if (v.is_int64())
+      out = static_cast<double>(v.get_int64());
+    else if (v.is_uint64())
+      out = static_cast<double>(v.get_uint64());
+    else
+      return false;
     return true;
   }
 };
@@ -48,8 +57,20 @@ struct Kind<std::string> {
   }
 };
 
+// Boost writes 0.5 as 5E-1; people and diffs prefer the shortest plain form that reads back to the
+// same bits.
+std::string leaf(const Json& value) {
+  if (!value.is_double() || !std::isfinite(value.get_double()))
+    return boost::json::serialize(value);
+  char digits[32];
+  const auto [end, error] = std::to_chars(digits, digits + sizeof(digits), value.get_double());
+  std::string text(digits, end);
+  if (text.find_first_of(".e") == text.npos) text += ".0";
+  return text;
+}
+
 std::string brief(const Json& value) {
-  std::string text = boost::json::serialize(value);
+  std::string text = leaf(value);
   if (text.size() > 80) text = text.substr(0, 77) + "...";
   return text;
 }
@@ -75,7 +96,7 @@ void pretty_into(std::string& out, const Json& value, const std::string& indent)
     }
     out += indent + "]";
   } else {
-    out += boost::json::serialize(value);
+    out += leaf(value);
   }
 }
 
@@ -83,7 +104,6 @@ void pretty_into(std::string& out, const Json& value, const std::string& indent)
 
 Json parse_json(std::string_view text, std::string_view what) {
   boost::json::parse_options options;
-  options.allow_infinity_and_nan = true;  // config.json files written by Python carry them
   options.max_depth = 128;
   boost::json::error_code error;
   boost::json::stream_parser parser({}, options);
@@ -91,11 +111,14 @@ Json parse_json(std::string_view text, std::string_view what) {
   if (!error && read == text.size()) parser.finish(error);
   if (!error && read < text.size()) {
     const auto rest = text.substr(read);
-    if (rest.find_first_not_of(" \t\r\n") != rest.npos) error = boost::json::error::extra_data;
-    else parser.finish(error);
+    if (rest.find_first_not_of(" \t\r\n") != rest.npos)
+      error = boost::json::error::extra_data;
+    else
+      parser.finish(error);
   }
   if (error) {
-    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(read), '\n');
+    const auto line =
+        1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(read), '\n');
     fail(Code::kInvalid, "json: ", what, " line ", line, ": ", error.message());
   }
   return parser.release();
@@ -119,8 +142,8 @@ T get(const Json& object, std::string_view key) {
   const Json* value = find(object, key);
   require(value, Code::kInvalid, "json: field '", key, "' is missing");
   T out{};
-  require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ", brief(*value), ", expected ",
-          Kind<T>::name);
+  require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ", brief(*value),
+          ", expected ", Kind<T>::name);
   return out;
 }
 

@@ -1,5 +1,6 @@
-// JSON as the program sees it: Boost.JSON values, and typed field access whose errors name the field, the value and
-// what was expected. No torch in here. Thread-safe as long as a value is not written while it is read.
+// JSON as the program sees it: Boost.JSON values, and typed field access whose errors name the
+// field, the value and what was expected. No torch in here. Thread-safe as long as a value is not
+// written while it is read.
 #pragma once
 #include <boost/json.hpp>
 
@@ -15,14 +16,15 @@ using Json = boost::json::value;
 using JsonObject = boost::json::object;
 using JsonArray = boost::json::array;
 
-// Parses one document. `what` names it in errors ("model/config.json"). Error kInvalid: with line and cause.
+// Parses one document. `what` names it in errors ("model/config.json"). Error kInvalid: with line
+// and cause.
 Json parse_json(std::string_view text, std::string_view what);
 
 // Reads and parses a file. Error kNotFound: no such file; kInvalid: broken JSON, with its line.
 Json read_json(const std::filesystem::path& file);
 
-// `object[key]` as T (int64_t, double, bool, std::string). Error kInvalid when it is missing or of another type.
-// int64_t refuses fractions; double takes integers too.
+// `object[key]` as T (int64_t, double, bool, std::string). Error kInvalid when it is missing or of
+// another type. int64_t refuses fractions; double takes integers too.
 template <class T>
 T get(const Json& object, std::string_view key);
 

@@ -1,7 +1,8 @@
-// Runs the operations of many tenants on one decoder. submit() may be called from any thread; one thread of the engine's
-// own executes. Operations of one tenant run in the order of their submission; forwards and backwards of different
-// tenants that wait at the same time share one batch, and give each tenant the bits that it would get alone.
-// An operation that fails changes nothing and reports through its future.
+// Runs the operations of many tenants on one decoder. submit() may be called from any thread; one
+// thread of the engine's own executes. Operations of one tenant run in the order of their
+// submission; forwards and backwards of different tenants that wait at the same time share one
+// batch, and give each tenant the bits that it would get alone. An operation that fails changes
+// nothing and reports through its future.
 #pragma once
 #include <functional>
 #include <future>
@@ -16,8 +17,8 @@ namespace twinkle::engine {
 struct EngineOptions {
   std::string model;                     // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision = "bf16";  // "bf16": weights and activations bf16; "no": float32
-  int64_t token_budget = 4096;           // tokens of one training batch; larger operations run in several
-  int64_t kv_tokens = 32768;             // tokens that the sampler's cache holds
+  int64_t token_budget = 4096;  // tokens of one training batch; larger operations run in several
+  int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
 };
 
 struct ModelFacts {
@@ -35,7 +36,8 @@ class Engine {
 
   const ModelFacts& facts() const;
 
-  // Turns token ids into text, for stop strings; without it `stop` is refused. Set before the first Sample.
+  // Turns token ids into text, for stop strings; without it `stop` is refused. Set before the first
+  // Sample.
   using Decode = std::function<std::string(std::span<const int32_t>)>;
   void set_decode(Decode decode);
 

@@ -1,6 +1,7 @@
-// Everything that the engine does is one of these values: what a script, the server or a journal submits. They hold no
-// tensors and no pointers, and turn into bytes and back (to_bytes, from_bytes), so that they can be stored, sent and
-// replayed. A field is added at the end of its struct together with a new kVersion.
+// Everything that the engine does is one of these values: what a script, the server or a journal
+// submits. They hold no tensors and no pointers, and turn into bytes and back (to_bytes,
+// from_bytes), so that they can be stored, sent and replayed. A field is added at the end of its
+// struct together with a new kVersion.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,17 +19,19 @@ inline constexpr uint16_t kVersion = 1;
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
-  std::vector<int32_t> labels;     // already shifted: labels[t] is the token after t; -100 = ignored.
-                                   // Empty: nothing is scored (a plain forward)
-  std::vector<float> weights;      // of each label in the loss; empty: 1
-  std::map<std::string, std::vector<float>> extras;  // what the loss asks for: old_logps, advantages, ...
+  std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
+                                // Empty: nothing is scored (a plain forward)
+  std::vector<float> weights;   // of each label in the loss; empty: 1
+  std::map<std::string, std::vector<float>>
+      extras;  // what the loss asks for: old_logps, advantages, ...
 };
 
-// What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every weight of the base
-// model (one tenant at a time), or, with `frozen`, the base model as it is.
+// What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
+// weight of the base model (one tenant at a time), or, with `frozen`, the base model as it is.
 struct Create {
   std::string tenant;
-  std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules, lora_dropout, use_rslora
+  std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules,
+                          // lora_dropout, use_rslora
   std::string directory;  // non-empty: read adapter and config from this PEFT directory instead
   uint64_t seed = 0;      // of the initial weights and of dropout
   bool frozen = false;
@@ -47,7 +50,8 @@ struct Forward {
   bool entropy = false;       // also return the entropy of every scored token
 };
 
-// Adds the loss's gradient to the tenant's accumulated gradients and its token count to the tenant's.
+// Adds the loss's gradient to the tenant's accumulated gradients and its token count to the
+// tenant's.
 struct ForwardBackward {
   std::string tenant;
   std::vector<Sequence> sequences;
@@ -56,16 +60,18 @@ struct ForwardBackward {
   double temperature = 1.0;
 };
 
-// Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer step, zeroes them.
+// Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
+// step, zeroes them.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
-  std::string options;         // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
+  std::string options;  // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
   double max_grad_norm = 0.0;  // 0: no clipping
   double norm_type = 2.0;
 };
 
-// Norm of (accumulated gradients / token count), clipped in place when max_grad_norm > 0. `Step` then takes them.
+// Norm of (accumulated gradients / token count), clipped in place when max_grad_norm > 0. `Step`
+// then takes them.
 struct ClipGradNorm {
   std::string tenant;
   double max_grad_norm = 1.0;
@@ -80,7 +86,8 @@ struct SamplingParams {
   int64_t max_tokens = 256;  // >= 1
   uint64_t seed = 0;         // the stream is keyed by (seed, sample index, position)
   std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids are always among them
+  std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids
+                                        // are always among them
   double temperature = 1.0;             // 0: greedy
   int64_t top_k = -1;                   // -1: all
   double top_p = 1.0;
@@ -96,8 +103,8 @@ struct Sample {
   std::vector<SamplingParams> params;  // one for all prompts, or one each
 };
 
-// Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the directory appears whole
-// or not at all.
+// Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
+// directory appears whole or not at all.
 struct Save {
   std::string tenant;
   std::string directory;
@@ -117,19 +124,21 @@ struct Inspect {
   bool tensors = false;  // also return the tensors (weights, gradients, optimizer), as float32
 };
 
-using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm, ZeroGrad, Sample, Save,
-                               Load, Inspect>;
+using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
+                               ZeroGrad, Sample, Save, Load, Inspect>;
 
 const std::string& tenant_of(const Operation& operation);
 std::string to_bytes(const Operation& operation);
-Operation from_bytes(std::span<const char> bytes);  // Error kInvalid: another version, truncated, unknown kind
+Operation from_bytes(
+    std::span<const char> bytes);  // Error kInvalid: another version, truncated, unknown kind
 
 // ---- results
 
 struct ForwardResult {
-  double loss = 0;        // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over tokens)
-  double num_tokens = 0;  // what the step will divide by
-  std::vector<std::vector<float>> logps;      // per sequence and token; 0 where the label is ignored
+  double loss =
+      0;  // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over tokens)
+  double num_tokens = 0;                  // what the step will divide by
+  std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
   std::vector<std::vector<float>> entropies;  // the same, only when asked for
 };
 
@@ -173,6 +182,7 @@ struct InspectResult {
 
 struct Done {};
 
-using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult, InspectResult>;
+using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult,
+                            InspectResult>;
 
 }  // namespace twinkle::engine

@@ -1,0 +1,26 @@
+// One row of logits: log p(id), log-sum-exp and entropy, and the gradient of log p(id), in one or
+// two passes. float32 arithmetic for bf16 and float32 logits, float64 for float64; a row's bits
+// depend on that row alone. V vocabulary.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace twinkle::kernels {
+
+struct RowStats {
+  float logprob = 0;  // of `id`
+  float entropy = 0;  // -sum p log p; only when asked for
+  double top = 0;     // the largest logit / temperature
+  double sum = 1;     // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)
+};
+
+// logits [n, V] contiguous; 0 <= id < V; temperature > 0.
+RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                       bool entropy);
+
+// Row := grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
+void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                   const RowStats& stats, float grad);
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,53 @@
+#include "twinkle/kernels/softmax.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::kernels {
+namespace {
+
+class Softmax : public testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(Softmax, EqualsLogSoftmaxItsEntropyAndItsGradient) {
+  at::manual_seed(3);
+  for (const int64_t vocab : {1, 15, 16, 1000, 4097}) {
+    for (const float t : {0.5f, 1.0f, 3.0f}) {
+      const auto logits = (at::randn({4, vocab}, at::kDouble) * 8).to(GetParam());
+      const auto want = at::log_softmax(logits.to(at::kDouble) / t, 1);
+      const auto p = want.exp();
+      for (int64_t r = 0; r < 4; ++r) {
+        const auto id = static_cast<int32_t>(r * (vocab - 1) / 3);
+        const RowStats got = softmax_stats(logits, r, id, t, true);
+        EXPECT_NEAR(got.logprob, want[r][id].item<double>(), 2e-5);
+        EXPECT_NEAR(got.entropy, -(p[r] * want[r]).sum().item<double>(), 2e-5);
+        auto grad = logits.clone();
+        softmax_grad_(grad, r, id, t, got, 0.5f);
+        auto expected = -p[r] * 0.5 / t;
+        expected[id] += 0.5 / t;
+        const double limit = GetParam() == at::kBFloat16 ? 4e-3 : 1e-6;
+        EXPECT_LT((grad[r].to(at::kDouble) - expected).abs().max().item<double>(), limit);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Softmax, testing::Values(at::kFloat, at::kBFloat16, at::kDouble));
+
+TEST(Softmax, LetsNaNThroughInsteadOfHidingIt) {
+  for (const int64_t at : {0, 17, 31, 32}) {
+    auto logits = at::zeros({1, 33});
+    logits[0][at] = std::nan("");
+    EXPECT_TRUE(std::isnan(softmax_stats(logits, 0, 5, 1, false).logprob)) << at;
+  }
+}
+
+TEST(Softmax, RefusesOtherTypesByName) {
+  EXPECT_THROW(softmax_stats(at::zeros({1, 4}, at::kHalf), 0, 0, 1, false), Error);
+}
+
+}  // namespace
+}  // namespace twinkle::kernels

@@ -1,0 +1,136 @@
+#include "twinkle/nn/head.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/base/error.h"
+#include "twinkle/kernels/softmax.h"
+
+namespace twinkle::nn {
+namespace {
+
+using kernels::RowStats;
+
+std::span<const int32_t> part(const std::vector<int32_t>& all, int64_t begin, int64_t n) {
+  return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
+}
+std::span<const float> part(const std::vector<float>& all, int64_t begin, int64_t n) {
+  return all.empty() ? std::span<const float>{}
+                     : std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
+}
+
+at::Tensor take(const at::Tensor& hidden, const std::vector<int64_t>& rows, int64_t begin,
+                int64_t n) {
+  // A run of neighbouring rows, the usual case, is a view.
+  const auto first = rows[static_cast<size_t>(begin)],
+             last = rows[static_cast<size_t>(begin + n - 1)];
+  if (last - first == n - 1) return hidden.narrow(0, first, n);
+  const auto index = at::from_blob(const_cast<int64_t*>(rows.data() + begin), {n}, at::kLong);
+  return hidden.index_select(0, index);
+}
+
+void put(at::Tensor& dhidden, const std::vector<int64_t>& rows, int64_t begin,
+         const at::Tensor& values) {
+  const int64_t n = values.size(0);
+  const auto index = at::from_blob(const_cast<int64_t*>(rows.data() + begin), {n}, at::kLong);
+  dhidden.index_copy_(0, index, values);
+}
+
+// The end of the chunk that starts at `begin`. A trained head's chunks end with their sequence, the
+// unit of every sum.
+int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Packing* packing) {
+  const auto n = static_cast<int64_t>(targets.rows.size());
+  int64_t end = std::min(n, begin + chunk);
+  if (!packing) return end;
+  const auto& cu = packing->cu_seqlens;
+  const int64_t limit =
+      *std::upper_bound(cu.begin(), cu.end(), targets.rows[static_cast<size_t>(begin)]);
+  const auto stop = std::lower_bound(targets.rows.begin() + begin, targets.rows.end(), limit);
+  return std::min(end, static_cast<int64_t>(stop - targets.rows.begin()));
+}
+
+void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
+  for (int64_t i = 0; i < n; ++i) {
+    out.logprobs.push_back(stats[static_cast<size_t>(i)].logprob);
+    if (entropy) out.entropies.push_back(stats[static_cast<size_t>(i)].entropy);
+  }
+}
+
+}  // namespace
+
+void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
+                 std::span<const float> temperature, bool entropy, std::span<RowStats> stats) {
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t lo, int64_t hi) {
+    for (int64_t r = lo; r < hi; ++r) {
+      const auto i = static_cast<size_t>(r);
+      stats[i] = kernels::softmax_stats(logits, r, ids[i],
+                                        temperature.empty() ? 1.0f : temperature[i], entropy);
+    }
+  });
+}
+
+void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                  std::span<const float> temperature, std::span<const RowStats> stats,
+                  std::span<const float> grad) {
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t lo, int64_t hi) {
+    for (int64_t r = lo; r < hi; ++r) {
+      const auto i = static_cast<size_t>(r);
+      kernels::softmax_grad_(logits, r, ids[i], temperature.empty() ? 1.0f : temperature[i],
+                             stats[i], grad[i]);
+    }
+  });
+}
+
+HeadOutput head_forward(const at::Tensor& hidden, const at::Tensor& weight, const Targets& targets,
+                        const HeadOptions& options) {
+  const auto n = static_cast<int64_t>(targets.rows.size());
+  HeadOutput out;
+  std::vector<RowStats> stats(static_cast<size_t>(options.chunk));
+  for (int64_t begin = 0; begin < n;) {
+    const int64_t size = chunk_end(targets, begin, options.chunk, nullptr) - begin;
+    const at::Tensor logits = row_invariant_linear(take(hidden, targets.rows, begin, size), weight);
+    logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
+                options.entropy, stats);
+    keep(out, stats, size, options.entropy);
+    begin += size;
+  }
+  return out;
+}
+
+HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
+                         const TokenGrad& grad, const Packing& packing, const Owners& owners,
+                         const HeadOptions& options) {
+  const auto n = static_cast<int64_t>(targets.rows.size());
+  HeadOutput out;
+  out.dhidden = at::zeros_like(hidden);
+  std::vector<RowStats> stats(static_cast<size_t>(options.chunk));
+  std::vector<float> scale(static_cast<size_t>(options.chunk));
+  for (int64_t begin = 0; begin < n;) {
+    const int64_t size =
+        chunk_end(targets, begin, options.chunk, head.weight_grad ? &packing : nullptr) - begin;
+    const at::Tensor x = take(hidden, targets.rows, begin, size);
+    at::Tensor logits = row_invariant_linear(x, head.weight);
+    const auto ids = part(targets.ids, begin, size);
+    const auto temperature = part(targets.temperature, begin, size);
+    logprobs_of(logits, ids, temperature, options.entropy, stats);
+    keep(out, stats, size, options.entropy);
+    const auto g = std::span(scale).first(static_cast<size_t>(size));
+    grad(begin, std::span(out.logprobs).last(static_cast<size_t>(size)), g);
+    logits_grad_(logits, ids, temperature, stats, g);
+    put(out.dhidden, targets.rows, begin, row_invariant_linear(logits, head.weight.t()));
+    if (head.weight_grad) {
+      const int64_t row = targets.rows[static_cast<size_t>(begin)];
+      const auto& cu = packing.cu_seqlens;
+      const auto s =
+          static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
+      if (owners.learn[s]) head.weight_grad->buffer(head.weight) += logits.t().mm(x);
+    }
+    begin += size;
+  }
+  return out;
+}
+
+}  // namespace twinkle::nn

@@ -1,0 +1,61 @@
+// The language model's head: log p(target) of the rows that have one, and its backward, in chunks
+// of rows, so that the T x V matrix of logits never exists; rows without a target cost nothing.
+// Logits in the weight's type, log-sum-exp, probabilities and their sums in float32. N scored rows,
+// D width, V vocabulary.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "twinkle/kernels/softmax.h"
+#include "twinkle/nn/linear.h"
+
+namespace twinkle::nn {
+
+// The rows to score: those of a packed batch whose label is not ignored.
+struct Targets {
+  std::vector<int64_t> rows;       // [N] ascending row indices
+  std::vector<int32_t> ids;        // [N] 0 <= id < V
+  std::vector<float> temperature;  // [N] logits are divided by it; empty: 1
+};
+
+struct HeadOutput {
+  std::vector<float> logprobs;   // [N]
+  std::vector<float> entropies;  // [N], only when asked for
+  at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
+};
+
+struct HeadOptions {
+  bool entropy = false;
+  int64_t chunk = 512;  // rows whose logits exist at a time
+};
+
+// Given a chunk's first index in [0, N) and its log-probabilities, writes d loss / d logprob of
+// each.
+using TokenGrad =
+    std::function<void(int64_t first, std::span<const float> logprobs, std::span<float> grad)>;
+
+// Forward alone. hidden [T, D].
+HeadOutput head_forward(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
+                        const Targets& targets, const HeadOptions& options = {});
+
+// Forward and backward in one pass over the logits, for losses whose derivative by a token's
+// log-probability is known as soon as that log-probability is. For others: head_forward, the loss,
+// and this with the finished derivatives. `weight` carries the trained head's gradient buffer;
+// `packing` and `owners` say whose rows are whose.
+HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& weight, const Targets& targets,
+                         const TokenGrad& grad, const Packing& packing, const Owners& owners,
+                         const HeadOptions& options = {});
+
+// The two halves of the above for one chunk of logits [n, V], for tests and the sampler: the
+// statistics of every row, and in place, grad[r] * (onehot(id) - softmax) / temperature.
+void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
+                 std::span<const float> temperature, bool entropy,
+                 std::span<kernels::RowStats> stats);
+void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                  std::span<const float> temperature, std::span<const kernels::RowStats> stats,
+                  std::span<const float> grad);
+
+}  // namespace twinkle::nn

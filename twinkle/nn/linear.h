@@ -1,0 +1,60 @@
+// y = x W^T + b, with the seam through which an adapter adds its delta. Knows neither adapters nor
+// tenants: an owner is a number that only the Delta understands. Differentiable in x; a trained
+// weight's gradient goes to `weight_grad`, per sequence and in order. T tokens, I inputs, O
+// outputs, S sequences.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "twinkle/nn/packing.h"
+#include "twinkle/nn/weight_grad.h"
+
+namespace twinkle::nn {
+
+// Whose the sequences of a batch are: one entry per sequence.
+struct Owners {
+  std::vector<int32_t> slot;   // -1: nobody's, no delta
+  std::vector<uint64_t> key;   // of the sequence's random streams; 0: none (no dropout)
+  std::vector<uint8_t> learn;  // 0: its gradients are not added to any buffer
+
+  static Owners nobody(int64_t num_sequences);
+};
+
+// What one linear gets from adapters. Called on the thread that runs the model.
+class Delta {
+ public:
+  virtual ~Delta() = default;
+  // Adds to y [T, O] given x [T, I]. Returns what backward() needs.
+  virtual std::vector<at::Tensor> forward(const at::Tensor& x_TI, const Packing& packing,
+                                          const Owners& owners, at::Tensor& y_TO) = 0;
+  // Adds to dx [T, I] (when defined) and, where owners.learn, to the owners' gradient buffers.
+  virtual void backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                        const std::vector<at::Tensor>& saved, const Packing& packing,
+                        const Owners& owners, at::Tensor& dx_TI) = 0;
+};
+
+struct Linear {
+  at::Tensor weight;                  // [O, I]
+  at::Tensor bias;                    // [O] or undefined
+  WeightGrad* weight_grad = nullptr;  // not owned; nullptr: frozen
+  WeightGrad* bias_grad = nullptr;
+  Delta* delta = nullptr;  // not owned; nullptr: no adapters here
+};
+
+// x [T, I] of the weight's dtype. `packing` and `owners` must outlive the backward pass.
+at::Tensor linear(const at::Tensor& x_TI, const Linear& w, const Packing& packing,
+                  const Owners& owners);
+
+// x W^T + b for any number of rows, each row's bits independent of the others: thin float32
+// products are padded to the 16 rows from which the library's bits no longer depend on their
+// number. `weight_OI` may be a transposed view.
+at::Tensor row_invariant_linear(const at::Tensor& x_TI, const at::Tensor& weight_OI,
+                                const at::Tensor& bias = {});
+
+// grad += dy^T x of each learning sequence, one product a sequence, in order. dy [T, O], x [T, I].
+void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& weight,
+                     const Packing& packing, const Owners& owners, WeightGrad& grad);
+
+}  // namespace twinkle::nn

@@ -1,0 +1,87 @@
+#include "twinkle/nn/linear.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace twinkle::nn {
+namespace {
+
+// Adds 2 x[:, :1] to every column of sequences whose slot is not -1.
+struct Doubler : Delta {
+  std::vector<at::Tensor> forward(const at::Tensor& x, const Packing& packing, const Owners& owners,
+                                  at::Tensor& y) override {
+    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
+      const int64_t a = packing.cu_seqlens[s], b = packing.cu_seqlens[s + 1];
+      if (owners.slot[s] >= 0) y.slice(0, a, b) += 2 * x.slice(0, a, b).narrow(1, 0, 1);
+    }
+    return {x};
+  }
+  void backward(const at::Tensor& dy, const at::Tensor&, const std::vector<at::Tensor>& saved,
+                const Packing& packing, const Owners& owners, at::Tensor& dx) override {
+    EXPECT_EQ(saved.size(), 1u);
+    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
+      const int64_t a = packing.cu_seqlens[s], b = packing.cu_seqlens[s + 1];
+      if (owners.slot[s] >= 0) dx.slice(0, a, b).select(1, 0) += 2 * dy.slice(0, a, b).sum(1);
+    }
+  }
+};
+
+TEST(Linear, GivesDeltaAndWeightGradientsThatEqualPlainAutograd) {
+  at::manual_seed(1);
+  const Packing packing = pack(std::vector<int64_t>{3, 4});
+  const Owners owners{{-1, 0}, {0, 0}, {1, 1}};
+  Doubler doubler;
+  WeightGrad dw, db;
+  Linear w{at::randn({5, 6}, at::kDouble), at::randn({5}, at::kDouble), &dw, &db, &doubler};
+  auto x = at::randn({7, 6}, at::kDouble).requires_grad_(true), g = at::randn({7, 5}, at::kDouble);
+  const auto dx = torch::autograd::grad({linear(x, w, packing, owners)}, {x}, {g})[0];
+
+  auto x2 = x.detach().requires_grad_(true), w2 = w.weight.clone().requires_grad_(true),
+       b2 = w.bias.clone().requires_grad_(true);
+  auto mask = at::zeros({7, 1}, at::kDouble);
+  mask.slice(0, 3, 7).fill_(2);
+  const auto y2 = at::linear(x2, w2, b2) + mask * x2.narrow(1, 0, 1);
+  const auto want = torch::autograd::grad({y2}, {x2, w2, b2}, {g});
+  EXPECT_TRUE(at::allclose(dx, want[0], 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(dw.sum, want[1], 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(db.sum, want[2], 1e-10, 1e-12));
+}
+
+TEST(Linear, AddsNoGradientForSequencesThatDoNotLearn) {
+  const Packing packing = pack(std::vector<int64_t>{2, 2});
+  const Owners owners{{-1, -1}, {0, 0}, {0, 1}};
+  WeightGrad dw;
+  const Linear w{at::ones({1, 1}), {}, &dw, nullptr, nullptr};
+  auto x = at::ones({4, 1}).requires_grad_(true);
+  torch::autograd::grad({linear(x, w, packing, owners)}, {x}, {at::ones({4, 1})});
+  EXPECT_EQ(dw.sum.item<float>(), 2.0f);
+}
+
+class RowInvariance : public testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
+  at::manual_seed(2);
+  for (const auto& [in, out] :
+       {std::pair<int64_t, int64_t>{576, 576}, {576, 192}, {1536, 576}, {576, 4096}, {33, 70}}) {
+    const auto x = at::randn({300, in}).to(GetParam()), w = at::randn({out, in}).to(GetParam());
+    const auto b = at::randn({out}).to(GetParam());
+    const auto whole = row_invariant_linear(x, w, b), back = row_invariant_linear(whole, w.t());
+    for (const int threads : {1, 2}) {
+      at::set_num_threads(threads);
+      for (const auto& [from, n] :
+           {std::pair<int64_t, int64_t>{0, 1}, {7, 2}, {100, 15}, {31, 16}, {3, 100}, {0, 255}}) {
+        const auto y = row_invariant_linear(x.narrow(0, from, n), w, b);
+        EXPECT_TRUE(at::equal(y, whole.narrow(0, from, n))) << in << "x" << out << " rows " << n;
+        EXPECT_TRUE(at::equal(row_invariant_linear(y, w.t()), back.narrow(0, from, n)))
+            << in << "x" << out << " " << n;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, RowInvariance, testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace twinkle::nn
