@@ -24,6 +24,12 @@ struct Checkpoint::Source {
 
 namespace {
 
+// False, too, for what may not be looked at.
+bool there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
 struct SafetensorsSource : Checkpoint::Source {
   bool contains(const std::string& name) const override { return views.contains(name); }
   TensorView at(const std::string& name) const override { return views.at(name); }
@@ -55,7 +61,7 @@ void add_shard(SafetensorsSource& source, const fs::path& index, const std::stri
   const fs::path file = source.dir / shard;
   require(fs::path(shard).filename() == shard, Code::kInvalid, "io: ", index.string(), ": shard '",
           shard, "' must be a file name without folders");
-  require(fs::exists(file), Code::kNotFound, "io: ", index.string(), " names the shard '", shard,
+  require(there(file), Code::kNotFound, "io: ", index.string(), " names the shard '", shard,
           "', but there is no such file: fetch the checkpoint again");
   const SafetensorsFile& opened = source.files.emplace_back(file);
   source.metadata.insert(opened.metadata().begin(), opened.metadata().end());
@@ -90,12 +96,15 @@ std::unique_ptr<SafetensorsSource> open_sharded(const fs::path& index) {
 // several.
 fs::path only_file(const fs::path& dir, std::string_view extension) {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(dir)) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
     if (entry.path().extension() == extension &&
         entry.path().filename() != "adapter_model.safetensors") {
       found.push_back(entry.path());
     }
   }
+  require(!error, Code::kInvalid, "io: cannot read the folder ", dir.string(), ": ",
+          error.message());
   std::sort(found.begin(), found.end());
   require(found.size() < 2, Code::kInvalid, "io: ", dir.string(), " holds ", found.size(), " *",
           extension, " files and no index, so which one is meant is unclear: name the file");
@@ -103,13 +112,13 @@ fs::path only_file(const fs::path& dir, std::string_view extension) {
 }
 
 std::unique_ptr<Checkpoint::Source> open_source(const fs::path& path) {
-  require(fs::exists(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
+  require(there(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
   if (!fs::is_directory(path)) return open_file(path);
-  if (fs::exists(path / "model.safetensors")) return open_file(path / "model.safetensors");
+  if (there(path / "model.safetensors")) return open_file(path / "model.safetensors");
   const fs::path index = path / "model.safetensors.index.json";
-  if (fs::exists(index)) return open_sharded(index);
+  if (there(index)) return open_sharded(index);
   if (const fs::path file = only_file(path, ".safetensors"); !file.empty()) return open_file(file);
-  const bool adapter = fs::exists(path / "adapter_config.json");
+  const bool adapter = there(path / "adapter_config.json");
   fail(Code::kNotFound, "io: ", path.string(), adapter ? " is a PEFT adapter and" : "",
        " holds no weights: a checkpoint has model.safetensors, model.safetensors.index.json, one "
        "*.safetensors or one *.gguf",

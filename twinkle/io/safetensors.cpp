@@ -21,7 +21,7 @@ struct Entry {
   int64_t end = 0;
 };
 
-std::string quoted(std::string_view name) { return std::string("'").append(name).append("'"); }
+std::string in_quotes(std::string_view name) { return std::string("'").append(name).append("'"); }
 
 // The JSON text between the length and the data.
 std::string_view header_text(std::span<const std::byte> bytes, const std::string& file) {
@@ -48,7 +48,7 @@ void refuse_duplicate_names(std::string_view text, size_t num_keys, const std::s
     if (c == '}' || c == ']') --depth;
     if (c == ':' && depth == 1) {
       ++colons;
-      require(seen.insert(last).second, Code::kInvalid, "io: ", file, ": tensor ", quoted(last),
+      require(seen.insert(last).second, Code::kInvalid, "io: ", file, ": tensor ", in_quotes(last),
               " is in the header twice");
     }
     if (c != '"') continue;
@@ -75,13 +75,13 @@ std::vector<int64_t> integers(const Json& object, std::string_view key, const st
 
 Entry entry_of(std::string_view name, const Json& value, std::span<const std::byte> data,
                const std::string& file) {
-  const std::string where = "io: " + file + ": tensor " + quoted(name);
+  const std::string where = "io: " + file + ": tensor " + in_quotes(name);
   const Json* dtype = find(value, "dtype");
   require(dtype != nullptr && dtype->is_string(), Code::kInvalid, where,
           ": 'dtype' must be a string");
   const std::string_view spelled = dtype->get_string();
   const std::optional<Dtype> known = dtype_named(spelled);
-  require(known.has_value(), Code::kInvalid, where, ": dtype is ", quoted(spelled),
+  require(known.has_value(), Code::kInvalid, where, ": dtype is ", in_quotes(spelled),
           ", it must be one of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL");
   Entry entry{.view = {.name = std::string(name),
                        .dtype = *known,
@@ -110,9 +110,9 @@ Entry entry_of(std::string_view name, const Json& value, std::span<const std::by
 void refuse_holes(const std::vector<Entry>& sorted, size_t data_size, const std::string& file) {
   int64_t end = 0;
   for (const Entry& entry : sorted) {
-    require(entry.begin == end, Code::kInvalid, "io: ", file, ": tensor ", quoted(entry.view.name),
-            " begins at byte ", entry.begin, " of the data, it must begin at ", end,
-            ", where the one before it ends");
+    require(entry.begin == end, Code::kInvalid, "io: ", file, ": tensor ",
+            in_quotes(entry.view.name), " begins at byte ", entry.begin,
+            " of the data, it must begin at ", end, ", where the one before it ends");
     end = entry.end;
   }
   require(static_cast<uint64_t>(end) == data_size, Code::kInvalid, "io: ", file, ": ",
@@ -124,7 +124,7 @@ std::map<std::string, std::string> metadata_of(const Json& value, const std::str
   std::map<std::string, std::string> metadata;
   for (const auto& [key, item] : value.get_object()) {
     require(item.is_string(), Code::kInvalid, "io: ", file, ": metadata ",
-            quoted({key.data(), key.size()}), " must be a string");
+            in_quotes({key.data(), key.size()}), " must be a string");
     metadata.emplace(key, item.get_string());
   }
   return metadata;

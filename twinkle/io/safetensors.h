@@ -32,4 +32,22 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
+struct SafetensorsOptions {
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  int64_t max_shard_bytes = 0;  // of tensor data per file; 0: one file; a larger tensor has its own
+};
+
+// Writes one file atomically, its tensors ordered by element size and name, as the reference does.
+// Error kInvalid: a name twice or "__metadata__", shape * size != bytes, a full disk (the old file
+// stays).
+void write_safetensors(const std::filesystem::path& file, std::span<const TensorView> tensors,
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+// Writes a checkpoint into the folder `dir`: model.safetensors, or, where the tensors exceed
+// max_shard_bytes, model-00001-of-0000N.safetensors with model.safetensors.index.json. `dir` is
+// meant to be the staging folder of an AtomicDirectory: what it holds already is left there. Errors
+// as write_safetensors.
+void write_model(const std::filesystem::path& dir, std::span<const TensorView> tensors,
+                 const SafetensorsOptions& options = {});
+
 }  // namespace twinkle

@@ -1,0 +1,213 @@
+#include "twinkle/io/atomic.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail_system(std::string_view action, const fs::path& path, int error) {
+  fail(Code::kInvalid, "io: cannot ", action, " ", path.string(), ": ", std::strerror(error),
+       error == ENOSPC || error == EDQUOT || error == EFBIG
+           ? "; free space there or save elsewhere, what was saved before is untouched"
+           : "");
+}
+
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+// False, too, for what may not be looked at: opening it then says why.
+bool there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+std::string partial_prefix(const fs::path& target) {
+  return std::string(".").append(target.filename().string()).append(".partial-");
+}
+
+fs::path partial_name(const fs::path& target) {
+  static constexpr std::string_view kDigits = "0123456789abcdef";
+  std::random_device random;
+  std::string name = partial_prefix(target);
+  for (int i = 0; i < 12; ++i) name += kDigits[random() % kDigits.size()];
+  return parent_of(target) / name;
+}
+
+// Removes partials of `target` that no living process holds.
+void remove_leftovers(const fs::path& target) {
+  const std::string prefix = partial_prefix(target);
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(parent_of(target), ignored)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    fs::remove_all(entry.path(), ignored);
+  }
+}
+
+// Whether `fd`, now locked, is still what `path` names: another process may have swept it before
+// the lock.
+bool lock(int fd, const fs::path& path) {
+  struct stat opened{}, named{};
+  return ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(fd, &opened) == 0 &&
+         ::stat(path.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+void sync_path(const fs::path& path) {
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail_system("open", path, errno);
+  // Some network mounts cannot sync folders and say EINVAL.
+  if (::fsync(file.get()) != 0 && errno != EINVAL) fail_system("write", path, errno);
+}
+
+void sync_tree(const fs::path& dir) {
+  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+    if (!entry.is_symlink()) sync_path(entry.path());
+  }
+  sync_path(dir);
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_system("write", to, errno);
+}
+
+fs::path old_name(const fs::path& target) {
+  return parent_of(target) / std::string(".").append(target.filename().string()).append(".old");
+}
+
+// Without links and trailing slashes, so that renaming it replaces the folder itself.
+fs::path resolved(const fs::path& target) {
+  std::error_code error;
+  fs::path path = fs::weakly_canonical(target, error);
+  if (error || path.empty()) path = fs::absolute(target).lexically_normal();
+  return path.has_filename() ? path : path.parent_path();
+}
+
+void make_parents(const fs::path& target) {
+  std::error_code error;
+  fs::create_directories(parent_of(target), error);
+  if (error) fail_system("make the folder", parent_of(target), error.value());
+}
+
+}  // namespace
+
+void FileHandle::reset(int fd) {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = fd;
+}
+
+AtomicFile::AtomicFile(const fs::path& target) : target_(target) {
+  require(!is_folder(target), Code::kInvalid, "io: cannot write the file ", target.string(),
+          ": it is a folder");
+  remove_leftovers(target_);
+  do {
+    partial_ = partial_name(target_);
+    file_.reset(::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file_.get() < 0 && errno != EEXIST) fail_system("write", target_, errno);
+  } while (file_.get() < 0 || !lock(file_.get(), partial_));
+}
+
+AtomicFile::~AtomicFile() {
+  if (!partial_.empty()) ::unlink(partial_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file_.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      const int error = count == 0 ? ENOSPC : errno;
+      fail_system("write more than " + std::to_string(written_) + " bytes of", target_, error);
+    }
+    written_ += count;
+    bytes = bytes.subspan(count);
+  }
+}
+
+void AtomicFile::write(std::string_view text) {
+  write(std::as_bytes(std::span<const char>(text.data(), text.size())));
+}
+
+void AtomicFile::commit() {
+  assert(!partial_.empty());
+  if (::fsync(file_.get()) != 0) fail_system("write", target_, errno);
+  rename_path(partial_, target_);
+  partial_.clear();
+  sync_path(parent_of(target_));
+}
+
+void write_file_atomically(const fs::path& target, std::string_view text) {
+  AtomicFile file(target);
+  file.write(text);
+  file.commit();
+}
+
+AtomicDirectory::AtomicDirectory(const fs::path& target) : target_(resolved(target)) {
+  require(!there(target_) || is_folder(target_), Code::kInvalid, "io: cannot save into the folder ",
+          target_.string(), ": it is a file");
+  make_parents(target_);
+  if (!there(target_) && there(old_name(target_))) {
+    rename_path(old_name(target_), target_);  // a crash between the two renames of commit
+  }
+  remove_leftovers(target_);
+  do {
+    staging_ = partial_name(target_);
+    if (::mkdir(staging_.c_str(), 0777) != 0 && errno != EEXIST) {
+      const int error = errno;
+      staging_.clear();
+      fail_system("save into", target_, error);
+    }
+    lock_.reset(::open(staging_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  } while (lock_.get() < 0 || !lock(lock_.get(), staging_));
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  std::error_code ignored;
+  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+}
+
+void AtomicDirectory::commit() {
+  assert(!staging_.empty());
+  sync_tree(staging_);
+  std::error_code ignored;
+  if (!there(target_)) {
+    rename_path(staging_, target_);
+  } else if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) ==
+             0) {
+    sync_path(parent_of(target_));
+    fs::remove_all(staging_, ignored);  // the old one, under the staging name
+  } else {
+    const fs::path old = old_name(target_);
+    fs::remove_all(old, ignored);
+    rename_path(target_, old);
+    rename_path(staging_, target_);
+    fs::remove_all(old, ignored);
+  }
+  staging_.clear();
+  sync_path(parent_of(target_));
+}
+
+}  // namespace twinkle

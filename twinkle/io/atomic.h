@@ -1,0 +1,80 @@
+// Files and folders that appear whole or not at all, whatever happens while they are written: an
+// exception, a full disk, kill -9, loss of power. They are written under a name beside the target,
+// `.<name>.partial-<random>`, synced, and renamed. What a killed process leaves behind is removed
+// by the next save to the same target; a lock on each partial tells the dead from the living, so
+// that several processes may save to one target (the last commit wins). Knows no format. One object
+// belongs to one thread.
+#pragma once
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+namespace twinkle {
+
+// An open file that closes itself; -1 is none.
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int fd) : fd_(fd) {}
+  ~FileHandle() { reset(); }
+  FileHandle(const FileHandle&) = delete;
+  FileHandle& operator=(const FileHandle&) = delete;
+
+  int get() const { return fd_; }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+// One file. The target's folder must exist.
+class AtomicFile {
+ public:
+  // Error kInvalid: the target is a folder, or its folder cannot be written to.
+  explicit AtomicFile(const std::filesystem::path& target);
+  ~AtomicFile();  // without commit, the partial file goes and the target stays as it was
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Appends. Error kInvalid: a full disk or another refusal of the system, with the file and the
+  // bytes written so far.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text);
+
+  // Syncs and replaces the target. Once only.
+  void commit();
+
+ private:
+  std::filesystem::path target_, partial_;
+  FileHandle file_;
+  size_t written_ = 0;  // bytes
+};
+
+void write_file_atomically(const std::filesystem::path& target, std::string_view text);
+
+// A folder of files that belong together. commit() replaces the target as a whole: files of the old
+// one that were not written again are gone. Where the file system cannot exchange two folders at
+// once (some network mounts), the old one waits as `.<name>.old` for the moment between two
+// renames; the next AtomicDirectory puts it back after a crash there.
+class AtomicDirectory {
+ public:
+  // Makes the target's parents and an empty staging folder. A target that is a symbolic link is
+  // followed. Error kInvalid: the target is a file, or its parent cannot be written to.
+  explicit AtomicDirectory(const std::filesystem::path& target);
+  ~AtomicDirectory();  // without commit, the staging folder goes and the target stays as it was
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+
+  // Where to write the files, sub-folders too.
+  const std::filesystem::path& staging() const { return staging_; }
+
+  // Syncs every file, then puts the staging folder in the target's place. Once only.
+  void commit();
+
+ private:
+  std::filesystem::path target_, staging_;
+  FileHandle lock_;
+};
+
+}  // namespace twinkle

@@ -1,0 +1,213 @@
+#include "twinkle/io/atomic.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <random>
+#include <string>
+
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kFiles = 4;
+
+void save_version(const fs::path& target, int version) {
+  AtomicDirectory dir(target);
+  for (int i = 0; i < kFiles; ++i) {
+    AtomicFile file(dir.staging() / std::to_string(i));
+    for (int part = 0; part < 20; ++part) file.write(std::to_string(version) + "\n");
+    file.commit();
+  }
+  dir.commit();
+}
+
+// The version that every file of the folder holds whole, or -1.
+int version_of(const fs::path& target) {
+  const std::string first = read_text(target / "0");
+  const std::string line = first.substr(0, first.find('\n') + 1);
+  std::string whole;
+  for (int part = 0; part < 20; ++part) whole += line;
+  if (line.empty() || first != whole) return -1;
+  for (int i = 1; i < kFiles; ++i) {
+    if (read_text(target / std::to_string(i)) != first) return -1;
+  }
+  return std::stoi(line);
+}
+
+int num_entries(const fs::path& dir) {
+  return static_cast<int>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
+}
+
+// Runs `action` in a child process that may write files of `limit` bytes at most; its exit code.
+template <class Action>
+int with_file_limit(rlim_t limit, Action&& action) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit bound{limit, limit};
+    ::setrlimit(RLIMIT_FSIZE, &bound);
+    ::_exit(action());
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(AtomicFile, ReplacesTheTargetOnlyAtCommit) {
+  const ScratchDir dir;
+  write_text(dir / "x", "old");
+  {
+    AtomicFile file(dir / "x");
+    file.write("new");
+    EXPECT_EQ(read_text(dir / "x"), "old");
+    file.commit();
+    EXPECT_EQ(read_text(dir / "x"), "new");
+    AtomicFile abandoned(dir / "x");
+    abandoned.write("newer");
+  }
+  EXPECT_EQ(read_text(dir / "x"), "new");
+  EXPECT_EQ(num_entries(dir.path()), 1);
+}
+
+TEST(AtomicFile, NamesATargetThatCannotBe) {
+  const ScratchDir dir;
+  EXPECT_EQ(error_of([&] { write_file_atomically(dir.path(), ""); }),
+            "io: cannot write the file " + dir.path().string() + ": it is a folder");
+  EXPECT_EQ(error_of([&] { write_file_atomically(dir / "no/x", ""); }),
+            "io: cannot write " + (dir / "no/x").string() + ": No such file or directory");
+}
+
+TEST(AtomicFile, KeepsTheOldOneWhenTheFileMayNotGrow) {
+  const ScratchDir dir;
+  write_text(dir / "x", "old");
+  const int code = with_file_limit(1000, [&] {
+    const std::string text =
+        error_of([&] { write_file_atomically(dir / "x", std::string(5000, 'n')); });
+    const std::string expected = "io: cannot write more than 1000 bytes of " +
+                                 (dir / "x").string() +
+                                 ": File too large; free space there or save elsewhere, what was "
+                                 "saved before is untouched";
+    return text == expected ? 0 : 1;
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(read_text(dir / "x"), "old");
+  EXPECT_EQ(num_entries(dir.path()), 1);
+}
+
+TEST(AtomicDirectory, ReplacesTheTargetAsAWhole) {
+  const ScratchDir dir;
+  const fs::path target = dir / "deep/run";
+  save_version(target, 1);
+  EXPECT_EQ(version_of(target), 1);
+  write_text(target / "stale", "");
+  save_version(target, 2);
+  EXPECT_EQ(version_of(target), 2);
+  EXPECT_FALSE(fs::exists(target / "stale"));
+  EXPECT_EQ(num_entries(dir / "deep"), 1);
+}
+
+TEST(AtomicDirectory, LeavesTheTargetAloneWithoutCommit) {
+  const ScratchDir dir;
+  save_version(dir / "run", 1);
+  {
+    AtomicDirectory abandoned(dir / "run");
+    write_text(abandoned.staging() / "0", "half");
+  }
+  EXPECT_EQ(version_of(dir / "run"), 1);
+  EXPECT_EQ(num_entries(dir.path()), 1);
+}
+
+TEST(AtomicDirectory, FollowsALinkAndIgnoresATrailingSlash) {
+  const ScratchDir dir;
+  save_version(dir / "run-1", 1);
+  fs::create_directory_symlink("run-1", dir / "latest");
+  save_version(dir / "latest/", 2);
+  EXPECT_TRUE(fs::is_symlink(dir / "latest"));
+  EXPECT_EQ(version_of(dir / "run-1"), 2);
+}
+
+TEST(AtomicDirectory, RefusesATargetThatIsAFile) {
+  const ScratchDir dir;
+  write_text(dir / "x", "");
+  const fs::path real = fs::canonical(dir / "x");
+  EXPECT_EQ(error_of([&] { AtomicDirectory target(dir / "x"); }),
+            "io: cannot save into the folder " + real.string() + ": it is a file");
+  EXPECT_EQ(error_of([&] { AtomicDirectory target(dir / "x/run"); }),
+            "io: cannot make the folder " + real.string() + ": Not a directory");
+}
+
+TEST(AtomicDirectory, RemovesWhatDeadSaversLeftButNotTheStagingOfLivingOnes) {
+  const ScratchDir dir;
+  fs::create_directories(dir / ".run.partial-dead/sub");
+  write_text(dir / ".run.partial-alsodead", "");
+  fs::create_directories(dir / ".runner.partial-other");
+  AtomicDirectory living(dir / "run");
+  save_version(dir / "run", 1);
+  EXPECT_FALSE(fs::exists(dir / ".run.partial-dead"));
+  EXPECT_FALSE(fs::exists(dir / ".run.partial-alsodead"));
+  EXPECT_TRUE(fs::exists(dir / ".runner.partial-other"));
+  EXPECT_TRUE(fs::exists(living.staging()));
+}
+
+TEST(AtomicDirectory, PutsBackTheOldOneAfterACrashBetweenTwoRenames) {
+  const ScratchDir dir;
+  save_version(dir / "run", 1);
+  fs::rename(dir / "run", dir / ".run.old");
+  {
+    AtomicDirectory next(dir / "run");
+  }
+  EXPECT_EQ(version_of(dir / "run"), 1);
+}
+
+TEST(AtomicDirectory, ShowsTheOldOrTheNewWholeAfterAKillAtAnyMoment) {
+  const ScratchDir dir;
+  const fs::path target = dir / "run";
+  save_version(target, 0);
+  std::mt19937 random(7);
+  int last = 0, first_round_of_last = 0;
+  for (int round = 0; round < 60; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int version = last + 1;; ++version) save_version(target, version);
+    }
+    ::usleep(random() % 6000);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    const int version = version_of(target);
+    ASSERT_GE(version, last) << "round " << round;
+    if (version > last) first_round_of_last = round;
+    last = version;
+  }
+  EXPECT_GT(first_round_of_last, 0);  // children did save
+  save_version(target, last + 1);
+  EXPECT_EQ(num_entries(dir.path()), 1);
+}
+
+TEST(AtomicDirectory, KeepsTheOldOneOnAFullDisk) {
+  const ScratchDir dir;
+  if (::mount("tmpfs", dir.path().c_str(), "tmpfs", 0, "size=256k") != 0) {
+    GTEST_SKIP() << "a full disk is made by mounting a small one, which this user may not";
+  }
+  const fs::path target = dir / "run";
+  save_version(target, 1);
+  const std::string text = error_of([&] {
+    AtomicDirectory next(target);
+    AtomicFile file(next.staging() / "0");
+    file.write(std::string(1 << 20, 'x'));
+  });
+  EXPECT_NE(text.find(": No space left on device; free space there or save elsewhere"), text.npos)
+      << text;
+  EXPECT_EQ(version_of(target), 1);
+  EXPECT_EQ(num_entries(dir.path()), 1);
+  ::umount(dir.path().c_str());
+}
+
+}  // namespace
+}  // namespace twinkle
