@@ -1,4 +1,6 @@
 # What is installed and what is run: the Python extension, the executable, the examples.
+# An installed file finds torch beside it, in the environment that it is in; RPATHs say so.
+add_custom_target(twinkle_product COMMENT "the extension and the executable")
 if(TWINKLE_PYTHON)
   file(GLOB bindings CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/src/*.cpp)
   if(bindings)
@@ -7,6 +9,8 @@ if(TWINKLE_PYTHON)
       INSTALL_RPATH "$ORIGIN/../torch/lib;$ORIGIN/../pyarrow" BUILD_WITH_INSTALL_RPATH OFF)
     target_link_libraries(_core PRIVATE twinkle_engine torch_wheel_python)
     install(TARGETS _core LIBRARY DESTINATION twinkle)
+    target_compile_definitions(_core PRIVATE TWINKLE_VERSION="${TWINKLE_VERSION}")
+    add_dependencies(twinkle_product _core)
   endif()
 endif()
 
@@ -16,6 +20,8 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/twinkle/cli/main.cpp)
   set_target_properties(twinkle_program PROPERTIES OUTPUT_NAME twinkle
     INSTALL_RPATH "$ORIGIN/../../torch/lib;$ORIGIN/../../pyarrow")
   install(TARGETS twinkle_program RUNTIME DESTINATION twinkle/bin)
+  target_compile_definitions(twinkle_program PRIVATE TWINKLE_VERSION="${TWINKLE_VERSION}")
+  add_dependencies(twinkle_product twinkle_program)
 endif()
 
 if(TWINKLE_TESTS)

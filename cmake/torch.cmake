@@ -5,7 +5,8 @@ option(TWINKLE_CUDA "link libtorch_cuda where the wheel carries it" OFF)
 add_library(torch_wheel INTERFACE)
 target_include_directories(torch_wheel SYSTEM INTERFACE
   ${TORCH_DIR}/include ${TORCH_DIR}/include/torch/csrc/api/include)
-target_link_options(torch_wheel INTERFACE -Wl,-rpath,${TORCH_DIR}/lib)
+# CMake gives what is built an RPATH to these libraries and drops it from what is installed.
+target_link_options(torch_wheel INTERFACE -Wl,-rpath-link,${TORCH_DIR}/lib)
 target_link_libraries(torch_wheel INTERFACE ${TORCH_DIR}/lib/libtorch_cpu.so ${TORCH_DIR}/lib/libc10.so)
 if(TWINKLE_CUDA AND EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)
   target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed

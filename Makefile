@@ -1,0 +1,45 @@
+# Every target is a few lines that call scripts/. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench lint format soak clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: ## install what building, testing and the demo need (system packages, .venv); no-op the second time
+	@scripts/setup.sh base demo test
+
+build: ## build with CMake and install into .venv: .venv/bin/twinkle and `import twinkle`
+	@scripts/setup.sh base
+	@scripts/build.sh
+
+demo: ## teach a real model a new name by LoRA and show its answers before and after
+	@scripts/setup.sh base demo
+	@scripts/build.sh --without-tests
+	@scripts/demo.sh
+
+test: ## every test: C++ (ctest) and Python (pytest)
+	@scripts/setup.sh base demo test
+	@scripts/build.sh
+	@scripts/test.sh
+
+bench: ## measure speed and memory against the peers into bench/results and docs/benchmarks.md
+	@scripts/setup.sh base demo test bench
+	@scripts/build.sh
+	@scripts/bench.sh
+
+lint: ## check format, style, the include rule
+	@scripts/setup.sh lint
+	@scripts/lint.sh
+
+format: ## format C++, Python and Rust in place
+	@scripts/setup.sh lint
+	@scripts/lint.sh --fix
+
+soak: ## the tests that are too long for CI
+	@scripts/setup.sh base demo test
+	@scripts/build.sh
+	@TWINKLE_SOAK=1 scripts/test.sh
+
+clean: ## remove build folders, caches and outputs; .venv stays
+	@rm -rf build dist outputs .pytest_cache .ruff_cache
+	@find python tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} +

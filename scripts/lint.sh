@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, and the include rule.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH:$HOME/.cargo/bin"
+status=0
+run() { "$@" || { printf 'lint: failed: %.100s\n' "$*" >&2; status=1; }; }
+
+mapfile -t cpp < <(git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
+if [ "${1:-}" = --fix ]; then
+  run clang-format -i "${cpp[@]}"
+  run ruff check --fix --quiet .
+  run ruff format --quiet .
+else
+  run clang-format --dry-run -Werror "${cpp[@]}"
+  run ruff check --quiet .
+  run ruff format --check --quiet .
+fi
+if [ -f rust/text/Cargo.toml ] && command -v cargo-fmt > /dev/null; then
+  check=--check
+  [ "${1:-}" = --fix ] && check=
+  run cargo fmt --manifest-path rust/text/Cargo.toml $check
+fi
+run python3 tools/layers.py twinkle tools/layers.txt
+exit $status

