@@ -1,0 +1,117 @@
+"""SamplingParams, LoraConfig and the helpers of trajectories."""
+
+import json
+
+import pytest
+from twinkle.data_format import LoraConfig, SamplingParams, pack_value, user_data_get
+
+from twinkle import InvalidError, NotFoundError
+
+
+def test_sampling_params_of_the_documents():
+    params = SamplingParams(max_tokens=4096, num_samples=1, logprobs=1)
+    assert (params.temperature, params.top_k, params.top_p, params.stop) == (1.0, -1, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("max_tokens", -1, "max_tokens is -1, it must be at least 0"),
+        ("max_tokens", 1.5, "max_tokens is 1.5, it must be an integer"),
+        ("seed", -1, "seed is -1"),
+        ("temperature", -0.1, "temperature is -0.1, it must be at least 0"),
+        ("temperature", "hot", "temperature is 'hot', it must be a number"),
+        ("top_k", -2, "top_k is -2"),
+        ("top_p", 0, "top_p is 0, it must be above 0"),
+        ("top_p", 1.1, "top_p is 1.1, it must be at most 1"),
+        ("repetition_penalty", 0, "repetition_penalty is 0"),
+        ("num_samples", 0, "num_samples is 0"),
+        ("logprobs", -1, "logprobs is -1"),
+        ("prompt_logprobs", -1, "prompt_logprobs is -1"),
+        ("stop", ["a", 1], "stop is"),
+        ("stop", [""], "stop holds an empty text"),
+    ],
+)
+def test_wrong_sampling_values_are_named(field, value, text):
+    with pytest.raises(InvalidError, match=text):
+        SamplingParams(**{field: value})
+
+
+def test_from_dict_takes_the_other_name_and_refuses_unknown_ones():
+    assert SamplingParams.from_dict({"max_new_tokens": 3}).max_tokens == 3
+    with pytest.raises(InvalidError, match="unknown sampling parameter 'warmth'"):
+        SamplingParams.from_dict({"warmth": 1})
+
+
+def test_to_transformers_speaks_its_language():
+    greedy = SamplingParams(temperature=0.0).to_transformers()
+    assert greedy["do_sample"] is False and greedy["max_new_tokens"] == 2048
+    warm = SamplingParams(max_tokens=5, temperature=0.5, top_k=3, stop=["x"]).to_transformers("tok")
+    assert warm["temperature"] == 0.5 and warm["top_k"] == 3 and warm["max_new_tokens"] == 5
+    assert warm["stop_strings"] == ["x"] and warm["tokenizer"] == "tok"
+    assert SamplingParams(stop=[7]).to_transformers()["eos_token_id"] == [7]
+
+
+def test_to_vllm_names_the_samples_n():
+    assert SamplingParams(num_samples=2, stop="x").to_vllm(seed=1)["n"] == 2
+    assert SamplingParams(stop="x").to_vllm()["stop"] == ["x"]
+
+
+def test_our_lora_config_has_pefts_defaults():
+    peft = pytest.importorskip("peft")
+    theirs = peft.LoraConfig().to_dict()
+    ours = LoraConfig().to_dict()
+    for name in ("r", "lora_alpha", "lora_dropout", "bias", "use_rslora", "target_modules"):
+        assert ours[name] == theirs[name], name
+    assert set(ours) <= set(theirs)
+
+
+def test_a_config_of_peft_is_accepted_equally():
+    peft = pytest.importorskip("peft")
+    fields = {"r": 4, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "use_rslora": True}
+    ours, theirs = LoraConfig(**fields), LoraConfig.from_any(peft.LoraConfig(**fields))
+    assert json.loads(ours.to_json()) == json.loads(theirs.to_json())
+    assert LoraConfig.from_any(fields) == ours
+    assert LoraConfig.from_any(ours) is ours
+
+
+def test_a_directory_of_peft_is_read(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(LoraConfig(r=3).to_json())
+    assert LoraConfig.from_any(tmp_path).r == 3
+    with pytest.raises(NotFoundError, match=r"no PEFT directory: adapter_config.json is missing"):
+        LoraConfig.from_any(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"r": 0}, "lora: rank is 0, it must be at least 1"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"layers_to_transform": [1]}, "layers_to_transform is"),
+    ],
+)
+def test_wrong_lora_fields_are_named(fields, text):
+    with pytest.raises(InvalidError, match=text):
+        LoraConfig(**fields)
+
+
+def test_what_peft_can_and_we_cannot_is_refused_by_name():
+    peft = pytest.importorskip("peft")
+    with pytest.raises(InvalidError, match="target_parameters is"):
+        LoraConfig.from_any(peft.LoraConfig(target_parameters=["mlp.experts"]))
+    with pytest.raises(InvalidError, match="peft_type is 'IA3'"):
+        LoraConfig.from_any({"peft_type": "IA3"})
+    with pytest.raises(InvalidError, match="the config is a int"):
+        LoraConfig.from_any(3)
+
+
+def test_user_data_keeps_values_of_any_type():
+    pairs = [("ground_truth", pack_value([1, "a"])), ("plain", "5 apples")]
+    assert user_data_get(pairs, "ground_truth") == [1, "a"]
+    assert user_data_get(pairs, "plain") == "5 apples"
+    assert user_data_get(pairs, "absent", 3) == 3 and user_data_get(None, "absent") is None

@@ -1,0 +1,114 @@
+"""initialize() in one process, device groups, the placement text."""
+
+import random
+
+import pytest
+
+import twinkle
+from twinkle import DeviceGroup, DeviceMesh, InvalidError, infra
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(infra, "_run", infra._Run())
+    for name in ("RANK", "WORLD_SIZE", "TWINKLE_NAME", "TWINKLE_SESSION_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_takes_a_mesh_of_one():
+    twinkle.initialize("local", global_device_mesh=DeviceMesh.from_sizes(dp_size=1), name="mine")
+    assert infra.current_run().mesh.world_size == 1
+    assert twinkle.is_master()
+
+
+def test_a_mesh_larger_than_the_world_is_refused_and_changes_nothing():
+    with pytest.raises(InvalidError, match=r"has 8 ranks \(fsdp=4, dp=2\), but 1 process is run"):
+        twinkle.initialize(
+            mode="local", global_device_mesh=DeviceMesh.from_sizes(fsdp_size=4, dp_size=2)
+        )
+    assert infra.current_run().mesh is None
+
+
+def test_the_seed_fixes_the_random_streams():
+    import numpy as np
+    import torch
+
+    draws = []
+    for seed in (7, 7, 8):
+        twinkle.initialize(seed=seed)
+        draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert draws[0] == draws[1] != draws[2]
+    assert infra.stable_seed("a", 1) == infra.stable_seed("a", 1) != infra.stable_seed("a", 2)
+    assert 0 <= infra.stable_seed("a") < 2**32
+
+
+def test_full_determinism_switches_deterministic_kernels_on():
+    import torch
+
+    try:
+        twinkle.initialize(full_determinism=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mode", ["ray", "http"])
+def test_modes_of_later_versions_are_refused_by_name(mode):
+    with pytest.raises(ImportError, match=f"mode '{mode}' is not available in this version"):
+        twinkle.initialize(mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"mode": "cloud"}, "mode is 'cloud'"),
+        ({"seed": -1}, "seed is -1"),
+        ({"nproc_per_node": 0}, "nproc_per_node is 0"),
+        ({"groups": ["x"]}, "'x' must be a DeviceGroup"),
+        ({"groups": [DeviceGroup("a", 1), DeviceGroup("a", 2)]}, "must have different names"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, text):
+    with pytest.raises(InvalidError, match=text):
+        twinkle.initialize(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("", 1), "needs a name"),
+        (("a", 0), "group a has 0 ranks"),
+        (("a", [1, 1]), r"ranks \[1, 1\], they must differ"),
+        (("a", [0, 1], "CPU"), "group a is of CPUs"),
+        (("a", 1, "toaster"), "device_type is 'toaster'"),
+        (("a", 1, "cuda", 0), "gpus_per_worker is 0"),
+    ],
+)
+def test_wrong_groups_are_named(arguments, text):
+    with pytest.raises(InvalidError, match=text):
+        DeviceGroup(*arguments)
+
+
+def test_groups_of_the_documents():
+    assert DeviceGroup(name="model", ranks=4, device_type="cuda").num_ranks == 4
+    assert DeviceGroup(name="model", ranks=list(range(4)), device_type="GPU").num_ranks == 4
+
+
+def test_placement_is_a_box_of_80_columns_that_names_groups_and_objects():
+    twinkle.initialize(groups=[DeviceGroup("model", [0], "GPU")])
+
+    class Thing:
+        pass
+
+    infra.register(Thing(), DeviceMesh.from_sizes(dp_size=1))
+    infra.register(Thing(), infra.current_run().objects[0][1])
+    text = twinkle.get_device_placement()
+    assert {len(line) for line in text.splitlines()} == {80}
+    for part in ("group model", "GPU", "dp=1", "Thing x 2"):
+        assert part in text
+
+
+def test_an_unreadable_rank_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(InvalidError, match="RANK is 'first', it must be an integer"):
+        twinkle.is_master()

@@ -1,0 +1,114 @@
+"""`import twinkle` and what it exports."""
+
+import subprocess
+import sys
+
+import pytest
+
+import twinkle
+
+
+def test_importing_twinkle_loads_no_heavy_package():
+    code = (
+        "import sys, twinkle; twinkle.initialize; twinkle.get_logger(); "
+        "heavy = {'torch', 'peft', 'transformers', 'ray', 'datasets', 'twinkle._core'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(set(twinkle.__all__)))
+def test_every_export_exists(name):
+    assert getattr(twinkle, name) is not None
+
+
+@pytest.mark.parametrize("name", ["remote_class", "init_tinker_client", "init_twinkle_client"])
+def test_names_of_later_versions_say_what_they_need(name):
+    with pytest.raises(ImportError, match=f"twinkle: {name} needs .*this version does not have"):
+        getattr(twinkle, name)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = twinkle.nonsense
+
+
+def test_exists_compares_versions():
+    assert twinkle.exists("numpy")
+    assert twinkle.exists("numpy>=1.0")
+    assert not twinkle.exists("numpy>=99")
+    assert not twinkle.exists("no-such-package")
+    assert not twinkle.exists("no-such-package>=1")
+
+
+def test_requires_says_how_to_install():
+    twinkle.requires("numpy")
+    with pytest.raises(ImportError, match=r"no-such-package is needed for x: pip install"):
+        twinkle.requires("no-such-package", "x")
+
+
+def test_code_from_outside_is_refused_unless_switched_on(monkeypatch):
+    monkeypatch.delenv("TWINKLE_TRUST_REMOTE_CODE", raising=False)
+    assert not twinkle.trust_remote_code()
+    twinkle.check_unsafe("text", 1, [2, {"a": 3}])
+    for value in (print, [int], {"a": "ms://owner/repo"}):
+        with pytest.raises(twinkle.InvalidError, match="runs only with"):
+            twinkle.check_unsafe(value)
+    with pytest.raises(twinkle.InvalidError, match="code from a hub"):
+        twinkle.Plugin.load_plugin("ms://owner/repo", object)
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "1")
+    twinkle.check_unsafe(print)
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "0")
+    assert not twinkle.trust_remote_code()
+
+
+class Base:
+    pass
+
+
+class Child(Base):
+    def __init__(self, size=1):
+        self.size = size
+
+
+def test_construct_class_takes_instance_class_and_name():
+    module = sys.modules[__name__]
+    one = Child()
+    assert twinkle.construct_class(one, Base) is one
+    assert twinkle.construct_class(Child, Base, size=2).size == 2
+    assert twinkle.construct_class("Child", Base, module, size=3).size == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "init", "text"),
+    [
+        ("Nobody", {}, "no Base named 'Nobody'; there are Base, Child"),
+        (3, {}, "must be a Base"),
+        (dict, {}, "must be a Base"),
+        (Child, {"colour": 1}, "Child has no argument 'colour'; it takes size"),
+        (Child(), {"size": 1}, "Child is an instance already, it cannot take size"),
+    ],
+)
+def test_construct_class_names_what_is_wrong(value, init, text):
+    with pytest.raises(twinkle.InvalidError, match=text):
+        twinkle.construct_class(value, Base, sys.modules[__name__], **init)
+
+
+def test_free_port_can_be_bound():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", twinkle.find_free_port()))
+    assert twinkle.find_node_ip().count(".") == 3
+
+
+def test_logger_writes_to_a_file_and_once(tmp_path):
+    logger = twinkle.get_logger(log_file=str(tmp_path / "log.txt"))
+    logger.info("hello %s", "there", ranks="all")
+    logger.info_once("only once")
+    logger.info_once("only once")
+    logger.warning_if("never", False)
+    text = (tmp_path / "log.txt").read_text()
+    assert "hello there" in text and text.count("only once") == 1 and "never" not in text
+    logger.removeHandler(logger.handlers[-1])

@@ -1,0 +1,90 @@
+"""Twinkle: training large language models with the loop in your hands.
+
+Names are imported when they are first used: `import twinkle` loads neither torch nor the engine.
+"""
+
+import importlib
+
+from twinkle.errors import (
+    BusyError,
+    ConflictError,
+    InternalError,
+    InvalidError,
+    NotAvailableError,
+    NotFoundError,
+    TwinkleError,
+)
+
+# name: the module that defines it
+_EXPORTS = {
+    "initialize": "infra",
+    "DeviceGroup": "infra",
+    "get_device_placement": "infra",
+    "is_master": "infra",
+    "DeviceMesh": "device_mesh",
+    "get_logger": "logger",
+    "Plugin": "plugin",
+    "construct_class": "plugin",
+    "exists": "plugin",
+    "requires": "plugin",
+    "trust_remote_code": "plugin",
+    "check_unsafe": "plugin",
+    "Platform": "platform",
+    "GPU": "platform",
+    "NPU": "platform",
+    "MPS": "platform",
+    "CPU": "platform",
+    "find_free_port": "platform",
+    "find_node_ip": "platform",
+    "LoraConfig": "data_format",
+}
+
+# name of the specification: what it needs, which this version does not have yet
+_LATER = {
+    "remote_class": "Ray mode",
+    "remote_function": "Ray mode",
+    "init_tinker_client": "the HTTP service",
+    "init_twinkle_client": "the HTTP service",
+    "framework_util": "upstream's internal helpers",
+    "torch_util": "upstream's internal helpers",
+}
+
+__all__ = [
+    "BusyError",
+    "ConflictError",
+    "InternalError",
+    "InvalidError",
+    "NotAvailableError",
+    "NotFoundError",
+    "TwinkleError",
+    "__version__",
+]
+__all__ += list(_EXPORTS)
+
+
+def _version():
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("twinkle-kit")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+def __getattr__(name):
+    if name in _EXPORTS:
+        value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
+    elif name == "__version__":
+        value = _version()
+    elif name in _LATER:
+        raise NotAvailableError(
+            f"twinkle: {name} needs {_LATER[name]}, which this version does not have"
+        )
+    else:
+        raise AttributeError(f"module 'twinkle' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,0 +1,114 @@
+"""LoraConfig, with the fields of peft's class of that name; both are accepted everywhere."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from twinkle.errors import InvalidError, NotFoundError, require
+
+# Fields of peft that change nothing here.
+_INERT = {
+    'task_type', 'peft_type', 'auto_mapping', 'base_model_name_or_path', 'revision',
+    'inference_mode', 'peft_version', 'runtime_config', 'loftq_config', 'ensure_weight_tying',
+    'megatron_core', 'lora_ga_config', 'qalora_group_size',
+}  # fmt: skip
+
+
+@dataclass
+class LoraConfig:
+    """r: rank. target_modules: 'all-linear', a list of names, or a regular expression.
+
+    lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
+    lora_dropout: 0 <= p < 1, on the adapter's input while training.
+    """
+
+    r: int = 8
+    target_modules: list | str | None = None
+    exclude_modules: list | str | None = None
+    lora_alpha: float = 8
+    lora_dropout: float = 0.0
+    fan_in_fan_out: bool = False
+    bias: str = "none"
+    use_rslora: bool = False
+    modules_to_save: list | None = None
+    init_lora_weights: Any = True
+    layers_to_transform: list | int | None = None
+    layers_pattern: list | str | None = None
+    rank_pattern: dict = field(default_factory=dict)
+    alpha_pattern: dict = field(default_factory=dict)
+    use_dora: bool = False
+    task_type: str | None = None
+    base_model_name_or_path: str | None = None
+    inference_mode: bool = False
+    peft_type: str = "LORA"
+
+    def __post_init__(self):
+        require(
+            isinstance(self.r, int) and not isinstance(self.r, bool) and self.r >= 1,
+            f"lora: rank is {self.r}, it must be at least 1",
+        )
+        require(
+            isinstance(self.lora_alpha, (int, float)) and self.lora_alpha > 0,
+            f"lora: lora_alpha is {self.lora_alpha!r}, it must be above 0",
+        )
+        require(
+            isinstance(self.lora_dropout, (int, float)) and 0 <= self.lora_dropout < 1,
+            f"lora: lora_dropout is {self.lora_dropout!r}, it must be at least 0 and below 1",
+        )
+        if isinstance(self.target_modules, (set, tuple)):
+            self.target_modules = sorted(self.target_modules)
+        for name in ('fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
+                     'rank_pattern', 'alpha_pattern', 'use_dora', 'exclude_modules'):  # fmt: skip
+            require(
+                getattr(self, name) in (None, {}, [], "") or getattr(self, name) is False,
+                f"lora: {name} is {getattr(self, name)!r}, this version takes only its default",
+            )
+        require(self.bias == "none", f"lora: bias is {self.bias!r}, this version takes only 'none'")
+        require(
+            self.init_lora_weights is True,
+            f"lora: init_lora_weights is {self.init_lora_weights!r}, this version takes only True",
+        )
+
+    def to_dict(self):
+        return asdict(self)
+
+    def to_json(self):
+        """The text of PEFT's adapter_config.json."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_any(cls, config):
+        """From a LoraConfig, a peft.LoraConfig, a dict of its fields, or a PEFT directory."""
+        if isinstance(config, cls):
+            return config
+        if isinstance(config, (str, Path)):
+            file = Path(config) / "adapter_config.json"
+            if not file.is_file():
+                raise NotFoundError(
+                    f"lora: {config} is no PEFT directory: adapter_config.json is missing"
+                )
+            values = json.loads(file.read_text())
+        elif isinstance(config, dict):
+            values = dict(config)
+        elif hasattr(config, "to_dict") and hasattr(config, "peft_type"):
+            values = config.to_dict()
+        else:
+            raise InvalidError(
+                f"lora: the config is a {type(config).__name__}, it must be a LoraConfig, a "
+                "dict or a PEFT directory"
+            )
+        kind = getattr(values.get("peft_type"), "value", values.get("peft_type")) or "LORA"
+        require(kind == "LORA", f"lora: peft_type is {kind!r}, only LORA is known")
+        known = {f.name for f in fields(cls)}
+        inert = {k: v for k, v in values.items() if k in _INERT}
+        for name in set(values) - known - set(inert):
+            require(
+                not values[name],
+                f"lora: {name} is {values[name]!r}, this version takes only its default",
+            )
+        kept = {k: v for k, v in values.items() if k in known and k not in _INERT}
+        # peft writes None for an empty pattern
+        for name in ("rank_pattern", "alpha_pattern"):
+            kept[name] = kept.get(name) or {}
+        return cls(**kept)

@@ -1,0 +1,34 @@
+"""What goes into a model and what comes out. All are plain dicts."""
+
+from typing import Any, TypedDict
+
+
+class InputFeature(TypedDict, total=False):
+    """One encoded sequence of L tokens. The fields of the trajectory that it came from are kept."""
+
+    input_ids: Any  # [L] integers
+    attention_mask: Any  # [L] 0 or 1
+    position_ids: Any  # [L]
+    labels: (
+        Any  # [L], already shifted: labels[t] is the token after t, -100 where nothing is trained
+    )
+    completion_mask: Any  # [L] 0 or 1
+    loss_scale: Any  # [L] weights of the labels in the loss; absent: 1
+    length: int
+    routed_experts: Any
+
+
+class ModelOutput(TypedDict, total=False):
+    logits: Any
+    loss: float  # as the loss defines it: a sum over tokens for CrossEntropyLoss(reduction='sum')
+    logps: Any  # [batch, longest] float32, log p(label), 0 where the label is -100
+    entropies: Any  # the same shape
+    values: Any
+    num_tokens: float  # of labels that are not -100
+    embeddings: Any
+    routed_experts: Any
+
+
+class LossOutput(TypedDict, total=False):
+    loss: Any  # a scalar tensor
+    num_tokens: Any  # what the step divides the gradient by; 0: the loss is a mean already

@@ -1,0 +1,143 @@
+"""How to sample, and what was sampled."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from twinkle.errors import require
+
+DEFAULT_MAX_TOKENS = 2048
+
+
+def _number(name, value, *, least, most=None, above=False, integer=False, none=False):
+    if value is None and none:
+        return
+    kind = "an integer" if integer else "a number"
+    require(
+        isinstance(value, int if integer else (int, float)) and not isinstance(value, bool),
+        f"sampler: {name} is {value!r}, it must be {kind}",
+    )
+    bound = f"above {least}" if above else f"at least {least}"
+    require(
+        value > least if above else value >= least,
+        f"sampler: {name} is {value}, it must be {bound}",
+    )
+    require(most is None or value <= most, f"sampler: {name} is {value}, it must be at most {most}")
+
+
+@dataclass
+class SamplingParams:
+    """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt.
+
+    seed: None draws one from the run's seed. stop: text, list of texts, or list of token ids.
+    temperature: 0 is greedy. top_k: -1 or 0 is all. logprobs: None, or 1 for the chosen token's.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: Any = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    num_samples: int = 1
+
+    def __post_init__(self):
+        _number("max_tokens", self.max_tokens, least=0, integer=True, none=True)
+        _number("seed", self.seed, least=0, most=2**64 - 1, integer=True, none=True)
+        _number("temperature", self.temperature, least=0)
+        _number("top_k", self.top_k, least=-1, integer=True)
+        _number("top_p", self.top_p, least=0, most=1, above=True)
+        _number("repetition_penalty", self.repetition_penalty, least=0, above=True)
+        _number("logprobs", self.logprobs, least=0, integer=True, none=True)
+        _number("prompt_logprobs", self.prompt_logprobs, least=0, integer=True, none=True)
+        _number("num_samples", self.num_samples, least=1, integer=True)
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        require(
+            isinstance(stop, (list, tuple))
+            and (all(isinstance(s, str) for s in stop) or all(isinstance(s, int) for s in stop)),
+            f"sampler: stop is {self.stop!r}, it must be a text, a list of texts or of token ids",
+        )
+        require("" not in stop, "sampler: stop holds an empty text, which would end at once")
+
+    @property
+    def stop_texts(self):
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [s for s in stop if isinstance(s, str)]
+
+    @property
+    def stop_token_ids(self):
+        return (
+            [] if isinstance(self.stop, str) else [s for s in self.stop or [] if isinstance(s, int)]
+        )
+
+    @classmethod
+    def from_dict(cls, values):
+        """From a dict; `max_new_tokens` is taken for `max_tokens`, unknown names are refused."""
+        values = dict(values)
+        if "max_new_tokens" in values:
+            values.setdefault("max_tokens", values.pop("max_new_tokens"))
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        require(
+            not unknown,
+            f"sampler: unknown sampling parameter {', '.join(map(repr, unknown))}; "
+            f"there are {', '.join(known)}",
+        )
+        return cls(**values)
+
+    def to_transformers(self, tokenizer=None):
+        """Keyword arguments of transformers' generate()."""
+        out = {
+            "max_new_tokens": DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            "do_sample": self.temperature > 0,
+            "repetition_penalty": self.repetition_penalty,
+            "num_return_sequences": self.num_samples,
+        }
+        if self.temperature > 0:
+            out.update(temperature=self.temperature, top_p=self.top_p, top_k=max(self.top_k, 0))
+        if self.stop_texts:
+            out.update(stop_strings=self.stop_texts, tokenizer=tokenizer)
+        if self.stop_token_ids:
+            eos = getattr(tokenizer, "eos_token_id", None)
+            out["eos_token_id"] = self.stop_token_ids + ([] if eos is None else [eos])
+        if self.logprobs is not None:
+            out.update(output_scores=True, return_dict_in_generate=True)
+        return out
+
+    def to_vllm(self, **kwargs):
+        """Keyword arguments of vllm.SamplingParams, overridden by `kwargs`."""
+        out = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("stop", "num_samples")
+        }
+        out["n"] = self.num_samples
+        if self.stop_texts:
+            out["stop"] = self.stop_texts
+        if self.stop_token_ids:
+            out["stop_token_ids"] = self.stop_token_ids
+        return {**out, **kwargs}
+
+
+@dataclass
+class SampledSequence:
+    """stop_reason: 'stop', 'length', 'abort', 'error'. logprobs: per token [(token id, log p)]."""
+
+    stop_reason: str
+    tokens: list
+    logprobs: list | None = None
+    decoded: str | None = None
+    new_input_feature: dict | None = None  # prompt and completion, ready to be trained on
+    routed_experts: Any = None
+
+
+@dataclass
+class SampleResponse:
+    """What was sampled for one prompt. prompt_logprobs: per prompt token, None for the first."""
+
+    sequences: list
+    prompt_token_ids: list | None = None
+    prompt_logprobs: list | None = None
+    topk_prompt_logprobs: list | None = None

@@ -1,0 +1,319 @@
+"""DeviceMesh: named axes over ranks, and the arithmetic on them. Only groups need torch."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinkle.errors import InvalidError, require
+from twinkle.platform import Platform
+
+_AXES = ("fsdp", "pp", "dp", "cp", "tp")  # of from_sizes, outermost first
+_ALLOWED = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
+
+
+def _size(name, value):
+    require(
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1,
+        f"mesh: {name} is {value!r}, it must be an integer of at least 1",
+    )
+    return int(value)
+
+
+@dataclass
+class DeviceMesh:
+    """Global ranks arranged along named axes.
+
+    mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
+    vpp_size lie over the axes and are none themselves.
+    """
+
+    mesh: np.ndarray
+    mesh_dim_names: tuple
+    ep_size: int | None = None
+    etp_size: int = 1
+    ep_fsdp_size: int | None = None
+    vpp_size: int | None = None
+    ulysses_size: int | None = None
+    sequence_parallel: bool = False
+    device_type: str = "cpu"
+    _groups: dict = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self):
+        self.mesh = np.asarray(self.mesh)
+        self.mesh_dim_names = tuple(self.mesh_dim_names or ())
+        require(
+            np.issubdtype(self.mesh.dtype, np.integer),
+            "mesh: ranks must be integers, they are ",
+            self.mesh.dtype,
+        )
+        require(
+            self.mesh.ndim == len(self.mesh_dim_names),
+            f"mesh: {self.mesh.ndim} dimensions have {len(self.mesh_dim_names)} names "
+            f"{self.mesh_dim_names}, there must be one each",
+        )
+        for name in self.mesh_dim_names:
+            require(
+                name in _ALLOWED,
+                f"mesh: axis {name!r} is unknown, it must be one of {', '.join(_ALLOWED)}",
+            )
+        require(
+            len(set(self.mesh_dim_names)) == len(self.mesh_dim_names),
+            f"mesh: axes {self.mesh_dim_names} must differ",
+        )
+        require(
+            self.mesh.size > 0 and np.unique(self.mesh).size == self.mesh.size,
+            "mesh: every rank must occur once",
+        )
+        self._check_overlays()
+
+    def _check_overlays(self):
+        for name in ("ep_size", "etp_size", "ep_fsdp_size", "vpp_size", "ulysses_size"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, _size(name, value))
+        for name, total in (("ep_size", self.world_size), ("ulysses_size", self._data_ranks())):
+            value = getattr(self, name) or 1
+            require(total % value == 0, f"mesh: {name} {value} does not divide {total} ranks")
+
+    @classmethod
+    def from_sizes(
+        cls,
+        *,
+        world_size=1,
+        dp_size=1,
+        fsdp_size=None,
+        tp_size=None,
+        pp_size=None,
+        ulysses_size=None,
+        cp_size=None,
+        ep_size=None,
+        etp_size=1,
+        ep_fsdp_size=None,
+        vpp_size=None,
+        device_type=None,
+        sequence_parallel=False,
+    ):
+        """Ranks 0..world_size-1; axes outermost first: fsdp, pp, dp, cp, tp. None leaves one out.
+
+        world_size 1 means the product of the sizes; any other must equal it.
+        """
+        sizes = {
+            "fsdp": fsdp_size,
+            "pp": pp_size,
+            "dp": dp_size,
+            "cp": cp_size,
+            "tp": tp_size,
+        }
+        sizes = {k: _size(f"{k}_size", v) for k, v in sizes.items() if v is not None}
+        world_size = _size("world_size", world_size)
+        product = math.prod(sizes.values())
+        if world_size == 1:
+            world_size = product
+        require(
+            product == world_size,
+            f"mesh: world_size is {world_size}, but "
+            + " * ".join(f"{k}_size {v}" for k, v in sizes.items())
+            + f" = {product}",
+        )
+        if ep_size is not None and _size("ep_size", ep_size) > 1 and ep_fsdp_size is None:
+            ep_fsdp_size = max(world_size // ep_size, 1)
+        return cls(
+            mesh=np.arange(world_size).reshape(tuple(sizes.values())),
+            mesh_dim_names=tuple(sizes),
+            ep_size=ep_size,
+            etp_size=etp_size,
+            ep_fsdp_size=ep_fsdp_size,
+            vpp_size=vpp_size,
+            ulysses_size=ulysses_size,
+            sequence_parallel=sequence_parallel,
+            device_type=Platform.of(device_type).device_prefix if device_type else "cpu",
+        )
+
+    # ---- axes
+
+    @property
+    def order(self):
+        """The order of groups in Megatron's words."""
+        return "tp-cp-ep-dp-pp"
+
+    def has_dim(self, name):
+        return name in self.mesh_dim_names
+
+    def get_dim_size(self, name):
+        """Ranks along the axis. Error: no such axis."""
+        require(
+            self.has_dim(name),
+            f"mesh: there is no axis {name!r}; there are {', '.join(self.mesh_dim_names)}",
+        )
+        return self.mesh.shape[self.mesh_dim_names.index(name)]
+
+    def _size_or(self, name, default):
+        return self.get_dim_size(name) if self.has_dim(name) else default
+
+    def _coordinates(self, rank=None):
+        """{axis: index} of a global rank (default: this process); None when the mesh lacks it."""
+        rank = Platform.get_rank() if rank is None else rank
+        where = np.argwhere(self.mesh == rank)
+        if len(where) == 0:
+            return None
+        return dict(zip(self.mesh_dim_names, map(int, where[0]), strict=True))
+
+    def _rank_along(self, name):
+        coordinates = self._coordinates()
+        return coordinates.get(name) if coordinates else None
+
+    dp_rank = property(lambda self: self._rank_along("dp"))
+    fsdp_rank = property(lambda self: self._rank_along("fsdp"))
+    tp_rank = property(lambda self: self._rank_along("tp"))
+    pp_rank = property(lambda self: self._rank_along("pp"))
+    cp_rank = property(lambda self: self._rank_along("cp"))
+    ep_rank = property(lambda self: self._rank_along("ep"))
+
+    dp_world_size = property(lambda self: self._size_or("dp", None))
+    fsdp_world_size = property(lambda self: self._size_or("fsdp", None))
+    tp_world_size = property(lambda self: self._size_or("tp", None))
+    pp_world_size = property(lambda self: self._size_or("pp", None))
+    cp_world_size = property(lambda self: self._size_or("cp", None))
+    ep_world_size = property(lambda self: self._size_or("ep", self.ep_size))
+    etp_world_size = property(lambda self: self.etp_size)
+
+    @property
+    def world_size(self):
+        return int(self.mesh.size)
+
+    @property
+    def is_single_process(self):
+        return self.world_size == 1
+
+    # ---- data
+
+    def _data_ranks(self):
+        return self._size_or("dp", 1) * self._size_or("fsdp", 1)
+
+    @property
+    def data_world_size(self):
+        """How many different slices of a batch there are: dp * fsdp / ulysses."""
+        return self._data_ranks() // (self.ulysses_size or 1)
+
+    @property
+    def data_rank(self):
+        """Which slice of a batch this process gets; None when the mesh lacks it."""
+        return self.get_data_rank_from_global_rank(Platform.get_rank())
+
+    def get_data_rank_from_global_rank(self, rank):
+        coordinates = self._coordinates(rank)
+        if coordinates is None:
+            return None
+        index = coordinates.get("dp", 0) * self._size_or("fsdp", 1) + coordinates.get("fsdp", 0)
+        return index // (self.ulysses_size or 1)
+
+    def get_slice(self, total_length, rank=None):
+        """The contiguous slice of `total_length` items of data rank `rank` (default: this process).
+
+        The first total % n slices hold one item more.
+        """
+        rank = self.data_rank if rank is None else rank
+        size, count = self.data_world_size, total_length
+        require(
+            rank is not None and 0 <= rank < size,
+            f"mesh: data rank is {rank}, it must be from 0 to {size - 1}",
+        )
+        each, more = divmod(count, size)
+        start = rank * each + min(rank, more)
+        return slice(start, start + each + (rank < more))
+
+    def get_collect_ranks(self):
+        """One global rank per data rank, of the last pipeline stage: who returns results."""
+        last = self._size_or("pp", 1) - 1
+        found = {}
+        for rank in sorted(map(int, self.mesh.flat)):
+            if self._coordinates(rank).get("pp", 0) == last:
+                found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
+        return [found[key] for key in sorted(found)]
+
+    # ---- tensor and pipeline parallelism
+
+    def _ranks_at(self, name, index):
+        if not self.has_dim(name):
+            return sorted(map(int, self.mesh.flat))
+        axis = self.mesh_dim_names.index(name)
+        return sorted(map(int, np.take(self.mesh, index, axis=axis).flat))
+
+    def get_tp_ranks(self):
+        """The global ranks that share this process's tensor-parallel group."""
+        return self._group_of(("tp",), Platform.get_rank())
+
+    def get_tp_last_ranks(self):
+        return self._ranks_at("tp", self._size_or("tp", 1) - 1)
+
+    def is_tp_last_rank(self, rank=None):
+        return (Platform.get_rank() if rank is None else rank) in self.get_tp_last_ranks()
+
+    def is_pp_first_rank(self):
+        return Platform.get_rank() in self.get_pp_first_ranks()
+
+    def is_pp_last_rank(self):
+        return Platform.get_rank() in self.get_pp_last_ranks()
+
+    def get_pp_stage_ranks(self, stage):
+        stages = self._size_or("pp", 1)
+        require(0 <= stage < stages, f"mesh: stage is {stage}, it must be from 0 to {stages - 1}")
+        return self._ranks_at("pp", stage)
+
+    def get_pp_first_ranks(self):
+        return self.get_pp_stage_ranks(0)
+
+    def get_pp_last_ranks(self):
+        return self.get_pp_stage_ranks(self._size_or("pp", 1) - 1)
+
+    # ---- torch.distributed
+
+    def _groups_over(self, dims):
+        """Every group of ranks that differ only in their places along `dims`."""
+        axes = [i for i, name in enumerate(self.mesh_dim_names) if name in dims]
+        others = [range(n) for i, n in enumerate(self.mesh.shape) if i not in axes]
+        moved = np.moveaxis(self.mesh, axes, range(self.mesh.ndim - len(axes), self.mesh.ndim))
+        return [
+            sorted(map(int, np.asarray(moved[place]).flat)) for place in itertools.product(*others)
+        ]
+
+    def _group_of(self, dims, rank):
+        for ranks in self._groups_over(dims):
+            if rank in ranks:
+                return ranks
+        raise InvalidError(f"mesh: rank {rank} is not in the mesh of {self.world_size} ranks")
+
+    def create_process_group(self, dims):
+        """A torch process group over the product of the named axes. Every rank must call it."""
+        import torch.distributed as dist
+
+        dims = (dims,) if isinstance(dims, str) else tuple(dims)
+        for name in dims:
+            self.get_dim_size(name)
+        require(
+            dist.is_available() and dist.is_initialized(),
+            "mesh: torch.distributed is not initialised, call init_process_group first",
+        )
+        mine = None
+        for ranks in self._groups_over(dims):  # every rank takes part in making every group
+            group = dist.new_group(ranks)
+            if Platform.get_rank() in ranks:
+                mine = group
+        return mine
+
+    def get_dim_group(self, dims):
+        """create_process_group, once per set of axes."""
+        key = (dims,) if isinstance(dims, str) else tuple(dims)
+        if key not in self._groups:
+            self._groups[key] = self.create_process_group(key)
+        return self._groups[key]
+
+    def to_torch_device_mesh(self):
+        import torch
+        from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+        return TorchDeviceMesh(
+            self.device_type, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
+        )

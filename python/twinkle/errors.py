@@ -1,0 +1,46 @@
+"""The exceptions of Twinkle. Errors of the C++ engine arrive as these, text unchanged."""
+
+
+class TwinkleError(Exception):
+    """Base of all errors that Twinkle raises; the text names field, value and limit."""
+
+    def __str__(self):
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidError(TwinkleError, ValueError):
+    """The caller passed something that cannot be right."""
+
+
+class NotFoundError(TwinkleError, FileNotFoundError, LookupError):
+    """A file, a model, an adapter or a name does not exist."""
+
+
+class ConflictError(TwinkleError):
+    """The request contradicts what exists: a name that is taken, a second full run."""
+
+
+class BusyError(TwinkleError):
+    """The engine cannot take the request now, or is closed."""
+
+
+class InternalError(TwinkleError, RuntimeError):
+    """Something that should not happen: a fault of Twinkle, or of the machine."""
+
+
+class NotAvailableError(TwinkleError, ImportError):
+    """Something that this version does not have yet, or a missing package."""
+
+
+def require(ok, *parts):
+    """Raises InvalidError of the joined parts unless `ok`."""
+    if not ok:
+        raise InvalidError("".join(str(part) for part in parts))
+
+
+def refuse_unknown(where, kwargs, known=()):
+    """Raises InvalidError that names the keyword arguments which are not among `known`."""
+    unknown = sorted(set(kwargs) - set(known))
+    if unknown:
+        take = f"; it takes {', '.join(sorted(known))}" if known else ""
+        raise InvalidError(f"{where}: unknown argument {', '.join(map(repr, unknown))}{take}")

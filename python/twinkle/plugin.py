@@ -1,0 +1,156 @@
+"""construct_class() turns what users pass as a class into an object; Plugin asks a hub."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+
+from twinkle.errors import InvalidError, NotAvailableError
+
+
+def trust_remote_code():
+    """True when code from a hub or a client may run: TWINKLE_TRUST_REMOTE_CODE=1."""
+    return os.environ.get("TWINKLE_TRUST_REMOTE_CODE", "0").lower() in ("1", "true", "yes", "on")
+
+
+def check_unsafe(*args, **kwargs):
+    """Refuses callables, classes and plugin ids among the arguments (nested too) in safe mode."""
+    if trust_remote_code():
+        return
+    pending = [*args, *kwargs.values()]
+    while pending:
+        value = pending.pop()
+        if callable(value) or (isinstance(value, str) and Plugin.is_plugin(value)):
+            raise InvalidError(
+                f"plugin: {value!r} is code from outside, which runs only with "
+                "TWINKLE_TRUST_REMOTE_CODE=1"
+            )
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            pending.extend(value)
+
+
+class Plugin:
+    """Classes from `ms://owner/repo` or `hf://owner/repo`."""
+
+    @staticmethod
+    def is_plugin(name):
+        return name.startswith(("ms://", "hf://"))
+
+    @staticmethod
+    def load_plugin(plugin_id, base):
+        """Downloads the repository, imports its __init__.py, returns its first `base`."""
+        if not trust_remote_code():
+            raise InvalidError(
+                f"plugin: {plugin_id} is code from a hub, which runs only with "
+                "TWINKLE_TRUST_REMOTE_CODE=1"
+            )
+        from twinkle import hub
+
+        directory = Path(hub.get(plugin_id))
+        name = "twinkle_plugin_" + re.sub(r"\W", "_", plugin_id)
+        spec = importlib.util.spec_from_file_location(name, directory / "__init__.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, base) and value is not base:
+                return value
+        raise InvalidError(f"plugin: {plugin_id} defines no subclass of {base.__name__}")
+
+
+def construct_class(value, base, modules=(), **init):
+    """An instance of `base`.
+
+    value: an instance (then `init` must be empty), a subclass, the name of a class in one of
+    `modules`, or a plugin id.
+    """
+    if isinstance(value, base):
+        if init:
+            raise InvalidError(
+                f"plugin: {type(value).__name__} is an instance already, it cannot take "
+                f"{', '.join(sorted(init))}"
+            )
+        return value
+    if isinstance(value, str):
+        value = _find_class(value, base, modules)
+    if not inspect.isclass(value) or not issubclass(value, base):
+        raise InvalidError(
+            f"plugin: {value!r} must be a {base.__name__}, a subclass of it, or its name"
+        )
+    parameters = inspect.signature(value).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        unknown = sorted(set(init) - set(parameters))
+        if unknown:
+            raise InvalidError(
+                f"plugin: {value.__name__} has no argument {', '.join(map(repr, unknown))}; "
+                f"it takes {', '.join(parameters) or 'none'}"
+            )
+    return value(**init)
+
+
+def _find_class(name, base, modules):
+    if Plugin.is_plugin(name):
+        return Plugin.load_plugin(name, base)
+    modules = modules if isinstance(modules, (list, tuple)) else (modules,)
+    for module in modules:
+        value = getattr(module, name, None)
+        if inspect.isclass(value) and issubclass(value, base):
+            return value
+    known = sorted(
+        key
+        for module in modules
+        for key in dir(module)
+        if inspect.isclass(getattr(module, key)) and issubclass(getattr(module, key), base)
+    )
+    raise InvalidError(
+        f"plugin: there is no {base.__name__} named {name!r}; there are {', '.join(known)}"
+    )
+
+
+def _split(requirement):
+    match = re.fullmatch(r"\s*([\w.-]+)\s*(?:(>=|<=|==|>|<|!=)\s*([\w.]+))?\s*", requirement)
+    if not match:
+        raise InvalidError(f'plugin: {requirement!r} must look like "package" or "package>=1.2"')
+    return match.groups()
+
+
+def exists(requirement):
+    """True when `requirement` ("peft", "transformers>=4.51") is installed."""
+    name, relation, wanted = _split(requirement)
+    try:
+        installed = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return relation is None and importlib.util.find_spec(name.replace("-", "_")) is not None
+    if relation is None:
+        return True
+
+    def numbers(version):
+        return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
+
+    left, right = numbers(installed), numbers(wanted)
+    width = max(len(left), len(right))
+    left += [0] * (width - len(left))
+    right += [0] * (width - len(right))
+    return {
+        ">=": left >= right,
+        "<=": left <= right,
+        "==": left == right,
+        ">": left > right,
+        "<": left < right,
+        "!=": left != right,
+    }[relation]
+
+
+def requires(requirement, why=""):
+    """Raises NotAvailableError with the command to run when `requirement` is not installed."""
+    if not exists(requirement):
+        purpose = f" for {why}" if why else ""
+        raise NotAvailableError(
+            f"twinkle: {requirement} is needed{purpose}: pip install '{requirement}'"
+        )
