@@ -1,0 +1,200 @@
+// twinkle._core.Engine: every operation as a method that returns a Future. Waiting releases the GIL
+// and stops at Ctrl-C; the operation itself goes on.
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "python/src/sequences.h"
+#include "twinkle/base/error.h"
+#include "twinkle/engine/engine.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace twinkle::python {
+namespace {
+
+using engine::Engine;
+using Clock = std::chrono::steady_clock;
+
+class Future {
+ public:
+  explicit Future(std::future<engine::Result> future) : future_(future.share()) {}
+
+  bool done() const {
+    return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+
+  // Waits in slices, so that Ctrl-C is seen.
+  py::object result(std::optional<double> timeout_s) {
+    const auto start = Clock::now();
+    while (!wait(0.05)) {
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      if (timeout_s && std::chrono::duration<double>(Clock::now() - start).count() > *timeout_s) {
+        PyErr_SetString(PyExc_TimeoutError, "engine: the operation has not ended in time");
+        throw py::error_already_set();
+      }
+    }
+    return to_python(future_.get());
+  }
+
+ private:
+  bool wait(double seconds) const {
+    const py::gil_scoped_release release;
+    return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+  }
+
+  std::shared_future<engine::Result> future_;
+};
+
+Future submit(Engine& engine, engine::Operation operation) {
+  const py::gil_scoped_release release;
+  return Future(engine.submit(std::move(operation)));
+}
+
+std::shared_ptr<Engine> make_engine(const std::string& model, const std::string& mixed_precision,
+                                    int64_t token_budget, int64_t kv_tokens) {
+  const py::gil_scoped_release release;
+  // The engine's end waits for its thread, without the GIL.
+  return {new Engine({model, mixed_precision, token_budget, kv_tokens}), [](Engine* engine) {
+            const py::gil_scoped_release released;
+            std::unique_ptr<Engine>(engine).reset();
+          }};
+}
+
+py::dict facts(const Engine& engine) {
+  const engine::ModelFacts& f = engine.facts();
+  return py::dict("family"_a = f.family, "directory"_a = f.directory,
+                  "config_json"_a = f.config_json, "vocab_size"_a = f.vocab_size,
+                  "max_positions"_a = f.max_positions, "num_layers"_a = f.num_layers,
+                  "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids);
+}
+
+engine::SamplingParams params_of(const py::dict& d) {
+  engine::SamplingParams p;
+  p.max_tokens = d["max_tokens"].cast<int64_t>();
+  p.seed = d["seed"].cast<uint64_t>();
+  p.stop = d["stop"].cast<std::vector<std::string>>();
+  p.stop_token_ids = d["stop_token_ids"].cast<std::vector<int32_t>>();
+  p.temperature = d["temperature"].cast<double>();
+  p.top_k = d["top_k"].cast<int64_t>();
+  p.top_p = d["top_p"].cast<double>();
+  p.repetition_penalty = d["repetition_penalty"].cast<double>();
+  p.num_samples = d["num_samples"].cast<int64_t>();
+  p.logprobs = d["logprobs"].cast<bool>();
+  p.ignore_eos = d["ignore_eos"].cast<bool>();
+  return p;
+}
+
+Future sample(Engine& engine, const std::string& tenant, const py::list& prompts,
+              const std::vector<py::dict>& params) {
+  engine::Sample operation{.tenant = tenant, .prompts = {}, .params = {}};
+  for (const py::handle prompt : prompts)
+    operation.prompts.push_back(
+        int32s(prompt, "engine: prompt " + std::to_string(operation.prompts.size())));
+  for (const py::dict& p : params) operation.params.push_back(params_of(p));
+  return submit(engine, std::move(operation));
+}
+
+void bind_future(py::module_& m) {
+  py::class_<Future>(m, "Future", "The result of an operation that may still run.")
+      .def("done", &Future::done, "Whether it has ended.")
+      .def("result", &Future::result, "timeout"_a = py::none(),
+           "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
+           "operation failed with. TimeoutError: it has not ended.");
+}
+
+void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
+  engine
+      .def(
+          "create",
+          [](Engine& e, std::string tenant, std::string lora_json, std::string directory,
+             uint64_t seed, bool frozen) {
+            return submit(e, engine::Create{tenant, lora_json, directory, seed, frozen});
+          },
+          py::kw_only(), "tenant"_a, "lora_json"_a = "", "directory"_a = "", "seed"_a = 0,
+          "frozen"_a = false)
+      .def(
+          "delete", [](Engine& e, std::string tenant) { return submit(e, engine::Delete{tenant}); },
+          py::kw_only(), "tenant"_a)
+      .def(
+          "forward",
+          [](Engine& e, std::string tenant, const py::list& items, bool disable_lora,
+             double temperature, bool entropy) {
+            return submit(
+                e, engine::Forward{tenant, sequences(items), disable_lora, temperature, entropy});
+          },
+          py::kw_only(), "tenant"_a, "sequences"_a, "disable_lora"_a = false, "temperature"_a = 1.0,
+          "entropy"_a = false)
+      .def(
+          "forward_backward",
+          [](Engine& e, std::string tenant, const py::list& items, std::string loss,
+             std::string loss_options, double temperature) {
+            return submit(e, engine::ForwardBackward{tenant, sequences(items), loss, loss_options,
+                                                     temperature});
+          },
+          py::kw_only(), "tenant"_a, "sequences"_a, "loss"_a = "CrossEntropyLoss",
+          "loss_options"_a = "", "temperature"_a = 1.0)
+      .def(
+          "step",
+          [](Engine& e, std::string tenant, std::string optimizer, std::string options,
+             double max_grad_norm, double norm_type) {
+            return submit(e, engine::Step{tenant, optimizer, options, max_grad_norm, norm_type});
+          },
+          py::kw_only(), "tenant"_a, "optimizer"_a = "AdamW", "options"_a = "",
+          "max_grad_norm"_a = 0.0, "norm_type"_a = 2.0)
+      .def(
+          "clip_grad_norm",
+          [](Engine& e, std::string tenant, double max_grad_norm, double norm_type) {
+            return submit(e, engine::ClipGradNorm{tenant, max_grad_norm, norm_type});
+          },
+          py::kw_only(), "tenant"_a, "max_grad_norm"_a = 1.0, "norm_type"_a = 2.0)
+      .def(
+          "zero_grad",
+          [](Engine& e, std::string tenant) { return submit(e, engine::ZeroGrad{tenant}); },
+          py::kw_only(), "tenant"_a);
+}
+
+void bind_state(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
+  engine.def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a)
+      .def(
+          "save",
+          [](Engine& e, std::string tenant, std::string directory, bool optimizer,
+             std::string extra_json) {
+            return submit(e, engine::Save{tenant, directory, optimizer, extra_json});
+          },
+          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "extra_json"_a = "")
+      .def(
+          "load",
+          [](Engine& e, std::string tenant, std::string directory, bool optimizer) {
+            return submit(e, engine::Load{tenant, directory, optimizer});
+          },
+          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false)
+      .def(
+          "inspect",
+          [](Engine& e, std::string tenant, bool tensors) {
+            return submit(e, engine::Inspect{tenant, tensors});
+          },
+          py::kw_only(), "tenant"_a, "tensors"_a = false);
+}
+
+}  // namespace
+}  // namespace twinkle::python
+
+void bind_engine(py::module_& m) {
+  namespace here = twinkle::python;
+  using twinkle::engine::Engine;
+  here::bind_future(m);
+  py::class_<Engine, std::shared_ptr<Engine>> engine(
+      m, "Engine",
+      "Runs operations of many tenants on one model; engine.h and operation.h state each.");
+  engine
+      .def(py::init(&here::make_engine), "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
+           "token_budget"_a = twinkle::engine::EngineOptions{}.token_budget,
+           "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens)
+      .def("facts", &here::facts, "What is known of the model, as a dict.");
+  here::bind_training(engine);
+  here::bind_state(engine);
+}

@@ -1,0 +1,50 @@
+// The module twinkle._core: one bind_<concept> per file, and the one place where the program's
+// errors become Python's.
+#include <pybind11/pybind11.h>
+
+#include "twinkle/base/error.h"
+
+namespace py = pybind11;
+
+void bind_text(py::module_& m);
+void bind_io(py::module_& m);
+void bind_data(py::module_& m);
+void bind_engine(py::module_& m);
+
+namespace {
+
+const char* class_of(twinkle::Code code) {
+  switch (code) {
+    case twinkle::Code::kInvalid:
+      return "InvalidError";
+    case twinkle::Code::kNotFound:
+      return "NotFoundError";
+    case twinkle::Code::kConflict:
+      return "ConflictError";
+    case twinkle::Code::kBusy:
+      return "BusyError";
+    case twinkle::Code::kInternal:
+      break;
+  }
+  return "InternalError";
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const twinkle::Error& e) {
+    const py::object type = py::module_::import("twinkle.errors").attr(class_of(e.code));
+    PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Twinkle's C++ engine. The classes of `twinkle` are what to use.";
+  py::register_exception_translator(&translate);
+  bind_text(m);
+  bind_io(m);
+  bind_data(m);
+  bind_engine(m);
+}

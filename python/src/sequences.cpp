@@ -1,0 +1,120 @@
+#include "python/src/sequences.h"
+
+#include <pybind11/stl.h>
+
+#include <limits>
+
+#include "twinkle/base/error.h"
+
+namespace py = pybind11;
+
+namespace twinkle::python {
+namespace {
+
+py::array vector_of(py::handle values, const std::string& what) {
+  py::array array = py::array::ensure(values);
+  require(array && array.ndim() == 1, Code::kInvalid, what,
+          " must be one-dimensional: a list of numbers or a numpy array");
+  return array;
+}
+
+py::array_t<float> array_of(const std::vector<float>& values) {
+  return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+struct ToPython {
+  py::object operator()(const engine::Done&) const { return py::none(); }
+  py::object operator()(const engine::ForwardResult& r) const {
+    using namespace py::literals;
+    return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens, "logps"_a = arrays(r.logps),
+                    "entropies"_a = arrays(r.entropies));
+  }
+  py::object operator()(const engine::StepResult& r) const {
+    using namespace py::literals;
+    return py::dict("grad_norm"_a = r.grad_norm, "num_tokens"_a = r.num_tokens, "step"_a = r.step);
+  }
+  py::object operator()(const engine::SampleResult& r) const {
+    using namespace py::literals;
+    py::list prompts;
+    for (const auto& completions : r.completions) {
+      py::list samples;
+      for (const engine::Completion& c : completions)
+        samples.append(py::dict("tokens"_a = py::cast(c.tokens),
+                                "logprobs"_a = py::cast(c.logprobs),
+                                "stop_reason"_a = c.stop_reason, "matched"_a = c.matched));
+      prompts.append(samples);
+    }
+    return prompts;
+  }
+  py::object operator()(const engine::SaveResult& r) const { return py::str(r.directory); }
+  py::object operator()(const engine::LoadResult& r) const { return py::str(r.extra_json); }
+  py::object operator()(const engine::InspectResult& r) const {
+    using namespace py::literals;
+    py::dict tensors;
+    for (const engine::NamedTensor& t : r.tensors)
+      tensors[py::str(t.name)] = array_of(t.values).reshape(t.shape);
+    return py::dict("weights"_a = r.weights, "gradients"_a = r.gradients,
+                    "optimizer"_a = r.optimizer, "num_parameters"_a = r.num_parameters,
+                    "step"_a = r.step, "num_tokens"_a = r.num_tokens, "tensors"_a = tensors);
+  }
+};
+
+}  // namespace
+
+std::vector<int32_t> int32s(py::handle values, const std::string& what) {
+  const py::array array = vector_of(values, what);
+  const char kind = array.dtype().kind();
+  require(array.size() == 0 || kind == 'i' || kind == 'u' || kind == 'b', Code::kInvalid, what,
+          " must be integers");
+  const auto wide = py::array_t<int64_t, py::array::c_style | py::array::forcecast>(array);
+  std::vector<int32_t> out(static_cast<size_t>(wide.size()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    const int64_t value = wide.data()[i];
+    require(value >= std::numeric_limits<int32_t>::min() &&
+                value <= std::numeric_limits<int32_t>::max(),
+            Code::kInvalid, what, "[", i, "] is ", value, ", it must fit 32 bits");
+    out[i] = static_cast<int32_t>(value);
+  }
+  return out;
+}
+
+std::vector<float> floats(py::handle values, const std::string& what) {
+  const py::array array = vector_of(values, what);
+  const char kind = array.dtype().kind();
+  require(kind == 'f' || kind == 'i' || kind == 'u' || kind == 'b', Code::kInvalid, what,
+          " must be numbers");
+  const auto narrow = py::array_t<float, py::array::c_style | py::array::forcecast>(array);
+  return {narrow.data(), narrow.data() + narrow.size()};
+}
+
+std::vector<engine::Sequence> sequences(const py::list& items) {
+  std::vector<engine::Sequence> out;
+  out.reserve(items.size());
+  for (const py::handle item : items) {
+    const std::string where = "engine: sequence " + std::to_string(out.size()) + ": ";
+    require(py::isinstance<py::dict>(item), Code::kInvalid, where, "it must be a dict");
+    const auto dict = py::reinterpret_borrow<py::dict>(item);
+    require(dict.contains("input_ids"), Code::kInvalid, where, "input_ids is missing");
+    engine::Sequence s;
+    s.input_ids = int32s(dict["input_ids"], where + "input_ids");
+    if (dict.contains("labels")) s.labels = int32s(dict["labels"], where + "labels");
+    if (dict.contains("weights")) s.weights = floats(dict["weights"], where + "weights");
+    if (dict.contains("extras"))
+      for (const auto& [name, values] : dict["extras"].cast<py::dict>()) {
+        const auto key = name.cast<std::string>();
+        s.extras[key] = floats(values, where + key);
+      }
+    out.push_back(std::move(s));
+  }
+  return out;
+}
+
+py::list arrays(const std::vector<std::vector<float>>& vectors) {
+  py::list out;
+  for (const auto& v : vectors) out.append(array_of(v));
+  return out;
+}
+
+py::object to_python(const engine::Result& result) { return std::visit(ToPython{}, result); }
+
+}  // namespace twinkle::python

@@ -1,0 +1,26 @@
+// Lists, numpy arrays and CPU tensors of Python as the engine's sequences, and results back. An
+// error names the sequence and the field.
+#pragma once
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "twinkle/engine/operation.h"
+
+namespace twinkle::python {
+
+// A one-dimensional list of integers, each within 32 bits. `what` opens the error's text.
+std::vector<int32_t> int32s(pybind11::handle values, const std::string& what);
+std::vector<float> floats(pybind11::handle values, const std::string& what);
+
+// A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional.
+std::vector<engine::Sequence> sequences(const pybind11::list& items);
+
+// list of float32 arrays, one per vector.
+pybind11::list arrays(const std::vector<std::vector<float>>& vectors);
+
+// What an operation returned, as dicts and lists.
+pybind11::object to_python(const engine::Result& result);
+
+}  // namespace twinkle::python
