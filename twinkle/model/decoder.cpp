@@ -1,0 +1,240 @@
+#include "twinkle/model/decoder.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "twinkle/base/error.h"
+#include "twinkle/model/kv_cache.h"
+#include "twinkle/model/tensors.h"
+#include "twinkle/nn/mlp.h"
+
+namespace twinkle::model {
+namespace {
+
+// Calls f(name, value, grad, decay) for every weight in the checkpoint's order of modules.
+template <class F>
+void visit(Layer& layer, const std::string& path, F&& f) {
+  const auto linear = [&](const char* name, nn::Linear& w) {
+    f(path + name + ".weight", w.weight, w.weight_grad, true);
+    if (w.bias.defined()) f(path + name + ".bias", w.bias, w.bias_grad, false);
+  };
+  const auto norm = [&](const char* name, nn::RmsNorm& n) {
+    if (n.weight.defined()) f(path + name + ".weight", n.weight, n.grad, false);
+  };
+  norm("input_layernorm", layer.input_norm);
+  linear("self_attn.q_proj", layer.q);
+  linear("self_attn.k_proj", layer.k);
+  linear("self_attn.v_proj", layer.v);
+  linear("self_attn.o_proj", layer.o);
+  norm("self_attn.q_norm", layer.q_norm);
+  norm("self_attn.k_norm", layer.k_norm);
+  norm("post_attention_layernorm", layer.post_norm);
+  linear("mlp.gate_proj", layer.gate);
+  linear("mlp.up_proj", layer.up);
+  linear("mlp.down_proj", layer.down);
+}
+
+std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
+
+}  // namespace
+
+Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype)
+    : spec_(spec), dtype_(dtype) {
+  const auto take = [&](const std::string& name, std::vector<int64_t> shape) {
+    return tensor_of(checkpoint, name, shape, dtype);
+  };
+  const AttentionSpec& a = spec.attention;
+  const int64_t d = spec.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
+  const auto linear = [&](const std::string& path, int64_t out, int64_t in, bool bias) {
+    nn::Linear w{take(path + ".weight", {out, in})};
+    if (bias) w.bias = take(path + ".bias", {out});
+    return w;
+  };
+  const auto norm = [&](const std::string& path, int64_t width) {
+    return nn::RmsNorm{take(path + ".weight", {width}), spec.norm_eps};
+  };
+  embedding_ = take("model.embed_tokens.weight", {spec.vocab_size, d});
+  for (int64_t i = 0; i < spec.num_layers; ++i) {
+    const std::string path = layer_path(static_cast<size_t>(i)), attn = path + "self_attn.";
+    Layer layer;
+    layer.input_norm = norm(path + "input_layernorm", d);
+    layer.post_norm = norm(path + "post_attention_layernorm", d);
+    layer.q = linear(attn + "q_proj", q, d, a.qkv_bias);
+    layer.k = linear(attn + "k_proj", kv, d, a.qkv_bias);
+    layer.v = linear(attn + "v_proj", kv, d, a.qkv_bias);
+    layer.o = linear(attn + "o_proj", d, q, a.o_bias);
+    if (a.qk_norm) {
+      layer.q_norm = norm(attn + "q_norm", a.head_dim);
+      layer.k_norm = norm(attn + "k_norm", a.head_dim);
+    }
+    layer.gate = linear(path + "mlp.gate_proj", spec.hidden, d, spec.mlp_bias);
+    layer.up = linear(path + "mlp.up_proj", spec.hidden, d, spec.mlp_bias);
+    layer.down = linear(path + "mlp.down_proj", d, spec.hidden, spec.mlp_bias);
+    layer.window = a.windows.empty() ? 0 : a.windows[static_cast<size_t>(i)];
+    layers_.push_back(std::move(layer));
+  }
+  final_norm_ = norm("model.norm", d);
+  head_.weight = spec.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+  rope_ = nn::make_rope_table(a.rope, a.head_dim, std::min<int64_t>(spec.max_positions, 4096));
+}
+
+at::Tensor Decoder::embed(const Batch& batch) const {
+  return embedding_.index_select(0, batch.input_ids);
+}
+
+void Decoder::grow_rope(const Batch& batch) {
+  // A model may allow a million positions; the table holds what has been asked for.
+  const int64_t needed = batch.packing.position_ids.max().item<int64_t>() + 1;
+  if (needed <= rope_.num_positions()) return;
+  require(needed <= spec_.max_positions, Code::kInvalid, "model: position ", needed - 1,
+          " is beyond the model's max_position_embeddings, ", spec_.max_positions);
+  rope_ = nn::make_rope_table(spec_.attention.rope, spec_.attention.head_dim,
+                              std::min(spec_.max_positions, 2 * needed));
+}
+
+at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch) {
+  const Layer& layer = layers_[index];
+  const int64_t tokens = x.size(0), head_dim = spec_.attention.head_dim;
+  const auto project = [&](const nn::Linear& w) {
+    return nn::linear(x, w, batch.packing, batch.owners).view({tokens, -1, head_dim});
+  };
+  at::Tensor q = project(layer.q), k = project(layer.k);
+  const at::Tensor v = project(layer.v);
+  if (layer.q_norm.weight.defined()) {
+    q = nn::rms_norm(q, layer.q_norm, batch.packing);
+    k = nn::rms_norm(k, layer.k_norm, batch.packing);
+  }
+  std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.packing.position_ids);
+  const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window};
+  const at::Tensor mixed = batch.kv ? batch.kv->attend(index, q, k, v, batch.packing, options)
+                                    : nn::attention(q, k, v, batch.packing, options);
+  return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.packing, batch.owners);
+}
+
+at::Tensor Decoder::run_layer(size_t index, const at::Tensor& x, const Batch& batch) {
+  const Layer& layer = layers_[index];
+  const auto apply = [&](const at::Tensor& in, const nn::Linear& w) {
+    return nn::linear(in, w, batch.packing, batch.owners);
+  };
+  const at::Tensor middle =
+      x + attend(index, nn::rms_norm(x, layer.input_norm, batch.packing), batch);
+  const at::Tensor normed = nn::rms_norm(middle, layer.post_norm, batch.packing);
+  return middle + apply(nn::swiglu(apply(normed, layer.gate), apply(normed, layer.up)), layer.down);
+}
+
+at::Tensor Decoder::forward(const Batch& batch) {
+  const at::NoGradGuard no_grad;
+  grow_rope(batch);
+  at::Tensor x = embed(batch);
+  for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
+  return nn::rms_norm(x, final_norm_, batch.packing);
+}
+
+at::Tensor Decoder::forward_train(Tape& tape) {
+  grow_rope(tape.batch);
+  at::Tensor x = embed(tape.batch);
+  tape.segments.clear();
+  for (size_t i = 0; i <= layers_.size(); ++i) {
+    const at::AutoGradMode grad(true);
+    const at::Tensor in = x.detach().requires_grad_(true);
+    const at::Tensor out = i < layers_.size() ? run_layer(i, in, tape.batch)
+                                              : nn::rms_norm(in, final_norm_, tape.batch.packing);
+    tape.segments.push_back({in, out});
+    x = out.detach();
+  }
+  return x;
+}
+
+void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
+  at::Tensor d = dhidden;
+  while (!tape.segments.empty()) {
+    const Tape::Segment segment = std::move(tape.segments.back());
+    tape.segments.pop_back();
+    d = torch::autograd::grad({segment.out}, {segment.in}, {d})[0];
+  }
+  if (embedding_grad_) add_embedding_grad(tape.batch, d);
+}
+
+void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
+  at::Tensor& sum = embedding_grad_->buffer(embedding_);
+  for (int64_t s = 0; s < batch.packing.num_sequences(); ++s) {
+    if (!batch.owners.learn[static_cast<size_t>(s)]) continue;
+    const int64_t begin = batch.packing.cu_seqlens[static_cast<size_t>(s)];
+    const int64_t end = batch.packing.cu_seqlens[static_cast<size_t>(s) + 1];
+    sum.index_add_(0, batch.input_ids.slice(0, begin, end),
+                   dx.slice(0, begin, end).to(sum.scalar_type()));
+  }
+}
+
+std::vector<NamedLinear> Decoder::linears() {
+  std::vector<NamedLinear> out;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& l = layers_[i];
+    const std::string attn = layer_path(i) + "self_attn.", mlp = layer_path(i) + "mlp.";
+    out.insert(out.end(), {{attn + "q_proj", &l.q},
+                           {attn + "k_proj", &l.k},
+                           {attn + "v_proj", &l.v},
+                           {attn + "o_proj", &l.o},
+                           {mlp + "gate_proj", &l.gate},
+                           {mlp + "up_proj", &l.up},
+                           {mlp + "down_proj", &l.down}});
+  }
+  return out;
+}
+
+std::vector<NamedWeight> Decoder::weights() {
+  std::vector<NamedWeight> out{{"model.embed_tokens.weight", &embedding_, true}};
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    visit(layers_[i], layer_path(i),
+          [&](const std::string& name, at::Tensor& value, nn::WeightGrad*&, bool decay) {
+            out.push_back({name, &value, decay});
+          });
+  }
+  out.push_back({"model.norm.weight", &final_norm_.weight, false});
+  if (!spec_.tied_head) out.push_back({"lm_head.weight", &head_.weight, true});
+  return out;
+}
+
+nn::WeightGrad* Decoder::buffer() {
+  buffers_.push_back(std::make_unique<nn::WeightGrad>());
+  return buffers_.back().get();
+}
+
+void Decoder::train_all() {
+  freeze();
+  embedding_grad_ = buffer();
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    visit(layers_[i], layer_path(i),
+          [&](const std::string&, at::Tensor&, nn::WeightGrad*& grad, bool) { grad = buffer(); });
+  }
+  final_norm_.grad = buffer();
+  head_.weight_grad = buffer();
+}
+
+void Decoder::freeze() {
+  embedding_grad_ = final_norm_.grad = head_.weight_grad = nullptr;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    visit(layers_[i], layer_path(i),
+          [&](const std::string&, at::Tensor&, nn::WeightGrad*& grad, bool) { grad = nullptr; });
+  }
+  buffers_.clear();
+}
+
+std::vector<at::Tensor> Decoder::grads() {
+  // buffers_ is in the order of weights(), the head's last. A tied weight's two parts are kept
+  // apart until here: within one buffer their order would depend on how a batch was split.
+  std::vector<at::Tensor> out;
+  for (const auto& b : buffers_) out.push_back(b->sum);
+  if (spec_.tied_head && !out.empty()) {
+    const at::Tensor head = out.back();
+    out.pop_back();
+    if (head.defined()) out[0] = out[0].defined() ? out[0] + head : head;
+  }
+  return out;
+}
+
+void Decoder::zero_grads() {
+  for (const auto& b : buffers_) b->sum = at::Tensor();
+}
+
+}  // namespace twinkle::model

@@ -1,0 +1,111 @@
+// The one skeleton: embedding, N identical layers, a final norm. It owns the only copy of the base
+// weights. Knows neither adapters (they come in by nn::Linear's seam), losses, tenants nor the
+// mesh. One thread at a time. For training a layer is a detached segment of autograd: its input
+// starts a graph of its own, and backward() walks the segments in reverse. Gradients of trained
+// weights go to their WeightGrad, never through .grad. T tokens of all sequences packed into one
+// row, D width, V vocabulary.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/model/spec.h"
+#include "twinkle/nn/attention.h"
+#include "twinkle/nn/linear.h"
+#include "twinkle/nn/norm.h"
+#include "twinkle/nn/packing.h"
+
+namespace twinkle::model {
+
+class KvCache;  // kv_cache.h
+
+struct Batch {
+  at::Tensor input_ids;  // [T] int64
+  nn::Packing packing;
+  nn::Owners owners;
+  KvCache* kv =
+      nullptr;  // not owned; for sampling: keys and values are appended and the past is attended to
+};
+
+struct NamedLinear {
+  std::string path;  // "model.layers.0.self_attn.q_proj"
+  nn::Linear* linear;
+};
+
+struct NamedWeight {
+  std::string name;   // as in the checkpoint: "model.norm.weight"
+  at::Tensor* value;  // in the decoder's dtype
+  bool decay;         // whether weight decay applies: not to norms and biases
+};
+
+struct Layer {
+  nn::RmsNorm input_norm, post_norm;
+  nn::Linear q, k, v, o;
+  nn::RmsNorm q_norm, k_norm;  // undefined weight: none
+  nn::Linear gate, up, down;
+  int64_t window = 0;
+};
+
+// What forward_train leaves for backward. Holds the batch's activations until then.
+struct Tape {
+  struct Segment {
+    at::Tensor in, out;
+  };
+  Batch batch;  // the segments point into it: a Tape is not moved between forward and backward
+  std::vector<Segment> segments;
+};
+
+class Decoder {
+ public:
+  // Takes the weights in `dtype` (float32, bfloat16; float64 for tests). Errors name the tensor
+  // that is missing or whose shape is not the spec's.
+  Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype);
+
+  const DecoderSpec& spec() const { return spec_; }
+  at::ScalarType dtype() const { return dtype_; }
+
+  // Both return the final norm's output [T, D]; the first keeps nothing.
+  at::Tensor forward(const Batch& batch);
+  at::Tensor forward_train(Tape& tape);
+  // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
+  void backward(Tape& tape, const at::Tensor& dhidden);
+
+  // V x D and its gradient buffer.
+  const nn::Linear& head() const { return head_; }
+
+  std::vector<NamedLinear>
+  linears();  // every linear that an adapter may attach to, in the model's order
+  std::vector<NamedWeight>
+  weights();  // every weight, in the checkpoint's names; a tied head only once
+
+  // From here until freeze() every weight has a gradient buffer.
+  void train_all();
+  void freeze();
+  // d loss / d weight summed since zero_grads(), or undefined when nothing was added. Same order as
+  // weights().
+  std::vector<at::Tensor> grads();
+  void zero_grads();
+
+ private:
+  at::Tensor embed(const Batch& batch) const;
+  at::Tensor run_layer(size_t index, const at::Tensor& x_TD, const Batch& batch);
+  at::Tensor attend(size_t index, const at::Tensor& x_TD, const Batch& batch);
+  void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
+  nn::WeightGrad* buffer();
+  void grow_rope(const Batch& batch);
+
+  DecoderSpec spec_;
+  at::ScalarType dtype_;
+  at::Tensor embedding_;  // [V, D]
+  std::vector<Layer> layers_;
+  nn::RmsNorm final_norm_;
+  nn::Linear head_;
+  nn::RopeTable rope_;
+  std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
+  nn::WeightGrad* embedding_grad_ = nullptr;
+};
+
+}  // namespace twinkle::model

@@ -1,0 +1,150 @@
+#include "twinkle/model/family.h"
+
+#include <array>
+
+namespace twinkle::model {
+
+#define FAMILY(name) Family name();
+#include "twinkle/model/families.def"
+#undef FAMILY
+
+namespace {
+
+int64_t positive(const Json& config, std::string_view key) {
+  const auto value = get<int64_t>(config, key);
+  require(value > 0, Code::kInvalid, "model: config field '", key, "' is ", value,
+          ", it must be at least 1");
+  return value;
+}
+
+std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
+  std::vector<int64_t> windows(static_cast<size_t>(num_layers), 0);
+  if (!get_or(config, "use_sliding_window", false) || !find(config, "sliding_window"))
+    return windows;
+  const int64_t window = positive(config, "sliding_window");
+  const Json* types = find(config, "layer_types");
+  if (!types) {
+    const auto first = get_or<int64_t>(config, "max_window_layers", 28);
+    for (int64_t i = first; i < num_layers; ++i) windows[static_cast<size_t>(i)] = window;
+    return windows;
+  }
+  require(types->is_array() && std::ssize(types->get_array()) == num_layers, Code::kInvalid,
+          "model: config field 'layer_types' must list ", num_layers, " layers");
+  for (size_t i = 0; i < windows.size(); ++i) {
+    const Json& type = types->get_array()[i];
+    require(type == "sliding_attention" || type == "full_attention", Code::kInvalid,
+            "model: config field 'layer_types' holds ", boost::json::serialize(type),
+            "; known: \"full_attention\", \"sliding_attention\"");
+    if (type == "sliding_attention") windows[i] = window;
+  }
+  return windows;
+}
+
+}  // namespace
+
+nn::RopeSpec read_rope(const Json& config) {
+  nn::RopeSpec rope;
+  const Json* parameters = find(config, "rope_parameters");
+  if (!parameters) parameters = find(config, "rope_scaling");
+  rope.theta = get_or(config, "rope_theta", 10000.0);
+  if (!parameters) return rope;
+  const Json& p = *parameters;
+  rope.theta = get_or(p, "rope_theta", rope.theta);
+  const std::string kind = get_or(p, "rope_type", get_or<std::string>(p, "type", "default"));
+  const double share =
+      get_or(p, "partial_rotary_factor", get_or(config, "partial_rotary_factor", 1.0));
+  require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
+          "; the families known so far turn whole heads");
+  if (kind == "default") return rope;
+  const auto original =
+      get_or<int64_t>(p, "original_max_position_embeddings",
+                      get_or<int64_t>(config, "original_max_position_embeddings",
+                                      get_or<int64_t>(config, "max_position_embeddings", 0)));
+  rope.factor = get<double>(p, "factor");
+  rope.original_max_position = original;
+  if (kind == "linear") {
+    rope.kind = nn::RopeKind::kLinear;
+  } else if (kind == "llama3") {
+    rope.kind = nn::RopeKind::kLlama3;
+    rope.low_freq_factor = get<double>(p, "low_freq_factor");
+    rope.high_freq_factor = get<double>(p, "high_freq_factor");
+  } else if (kind == "yarn") {
+    rope.kind = nn::RopeKind::kYarn;
+    rope.beta_fast = get_or(p, "beta_fast", 32.0);
+    rope.beta_slow = get_or(p, "beta_slow", 1.0);
+    rope.truncate = get_or(p, "truncate", true);
+    if (find(p, "attention_factor")) rope.attention_factor = get<double>(p, "attention_factor");
+    if (find(p, "mscale")) rope.mscale = get<double>(p, "mscale");
+    if (find(p, "mscale_all_dim")) rope.mscale_all_dim = get<double>(p, "mscale_all_dim");
+  } else {
+    fail(Code::kInvalid, "model: rope kind '", kind,
+         "' is not known; known: default, linear, yarn, llama3");
+  }
+  return rope;
+}
+
+DecoderSpec llama_like(const Json& config) {
+  DecoderSpec spec;
+  spec.vocab_size = positive(config, "vocab_size");
+  spec.width = positive(config, "hidden_size");
+  spec.num_layers = positive(config, "num_hidden_layers");
+  spec.hidden = positive(config, "intermediate_size");
+  spec.max_positions = positive(config, "max_position_embeddings");
+  spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
+  spec.tied_head = get_or(config, "tie_word_embeddings", false);
+  AttentionSpec& a = spec.attention;
+  a.num_heads = positive(config, "num_attention_heads");
+  a.num_kv_heads =
+      find(config, "num_key_value_heads") ? positive(config, "num_key_value_heads") : a.num_heads;
+  require(a.num_heads % a.num_kv_heads == 0, Code::kInvalid, "model: num_attention_heads is ",
+          a.num_heads, ", it must be a multiple of num_key_value_heads, ", a.num_kv_heads);
+  a.head_dim = find(config, "head_dim") ? positive(config, "head_dim") : spec.width / a.num_heads;
+  require(a.head_dim % 2 == 0, Code::kInvalid, "model: head_dim is ", a.head_dim,
+          ", rope needs an even one");
+  a.windows = read_windows(config, spec.num_layers);
+  a.rope = read_rope(config);
+  const auto activation = get_or<std::string>(config, "hidden_act", "silu");
+  require(activation == "silu", Code::kInvalid, "model: hidden_act '", activation,
+          "' is not known; known: silu");
+  const double dropout = get_or(config, "attention_dropout", 0.0);
+  require(dropout == 0.0, Code::kInvalid, "model: attention_dropout is ", dropout,
+          "; only 0 is supported: set it to 0 in config.json");
+  require(get_or<int64_t>(config, "pretraining_tp", 1) == 1, Code::kInvalid,
+          "model: pretraining_tp other than 1 is not supported");
+  require(
+      !find(config, "quantization_config"), Code::kInvalid,
+      "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF file");
+  return spec;
+}
+
+std::span<const Family> families() {
+  static const auto all = std::to_array<Family>({
+#define FAMILY(name) name(),
+#include "twinkle/model/families.def"
+#undef FAMILY
+  });
+  return all;
+}
+
+DecoderSpec read_spec(const Json& config) {
+  const auto type = get_or<std::string>(config, "model_type", "");
+  std::string known;
+  for (const Family& family : families()) {
+    known += (known.empty() ? "" : ", ") + family.name;
+    if (family.name != type) continue;
+    if (const Json* list = find(config, "architectures");
+        list && list->is_array() && !list->get_array().empty()) {
+      const Json& first = list->get_array()[0];
+      bool served = false;
+      for (const std::string& name : family.architectures) served = served || first == Json(name);
+      require(served, Code::kInvalid, "model: architecture ", boost::json::serialize(first),
+              " of model_type '", type, "' is not known; known: ", family.architectures[0]);
+    }
+    DecoderSpec spec = family.spec(config);
+    spec.family = family.name;
+    return spec;
+  }
+  fail(Code::kInvalid, "model: model_type '", type, "' is not known; known: ", known);
+}
+
+}  // namespace twinkle::model

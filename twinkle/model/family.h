@@ -1,0 +1,32 @@
+// A model family: how its config.json reads. One file and one line of families.def each. Tensor
+// names are Hugging Face's for llama-like decoders: model.embed_tokens,
+// model.layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, ...}.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/model/spec.h"
+
+namespace twinkle::model {
+
+struct Family {
+  std::string name;                        // config.json's model_type
+  std::vector<std::string> architectures;  // config.json's architectures that it serves
+  DecoderSpec (*spec)(const Json& config);
+};
+
+// The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that
+// we do not have (the text lists those that we do), or a size that is missing or impossible.
+DecoderSpec read_spec(const Json& config);
+
+std::span<const Family> families();
+
+// What the llama-like families share: sizes, norms, rope, windows, a SwiGLU MLP.
+DecoderSpec llama_like(const Json& config);
+
+// `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
+nn::RopeSpec read_rope(const Json& config);
+
+}  // namespace twinkle::model

@@ -1,0 +1,15 @@
+// Qwen2 and Qwen2.5, and the R1 distills of Qwen (Yang et al. 2024): llama with biases on q, k and
+// v.
+#include "twinkle/model/family.h"
+
+namespace twinkle::model {
+
+Family qwen2() {
+  return {.name = "qwen2", .architectures = {"Qwen2ForCausalLM"}, .spec = [](const Json& config) {
+            DecoderSpec spec = llama_like(config);
+            spec.attention.qkv_bias = true;
+            return spec;
+          }};
+}
+
+}  // namespace twinkle::model

@@ -1,0 +1,32 @@
+// What a decoder is, as data: everything that distinguishes one model from another and that the one
+// skeleton (decoder.h) needs. A family (family.h) makes it from config.json.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/nn/rope.h"
+
+namespace twinkle::model {
+
+struct AttentionSpec {
+  int64_t num_heads = 0, num_kv_heads = 0;  // num_heads is a multiple of num_kv_heads
+  int64_t head_dim = 0;
+  bool qkv_bias = false, o_bias = false;
+  bool qk_norm = false;          // RMSNorm of every head of q and k, before rope
+  std::vector<int64_t> windows;  // per layer: tokens that a query sees, itself included; 0: all
+  nn::RopeSpec rope;
+};
+
+struct DecoderSpec {
+  std::string family;  // "llama", "qwen2", "qwen3"
+  int64_t vocab_size = 0, width = 0, num_layers = 0;
+  int64_t hidden = 0;         // inner width of the MLP
+  int64_t max_positions = 0;  // longest sequence, tokens
+  double norm_eps = 1e-6;
+  bool mlp_bias = false;
+  bool tied_head = false;  // the head is the embedding
+  AttentionSpec attention;
+};
+
+}  // namespace twinkle::model

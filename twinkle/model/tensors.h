@@ -1,0 +1,24 @@
+// Checkpoint views as tensors, and back.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/io/tensor_view.h"
+
+namespace twinkle::model {
+
+// A copy of tensor `name` in `dtype`. Error: it is missing, its shape is not `shape`, its type is
+// no float type.
+at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
+                     const std::vector<int64_t>& shape, at::ScalarType dtype);
+
+// Any float view as float32.
+at::Tensor to_float32(const TensorView& view);
+
+// Borrows the tensor's memory: contiguous, on the CPU, and alive as long as the view.
+TensorView view_of(const std::string& name, const at::Tensor& tensor);
+
+}  // namespace twinkle::model
