@@ -17,8 +17,8 @@ impl Text {
     pub fn new(json: &[u8], added: &str) -> Result<Text, String> {
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| e.to_string())?;
         let added: Vec<AddedToken> = serde_json::from_str(added).map_err(|e| e.to_string())?;
+        let known = tokenizer.get_added_tokens_decoder();
         for token in added {
-            let known = tokenizer.get_added_tokens_decoder();
             if known.values().any(|t| t.content == token.content && t.special == token.special) {
                 continue;
             }

@@ -1,0 +1,251 @@
+// _core.Tokenizer and _core.Template: the same names and defaults as in twinkle/text, rows as
+// dicts. Text work runs without the GIL.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/json_caster.h"
+#include "twinkle/text/template.h"
+
+namespace py = pybind11;
+
+namespace twinkle::python {
+namespace {
+
+using text::InputFeature;
+using text::Template;
+using text::Tokenizer;
+using Ids = std::vector<int64_t>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+using Features = std::vector<std::vector<InputFeature>>;
+
+py::array_t<int64_t> array(const Ids& ids) {
+  return py::array_t<int64_t>(static_cast<py::ssize_t>(ids.size()), ids.data());
+}
+
+// A copy of the row with the fields of the feature.
+py::dict with_feature(const py::dict& row, const InputFeature& feature) {
+  py::dict out;
+  for (const auto& [key, value] : row) out[key] = value;
+  Ids positions(feature.input_ids.size());
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int64_t>(i);
+  out["input_ids"] = array(feature.input_ids);
+  out["labels"] = array(feature.labels);
+  out["attention_mask"] = array(Ids(positions.size(), 1));
+  out["position_ids"] = array(positions);
+  out["length"] = feature.length();
+  return out;
+}
+
+bool is_trajectory(const py::handle& value) {
+  return py::isinstance<py::dict>(value) && value.cast<py::dict>().contains("messages");
+}
+
+// Rows of dicts from a dict of columns.
+std::vector<py::dict> rows_of(const py::object& given) {
+  std::vector<py::dict> rows;
+  if (!py::isinstance<py::dict>(given)) {
+    for (const py::handle row : given) rows.push_back(row.cast<py::dict>());
+    return rows;
+  }
+  for (const auto& [name, column] : given.cast<py::dict>()) {
+    const auto items = column.cast<py::sequence>();
+    rows.resize(std::max(rows.size(), static_cast<size_t>(items.size())));
+    for (size_t i = 0; i < static_cast<size_t>(items.size()); ++i) rows[i][name] = items[i];
+  }
+  return rows;
+}
+
+// The fields that the template and its errors look at: a row may carry tensors and arrays beside
+// them.
+Json trajectory_json(const py::dict& row) {
+  JsonObject out;
+  for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"})
+    if (row.contains(name)) out[name] = to_json(row[name], name);
+  return out;
+}
+
+Features encode_all(const Template& self, const std::vector<py::dict>& rows, bool generation) {
+  std::vector<Json> trajectories;
+  trajectories.reserve(rows.size());
+  for (const py::dict& row : rows) trajectories.push_back(trajectory_json(row));
+  const py::gil_scoped_release unlocked;
+  return self.batch_encode(trajectories, generation);
+}
+
+// Rows whose fields are trajectories (positive and negative, say): each of those fields is encoded.
+py::list encode_nested(const Template& self, std::vector<py::dict> rows,
+                       const std::vector<std::string>& fields, bool generation) {
+  std::vector<bool> whole(rows.size(), true);
+  std::vector<py::dict> out(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) out[i] = rows[i].attr("copy")();
+  for (const std::string& field : fields) {
+    std::vector<py::dict> inner;
+    for (const py::dict& row : rows) inner.push_back(row[field.c_str()].cast<py::dict>());
+    const Features features = encode_all(self, inner, generation);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      require(features[i].size() < 2, Code::kInvalid, "text: row ", i, ": field '", field,
+              "' was split in ", features[i].size(), "; nested samples cannot be split");
+      whole[i] = whole[i] && !features[i].empty();
+      if (!features[i].empty()) out[i][field.c_str()] = with_feature(inner[i], features[i].front());
+    }
+  }
+  py::list kept;
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (whole[i]) kept.append(out[i]);
+  return kept;
+}
+
+py::list batch_encode(const Template& self, const py::object& given, bool generation) {
+  std::vector<py::dict> rows = rows_of(given);
+  std::vector<std::string> nested;
+  if (!rows.empty() && !is_trajectory(rows[0]))
+    for (const auto& [name, value] : rows[0])
+      if (is_trajectory(value)) nested.push_back(name.cast<std::string>());
+  if (!nested.empty()) return encode_nested(self, std::move(rows), nested, generation);
+  const Features features = encode_all(self, rows, generation);
+  py::list out;
+  for (size_t i = 0; i < rows.size(); ++i)
+    for (const InputFeature& feature : features[i]) out.append(with_feature(rows[i], feature));
+  return out;
+}
+
+py::object encode(const Template& self, const py::dict& row, bool generation) {
+  require(self.options().truncation != text::Truncation::kSplit, Code::kInvalid,
+          "text: truncation_strategy is 'split', which can give several samples: use batch_encode");
+  std::vector<InputFeature> features;
+  const Json trajectory = trajectory_json(row);
+  {
+    const py::gil_scoped_release unlocked;
+    features = self.encode(trajectory, generation);
+  }
+  return features.empty() ? py::object(py::none()) : with_feature(row, features.front());
+}
+
+py::object check(const Template& self, const py::dict& row) {
+  const bool bad = self.check(trajectory_json(row)).has_value();
+  return bad ? py::object(py::none()) : py::object(row);
+}
+
+// The prompt's row with the reply's tokens, and, where it has messages, the reply as a message.
+py::dict concat_input_feature(const Template& self, const py::dict& row, const Ids& new_tokens) {
+  InputFeature prompt{row["input_ids"].cast<Ids>(), {}};
+  prompt.labels =
+      row.contains("labels") ? row["labels"].cast<Ids>() : Ids(prompt.input_ids.size(), -100);
+  py::dict out = with_feature(row, self.concat_input_feature(prompt, new_tokens));
+  if (!row.contains("messages") || row["messages"].is_none()) return out;
+  py::list messages;
+  for (const py::handle message : row["messages"]) messages.append(message);
+  py::dict reply;
+  reply["role"] = "assistant";
+  reply["content"] = self.decode(new_tokens, true);
+  messages.append(reply);
+  out["messages"] = messages;
+  return out;
+}
+
+std::unique_ptr<Template> make_template(const std::string& directory, bool use_chat_template,
+                                        std::optional<int64_t> max_length,
+                                        const std::string& truncation_strategy,
+                                        std::optional<std::string> default_system,
+                                        bool enable_thinking) {
+  return std::make_unique<Template>(
+      directory, text::TemplateOptions{.use_chat_template = use_chat_template,
+                                       .max_length = max_length.value_or(0),
+                                       .truncation = text::truncation_of(truncation_strategy),
+                                       .default_system = default_system.value_or(""),
+                                       .enable_thinking = enable_thinking});
+}
+
+void bind_tokenizer(py::module_& m) {
+  py::class_<Tokenizer>(m, "Tokenizer", "The tokenizer of a model directory (tokenizer.json).")
+      .def(py::init(
+               [](const std::string& directory) { return std::make_unique<Tokenizer>(directory); }),
+           py::arg("directory"), NoGil())
+      .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
+           NoGil(), "Token ids of a text.")
+      .def(
+          "batch_encode",
+          [](const Tokenizer& self, const std::vector<std::string>& texts, bool special) {
+            return self.batch_encode(texts, special);
+          },
+          py::arg("texts"), py::arg("add_special_tokens") = false, NoGil(),
+          "Token ids of many texts, on all cores.")
+      .def(
+          "decode",
+          [](const Tokenizer& self, const Ids& ids, bool skip) { return self.decode(ids, skip); },
+          py::arg("ids"), py::arg("skip_special_tokens") = false, NoGil())
+      .def(
+          "batch_decode",
+          [](const Tokenizer& self, const std::vector<Ids>& rows, bool skip) {
+            return self.batch_decode(rows, skip);
+          },
+          py::arg("rows"), py::arg("skip_special_tokens") = false, NoGil())
+      .def("id", &Tokenizer::id, py::arg("token"), "The token's id, or None.")
+      .def("token", &Tokenizer::token, py::arg("id"), "The token as the vocabulary spells it.")
+      .def_property_readonly("vocab_size", &Tokenizer::vocab_size)
+      .def_property_readonly("bos_id", &Tokenizer::bos_id)
+      .def_property_readonly("eos_id", &Tokenizer::eos_id)
+      .def_property_readonly("pad_id", &Tokenizer::pad_id)
+      .def_property_readonly(
+          "special_tokens", [](const Tokenizer& self) { return from_json(self.special_tokens()); });
+}
+
+void bind_template(py::module_& m) {
+  py::class_<Template>(m, "Template", "Rows of messages to tokens and labels, and back.")
+      .def(py::init(&make_template), py::arg("directory"), py::arg("use_chat_template") = true,
+           py::arg("max_length") = 8192, py::arg("truncation_strategy") = "raise",
+           py::arg("default_system") = py::none(), py::arg("enable_thinking") = true)
+      .def("encode", &encode, py::arg("trajectory"), py::arg("add_generation_prompt") = false,
+           "The row with input_ids, labels (already shifted), attention_mask, position_ids and "
+           "length; "
+           "None when it is too long and truncation_strategy is 'delete'.")
+      .def("batch_encode", &batch_encode, py::arg("trajectories"),
+           py::arg("add_generation_prompt") = false,
+           "encode of a list of rows, or a dict of columns, on all cores; a list of rows.")
+      .def("check", &check, py::arg("trajectory"), "The row, or None when it cannot be encoded.")
+      .def(
+          "why_not",
+          [](const Template& self, const py::dict& row) {
+            return self.check(trajectory_json(row));
+          },
+          py::arg("trajectory"), "Why the row cannot be encoded, or None.")
+      .def(
+          "decode",
+          [](const Template& self, const Ids& ids, bool skip) { return self.decode(ids, skip); },
+          py::arg("ids"), py::arg("skip_special_tokens") = false, NoGil())
+      .def(
+          "batch_decode",
+          [](const Template& self, const std::vector<Ids>& rows, bool skip) {
+            return self.batch_decode(rows, skip);
+          },
+          py::arg("rows"), py::arg("skip_special_tokens") = false, NoGil())
+      .def("concat_input_feature", &concat_input_feature, py::arg("feature"), py::arg("new_tokens"),
+           "The prompt's row with sampled tokens appended, which are trained.")
+      .def(
+          "render",
+          [](const Template& self, const py::dict& row, bool generation) {
+            return self.render(trajectory_json(row), generation);
+          },
+          py::arg("trajectory"), py::arg("add_generation_prompt") = false,
+          "The text that encode tokenises.")
+      .def_property_readonly("tokenizer", &Template::tokenizer,
+                             py::return_value_policy::reference_internal)
+      .def_property_readonly("max_length",
+                             [](const Template& self) { return self.options().max_length; });
+}
+
+}  // namespace
+}  // namespace twinkle::python
+
+void bind_text(py::module_& m) {
+  twinkle::python::bind_tokenizer(m);
+  twinkle::python::bind_template(m);
+}

@@ -1,0 +1,142 @@
+#include "twinkle/text/chat_template.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include "twinkle/text/foreign.h"
+
+namespace twinkle::text {
+namespace {
+
+using Named = std::vector<std::pair<std::string, std::string>>;
+constexpr const char* kDefault = "default";
+constexpr const char* kToolUse = "tool_use";
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  require(in.good(), Code::kNotFound, "text: cannot open ", file.string());
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// "chat_template" of a JSON file: text, or a list of {name, template}.
+void add_from_json(const std::filesystem::path& file, Named& out) {
+  if (!std::filesystem::exists(file)) return;
+  const Json config = read_json(file);
+  const Json* field = find(config, "chat_template");
+  if (!field) return;
+  if (field->is_string()) {
+    out.emplace_back(kDefault, field->get_string());
+    return;
+  }
+  require(field->is_array(), Code::kInvalid, "text: field 'chat_template' of ", file.string(),
+          " is neither a text nor a list of {name, template}");
+  for (const Json& item : field->get_array())
+    out.emplace_back(get<std::string>(item, "name"), get<std::string>(item, "template"));
+}
+
+bool is_given(const Json& tools) { return tools.is_array() && !tools.get_array().empty(); }
+
+}  // namespace
+
+void ChatTemplate::Close::operator()(twinkle_chat* handle) const { twinkle_chat_close(handle); }
+
+ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) {
+  Named found;
+  if (const auto file = directory / "chat_template.jinja"; std::filesystem::exists(file))
+    found.emplace_back(kDefault, read_text(file));
+  if (const auto folder = directory / "additional_chat_templates";
+      std::filesystem::is_directory(folder))
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      if (entry.path().extension() == ".jinja")
+        found.emplace_back(entry.path().stem().string(), read_text(entry.path()));
+  if (found.empty()) add_from_json(directory / "chat_template.json", found);
+  if (found.empty()) add_from_json(directory / "tokenizer_config.json", found);
+  require(!found.empty(), Code::kNotFound, "text: ", directory.string(),
+          " has no chat template (chat_template.jinja, or 'chat_template' in "
+          "tokenizer_config.json); add one, or set use_chat_template to false");
+  return ChatTemplate(std::move(found));
+}
+
+ChatTemplate::ChatTemplate(std::string source) : ChatTemplate(Named{{kDefault, source}}) {}
+
+ChatTemplate::ChatTemplate(Named sources) {
+  for (auto& [name, text] : sources) {
+    twinkle_chat* handle = nullptr;
+    check(twinkle_chat_open(view(text), &handle), "chat template '" + name + "'");
+    sources_.push_back({name, std::move(text), std::unique_ptr<twinkle_chat, Close>(handle)});
+  }
+  pick(false);
+  takes_parts_ = probe_parts();
+}
+
+// As in transformers: "tool_use" when there are tools and such a template, else "default".
+const ChatTemplate::Source& ChatTemplate::pick(bool with_tools) const {
+  const auto named = [&](std::string_view name) {
+    return std::find_if(sources_.begin(), sources_.end(),
+                        [&](const Source& s) { return s.name == name; });
+  };
+  auto it = with_tools ? named(kToolUse) : sources_.end();
+  if (it == sources_.end()) it = named(kDefault);
+  require(it != sources_.end(), Code::kInvalid,
+          "text: none of the chat templates is named 'default'");
+  return *it;
+}
+
+std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
+                                            std::span<const RenderRequest> requests) const {
+  const bool with_tools = is_given(conversation.tools);
+  JsonObject context = conversation.variables;
+  context["messages"] = conversation.messages;
+  context["tools"] = with_tools ? conversation.tools : Json();
+  context["documents"] = nullptr;
+  std::vector<twinkle_request> raw;
+  for (const RenderRequest& r : requests)
+    raw.push_back({r.num_messages, r.add_generation_prompt, r.mark});
+  std::vector<Owned<twinkle_rendering, twinkle_rendering_free>> owned(requests.size());
+  std::vector<twinkle_rendering> out(requests.size());
+  check(twinkle_chat_render(pick(with_tools).handle.get(), view(boost::json::serialize(context)),
+                            raw.data(), raw.size(), out.data()),
+        "the chat template failed");
+  std::vector<Rendering> renderings(out.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    owned[i].value = out[i];
+    renderings[i].text.assign(out[i].text, out[i].size);
+    renderings[i].starts.assign(out[i].starts, out[i].starts + out[i].num_starts);
+    for (size_t j = 0; j < out[i].num_generated; ++j)
+      renderings[i].generated.emplace_back(out[i].generated[2 * j], out[i].generated[2 * j + 1]);
+  }
+  return renderings;
+}
+
+std::string ChatTemplate::render(const Conversation& conversation,
+                                 bool add_generation_prompt) const {
+  const RenderRequest request{.add_generation_prompt = add_generation_prompt};
+  return std::move(render(conversation, {&request, 1}).front().text);
+}
+
+bool ChatTemplate::has_generation(bool with_tools) const {
+  return twinkle_chat_has_generation(pick(with_tools).handle.get());
+}
+
+bool ChatTemplate::reads(std::string_view name) const {
+  return std::any_of(sources_.begin(), sources_.end(), [&](const Source& source) {
+    return source.text.find(name) != std::string::npos;
+  });
+}
+
+// A template that does not know parts fails on a list, or prints it as a list.
+bool ChatTemplate::probe_parts() const {
+  const std::string_view context =
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]})";
+  const twinkle_request request{SIZE_MAX, false, false};
+  Owned<twinkle_rendering, twinkle_rendering_free> out;
+  const OwnedText error(
+      twinkle_chat_render(pick(false).handle.get(), view(context), &request, 1, &out.value));
+  if (error) return false;
+  const std::string_view text(out.value.text, out.value.size);
+  return text.find("probe") != text.npos && text.find("'type'") == text.npos &&
+         text.find("\"type\"") == text.npos;
+}
+
+}  // namespace twinkle::text

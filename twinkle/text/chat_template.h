@@ -1,0 +1,76 @@
+// A model's chat template: messages to text, in the Jinja environment that `transformers` gives it,
+// by the crate in rust/text. Knows no tokens. Immutable after construction: any number of threads
+// may use one.
+#pragma once
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "twinkle/base/json.h"
+
+struct twinkle_chat;
+
+namespace twinkle::text {
+
+// What is said to the template. `messages` and `tools` are JSON lists; `variables` are further
+// names that it can read (special tokens, enable_thinking).
+struct Conversation {
+  Json messages;
+  Json tools;  // null or empty: none
+  JsonObject variables;
+};
+
+struct RenderRequest {
+  size_t num_messages = SIZE_MAX;  // only the first so many
+  bool add_generation_prompt = false;
+  bool mark = false;  // fill `generated` and `starts`
+};
+
+struct Rendering {
+  std::string text;
+  std::vector<std::pair<size_t, size_t>> generated;  // bytes [begin, end) of each generation block
+  std::vector<size_t>
+      starts;  // byte at which message i begins; SIZE_MAX: the template does not loop over it
+};
+
+class ChatTemplate {
+ public:
+  // From DIRECTORY's chat_template.jinja, additional_chat_templates/NAME.jinja, chat_template.json,
+  // or "chat_template" of tokenizer_config.json (text, or a list of {name, template}). Error
+  // kNotFound: none of them; kInvalid: not Jinja.
+  static ChatTemplate of_directory(const std::filesystem::path& directory);
+  explicit ChatTemplate(std::string source);
+
+  // Renders one conversation in several ways. Error kInvalid: what the template raised, or where it
+  // failed.
+  std::vector<Rendering> render(const Conversation& conversation,
+                                std::span<const RenderRequest> requests) const;
+  std::string render(const Conversation& conversation, bool add_generation_prompt = false) const;
+
+  bool has_generation(bool with_tools) const;  // the template has {% generation %} blocks
+  bool reads(std::string_view name) const;     // the source mentions `name`
+  // Whether a message's content may be a list of {"type": "text", "text": ..} parts.
+  bool takes_parts() const { return takes_parts_; }
+
+ private:
+  struct Close {
+    void operator()(twinkle_chat* handle) const;
+  };
+  struct Source {
+    std::string name, text;
+    std::unique_ptr<twinkle_chat, Close> handle;
+  };
+
+  explicit ChatTemplate(std::vector<std::pair<std::string, std::string>> sources);
+  const Source& pick(bool with_tools) const;
+  bool probe_parts() const;
+
+  std::vector<Source> sources_;
+  bool takes_parts_ = false;
+};
+
+}  // namespace twinkle::text

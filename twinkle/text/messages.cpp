@@ -1,0 +1,220 @@
+#include "twinkle/text/messages.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace twinkle::text {
+namespace {
+
+constexpr std::string_view kThinkBegin = "<think>";
+constexpr std::string_view kThinkEnd = "</think>";
+
+std::string_view strip_newlines(std::string_view text) {
+  while (text.starts_with('\n')) text.remove_prefix(1);
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  return text;
+}
+
+// The value of a text that holds JSON of the wanted kind, else nothing.
+std::optional<Json> parsed(const Json& text, bool (Json::*is_wanted)() const noexcept) {
+  if (!text.is_string()) return std::nullopt;
+  boost::json::error_code error;
+  Json value = boost::json::parse(text.get_string(), error);
+  if (error || !(value.*is_wanted)()) return std::nullopt;
+  return value;
+}
+
+bool is_object(const Json& v) { return v.is_object(); }
+
+JsonObject without_nulls(const JsonObject& fields) {
+  JsonObject out;
+  for (const auto& [key, value] : fields)
+    if (!value.is_null()) out[key] = value;
+  return out;
+}
+
+Json content_for(const Json& content, size_t index, bool takes_parts) {
+  if (!content.is_array()) return content;
+  std::string text = plain_text(content, index);  // checks the parts, too
+  if (!takes_parts) return Json(text);
+  JsonArray parts;
+  for (const Json& part : content.get_array())
+    parts.push_back(part.is_object() ? Json(without_nulls(part.get_object()))
+                                     : Json{{"type", "text"}, {"text", part}});
+  return parts;
+}
+
+// The names under which reasoning is passed; `reasoning_content` is what templates read, gpt-oss
+// reads `thinking`.
+void alias_reasoning(JsonObject& message) {
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const Json* value = message.if_contains(name);
+    if (!value) continue;
+    const Json reasoning = *value;
+    if (!message.contains("thinking")) {
+      JsonObject first{{"thinking", reasoning}};
+      for (auto& [key, item] : message) first[key] = item;
+      message = std::move(first);
+    }
+    message["reasoning_content"] = reasoning;
+    return;
+  }
+}
+
+// Reasoning stands in `reasoning_content` where the template reads that, in <think> tags of the
+// content elsewhere.
+void normalise_reasoning(JsonObject& message, bool reads_reasoning) {
+  Json* content = message.if_contains("content");
+  const Json* reasoning = message.if_contains("reasoning_content");
+  if (!content || !content->is_string()) return;
+  const std::string text(content->get_string());
+  if (reads_reasoning && !reasoning) {
+    const size_t first = text.find(kThinkEnd), last = text.rfind(kThinkEnd);
+    if (first == text.npos) return;
+    std::string_view thought = std::string_view(text).substr(0, first);
+    while (thought.ends_with('\n')) thought.remove_suffix(1);
+    if (const size_t open = thought.rfind(kThinkBegin); open != thought.npos)
+      thought.remove_prefix(open + kThinkBegin.size());
+    std::string_view answer = std::string_view(text).substr(last + kThinkEnd.size());
+    while (answer.starts_with('\n')) answer.remove_prefix(1);
+    message["content"] = answer;
+    message["reasoning_content"] = strip_newlines(thought);
+  } else if (!reads_reasoning && reasoning && reasoning->is_string() &&
+             !reasoning->get_string().empty() && text.find(kThinkEnd) == text.npos) {
+    const std::string thought(strip_newlines(std::string_view(reasoning->get_string())));
+    *content = "<think>\n" + thought + "\n</think>\n\n" + text;
+  }
+}
+
+void normalise_tool_calls(JsonObject& message) {
+  Json* calls = message.if_contains("tool_calls");
+  if (!calls) return;
+  if (const auto list = parsed(*calls, &Json::is_array)) *calls = *list;
+  if (!calls->is_array()) return;
+  for (Json& call : calls->get_array()) {
+    if (!call.is_object()) continue;
+    Json* function = call.get_object().if_contains("function");
+    Json& holder = function && is_object(*function) ? *function : call;
+    Json* arguments = holder.get_object().if_contains("arguments");
+    if (!arguments) continue;
+    if (const auto object = parsed(*arguments, &Json::is_object)) *arguments = *object;
+  }
+  if (!calls->get_array().empty() && !message.contains("content")) message["content"] = "";
+}
+
+JsonObject message_of(const Json& given, size_t index, const MessageOptions& options) {
+  require(given.is_object(), Code::kInvalid, "text: field 'messages[", index,
+          "]' is no object with role and content");
+  JsonObject message = without_nulls(given.get_object());
+  const Json* role = message.if_contains("role");
+  require(role && role->is_string(), Code::kInvalid, "text: field 'messages[", index,
+          "].role' is missing or no text");
+  if (Json* content = message.if_contains("content"))
+    *content = content_for(*content, index, options.takes_parts);
+  alias_reasoning(message);
+  if (*role == "assistant") {
+    normalise_tool_calls(message);
+    normalise_reasoning(message, options.reads_reasoning);
+  }
+  return message;
+}
+
+Json tools_of(const Json& trajectory) {
+  const Json* tools = find(trajectory, "tools");
+  if (!tools) return nullptr;
+  Json list = *tools;
+  if (const auto from_text = parsed(list, &Json::is_array)) list = *from_text;
+  require(list.is_array(), Code::kInvalid, "text: field 'tools' is no list of JSON schemas");
+  for (Json& tool : list.get_array())
+    if (const auto from_text = parsed(tool, &Json::is_object)) tool = *from_text;
+  return list;
+}
+
+void refuse_media(const Json& trajectory) {
+  for (const char* name : {"images", "videos", "audios"}) {
+    const Json* media = find(trajectory, name);
+    require(!media || !media->is_array() || media->get_array().empty(), Code::kInvalid,
+            "text: field '", name, "' is not empty, this template reads text only");
+  }
+}
+
+// Row indices of the rounds to train; none: all of them.
+std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num_messages) {
+  const auto value = user_data_get(trajectory, "key_rounds");
+  if (!value || !value->is_array() || value->get_array().empty()) return std::nullopt;
+  std::vector<size_t> out;
+  for (const Json& round : value->get_array()) {
+    require(round.is_int64() && round.get_int64() >= 0 &&
+                static_cast<size_t>(round.get_int64()) < num_messages,
+            Code::kInvalid, "text: field 'user_data.key_rounds' holds ",
+            boost::json::serialize(round), ", the row has messages 0 to ", num_messages - 1);
+    out.push_back(static_cast<size_t>(round.get_int64()));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string plain_text(const Json& content, size_t message_index) {
+  if (content.is_string()) return std::string(content.get_string());
+  require(content.is_array(), Code::kInvalid, "text: field 'messages[", message_index,
+          "].content' is neither a text nor a list of parts");
+  std::string out;
+  for (const Json& part : content.get_array()) {
+    const Json* text = part.is_string() ? &part : find(part, "text");
+    const Json* type = find(part, "type");
+    require(text && text->is_string() && (!type || *type == "text"), Code::kInvalid,
+            "text: field 'messages[", message_index, "].content' has a part ",
+            boost::json::serialize(part).substr(0, 80), ", this template reads text only");
+    out += text->get_string();
+  }
+  return out;
+}
+
+std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) {
+  const Json* data = find(trajectory, "user_data");
+  if (!data) return std::nullopt;
+  const Json* value = find(*data, key);
+  if (data->is_array())
+    for (const Json& pair : data->get_array())
+      if (pair.is_array() && pair.get_array().size() == 2 && pair.get_array()[0].is_string() &&
+          pair.get_array()[0].get_string() == key) {
+        value = &pair.get_array()[1];
+        break;
+      }
+  if (!value) return std::nullopt;
+  if (!value->is_string()) return *value;
+  boost::json::error_code error;
+  Json inner = boost::json::parse(value->get_string(), error);
+  return error ? *value : inner;
+}
+
+Prepared prepare(const Json& trajectory, const MessageOptions& options) {
+  const Json* given = find(trajectory, "messages");
+  require(given, Code::kInvalid, "text: field 'messages' is missing");
+  require(given->is_array(), Code::kInvalid, "text: field 'messages' is no list");
+  const JsonArray& rows = given->get_array();
+  require(!rows.empty(), Code::kInvalid,
+          "text: field 'messages' is empty, it must hold at least one message");
+  refuse_media(trajectory);
+  Prepared out;
+  JsonArray messages;
+  for (size_t i = 0; i < rows.size(); ++i) messages.push_back(message_of(rows[i], i, options));
+  const bool add_system = !options.default_system.empty() && messages[0].at("role") == "user";
+  if (add_system)
+    messages.insert(messages.begin(),
+                    Json{{"role", "system"}, {"content", options.default_system}});
+  const auto rounds = key_rounds(trajectory, rows.size());
+  out.key_rounds = rounds.has_value();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const size_t in_row = i - (add_system ? 1 : 0);
+    if (messages[i].at("role") != "assistant") continue;
+    if (!rounds || std::find(rounds->begin(), rounds->end(), in_row) != rounds->end())
+      out.trained.push_back(i);
+  }
+  out.messages = std::move(messages);
+  out.tools = tools_of(trajectory);
+  return out;
+}
+
+}  // namespace twinkle::text

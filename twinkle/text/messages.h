@@ -1,0 +1,40 @@
+// A row's messages as a chat template wants them: checked, without nulls, with the default system
+// message, reasoning, tool calls and content parts in the one form that the template reads. The row
+// itself is not changed.
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/text/chat_template.h"
+
+namespace twinkle::text {
+
+struct MessageOptions {
+  std::string default_system;    // put first when the row begins with a user message; empty: none
+  bool takes_parts = false;      // content may stay a list of text parts; else they are joined
+  bool reads_reasoning = false;  // the template reads reasoning_content; else it goes into <think>
+};
+
+struct Prepared {
+  Json messages, tools;
+  // Indices into `messages` of the assistant messages to train: all, or those of user_data's
+  // key_rounds, which count the messages of the row as it was given.
+  std::vector<size_t> trained;
+  bool key_rounds = false;  // `trained` was limited
+};
+
+// Error kInvalid: no messages, an empty list, a message without role, a part that is not text,
+// key_rounds out of range; each names the field and the value.
+Prepared prepare(const Json& trajectory, const MessageOptions& options);
+
+// The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
+std::string plain_text(const Json& content, size_t message_index);
+
+// user_data's value of `key`: user_data is a list of [key, value] pairs, or an object; a text that
+// is JSON is parsed.
+std::optional<Json> user_data_get(const Json& trajectory, std::string_view key);
+
+}  // namespace twinkle::text

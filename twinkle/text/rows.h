@@ -1,0 +1,14 @@
+// Work on the rows of a batch on all cores: order kept, the failure of the lowest row told with its
+// index and cause.
+#pragma once
+#include <cstddef>
+#include <functional>
+
+namespace twinkle::text {
+
+// Calls work(0) .. work(num_rows - 1), each once, from several threads at once; returns when all
+// are done. A throwing row stops the taking of further ones; rethrown as an Error "text: row 17:
+// cause" with the cause's code.
+void for_each_row(size_t num_rows, const std::function<void(size_t row)>& work);
+
+}  // namespace twinkle::text

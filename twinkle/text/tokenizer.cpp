@@ -1,0 +1,168 @@
+#include "twinkle/text/tokenizer.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <map>
+
+#include "twinkle/text/foreign.h"
+#include "twinkle/text/rows.h"
+
+namespace twinkle::text {
+namespace {
+
+constexpr std::string_view kSpecialNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                              "pad_token", "cls_token", "mask_token"};
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  require(in.good(), Code::kNotFound, "text: cannot open ", file.string(),
+          ", a model directory holds a tokenizer.json");
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+Json read_if_there(const std::filesystem::path& file) {
+  return std::filesystem::exists(file) ? read_json(file) : Json(JsonObject());
+}
+
+// A token stands as its text or as an object with its `content`.
+const Json* content_of(const Json* token) {
+  if (token && token->is_object()) token = find(*token, "content");
+  return token && token->is_string() ? token : nullptr;
+}
+
+JsonObject special_tokens_of(const Json& config, const Json& map) {
+  JsonObject out;
+  for (const std::string_view name : kSpecialNames) {
+    const Json* text = content_of(find(config, name));
+    if (!text) text = content_of(find(map, name));
+    if (text) out[name] = *text;
+  }
+  return out;
+}
+
+JsonObject added_token(const Json& text, const Json& fields, bool special) {
+  const auto flag = [&](std::string_view name, bool otherwise) {
+    return fields.is_object() ? get_or<bool>(fields, name, otherwise) : otherwise;
+  };
+  return {{"content", text},
+          {"single_word", flag("single_word", false)},
+          {"lstrip", flag("lstrip", false)},
+          {"rstrip", flag("rstrip", false)},
+          {"normalized", flag("normalized", !special)},
+          {"special", special}};
+}
+
+// Added tokens that the configuration names and tokenizer.json may lack, in the order of their ids.
+JsonArray added_tokens(const Json& config, const JsonObject& special_tokens) {
+  JsonArray out;
+  const auto add = [&](const Json& text, const Json& fields, bool special) {
+    const bool known = std::any_of(out.begin(), out.end(),
+                                   [&](const Json& item) { return item.at("content") == text; });
+    if (!known) out.push_back(added_token(text, fields, special));
+  };
+  if (const Json* decoder = find(config, "added_tokens_decoder"); decoder && decoder->is_object()) {
+    std::map<int64_t, const Json*> by_id;
+    for (const auto& [id, token] : decoder->get_object())
+      by_id[std::strtoll(std::string(id).c_str(), nullptr, 10)] = &token;
+    for (const auto& [id, token] : by_id)
+      if (const Json* text = content_of(token))
+        add(*text, *token, get_or(*token, "special", false));
+  }
+  for (const auto& [name, text] : special_tokens) add(text, nullptr, true);
+  for (const char* name : {"extra_special_tokens", "additional_special_tokens"})
+    if (const Json* list = find(config, name); list && list->is_array())
+      for (const Json& token : list->get_array())
+        if (const Json* text = content_of(&token)) add(*text, token, true);
+  return out;
+}
+
+}  // namespace
+
+void Tokenizer::Close::operator()(twinkle_tokenizer* handle) const {
+  twinkle_tokenizer_close(handle);
+}
+
+Tokenizer::Tokenizer(const std::filesystem::path& directory) : directory_(directory) {
+  const auto file = directory / "tokenizer.json";
+  const std::string text = read_text(file);
+  const Json config = read_if_there(directory / "tokenizer_config.json");
+  special_tokens_ = special_tokens_of(config, read_if_there(directory / "special_tokens_map.json"));
+  const JsonArray added = added_tokens(config, special_tokens_);
+  twinkle_tokenizer* handle = nullptr;
+  check(twinkle_tokenizer_open(view(text), view(boost::json::serialize(added)), &handle),
+        file.string());
+  handle_.reset(handle);
+}
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  Owned<twinkle_encoding, twinkle_encoding_free> out;
+  check(twinkle_tokenizer_encode(handle_.get(), view(text), add_special_tokens, false, &out.value),
+        "cannot tokenise");
+  return {out.value.ids, out.value.ids + out.value.size};
+}
+
+Encoding Tokenizer::encode_with_offsets(std::string_view text, Offsets offsets) const {
+  require(text.size() < std::numeric_limits<uint32_t>::max(), Code::kInvalid, "text: a text of ",
+          text.size(), " bytes, the limit is 4 GiB");
+  Owned<twinkle_encoding, twinkle_encoding_free> out;
+  check(twinkle_tokenizer_encode(handle_.get(), view(text), false, offsets == Offsets::kTrimmed,
+                                 &out.value),
+        "cannot tokenise");
+  const auto& v = out.value;
+  return {.ids = {v.ids, v.ids + v.size},
+          .begins = {v.begins, v.begins + v.size},
+          .ends = {v.ends, v.ends + v.size}};
+}
+
+std::vector<std::vector<int64_t>> Tokenizer::batch_encode(std::span<const std::string> texts,
+                                                          bool add_special_tokens) const {
+  std::vector<std::vector<int64_t>> out(texts.size());
+  for_each_row(texts.size(), [&](size_t i) { out[i] = encode(texts[i], add_special_tokens); });
+  return out;
+}
+
+std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special_tokens) const {
+  std::vector<uint32_t> narrow;
+  narrow.reserve(ids.size());
+  for (const int64_t id : ids) {
+    require(id >= 0 && id <= std::numeric_limits<uint32_t>::max(), Code::kInvalid,
+            "text: token id ", id, " is outside [0, 2^32)");
+    narrow.push_back(static_cast<uint32_t>(id));
+  }
+  Owned<twinkle_rendering, twinkle_rendering_free> out;
+  check(twinkle_tokenizer_decode(handle_.get(), narrow.data(), narrow.size(), skip_special_tokens,
+                                 &out.value),
+        "cannot decode");
+  return {out.value.text, out.value.size};
+}
+
+std::vector<std::string> Tokenizer::batch_decode(std::span<const std::vector<int64_t>> rows,
+                                                 bool skip_special_tokens) const {
+  std::vector<std::string> out(rows.size());
+  for_each_row(rows.size(), [&](size_t i) { out[i] = decode(rows[i], skip_special_tokens); });
+  return out;
+}
+
+std::optional<int64_t> Tokenizer::id(std::string_view token) const {
+  const int64_t id = twinkle_tokenizer_id(handle_.get(), view(token));
+  return id < 0 ? std::nullopt : std::optional(id);
+}
+
+std::optional<std::string> Tokenizer::token(int64_t id) const {
+  if (id < 0 || id > std::numeric_limits<uint32_t>::max()) return std::nullopt;
+  const OwnedText text(twinkle_tokenizer_token(handle_.get(), static_cast<uint32_t>(id)));
+  return text ? std::optional<std::string>(text.get()) : std::nullopt;
+}
+
+int64_t Tokenizer::vocab_size() const {
+  return static_cast<int64_t>(twinkle_tokenizer_size(handle_.get()));
+}
+
+std::optional<int64_t> Tokenizer::special_id(std::string_view name) const {
+  const auto* text = special_tokens_.if_contains(name);
+  return text ? id(std::string_view(text->get_string())) : std::nullopt;
+}
+
+}  // namespace twinkle::text

@@ -1,0 +1,45 @@
+// Which bytes of a rendered conversation the assistant wrote, and which tokens these are. Linear in
+// the length of the conversation: it is rendered a fixed number of times and tokenised once.
+//
+// With {% generation %} blocks it is what they enclose. Elsewhere it is the rule of prefix
+// differences: of turn i, what the conversation up to and with it has beyond the conversation
+// before it with the generation prompt. The marks that a rendering leaves at its messages give
+// these places without rendering every prefix. They also say what the rule cannot where a template
+// renders a turn otherwise once others follow (Qwen3 drops old reasoning): the turn as it stands in
+// the whole conversation.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/text/chat_template.h"
+#include "twinkle/text/messages.h"
+#include "twinkle/text/tokenizer.h"
+
+namespace twinkle::text {
+
+struct Span {
+  size_t begin = 0, end = 0;  // bytes of the text
+};
+
+enum class Rule { kGeneration, kPrefix };
+
+struct Turns {
+  std::string text;
+  std::vector<Span> written;  // rising, not overlapping
+  Rule rule = Rule::kPrefix;
+};
+
+// The whole conversation and the spans of the turns of `prepared.trained`. Error kInvalid: the
+// template failed, or neither its marks nor the prefixes show what the assistant wrote.
+Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
+                   const Prepared& prepared);
+
+// labels[t] = ids[t] for the tokens of the spans, -100 elsewhere (not shifted). kGeneration follows
+// transformers' return_assistant_tokens_mask: from the token of a span's first character to that of
+// its last one. kPrefix: tokens that begin inside a span.
+std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encoding,
+                                  const std::vector<Span>& written, Rule rule);
+
+}  // namespace twinkle::text
