@@ -12,6 +12,9 @@ if(TWINKLE_CUDA AND EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)
   target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed
     ${TORCH_DIR}/lib/libtorch_cuda.so ${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed)
 endif()
+# at::parallel_for is serial in files compiled without OpenMP; the runtime is the wheel's own.
+target_compile_options(torch_wheel INTERFACE -fopenmp)
+target_link_libraries(torch_wheel INTERFACE ${TORCH_DIR}/lib/libgomp.so.1)
 add_library(torch_wheel_python INTERFACE)
 target_include_directories(torch_wheel_python SYSTEM INTERFACE ${PYTHON_INCLUDE})
 target_link_libraries(torch_wheel_python INTERFACE torch_wheel ${TORCH_DIR}/lib/libtorch_python.so)

@@ -1,0 +1,153 @@
+// Vectors of floats as wide as the instruction set that includes this header (see simd.h): loads
+// and stores with conversion, exp, sums in a fixed order. Compiled once per instruction set, each
+// time in its own namespace. No standard library here: what it inlines would be compiled for the
+// wrong instruction set.
+#pragma once
+#ifndef TWINKLE_ISA
+#error "included by the simd_*.cpp files only"
+#endif
+
+namespace twinkle::kernels::TWINKLE_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+inline constexpr int kProductRows = 6;  // x 4 vectors = 24 of 32 registers
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+inline constexpr int kProductRows = 3;  // x 4 vectors = 12 of 16 registers
+#else
+inline constexpr int kVectorBytes = 16;
+inline constexpr int kProductRows = 3;
+#endif
+
+// kCount elements of type E; `Loose` is the same without alignment, for access through pointers.
+template <class E, int kCount>
+struct Pack {
+  typedef E type __attribute__((vector_size(kCount * sizeof(E))));
+  typedef E Loose __attribute__((vector_size(kCount * sizeof(E)), aligned(sizeof(E)), may_alias));
+};
+template <class A>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
+template <class A>
+using Lanes = typename Pack<A, kLanes<A>>::type;
+
+template <class A>
+inline Lanes<A> splat(A x) {
+  return Lanes<A>{} + x;
+}
+
+inline Lanes<float> fma(Lanes<float> a, Lanes<float> b, Lanes<float> c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+inline Lanes<double> fma(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_pd(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+template <class A, class T>
+inline Lanes<A> load(const T* p) {
+  constexpr int n = kLanes<A>;
+  if constexpr (sizeof(T) == 2) {
+    const auto bits = *reinterpret_cast<const typename Pack<uint16_t, n>::Loose*>(p);
+    typedef typename Pack<uint32_t, n>::type Wide;
+    const Wide wide = __builtin_convertvector(bits, Wide) << 16;
+    return reinterpret_cast<typename Pack<float, n>::type>(wide);
+  } else {
+    typedef typename Pack<A, n>::type Out;
+    return __builtin_convertvector(*reinterpret_cast<const typename Pack<T, n>::Loose*>(p), Out);
+  }
+}
+
+// To bf16: nearest, ties to even; a NaN stays one.
+template <class T, class A>
+inline void store(T* p, Lanes<A> x) {
+  constexpr int n = kLanes<A>;
+  if constexpr (sizeof(T) == 2) {
+    typedef typename Pack<uint32_t, n>::type Wide;
+    typedef typename Pack<uint16_t, n>::type Narrow;
+    const Wide bits = reinterpret_cast<Wide>(x);
+    const Wide rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Wide out = x == x ? rounded : Wide{} + 0x7fc0u;
+    *reinterpret_cast<typename Pack<uint16_t, n>::Loose*>(p) = __builtin_convertvector(out, Narrow);
+  } else {
+    typedef typename Pack<T, n>::type Out;
+    *reinterpret_cast<typename Pack<T, n>::Loose*>(p) = __builtin_convertvector(x, Out);
+  }
+}
+
+// The first `count` elements, zero behind them.
+template <class A, class T>
+inline Lanes<A> load(const T* p, int64_t count) {
+  if (count >= kLanes<A>) return load<A>(p);
+  alignas(kVectorBytes) T part[kLanes<A>];
+  __builtin_memset(static_cast<void*>(part), 0, sizeof(part));
+  __builtin_memcpy(static_cast<void*>(part), p, count * sizeof(T));
+  return load<A>(part);
+}
+
+template <class T, class A>
+inline void store(T* p, Lanes<A> x, int64_t count) {
+  if (count >= kLanes<A>) return store<T, A>(p, x);
+  alignas(kVectorBytes) unsigned char part[kLanes<A> * sizeof(T)];
+  store<T, A>(reinterpret_cast<T*>(part), x);
+  __builtin_memcpy(static_cast<void*>(p), part, count * sizeof(T));
+}
+
+// Halves added to halves: the order depends on nothing but the width.
+template <class A>
+inline A sum(Lanes<A> x) {
+  for (int width = kLanes<A> / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  }
+  return x[0];
+}
+
+template <class A>
+inline A largest(Lanes<A> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(A) == 4) return _mm512_reduce_max_ps(x);
+#endif
+  A top = x[0];
+  for (int i = 1; i < kLanes<A>; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// Relative error below 2e-7; 0 below -87.3 (so exp(-inf) is 0), infinity above 88.7.
+inline Lanes<float> exp(Lanes<float> x) {
+  typedef Pack<int32_t, kLanes<float>>::type Int;
+  const Lanes<float> shift =
+      splat(12582912.f);  // 1.5 * 2^23: its low bits hold the rounded integer
+  const Lanes<float> shifted = fma(x, splat(1.44269504088896341f), shift);
+  const Lanes<float> n = shifted - shift;
+  Lanes<float> r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  Lanes<float> p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + 1.f);
+  const Int power = (reinterpret_cast<Int>(shifted) << 23) + (127 << 23);
+  const Lanes<float> y = p * reinterpret_cast<Lanes<float>>(power);
+  const Lanes<float> low = x < -87.3f ? Lanes<float>{} : y;
+  return x > 88.f ? splat(__builtin_inff()) : low;
+}
+
+inline Lanes<double> exp(Lanes<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_exp(x[i]);
+  return x;
+}
+
+}  // namespace twinkle::kernels::TWINKLE_ISA

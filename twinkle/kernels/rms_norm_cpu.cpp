@@ -1,0 +1,92 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "twinkle/kernels/dispatch.h"
+#include "twinkle/kernels/rms_norm.h"
+#include "twinkle/kernels/tasks.h"
+
+namespace twinkle::kernels {
+namespace {
+
+template <class T>
+at::Tensor wide(const at::Tensor& x) {
+  return x.to(c10::CppTypeToScalarType<Wide<T>>::value).contiguous();
+}
+
+void check(const at::Tensor& x, const at::Tensor& weight) {
+  require(x.dim() > 0 && weight.dim() == 1 && weight.size(0) == x.size(-1), Code::kInvalid,
+          "kernels: rms_norm's weight is ", weight.sizes(), ", it must be the last dim of x, ",
+          x.sizes());
+}
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Simd& simd) {
+  check(x, weight);
+  const at::Tensor in = x.contiguous(), out = at::empty_like(in);
+  with_type(x, "rms_norm's x", [&]<class T>(T) {
+    const at::Tensor w = wide<T>(weight);
+    const int64_t width = x.size(-1);
+    const T* from = in.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    at::parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+      simd.loops<T>().rms_norm(from + begin * width, w.const_data_ptr<Wide<T>>(), end - begin,
+                               width, static_cast<Wide<T>>(eps), to + begin * width);
+    });
+  });
+  return out;
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                             double eps, const Simd& simd) {
+  check(x, weight);
+  require_like(grad, "rms_norm's gradient", x, "x");
+  const at::Tensor in = x.contiguous(), slope = grad.contiguous(), out = at::empty_like(in);
+  with_type(x, "rms_norm's x", [&]<class T>(T) {
+    const at::Tensor w = wide<T>(weight);
+    const int64_t width = x.size(-1);
+    const T* from = in.const_data_ptr<T>();
+    const T* g = slope.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    at::parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+      simd.loops<T>().rms_norm_backward(g + begin * width, from + begin * width,
+                                        w.const_data_ptr<Wide<T>>(), end - begin, width,
+                                        static_cast<Wide<T>>(eps), to + begin * width);
+    });
+  });
+  return out;
+}
+
+void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double eps,
+                          std::span<const int64_t> cu_seqlens, at::Tensor& sum, const Simd& simd) {
+  check(x, sum);
+  require_like(grad, "rms_norm's gradient", x, "x");
+  const at::Tensor in = x.contiguous(), slope = grad.contiguous();
+  with_type(x, "rms_norm's x", [&]<class T>(T) {
+    using A = Wide<T>;
+    const int64_t width = x.size(-1), rows = in.numel() / width, per_token = rows / x.size(0);
+    const T* from = in.const_data_ptr<T>();
+    const T* g = slope.const_data_ptr<T>();
+    A* to = sum.mutable_data_ptr<A>();
+    const at::Tensor scales = at::empty({rows}, sum.options());
+    A* scale = scales.mutable_data_ptr<A>();
+    at::parallel_for(0, rows, row_grain(width), [&](int64_t begin, int64_t end) {
+      simd.loops<T>().rms_scales(from + begin * width, end - begin, width, static_cast<A>(eps),
+                                 scale + begin);
+    });
+    // Threads share out the columns: the rows of a sequence are one sum.
+    constexpr int64_t kColumns = 64;
+    const int64_t blocks = (width + kColumns - 1) / kColumns;
+    at::parallel_for(0, blocks, row_grain(kColumns * rows), [&](int64_t begin, int64_t end) {
+      for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+        const int64_t first = cu_seqlens[s] * per_token, last = cu_seqlens[s + 1] * per_token;
+        simd.loops<T>().rms_norm_weight(g + first * width, from + first * width, scale + first,
+                                        last - first, width, begin * kColumns,
+                                        std::min(end * kColumns, width), to);
+      }
+    });
+  });
+}
+
+}  // namespace twinkle::kernels

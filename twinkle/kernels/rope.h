@@ -1,0 +1,26 @@
+// Rotary position embedding, rotate-half layout: dims i and i + rotary_dim / 2 of a head turn by
+// one angle. Over tensors, no autograd; bf16 and float32 are computed in float32, float64 in
+// float64. A token's bits depend on it alone.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "twinkle/kernels/simd.h"
+
+namespace twinkle::kernels {
+
+enum class Turn {
+  kForward,
+  kBackward
+};  // kBackward is the inverse, which is also the derivative's transpose
+
+// Turns x [T, heads, head_dim] by the angles of position_ids [T] (int32 or int64) in cos and sin
+// [positions, rotary_dim / 2] float32, in place; dims from rotary_dim on stay. x must be
+// contiguous.
+void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+           const at::Tensor& position_ids, Turn turn, const Simd& simd = best_simd());
+
+// The same, into a new tensor.
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                const at::Tensor& position_ids, Turn turn, const Simd& simd = best_simd());
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,11 @@
+// The loops for processors with AVX2 and FMA; see simd_avx512.cpp for why the includes stand above
+// the pragma.
+#include "twinkle/kernels/simd_sets.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC target("avx2,fma")
+#define TWINKLE_ISA avx2
+#include "twinkle/kernels/simd_table.h"
+#endif

@@ -1,0 +1,22 @@
+// silu(gate) * up, elementwise, and its derivatives; silu(g) = g / (1 + exp(-g)). Over tensors, no
+// autograd; bf16 and float32 are computed in float32, float64 in float64. An element's bits depend
+// on it alone.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "twinkle/kernels/simd.h"
+
+namespace twinkle::kernels {
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const Simd& simd = best_simd());
+
+struct SwigluGrads {
+  at::Tensor gate;  // undefined when not wanted
+  at::Tensor up;
+};
+enum class SwigluNeeds { kGate, kUp, kBoth };
+
+SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,
+                            SwigluNeeds needs, const Simd& simd = best_simd());
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,31 @@
+// Spreads independent tasks of uneven size over the intra-op threads, each thread taking the next
+// one when it is free. Which thread runs a task must not matter to its result. Internal to this
+// folder.
+#pragma once
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace twinkle::kernels {
+
+// Calls work(i, scratch) once for each i in [0, count); scratch is `scratch_size` elements of A,
+// 64-byte aligned, uninitialised, the calling thread's own.
+template <class A, class Work>
+void for_each_task(int64_t count, int64_t scratch_size, const Work& work) {
+  std::atomic<int64_t> next{0};
+  const int64_t workers = std::min<int64_t>(count, at::get_num_threads());
+  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    const at::Tensor scratch = at::empty({scratch_size}, c10::CppTypeToScalarType<A>::value);
+    for (int64_t i = next++; i < count; i = next++) work(i, scratch.mutable_data_ptr<A>());
+  });
+}
+
+// Rows per chunk of a row-wise loop, so that a chunk is worth a thread's start.
+inline int64_t row_grain(int64_t width) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
+}
+
+}  // namespace twinkle::kernels
