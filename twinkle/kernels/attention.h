@@ -29,17 +29,22 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options,
                           const Simd& simd = best_simd());
 
+// What a backward pass starts from: the gradient of out, attention's inputs and what it returned
+// for them.
+struct AttentionSaved {
+  at::Tensor grad, q, k, v;
+  AttentionResult forward;
+};
+struct AttentionNeeds {
+  bool q = true, k = true, v = true;
+};
 struct AttentionGrads {
-  at::Tensor q;
-  at::Tensor k;
-  at::Tensor v;
+  at::Tensor q, k, v;  // each like its tensor; undefined when not needed
 };
 
-// The gradients of q, k and v, each like its tensor; `forward` is what attention returned for them.
-AttentionGrads attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                  const at::Tensor& v, const AttentionResult& forward,
-                                  std::span<const int64_t> cu_seqlens,
-                                  const AttentionOptions& options, const Simd& simd = best_simd());
+AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
+                                  const AttentionOptions& options, const AttentionNeeds& needs = {},
+                                  const Simd& simd = best_simd());
 
 // Keys and values by page of kKeyTile (64) tokens. Keys lie transposed, as the inner loop reads
 // them.

@@ -67,6 +67,12 @@ KeyTiles<T> keys_of(const at::Tensor& k, const at::Tensor& v, const Task& task) 
           .num_keys = task.length};
 }
 
+// Null for a gradient that is not wanted.
+template <class T>
+T* rows_of(const at::Tensor& x, int64_t offset) {
+  return x.defined() ? x.mutable_data_ptr<T>() + offset : nullptr;
+}
+
 }  // namespace
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -104,15 +110,18 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   return result;
 }
 
-AttentionGrads attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                  const at::Tensor& v, const AttentionResult& forward,
-                                  std::span<const int64_t> cu_seqlens,
-                                  const AttentionOptions& options, const Simd& simd) {
+AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
+                                  const AttentionOptions& options, const AttentionNeeds& needs,
+                                  const Simd& simd) {
+  const auto& [grad, q, k, v, forward] = saved;
   check(q, k, v, cu_seqlens, options);
   require_like(grad, "attention's gradient", q, "q");
   const at::Tensor qc = q.contiguous(), kc = k.contiguous(), vc = v.contiguous();
-  const at::Tensor gc = grad.contiguous();
-  const AttentionGrads grads{at::empty_like(qc), at::empty_like(kc), at::empty_like(vc)};
+  const at::Tensor gc = grad.contiguous(), lse = forward.lse, out = forward.out;
+  AttentionGrads grads;
+  if (needs.q) grads.q = at::empty_like(qc);
+  if (needs.k) grads.k = at::empty_like(kc);
+  if (needs.v) grads.v = at::empty_like(vc);
   const AttentionShape shape = shape_of(q, k, options);
   const int64_t heads = q.size(1);
   const auto tasks = tasks_of(cu_seqlens, k.size(1), 0);
@@ -128,14 +137,14 @@ AttentionGrads attention_backward(const at::Tensor& grad, const at::Tensor& q, c
       simd.loops<T>().attention_backward({.shape = shape,
                                           .keys = keys,
                                           .q = qc.const_data_ptr<T>() + at,
-                                          .out = forward.out.const_data_ptr<T>() + at,
+                                          .out = out.const_data_ptr<T>() + at,
                                           .grad_out = gc.const_data_ptr<T>() + at,
                                           .q_stride = heads * shape.head_dim,
-                                          .lse = forward.lse.const_data_ptr<A>() + row,
+                                          .lse = lse.const_data_ptr<A>() + row,
                                           .lse_stride = heads,
-                                          .dq = grads.q.mutable_data_ptr<T>() + at,
-                                          .dk = grads.k.mutable_data_ptr<T>() + key,
-                                          .dv = grads.v.mutable_data_ptr<T>() + key},
+                                          .dq = rows_of<T>(grads.q, at),
+                                          .dk = rows_of<T>(grads.k, key),
+                                          .dv = rows_of<T>(grads.v, key)},
                                          scratch);
     });
   });

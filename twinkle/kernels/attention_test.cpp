@@ -112,8 +112,8 @@ TEST_P(AttentionOfType, backward_equals_the_derivative_of_the_naive_formula) {
     naive(in, q, k, v).backward(grad.to(at::kDouble));
     for (const Simd* simd : supported_simd()) {
       const auto forward = attention(in.q, in.k, in.v, in.cu_seqlens, in.options, *simd);
-      const auto grads =
-          attention_backward(grad, in.q, in.k, in.v, forward, in.cu_seqlens, in.options, *simd);
+      const auto grads = attention_backward({grad, in.q, in.k, in.v, forward}, in.cu_seqlens,
+                                            in.options, {}, *simd);
       const double limit = 10 * tolerance();
       EXPECT_LT(worst(grads.q, q.grad()), limit) << simd->name << " dim " << c.dim;
       EXPECT_LT(worst(grads.k, k.grad()), limit) << simd->name << " dim " << c.dim;
@@ -129,15 +129,15 @@ TEST_P(AttentionOfType, a_sequence_has_the_same_bits_alone_and_packed) {
     const auto grad = at::randn(in.q.sizes(), in.q.options());
     const auto all = attention(in.q, in.k, in.v, in.cu_seqlens, in.options, *simd);
     const auto grads =
-        attention_backward(grad, in.q, in.k, in.v, all, in.cu_seqlens, in.options, *simd);
+        attention_backward({grad, in.q, in.k, in.v, all}, in.cu_seqlens, in.options, {}, *simd);
     for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
       const int64_t begin = in.cu_seqlens[s], end = in.cu_seqlens[s + 1];
       const auto part = [&](const at::Tensor& x) { return x.slice(0, begin, end); };
       const std::vector<int64_t> alone{0, end - begin};
       const auto one = attention(part(in.q), part(in.k), part(in.v), alone, in.options, *simd);
       EXPECT_TRUE(at::equal(one.out, part(all.out)) && at::equal(one.lse, part(all.lse)));
-      const auto own = attention_backward(part(grad), part(in.q), part(in.k), part(in.v), one,
-                                          alone, in.options, *simd);
+      const auto own = attention_backward({part(grad), part(in.q), part(in.k), part(in.v), one},
+                                          alone, in.options, {}, *simd);
       EXPECT_TRUE(at::equal(own.q, part(grads.q)) && at::equal(own.k, part(grads.k)) &&
                   at::equal(own.v, part(grads.v)));
     }
@@ -152,7 +152,7 @@ TEST_P(AttentionOfType, the_number_of_threads_does_not_change_a_bit) {
   for (const int count : {1, 2, 5}) {
     at::set_num_threads(count);
     const auto all = attention(in.q, in.k, in.v, in.cu_seqlens, in.options);
-    const auto g = attention_backward(grad, in.q, in.k, in.v, all, in.cu_seqlens, in.options);
+    const auto g = attention_backward({grad, in.q, in.k, in.v, all}, in.cu_seqlens, in.options);
     runs.push_back({all.out, all.lse, g.q, g.k, g.v});
   }
   at::set_num_threads(threads);
@@ -245,8 +245,9 @@ TEST(Attention, mistakes_are_named) {
                [&] { run(in.q, in.v.to(at::kDouble), {0, 5}, 0); });
   expect_error("kernels: attention's window is -1", [&] { run(in.q, in.v, {0, 5}, -1); });
   expect_error("cu_seqlens must rise from 0 to 5", [&] { run(in.q, in.v, {0, 4}, 0); });
-  expect_error("kernels: attention's gradient is Float [5, 2, 32]",
-               [&] { attention_backward(in.k, in.q, in.k, in.v, {}, in.cu_seqlens, in.options); });
+  expect_error("kernels: attention's gradient is Float [5, 2, 32]", [&] {
+    attention_backward({in.k, in.q, in.k, in.v, {}}, in.cu_seqlens, in.options);
+  });
   const auto half = in.q.to(at::kHalf);
   expect_error("kernels: attention's q is Half",
                [&] { attention(half, half, half, in.cu_seqlens, in.options); });

@@ -1,36 +1,45 @@
 #include "twinkle/nn/attention.h"
 
-#include <ATen/ATen.h>
-
-#include <limits>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace twinkle::nn {
 namespace {
 
-at::Tensor heads_first(const at::Tensor& x, int64_t begin, int64_t end, int64_t repeat) {
-  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return x.slice(0, begin, end).to(wide).transpose(0, 1).repeat_interleave(repeat, 0);
-}
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const std::vector<int64_t>& cu_seqlens,
+                            const AttentionOptions& options) {
+    auto result = kernels::attention(q, k, v, cu_seqlens, options);
+    context->save_for_backward({q, k, v, result.out, result.lse});
+    context->saved_data["cu_seqlens"] = cu_seqlens;
+    context->saved_data["scale"] = options.scale;
+    context->saved_data["window"] = options.window;
+    return result.out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const AttentionOptions options{.scale = data["scale"].toDouble(),
+                                   .window = data["window"].toInt()};
+    const kernels::AttentionNeeds needs{.q = context->needs_input_grad(0),
+                                        .k = context->needs_input_grad(1),
+                                        .v = context->needs_input_grad(2)};
+    auto out =
+        kernels::attention_backward({grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}},
+                                    data["cu_seqlens"].toIntVector(), options, needs);
+    return {std::move(out.q), std::move(out.k), std::move(out.v), {}, {}};
+  }
+};
 
 }  // namespace
 
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
                      const Packing& packing, const AttentionOptions& options) {
-  std::vector<at::Tensor> parts;
-  for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-    const int64_t begin = packing.cu_seqlens[s], end = packing.cu_seqlens[s + 1];
-    const int64_t group = q_THd.size(1) / k_TKd.size(1);
-    const auto q = heads_first(q_THd, begin, end, 1), k = heads_first(k_TKd, begin, end, group);
-    const auto v = heads_first(v_TKd, begin, end, group);
-    const auto index = at::arange(end - begin);
-    const auto ahead = index.unsqueeze(0) - index.unsqueeze(1);
-    auto hidden = ahead > 0;
-    if (options.window > 0) hidden = hidden.logical_or(ahead <= -options.window);
-    const auto scores = (at::matmul(q, k.transpose(1, 2)) * options.scale)
-                            .masked_fill(hidden, -std::numeric_limits<double>::infinity());
-    parts.push_back(at::matmul(scores.softmax(-1), v).transpose(0, 1));
-  }
-  return at::cat(parts).to(q_THd.scalar_type());
+  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, packing.cu_seqlens, options);
 }
 
 }  // namespace twinkle::nn

@@ -5,16 +5,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
+#include "twinkle/kernels/attention.h"
 #include "twinkle/nn/packing.h"
 
 namespace twinkle::nn {
 
-struct AttentionOptions {
-  double scale = 1;    // multiplies q k^T, usually 1 / sqrt(d)
-  int64_t window = 0;  // tokens seen, the query's own included; 0: all
-};
+using kernels::AttentionOptions;  // scale and window
 
 // q [T, H, d], k and v [T, K, d] of one dtype (bf16, float32, float64); returns [T, H, d] of it.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,

@@ -1,7 +1,9 @@
 #include "twinkle/nn/norm.h"
 
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include "twinkle/base/error.h"
+#include "twinkle/kernels/rms_norm.h"
 
 namespace twinkle::nn {
 namespace {
@@ -9,50 +11,41 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::ScalarType sum_dtype(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            double eps, int64_t grad, std::vector<int64_t> cu_seqlens) {
-    context->save_for_backward({x, weight});
-    context->saved_data["eps"] = eps;
-    context->saved_data["grad"] = grad;
-    context->saved_data["cu_seqlens"] = std::move(cu_seqlens);
-    const auto wide = x.to(sum_dtype(x));
-    const auto scale = (wide.square().mean(-1, true) + eps).rsqrt();
-    return (wide * scale * weight.to(wide.scalar_type())).to(x.scalar_type());
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const RmsNorm& norm,
+                            const std::vector<int64_t>& cu_seqlens) {
+    context->save_for_backward({x, norm.weight});
+    context->saved_data["eps"] = norm.eps;
+    if (norm.grad != nullptr) {
+      context->saved_data["grad"] = reinterpret_cast<int64_t>(norm.grad);
+      context->saved_data["cu_seqlens"] = cu_seqlens;
+    }
+    return kernels::rms_norm(x, norm.weight, norm.eps);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
-    const double eps = context->saved_data["eps"].toDouble();
-    const auto x = saved[0].to(sum_dtype(saved[0])), g = grads[0].to(x.scalar_type());
-    const auto scale = (x.square().mean(-1, true) + eps).rsqrt();
-    const auto x_hat = x * scale;
-    if (auto* grad = reinterpret_cast<WeightGrad*>(context->saved_data["grad"].toInt())) {
-      const auto cu_seqlens = context->saved_data["cu_seqlens"].toIntVector();
-      auto& sum = grad->buffer(saved[1]);
-      for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-        const auto rows = (g * x_hat).slice(0, cu_seqlens[s], cu_seqlens[s + 1]);
-        sum += rows.reshape({-1, sum.size(0)}).sum(0).to(sum.scalar_type());
-      }
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    auto& data = context->saved_data;
+    const double eps = data["eps"].toDouble();
+    if (const auto grad = data.find("grad"); grad != data.end()) {
+      auto& sum = reinterpret_cast<WeightGrad*>(grad->second.toInt())->buffer(weight);
+      kernels::rms_norm_weight_grad(grads[0], x, eps, data["cu_seqlens"].toIntVector(), sum);
     }
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
-      const auto gw = g * saved[1].to(x.scalar_type());
-      dx = (scale * (gw - x_hat * (gw * x_hat).mean(-1, true))).to(saved[0].scalar_type());
+      dx = kernels::rms_norm_backward(grads[0], x, weight, eps);
     }
-    return {dx, {}, {}, {}, {}};
+    return {dx, {}, {}};
   }
 };
 
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing) {
-  return RmsNormFunction::apply(x, norm.weight, norm.eps, reinterpret_cast<int64_t>(norm.grad),
-                                packing.cu_seqlens);
+  require(x.dim() > 1 && x.size(0) == packing.num_tokens(), Code::kInvalid, "nn: rms_norm's x is ",
+          x.sizes(), ", its first dim must be the packing's ", packing.num_tokens(), " tokens");
+  return RmsNormFunction::apply(x, norm, packing.cu_seqlens);
 }
 
 }  // namespace twinkle::nn

@@ -1,15 +1,20 @@
 #include "twinkle/nn/rope.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/rope.h"
 
 namespace twinkle::nn {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 constexpr double kTau = 2 * std::numbers::pi;
 
@@ -69,14 +74,19 @@ double attention_factor(const RopeSpec& spec) {
   return own != 0 && all != 0 ? mscale(own) / mscale(all) : mscale(1);
 }
 
-at::Tensor turn(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const auto wide = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  const int64_t half = cos.size(-1), dim = x.size(-1);
-  const auto a = wide.narrow(-1, 0, half), b = wide.narrow(-1, half, half);
-  return at::cat({a * cos - b * sin, b * cos + a * sin, wide.narrow(-1, 2 * half, dim - 2 * half)},
-                 -1)
-      .to(x.scalar_type());
-}
+struct RopeFunction : torch::autograd::Function<RopeFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const RopeTable& table,
+                            const at::Tensor& position_ids) {
+    context->save_for_backward({table.cos, table.sin, position_ids});
+    return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    return {
+        kernels::rope(grads[0], saved[0], saved[1], saved[2], kernels::Turn::kBackward), {}, {}};
+  }
+};
 
 }  // namespace
 
@@ -93,9 +103,8 @@ RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_po
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::Tensor& k_TKd,
                                              const RopeTable& table,
                                              const at::Tensor& position_ids) {
-  const auto cos = table.cos.index_select(0, position_ids).unsqueeze(1);
-  const auto sin = table.sin.index_select(0, position_ids).unsqueeze(1);
-  return {turn(q_THd, cos, sin), turn(k_TKd, cos, sin)};
+  return {RopeFunction::apply(q_THd, table, position_ids),
+          RopeFunction::apply(k_TKd, table, position_ids)};
 }
 
 }  // namespace twinkle::nn
