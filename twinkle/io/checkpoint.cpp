@@ -5,22 +5,12 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/checkpoint_source.h"
 #include "twinkle/io/safetensors.h"
 
 namespace twinkle {
 
 namespace fs = std::filesystem;
-
-struct Checkpoint::Source {
-  virtual ~Source() = default;
-  virtual bool contains(const std::string& name) const = 0;
-  virtual TensorView at(const std::string& name) const = 0;
-  virtual Json config() const = 0;
-
-  fs::path path;
-  std::vector<std::string> names;
-  std::map<std::string, std::string> metadata;
-};
 
 namespace {
 
@@ -113,11 +103,15 @@ fs::path only_file(const fs::path& dir, std::string_view extension) {
 
 std::unique_ptr<Checkpoint::Source> open_source(const fs::path& path) {
   require(there(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
-  if (!fs::is_directory(path)) return open_file(path);
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) {
+    return path.extension() == ".gguf" ? open_gguf(path) : open_file(path);
+  }
   if (there(path / "model.safetensors")) return open_file(path / "model.safetensors");
   const fs::path index = path / "model.safetensors.index.json";
   if (there(index)) return open_sharded(index);
   if (const fs::path file = only_file(path, ".safetensors"); !file.empty()) return open_file(file);
+  if (const fs::path file = only_file(path, ".gguf"); !file.empty()) return open_gguf(file);
   const bool adapter = there(path / "adapter_config.json");
   fail(Code::kNotFound, "io: ", path.string(), adapter ? " is a PEFT adapter and" : "",
        " holds no weights: a checkpoint has model.safetensors, model.safetensors.index.json, one "

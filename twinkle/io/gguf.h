@@ -1,0 +1,66 @@
+// The GGUF format (versions 2 and 3): metadata, then tensors in blocks of quantised values. Reading
+// maps the file and checks every length, offset and type before use. Knows the three architectures
+// whose tensors it can name the Hugging Face way (llama, qwen2, qwen3), and no torch. An open file
+// may be read from any thread. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/io/mapped_file.h"
+#include "twinkle/io/tensor_view.h"
+
+namespace twinkle {
+
+enum class GgufType : uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30 };
+
+struct GgufTensor {
+  std::string name;  // as in the file: "blk.0.attn_q.weight"
+  GgufType type = GgufType::kF32;
+  std::vector<int64_t> shape;  // outermost dim first, the reverse of the file's order
+  std::span<const std::byte> bytes;
+};
+
+class GgufFile {
+ public:
+  // Error kNotFound: no such file; kInvalid: no GGUF, another version, truncated, a name twice,
+  // tensors that overlap or have a type other than F32, F16, BF16, Q4_0, Q4_1 and Q8_0.
+  explicit GgufFile(const std::filesystem::path& file);
+
+  // Key to value: integers, doubles (a float's shortest decimal), booleans, strings, arrays.
+  const JsonObject& metadata() const { return metadata_; }
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }
+  const GgufTensor* find(std::string_view name) const;  // or nullptr
+  const std::filesystem::path& path() const { return file_.path(); }
+
+ private:
+  MappedFile file_;
+  JsonObject metadata_;
+  std::vector<GgufTensor> tensors_;
+};
+
+// The tensor's values, as many as its shape says, in fp32: the definition of each type. `out` has
+// that size.
+void dequantize(const GgufTensor& tensor, std::span<float> out);
+
+// Nearest BF16, ties to even; a NaN stays one.
+uint16_t bf16_of(float value);
+
+// The Hugging Face name ("model.layers.0.self_attn.q_proj.weight") of a tensor, empty for one that
+// has none.
+std::string hugging_face_name(std::string_view gguf_name);
+
+// What a config.json of the same model says: model_type, sizes, rope, token ids; torch_dtype is
+// "bfloat16". Error kInvalid: an architecture other than llama, qwen2 and qwen3, a missing size, a
+// rope scaling that it can't name.
+Json gguf_config(const GgufFile& file);
+Json gguf_config(const std::filesystem::path& file);
+
+// Writes the folder `dir` as a whole: config.json and model.safetensors with every tensor in BF16.
+void convert_gguf(const std::filesystem::path& file, const std::filesystem::path& dir);
+
+}  // namespace twinkle
