@@ -1,0 +1,22 @@
+"""The console script `twinkle`: becomes the executable that lies in the installed package."""
+
+import os
+import sys
+from pathlib import Path
+
+import twinkle
+
+
+def path():
+    """The executable's path, or None if it was not built. An editable install has two folders."""
+    found = (Path(folder) / "bin" / "twinkle" for folder in twinkle.__path__)
+    return next((file for file in found if file.is_file()), None)
+
+
+def main():
+    program = path()
+    if program is None:
+        sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")
+    # The executable asks this interpreter for what is Python's business, such as hubs.
+    os.environ.setdefault("TWINKLE_PYTHON", sys.executable)
+    os.execv(program, [str(program), *sys.argv[1:]])

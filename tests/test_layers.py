@@ -1,0 +1,92 @@
+"""The house rules that a program can check: who includes whom, sizes, the README's file tree."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 600
+
+
+def tracked(*patterns):
+    """Paths of git's index, and new ones that git does not ignore."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [path for path in map(Path, listed.stdout.splitlines()) if (ROOT / path).is_file()]
+
+
+def run_layers(root, rules):
+    return subprocess.run(
+        [sys.executable, ROOT / "tools/layers.py", root, rules], capture_output=True, text=True
+    )
+
+
+def test_no_folder_includes_one_that_its_rule_does_not_name():
+    result = run_layers(ROOT / "twinkle", ROOT / "tools/layers.txt")
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("suffix", ["h", "cpp", "cu"])
+def test_the_include_rule_finds_a_breach(tmp_path, suffix):
+    source = tmp_path / "twinkle/low" / f"a.{suffix}"
+    source.parent.mkdir(parents=True)
+    source.write_text('#include "twinkle/high/b.h"\n')
+    (tmp_path / "rules").write_text("low:\nhigh: low\n")
+    result = run_layers(tmp_path / "twinkle", tmp_path / "rules")
+    assert result.returncode == 1
+    assert f"a.{suffix}:1: low may not include high" in result.stdout
+
+
+def test_the_include_rule_refuses_a_cycle_in_its_own_rules(tmp_path):
+    (tmp_path / "twinkle").mkdir()
+    (tmp_path / "rules").write_text("low: high\nhigh: low\n")
+    result = run_layers(tmp_path / "twinkle", tmp_path / "rules")
+    assert result.returncode == 1
+    assert "low names high, which is not below it" in result.stdout
+
+
+def test_no_source_file_is_longer_than_600_lines():
+    sources = tracked("*.h", "*.cpp", "*.cu", "*.cuh", "*.py", "*.rs", "*.sh", "*.cmake")
+    long = {
+        str(path): lines
+        for path in sources
+        if (lines := len((ROOT / path).read_text(errors="replace").splitlines())) > MAX_LINES
+    }
+    assert not long
+
+
+def test_every_folder_of_the_cpp_program_has_tests():
+    folders = {path.parent for path in tracked("twinkle/*.cpp")}
+    without = [
+        str(f) for f in folders if f.name != "cli" and not list((ROOT / f).glob("*_test.cpp"))
+    ]
+    assert not without
+
+
+def test_no_file_is_named_after_nothing():
+    names = [str(path) for path in tracked() if re.search(r"util|common|helper|misc", path.name)]
+    assert not names
+
+
+def test_the_readmes_file_tree_is_the_one_on_disk():
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    listed = {line.split()[0].rstrip("/") for line in tree.splitlines() if line[:1].strip()}
+    on_disk = {path.parts[0] for path in tracked() if not path.parts[0].startswith(".")}
+    assert listed == on_disk
+
+
+def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program():
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    listed = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
+    on_disk = {path.parts[1] for path in tracked("twinkle/*.h", "twinkle/*.cpp")}
+    assert on_disk <= listed
