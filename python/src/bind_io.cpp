@@ -1,0 +1,124 @@
+// twinkle._core.Checkpoint and what reads and writes weight files. Arrays are views of the mapped
+// file where they can be; NumPy has no bfloat16, so BF16 is uint16 here, the same bits.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/json_caster.h"
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/io/gguf.h"
+#include "twinkle/io/safetensors.h"
+
+namespace py = pybind11;
+
+namespace twinkle::python {
+namespace {
+
+namespace fs = std::filesystem;
+
+// NumPy's letter and size of each dtype.
+constexpr std::array<std::pair<Dtype, const char*>, 10> kNumpyNames = {{{Dtype::kF64, "f8"},
+                                                                        {Dtype::kF32, "f4"},
+                                                                        {Dtype::kF16, "f2"},
+                                                                        {Dtype::kBF16, "u2"},
+                                                                        {Dtype::kI64, "i8"},
+                                                                        {Dtype::kI32, "i4"},
+                                                                        {Dtype::kI16, "i2"},
+                                                                        {Dtype::kI8, "i1"},
+                                                                        {Dtype::kU8, "u1"},
+                                                                        {Dtype::kBool, "?"}}};
+
+py::array array(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorView view = checkpoint.at(name);
+  const py::dtype dtype(kNumpyNames.at(static_cast<size_t>(view.dtype)).second);
+  // The array keeps a copy of the checkpoint, and so the mapping.
+  const py::capsule owner(new Checkpoint(checkpoint),
+                          [](void* held) { delete static_cast<Checkpoint*>(held); });
+  py::array out(dtype, view.shape, view.bytes.data(), owner);
+  out.attr("setflags")(py::arg("write") = false);
+  return out;
+}
+
+py::array to_float32(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorView view = checkpoint.at(name);
+  py::array raw = array(checkpoint, name);
+  if (view.dtype != Dtype::kBF16) return raw.attr("astype")("f4");
+  const py::object bits = raw.attr("astype")("u4").attr("__lshift__")(16);
+  return bits.attr("astype")("u4").attr("view")("f4");
+}
+
+Dtype dtype_of(const std::string& name, const py::array& value) {
+  for (const auto& [dtype, spelled] : kNumpyNames) {
+    if (py::dtype(spelled).equal(value.dtype())) return dtype;
+  }
+  fail(Code::kInvalid, "io: tensor '", name, "' is a NumPy array of ",
+       std::string(py::str(value.dtype())),
+       ", it must be of float64, float32, float16, uint16 (BF16), int64, int32, int16, int8, uint8 "
+       "or bool");
+}
+
+void write(const fs::path& file, const std::map<std::string, py::array>& tensors,
+           const std::map<std::string, std::string>& metadata) {
+  std::vector<py::array> kept;
+  std::vector<TensorView> views;
+  for (const auto& [name, value] : tensors) {
+    const Dtype dtype = dtype_of(name, value);
+    const py::array& array = kept.emplace_back(py::array::ensure(value, py::array::c_style));
+    views.push_back({.name = name,
+                     .dtype = dtype,
+                     .shape = {array.shape(), array.shape() + array.ndim()},
+                     .bytes = {static_cast<const std::byte*>(array.data()),
+                               static_cast<size_t>(array.nbytes())}});
+  }
+  const py::gil_scoped_release release;
+  write_safetensors(file, views, metadata);
+}
+
+Checkpoint open(const fs::path& path) { return Checkpoint::open(path); }
+
+}  // namespace
+}  // namespace twinkle::python
+
+void bind_io(py::module_& m) {
+  using namespace twinkle;
+  using Released = py::call_guard<py::gil_scoped_release>;
+  py::class_<Checkpoint>(m, "Checkpoint",
+                         "A model's weights by Hugging Face names: a safetensors or GGUF file, or "
+                         "a directory with one.")
+      .def(py::init(&python::open), py::arg("path"), Released())
+      .def("names", &Checkpoint::names, "Every tensor's name, sorted.")
+      .def("__contains__", &Checkpoint::contains)
+      .def("metadata", &Checkpoint::metadata)
+      .def("config", [](const Checkpoint& c) { return python::from_json(c.config()); })
+      .def(
+          "dtype",
+          [](const Checkpoint& c, const std::string& name) {
+            return std::string(name_of(c.at(name).dtype));
+          },
+          py::arg("name"), "'F32', 'BF16', ...")
+      .def("array", &python::array, py::arg("name"),
+           "A read-only view, row-major; BF16 as uint16 of the same bits.")
+      .def("to_float32", &python::to_float32, py::arg("name"), "A copy in float32.");
+  m.def(
+      "gguf_config",
+      [](const std::filesystem::path& file) { return python::from_json(gguf_config(file)); },
+      py::arg("file"), "What the config.json of a GGUF file's model says.");
+  m.def(
+      "gguf_metadata",
+      [](const std::filesystem::path& file) {
+        return python::from_json(GgufFile(file).metadata());
+      },
+      py::arg("file"), "A GGUF file's metadata.");
+  m.def("convert_gguf", &convert_gguf, py::arg("file"), py::arg("directory"), Released(),
+        "Writes config.json and model.safetensors, all in BF16, replacing the directory.");
+  m.def("write_safetensors", &python::write, py::arg("path"), py::arg("tensors"),
+        py::arg("metadata") = std::map<std::string, std::string>{{"format", "pt"}},
+        "Writes one file atomically; uint16 arrays are BF16.");
+}
