@@ -1,0 +1,105 @@
+// Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2), with
+// torch.optim's formulas: the bias corrections in double, the elements in float32.
+#include <cmath>
+
+#include "twinkle/optim/optimizer.h"
+#include "twinkle/optim/options.h"
+#include "twinkle/optim/vec.h"
+
+namespace twinkle::optim {
+namespace {
+
+struct AdamOptions {
+  double lr = 1e-5;
+  double beta1 = 0.9, beta2 = 0.999;  // of the first and the second moment's running means
+  double eps = 1e-8;                  // added to the root of the second moment
+  double weight_decay = 0.01;
+  bool maximize = false;
+};
+
+AdamOptions parse(const Json& json, std::string_view name) {
+  check_known(json, name,
+              {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "fused"});
+  AdamOptions o;
+  o.lr = number_in(json, name, "lr", o.lr);
+  o.eps = number_in(json, name, "eps", o.eps);
+  o.weight_decay = number_in(json, name, "weight_decay", o.weight_decay);
+  o.maximize = get_or<bool>(json, "maximize", false);
+  require(!get_or<bool>(json, "amsgrad", false), Code::kInvalid, "optim: amsgrad of ", name,
+          " is true, only false is supported");
+  if (const Json* betas = find(json, "betas")) {
+    require(betas->is_array() && betas->get_array().size() == 2 &&
+                betas->get_array()[0].is_number() && betas->get_array()[1].is_number(),
+            Code::kInvalid, "optim: betas of ", name, " is ", boost::json::serialize(*betas),
+            ", it must be two numbers");
+    o.beta1 = betas->get_array()[0].to_number<double>();
+    o.beta2 = betas->get_array()[1].to_number<double>();
+  }
+  check_range(o.beta1, name, "betas[0]", {.high = 1, .below_high = true});
+  check_range(o.beta2, name, "betas[1]", {.high = 1, .below_high = true});
+  return o;
+}
+
+// p -= rate * m / (sqrt(v) / root + eps) + shrink * p, after m and v took in g = grad * scale + l2
+// p. torch multiplies by 1 - lr * weight_decay instead, which in float32 is 1 - 1.2e-7 for 1e-7.
+struct Factors {
+  float scale, l2, shrink, first, second, keep_second, root, eps, rate;
+};
+
+TWINKLE_OPTIM_CLONES
+void adam_run(const Factors& f, int64_t n, const float* grad, float* value, float* mean,
+              float* square) {
+  const Factors c = f;
+  for_each(n, grad, value, mean, square,
+           [&](F16& g, F16& p, F16& m, F16& v) __attribute__((always_inline)) {
+             g = g * c.scale + p * c.l2;
+             m = m + (g - m) * c.first;
+             v = v * c.keep_second + g * g * c.second;
+             F16 root = v;
+             square_root(root);
+             p = p - (m * c.rate / (root / c.root + c.eps) + p * c.shrink);
+           });
+}
+
+class Adam : public Optimizer {
+ public:
+  explicit Adam(bool decoupled) : decoupled_(decoupled) {}
+
+  std::string_view name() const override { return decoupled_ ? "AdamW" : "Adam"; }
+
+  void configure(const Json& options) override {
+    o_ = parse(options, name());
+    lr_ = o_.lr;
+  }
+
+ protected:
+  std::vector<std::string> buffers() const override { return {"exp_avg", "exp_avg_sq"}; }
+
+  void update(const Run& run, double lr, double grad_scale) const override {
+    const double decay = run.decay ? o_.weight_decay : 0;
+    const auto step = static_cast<double>(run.step);
+    const Factors f{
+        .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
+        .l2 = static_cast<float>(decoupled_ ? 0 : decay),
+        .shrink = static_cast<float>(decoupled_ ? lr * decay : 0),
+        .first = static_cast<float>(1 - o_.beta1),
+        .second = static_cast<float>(1 - o_.beta2),
+        .keep_second = static_cast<float>(o_.beta2),
+        .root = static_cast<float>(std::sqrt(1 - std::pow(o_.beta2, step))),
+        .eps = static_cast<float>(o_.eps),
+        .rate = static_cast<float>(lr / (1 - std::pow(o_.beta1, step))),
+    };
+    adam_run(f, run.size, run.grad, run.value, run.buffers[0], run.buffers[1]);
+  }
+
+ private:
+  bool decoupled_;
+  AdamOptions o_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> adamw() { return std::make_unique<Adam>(true); }
+std::unique_ptr<Optimizer> adam() { return std::make_unique<Adam>(false); }
+
+}  // namespace twinkle::optim

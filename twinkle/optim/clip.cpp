@@ -1,0 +1,107 @@
+#include "twinkle/optim/clip.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/optim/options.h"
+#include "twinkle/optim/params.h"
+#include "twinkle/optim/vec.h"
+
+namespace twinkle::optim {
+namespace {
+
+constexpr int64_t kChunk = 16384;  // elements that one partial sum covers, from the tensor's start
+
+TWINKLE_OPTIM_CLONES
+double sum_of_squares(const float* x, int64_t n) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const double v = x[i + j];
+      lanes[j] += v * v;
+    }
+  for (; i < n; ++i) lanes[i % kLanes] += static_cast<double>(x[i]) * x[i];
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+double sum_of_powers(const float* x, int64_t n, double power) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::pow(std::abs(static_cast<double>(x[i])), power);
+  return sum;
+}
+
+// NaN is larger than anything, so that it is not lost.
+double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
+double largest(const float* x, int64_t n) {
+  double most = 0;
+  for (int64_t i = 0; i < n; ++i) most = larger(std::abs(static_cast<double>(x[i])), most);
+  return most;
+}
+
+struct Chunk {
+  const float* grad;
+  int64_t size;
+  size_t param;
+};
+
+std::vector<Chunk> chunks_of(std::span<const Param> params) {
+  std::vector<Chunk> chunks;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!params[i].grad.defined()) continue;
+    const float* grad = params[i].grad.const_data_ptr<float>();
+    const int64_t n = params[i].grad.numel();
+    for (int64_t begin = 0; begin < n; begin += kChunk)
+      chunks.push_back({grad + begin, std::min(kChunk, n - begin), i});
+  }
+  return chunks;
+}
+
+}  // namespace
+
+double grad_norm(std::span<const Param> params, double norm_type, double grad_scale) {
+  require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
+          ", it must be above 0, or infinity");
+  check(params);
+  const std::vector<Chunk> chunks = chunks_of(params);
+  std::vector<double> parts(chunks.size());
+  at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& [grad, size, param] = chunks[i];
+      parts[i] = std::isinf(norm_type) ? largest(grad, size)
+                 : norm_type == 2      ? sum_of_squares(grad, size)
+                                       : sum_of_powers(grad, size, norm_type);
+    }
+  });
+  std::vector<double> of_param(params.size(), 0);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    double& sum = of_param[chunks[i].param];
+    sum = std::isinf(norm_type) ? larger(parts[i], sum) : sum + parts[i];
+    require(
+        std::isfinite(sum), Code::kInvalid, "optim: the gradient of ", params[chunks[i].param].name,
+        " has norm ", sum,
+        ", it must be finite; nothing was changed, lower the learning rate or look at the loss");
+  }
+  double total = 0;
+  for (const double sum : of_param)
+    total = std::isinf(norm_type) ? larger(sum, total) : total + sum;
+  const double norm = std::isinf(norm_type) ? total
+                      : norm_type == 2      ? std::sqrt(total)
+                                            : std::pow(total, 1 / norm_type);
+  const double scaled = norm * std::abs(grad_scale);
+  require(std::isfinite(scaled), Code::kInvalid, "optim: the norm of all gradients is ", scaled,
+          ", it must be finite; nothing was changed");
+  return scaled;
+}
+
+double clip_factor(double norm, double max_norm) {
+  check_range(max_norm, "clipping", "max_norm", {});
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+}  // namespace twinkle::optim

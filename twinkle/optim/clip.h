@@ -1,0 +1,20 @@
+// The norm of all gradients, and the factor that limits it. Nothing is written: the factor goes
+// into the optimizer's grad_scale.
+#pragma once
+#include <span>
+
+#include "twinkle/optim/optimizer.h"
+
+namespace twinkle::optim {
+
+// (sum |grad * grad_scale|^norm_type)^(1/norm_type) over all elements, in double and in one order,
+// so that it depends neither on threads nor on which parameters' gradients are undefined; an
+// infinite norm_type is the largest magnitude. Error kInvalid: norm_type not above 0, or a norm
+// that is not finite (it names the first parameter to blame).
+double grad_norm(std::span<const Param> params, double norm_type = 2.0, double grad_scale = 1.0);
+
+// min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
+// Error kInvalid: max_norm is negative or not finite.
+double clip_factor(double norm, double max_norm);
+
+}  // namespace twinkle::optim

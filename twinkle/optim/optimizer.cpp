@@ -1,0 +1,156 @@
+#include "twinkle/optim/optimizer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/optim/params.h"
+
+namespace twinkle::optim {
+
+#define OPTIMIZER(name, function) std::unique_ptr<Optimizer> function();
+#include "twinkle/optim/optimizers.def"
+#undef OPTIMIZER
+
+namespace {
+
+constexpr int64_t kChunk = 16384;  // elements of one task: a few of them fit the cache
+
+}  // namespace
+
+struct Optimizer::Target {
+  const Param* param;
+  Slot* slot;
+  bool fresh;
+};
+
+// Checks everything, then makes the slots, so that what throws leaves values and state as they are.
+std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params) {
+  const std::vector<std::string> names = buffers();
+  check(params);
+  for (const Param& param : params) {
+    const auto slot = slots_.find(param.name);
+    if (!param.grad.defined() || slot == slots_.end()) continue;
+    for (const at::Tensor& buffer : slot->second.buffers)
+      require(buffer.sizes() == param.value.sizes(), Code::kInvalid, "optim: state of ", param.name,
+              " has shape ", buffer.sizes(), ", the parameter has ", param.value.sizes());
+  }
+  std::vector<Target> out;
+  for (const Param& param : params) {
+    if (!param.grad.defined()) continue;
+    Slot& slot = slots_[param.name];
+    const bool fresh = slot.steps == 0 || slot.buffers.size() != names.size();
+    if (fresh) {
+      std::vector<at::Tensor> zeros;
+      for (size_t i = 0; i < names.size(); ++i)
+        zeros.push_back(at::zeros(param.value.sizes(), at::kFloat));
+      slot.buffers = std::move(zeros);
+    }
+    out.push_back({&param, &slot, fresh});
+  }
+  return out;
+}
+
+void Optimizer::step(std::span<const Param> params, double lr, double grad_scale) {
+  require(std::isfinite(lr) && lr >= 0, Code::kInvalid, "optim: lr is ", lr,
+          ", it must be at least 0 and finite");
+  require(std::isfinite(grad_scale), Code::kInvalid, "optim: grad_scale is ", grad_scale,
+          ", it must be finite");
+  std::vector<Run> runs;
+  for (const Target& target : targets(params)) {
+    ++target.slot->steps;
+    float* value = target.param->value.mutable_data_ptr<float>();
+    const float* grad = target.param->grad.const_data_ptr<float>();
+    const int64_t n = target.param->value.numel();
+    for (int64_t begin = 0; begin < n; begin += kChunk) {
+      Run run{.value = value + begin,
+              .grad = grad + begin,
+              .buffers = {nullptr, nullptr},
+              .size = std::min(kChunk, n - begin),
+              .step = target.slot->steps,
+              .fresh = target.fresh,
+              .decay = target.param->decay};
+      for (size_t i = 0; i < target.slot->buffers.size(); ++i)
+        run.buffers[i] = target.slot->buffers[i].mutable_data_ptr<float>() + begin;
+      runs.push_back(run);
+    }
+  }
+  at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) update(runs[i], lr, grad_scale);
+  });
+}
+
+int64_t Optimizer::num_steps() const {
+  int64_t most = 0;
+  for (const auto& [name, slot] : slots_) most = std::max(most, slot.steps);
+  return most;
+}
+
+State Optimizer::state() const {
+  const std::vector<std::string> names = buffers();
+  State out;
+  JsonObject steps;
+  for (const auto& [name, slot] : slots_) {
+    if (slot.steps == 0) continue;
+    steps[name] = slot.steps;
+    if (slot.buffers.size() != names.size()) continue;  // options changed since its last step
+    for (size_t i = 0; i < names.size(); ++i)
+      out.tensors.emplace_back(name + "." + names[i], slot.buffers[i]);
+  }
+  out.fields = JsonObject{{"optimizer", name()}, {"steps", std::move(steps)}};
+  return out;
+}
+
+void Optimizer::load(const State& state) {
+  const auto kind = get<std::string>(state.fields, "optimizer");
+  require(kind == name(), Code::kInvalid, "optim: the state is of ", kind, ", this optimizer is ",
+          name(), ", load it into a ", kind);
+  const Json* steps = find(state.fields, "steps");
+  require(steps && steps->is_object(), Code::kInvalid,
+          "optim: the state has no field 'steps' with the steps of each parameter");
+  std::map<std::string, at::Tensor> tensors(state.tensors.begin(), state.tensors.end());
+  const std::vector<std::string> names = buffers();
+  std::map<std::string, Slot> slots;
+  for (const auto& [key, value] : steps->get_object()) {
+    const std::string param(key);
+    Slot& slot = slots[param];
+    slot.steps = get<int64_t>(*steps, param);
+    require(slot.steps > 0, Code::kInvalid, "optim: the state's steps of ", param, " is ",
+            slot.steps, ", it must be at least 1");
+    for (const std::string& buffer : names) {
+      const auto found = tensors.extract(param + "." + buffer);
+      require(!found.empty(), Code::kInvalid, "optim: the state has no tensor ", param, ".",
+              buffer);
+      require(found.mapped().scalar_type() == at::kFloat, Code::kInvalid, "optim: the state's ",
+              found.key(), " is ", found.mapped().scalar_type(), ", it must be Float");
+      slot.buffers.push_back(found.mapped().to(at::kCPU).clone(at::MemoryFormat::Contiguous));
+    }
+  }
+  require(tensors.empty(), Code::kInvalid, "optim: the state's tensor ",
+          tensors.empty() ? "" : tensors.begin()->first, " belongs to no parameter of 'steps'");
+  slots_ = std::move(slots);
+}
+
+std::unique_ptr<Optimizer> make(std::string_view name, const Json& options) {
+  static constexpr struct {
+    std::string_view name;
+    std::unique_ptr<Optimizer> (*make)();
+  } kKnown[] = {
+#define OPTIMIZER(name, function) {#name, function},
+#include "twinkle/optim/optimizers.def"
+#undef OPTIMIZER
+  };
+  std::string known;
+  for (const auto& optimizer : kKnown) {
+    if (optimizer.name == name) {
+      std::unique_ptr<Optimizer> made = optimizer.make();
+      made->configure(options);
+      return made;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(optimizer.name);
+  }
+  fail(Code::kInvalid, "optim: unknown optimizer '", name, "', known are ", known);
+}
+
+}  // namespace twinkle::optim

@@ -1,0 +1,88 @@
+// Optimizers over named float32 parameters on the CPU. Knows no model, no loss and no schedule:
+// the caller passes the learning rate and the scale of the gradients with every step. State is kept
+// by parameter name. Not thread-safe; a step uses all threads of ATen, and its bits do not depend
+// on their number, nor on which other parameters are in the same step.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "twinkle/base/json.h"
+
+namespace twinkle::optim {
+
+struct Param {
+  std::string name;   // unique within a step; the key of its state
+  at::Tensor value;   // float32, contiguous, CPU; updated in place
+  at::Tensor grad;    // the same shape, a sum over tokens; undefined: the parameter is left alone
+  bool decay = true;  // false: no weight decay (biases, norms)
+};
+
+// What resuming needs, bit for bit. The tensors are named "<parameter>.<buffer>"; options are not
+// part of it, they come from where they came from the first time.
+struct State {
+  Json fields;  // {"optimizer": "AdamW", "steps": {"<parameter>": 7, ...}}
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  virtual std::string_view name() const = 0;  // torch's class name: "AdamW"
+
+  // Replaces all options: fields named as in torch, defaults for those not named. State is kept.
+  // Error kInvalid: unknown field, value of another type or out of range; nothing changes then.
+  virtual void configure(const Json& options) = 0;
+
+  double lr() const { return lr_; }  // the option, which a schedule multiplies
+
+  // One update of every parameter that has a gradient, from grad * grad_scale (one over the token
+  // count, times the clipping factor). Gradients are only read. Error kInvalid: dtype, shape or
+  // layout, two parameters of one name, lr or grad_scale not finite; nothing changes then.
+  void step(std::span<const Param> params, double lr, double grad_scale = 1.0);
+
+  int64_t num_steps() const;  // updates of the parameter that has had most
+
+  State state() const;  // its tensors share memory with the optimizer: valid until the next step
+  void load(const State& state);  // copies. Error kInvalid: another optimizer's; nothing changes
+
+ protected:
+  // A run of elements of one parameter, its gradient and its buffers.
+  struct Run {
+    float* value;
+    const float* grad;
+    float* buffers[2];
+    int64_t size;
+    int64_t step;  // this update's number, from 1
+    bool fresh;    // the buffers were made for this update and hold zeros
+    bool decay;
+  };
+
+  virtual std::vector<std::string> buffers() const = 0;  // names; at most two
+  virtual void update(const Run& run, double lr, double grad_scale) const = 0;
+
+  double lr_ = 1e-5;
+
+ private:
+  struct Slot {
+    int64_t steps = 0;
+    std::vector<at::Tensor> buffers;  // empty until the first step that has some
+  };
+  struct Target;
+  std::vector<Target> targets(std::span<const Param> params);
+
+  std::map<std::string, Slot> slots_;
+};
+
+// Names: AdamW, Adam, SGD. Every one defaults to lr 1e-5 and weight_decay 0.01.
+// Error kInvalid: unknown name (with the known ones), or as configure().
+std::unique_ptr<Optimizer> make(std::string_view name, const Json& options = {});
+
+}  // namespace twinkle::optim

@@ -1,0 +1,41 @@
+#include "twinkle/optim/options.h"
+
+#include <algorithm>
+#include <string>
+
+namespace twinkle::optim {
+
+void check_known(const Json& options, std::string_view owner,
+                 std::initializer_list<std::string_view> known) {
+  if (options.is_null()) return;
+  require(options.is_object(), Code::kInvalid, "optim: options of ", owner,
+          " must be a JSON object");
+  for (const auto& [key, value] : options.get_object()) {
+    if (std::find(known.begin(), known.end(), std::string_view(key)) != known.end()) continue;
+    std::string names;
+    for (const std::string_view name : known)
+      names += (names.empty() ? "" : ", ") + std::string(name);
+    fail(Code::kInvalid, "optim: ", owner, " has no option '", std::string_view(key), "', it has ",
+         names.empty() ? "none" : names);
+  }
+}
+
+void check_range(double value, std::string_view owner, std::string_view key, const Range& range) {
+  const bool ok =
+      value >= range.low && (range.below_high ? value < range.high : value <= range.high);
+  if (ok) return;
+  if (range.high == std::numeric_limits<double>::max())
+    fail(Code::kInvalid, "optim: ", key, " of ", owner, " is ", value, ", it must be at least ",
+         range.low, " and finite");
+  fail(Code::kInvalid, "optim: ", key, " of ", owner, " is ", value, ", it must be at least ",
+       range.low, range.below_high ? " and below " : " and at most ", range.high);
+}
+
+double number_in(const Json& options, std::string_view owner, std::string_view key, double fallback,
+                 const Range& range) {
+  const auto value = get_or<double>(options, key, fallback);
+  check_range(value, owner, key, range);
+  return value;
+}
+
+}  // namespace twinkle::optim

@@ -1,0 +1,28 @@
+// Options as JSON fields, refused by name.
+#pragma once
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+
+#include "twinkle/base/json.h"
+
+namespace twinkle::optim {
+
+// Null and {} are no options. Error kInvalid: not an object, or a key that is not in `known`.
+void check_known(const Json& options, std::string_view owner,
+                 std::initializer_list<std::string_view> known);
+
+struct Range {
+  double low = 0;
+  double high = std::numeric_limits<double>::max();
+  bool below_high = false;  // high itself is excluded
+};
+
+// Error kInvalid: `value` is not within `range`.
+void check_range(double value, std::string_view owner, std::string_view key, const Range& range);
+
+// get_or, then check_range.
+double number_in(const Json& options, std::string_view owner, std::string_view key, double fallback,
+                 const Range& range = {});
+
+}  // namespace twinkle::optim

@@ -1,0 +1,91 @@
+// Stochastic gradient descent with momentum (Sutskever et al. 2013), torch.optim.SGD's form: the
+// first update's momentum buffer is the gradient itself.
+#include "twinkle/optim/optimizer.h"
+#include "twinkle/optim/options.h"
+#include "twinkle/optim/vec.h"
+
+namespace twinkle::optim {
+namespace {
+
+struct SgdOptions {
+  double lr = 1e-5;
+  double momentum = 0;
+  double dampening = 0;  // the gradient enters the momentum with 1 - dampening
+  double weight_decay = 0.01;
+  bool nesterov = false;
+  bool maximize = false;
+};
+
+SgdOptions parse(const Json& json) {
+  check_known(
+      json, "SGD",
+      {"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "fused"});
+  SgdOptions o;
+  o.lr = number_in(json, "SGD", "lr", o.lr);
+  o.momentum = number_in(json, "SGD", "momentum", o.momentum);
+  o.dampening = number_in(json, "SGD", "dampening", o.dampening, {.high = 1});
+  o.weight_decay = number_in(json, "SGD", "weight_decay", o.weight_decay);
+  o.nesterov = get_or<bool>(json, "nesterov", false);
+  o.maximize = get_or<bool>(json, "maximize", false);
+  require(!o.nesterov || (o.momentum > 0 && o.dampening == 0), Code::kInvalid,
+          "optim: nesterov of SGD is true with momentum ", o.momentum, " and dampening ",
+          o.dampening, ", it needs a momentum above 0 and no dampening");
+  return o;
+}
+
+// b = b * momentum + g * share, with g = grad * scale + l2 p; p -= rate * (own g + of_buffer b).
+struct Factors {
+  float scale, l2, momentum, share, own, of_buffer, rate;
+};
+
+TWINKLE_OPTIM_CLONES
+void sgd_run(const Factors& f, int64_t n, const float* grad, float* value, float* buffer) {
+  const Factors c = f;
+  for_each(n, grad, value, buffer, nullptr,
+           [&](F16& g, F16& p, F16& b, F16&) __attribute__((always_inline)) {
+             g = g * c.scale + p * c.l2;
+             b = b * c.momentum + g * c.share;
+             p = p - (g * c.own + b * c.of_buffer) * c.rate;
+           });
+}
+
+class Sgd : public Optimizer {
+ public:
+  std::string_view name() const override { return "SGD"; }
+
+  void configure(const Json& options) override {
+    o_ = parse(options);
+    lr_ = o_.lr;
+  }
+
+ protected:
+  std::vector<std::string> buffers() const override {
+    return o_.momentum > 0 ? std::vector<std::string>{"momentum_buffer"}
+                           : std::vector<std::string>{};
+  }
+
+  void update(const Run& run, double lr, double grad_scale) const override {
+    const bool momentum = o_.momentum > 0;
+    const Factors f{
+        .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
+        .l2 = static_cast<float>(run.decay ? o_.weight_decay : 0),
+        .momentum = static_cast<float>(o_.momentum),
+        .share = static_cast<float>(run.fresh ? 1 : 1 - o_.dampening),
+        .own = !momentum || o_.nesterov ? 1.0F : 0.0F,
+        .of_buffer = !momentum     ? 0.0F
+                     : o_.nesterov ? static_cast<float>(o_.momentum)
+                                   : 1.0F,
+        .rate = static_cast<float>(lr),
+    };
+    sgd_run(f, run.size, run.grad, run.value, momentum ? run.buffers[0] : nullptr);
+  }
+
+ private:
+  SgdOptions o_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> sgd() { return std::make_unique<Sgd>(); }
+
+}  // namespace twinkle::optim
