@@ -9,6 +9,7 @@
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/text/template.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -70,6 +71,13 @@ py::dict facts(const Engine& engine) {
                   "config_json"_a = f.config_json, "vocab_size"_a = f.vocab_size,
                   "max_positions"_a = f.max_positions, "num_layers"_a = f.num_layers,
                   "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids);
+}
+
+// Stop strings are looked for in the text with special tokens written out.
+void set_template(Engine& engine, const text::Template& text) {
+  engine.set_decode([&text](std::span<const int32_t> ids) {
+    return text.decode(std::vector<int64_t>(ids.begin(), ids.end()));
+  });
 }
 
 engine::SamplingParams params_of(const py::dict& d) {
@@ -194,7 +202,9 @@ void bind_engine(py::module_& m) {
       .def(py::init(&here::make_engine), "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
            "token_budget"_a = twinkle::engine::EngineOptions{}.token_budget,
            "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens)
-      .def("facts", &here::facts, "What is known of the model, as a dict.");
+      .def("facts", &here::facts, "What is known of the model, as a dict.")
+      .def("set_template", &here::set_template, "template"_a, py::keep_alive<1, 2>(),
+           "Whose tokenizer turns tokens into text, for stop strings.");
   here::bind_training(engine);
   here::bind_state(engine);
 }

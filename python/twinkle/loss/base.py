@@ -1,0 +1,115 @@
+"""The base class of losses, and how one written in Python meets the engine."""
+
+import inspect
+import math
+
+from twinkle.errors import InvalidError, NotAvailableError, require
+
+
+class Loss:
+    """Base of all losses. A subclass defines __call__ in torch; it runs in the caller's process.
+
+    __call__(inputs, outputs, **kwargs): `inputs` holds padded tensors [B, L]: input_ids (0),
+    labels (-100, already shifted), attention_mask (0). `outputs['logps']` [B, L] float32 is
+    log p(label), 0 where ignored, and requires grad. kwargs are those of forward_backward.
+    Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
+    divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
+    """
+
+    require_logits = False
+    require_entropy = False
+    require_logps = True
+    require_values = False
+
+    engine_name = None  # of the engine's own losses: computed there, with engine_options
+
+    def engine_options(self):
+        return {}
+
+    def __call__(self, inputs, outputs, **kwargs):
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+
+class FunctionLoss(Loss):
+    """A plain function used as a loss."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, inputs, outputs, **kwargs):
+        return self.function(inputs, outputs, **kwargs)
+
+
+def check_usable(loss):
+    """Refuses what this version cannot give a loss."""
+    for flag, what in (
+        ("require_logits", "logits [B, L, V]"),
+        ("require_entropy", "entropies with a gradient"),
+        ("require_values", "a value head"),
+    ):
+        if getattr(loss, flag, False):
+            raise NotAvailableError(
+                f"loss: {type(loss).__name__} has {flag}, but this version does not give {what} "
+                "to losses; use outputs['logps']"
+            )
+
+
+def check_kwargs(loss, kwargs):
+    """Refuses keyword arguments that the loss's __call__ does not take, by name."""
+    function = loss.function if isinstance(loss, FunctionLoss) else loss.__call__
+    parameters = inspect.signature(function).parameters.values()
+    if loss.engine_name is None and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = {p.name for p in parameters} - {"inputs", "outputs", "kwargs"}
+    unknown = sorted(set(kwargs) - known)
+    require(
+        not unknown,
+        f"loss: {type(loss).__name__} takes no argument {', '.join(map(repr, unknown))}"
+        + (f"; it takes {', '.join(sorted(known))}" if known else ""),
+    )
+
+
+def evaluate(loss, inputs, outputs, kwargs):
+    """(scalar tensor, num_tokens) of a loss. InvalidError: no scalar, or not finite."""
+    import torch
+
+    result = loss(inputs, outputs, **kwargs)
+    num_tokens = 0
+    if isinstance(result, dict):
+        require("loss" in result, f"loss: {type(loss).__name__} returned a dict without 'loss'")
+        num_tokens = float(result.get("num_tokens") or 0)
+        result = result["loss"]
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        raise InvalidError(
+            f"loss: {type(loss).__name__} must return a scalar tensor or "
+            f"{{'loss': ..., 'num_tokens': ...}}, it returned {type(result).__name__}"
+        )
+    require(
+        math.isfinite(result.item()),
+        f"loss: {type(loss).__name__} is {result.item()}, nothing was accumulated",
+    )
+    require(
+        math.isfinite(num_tokens) and num_tokens >= 0,
+        f"loss: num_tokens of {type(loss).__name__} is {num_tokens}, it must be at least 0",
+    )
+    return result.reshape(()), num_tokens
+
+
+def gradient(loss, inputs, outputs, kwargs):
+    """(loss, num_tokens, d loss / d logps [B, L]) by torch's autograd in this process."""
+    import torch
+
+    logps = outputs["logps"].detach().requires_grad_()
+    with torch.enable_grad():
+        value, num_tokens = evaluate(loss, inputs, {**outputs, "logps": logps}, kwargs)
+        require(
+            value.requires_grad,
+            f"loss: {type(loss).__name__} does not depend on outputs['logps'], "
+            "so there is nothing to learn from",
+        )
+        (grad,) = torch.autograd.grad(value, logps)
+    require(
+        bool(torch.isfinite(grad).all()),
+        f"loss: the gradient of {type(loss).__name__} is not finite, nothing was accumulated",
+    )
+    return value.item(), num_tokens, grad

@@ -1,0 +1,45 @@
+"""Cross entropy of the labels."""
+
+from twinkle.errors import require
+from twinkle.loss.base import Loss
+
+
+class CrossEntropyLoss(Loss):
+    """-sum of log p(label), or its mean with reduction='mean'; computed by the engine.
+
+    dft: each token is also weighted with its own probability, taken as a constant. The formula
+    below is the same in torch, for calculate_loss and for use inside other losses.
+    """
+
+    engine_name = "CrossEntropyLoss"
+
+    def __init__(self, ignore_index=-100, reduction="sum", dft=False):
+        require(
+            ignore_index == -100,
+            f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
+        )
+        require(
+            reduction in ("sum", "mean"),
+            f"loss: reduction is {reduction!r}, it must be 'sum' or 'mean'",
+        )
+        self.reduction = reduction
+        self.dft = bool(dft)
+
+    def engine_options(self):
+        return {"reduction": self.reduction, "dft": self.dft}
+
+    def __call__(self, inputs, outputs):
+        import torch
+
+        mask = inputs["labels"] != -100
+        logps = outputs["logps"]
+        each = torch.where(mask, -logps, 0.0)
+        if "loss_scale" in inputs:
+            each = each * inputs["loss_scale"]
+            mask = mask & (inputs["loss_scale"] != 0)
+        if self.dft:
+            each = each * logps.detach().exp()
+        total, count = each.double().sum(), int(mask.sum())
+        if self.reduction == "mean":
+            return {"loss": total / max(count, 1), "num_tokens": 0}
+        return {"loss": total, "num_tokens": count}

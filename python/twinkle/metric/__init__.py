@@ -1,0 +1,6 @@
+"""Metrics: numbers about training and evaluation. Write your own by subclassing Metric."""
+
+from twinkle.metric.base import Metric
+from twinkle.metric.builtin import Accuracy, LossMetric, TrainMetric
+
+__all__ = ["Accuracy", "LossMetric", "Metric", "TrainMetric"]

@@ -1,0 +1,39 @@
+"""The base class of metrics."""
+
+
+class Metric:
+    """Collects per call, then yields a dict of numbers.
+
+    accumulate(inputs, outputs, **kwargs) is called after every forward_backward (training) or
+    calculate_loss (evaluation): `inputs` as losses get them, `outputs` a ModelOutput; kwargs: lr,
+    step (micro-batches so far), gradient_accumulation_steps, grad_norm (of the last step or None),
+    loss_tokens (what `loss` is a sum over; 0: it is a mean), seq_tokens (tokens of the batch),
+    started (time.perf_counter() before the call).
+    calculate() returns the dict of what was collected; reset() forgets it.
+    """
+
+    needs_inputs = True  # False saves the padding of inputs
+
+    def __init__(self, device_mesh=None, process_group=None, **kwargs):
+        self.device_mesh = device_mesh
+        self.process_group = process_group
+        if kwargs:
+            from twinkle.errors import refuse_unknown
+
+            refuse_unknown(f"metric: {type(self).__name__}", kwargs)
+
+    def accumulate(self, inputs, outputs, **kwargs):
+        raise NotImplementedError(f"{type(self).__name__} must define accumulate")
+
+    def calculate(self):
+        raise NotImplementedError(f"{type(self).__name__} must define calculate")
+
+    def reset(self):
+        raise NotImplementedError(f"{type(self).__name__} must define reset")
+
+    def on_step(self, **kwargs):
+        """After an optimizer step: grad_norm (or None), lr (that it used), iters (steps so far)."""
+
+    def gather_results(self, local_results):
+        """The results of all data ranks; one device has one."""
+        return list(local_results)

@@ -1,0 +1,7 @@
+"""Models to train: each method submits operations to the C++ engine."""
+
+from twinkle.model.base import TwinkleModel
+from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.transformers_model import TransformersModel
+
+__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]

@@ -1,0 +1,149 @@
+"""From users' inputs to the engine's sequences, and from its vectors to padded tensors."""
+
+import numpy as np
+
+from twinkle.errors import InvalidError, require
+
+_PAD = {"input_ids": 0, "labels": -100, "attention_mask": 0, "loss_scale": 0.0}
+
+
+def as_list(inputs):
+    """A list of dicts from one dict, a list of dicts, or sample responses."""
+    require(inputs is not None, "model: inputs is missing, pass inputs=batch")
+    if isinstance(inputs, dict) or hasattr(inputs, "sequences"):
+        inputs = [inputs]
+    out = []
+    for item in inputs:
+        if hasattr(item, "sequences"):  # a SampleResponse
+            for sequence in item.sequences:
+                require(
+                    sequence.new_input_feature is not None,
+                    "model: a sample response has no new_input_feature, set the sampler's template",
+                )
+                out.append(sequence.new_input_feature)
+        elif hasattr(item, "new_input_feature"):
+            out.append(item.new_input_feature)
+        else:
+            out.append(item)
+    for index, item in enumerate(out):
+        require(
+            isinstance(item, dict) and ("input_ids" in item or "messages" in item),
+            f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory with "
+            "messages",
+        )
+    return out
+
+
+def _vector(feature, name, index):
+    values = feature.get(name)
+    if values is None:
+        return None
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise InvalidError(
+            f"model: {name} of inputs[{index}] has shape {list(values.shape)}, it must be one "
+            "sequence [L]"
+        )
+    return values
+
+
+class Batch:
+    """Features as the engine takes them. B sequences; `longest` counts positions as given."""
+
+    def __init__(self, features):
+        self.features = features
+        self.sequences = []
+        self._kept = []  # per sequence: positions whose attention_mask is not 0; None: all
+        self.lengths = []
+        for index, feature in enumerate(features):
+            self._add(feature, index)
+
+    def __len__(self):
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self):
+        return sum(len(s["input_ids"]) for s in self.sequences)
+
+    @property
+    def num_labels(self):
+        return int(sum((s["labels"] != -100).sum() for s in self.sequences if "labels" in s))
+
+    def _add(self, feature, index):
+        ids = _vector(feature, "input_ids", index)
+        sequence = {"input_ids": ids}
+        for name, key in (("labels", "labels"), ("loss_scale", "weights")):
+            values = _vector(feature, name, index)
+            if values is not None:
+                sequence[key] = values
+                require(
+                    len(values) == len(ids),
+                    f"model: {name} of inputs[{index}] has {len(values)} entries, input_ids has "
+                    f"{len(ids)}, they must be equally many",
+                )
+        kept = None
+        mask = _vector(feature, "attention_mask", index)
+        if mask is not None and len(mask) == len(ids) and not mask.all():
+            kept = np.flatnonzero(mask)
+            sequence = {key: values[kept] for key, values in sequence.items()}
+        self._check_positions(_vector(feature, "position_ids", index), kept, index)
+        self.sequences.append(sequence)
+        self._kept.append(kept)
+        self.lengths.append(len(ids))
+
+    @staticmethod
+    def _check_positions(positions, kept, index):
+        if positions is None:
+            return
+        positions = positions if kept is None else positions[kept]
+        require(
+            np.array_equal(positions, np.arange(len(positions))),
+            f"model: position_ids of inputs[{index}] do not count up from 0; packed samples are "
+            "not available in this version, pass them one by one",
+        )
+
+    def padded(self, vectors):
+        """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere."""
+        import torch
+
+        longest = max(self.lengths, default=0)
+        out = torch.zeros(len(self), longest)
+        for row, vector in enumerate(vectors):
+            values = torch.from_numpy(np.asarray(vector, dtype=np.float32))
+            kept = self._kept[row]
+            out[row, slice(0, len(values)) if kept is None else torch.from_numpy(kept)] = values
+        return out
+
+    def unpadded(self, tensor):
+        """Per sequence the entries of a [B, longest] tensor that the engine has, as float32."""
+        rows = tensor.detach().cpu().numpy().astype(np.float32)
+        return [
+            row[:length] if kept is None else row[kept]
+            for row, length, kept in zip(rows, self.lengths, self._kept, strict=True)
+        ]
+
+    def tensors(self):
+        """What losses and metrics see: padded tensors [B, longest], and the features as given."""
+        import torch
+
+        longest = max(self.lengths, default=0)
+        out = {}
+        for name, pad in _PAD.items():
+            if name in ("labels", "loss_scale") and not any(name in f for f in self.features):
+                continue
+            kind = torch.float32 if isinstance(pad, float) else torch.int64
+            tensor = torch.full((len(self), longest), pad, dtype=kind)
+            for row, (feature, length) in enumerate(zip(self.features, self.lengths, strict=True)):
+                fallback = np.ones(length) if name in ("attention_mask", "loss_scale") else None
+                values = feature.get(name)
+                values = fallback if values is None else np.asarray(values)
+                if values is not None:
+                    tensor[row, :length] = torch.as_tensor(values).to(kind)
+            out[name] = tensor
+        return out
+
+    def split(self, size):
+        """Batches of at most `size` sequences, in order."""
+        if size is None or size >= len(self):
+            return [self]
+        return [Batch(self.features[i : i + size]) for i in range(0, len(self), size)]

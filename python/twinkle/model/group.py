@@ -1,0 +1,150 @@
+"""What a model keeps per adapter: settings, counters, the last batch. No weights."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinkle.core import core
+from twinkle.errors import InvalidError, require
+from twinkle.loss import CrossEntropyLoss
+from twinkle.metric import LossMetric, TrainMetric
+from twinkle.processor import InputProcessor
+
+DEFAULT_LR = 1e-5
+
+
+@dataclass
+class Status:
+    """The last forward of a phase, for calculate_loss and backward."""
+
+    batch: Any = None
+    outputs: dict | None = None
+    temperature: float = 1.0
+    loss_kwargs: dict | None = None
+    metrics: list = field(default_factory=list)
+
+
+def optimizer_name(optimizer_cls):
+    """The engine's name of 'AdamW', torch.optim.AdamW, ..."""
+    if isinstance(optimizer_cls, str):
+        return optimizer_cls
+    name = getattr(optimizer_cls, "__name__", None)
+    module = getattr(optimizer_cls, "__module__", "")
+    if name is None or not module.startswith("torch.optim"):
+        raise InvalidError(
+            f"model: {optimizer_cls!r} is not an optimizer of the engine; pass a name such as "
+            "'AdamW', or a class of torch.optim"
+        )
+    return name
+
+
+class Group:
+    """One adapter's, or the base model's, side of the training loop."""
+
+    def __init__(self, name, template):
+        self.name = name
+        self.tenant = None  # of the engine; None: not created yet
+        self.config = None  # LoraConfig, or None for the base model
+        self.gradient_accumulation_steps = 1
+        self.loss = CrossEntropyLoss()
+        self.optimizer, self.options = "AdamW", {"lr": DEFAULT_LR}
+        self.scheduler, self.scheduler_options, self.schedule = None, {}, None
+        self.template = template  # or a function that makes it when it is first needed
+        self.processor = InputProcessor()
+        self.train = Status(metrics=[LossMetric(), TrainMetric()])
+        self.eval = Status(metrics=[LossMetric()])
+        self.mode = "train"
+        self.cur_step = 0  # micro-batches seen
+        self.accumulated = 0  # of these, since the last step
+        self.iters = 0  # optimizer steps taken
+        self.lr_step = 0  # of the schedule
+        self.just_stepped = False
+        self.grad_norm = None
+        self.clipped_norm = None  # of clip_grad_norm since the last backward
+
+    def set_optimizer(self, optimizer_cls, options):
+        name = optimizer_name(optimizer_cls)
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+        options.setdefault("lr", DEFAULT_LR)
+        core().check_optimizer(name, json.dumps(options))
+        self.optimizer, self.options = name, options
+
+    def set_scheduler(self, scheduler_cls, options):
+        name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
+        self.schedule = core().Schedule(name, json.dumps(options))
+        self.scheduler, self.scheduler_options, self.lr_step = name, dict(options), 0
+
+    @property
+    def lr(self):
+        """The learning rate of the next step."""
+        if self.schedule is None:
+            return self.options["lr"]
+        return self.schedule.lr(self.options["lr"], self.lr_step)
+
+    def set_gradient_accumulation_steps(self, steps):
+        require(
+            isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1,
+            f"model: gradient_accumulation_steps is {steps!r}, it must be an integer of at least 1",
+        )
+        self.gradient_accumulation_steps = steps
+
+    @property
+    def at_boundary(self):
+        return self.accumulated >= self.gradient_accumulation_steps
+
+    def take_settings(self, other):
+        """Settings that were made before this group's adapter was added."""
+        for name in ("loss", "optimizer", "options", "scheduler", "scheduler_options", "schedule",
+                     "template", "processor", "train", "eval"):  # fmt: skip
+            setattr(self, name, getattr(other, name))
+
+    def get_template(self):
+        if callable(self.template) and not hasattr(self.template, "batch_encode"):
+            self.template = self.template()
+        return self.template
+
+    def status(self, is_training):
+        return self.train if is_training else self.eval
+
+    def accumulate_metrics(self, is_training, batch, outputs, **kwargs):
+        status = self.status(is_training)
+        inputs = batch.tensors() if any(m.needs_inputs for m in status.metrics) else None
+        for metric in status.metrics:
+            metric.accumulate(
+                inputs,
+                outputs,
+                lr=self.lr,
+                step=self.cur_step,
+                gradient_accumulation_steps=self.gradient_accumulation_steps,
+                grad_norm=self.grad_norm,
+                seq_tokens=batch.num_tokens,
+                **kwargs,
+            )
+
+    def after_step(self, result, lr):
+        self.accumulated, self.just_stepped = 0, True
+        self.iters += 1
+        self.grad_norm = result.get("grad_norm", self.grad_norm)
+        for metric in self.train.metrics:
+            metric.on_step(grad_norm=self.grad_norm, lr=lr, iters=self.iters)
+
+    def state(self, consumed_train_samples):
+        """What trainer_state.json keeps of it."""
+        return {
+            "checkpoint_version": 1,
+            "cur_step": self.cur_step,
+            "accumulated": self.accumulated,
+            "iters": self.iters,
+            "lr_step": self.lr_step,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "consumed_train_samples": consumed_train_samples,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+        }
+
+    def set_state(self, state):
+        self.cur_step = int(state.get("cur_step", 0))
+        self.accumulated = int(state.get("accumulated", 0))
+        self.iters = int(state.get("iters", 0))
+        self.lr_step = int(state.get("lr_step", 0))
+        self.just_stepped = False

@@ -1,0 +1,53 @@
+"""MultiLoraTransformersModel: several adapters on one base model, each called by its name."""
+
+from twinkle.errors import require
+from twinkle.model.transformers_model import TransformersModel
+
+
+class MultiLoraTransformersModel(TransformersModel):
+    """As TransformersModel; adapter_name is mandatory in every method.
+
+    max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
+    """
+
+    def __init__(
+        self,
+        model_cls=None,
+        model_id=None,
+        config=None,
+        max_loras=5,
+        max_r=32,
+        max_length=8192,
+        target_modules="all-linear",
+        **kwargs,
+    ):
+        del target_modules  # adapters bring their own
+        super().__init__(model_cls, model_id, config, **kwargs)
+        for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
+            require(
+                isinstance(value, int) and value >= 1,
+                f"model: {name} is {value!r}, it must be an integer of at least 1",
+            )
+        self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length
+
+    def _group(self, adapter_name=None):
+        require(bool(adapter_name), f"model: {type(self).__name__} needs adapter_name")
+        return super()._group(adapter_name)
+
+    def add_adapter_to_model(
+        self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
+    ):
+        adapters = [name for name in self._groups if name]
+        require(
+            len(adapters) < self.max_loras,
+            f"model: {len(adapters)} adapters exist ({', '.join(adapters)}), max_loras is "
+            f"{self.max_loras}: remove one with remove_adapter",
+        )
+        rank = getattr(config_or_dir, "r", None)
+        require(
+            rank is None or rank <= self.max_r,
+            f"model: the rank is {rank}, max_r is {self.max_r}",
+        )
+        super().add_adapter_to_model(
+            adapter_name, config_or_dir, gradient_accumulation_steps, **kwargs
+        )

@@ -1,0 +1,114 @@
+"""What users set on a model before and during training, and what it reports."""
+
+import json
+
+import twinkle.loss
+import twinkle.metric
+import twinkle.patch
+import twinkle.processor
+import twinkle.template
+from twinkle.core import core
+from twinkle.errors import InvalidError, refuse_unknown
+from twinkle.loss.base import FunctionLoss, Loss, check_usable
+from twinkle.model.base import TwinkleModel
+from twinkle.plugin import construct_class
+
+
+class Settings(TwinkleModel):
+    """The half of TransformersModel that never waits for the engine."""
+
+    def _group(self, adapter_name=None):
+        if adapter_name is None:
+            if len(self._groups) == 1:
+                return next(iter(self._groups.values()))
+            adapter_name = "default"
+        if adapter_name not in self._groups:
+            names = ", ".join(repr(name) for name in self._groups if name) or "none"
+            raise InvalidError(
+                f"model: there is no adapter {adapter_name!r}; there are {names}: pass adapter_name"
+            )
+        return self._groups[adapter_name]
+
+    # ---- settings
+
+    def set_loss(self, loss_cls, adapter_name=None, **kwargs):
+        """A Loss, a subclass, its name, a plugin id, or a function (inputs, outputs, **kwargs)."""
+        if callable(loss_cls) and not isinstance(loss_cls, (type, Loss)):
+            refuse_unknown("model: set_loss of a function", kwargs)
+            loss_cls = FunctionLoss(loss_cls)
+        loss = construct_class(loss_cls, Loss, twinkle.loss, **kwargs)
+        check_usable(loss)
+        if loss.engine_name is not None:
+            core().check_loss(loss.engine_name, json.dumps(loss.engine_options()))
+        self._group(adapter_name).loss = loss
+
+    def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
+        """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class; kwargs as in torch."""
+        self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
+
+    def set_lr_scheduler(self, scheduler_cls, adapter_name=None, **kwargs):
+        """scheduler_cls: a name such as 'CosineWarmupScheduler', or torch's class; starts anew."""
+        self._group(adapter_name).set_scheduler(scheduler_cls, kwargs)
+
+    def set_template(self, template_cls, adapter_name=None, **kwargs):
+        """A Template, a subclass, its name or a plugin id; model_id defaults to the model's."""
+        if not isinstance(template_cls, twinkle.template.Template):
+            kwargs.setdefault("model_id", self.tokenizer_id)
+        self._group(adapter_name).template = construct_class(
+            template_cls, twinkle.template.Template, twinkle.template, **kwargs
+        )
+
+    def set_processor(self, processor_cls, adapter_name=None, **kwargs):
+        """An InputProcessor, a subclass, its name or a plugin id."""
+        self._group(adapter_name).processor = construct_class(
+            processor_cls, twinkle.processor.InputProcessor, twinkle.processor, **kwargs
+        )
+
+    def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
+        """A Metric, a subclass, its name or a plugin id; is_training None: for both phases."""
+        group = self._group(adapter_name)
+        for training in (True, False):
+            if is_training in (None, training):
+                metric = construct_class(
+                    metric_cls, twinkle.metric.Metric, twinkle.metric, **kwargs
+                )
+                group.status(training).metrics.append(metric)
+
+    def apply_patch(self, patch_cls, adapter_name=None, **kwargs):
+        """A Patch, a subclass, its name or a plugin id, applied to model.model."""
+        del adapter_name
+        patch = construct_class(patch_cls, twinkle.patch.Patch, twinkle.patch, **kwargs)
+        patch(self.model)
+
+    # ---- reports
+
+    def calculate_metric(self, is_training=True, adapter_name=None):
+        """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ..."""
+        out = {}
+        for metric in self._group(adapter_name).status(is_training).metrics:
+            out.update(metric.calculate())
+            metric.reset()
+        return out
+
+    def get_train_configs(self, adapter_name=None):
+        """The settings of an adapter, or of the base model, as text."""
+        group = self._group(adapter_name)
+        lines = [
+            f"model: {self.model_id} ({self.facts['family']}, "
+            f"{self.facts['num_parameters']:,} parameters, mixed_precision {self.mixed_precision})",
+            f"adapter: {group.name or 'none, all weights are trained'}",
+        ]
+        if group.config is not None:
+            c = group.config
+            lines.append(
+                f"lora: r {c.r}, lora_alpha {c.lora_alpha}, lora_dropout {c.lora_dropout}, "
+                f"target_modules {c.target_modules}"
+            )
+        options = ", ".join(f"{key} {value}" for key, value in group.options.items())
+        lines += [
+            f"loss: {type(group.loss).__name__} {group.loss.engine_options() or ''}",
+            f"optimizer: {group.optimizer} ({options})",
+            f"lr_scheduler: {group.scheduler or 'constant'} {group.scheduler_options or ''}",
+            f"gradient_accumulation_steps: {group.gradient_accumulation_steps}",
+        ]
+        return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,363 @@
+"""TransformersModel: the training loop's verbs, each an operation of the C++ engine."""
+
+import json
+import time
+from types import SimpleNamespace
+
+from twinkle.core import core
+from twinkle.data_format import LoraConfig
+from twinkle.errors import InvalidError, refuse_unknown, require
+from twinkle.infra import current_run, register, stable_seed
+from twinkle.loss.base import check_kwargs, evaluate, gradient
+from twinkle.model.arguments import INERT, check_arguments, forward_kwargs, slice_kwargs
+from twinkle.model.batch import Batch, as_list
+from twinkle.model.checkpoint import Checkpoints
+from twinkle.model.group import Group
+from twinkle.template.template import Template, resolve
+
+
+class TransformersModel(Checkpoints):
+    """A causal language model: base weights, and adapters by name.
+
+    model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.
+    mixed_precision: 'bf16' (weights and activations) or 'no' (float32). Adapters, gradients and
+    optimizer state are float32. Every method takes adapter_name; without it the only adapter is
+    meant, or the one named 'default', or, with no adapters, the base model, all weights of which
+    are then trained. Defaults: CrossEntropyLoss(reduction='sum'), AdamW with lr 1e-5 and
+    weight_decay 0.01, Template(model_id), InputProcessor().
+    """
+
+    def __init__(
+        self,
+        model_cls=None,
+        model_id=None,
+        config=None,
+        device_mesh=None,
+        mixed_precision="bf16",
+        strategy="accelerate",
+        ddp_config=None,
+        fsdp_config=None,
+        grad_scaler_config=None,
+        tokenizer_id=None,
+        **kwargs,
+    ):
+        if model_id is None and isinstance(model_cls, str):  # TransformersModel('path')
+            model_cls, model_id = None, model_cls
+        require(model_id is not None, "model: model_id is missing")
+        dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
+        refuse_unknown("model: TransformersModel", kwargs, INERT)
+        check_arguments(model_cls, config, mixed_precision, strategy, dtype)
+        del ddp_config, fsdp_config, grad_scaler_config  # of several devices, and of fp16
+        self.device_mesh = register(self, device_mesh)
+        self.model_id = str(model_id)
+        self.tokenizer_id = str(tokenizer_id or model_id)
+        self.mixed_precision = mixed_precision
+        self.engine = core().Engine(resolve(model_id), mixed_precision=mixed_precision)
+        self.facts = self.engine.facts()
+        # What scripts reach for on the model inside; the engine knows its layers.
+        self.model = SimpleNamespace(
+            _no_split_modules=None,
+            config=SimpleNamespace(**json.loads(self.facts["config_json"] or "{}")),
+        )
+        self._groups = {"": Group("", self._default_template)}
+        self._frozen = False
+
+    def _default_template(self):
+        return Template(self.tokenizer_id)
+
+    # ---- adapters
+
+    def _tenant(self, group, training=True):
+        """The engine's tenant of a group; the base model's is made when it is first needed."""
+        if group.tenant is not None:
+            return group.tenant
+        if training:
+            self.engine.create(tenant="full", seed=current_run().seed).result()
+            group.tenant = "full"
+            return "full"
+        return self.frozen_tenant()
+
+    def frozen_tenant(self):
+        """The engine's tenant of the base model as it is."""
+        if not self._frozen:
+            self.engine.create(tenant="frozen", frozen=True).result()
+            self._frozen = True
+        return "frozen"
+
+    def tenant_for_sampling(self, adapter_name=None):
+        return self._tenant(self._group(adapter_name), training=False)
+
+    def add_adapter_to_model(
+        self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
+    ):
+        """Adds a LoRA adapter: a LoraConfig (ours or peft's), or a PEFT directory or hub id.
+
+        Settings made before the first adapter was added are its own. NotFoundError: no such
+        directory; InvalidError: a target that matches nothing, a rank below 1, ...; ConflictError:
+        the name is taken.
+        """
+        refuse_unknown("model: add_adapter_to_model", kwargs)
+        require(
+            isinstance(adapter_name, str) and adapter_name != "",
+            f"model: adapter_name is {adapter_name!r}, it must be a text that is not empty",
+        )
+        directory = ""
+        if isinstance(config_or_dir, str) or hasattr(config_or_dir, "__fspath__"):
+            directory = resolve(config_or_dir)
+        config = LoraConfig.from_any(directory or config_or_dir)
+        group = Group(adapter_name, self._default_template)
+        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        tenant = f"adapter/{adapter_name}"
+        self.engine.create(
+            tenant=tenant,
+            lora_json="" if directory else config.to_json(),
+            directory=directory,
+            seed=stable_seed(current_run().seed, "adapter", adapter_name),
+        ).result()
+        group.tenant, group.config = tenant, config
+        base = self._groups.get("")
+        if base is not None and base.tenant is None:
+            group.take_settings(base)
+            del self._groups[""]
+        self._groups[adapter_name] = group
+
+    def remove_adapter(self, adapter_name):
+        """Forgets an adapter and its optimizer's state."""
+        group = self._group(adapter_name)
+        require(group.config is not None, "model: the base model cannot be removed")
+        self.engine.delete(tenant=group.tenant).result()
+        del self._groups[adapter_name]
+        if not self._groups:
+            self._groups[""] = Group("", self._default_template)
+
+    # ---- forward and backward
+
+    def _batch(self, group, inputs):
+        features = as_list(inputs)
+        if any("input_ids" not in feature for feature in features):
+            features = group.get_template().batch_encode(features)
+        return Batch(group.processor(features))
+
+    def _run_forward(self, group, inputs, training, temperature, disable_lora):
+        batch = self._batch(group, inputs)
+        result = self.engine.forward(
+            tenant=self._tenant(group, training),
+            sequences=batch.sequences,
+            disable_lora=disable_lora,
+            temperature=float(temperature),
+        ).result()
+        outputs = {
+            "loss": None,
+            "logps": batch.padded(result["logps"]),
+            "num_tokens": batch.num_labels,
+        }
+        status = group.status(training)
+        status.batch, status.outputs, status.temperature = batch, outputs, temperature
+        status.loss_kwargs = None
+        group.mode = "train" if training else "eval"
+        return dict(outputs)
+
+    def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
+        """Scores a batch for training, without dropout. Then calculate_loss and backward.
+
+        inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
+        ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
+        forward_backward does the same in one pass instead of two.
+        """
+        forward_kwargs("forward", kwargs)
+        return self._run_forward(self._group(adapter_name), inputs, True, temperature, False)
+
+    def forward_only(
+        self, *, inputs, adapter_name=None, temperature=1.0, disable_lora=False, **kwargs
+    ):
+        """Scores a batch. disable_lora: with the base model. Returns what forward does."""
+        forward_kwargs("forward_only", kwargs)
+        group = self._group(adapter_name)
+        return self._run_forward(group, inputs, False, temperature, disable_lora)
+
+    def calculate_loss(self, adapter_name=None, **kwargs):
+        """The loss of the last forward (or forward_only), as the loss defines it: a float."""
+        group = self._group(adapter_name)
+        training = group.mode == "train"
+        status = group.status(training)
+        if status.batch is None:
+            raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
+        started = time.perf_counter()
+        check_kwargs(group.loss, kwargs)
+        value, loss_tokens = evaluate(
+            group.loss, status.batch.tensors(), dict(status.outputs), kwargs
+        )
+        status.loss_kwargs = kwargs
+        status.outputs["loss"] = value.item()
+        if not training:
+            group.accumulate_metrics(
+                False, status.batch, status.outputs, loss_tokens=loss_tokens, started=started
+            )
+        return value.item()
+
+    def backward(self, adapter_name=None, gradient_accumulation_steps=None):
+        """Adds the gradient of the last calculate_loss to the accumulated ones."""
+        group = self._group(adapter_name)
+        status = group.train
+        if group.mode != "train" or status.batch is None or status.loss_kwargs is None:
+            raise InvalidError("model: backward needs forward and calculate_loss before it")
+        if gradient_accumulation_steps is not None:
+            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        self._accumulate(group, status.batch, status.loss_kwargs, status.temperature, None)
+        status.batch = status.loss_kwargs = None
+
+    def forward_backward(
+        self, *, inputs, adapter_name=None, micro_batch_size=None, temperature=1.0, **kwargs
+    ):
+        """Scores a batch and adds the loss's gradient to the accumulated ones: one micro-batch.
+
+        kwargs are the loss's. micro_batch_size: sequences per call of a loss written in Python; the
+        engine's own losses see the batch whole and divide the work themselves. Returns ModelOutput:
+        loss (as the loss defines it), logps [batch, longest], num_tokens. An error changes nothing.
+        """
+        loss_kwargs = forward_kwargs("forward_backward", kwargs, loss=True)
+        require(
+            micro_batch_size is None
+            or (isinstance(micro_batch_size, int) and micro_batch_size > 0),
+            f"model: micro_batch_size is {micro_batch_size!r}, it must be at least 1",
+        )
+        group = self._group(adapter_name)
+        check_kwargs(group.loss, loss_kwargs)
+        batch = self._batch(group, inputs)
+        group.mode = "train"
+        return self._accumulate(group, batch, loss_kwargs, temperature, micro_batch_size)
+
+    def _accumulate(self, group, batch, loss_kwargs, temperature, micro_batch_size):
+        started = time.perf_counter()
+        tenant = self._tenant(group)
+        common = {"tenant": tenant, "temperature": float(temperature)}
+        if group.loss.engine_name is not None:
+            result = self.engine.forward_backward(
+                sequences=batch.sequences,
+                loss=group.loss.engine_name,
+                loss_options=json.dumps(group.loss.engine_options()),
+                **common,
+            ).result()
+            value, loss_tokens = result["loss"], result["num_tokens"]
+        else:
+            value, loss_tokens, sequences = self._python_loss(
+                group, batch, loss_kwargs, micro_batch_size, common
+            )
+            result = self.engine.forward_backward(
+                sequences=sequences,
+                loss="LinearLoss",
+                loss_options=json.dumps({"num_tokens": loss_tokens}),
+                **common,
+            ).result()
+        outputs = {
+            "loss": value,
+            "logps": batch.padded(result["logps"]),
+            "num_tokens": batch.num_labels,
+        }
+        group.cur_step += 1
+        group.accumulated += 1
+        group.just_stepped, group.clipped_norm = False, None
+        group.train.outputs = outputs
+        group.accumulate_metrics(True, batch, outputs, loss_tokens=loss_tokens, started=started)
+        return dict(outputs)
+
+    def _python_loss(self, group, batch, loss_kwargs, micro_batch_size, common):
+        """(loss, num_tokens, sequences whose extras hold d loss / d logps) of a Python loss."""
+        if len(batch) == 0:
+            return 0.0, 0.0, []
+        scores = self.engine.forward(sequences=batch.sequences, **common).result()["logps"]
+        parts, values, counts, sequences = batch.split(micro_batch_size), [], [], []
+        begin = 0
+        for part in parts:
+            outputs = {"logps": part.padded(scores[begin : begin + len(part)])}
+            kwargs = slice_kwargs(loss_kwargs, begin, len(part), len(batch))
+            value, count, grad = gradient(group.loss, part.tensors(), outputs, kwargs)
+            values.append(value)
+            counts.append(count)
+            for sequence, row in zip(part.sequences, part.unpadded(grad), strict=True):
+                sequences.append({**sequence, "extras": {"grad": row}})
+            begin += len(part)
+        num_tokens = sum(count or 1 for count in counts) if len(parts) > 1 else counts[0]
+        value = sum(values) / (1 if any(counts) else len(values))
+        return value, num_tokens, sequences
+
+    # ---- steps
+
+    def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
+        """Divides the accumulated gradients by the token count and clips them; their norm before.
+
+        Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
+        """
+        group = self._group(adapter_name)
+        if group.just_stepped or not group.at_boundary:
+            return None
+        result = self.engine.clip_grad_norm(
+            tenant=self._tenant(group),
+            max_grad_norm=float(max_grad_norm),
+            norm_type=float(norm_type),
+        ).result()
+        group.clipped_norm = group.grad_norm = result["grad_norm"]
+        return group.grad_norm
+
+    def step(self, optim_params=None, adapter_name=None):
+        """One optimizer step at an accumulation boundary, nothing between them.
+
+        optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
+        """
+        self._step(self._group(adapter_name), optim_params, 0.0, 2.0)
+
+    def _step(self, group, optim_params, max_grad_norm, norm_type):
+        if group.accumulated == 0:
+            raise InvalidError(
+                "model: step needs a backward since the last step; there is nothing to step with"
+            )
+        if not group.at_boundary:
+            return
+        options = {**group.options, **(optim_params or {})}
+        core().check_optimizer(group.optimizer, json.dumps(options))
+        lr = options["lr"] if optim_params and "lr" in optim_params else group.lr
+        result = self.engine.step(
+            tenant=self._tenant(group),
+            optimizer=group.optimizer,
+            options=json.dumps({**options, "lr": lr}),
+            max_grad_norm=float(max_grad_norm),
+            norm_type=float(norm_type),
+        ).result()
+        if group.schedule is not None:
+            options["lr"] = group.options["lr"]
+        group.options = options
+        if group.clipped_norm is not None:  # of clip_grad_norm, before it clipped
+            result = {**result, "grad_norm": group.clipped_norm}
+        group.after_step(result, lr)
+
+    def zero_grad(self, adapter_name=None):
+        """Forgets the accumulated gradients at a boundary; a step has done so already."""
+        group = self._group(adapter_name)
+        if not group.just_stepped and group.accumulated and group.at_boundary:
+            self.engine.zero_grad(tenant=self._tenant(group)).result()
+            group.accumulated = 0
+
+    def lr_step(self, adapter_name=None):
+        """Moves the schedule on by one, after a step."""
+        group = self._group(adapter_name)
+        if group.just_stepped:
+            group.lr_step += 1
+
+    def clip_grad_and_step(
+        self,
+        max_grad_norm=1.0,
+        norm_type=2,
+        gradient_accumulation_steps=None,
+        adapter_name=None,
+    ):
+        """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
+        None between boundaries. gradient_accumulation_steps: from now on."""
+        group = self._group(adapter_name)
+        if gradient_accumulation_steps is not None:
+            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        before = group.iters
+        self._step(group, None, max_grad_norm or 0.0, norm_type)
+        if group.iters == before:
+            return None
+        self.lr_step(adapter_name)
+        return group.grad_norm

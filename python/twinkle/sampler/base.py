@@ -1,0 +1,39 @@
+"""Sampler: what every sampler can do, whatever runs it."""
+
+import twinkle.template
+from twinkle.errors import NotAvailableError
+from twinkle.plugin import construct_class
+
+
+class Sampler:
+    """Base of samplers: a subclass defines sample()."""
+
+    template = None
+
+    def sample(self, inputs, sampling_params=None, adapter_name="", adapter_path=None, **kwargs):
+        """list[SampleResponse], one per input, in order."""
+        raise NotImplementedError(f"sampler: {type(self).__name__} does not define sample")
+
+    def set_template(self, template_cls, **kwargs):
+        """A Template, a subclass, its name or a plugin id; kwargs are its constructor's."""
+        if not isinstance(template_cls, twinkle.template.Template):
+            kwargs.setdefault("model_id", self.model_id)
+        self.template = construct_class(
+            template_cls, twinkle.template.Template, twinkle.template, **kwargs
+        )
+
+    def encode_trajectory(self, trajectory):
+        """The prompt's feature, with the generation prompt."""
+        return self.template.encode(trajectory, add_generation_prompt=True)
+
+    def decode_response(self, tokens):
+        return self.template.decode(tokens, skip_special_tokens=True)
+
+    def add_adapter_to_sampler(self, adapter_name, config):
+        raise NotAvailableError(
+            "sampler: add_adapter_to_sampler is not available in this version; pass model= to "
+            "share a model's adapters, or adapter_path= to sample()"
+        )
+
+    def apply_patch(self, patch_cls, **kwargs):
+        raise NotAvailableError("sampler: apply_patch is not available in this version")

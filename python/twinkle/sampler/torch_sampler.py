@@ -1,0 +1,242 @@
+"""TorchSampler and vLLMSampler: two names of the engine's own sampler."""
+
+import numpy as np
+
+from twinkle.core import core
+from twinkle.data_format import SampledSequence, SampleResponse, SamplingParams
+from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
+from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.infra import current_run, register, stable_seed
+from twinkle.model.batch import as_list
+from twinkle.sampler.base import Sampler
+from twinkle.template.template import Template, resolve
+
+# vLLM's engine arguments: those with an effect here, and those without.
+_USED = ("max_model_len", "dtype", "seed", "max_loras")
+_INERT = (
+    "tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enable_lora",
+    "max_lora_rank", "enable_sleep_mode", "enable_prefix_caching", "enforce_eager",
+    "trust_remote_code", "quantization", "load_format", "logprobs_mode", "disable_log_stats",
+    "max_num_batched_tokens", "model", "swap_space",
+)  # fmt: skip
+_PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
+
+
+class TorchSampler(Sampler):
+    """Samples from a model of its own, or, with model=, from a TransformersModel's engine, so that
+    what is being trained is what is sampled.
+
+    engine_args: vLLM's names; max_model_len (tokens of prompt and reply), dtype ('bfloat16',
+    'float32'), seed and max_loras have an effect; other known ones have none, unknown ones are
+    refused.
+    """
+
+    def __init__(self, model_id=None, engine_args=None, device_mesh=None, model=None, **kwargs):
+        refuse_unknown(f"sampler: {type(self).__name__}", kwargs, ("remote_group", "instance_id"))
+        args = dict(engine_args or {})
+        refuse_unknown("sampler: engine_args", args, _USED + _INERT)
+        require(
+            args.get("quantization") is None,
+            f"sampler: quantization is {args.get('quantization')!r}, this version has none",
+        )
+        require(
+            args.get("tensor_parallel_size", 1) == 1,
+            f"sampler: tensor_parallel_size is {args.get('tensor_parallel_size')}, this version "
+            "samples on one device",
+        )
+        require(model_id is not None or model is not None, "sampler: model_id or model is missing")
+        self.device_mesh = register(self, device_mesh)
+        self.model_id = str(model_id if model_id is not None else model.tokenizer_id)
+        self._model = model
+        if model is not None:
+            self.engine = model.engine
+        else:
+            dtype = str(args.get("dtype") or "auto").removeprefix("torch.")
+            require(
+                dtype in _PRECISION,
+                f"sampler: dtype is {dtype!r}, it must be one of {', '.join(_PRECISION)}",
+            )
+            self.engine = core().Engine(resolve(model_id), mixed_precision=_PRECISION[dtype])
+        limit = self.engine.facts()["max_positions"]
+        self.max_model_len = args.get("max_model_len") or limit
+        require(
+            isinstance(self.max_model_len, int) and 1 <= self.max_model_len <= limit,
+            f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}, the "
+            "model's",
+        )
+        self._seed = args.get("seed")
+        self._max_loras = args.get("max_loras") or 1
+        self._loaded = {}  # adapter_path: tenant, oldest first
+        self._calls = 0
+        self._frozen = False
+
+    # ---- whose weights
+
+    def _tenant(self, adapter_name, adapter_path, use_base_model):
+        if adapter_path is not None:
+            return self._adapter_at(str(adapter_path))
+        if self._model is not None:
+            if use_base_model:
+                return self._model.frozen_tenant()
+            return self._model.tenant_for_sampling(adapter_name or None)
+        require(
+            not adapter_name,
+            f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
+            "adapters, or adapter_path=",
+        )
+        if not self._frozen:
+            self.engine.create(tenant="frozen", frozen=True).result()
+            self._frozen = True
+        return "frozen"
+
+    def _adapter_at(self, path):
+        directory = resolve(path)
+        if directory not in self._loaded:
+            tenant = f"sampler/{self._calls}/{directory}"
+            self.engine.create(tenant=tenant, directory=directory).result()
+            while len(self._loaded) >= self._max_loras:
+                oldest = next(iter(self._loaded))
+                self.engine.delete(tenant=self._loaded.pop(oldest)).result()
+            self._loaded[directory] = tenant
+        return self._loaded[directory]
+
+    # ---- sampling
+
+    def sample(
+        self,
+        inputs,
+        sampling_params=None,
+        adapter_name="",
+        adapter_path=None,
+        *,
+        return_encoded=False,
+        use_base_model=False,
+    ):
+        """One SampleResponse per input, in order.
+
+        inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
+        dict. max_tokens=0 only scores the prompts. Without a seed every prompt of every call draws
+        its own from the run's seed. adapter_path: a PEFT directory to sample with.
+        """
+        require(not return_encoded, "sampler: return_encoded is not available in this version")
+        params = sampling_params or SamplingParams()
+        if isinstance(params, dict):
+            params = SamplingParams.from_dict(params)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > 1:
+                raise NotAvailableError(
+                    f"sampler: {name} is {getattr(params, name)}, this version gives those of the "
+                    "tokens themselves: 1"
+                )
+        features = self._features(inputs, params)
+        prompts = [np.asarray(feature["input_ids"]) for feature in features]
+        tenant = self._tenant(adapter_name, adapter_path, use_base_model)
+        self._calls += 1
+        completions = [[] for _ in prompts]
+        if params.max_tokens != 0:
+            completions = self.engine.sample(
+                tenant=tenant,
+                prompts=prompts,
+                params=[self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
+            ).result()
+        scores = [None] * len(prompts)
+        if params.prompt_logprobs is not None:
+            scores = self._prompt_logprobs(tenant, prompts, params.temperature or 1.0)
+        return [
+            SampleResponse(
+                sequences=[self._sequence(feature, item, params) for item in samples],
+                prompt_token_ids=prompt.tolist(),
+                prompt_logprobs=score,
+            )
+            for feature, prompt, samples, score in zip(
+                features, prompts, completions, scores, strict=True
+            )
+        ]
+
+    def _features(self, inputs, params):
+        features = as_list(inputs)
+        if self.template is None and (
+            params.stop_texts or any("input_ids" not in feature for feature in features)
+        ):
+            self.template = Template(self.model_id)
+        if params.stop_texts:
+            self.engine.set_template(self.template._template)
+        return [
+            feature if "input_ids" in feature else self.encode_trajectory(feature)
+            for feature in features
+        ]
+
+    def _engine_params(self, params, index, prompt_length):
+        room = self.max_model_len - prompt_length
+        wanted = params.max_tokens
+        if room < 1 or (wanted is not None and wanted > room):
+            raise InvalidError(
+                f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
+                f"together they must fit max_model_len, {self.max_model_len}"
+            )
+        seed = params.seed
+        if seed is None:
+            run = current_run().seed if self._seed is None else self._seed
+            seed = stable_seed(run, "sample", self._calls, index)
+        return {
+            "max_tokens": min(room, DEFAULT_MAX_TOKENS) if wanted is None else wanted,
+            "seed": seed,
+            "stop": params.stop_texts,
+            "stop_token_ids": params.stop_token_ids,
+            "temperature": float(params.temperature),
+            "top_k": params.top_k or -1,
+            "top_p": float(params.top_p),
+            "repetition_penalty": float(params.repetition_penalty),
+            "num_samples": params.num_samples,
+            "logprobs": params.logprobs is not None,
+            "ignore_eos": False,
+        }
+
+    def _prompt_logprobs(self, tenant, prompts, temperature):
+        """Per prompt [None, log p(second token), ...]."""
+        sequences = [
+            {"input_ids": prompt, "labels": np.append(prompt[1:], -100)} for prompt in prompts
+        ]
+        result = self.engine.forward(
+            tenant=tenant, sequences=sequences, temperature=float(temperature)
+        ).result()
+        return [[None, *map(float, row[:-1])] for row in result["logps"]]
+
+    def _sequence(self, feature, item, params):
+        tokens = item["tokens"]
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = [[pair] for pair in zip(tokens, item["logprobs"], strict=True)]
+        sequence = SampledSequence(item["stop_reason"], tokens, logprobs)
+        if self.template is not None:
+            sequence.decoded = self.decode_response(tokens)
+            sequence.new_input_feature = self.template.concat_input_feature(feature, tokens)
+        return sequence
+
+    # ---- vLLM's other verbs
+
+    def reset_prefix_cache(self):
+        """True: the cache never outlives the weights it was computed with."""
+        return True
+
+    def reset_mm_cache(self):
+        return True
+
+    def reset_encoder_cache(self):
+        return True
+
+    def sleep(self, level=1):
+        """Accepted: the engine's memory is shared with training, nothing is given back."""
+        del level
+
+    def wake_up(self, tags=None):
+        del tags
+
+    def shutdown(self):
+        """Forgets the adapters that adapter_path loaded."""
+        while self._loaded:
+            self.engine.delete(tenant=self._loaded.popitem()[1]).result()
+
+
+class vLLMSampler(TorchSampler):  # noqa: N801 (upstream's name)
+    """TorchSampler under the name that scripts written for vLLM use."""

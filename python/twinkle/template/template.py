@@ -1,0 +1,96 @@
+"""Template, over the C++ one."""
+
+from pathlib import Path
+
+from twinkle.core import core
+from twinkle.errors import refuse_unknown
+
+_INERT = ("trust_remote_code", "revision", "token")
+
+
+class Template:
+    """Encodes with the tokenizer and chat template of a model.
+
+    model_id: local directory, ms://, hf:// or bare id; weights are not fetched.
+    max_length: tokens of a sample; None or 0: no limit. truncation_strategy, for longer ones:
+    'raise', 'left' (keep the tail), 'right' (keep the head), 'split', 'delete'.
+    use_chat_template=False: one user message is plain text, all of it trained.
+    """
+
+    def __init__(
+        self,
+        model_id,
+        use_chat_template=True,
+        max_length=8192,
+        truncation_strategy="raise",
+        default_system=None,
+        enable_thinking=True,
+        **kwargs,
+    ):
+        refuse_unknown("template: Template", kwargs, _INERT)
+        self.model_id = str(model_id)
+        self.max_length = max_length
+        self.truncation_strategy = truncation_strategy
+        self.directory = resolve(model_id)
+        self._template = core().Template(
+            self.directory,
+            use_chat_template=use_chat_template,
+            max_length=max_length,
+            truncation_strategy=truncation_strategy,
+            default_system=default_system,
+            enable_thinking=enable_thinking,
+        )
+
+    @property
+    def tokenizer(self):
+        return self._template.tokenizer
+
+    @property
+    def is_mm(self):
+        """Whether images, videos or audios can be encoded: not yet."""
+        return False
+
+    def encode(self, trajectory, add_generation_prompt=False):
+        """The trajectory with input_ids, labels (already shifted), attention_mask, position_ids
+        and length; None when it is too long and truncation_strategy is 'delete'."""
+        return self._template.encode(trajectory, add_generation_prompt)
+
+    def batch_encode(self, trajectories, add_generation_prompt=False):
+        """encode of a list of rows or a dict of columns, on all cores; a list."""
+        return self._template.batch_encode(trajectories, add_generation_prompt)
+
+    def check(self, trajectory):
+        """The trajectory, or None when it cannot be encoded."""
+        return self._template.check(trajectory)
+
+    def batch_check(self, trajectories):
+        return [self.check(trajectory) for trajectory in trajectories]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return self._template.decode(list(map(int, ids)), skip_special_tokens)
+
+    def batch_decode(self, rows, skip_special_tokens=False):
+        return self._template.batch_decode(
+            [list(map(int, row)) for row in rows], skip_special_tokens
+        )
+
+    def concat_input_feature(self, feature, new_tokens):
+        """The prompt's feature with sampled tokens appended, labelled, and as a message."""
+        return self._template.concat_input_feature(feature, list(map(int, new_tokens)))
+
+    def render(self, trajectory, add_generation_prompt=False):
+        """The text that encode tokenises."""
+        return self._template.render(trajectory, add_generation_prompt)
+
+
+class Qwen3_5Template(Template):  # noqa: N801 (upstream's name)
+    """The template of the Qwen 3.x families; text goes by the model's own chat template."""
+
+
+def resolve(model_id):
+    """The local directory of a model id."""
+    if Path(model_id).exists():
+        return str(model_id)
+    from twinkle import hub
+
+    return str(hub.get(str(model_id)))
