@@ -81,7 +81,7 @@ void widen_rows(const T* from, int64_t stride, int64_t rows, int64_t width, A fa
 template <class A>
 struct Transposer {
   static constexpr int n = kLanes<A>;
-  typedef typename Pack<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, n>::type Index;
+  typedef typename Pack<typename LaneIndex<A>::Type, n>::type Index;
 
   // Exchanges the off-diagonal blocks of width `w` in the square of n vectors.
   template <int w>

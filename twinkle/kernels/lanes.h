@@ -9,16 +9,11 @@
 
 namespace twinkle::kernels::TWINKLE_ISA {
 
-#if defined(__AVX512F__)
-inline constexpr int kVectorBytes = 64;
-inline constexpr int kProductRows = 6;  // x 4 vectors = 24 of 32 registers
-#elif defined(__AVX2__)
-inline constexpr int kVectorBytes = 32;
-inline constexpr int kProductRows = 3;  // x 4 vectors = 12 of 16 registers
-#else
-inline constexpr int kVectorBytes = 16;
-inline constexpr int kProductRows = 3;
-#endif
+// Stated rather than asked of the compiler: g++ -E, which compiler caches use, does not follow
+// #pragma GCC target.
+inline constexpr int kVectorBytes = TWINKLE_VECTOR_BYTES;
+// With 4 vectors a row, 24 of AVX-512's 32 registers, 12 of the 16 of the others.
+inline constexpr int kProductRows = kVectorBytes == 64 ? 6 : 3;
 
 // kCount elements of type E; `Loose` is the same without alignment, for access through pointers.
 template <class E, int kCount>
@@ -37,18 +32,18 @@ inline Lanes<A> splat(A x) {
 }
 
 inline Lanes<float> fma(Lanes<float> a, Lanes<float> b, Lanes<float> c) {
-#if defined(__AVX512F__)
+#if TWINKLE_VECTOR_BYTES == 64
   return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__)
+#elif TWINKLE_VECTOR_BYTES == 32
   return _mm256_fmadd_ps(a, b, c);
 #else
   return a * b + c;
 #endif
 }
 inline Lanes<double> fma(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
-#if defined(__AVX512F__)
+#if TWINKLE_VECTOR_BYTES == 64
   return _mm512_fmadd_pd(a, b, c);
-#elif defined(__AVX2__)
+#elif TWINKLE_VECTOR_BYTES == 32
   return _mm256_fmadd_pd(a, b, c);
 #else
   return a * b + c;
@@ -104,23 +99,41 @@ inline void store(T* p, Lanes<A> x, int64_t count) {
   __builtin_memcpy(static_cast<void*>(p), part, count * sizeof(T));
 }
 
+template <class A>
+struct LaneIndex;
+template <>
+struct LaneIndex<float> {
+  typedef int32_t Type;
+};
+template <>
+struct LaneIndex<double> {
+  typedef int64_t Type;
+};
+
+// Lane i of the result is lane i ^ width.
+template <class A>
+inline Lanes<A> swapped(Lanes<A> x, int width) {
+  typename Pack<typename LaneIndex<A>::Type, kLanes<A>>::type index;
+  for (int i = 0; i < kLanes<A>; ++i) index[i] = i ^ width;
+  return __builtin_shuffle(x, index);
+}
+
 // Halves added to halves: the order depends on nothing but the width.
 template <class A>
 inline A sum(Lanes<A> x) {
-  for (int width = kLanes<A> / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) x[i] += x[i + width];
-  }
+#pragma GCC unroll 4
+  for (int width = kLanes<A> / 2; width > 0; width /= 2) x += swapped<A>(x, width);
   return x[0];
 }
 
 template <class A>
 inline A largest(Lanes<A> x) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(A) == 4) return _mm512_reduce_max_ps(x);
-#endif
-  A top = x[0];
-  for (int i = 1; i < kLanes<A>; ++i) top = x[i] > top ? x[i] : top;
-  return top;
+#pragma GCC unroll 4
+  for (int width = kLanes<A> / 2; width > 0; width /= 2) {
+    const auto other = swapped<A>(x, width);
+    x = other > x ? other : x;
+  }
+  return x[0];
 }
 
 // Relative error below 2e-7; 0 below -87.3 (so exp(-inf) is 0), infinity above 88.7.

@@ -7,5 +7,6 @@
 
 #pragma GCC target("avx2,fma")
 #define TWINKLE_ISA avx2
+#define TWINKLE_VECTOR_BYTES 32
 #include "twinkle/kernels/simd_table.h"
 #endif

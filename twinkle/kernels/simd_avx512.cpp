@@ -8,5 +8,6 @@
 
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #define TWINKLE_ISA avx512
+#define TWINKLE_VECTOR_BYTES 64
 #include "twinkle/kernels/simd_table.h"
 #endif

@@ -2,4 +2,5 @@
 #include "twinkle/kernels/simd_sets.h"
 
 #define TWINKLE_ISA portable
+#define TWINKLE_VECTOR_BYTES 16
 #include "twinkle/kernels/simd_table.h"
