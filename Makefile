@@ -38,7 +38,7 @@ format: ## format C++, Python and Rust in place
 soak: ## the tests that are too long for CI
 	@scripts/setup.sh base demo test
 	@scripts/build.sh
-	@TWINKLE_SOAK=1 scripts/test.sh
+	@scripts/test.sh --soak
 
 clean: ## remove build folders, caches and outputs; .venv stays
 	@rm -rf build dist outputs .pytest_cache .ruff_cache
