@@ -17,3 +17,8 @@ add_library(twinkle_rust_text INTERFACE)
 add_dependencies(twinkle_rust_text rust_text_build)
 target_include_directories(twinkle_rust_text INTERFACE ${CMAKE_SOURCE_DIR})
 target_link_libraries(twinkle_rust_text INTERFACE ${rust_library} dl m Threads::Threads)
+if(TWINKLE_TESTS)
+  add_test(NAME rust_text_test
+    COMMAND ${CARGO} test --release --locked --quiet --target-dir ${rust_target}
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/rust/text)
+endif()

@@ -1,6 +1,7 @@
 /* Tokenizers and chat templates (the crates `tokenizers` and `minijinja`) behind a C interface.
- * A function that can fail returns NULL, or the error's text, to be freed with twinkle_text_free. Texts are UTF-8 with
- * a length, not terminated. Handles may be used by many threads at once; nothing here keeps a caller's pointer. */
+ * A function that can fail returns NULL, or the error's text, to be freed with twinkle_text_free.
+ * Texts are UTF-8 with a length, not terminated. Handles may be used by many threads at once;
+ * nothing here keeps a caller's pointer. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +19,7 @@ typedef struct {
   size_t size; /* bytes */
 } twinkle_view;
 
-/* Token i has the bytes [begins[i], ends[i]) of the text. Owned by the callee: free with twinkle_encoding_free. */
+/* Token i has the bytes [begins[i], ends[i]) of the text. Free with twinkle_encoding_free. */
 typedef struct {
   uint32_t* ids;
   uint32_t* begins;
@@ -32,8 +33,9 @@ typedef struct {
   bool mark; /* fill `generated` and `starts` */
 } twinkle_request;
 
-/* generated: num_generated pairs [begin, end) of bytes, one per generation block. starts: num_starts bytes, where message
- * i begins, SIZE_MAX where the template does not loop over it. Free with twinkle_rendering_free. */
+/* generated: num_generated pairs [begin, end) of bytes, one per generation block. starts:
+ * num_starts bytes, where message i begins, SIZE_MAX where the template does not loop over it.
+ * Free with twinkle_rendering_free. */
 typedef struct {
   char* text;
   size_t size;
@@ -48,17 +50,17 @@ void twinkle_text_free(char* text);
 /* json: the text of a tokenizer.json; added: a JSON list of added tokens that it may lack. */
 char* twinkle_tokenizer_open(twinkle_view json, twinkle_view added, twinkle_tokenizer** out);
 void twinkle_tokenizer_close(twinkle_tokenizer* tokenizer);
-/* special: add the tokens that the post-processor adds (such as BOS); trimmed: offsets without leading blanks, as the
- * post-processor wants them, instead of those that cover the whole text. */
+/* special: add the tokens that the post-processor adds (such as BOS); trimmed: offsets without
+ * leading blanks, as the post-processor wants them, instead of those that cover the whole text. */
 char* twinkle_tokenizer_encode(const twinkle_tokenizer* tokenizer, twinkle_view text, bool special,
                                bool trimmed, twinkle_encoding* out);
 void twinkle_encoding_free(twinkle_encoding encoding);
 /* *out is freed with twinkle_rendering_free; only text and size are set. */
-char* twinkle_tokenizer_decode(const twinkle_tokenizer* tokenizer, const uint32_t* ids, size_t num_ids,
-                               bool skip_special, twinkle_rendering* out);
+char* twinkle_tokenizer_decode(const twinkle_tokenizer* tokenizer, const uint32_t* ids,
+                               size_t num_ids, bool skip_special, twinkle_rendering* out);
 /* The id, or -1. */
 int64_t twinkle_tokenizer_id(const twinkle_tokenizer* tokenizer, twinkle_view token);
-/* The token's text as the vocabulary spells it (not decoded), or NULL; free with twinkle_text_free. */
+/* The token as the vocabulary spells it (not decoded), or NULL; free with twinkle_text_free. */
 char* twinkle_tokenizer_token(const twinkle_tokenizer* tokenizer, uint32_t id);
 /* Tokens in the vocabulary, added ones included. */
 size_t twinkle_tokenizer_size(const twinkle_tokenizer* tokenizer);
@@ -66,8 +68,8 @@ size_t twinkle_tokenizer_size(const twinkle_tokenizer* tokenizer);
 char* twinkle_chat_open(twinkle_view source, twinkle_chat** out);
 void twinkle_chat_close(twinkle_chat* chat);
 bool twinkle_chat_has_generation(const twinkle_chat* chat);
-/* context: a JSON object with `messages` and all else that the template reads. out has num_requests places, which are
- * filled only when NULL is returned. */
+/* context: a JSON object with `messages` and all else that the template reads. out has
+ * num_requests places, which are filled only when NULL is returned. */
 char* twinkle_chat_render(const twinkle_chat* chat, twinkle_view context,
                           const twinkle_request* requests, size_t num_requests,
                           twinkle_rendering* out);

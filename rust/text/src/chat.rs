@@ -1,6 +1,6 @@
-//! Chat templates in the environment that `transformers` gives them: trim_blocks, lstrip_blocks, loop controls,
-//! Python's methods and JSON, raise_exception, strftime_now. A rendering can carry the places of the generation
-//! blocks and of the messages.
+//! Chat templates in the environment that `transformers` gives them: trim_blocks, lstrip_blocks,
+//! loop controls, Python's methods and JSON, raise_exception, strftime_now. A rendering can carry
+//! the places of the generation blocks and of the messages.
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
@@ -24,7 +24,8 @@ pub struct Request {
     pub mark: bool,
 }
 
-/// `starts[i]` is the byte at which message i begins, usize::MAX where the template never looped over it.
+/// `starts[i]` is the byte at which message i begins, usize::MAX where the template did not loop
+/// over it.
 #[derive(Default)]
 pub struct Rendering {
     pub text: String,
@@ -48,7 +49,12 @@ impl Object for Message {
         self.fields.as_object().and_then(|o| o.get_value(key))
     }
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.fields.try_iter().map(|i| i.collect()).unwrap_or_default())
+        Enumerator::Values(
+            self.fields
+                .try_iter()
+                .map(|i| i.collect())
+                .unwrap_or_default(),
+        )
     }
 }
 
@@ -67,7 +73,10 @@ impl Chat {
         environment.add_filter("tojson", tojson);
         environment.add_filter("trim", trim);
         environment.add_test("sequence", |v: &Value| {
-            matches!(v.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+            matches!(
+                v.kind(),
+                ValueKind::Seq | ValueKind::String | ValueKind::Map
+            )
         });
         environment.add_test("iterable", |v: &Value| {
             v.kind() == ValueKind::String || v.try_iter().is_ok()
@@ -84,13 +93,17 @@ impl Chat {
         environment
             .add_template_owned(NAME, rewritten.source)
             .map_err(|e| describe(&e))?;
-        Ok(Chat { environment, has_generation: rewritten.has_generation })
+        Ok(Chat {
+            environment,
+            has_generation: rewritten.has_generation,
+        })
     }
 
-    /// Renders the conversation in `context` (an object with `messages` and whatever else the template reads).
+    /// Renders the conversation in `context`, an object with `messages` and all else that the
+    /// template reads.
     pub fn render(&self, context: &str, requests: &[Request]) -> Result<Vec<Rendering>, String> {
-        let parsed: serde_json::Value =
-            serde_json::from_str(context).map_err(|e| format!("the conversation is no JSON: {e}"))?;
+        let parsed: serde_json::Value = serde_json::from_str(context)
+            .map_err(|e| format!("the conversation is no JSON: {e}"))?;
         let context_value = Value::from(minijinja::value::Serde(&parsed));
         let messages: Vec<Value> = context_value
             .get_attr("messages")
@@ -100,19 +113,32 @@ impl Chat {
         let marker = ('\u{fdd0}'..='\u{fdef}')
             .find(|c| !context.contains(*c))
             .ok_or("the conversation uses every marker character from U+FDD0 to U+FDEF")?;
-        let template = self.environment.get_template(NAME).map_err(|e| describe(&e))?;
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|e| describe(&e))?;
         let mut out = Vec::with_capacity(requests.len());
         for request in requests {
             let count = request.num_messages.min(messages.len());
             let chosen: Vec<Value> = if request.mark {
                 let wrap = |(index, fields): (usize, &Value)| {
-                    Value::from_object(Message { index, marker, fields: fields.clone() })
+                    Value::from_object(Message {
+                        index,
+                        marker,
+                        fields: fields.clone(),
+                    })
                 };
                 messages[..count].iter().enumerate().map(wrap).collect()
             } else {
                 messages[..count].to_vec()
             };
-            let tag = |kind: &str| if request.mark { format!("{marker}{kind};") } else { String::new() };
+            let tag = |kind: &str| {
+                if request.mark {
+                    format!("{marker}{kind};")
+                } else {
+                    String::new()
+                }
+            };
             let text = template
                 .render(context! {
                     messages => chosen,
@@ -130,7 +156,10 @@ impl Chat {
 
 /// Takes the markers out of `text` and notes where they stood; of a message the last place counts.
 fn unmark(text: &str, marker: char, count: usize, mark: bool) -> Rendering {
-    let mut out = Rendering { starts: vec![usize::MAX; count], ..Default::default() };
+    let mut out = Rendering {
+        starts: vec![usize::MAX; count],
+        ..Default::default()
+    };
     if !mark {
         out.text = text.to_string();
         return out;
@@ -142,9 +171,15 @@ fn unmark(text: &str, marker: char, count: usize, mark: bool) -> Rendering {
         let (tag, rest) = piece.split_once(';').unwrap_or((piece, ""));
         match tag.split_at(tag.len().min(1)) {
             ("o", _) => open.push(out.text.len()),
-            ("c", _) => out.generated.extend(open.pop().map(|start| (start, out.text.len()))),
+            ("c", _) => out
+                .generated
+                .extend(open.pop().map(|start| (start, out.text.len()))),
             (_, index) => {
-                if let Some(start) = index.parse().ok().and_then(|i: usize| out.starts.get_mut(i)) {
+                if let Some(start) = index
+                    .parse()
+                    .ok()
+                    .and_then(|i: usize| out.starts.get_mut(i))
+                {
                     *start = out.text.len();
                 }
             }
@@ -170,7 +205,10 @@ fn strftime_now(format: String) -> Result<String, Error> {
     use std::fmt::Write;
     let mut out = String::new();
     write!(out, "{}", chrono::Local::now().format(&format)).map_err(|_| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot read {format:?}"))
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now cannot read {format:?}"),
+        )
     })?;
     Ok(out)
 }

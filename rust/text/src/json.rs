@@ -1,4 +1,4 @@
-//! `tojson` as Python's `json.dumps(x, ensure_ascii=False)`, which is what chat templates are written against.
+//! `tojson` as Python's `json.dumps(x, ensure_ascii=False)`: what chat templates are written for.
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 

@@ -1,4 +1,4 @@
-//! The C interface of twinkle_text.h. Every function that runs other code catches panics and returns them as text.
+//! The C interface of twinkle_text.h. No panic crosses it: panics come back as error texts.
 mod chat;
 mod json;
 mod rewrite;
@@ -67,7 +67,9 @@ fn give<T>(items: Vec<T>) -> *mut T {
 
 unsafe fn take<T>(items: *mut T, size: usize) {
     if !items.is_null() {
-        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(items, size)));
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+            items, size,
+        )));
     }
 }
 
@@ -90,7 +92,11 @@ fn guard(body: impl FnOnce() -> Result<(), String>) -> *mut c_char {
 }
 
 fn raw(rendering: Rendering) -> RawRendering {
-    let generated: Vec<usize> = rendering.generated.iter().flat_map(|&(a, b)| [a, b]).collect();
+    let generated: Vec<usize> = rendering
+        .generated
+        .iter()
+        .flat_map(|&(a, b)| [a, b])
+        .collect();
     RawRendering {
         size: rendering.text.len(),
         text: give(rendering.text.into_bytes()),
@@ -113,7 +119,11 @@ pub unsafe extern "C" fn twinkle_text_free(text: *mut c_char) {
 /// # Safety
 /// Views and `out` are valid for the call.
 #[no_mangle]
-pub unsafe extern "C" fn twinkle_tokenizer_open(json: View, added: View, out: *mut *mut Text) -> *mut c_char {
+pub unsafe extern "C" fn twinkle_tokenizer_open(
+    json: View,
+    added: View,
+    out: *mut *mut Text,
+) -> *mut c_char {
     guard(|| {
         let text = Text::new(json.bytes(), added.text()?)?;
         *out = Box::into_raw(Box::new(text));
@@ -173,7 +183,10 @@ pub unsafe extern "C" fn twinkle_tokenizer_decode(
 ) -> *mut c_char {
     guard(|| {
         let text = (*tokenizer).decode(slice(ids, num_ids), skip_special)?;
-        *out = raw(Rendering { text, ..Default::default() });
+        *out = raw(Rendering {
+            text,
+            ..Default::default()
+        });
         Ok(())
     })
 }
@@ -182,17 +195,22 @@ pub unsafe extern "C" fn twinkle_tokenizer_decode(
 /// The handle is open; the view is valid for the call.
 #[no_mangle]
 pub unsafe extern "C" fn twinkle_tokenizer_id(tokenizer: *const Text, token: View) -> i64 {
-    catch_unwind(AssertUnwindSafe(|| (*tokenizer).id(token.text().unwrap_or_default())))
-        .ok()
-        .flatten()
-        .map_or(-1, i64::from)
+    catch_unwind(AssertUnwindSafe(|| {
+        (*tokenizer).id(token.text().unwrap_or_default())
+    }))
+    .ok()
+    .flatten()
+    .map_or(-1, i64::from)
 }
 
 /// # Safety
 /// The handle is open.
 #[no_mangle]
 pub unsafe extern "C" fn twinkle_tokenizer_token(tokenizer: *const Text, id: u32) -> *mut c_char {
-    catch_unwind(AssertUnwindSafe(|| (*tokenizer).token(id))).ok().flatten().map_or(null_mut(), c_text)
+    catch_unwind(AssertUnwindSafe(|| (*tokenizer).token(id)))
+        .ok()
+        .flatten()
+        .map_or(null_mut(), c_text)
 }
 
 /// # Safety
@@ -248,7 +266,11 @@ pub unsafe extern "C" fn twinkle_chat_render(
                 mark: r.mark,
             })
             .collect();
-        for (i, rendering) in (*chat).render(context.text()?, &requests)?.into_iter().enumerate() {
+        for (i, rendering) in (*chat)
+            .render(context.text()?, &requests)?
+            .into_iter()
+            .enumerate()
+        {
             out.add(i).write(raw(rendering));
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! Turns a Hugging Face chat template into one that the engine knows: `{% generation %}` blocks become scopes
-//! that print a marker at both ends, and every `{% for x in .. %}` body starts by printing the marker of x, which is
-//! empty unless x is one of the conversation's messages. Whitespace control stays what it was: the first half
-//! of a replaced tag keeps its left side, the last half its right side.
+//! Turns a Hugging Face chat template into one that the engine knows: `{% generation %}` blocks
+//! become scopes that print a marker at both ends, and every `{% for x in .. %}` body starts by
+//! printing the marker of x, which is empty unless x is one of the conversation's messages.
+//! Whitespace control stays what it was: the first half of a replaced tag keeps its left side, the
+//! last half its right side.
 
 pub struct Rewritten {
     pub source: String,
@@ -21,10 +22,20 @@ pub fn rewrite(source: &str) -> Rewritten {
             continue;
         }
         let inner = &tag[2..tag.len() - 2];
-        let left = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };
+        let left = if inner.starts_with(['-', '+']) {
+            &inner[..1]
+        } else {
+            ""
+        };
         let inner = &inner[left.len()..];
-        let right = if inner.ends_with(['-', '+']) { &inner[inner.len() - 1..] } else { "" };
-        let words: Vec<&str> = inner[..inner.len() - right.len()].split_whitespace().collect();
+        let right = if inner.ends_with(['-', '+']) {
+            &inner[inner.len() - 1..]
+        } else {
+            ""
+        };
+        let words: Vec<&str> = inner[..inner.len() - right.len()]
+            .split_whitespace()
+            .collect();
         match words.as_slice() {
             ["generation"] => {
                 has_generation = true;
@@ -38,7 +49,8 @@ pub fn rewrite(source: &str) -> Rewritten {
             ["for", name, "in", ..] if is_name(name) => {
                 let body = inner[..inner.len() - right.len()].trim();
                 out.push_str(&format!(
-                    "{{%{left} {body} %}}{{{{ __twinkle_mark({name}) }}}}{{% if true %}}{{% endif {right}%}}"
+                    "{{%{left} {body} %}}{{{{ __twinkle_mark({name}) }}}}\
+                     {{% if true %}}{{% endif {right}%}}"
                 ));
             }
             ["raw"] => {
@@ -51,7 +63,10 @@ pub fn rewrite(source: &str) -> Rewritten {
         }
     }
     out.push_str(rest);
-    Rewritten { source: out, has_generation }
+    Rewritten {
+        source: out,
+        has_generation,
+    }
 }
 
 fn is_name(word: &str) -> bool {

@@ -1,4 +1,5 @@
-//! A tokenizer.json. The post-processor is kept apart: it trims offsets, and callers choose which they want.
+//! A tokenizer.json. The post-processor is kept apart: it trims offsets, and callers choose which
+//! they want.
 use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper, Tokenizer};
 
 pub struct Encoded {
@@ -19,11 +20,16 @@ impl Text {
         let added: Vec<AddedToken> = serde_json::from_str(added).map_err(|e| e.to_string())?;
         let known = tokenizer.get_added_tokens_decoder();
         for token in added {
-            if known.values().any(|t| t.content == token.content && t.special == token.special) {
+            if known
+                .values()
+                .any(|t| t.content == token.content && t.special == token.special)
+            {
                 continue;
             }
             if token.special {
-                tokenizer.add_special_tokens([token]).map_err(|e| e.to_string())?;
+                tokenizer
+                    .add_special_tokens([token])
+                    .map_err(|e| e.to_string())?;
             } else {
                 tokenizer.add_tokens([token]).map_err(|e| e.to_string())?;
             }
@@ -32,14 +38,22 @@ impl Text {
         tokenizer.with_padding(None);
         let post_processor = tokenizer.get_post_processor().cloned();
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
-        Ok(Text { tokenizer, post_processor })
+        Ok(Text {
+            tokenizer,
+            post_processor,
+        })
     }
 
     /// Offsets are bytes of `text`; `trimmed` ones are those that `transformers` shows.
     pub fn encode(&self, text: &str, special: bool, trimmed: bool) -> Result<Encoded, String> {
-        let mut encoding = self.tokenizer.encode(text, false).map_err(|e| e.to_string())?;
+        let mut encoding = self
+            .tokenizer
+            .encode(text, false)
+            .map_err(|e| e.to_string())?;
         if let (Some(post), true) = (&self.post_processor, special || trimmed) {
-            encoding = post.process(encoding, None, special).map_err(|e| e.to_string())?;
+            encoding = post
+                .process(encoding, None, special)
+                .map_err(|e| e.to_string())?;
         }
         let offsets = encoding.get_offsets();
         Ok(Encoded {
@@ -50,7 +64,9 @@ impl Text {
     }
 
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
-        self.tokenizer.decode(ids, skip_special).map_err(|e| e.to_string())
+        self.tokenizer
+            .decode(ids, skip_special)
+            .map_err(|e| e.to_string())
     }
 
     pub fn id(&self, token: &str) -> Option<u32> {

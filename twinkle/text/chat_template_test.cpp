@@ -1,0 +1,117 @@
+#include "twinkle/text/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/text/tiny_model_test.h"
+
+namespace twinkle::text {
+namespace {
+
+Conversation hello(const std::string& content = "hi") {
+  const Json message{{"role", "user"}, {"content", content}};
+  return {.messages = JsonArray{message}, .tools = nullptr, .variables = {}};
+}
+
+std::string render(const std::string& source, const std::string& content = "hi") {
+  return ChatTemplate(source).render(hello(content));
+}
+
+TEST(ChatTemplate, TrimsBlocksAsTransformersDoes) {
+  EXPECT_EQ(render("{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n"
+                   "{% endfor %}\nend\n"),
+            "hi\nend");
+}
+
+TEST(ChatTemplate, HasPythonsMethodsAndLoopControls) {
+  EXPECT_EQ(render("{{ messages[0].content.strip().upper().split('I') | length }}", " hi\x1f "),
+            "2");
+  EXPECT_EQ(render("{{ 'abc'.removeprefix('a') }}{{ 'abc'.removesuffix('c') }}"
+                   "{{ 'a=b=c'.partition('=')[2] }}{{ 'x'.partition('=')[0] }}"),
+            "bcabb=cx");
+  EXPECT_EQ(render("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
+                   "{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}"),
+            "013");
+  EXPECT_EQ(render("{{ 'a' is sequence }} {{ {} is iterable }} {{ none }} {{ nothing }}|"),
+            "True True None |");
+  EXPECT_EQ(render("{{ ' \x1c x\n' | trim }}|"), "x|");
+  EXPECT_EQ(render("{{ strftime_now('%Y') | length }}"), "4");
+}
+
+TEST(ChatTemplate, WritesJsonAsPythonDoes) {
+  EXPECT_EQ(render("{{ {'b': [1, 2.0, 1e16, none, true], 'a': 'ü<&>\"\\n'} | tojson }}"),
+            R"({"b": [1, 2.0, 1e+16, null, true], "a": "ü<&>\"\n"})");
+  EXPECT_EQ(render("{{ {'b': [], 'a': [1]} | tojson(indent=2, sort_keys=true) }}"),
+            "{\n  \"a\": [\n    1\n  ],\n  \"b\": []\n}");
+  EXPECT_EQ(render("{{ ['é🙂'] | tojson(ensure_ascii=true, separators=(',', ':')) }}"),
+            R"(["\u00e9\ud83d\ude42"])");
+}
+
+TEST(ChatTemplate, SaysWhereGenerationBlocksAndMessagesStand) {
+  const ChatTemplate chat(
+      "{% for m in messages %}<{% generation %}{{ m.content }}{% endgeneration %}>{% endfor %}");
+  EXPECT_TRUE(chat.has_generation(false));
+  const Conversation two{
+      .messages = parse_json(R"([{"content": "é"}, {"content": "xyz"}])", "test"),
+      .tools = nullptr,
+      .variables = {}};
+  const std::vector<RenderRequest> requests{{}, {.mark = true}, {.num_messages = 1}};
+  const auto renderings = chat.render(two, requests);
+  EXPECT_EQ(renderings[0].text, "<é><xyz>");
+  EXPECT_TRUE(renderings[0].generated.empty());
+  EXPECT_EQ(renderings[1].text, "<é><xyz>");
+  EXPECT_EQ(renderings[1].generated, (std::vector<std::pair<size_t, size_t>>{{1, 3}, {5, 8}}));
+  EXPECT_EQ(renderings[1].starts, (std::vector<size_t>{0, 4}));
+  EXPECT_EQ(renderings[2].text, "<é>");
+}
+
+TEST(ChatTemplate, IsFoundWhereModelsKeepIt) {
+  const TinyModel model("config {{ messages[0].content }}");
+  const auto render = [&](const Conversation& conversation) {
+    return ChatTemplate::of_directory(model.directory()).render(conversation);
+  };
+  EXPECT_EQ(render(hello()), "config hi");
+  model.write("chat_template.jinja", "file {{ messages[0].content }}");
+  EXPECT_EQ(render(hello()), "file hi");
+  model.remove("chat_template.jinja");
+  model.write("tokenizer_config.json", R"({"chat_template": [
+      {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]})");
+  Conversation with_tools = hello();
+  EXPECT_EQ(render(with_tools), "plain");
+  with_tools.tools = JsonArray{JsonObject{{"type", "function"}}};
+  EXPECT_EQ(render(with_tools), "tools");
+}
+
+TEST(ChatTemplate, KnowsWhetherContentMayBeAListOfParts) {
+  EXPECT_FALSE(ChatTemplate(kTinyChat).takes_parts());
+  EXPECT_FALSE(ChatTemplate("{{ messages[0].content }}").takes_parts());
+  EXPECT_TRUE(
+      ChatTemplate("{% for p in messages[0].content %}{{ p.text }}{% endfor %}").takes_parts());
+}
+
+TEST(ChatTemplate, ReportsWhatTheTemplateRaised) {
+  EXPECT_EQ(error_of([] { render("\n{{ raise_exception('roles must alternate') }}"); }),
+            "text: the chat template failed: roles must alternate (line 2 of the template)");
+  EXPECT_EQ(error_of([] { render("{{ [1] | tojson(5, wrong=1) }}"); }).substr(0, 32),
+            "text: the chat template failed: ");
+}
+
+TEST(ChatTemplate, RefusesWhatIsNoTemplate) {
+  EXPECT_EQ(error_of([] { ChatTemplate("{% if %}"); }).substr(0, 31),
+            "text: chat template 'default': ");
+  const TinyModel model("");
+  EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
+            "text: " + model.directory().string() +
+                " has no chat template (chat_template.jinja, or 'chat_template' in "
+                "tokenizer_config.json); add one, or set use_chat_template to false");
+  model.write("tokenizer_config.json", R"({"chat_template": 5})");
+  EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
+            "text: field 'chat_template' of " +
+                (model.directory() / "tokenizer_config.json").string() +
+                " is neither a text nor a list of {name, template}");
+  model.write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": ""}]})");
+  EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
+            "text: none of the chat templates is named 'default'");
+}
+
+}  // namespace
+}  // namespace twinkle::text

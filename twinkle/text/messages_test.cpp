@@ -1,0 +1,118 @@
+#include "twinkle/text/messages.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/text/tiny_model_test.h"
+
+namespace twinkle::text {
+namespace {
+
+Prepared prepare_text(const std::string& row, const MessageOptions& options = {}) {
+  return prepare(parse_json(row, "row"), options);
+}
+
+// The messages of a row after preparation, as JSON text.
+std::string messages(const std::string& row, const MessageOptions& options = {}) {
+  return boost::json::serialize(prepare_text(row, options).messages);
+}
+
+std::string error(const std::string& row) {
+  return error_of([&] { prepare_text(row); });
+}
+
+TEST(Prepare, PutsTheDefaultSystemMessageBeforeAFirstUserMessage) {
+  const MessageOptions options{.default_system = "Be brief."};
+  EXPECT_EQ(messages(R"({"messages": [{"role": "user", "content": "hi"}]})", options),
+            R"([{"role":"system","content":"Be brief."},{"role":"user","content":"hi"}])");
+  const std::string own = R"([{"role":"system","content":"x"},{"role":"user","content":"hi"}])";
+  EXPECT_EQ(messages(R"({"messages":)" + own + "}", options), own);
+}
+
+TEST(Prepare, DropsNullsAndJoinsTextParts) {
+  const std::string row = R"({"messages": [{"role": "user", "name": null, "content":
+      [{"type": "text", "text": "a", "image": null}, "b"]}]})";
+  EXPECT_EQ(messages(row), R"([{"role":"user","content":"ab"}])");
+  EXPECT_EQ(
+      messages(row, {.takes_parts = true}),
+      R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])");
+}
+
+TEST(Prepare, PutsReasoningWhereTheTemplateReadsIt) {
+  const std::string tags =
+      R"({"messages":[{"role":"assistant","content":"<think>\nwhy\n</think>\n\nso"}]})";
+  EXPECT_EQ(messages(tags, {.reads_reasoning = true}),
+            R"([{"role":"assistant","content":"so","reasoning_content":"why"}])");
+  EXPECT_EQ(messages(tags), R"([{"role":"assistant","content":"<think>\nwhy\n</think>\n\nso"}])");
+  const Prepared field =
+      prepare_text(R"({"messages":[{"role":"assistant","content":"so","reasoning":"why"}]})");
+  const Json& message = field.messages.get_array()[0];
+  EXPECT_EQ(message.at("content"), "<think>\nwhy\n</think>\n\nso");
+  EXPECT_EQ(message.at("thinking"), "why");
+  EXPECT_EQ(message.at("reasoning_content"), "why");
+}
+
+TEST(Prepare, ReadsToolsAndToolCallsThatAreJsonTexts) {
+  const Prepared prepared = prepare_text(R"({
+    "tools": "[{\"name\": \"f\"}]",
+    "messages": [{"role": "assistant", "tool_calls":
+        [{"function": {"name": "f", "arguments": "{\"x\": 1}"}},
+         {"name": "g", "arguments": "5"}]}]})");
+  EXPECT_EQ(boost::json::serialize(prepared.tools), R"([{"name":"f"}])");
+  const Json& message = prepared.messages.get_array()[0];
+  EXPECT_EQ(message.at("content"), "");
+  EXPECT_EQ(boost::json::serialize(message.at("tool_calls")),
+            R"([{"function":{"name":"f","arguments":{"x":1}}},{"name":"g","arguments":"5"}])");
+}
+
+TEST(Prepare, ChoosesTheTurnsToTrain) {
+  const std::string list = R"("messages": [{"role":"user","content":"1"},
+      {"role":"assistant","content":"2"}, {"role":"user","content":"3"},
+      {"role":"assistant","content":"4"}])";
+  using Indices = std::vector<size_t>;
+  EXPECT_EQ(prepare_text("{" + list + "}").trained, (Indices{1, 3}));
+  EXPECT_EQ(prepare_text(R"({"user_data": [["key_rounds", "[3]"]], )" + list + "}").trained,
+            (Indices{3}));
+  EXPECT_EQ(prepare_text(R"({"user_data": {"key_rounds": [1, 2]}, )" + list + "}",
+                         {.default_system = "shifts by one"})
+                .trained,
+            (Indices{2}));
+  EXPECT_EQ(error(R"({"user_data": {"key_rounds": [4]}, )" + list + "}"),
+            "text: field 'user_data.key_rounds' holds 4, the row has messages 0 to 3");
+}
+
+TEST(Prepare, RefusesBadRowsByFieldAndValue) {
+  EXPECT_EQ(error("{}"), "text: field 'messages' is missing");
+  EXPECT_EQ(error(R"({"messages": null})"), "text: field 'messages' is missing");
+  EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is no list");
+  EXPECT_EQ(error(R"({"messages": []})"),
+            "text: field 'messages' is empty, it must hold at least one message");
+  EXPECT_EQ(error(R"({"messages": ["hi"]})"),
+            "text: field 'messages[0]' is no object with role and content");
+  EXPECT_EQ(error(R"({"messages": [{"content": "hi"}]})"),
+            "text: field 'messages[0].role' is missing or no text");
+  EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})"),
+            R"(text: field 'messages[0].content' has a part {"type":"image"}, )"
+            "this template reads text only");
+  EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "x"}], "tools": 1})"),
+            "text: field 'tools' is no list of JSON schemas");
+  EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "x"}], "images": ["a.png"]})"),
+            "text: field 'images' is not empty, this template reads text only");
+}
+
+TEST(PlainText, RefusesWhatIsNoText) {
+  EXPECT_EQ(error_of([] { plain_text(Json(5), 2); }),
+            "text: field 'messages[2].content' is neither a text nor a list of parts");
+}
+
+TEST(UserDataGet, FindsPairsAndFieldsAndParsesJsonTexts) {
+  const auto find_in = [](const std::string& row) {
+    return user_data_get(parse_json(row, "row"), "k");
+  };
+  EXPECT_EQ(find_in(R"({"user_data": [["j", 1], ["k", "[1]"], ["k", 2]]})"), Json(JsonArray{1}));
+  EXPECT_EQ(find_in(R"({"user_data": {"k": "plain"}})"), Json("plain"));
+  EXPECT_EQ(find_in(R"({"user_data": []})"), std::nullopt);
+  EXPECT_EQ(find_in("{}"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace twinkle::text

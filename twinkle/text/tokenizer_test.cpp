@@ -1,0 +1,98 @@
+#include "twinkle/text/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/text/tiny_model_test.h"
+
+namespace twinkle::text {
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+TEST(Tokenizer, SplitsIntoBytesMergesAndSpecialTokens) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  EXPECT_EQ(tokenizer.encode("<s>b a\n\n</s>"), (Ids{258, 'b', 257, 256, 259}));
+  EXPECT_EQ(tokenizer.encode("é"), (Ids{0xC3, 0xA9}));
+  EXPECT_EQ(tokenizer.encode(""), Ids{});
+}
+
+TEST(Tokenizer, DecodesWhatItEncodedAndSkipsSpecialTokensOnRequest) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  const std::string text = "<s>na\tïve 🙂 \n\n x</s>";
+  const Ids ids = tokenizer.encode(text);
+  EXPECT_EQ(tokenizer.decode(ids), text);
+  EXPECT_EQ(tokenizer.decode(ids, true), "na\tïve 🙂 \n\n x");
+  EXPECT_EQ(tokenizer.batch_decode(std::vector<Ids>{ids, {'a'}}, true),
+            (std::vector<std::string>{"na\tïve 🙂 \n\n x", "a"}));
+}
+
+TEST(Tokenizer, KnowsIdsTokensAndSpecialTokens) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  EXPECT_EQ(tokenizer.vocab_size(), 260);
+  EXPECT_EQ(tokenizer.bos_id(), 258);
+  EXPECT_EQ(tokenizer.eos_id(), 259);
+  EXPECT_EQ(tokenizer.pad_id(), std::nullopt);
+  EXPECT_EQ(tokenizer.id("Ġa"), 257);
+  EXPECT_EQ(tokenizer.id("nothing"), std::nullopt);
+  EXPECT_EQ(tokenizer.token(257), "Ġa");
+  EXPECT_EQ(tokenizer.token(260), std::nullopt);
+  EXPECT_EQ(tokenizer.token(-1), std::nullopt);
+}
+
+TEST(Tokenizer, AddsTheTokensThatOnlyTheConfigurationNames) {
+  const TinyModel model;
+  model.write("tokenizer_config.json", R"({
+    "added_tokens_decoder": {"261": {"content": "<two>", "special": false},
+                             "260": {"content": "<one>", "special": true}},
+    "pad_token": "<pad>", "additional_special_tokens": ["<more>"]})");
+  const Tokenizer tokenizer(model.directory());
+  EXPECT_EQ(tokenizer.encode("<one><two><pad><more>"), (Ids{260, 261, 262, 263}));
+  EXPECT_EQ(tokenizer.decode(Ids{260, 261, 262}, true), "<two>");
+  EXPECT_EQ(tokenizer.pad_id(), 262);
+}
+
+TEST(Tokenizer, OffsetsCoverTheWholeTextOrLeaveOutLeadingBlanks) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  const Encoding whole = tokenizer.encode_with_offsets("é a", Offsets::kWhole);
+  EXPECT_EQ(whole.ids, (Ids{0xC3, 0xA9, 257}));
+  EXPECT_EQ(whole.begins, (std::vector<uint32_t>{0, 0, 2}));
+  EXPECT_EQ(whole.ends, (std::vector<uint32_t>{2, 2, 4}));
+  const Encoding trimmed = tokenizer.encode_with_offsets("é a", Offsets::kTrimmed);
+  EXPECT_EQ(trimmed.ids, whole.ids);
+  EXPECT_EQ(trimmed.begins, (std::vector<uint32_t>{0, 0, 3}));
+}
+
+TEST(Tokenizer, EncodesABatchInOrderAndNamesABadRow) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  std::vector<std::string> texts;
+  for (int i = 0; i < 300; ++i) texts.push_back("text " + std::to_string(i));
+  const auto rows = tokenizer.batch_encode(texts);
+  ASSERT_EQ(rows.size(), texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(rows[i], tokenizer.encode(texts[i]));
+  texts[200] = "\xff";
+  texts[111] = "\xff";
+  EXPECT_EQ(error_of([&] { tokenizer.batch_encode(texts); }).substr(0, 58),
+            "text: row 111: cannot tokenise: the text is not UTF-8: inv");
+}
+
+TEST(Tokenizer, RefusesMissingAndBrokenFilesAndWrongIds) {
+  const TinyModel model;
+  const auto open = [&] { Tokenizer tokenizer(model.directory()); };
+  const std::string file = (model.directory() / "tokenizer.json").string();
+  const Tokenizer tokenizer(model.directory());
+  EXPECT_EQ(error_of([&] { tokenizer.decode(Ids{1, -5}); }),
+            "text: token id -5 is outside [0, 2^32)");
+  model.write("tokenizer.json", "{\"version\": \"1.0\"");
+  EXPECT_EQ(error_of(open).substr(0, file.size() + 8), "text: " + file + ": ");
+  model.remove("tokenizer.json");
+  EXPECT_EQ(error_of(open),
+            "text: cannot open " + file + ", a model directory holds a tokenizer.json");
+}
+
+}  // namespace
+}  // namespace twinkle::text

@@ -1,0 +1,152 @@
+#include "twinkle/text/turns.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "twinkle/text/tiny_model_test.h"
+
+namespace twinkle::text {
+namespace {
+
+Json message(const std::string& role, const std::string& content) {
+  return JsonObject{{"role", role}, {"content", content}};
+}
+
+Prepared prepared_of(const std::vector<std::string>& contents) {
+  JsonArray messages;
+  for (size_t i = 0; i < contents.size(); ++i)
+    messages.push_back(message(i % 2 ? "assistant" : "user", contents[i]));
+  return prepare(JsonObject{{"messages", messages}}, {});
+}
+
+Conversation said(const Prepared& prepared) {
+  return {.messages = prepared.messages, .tools = nullptr, .variables = {}};
+}
+
+// What render_turns takes as the assistant's text.
+std::vector<std::string> written(const std::string& source,
+                                 const std::vector<std::string>& contents) {
+  const Prepared prepared = prepared_of(contents);
+  const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+  std::vector<std::string> out;
+  for (const Span& s : turns.written) out.push_back(turns.text.substr(s.begin, s.end - s.begin));
+  return out;
+}
+
+// The rule of prefix differences on tokens, as it is stated: it tokenises two prefixes per turn.
+std::vector<int64_t> labels_by_the_rule(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                                        const Prepared& prepared) {
+  const auto length = [&](size_t num_messages, bool prompt) {
+    Prepared part = prepared;
+    part.messages.get_array().resize(num_messages);
+    return tokenizer.encode(chat.render(said(part), prompt)).size();
+  };
+  const auto ids = tokenizer.encode(chat.render(said(prepared)));
+  std::vector<int64_t> labels(ids.size(), -100);
+  for (const size_t i : prepared.trained)
+    for (size_t t = length(i, true); t < length(i + 1, false); ++t) labels[t] = ids[t];
+  return labels;
+}
+
+TEST(Turns, AreWhatIsBeyondTheConversationBefore) {
+  EXPECT_EQ(written(kTinyChat, {"q", "a", "r", "b"}),
+            (std::vector<std::string>{"a</s>\n", "b</s>\n"}));
+}
+
+TEST(Turns, LabelTheTokensThatTheRuleLabels) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  const std::vector<std::string> templates{
+      kTinyChat,
+      // Tokens across the borders of turns: "\n\n" is one token, and so is " a".
+      "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}",
+      "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% else %}"
+      " {{ m.content }}</s>{% endif %}{% endfor %}",
+      // The first message is not in the loop.
+      "{{ messages[0].content }}{% for m in messages[1:] %}<s>{{ m.role }} {{ m.content }}"
+      "{% endfor %}{% if add_generation_prompt %}<s>assistant {% endif %}"};
+  const std::vector<std::vector<std::string>> conversations{
+      {"q", "a"}, {"q", "\na", "\n\n", "\n\na\n"}, {"", "a", " a", " a é🙂", "<s>", ""}};
+  for (const auto& source : templates) {
+    for (const auto& contents : conversations) {
+      const ChatTemplate chat(source);
+      const Prepared prepared = prepared_of(contents);
+      const Turns turns = render_turns(chat, said(prepared), prepared);
+      const Encoding encoding = tokenizer.encode_with_offsets(turns.text, Offsets::kWhole);
+      EXPECT_EQ(label_tokens(turns.text, encoding, turns.written, turns.rule),
+                labels_by_the_rule(tokenizer, chat, prepared))
+          << source << "\n"
+          << turns.text;
+    }
+  }
+}
+
+TEST(Turns, OfATemplateWithoutALoopComeFromItsPrefixes) {
+  EXPECT_EQ(written("{{ messages | map(attribute='content') | join('|') }}"
+                    "{% if messages | length is odd %}|{% endif %}",
+                    {"q", "a", "r", "b"}),
+            (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(Turns, KeepTheirPlaceWhenATemplateDropsOldReasoning) {
+  const std::string source =
+      "{% for m in messages %}<s>{{ m.role }}\n"
+      "{% if m.role == 'assistant' and loop.last %}{{ '<think>x</think>' }}{% endif %}"
+      "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant\n' }}"
+      "{% endif %}";
+  EXPECT_EQ(written(source, {"q", "a", "r", "b"}),
+            (std::vector<std::string>{"a</s>", "<think>x</think>b</s>"}));
+}
+
+TEST(Turns, BeginBehindWhatTheyShareWithAPromptThatOpensAThought) {
+  const std::string source =
+      "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<s>assistant\n<think>\n' }}{% endif %}";
+  EXPECT_EQ(written(source, {"q", "<b>", "r", "<think>\nb"}),
+            (std::vector<std::string>{"<b></s>", "b</s>"}));
+}
+
+TEST(Turns, FollowGenerationBlocksWhereThereAreSome) {
+  const std::string source =
+      "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}"
+      "{% generation %}{{ m.content }}{% endgeneration %};{% endif %}{% endfor %}";
+  EXPECT_EQ(written(source, {"q", "a", "r", "b"}), (std::vector<std::string>{"a", "b"}));
+  Prepared prepared = prepared_of({"q", "a", "r", "b"});
+  prepared.trained = {3};
+  prepared.key_rounds = true;
+  const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+  ASSERT_EQ(turns.written.size(), 1u);
+  EXPECT_EQ(turns.text.substr(turns.written[0].begin), "b;");
+}
+
+TEST(Turns, AreRefusedWhereTheTemplateDoesNotShowThem) {
+  const auto work = [] {
+    written("{{ messages | length }}{{ messages | map(attribute='content') | join }}",
+            {"q", "a", "r", "b"});
+  };
+  EXPECT_EQ(error_of(work),
+            "text: the chat template does not show what message 1 has written: it renders the "
+            "conversation up to it otherwise than within the whole; put {% generation %} tags "
+            "around the assistant's text");
+}
+
+TEST(Turns, TakeTimeInProportionToTheirNumber) {
+  const ChatTemplate chat(kTinyChat);
+  const auto seconds = [&](size_t num_turns) {
+    const Prepared prepared = prepared_of(std::vector<std::string>(2 * num_turns, "hello"));
+    double best = 1e9;
+    for (int i = 0; i < 3; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      render_turns(chat, said(prepared), prepared);
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+      best = std::min(best, time.count());
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(1600), 64 * seconds(100));  // 16 when linear, 256 when every prefix is rendered
+}
+
+}  // namespace
+}  // namespace twinkle::text
