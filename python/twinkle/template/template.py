@@ -1,7 +1,5 @@
 """Template, over the C++ one."""
 
-from pathlib import Path
-
 from twinkle.core import core
 from twinkle.errors import refuse_unknown
 
@@ -31,7 +29,7 @@ class Template:
         self.model_id = str(model_id)
         self.max_length = max_length
         self.truncation_strategy = truncation_strategy
-        self.directory = resolve(model_id)
+        self.directory = resolve(model_id, weights=False)
         self._template = core().Template(
             self.directory,
             use_chat_template=use_chat_template,
@@ -87,10 +85,8 @@ class Qwen3_5Template(Template):  # noqa: N801 (upstream's name)
     """The template of the Qwen 3.x families; text goes by the model's own chat template."""
 
 
-def resolve(model_id):
-    """The local directory of a model id."""
-    if Path(model_id).exists():
-        return str(model_id)
+def resolve(model_id, weights=True):
+    """The local directory of a model id; weights=False fetches tokenizer and config alone."""
     from twinkle import hub
 
-    return str(hub.get(str(model_id)))
+    return str(hub.get(str(model_id), weights=weights))

@@ -1,0 +1,222 @@
+"""A stand-in for twinkle._core: a bigram model, logits = (base + delta)[id], in plain torch.
+
+An adapter trains its own delta, the full tenant trains the base. Slow, short and obvious: what the
+Python classes do around it is what is tested.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from twinkle.errors import ConflictError, InvalidError
+
+VOCAB = 11
+
+
+class Done:
+    def __init__(self, value):
+        self.value = value
+
+    def done(self):
+        return True
+
+    def result(self, timeout=None):
+        del timeout
+        return self.value
+
+
+class Schedule:
+    """Halves the rate with every step; knows one name."""
+
+    def __init__(self, name, options=""):
+        if name not in ("CosineWarmupScheduler", "LinearLR"):
+            raise InvalidError(f"optim: unknown schedule '{name}'")
+        self.options = json.loads(options or "{}")
+
+    def lr(self, base_lr, step):
+        return base_lr * 0.5**step
+
+
+def check_optimizer(name, options=""):
+    if name not in ("AdamW", "SGD"):
+        raise InvalidError(f"optim: unknown optimizer '{name}'")
+    values = json.loads(options or "{}")
+    unknown = set(values) - {"lr", "weight_decay", "betas", "eps", "momentum"}
+    if unknown:
+        raise InvalidError(f"optim: {name} has no option {unknown}")
+    return values.get("lr", 1e-5)
+
+
+def check_loss(name, options=""):
+    del options
+    if name not in ("CrossEntropyLoss", "LinearLoss"):
+        raise InvalidError(f"loss: unknown loss '{name}'")
+
+
+class Template:
+    def __init__(self, directory, **options):
+        self.directory, self.options = directory, options
+
+    def encode(self, row, add_generation_prompt=False):
+        return self.batch_encode([row], add_generation_prompt)[0]
+
+    def batch_encode(self, rows, add_generation_prompt=False):
+        out = []
+        for row in rows:
+            ids = [len(m["content"]) % VOCAB for m in row["messages"]]
+            out.append({**row, "input_ids": ids, "labels": [*ids[1:], -100]})
+        return out
+
+    def decode(self, ids, skip_special_tokens=False):
+        return " ".join(map(str, ids))
+
+    def concat_input_feature(self, feature, tokens):
+        ids = [*feature["input_ids"], *tokens]
+        return {**feature, "input_ids": ids, "labels": [-100] * len(ids)}
+
+
+class Engine:
+    def __init__(self, model, mixed_precision="bf16", token_budget=4096, kv_tokens=32768):
+        torch.manual_seed(1)
+        self.base = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
+        self.tenants, self.calls = {}, []
+        self.model = model
+
+    def facts(self):
+        return {
+            "family": "bigram", "directory": self.model, "config_json": '{"width": 3}',
+            "vocab_size": VOCAB, "max_positions": 32, "num_layers": 0,
+            "num_parameters": VOCAB * VOCAB, "eos_ids": [0],
+        }  # fmt: skip
+
+    def _tenant(self, name):
+        if name not in self.tenants:
+            raise InvalidError(f"engine: there is no tenant '{name}'")
+        return self.tenants[name]
+
+    def create(self, *, tenant, lora_json="", directory="", seed=0, frozen=False):
+        self.calls.append(("create", tenant))
+        if tenant in self.tenants:
+            raise ConflictError(f"engine: tenant '{tenant}' exists")
+        full = not (lora_json or directory or frozen)
+        self.tenants[tenant] = {
+            "weight": self.base if full else torch.zeros_like(self.base),
+            "full": full, "grad": torch.zeros_like(self.base), "tokens": 0.0, "optimizer": None,
+            "step": 0, "factor": 1.0,
+        }  # fmt: skip
+        return Done(None)
+
+    def delete(self, *, tenant):
+        del self.tenants[tenant]
+        return Done(None)
+
+    def _logps(self, weight, sequences, temperature):
+        if not sequences:
+            raise InvalidError("engine: the batch is empty")
+        out = []
+        for s in sequences:
+            ids = torch.as_tensor(s["input_ids"])
+            if int(ids.max()) >= VOCAB:
+                raise InvalidError(f"engine: token {int(ids.max())} is outside the vocabulary")
+            labels = torch.as_tensor(s["labels"]) if "labels" in s else torch.full_like(ids, -100)
+            p = torch.log_softmax(weight[ids] / temperature, -1)
+            mask = labels != -100
+            p = p.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+            out.append(torch.where(mask, p, 0.0))
+        return out
+
+    def _weight(self, t, disable_lora=False):
+        return self.base if t["full"] or disable_lora else self.base + t["weight"]
+
+    def forward(self, *, tenant, sequences, disable_lora=False, temperature=1.0, entropy=False):
+        self.calls.append(("forward", len(sequences)))
+        weight = self._weight(self._tenant(tenant), disable_lora)
+        logps = [p.float().numpy() for p in self._logps(weight, sequences, temperature)]
+        return Done({"loss": 0, "num_tokens": 0, "logps": logps, "entropies": []})
+
+    def forward_backward(
+        self, *, tenant, sequences, loss="CrossEntropyLoss", loss_options="", temperature=1.0
+    ):
+        self.calls.append(("forward_backward", len(sequences), loss))
+        t, options = self._tenant(tenant), json.loads(loss_options or "{}")
+        weight = self._weight(t).detach().clone().requires_grad_()
+        logps = self._logps(weight, sequences, temperature)
+        count = sum(int((torch.as_tensor(s["labels"]) != -100).sum()) for s in sequences)
+        if loss == "CrossEntropyLoss":
+            value = -sum(p.sum() for p in logps)
+            if options.get("reduction") == "mean":
+                value, count = value / count, 0
+        else:
+            grads = [torch.as_tensor(s["extras"]["grad"]) for s in sequences]
+            value = sum((p * g).sum() for p, g in zip(logps, grads, strict=True))
+            count = options["num_tokens"]
+        value.backward()
+        t["grad"] += weight.grad
+        t["tokens"] += count or 1
+        logps = [p.detach().float().numpy() for p in logps]
+        return Done({"loss": value.item(), "num_tokens": count, "logps": logps, "entropies": []})
+
+    def clip_grad_norm(self, *, tenant, max_grad_norm=1.0, norm_type=2.0):
+        t = self._tenant(tenant)
+        self.calls.append(("clip_grad_norm", max_grad_norm))
+        norm = (t["grad"] / t["tokens"]).norm(norm_type).item()
+        t["factor"] = min(1.0, max_grad_norm / norm) if max_grad_norm else 1.0
+        return Done({"grad_norm": norm, "num_tokens": t["tokens"], "step": t["step"]})
+
+    def step(self, *, tenant, optimizer="AdamW", options="", max_grad_norm=0.0, norm_type=2.0):
+        t, options = self._tenant(tenant), json.loads(options)
+        self.calls.append(("step", options["lr"], max_grad_norm))
+        grad = t["grad"] / t["tokens"] * t["factor"]
+        norm = grad.norm(norm_type).item()
+        if max_grad_norm and norm > max_grad_norm:
+            grad = grad * (max_grad_norm / norm)
+        if t["optimizer"] is None:
+            t["parameter"] = torch.nn.Parameter(t["weight"])
+            t["optimizer"] = getattr(torch.optim, optimizer)([t["parameter"]], **options)
+        for key, value in options.items():
+            t["optimizer"].param_groups[0][key] = value
+        t["parameter"].grad = grad
+        t["optimizer"].step()
+        t["weight"].copy_(t["parameter"].data)
+        t["step"] += 1
+        self.zero_grad(tenant=tenant)
+        return Done({"grad_norm": norm, "num_tokens": 0, "step": t["step"]})
+
+    def zero_grad(self, *, tenant):
+        t = self._tenant(tenant)
+        t["grad"], t["tokens"], t["factor"] = torch.zeros_like(self.base), 0.0, 1.0
+        self.calls.append(("zero_grad",))
+        return Done(None)
+
+    def set_template(self, template):
+        self.template = template
+
+    def sample(self, *, tenant, prompts, params):
+        self.calls.append(("sample", tenant, params))
+        out = []
+        for prompt, p in zip(prompts, params, strict=True):
+            weight, ids, logprobs = self._weight(self._tenant(tenant)), [int(prompt[-1])], []
+            for _ in range(p["max_tokens"]):
+                row = torch.log_softmax(weight[ids[-1]], -1)
+                ids.append(int(row.argmax()))
+                logprobs.append(float(row.max()))
+            item = {
+                "tokens": ids[1:], "logprobs": logprobs, "stop_reason": "length", "matched": "",
+            }  # fmt: skip
+            out.append([item] * p["num_samples"])
+        return Done(out)
+
+    def save(self, *, tenant, directory, optimizer=False, extra_json=""):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        torch.save(self._tenant(tenant)["weight"], Path(directory) / "weight.pt")
+        (Path(directory) / "trainer_state.json").write_text(extra_json)
+        return Done(directory)
+
+    def load(self, *, tenant, directory, optimizer=False):
+        self._tenant(tenant)["weight"].copy_(torch.load(Path(directory) / "weight.pt"))
+        return Done((Path(directory) / "trainer_state.json").read_text())
+
+    def inspect(self, *, tenant, tensors=False):
+        t = self._tenant(tenant)
+        return Done({"tensors": {"weight": t["weight"].float().numpy()}})

@@ -1,0 +1,150 @@
+"""TorchSampler and vLLMSampler over a fake engine (a bigram model)."""
+
+import numpy as np
+import pytest
+
+from twinkle import InvalidError, LoraConfig
+from twinkle.data_format import SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+
+ROW = {"messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": "ab"}]}
+
+
+@pytest.fixture
+def make(fake_core, tmp_path):
+    return lambda cls=TorchSampler, **kwargs: cls(model_id=str(tmp_path), **kwargs)
+
+
+def greedy(engine, token, count):
+    out = []
+    for _ in range(count):
+        token = int(engine.base[token].argmax())
+        out.append(token)
+    return out
+
+
+@pytest.mark.parametrize("cls", [TorchSampler, vLLMSampler])
+def test_one_response_per_prompt_with_tokens_logprobs_text_and_feature(make, cls):
+    sampler = make(cls)
+    sampler.set_template("Template")
+    assert sampler.reset_prefix_cache() is True
+    params = SamplingParams(max_tokens=3, num_samples=2, logprobs=1)
+    responses = sampler.sample([ROW, {"input_ids": [5, 4]}], params)
+    assert len(responses) == 2 and responses[0].prompt_token_ids == [3, 2]
+    for response, last in zip(responses, (2, 4), strict=True):
+        assert len(response.sequences) == 2
+        sequence = response.sequences[0]
+        assert sequence.tokens == greedy(sampler.engine, last, 3)
+        assert [pair[0][0] for pair in sequence.logprobs] == sequence.tokens
+        assert all(isinstance(pair[0][1], float) for pair in sequence.logprobs)
+        assert sequence.stop_reason == "length"
+        assert sequence.decoded == " ".join(map(str, sequence.tokens))
+        assert list(sequence.new_input_feature["input_ids"])[2:] == sequence.tokens
+
+
+def test_logprobs_are_only_given_when_asked_for(make):
+    (response,) = make().sample({"input_ids": [1]}, {"max_tokens": 1})
+    assert response.sequences[0].logprobs is None
+
+
+def test_without_a_seed_every_prompt_of_every_call_draws_its_own(make):
+    sampler = make()
+    for _ in range(2):
+        sampler.sample([{"input_ids": [1]}] * 3, {"max_tokens": 1})
+    seeds = [p["seed"] for call in sampler.engine.calls if call[0] == "sample" for p in call[2]]
+    assert len(set(seeds)) == 6
+    sampler.sample([{"input_ids": [1]}] * 2, {"max_tokens": 1, "seed": 7})
+    assert [p["seed"] for p in sampler.engine.calls[-1][2]] == [7, 7]
+
+
+def test_prompts_are_scored_without_sampling(make):
+    sampler = make()
+    (response,) = sampler.sample({"input_ids": [1, 2]}, {"max_tokens": 0, "prompt_logprobs": 1})
+    expected = sampler.engine.base[1].log_softmax(-1)[2]
+    assert response.sequences == [] and response.prompt_logprobs[0] is None
+    assert response.prompt_logprobs[1] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_without_max_tokens_replies_may_fill_the_models_length(make):
+    sampler = make(engine_args={"max_model_len": 20})
+    sampler.sample({"input_ids": [1, 2]})
+    assert sampler.engine.calls[-1][2][0]["max_tokens"] == 18
+
+
+def test_a_sampler_of_a_model_samples_what_is_trained(fake_core, tmp_path):
+    model = TransformersModel(model_id=str(tmp_path))
+    model.add_adapter_to_model("default", LoraConfig(r=2))
+    sampler = vLLMSampler(model=model)
+    assert sampler.engine is model.engine
+    sampler.sample({"input_ids": np.array([1])}, {"max_tokens": 1})
+    assert model.engine.calls[-1][1] == "adapter/default"
+    sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, use_base_model=True)
+    assert model.engine.calls[-1][1] == "frozen"
+    with pytest.raises(InvalidError, match="there is no adapter 'nobody'"):
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_name="nobody")
+
+
+def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
+    sampler = make(engine_args={"max_loras": 2})
+    for name in ("a", "b", "a", "c"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / name)
+    assert [call for call in sampler.engine.calls if call[0] == "create"] == [
+        ("create", f"sampler/{i}/{tmp_path / n}") for i, n in ((0, "a"), (1, "b"), (3, "c"))
+    ]
+    assert len(sampler.engine.tenants) == 2
+    sampler.shutdown()
+    assert not sampler.engine.tenants
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"engine_args": {"warp_speed": 9}}, "engine_args: unknown argument 'warp_speed'"),
+        ({"colour": 1}, "unknown argument 'colour'"),
+        ({"engine_args": {"max_model_len": 33}}, "max_model_len is 33, it must be from 1 to 32"),
+        ({"engine_args": {"tensor_parallel_size": 2}}, "tensor_parallel_size is 2"),
+        ({"engine_args": {"quantization": "awq"}}, "quantization is 'awq'"),
+        ({"engine_args": {"dtype": "int8"}}, "dtype is 'int8'"),
+    ],
+)
+def test_wrong_constructor_arguments_are_named(make, arguments, text):
+    with pytest.raises(InvalidError, match=text):
+        make(**arguments)
+
+
+def test_the_engine_arguments_of_the_documents_are_accepted(make):
+    make(engine_args={"gpu_memory_utilization": 0.8, "max_model_len": 32, "max_lora_rank": 32,
+                      "enable_lora": False})  # fmt: skip
+    with pytest.raises(InvalidError, match="model_id or model is missing"):
+        TorchSampler()
+
+
+@pytest.mark.parametrize(
+    ("params", "kwargs", "text"),
+    [
+        ({"max_tokens": 40}, {}, "prompt 0 has 1 tokens and max_tokens is 40, together they must"),
+        ({"logprobs": 5}, {}, "logprobs is 5"),
+        ({"warmth": 5}, {}, "unknown sampling parameter 'warmth'"),
+        ({}, {"return_encoded": True}, "return_encoded is not available"),
+        ({}, {"adapter_name": "x"}, "there is no adapter 'x'; pass model="),
+    ],
+)
+def test_wrong_requests_are_named(make, params, kwargs, text):
+    with pytest.raises((InvalidError, ImportError), match=text):
+        make().sample({"input_ids": [1]}, params, **kwargs)
+
+
+def test_a_sampler_of_ones_own_only_needs_sample():
+    class Echo(Sampler):
+        def sample(self, inputs, sampling_params=None, **kwargs):
+            return inputs
+
+    assert Echo().sample([1]) == [1]
+    with pytest.raises(NotImplementedError, match="Sampler does not define sample"):
+        Sampler().sample([])
+    with pytest.raises(ImportError, match="add_adapter_to_sampler is not available"):
+        Sampler().add_adapter_to_sampler("a", None)
+    with pytest.raises(ImportError, match="apply_patch is not available"):
+        Sampler().apply_patch("x")
