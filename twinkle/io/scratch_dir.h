@@ -13,8 +13,9 @@ namespace twinkle {
 
 class ScratchDir {
  public:
-  ScratchDir() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "twinkle-test-XXXXXX").string();
+  explicit ScratchDir(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string pattern = (parent / "twinkle-test-XXXXXX").string();
     path_ = ::mkdtemp(pattern.data());
   }
   ~ScratchDir() {

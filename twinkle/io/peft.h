@@ -1,0 +1,60 @@
+// LoRA adapters as `peft` keeps them: a folder with adapter_config.json and
+// adapter_model.safetensors. Knows files and shapes, not what a module does; fields of peft's that
+// would change the arithmetic and that Twinkle does not have are refused by name. No torch. Values
+// without locks. Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/io/safetensors.h"
+#include "twinkle/io/tensor_view.h"
+
+namespace twinkle {
+
+struct PeftConfig {
+  int64_t rank = 8;    // peft's `r`, at least 1
+  double alpha = 8;    // the update is alpha / rank * B A x; with rsLoRA alpha / sqrt(rank)
+  double dropout = 0;  // of the adapter's input, from 0 to below 1
+  bool use_rslora = false;
+  // Names of modules (a module matches if its path ends in one), or one text: "all-linear" or a
+  // regular expression that must match a whole path.
+  std::variant<std::vector<std::string>, std::string> target_modules;
+  std::string base_model;  // id or directory; may be empty
+};
+
+// One adapted linear layer. R: rank.
+struct PeftEntry {
+  std::string module;  // "model.layers.0.self_attn.q_proj"
+  TensorView a;        // [R, in]; F32, F16 or BF16; its name is ignored by write_peft
+  TensorView b;        // [out, R]
+};
+
+// An adapter whose entries' bytes are those of the mapped file.
+struct PeftAdapter {
+  PeftConfig config;
+  std::vector<PeftEntry> entries;  // sorted by module
+  SafetensorsFile file;
+};
+
+// From and to the object of adapter_config.json. `what` names it in errors.
+// Error kInvalid: a field missing, of the wrong type or range, or one that Twinkle does not have at
+// a value that counts.
+PeftConfig peft_config(const Json& object, const std::string& what);
+Json json_of(const PeftConfig& config);
+
+// Error kNotFound: no adapter_config.json or adapter_model.safetensors; kInvalid: as peft_config
+// and SafetensorsFile, a tensor that is no half of a LoRA pair, a half without the other, another
+// shape than the config's rank says.
+PeftAdapter read_peft(const std::filesystem::path& dir);
+
+// Writes both files into `dir`, meant to be the staging folder of an AtomicDirectory.
+// Error kInvalid: no entries, a module twice, shapes that do not fit the config, a full disk.
+void write_peft(const std::filesystem::path& dir, const PeftConfig& config,
+                std::span<const PeftEntry> entries);
+
+}  // namespace twinkle
