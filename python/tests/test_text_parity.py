@@ -242,7 +242,7 @@ def test_tools_and_tool_calls_are_rendered_as_by_transformers(qwen3):
     template = core.Template(str(qwen3))
     messages = tool_conversation()
     pattern = r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)"
-    for length in (2, 5, 7):
+    for length in (2, 5, 6, 7):
         row = {"messages": messages[:length], "tools": TOOLS}
         text = reference.apply_chat_template(row["messages"], tools=TOOLS, tokenize=False)
         assert template.render(row) == text

@@ -86,12 +86,21 @@ std::vector<Span> prefix_spans(const ChatTemplate& chat, const Conversation& con
   return out;
 }
 
-// What `before`, a conversation that ends with the generation prompt, has beyond the text's first
-// `at` bytes.
-std::optional<std::string> prompt_after(const std::string& text, size_t at,
-                                        const std::string& before) {
-  if (before.size() < at || before.compare(0, at, text, 0, at) != 0) return std::nullopt;
-  return before.substr(at);
+// The generation prompt: what the conversation before turn `last`, rendered with it, has beyond
+// that turn's start. Where that conversation reads otherwise than within the whole: what the whole
+// one has more with it.
+std::optional<std::string> generation_prompt(const ChatTemplate& chat,
+                                             const Conversation& conversation,
+                                             const std::string& text, size_t last, size_t start) {
+  const auto beyond = [&](size_t num_messages, size_t at) -> std::optional<std::string> {
+    const RenderRequest request{.num_messages = num_messages, .add_generation_prompt = true};
+    const std::string with = chat.render(conversation, {&request, 1}).front().text;
+    if (with.size() < at || with.compare(0, at, text, 0, at) != 0) return std::nullopt;
+    return with.substr(at);
+  };
+  if (last > 0)
+    if (auto prompt = beyond(last, start)) return prompt;
+  return beyond(SIZE_MAX, text.size());
 }
 
 }  // namespace
@@ -100,26 +109,24 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
                    const Prepared& prepared) {
   const Json& tools = conversation.tools;
   const bool with_tools = tools.is_array() && !tools.get_array().empty();
-  const size_t last = prepared.trained.empty() ? 0 : prepared.trained.back();
-  std::vector<RenderRequest> requests{{}, {.mark = true}};
-  const bool generation = chat.has_generation(with_tools);
-  if (!generation && last > 0)
-    requests.push_back({.num_messages = last, .add_generation_prompt = true});
-  auto renderings = chat.render(conversation, requests);
-  const Rendering& marked = renderings[1];
-  Turns out{.text = std::move(renderings[0].text)};
-  renderings[0].text = out.text;
-  if (generation && marked.text == out.text) {
+  const std::vector<RenderRequest> requests{{}, {.mark = true}};
+  const auto renderings = chat.render(conversation, requests);
+  const Rendering &plain = renderings[0], &marked = renderings[1];
+  Turns out{.text = plain.text};
+  if (chat.has_generation(with_tools) && marked.text == plain.text) {
     out.rule = Rule::kGeneration;
     out.written = generated_spans(marked, prepared);
     return out;
   }
   if (prepared.trained.empty()) return out;
-  if (!generation && last > 0 && marks_hold(renderings[0], marked, prepared.trained.front()))
-    if (const auto prompt = prompt_after(out.text, marked.starts[last], renderings[2].text)) {
+  if (marks_hold(plain, marked, prepared.trained.front())) {
+    const size_t last = prepared.trained.back();
+    const auto prompt = generation_prompt(chat, conversation, out.text, last, marked.starts[last]);
+    if (prompt) {
       out.written = marked_spans(out.text, marked.starts, *prompt, prepared);
       return out;
     }
+  }
   out.written = prefix_spans(chat, conversation, out.text, prepared);
   return out;
 }

@@ -100,6 +100,21 @@ TEST(Turns, KeepTheirPlaceWhenATemplateDropsOldReasoning) {
             (std::vector<std::string>{"a</s>", "<think>x</think>b</s>"}));
 }
 
+TEST(Turns, MayComeFirstAndMayBeFollowedByAQuestion) {
+  const std::string source =
+      "{% for m in messages %}<s>{{ m.role }}\n{% if not loop.last and m.role == 'assistant' and "
+      "messages[loop.index0 + 1].content == 'r' and messages | length == 3 %}was {% endif %}"
+      "{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant\n' }}"
+      "{% endif %}";
+  EXPECT_EQ(written(source, {"q", "a", "r", "b", "s"}),
+            (std::vector<std::string>{"a</s>", "b</s>"}));
+  const Prepared first = prepare(
+      JsonObject{{"messages", JsonArray{message("assistant", "a"), message("user", "q")}}}, {});
+  const Turns turns = render_turns(ChatTemplate(source), said(first), first);
+  ASSERT_EQ(turns.written.size(), 1u);
+  EXPECT_EQ(turns.text.substr(turns.written[0].begin, 5), "a</s>");
+}
+
 TEST(Turns, BeginBehindWhatTheyShareWithAPromptThatOpensAThought) {
   const std::string source =
       "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
