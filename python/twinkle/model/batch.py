@@ -129,7 +129,7 @@ class Batch:
         longest = max(self.lengths, default=0)
         out = {}
         for name, pad in _PAD.items():
-            if name in ("labels", "loss_scale") and not any(name in f for f in self.features):
+            if name == "loss_scale" and not any(name in f for f in self.features):
                 continue
             kind = torch.float32 if isinstance(pad, float) else torch.int64
             tensor = torch.full((len(self), longest), pad, dtype=kind)

@@ -124,7 +124,11 @@ def _state_dict(engine, tenant):
     import torch
 
     tensors = engine.inspect(tenant=tenant, tensors=True).result()["tensors"]
-    return {name: torch.from_numpy(value) for name, value in tensors.items()}
+    return {
+        name: torch.from_numpy(value)
+        for name, value in tensors.items()
+        if not name.startswith(("grad/", "optimizer/"))
+    }
 
 
 def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):

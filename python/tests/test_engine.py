@@ -1,0 +1,333 @@
+"""The classes of `twinkle` on the compiled engine, against transformers and peft."""
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import twinkle
+from twinkle import InvalidError, LoraConfig, NotFoundError
+from twinkle.loss import Loss
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler, vLLMSampler
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+
+
+def features(lengths, seed=0, vocab=300):
+    rng = np.random.default_rng(seed)
+    out = []
+    for length in lengths:
+        ids = rng.integers(3, vocab, length)
+        labels = np.append(ids[1:], -100)
+        labels[: length // 3] = -100
+        out.append({"input_ids": ids, "labels": labels})
+    return out
+
+
+BATCH = features([5, 17, 9])
+
+
+@pytest.fixture
+def fp32(tiny_llama_dir):
+    return TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_llama_dir):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+
+
+def reference_logps(model, batch):
+    out = torch.zeros(len(batch), max(len(f["input_ids"]) for f in batch))
+    for row, f in enumerate(batch):
+        logits = model(torch.as_tensor(f["input_ids"])[None]).logits[0].log_softmax(-1)
+        labels = torch.as_tensor(f["labels"])
+        rows = torch.nonzero(labels != -100)[:, 0]
+        out[row, rows] = logits[rows, labels[rows]]
+    return out
+
+
+def add(model, name="default", **kwargs):
+    fields = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **kwargs}
+    model.add_adapter_to_model(name, LoraConfig(**fields))
+    return model
+
+
+def test_scores_equal_transformers(fp32, reference):
+    with torch.no_grad():
+        expected = reference_logps(reference, BATCH)
+    torch.testing.assert_close(
+        fp32.forward_only(inputs=BATCH)["logps"], expected, rtol=0, atol=1e-4
+    )
+
+
+def test_full_training_equals_transformers_with_adamw(fp32, tiny_llama_dir):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
+            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+    )
+    fp32.set_optimizer("AdamW", lr=1e-3)
+    for step in range(4):
+        batch = features([8, 12], seed=step)
+        logps = reference_logps(model, batch)
+        count = int((logps != 0).sum())
+        (-logps.sum() / count).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        out = fp32.forward_backward(inputs=batch)
+        assert out["loss"] == pytest.approx(-logps.sum().item(), abs=1e-3)
+        assert fp32.clip_grad_and_step() == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_step_by_step_equals_forward_backward_bit_for_bit(tiny_llama_dir):
+    weights = []
+    for together in (True, False):
+        model = add(TransformersModel(model_id=tiny_llama_dir))
+        model.set_optimizer("AdamW", lr=1e-2)
+        for step in range(3):
+            batch = features([6, 11], seed=step)
+            if together:
+                model.forward_backward(inputs=batch)
+                model.clip_grad_and_step(0.5)
+            else:
+                model.forward(inputs=batch)
+                model.calculate_loss()
+                model.backward()
+                model.clip_grad_norm(0.5)
+                model.step()
+                model.zero_grad()
+                model.lr_step()
+        weights.append(model.get_state_dict())
+    assert weights[0].keys() == weights[1].keys() and len(weights[0]) == 2 * 2 * 7
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-6, atol=1e-7)
+
+
+class NegativeLogLikelihood(Loss):
+    def __call__(self, inputs, outputs):
+        mask = inputs["labels"] != -100
+        return {"loss": -(outputs["logps"] * mask).sum(), "num_tokens": int(mask.sum())}
+
+
+def test_a_loss_written_in_python_equals_the_engines_own(tiny_llama_dir):
+    results = []
+    for loss in ("CrossEntropyLoss", NegativeLogLikelihood):
+        model = add(TransformersModel(model_id=tiny_llama_dir))
+        model.set_loss(loss)
+        out = model.forward_backward(inputs=BATCH)
+        results.append((out["loss"], model.clip_grad_and_step(), model.get_state_dict()))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    assert results[0][1] == results[1][1]
+    torch.testing.assert_close(results[0][2], results[1][2], rtol=0, atol=0)
+
+
+def test_disable_lora_scores_with_the_base_model(fp32):
+    base = fp32.forward_only(inputs=BATCH)["logps"]
+    add(fp32)
+    fp32.set_optimizer("AdamW", lr=1e-2)
+    fp32.forward_backward(inputs=BATCH)
+    fp32.clip_grad_and_step()
+    assert not torch.equal(fp32.forward_only(inputs=BATCH)["logps"], base)
+    assert torch.equal(fp32.forward_only(inputs=BATCH, disable_lora=True)["logps"], base)
+
+
+def test_temperature_divides_the_logits(fp32, reference):
+    f = BATCH[1]
+    with torch.no_grad():
+        logits = reference(torch.as_tensor(f["input_ids"])[None]).logits[0] / 0.5
+    labels = torch.as_tensor(f["labels"])
+    expected = logits.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    out = fp32.forward_only(inputs=[f], temperature=0.5)["logps"][0]
+    torch.testing.assert_close(out, torch.where(labels != -100, expected, 0.0), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        ([], "empty|no sequences|at least 1"),
+        (features([513]), "513"),
+        ([{"input_ids": [5, 100000], "labels": [5, -100]}], "100000"),
+        ([{"input_ids": [5, 6], "labels": [100000, -100]}], "100000"),
+        ([{"input_ids": [5, -1], "labels": [5, -100]}], "-1"),
+        ([{"input_ids": [5.5, 6], "labels": [5, -100]}], "input_ids must be integers"),
+        ([{"input_ids": [2**40], "labels": [5]}], "must fit 32 bits"),
+    ],
+)
+def test_the_engines_errors_reach_the_user_and_change_nothing(tiny_llama_dir, batch, text):
+    model = add(TransformersModel(model_id=tiny_llama_dir))
+    tenant = model._group().tenant
+    before = model.engine.inspect(tenant=tenant).result()
+    with pytest.raises(InvalidError, match=text):
+        model.forward_backward(inputs=batch)
+    assert model.engine.inspect(tenant=tenant).result() == before
+
+
+def test_wrong_models_and_adapters_are_named(tiny_llama_dir, tmp_path):
+    with pytest.raises((NotFoundError, InvalidError), match="nowhere"):
+        TransformersModel(model_id=str(tmp_path / "nowhere"))
+    model = TransformersModel(model_id=tiny_llama_dir)
+    with pytest.raises(InvalidError, match="no_such_proj"):
+        add(model, target_modules=["no_such_proj"])
+    add(model)
+    with pytest.raises(twinkle.ConflictError, match="default"):
+        add(model)
+
+
+def test_saved_adapters_load_into_peft_and_back(fp32, tiny_llama_dir, tmp_path):
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    add(fp32)
+    fp32.set_optimizer("AdamW", lr=1e-2)
+    for _ in range(2):
+        fp32.forward_backward(inputs=BATCH)
+        fp32.clip_grad_and_step()
+    directory = fp32.save("mine", output_dir=str(tmp_path))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, directory)
+    ours = fp32.forward_only(inputs=BATCH)["logps"]
+    with torch.no_grad():
+        torch.testing.assert_close(ours, reference_logps(theirs, BATCH), rtol=0, atol=1e-4)
+    other = TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+    other.add_adapter_to_model("default", directory)
+    assert torch.equal(other.forward_only(inputs=BATCH)["logps"], ours)
+
+
+def test_saved_full_models_load_into_transformers(fp32, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    fp32.set_optimizer("AdamW", lr=1e-3)
+    fp32.forward_backward(inputs=BATCH)
+    fp32.clip_grad_and_step()
+    directory = fp32.save("full", output_dir=str(tmp_path))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        expected = reference_logps(theirs, BATCH)
+    torch.testing.assert_close(
+        fp32.forward_only(inputs=BATCH)["logps"], expected, rtol=0, atol=1e-4
+    )
+    transformers.AutoTokenizer.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_cut_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(
+    tiny_llama_dir, tmp_path, full
+):
+    def make():
+        model = TransformersModel(model_id=tiny_llama_dir)
+        if not full:
+            add(model, lora_dropout=0.1)
+        model.set_optimizer("AdamW", lr=1e-2)
+        model.set_lr_scheduler("LinearLR")
+        return model
+
+    def train(model, steps):
+        for step in steps:
+            model.forward_backward(inputs=features([7, 9], seed=step))
+            model.clip_grad_and_step(gradient_accumulation_steps=2)
+        return model
+
+    whole = train(make(), range(6)).get_state_dict()
+    first = train(make(), range(3))
+    path = first.save("cut", output_dir=str(tmp_path), save_optimizer=True)
+    del first
+    second = make()
+    second.resume_from_checkpoint(path)
+    train(second, range(3, 6))
+    for name, value in second.get_state_dict().items():
+        assert torch.equal(value, whole[name]), name
+
+
+def test_greedy_text_equals_transformers(tiny_llama_dir, reference):
+    sampler = TorchSampler(tiny_llama_dir, engine_args={"dtype": "float32"})
+    prompts = [f["input_ids"] for f in BATCH]
+    responses = sampler.sample(
+        [{"input_ids": p} for p in prompts], {"max_tokens": 32, "temperature": 0, "logprobs": 1}
+    )
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids = torch.as_tensor(prompt)[None]
+        expected = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
+        )[0, len(prompt) :].tolist()
+        assert response.sequences[0].tokens == expected
+
+
+def test_sampled_logprobs_are_those_of_the_trainer(tiny_llama_dir):
+    model = add(TransformersModel(model_id=tiny_llama_dir, mixed_precision="no"))
+    model.set_optimizer("AdamW", lr=1e-2)
+    model.forward_backward(inputs=BATCH)
+    model.clip_grad_and_step()
+    sampler = vLLMSampler(model=model)
+    row = {"messages": [{"role": "user", "content": "Who are you?"}]}
+    params = {"max_tokens": 12, "logprobs": 1, "num_samples": 2, "seed": 3}
+    (response,) = sampler.sample(row, params)
+    assert response.sequences[0].tokens != response.sequences[1].tokens
+    for sequence in response.sequences:
+        feature = sequence.new_input_feature
+        assert feature["messages"][-1]["role"] == "assistant"
+        scored = model.forward_only(inputs=feature)["logps"][0]
+        given = torch.tensor([pair[0][1] for pair in sequence.logprobs])
+        start = len(response.prompt_token_ids) - 1
+        torch.testing.assert_close(scored[start : start + len(given)], given, rtol=0, atol=1e-4)
+    (again,) = sampler.sample(row, params)
+    assert [s.tokens for s in again.sequences] == [s.tokens for s in response.sequences]
+
+
+def test_stop_strings_end_a_reply(tiny_llama_dir):
+    sampler = TorchSampler(tiny_llama_dir)
+    row = {"messages": [{"role": "user", "content": "Who are you?"}]}
+    (free,) = sampler.sample(row, {"max_tokens": 30, "seed": 1})
+    text = free.sequences[0].decoded
+    assert len(text) > 8
+    (stopped,) = sampler.sample(row, {"max_tokens": 30, "seed": 1, "stop": [text[4:6]]})
+    assert stopped.sequences[0].stop_reason == "stop"
+    assert len(stopped.sequences[0].tokens) < len(free.sequences[0].tokens)
+
+
+def test_two_adapters_train_side_by_side_as_each_alone(tiny_llama_dir):
+    def one(model, name, rank, loss_seed):
+        add(model, name, r=rank)
+        model.set_optimizer("SGD", lr=0.1, adapter_name=name)
+        model.forward_backward(inputs=features([9, 6], seed=loss_seed), adapter_name=name)
+        model.clip_grad_and_step(adapter_name=name)
+        return model.get_state_dict(adapter_name=name)
+
+    alone = [
+        one(TransformersModel(model_id=tiny_llama_dir), name, rank, seed)
+        for name, rank, seed in (("a", 4, 1), ("b", 16, 2))
+    ]
+    shared = TransformersModel(model_id=tiny_llama_dir)
+    together = [one(shared, "a", 4, 1), one(shared, "b", 16, 2)]
+    for left, right in zip(alone, together, strict=True):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_future_can_be_asked_and_waited_for(fp32):
+    tenant = fp32.frozen_tenant()
+    future = fp32.engine.forward(tenant=tenant, sequences=features([400] * 8))
+    with pytest.raises(TimeoutError, match="has not ended in time"):
+        future.result(timeout=0.0)
+    first, second = future.result(), future.result()
+    assert future.done() and len(first["logps"]) == len(second["logps"]) == 8
+
+
+def test_ctrl_c_ends_the_waiting_and_leaves_the_engine_usable(fp32):
+    tenant = fp32.frozen_tenant()
+    future = fp32.engine.forward(tenant=tenant, sequences=features([500] * 400))
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert fp32.forward_only(inputs=BATCH)["logps"].shape == (3, 17)
