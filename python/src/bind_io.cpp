@@ -7,13 +7,16 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "python/src/json_caster.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/gguf.h"
+#include "twinkle/io/peft.h"
 #include "twinkle/io/safetensors.h"
 
 namespace py = pybind11;
@@ -35,15 +38,20 @@ constexpr std::array<std::pair<Dtype, const char*>, 10> kNumpyNames = {{{Dtype::
                                                                         {Dtype::kU8, "u1"},
                                                                         {Dtype::kBool, "?"}}};
 
-py::array array(const Checkpoint& checkpoint, const std::string& name) {
-  const TensorView view = checkpoint.at(name);
+// A read-only array of the view's bytes; `keep` owns them and lives as long as the array.
+template <class Owner>
+py::array array_of(const TensorView& view, const Owner& keep) {
   const py::dtype dtype(kNumpyNames.at(static_cast<size_t>(view.dtype)).second);
-  // The array keeps a copy of the checkpoint, and so the mapping.
-  const py::capsule owner(new Checkpoint(checkpoint),
-                          [](void* held) { delete static_cast<Checkpoint*>(held); });
+  const py::capsule owner(std::make_unique<Owner>(keep).release(), [](void* held) {
+    const std::unique_ptr<Owner> freed(static_cast<Owner*>(held));
+  });
   py::array out(dtype, view.shape, view.bytes.data(), owner);
   out.attr("setflags")(py::arg("write") = false);
   return out;
+}
+
+py::array array(const Checkpoint& checkpoint, const std::string& name) {
+  return array_of(checkpoint.at(name), checkpoint);
 }
 
 py::array to_float32(const Checkpoint& checkpoint, const std::string& name) {
@@ -64,21 +72,49 @@ Dtype dtype_of(const std::string& name, const py::array& value) {
        "or bool");
 }
 
+// `kept` owns what the views borrow.
+TensorView view_of(const std::string& name, const py::array& value, std::vector<py::array>& kept) {
+  const Dtype dtype = dtype_of(name, value);
+  const py::array& array = kept.emplace_back(py::array::ensure(value, py::array::c_style));
+  return {
+      .name = name,
+      .dtype = dtype,
+      .shape = {array.shape(), array.shape() + array.ndim()},
+      .bytes = {static_cast<const std::byte*>(array.data()), static_cast<size_t>(array.nbytes())}};
+}
+
 void write(const fs::path& file, const std::map<std::string, py::array>& tensors,
            const std::map<std::string, std::string>& metadata) {
   std::vector<py::array> kept;
   std::vector<TensorView> views;
-  for (const auto& [name, value] : tensors) {
-    const Dtype dtype = dtype_of(name, value);
-    const py::array& array = kept.emplace_back(py::array::ensure(value, py::array::c_style));
-    views.push_back({.name = name,
-                     .dtype = dtype,
-                     .shape = {array.shape(), array.shape() + array.ndim()},
-                     .bytes = {static_cast<const std::byte*>(array.data()),
-                               static_cast<size_t>(array.nbytes())}});
-  }
+  for (const auto& [name, value] : tensors) views.push_back(view_of(name, value, kept));
   const py::gil_scoped_release release;
   write_safetensors(file, views, metadata);
+}
+
+py::tuple read_adapter(const fs::path& dir) {
+  const auto adapter = std::make_shared<const PeftAdapter>(read_peft(dir));
+  py::dict modules;
+  for (const PeftEntry& entry : adapter->entries) {
+    modules[py::str(entry.module)] =
+        py::make_tuple(array_of(entry.a, adapter), array_of(entry.b, adapter));
+  }
+  return py::make_tuple(from_json(json_of(adapter->config)), modules);
+}
+
+void write_adapter(const fs::path& dir, const py::dict& config,
+                   const std::map<std::string, std::pair<py::array, py::array>>& modules) {
+  std::vector<py::array> kept;
+  std::vector<PeftEntry> entries;
+  for (const auto& [module, pair] : modules) {
+    entries.push_back(
+        {module, view_of(module, pair.first, kept), view_of(module, pair.second, kept)});
+  }
+  const PeftConfig parsed = peft_config(to_json(config), "config");
+  const py::gil_scoped_release release;
+  AtomicDirectory out(dir);
+  write_peft(out.staging(), parsed, entries);
+  out.commit();
 }
 
 Checkpoint open(const fs::path& path) { return Checkpoint::open(path); }
@@ -121,4 +157,8 @@ void bind_io(py::module_& m) {
   m.def("write_safetensors", &python::write, py::arg("path"), py::arg("tensors"),
         py::arg("metadata") = std::map<std::string, std::string>{{"format", "pt"}},
         "Writes one file atomically; uint16 arrays are BF16.");
+  m.def("read_peft", &python::read_adapter, py::arg("directory"),
+        "(adapter_config.json's fields, {module: (A [r, in], B [out, r])}) of a PEFT directory.");
+  m.def("write_peft", &python::write_adapter, py::arg("directory"), py::arg("config"),
+        py::arg("modules"), "Writes a PEFT directory, replacing it as a whole.");
 }
