@@ -1,0 +1,59 @@
+// Batches of indices over a dataset: which rows come next, nothing of the rows. Every row is asked
+// for once an epoch. A value: copy it to look ahead. Not thread-safe.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace twinkle::data {
+
+struct LoaderOptions {
+  int64_t batch_size = 1;  // rows over all data ranks; a multiple of data_world_size
+  int64_t min_batch_size =
+      0;  // a last batch below it is dropped; 0: data_world_size; = batch_size: drop_last
+  bool shuffle = false;
+  uint64_t seed = 0;            // of the shuffle; epoch e of one seed is one order on every machine
+  int64_t data_world_size = 1;  // data ranks
+  int64_t data_rank = 0;        // which slice of each batch `next` gives; ignored with whole_batch
+  bool whole_batch =
+      false;  // true: every rank gets the whole batch (a driver that hands out slices)
+};
+
+// The permutation of 0 .. n-1 that Fisher and Yates's shuffle draws from a counter-based stream
+// keyed by (seed, epoch).
+std::vector<int64_t> shuffled(int64_t n, uint64_t seed, uint64_t epoch);
+
+class Loader {
+ public:
+  // Error kInvalid: a size below 1, a batch_size that data_world_size does not divide, a
+  // min_batch_size above batch_size, a rank outside the world.
+  Loader(int64_t num_rows, LoaderOptions options);
+
+  // Batches of the epoch that was started last, or skipped into; without the skipped rows.
+  int64_t num_batches() const;
+  // Starts epoch `epoch` from its first row, or behind the rows to skip in the first one started
+  // after a skip.
+  void start(int64_t epoch);
+  // This rank's indices of the next batch; empty at the end.
+  std::vector<int64_t> next();
+
+  // The next epoch begins behind the first `num_rows` rows of its order, which are never read.
+  // Error kInvalid: negative. More rows than an epoch has: whole epochs are skipped.
+  void skip(int64_t num_rows);
+  // Rows consumed over all ranks since the beginning, skipped ones too; a short batch counts what
+  // it held.
+  int64_t consumed() const { return consumed_; }
+
+ private:
+  int64_t rows_per_epoch() const;  // that batches cover; the dropped tail is none
+
+  int64_t num_rows_;
+  LoaderOptions options_;
+  std::vector<int64_t> order_;
+  int64_t begin_ = 0;        // rows that the epoch begins behind
+  bool resuming_ = true;     // begin_ is for the epoch to start next
+  int64_t epoch_shift_ = 0;  // whole epochs skipped
+  int64_t position_ = 0;
+  int64_t consumed_ = 0;
+};
+
+}  // namespace twinkle::data

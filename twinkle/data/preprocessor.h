@@ -1,0 +1,35 @@
+// The built-in preprocessors: raw columns of known data sets to `messages` and `user_data`. One
+// small file each, and one line in preprocessors.def. Values; thread-safe.
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "twinkle/data/dataset.h"
+
+namespace twinkle::data {
+
+struct PreprocessorKind {
+  std::string name;     // "GSM8KProcessor", as users write it
+  JsonObject defaults;  // its arguments, in order, with their defaults
+  Preprocessor (*make)(const JsonObject& arguments);  // given all of them
+};
+
+// All of them, in the order of preprocessors.def.
+std::vector<PreprocessorKind> preprocessor_kinds();
+
+// The preprocessor `name` with `arguments` over its defaults. Error kNotFound: an unknown name (the
+// known ones are listed); kInvalid: an unknown argument, or one of another type than its default
+// (null takes a string).
+Preprocessor make_preprocessor(std::string_view name, const JsonObject& arguments = {});
+
+// For the preprocessors' own use. The string in the row's field. Error kInvalid: missing, null or
+// no string.
+std::string text_field(const Row& row, std::string_view field);
+// The same, with "" for a field that is missing or null.
+std::string text_field_or_empty(const Row& row, std::string_view field);
+JsonObject message(std::string_view role, std::string_view content);
+// [] or [system], from an argument that is null or a string.
+JsonArray system_messages(const Json& system);
+
+}  // namespace twinkle::data

@@ -1,0 +1,103 @@
+#include "twinkle/data/writer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "twinkle/io/atomic.h"
+
+namespace twinkle::data {
+namespace {
+
+bool finite(const Json& value) {
+  if (value.is_double()) return std::isfinite(value.get_double());
+  if (value.is_array())
+    return std::all_of(value.get_array().begin(), value.get_array().end(), finite);
+  if (!value.is_object()) return true;
+  return std::all_of(value.get_object().begin(), value.get_object().end(),
+                     [](const auto& field) { return finite(field.value()); });
+}
+
+void require_finite(const Rows& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const auto& [key, value] : rows[i]) {
+      require(finite(value), Code::kInvalid, "data: row ", i, " field '", std::string_view(key),
+              "' holds NaN or infinity, which JSON cannot");
+    }
+  }
+}
+
+std::string lines(const Rows& rows) {
+  std::string out;
+  for (const Row& row : rows) out += boost::json::serialize(row) + "\n";
+  return out;
+}
+
+std::string array(const Rows& rows) {
+  std::string out = "[";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    out += i ? ",\n " : "\n ";
+    out += boost::json::serialize(rows[i]);
+  }
+  return out += "\n]\n";
+}
+
+std::string cell(const Json* value) {
+  if (!value || value->is_null()) return "";
+  std::string text =
+      value->is_string() ? std::string(value->get_string()) : boost::json::serialize(*value);
+  if (!text.empty() && text.find_first_of(",\"\r\n") == text.npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  quoted += '"';
+  return quoted;
+}
+
+std::string csv(const Rows& rows) {
+  std::vector<std::string> columns;
+  std::set<std::string, std::less<>> seen;
+  for (const Row& row : rows) {
+    for (const auto& field : row) {
+      if (seen.emplace(field.key()).second) columns.emplace_back(field.key());
+    }
+  }
+  std::string out;
+  const auto add = [&](size_t column, const std::string& text) {
+    if (column > 0) out += ',';
+    out += columns.size() == 1 && text.empty() ? "\"\"" : text;  // a blank line would be skipped
+  };
+  for (size_t c = 0; c < columns.size(); ++c) {
+    const Json name(columns[c]);
+    add(c, cell(&name));
+  }
+  for (const Row& row : rows) {
+    out += '\n';
+    for (size_t c = 0; c < columns.size(); ++c) add(c, cell(row.if_contains(columns[c])));
+  }
+  out += '\n';
+  return out;
+}
+
+}  // namespace
+
+std::string format_rows(const Rows& rows, std::string_view format) {
+  require_finite(rows);
+  if (format == "jsonl") return lines(rows);
+  if (format == "json") return array(rows);
+  if (format == "csv") return csv(rows);
+  fail(Code::kInvalid, "data: cannot write format '", format, "', it must be jsonl, json or csv");
+}
+
+void write_rows(const Rows& rows, const std::filesystem::path& file, std::string_view format) {
+  const std::string extension = file.extension().string();
+  const std::string chosen =
+      format.empty() && !extension.empty() ? extension.substr(1) : std::string(format);
+  const std::string text = format_rows(rows, chosen);
+  if (!file.parent_path().empty()) std::filesystem::create_directories(file.parent_path());
+  write_file_atomically(file, text);
+}
+
+}  // namespace twinkle::data
