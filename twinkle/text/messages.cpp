@@ -109,10 +109,11 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
   const Json* role = message.if_contains("role");
   require(role && role->is_string(), Code::kInvalid, "text: field 'messages[", index,
           "].role' is missing or no text");
+  const bool is_assistant = *role == "assistant";
   if (Json* content = message.if_contains("content"))
     *content = content_for(*content, index, options.takes_parts);
   alias_reasoning(message);
-  if (*role == "assistant") {
+  if (is_assistant) {
     normalise_tool_calls(message);
     normalise_reasoning(message, options.reads_reasoning);
   }
