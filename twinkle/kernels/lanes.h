@@ -136,9 +136,9 @@ inline A largest(Lanes<A> x) {
   return x[0];
 }
 
-// Relative error below 2e-7; 0 below -87.3 (so exp(-inf) is 0), infinity above 88.7.
+// Relative error below 2e-7; 0 below -87.3 (so exp(-inf) is 0), infinity above 88.
 inline Lanes<float> exp(Lanes<float> x) {
-  typedef Pack<int32_t, kLanes<float>>::type Int;
+  typedef Pack<uint32_t, kLanes<float>>::type Bits;
   const Lanes<float> shift =
       splat(12582912.f);  // 1.5 * 2^23: its low bits hold the rounded integer
   const Lanes<float> shifted = fma(x, splat(1.44269504088896341f), shift);
@@ -152,7 +152,7 @@ inline Lanes<float> exp(Lanes<float> x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r + 1.f);
-  const Int power = (reinterpret_cast<Int>(shifted) << 23) + (127 << 23);
+  const Bits power = (reinterpret_cast<Bits>(shifted) << 23) + (127u << 23);
   const Lanes<float> y = p * reinterpret_cast<Lanes<float>>(power);
   const Lanes<float> low = x < -87.3f ? Lanes<float>{} : y;
   return x > 88.f ? splat(__builtin_inff()) : low;

@@ -62,6 +62,12 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
                           std::span<const int64_t> cu_seqlens, at::Tensor& sum, const Simd& simd) {
   check(x, sum);
   require_like(grad, "rms_norm's gradient", x, "x");
+  require(!cu_seqlens.empty() && cu_seqlens.back() == x.size(0), Code::kInvalid,
+          "kernels: rms_norm's cu_seqlens must end at ", x.size(0), ", the number of tokens");
+  const auto wanted = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  require(sum.scalar_type() == wanted && sum.is_contiguous(), Code::kInvalid,
+          "kernels: rms_norm's sum is ", sum.scalar_type(), ", it must be contiguous and ", wanted);
+  if (x.numel() == 0) return;
   const at::Tensor in = x.contiguous(), slope = grad.contiguous();
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     using A = Wide<T>;

@@ -3,14 +3,63 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "twinkle/base/error.h"
+#include "twinkle/nn/finite_difference.h"
+
 namespace twinkle::nn {
 namespace {
 
+const Packing kPacking = pack(std::vector<int64_t>{2, 3});
+
 TEST(RmsNorm, rows_have_unit_mean_square) {
-  const auto packing = pack(std::vector<int64_t>{2, 3});
   const RmsNorm norm{.weight = at::ones({8}), .eps = 0};
-  const auto y = rms_norm(at::randn({5, 8}), norm, packing);
+  const auto y = rms_norm(at::randn({5, 8}), norm, kPacking);
   EXPECT_TRUE(at::allclose(y.square().mean(-1), at::ones({5}), 1e-5, 1e-5));
+}
+
+TEST(RmsNorm, gradients_equal_finite_differences) {
+  const auto x = leaf({5, 3, 10});
+  auto weight = at::randn({10}, at::kDouble);
+  WeightGrad grad;
+  RmsNorm norm{.weight = weight, .eps = 1e-3, .grad = &grad};
+  const auto weights = at::randn({5, 3, 10}, at::kDouble);
+  const auto value = [&] { return (rms_norm(x, norm, kPacking) * weights).sum(); };
+  value().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), finite_difference(value, x.detach()), 1e-6, 1e-7));
+  EXPECT_TRUE(at::allclose(grad.sum, finite_difference(value, weight), 1e-6, 1e-7));
+  EXPECT_EQ(grad.sum.scalar_type(), at::kDouble);
+}
+
+TEST(RmsNorm, a_second_backward_adds_to_the_weights_sum_and_a_frozen_weight_has_none) {
+  const auto x = at::randn({5, 8}).to(at::kBFloat16).requires_grad_();
+  WeightGrad grad;
+  const RmsNorm norm{.weight = at::ones({8}, at::kBFloat16), .eps = 1e-5, .grad = &grad};
+  rms_norm(x, norm, kPacking).sum().backward();
+  const auto once = grad.sum.clone();
+  rms_norm(x, norm, kPacking).sum().backward();
+  EXPECT_EQ(grad.sum.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::allclose(grad.sum, 2 * once));
+  const auto before = grad.sum.clone();
+  rms_norm(x, RmsNorm{.weight = norm.weight}, kPacking).sum().backward();
+  EXPECT_TRUE(at::equal(grad.sum, before));
+}
+
+TEST(RmsNorm, bf16_is_no_farther_from_the_truth_than_the_plain_formula_in_bf16) {
+  const auto x = at::randn({5, 100}, at::kDouble).to(at::kBFloat16);
+  const auto w = at::randn({100}, at::kDouble).to(at::kBFloat16);
+  const auto formula = [](const at::Tensor& a) {
+    return (a.square().mean(-1, true) + 1e-6).rsqrt();
+  };
+  const auto wide = x.to(at::kDouble);
+  const auto truth = wide * formula(wide) * w.to(at::kDouble);
+  const auto f32 = x.to(at::kFloat);
+  const auto plain = w * (f32 * formula(f32)).to(at::kBFloat16);
+  const auto ours = rms_norm(x, RmsNorm{.weight = w}, kPacking);
+  EXPECT_LE((ours - truth).norm().item<double>(), (plain - truth).norm().item<double>());
+}
+
+TEST(RmsNorm, a_packing_of_another_length_is_an_error) {
+  EXPECT_THROW(rms_norm(at::ones({4, 8}), RmsNorm{.weight = at::ones({8})}, kPacking), Error);
 }
 
 }  // namespace

@@ -74,6 +74,25 @@ double attention_factor(const RopeSpec& spec) {
   return own != 0 && all != 0 ? mscale(own) / mscale(all) : mscale(1);
 }
 
+void check(const RopeSpec& spec) {
+  require(spec.theta > 1, Code::kInvalid, "nn: rope theta is ", spec.theta, ", it must be above 1");
+  if (spec.kind == RopeKind::kDefault) return;
+  require(spec.factor > 0, Code::kInvalid, "nn: rope factor is ", spec.factor,
+          ", it must be above 0");
+  if (spec.kind == RopeKind::kLinear) return;
+  require(spec.original_max_position > 0, Code::kInvalid, "nn: rope original_max_position is ",
+          spec.original_max_position, ", it must be at least 1");
+  if (spec.kind == RopeKind::kLlama3) {
+    require(spec.low_freq_factor > 0 && spec.high_freq_factor > spec.low_freq_factor,
+            Code::kInvalid, "nn: rope low_freq_factor is ", spec.low_freq_factor,
+            " and high_freq_factor ", spec.high_freq_factor,
+            ", they must be above 0, the second the larger");
+  } else {
+    require(spec.beta_slow > 0 && spec.beta_fast > 0, Code::kInvalid, "nn: rope beta_slow is ",
+            spec.beta_slow, " and beta_fast ", spec.beta_fast, ", they must be above 0");
+  }
+}
+
 struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const RopeTable& table,
                             const at::Tensor& position_ids) {
@@ -94,6 +113,9 @@ RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_po
   const int64_t dim = spec.rotary_dim == 0 ? head_dim : spec.rotary_dim;
   require(dim > 0 && dim % 2 == 0 && dim <= head_dim, Code::kInvalid, "nn: rope rotary_dim is ",
           dim, ", it must be even, positive and at most the head size ", head_dim);
+  require(max_positions > 0, Code::kInvalid, "nn: rope max_positions is ", max_positions,
+          ", it must be at least 1");
+  check(spec);
   const auto frequency = frequencies(spec, dim);
   const auto angle = at::arange(max_positions, at::kFloat).unsqueeze(1) * frequency;
   const double factor = attention_factor(spec);

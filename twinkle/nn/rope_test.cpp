@@ -1,0 +1,123 @@
+#include "twinkle/nn/rope.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "twinkle/base/error.h"
+#include "twinkle/nn/finite_difference.h"
+
+namespace twinkle::nn {
+namespace {
+
+// cos and sin of transformers 5.23's LlamaRotaryEmbedding, head_dim 64, at these positions and
+// pairs.
+constexpr std::array<int64_t, 4> kPositions{1, 7, 1000, 4000};
+constexpr std::array<int64_t, 4> kPairs{3, 10, 20, 31};
+
+struct Reference {
+  const char* name;
+  RopeSpec spec;
+  std::array<float, 4> cos, sin;
+};
+
+const std::vector<Reference> kReferences{
+    {"default",
+     {},
+     {0.912395835f, 0.923519492f, -0.999786079f, 0.861078918f},
+     {0.40930894f, 0.383551538f, -0.0206838083f, 0.50847137f}},
+    {"linear",
+     {.kind = RopeKind::kLinear, .theta = 500000, .factor = 4},
+     {0.997332513f, 0.999580085f, 0.997650564f, 0.99999547f},
+     {0.0729919896f, 0.0289767142f, 0.0685083419f, 0.00301385345f}},
+    {"yarn",
+     {.kind = RopeKind::kYarn, .theta = 1000000, .factor = 4, .original_max_position = 32768},
+     {1.09620297f, 1.13367224f, 1.13750434f, 1.13862813f},
+     {0.307922095f, 0.10613279f, 0.0506033562f, 0.00175340497f}},
+    {"yarn with mscale, without truncation",
+     {.kind = RopeKind::kYarn,
+      .factor = 8,
+      .original_max_position = 1024,
+      .beta_fast = 16,
+      .beta_slow = 2,
+      .truncate = false,
+      .mscale = 1.0,
+      .mscale_all_dim = 0.5},
+     {0.998325288f, 1.04487538f, 1.00980449f, 1.0917486f},
+     {0.447857648f, 0.324754149f, 0.421336949f, 0.0729015842f}},
+    {"llama3",
+     {.kind = RopeKind::kLlama3, .theta = 500000, .factor = 8, .original_max_position = 8192},
+     {0.957604468f, 0.993288457f, 0.999412477f, 0.999998868f},
+     {0.288086325f, 0.115663625f, 0.0342743099f, 0.00150692847f}},
+};
+
+TEST(RopeTable, equals_that_of_transformers) {
+  for (const auto& [name, spec, cos, sin] : kReferences) {
+    const RopeTable table = make_rope_table(spec, 64, 4001);
+    EXPECT_EQ(table.num_positions(), 4001);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_FLOAT_EQ(table.cos[kPositions[i]][kPairs[i]].item<float>(), cos[i]) << name << i;
+      EXPECT_FLOAT_EQ(table.sin[kPositions[i]][kPairs[i]].item<float>(), sin[i]) << name << i;
+    }
+  }
+}
+
+TEST(RopeTable, a_partial_rotary_dim_sets_the_wavelengths) {
+  const RopeTable part = make_rope_table({.rotary_dim = 16}, 64, 10);
+  const RopeTable whole = make_rope_table({}, 16, 10);
+  EXPECT_EQ(part.rotary_dim(), 16);
+  EXPECT_TRUE(at::equal(part.cos, whole.cos) && at::equal(part.sin, whole.sin));
+}
+
+TEST(RopeTable, an_attention_factor_multiplies_both) {
+  RopeSpec spec{.kind = RopeKind::kYarn, .factor = 4, .original_max_position = 512};
+  spec.attention_factor = 2;
+  const RopeTable table = make_rope_table(spec, 32, 5);
+  EXPECT_TRUE(at::allclose(table.cos.square() + table.sin.square(), at::full({5, 16}, 4.0)));
+}
+
+TEST(ApplyRope, gradients_equal_finite_differences) {
+  const RopeTable table = make_rope_table({.rotary_dim = 4}, 6, 20);
+  const auto q = leaf({3, 2, 6}), k = leaf({3, 1, 6}), positions = at::tensor({0, 19, 5}, at::kInt);
+  expect_gradients([&] { return apply_rope(q, k, table, positions).first; }, {q});
+  expect_gradients([&] { return apply_rope(q, k, table, positions).second; }, {k});
+}
+
+TEST(ApplyRope, scores_depend_on_the_distance_alone) {
+  const RopeTable table = make_rope_table({}, 32, 100);
+  const auto q = at::randn({1, 1, 32}, at::kDouble), k = at::randn({1, 1, 32}, at::kDouble);
+  const auto score = [&](int64_t i, int64_t j) {
+    const auto a = apply_rope(q, k, table, at::tensor({i})).first;
+    return (a * apply_rope(q, k, table, at::tensor({j})).second).sum().item<double>();
+  };
+  EXPECT_NEAR(score(9, 4), score(90, 85), 1e-4);
+}
+
+void expect_refused(const RopeSpec& spec, int64_t positions, const std::string& text) {
+  try {
+    make_rope_table(spec, 64, positions);
+    ADD_FAILURE() << "no error, expected: " << text;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(RopeTable, mistakes_are_named) {
+  const auto yarn = RopeKind::kYarn, llama3 = RopeKind::kLlama3;
+  expect_refused({.rotary_dim = 65}, 9, "nn: rope rotary_dim is 65");
+  expect_refused({.rotary_dim = 66}, 9, "nn: rope rotary_dim is 66");
+  expect_refused({}, 0, "nn: rope max_positions is 0");
+  expect_refused({.theta = 0}, 9, "nn: rope theta is 0");
+  expect_refused({.kind = RopeKind::kLinear, .factor = 0}, 9, "nn: rope factor is 0");
+  expect_refused({.kind = yarn}, 9, "nn: rope original_max_position is 0");
+  expect_refused({.kind = llama3, .original_max_position = 9, .high_freq_factor = 1}, 9,
+                 "nn: rope low_freq_factor is 1");
+  expect_refused({.kind = yarn, .original_max_position = 9, .beta_slow = 0}, 9,
+                 "nn: rope beta_slow is 0");
+  expect_refused({.kind = static_cast<RopeKind>(9), .original_max_position = 9}, 9,
+                 "nn: rope kind 9 is unknown");
+}
+
+}  // namespace
+}  // namespace twinkle::nn
