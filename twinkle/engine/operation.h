@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/sampler/params.h"
 
 namespace twinkle::engine {
 
@@ -82,20 +83,7 @@ struct ZeroGrad {
   std::string tenant;
 };
 
-struct SamplingParams {
-  int64_t max_tokens = 256;  // >= 1
-  uint64_t seed = 0;         // the stream is keyed by (seed, sample index, position)
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids
-                                        // are always among them
-  double temperature = 1.0;             // 0: greedy
-  int64_t top_k = -1;                   // -1: all
-  double top_p = 1.0;
-  double repetition_penalty = 1.0;
-  int64_t num_samples = 1;
-  bool logprobs = true;  // of the chosen tokens, under the unmodified distribution at `temperature`
-  bool ignore_eos = false;
-};
+using sampler::SamplingParams;
 
 struct Sample {
   std::string tenant;
@@ -148,12 +136,7 @@ struct StepResult {
   int64_t step = 0;  // optimizer steps taken so far
 };
 
-struct Completion {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;  // of each token
-  std::string stop_reason;      // "stop" or "length"
-  std::string matched;          // the stop string that ended it, if one did
-};
+using sampler::Completion;
 
 struct SampleResult {
   std::vector<std::vector<Completion>> completions;  // [prompt][sample]

@@ -47,7 +47,7 @@ class Pool::Seam : public nn::Delta {
       Adapter& adapter = pool_.at(owners.slot[s]);
       Factors* entry = adapter.at(index_);
       if (!entry) continue;
-      const double p = adapter.options().dropout;
+      const double p = adapter.config().dropout;
       const bool drop = p > 0 && owners.key[s] != 0;
       const kernels::LoraDropout dropout{p, drop ? key_of(owners.key[s], index_) | 1 : 0};
       run(*entry, dropout, packing.cu_seqlens[s], packing.cu_seqlens[s + 1], owners.learn[s] != 0);

@@ -237,4 +237,16 @@ void Decoder::zero_grads() {
   for (const auto& b : buffers_) b->sum = at::Tensor();
 }
 
+std::vector<at::Tensor> Decoder::buffers() const {
+  std::vector<at::Tensor> out;
+  for (const auto& b : buffers_) out.push_back(b->sum);
+  return out;
+}
+
+void Decoder::set_buffers(const std::vector<at::Tensor>& sums) {
+  require(sums.size() == buffers_.size(), Code::kInternal, "model: ", sums.size(),
+          " gradient buffers for ", buffers_.size());
+  for (size_t i = 0; i < sums.size(); ++i) buffers_[i]->sum = sums[i];
+}
+
 }  // namespace twinkle::model

@@ -88,6 +88,10 @@ class Decoder {
   // weights().
   std::vector<at::Tensor> grads();
   void zero_grads();
+  // The buffers themselves, one for every use of a weight (a tied head has its own), to keep and to
+  // put back.
+  std::vector<at::Tensor> buffers() const;
+  void set_buffers(const std::vector<at::Tensor>& sums);
 
  private:
   at::Tensor embed(const Batch& batch) const;

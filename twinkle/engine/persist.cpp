@@ -1,0 +1,113 @@
+#include "twinkle/engine/persist.h"
+
+#include <ATen/ATen.h>
+
+#include "twinkle/io/atomic.h"
+#include "twinkle/io/peft.h"
+#include "twinkle/model/tensors.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTensors = "training.safetensors";
+constexpr const char* kFields = "trainer_state.json";
+constexpr int64_t kShardBytes = int64_t{5} << 30;
+
+void write_training(const Save& operation, Tenant& tenant, const fs::path& staging) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
+  std::vector<TensorView> views;
+  for (auto& [name, t] : tensors) {
+    t = t.contiguous();
+    views.push_back(model::view_of(name, t));
+  }
+  write_safetensors(staging / kTensors, views);
+  JsonObject fields;
+  fields["checkpoint_version"] = 1;
+  fields["training"] = tenant.training_fields();
+  fields["extra"] = operation.extra_json;
+  write_file_atomically(staging / kFields, pretty(fields));
+}
+
+struct Training {
+  Json fields;
+  std::map<std::string, at::Tensor> tensors;
+  std::string extra;
+};
+
+Training read_training(const fs::path& directory) {
+  Training out;
+  const Json state = read_json(directory / kFields);
+  require(get<int64_t>(state, "checkpoint_version") == 1, Code::kInvalid,
+          "engine: ", (directory / kFields).string(), " has checkpoint_version ",
+          get<int64_t>(state, "checkpoint_version"), ", this program reads 1");
+  out.fields = state.at("training");
+  out.extra = get_or<std::string>(state, "extra", "");
+  const SafetensorsFile file(directory / kTensors);
+  for (const TensorView& view : file.tensors()) out.tensors[view.name] = model::to_float32(view);
+  return out;
+}
+
+}  // namespace
+
+SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
+                       lora::Pool& pool, const BaseModel& base) {
+  require(!operation.directory.empty(), Code::kInvalid, "engine: save: directory is empty");
+  AtomicDirectory target(operation.directory);
+  if (tenant.mode() == Mode::kLora) {
+    lora::Adapter& adapter = pool.at(tenant.slot());
+    PeftConfig config = adapter.config();
+    if (config.base_model.empty()) config.base_model = base.directory.string();
+    const auto entries = adapter.entries();
+    write_peft(target.staging(), config, entries);
+  } else {
+    std::vector<TensorView> views;
+    for (const auto& w : decoder.weights()) views.push_back(model::view_of(w.name, *w.value));
+    write_model(target.staging(), views, {.max_shard_bytes = kShardBytes});
+    Json config = base.config;
+    config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
+    config.as_object().erase("dtype");
+    write_file_atomically(target.staging() / "config.json", pretty(config));
+    for (const char* name : {"generation_config.json"}) {
+      if (fs::exists(base.directory / name))
+        fs::copy_file(base.directory / name, target.staging() / name);
+    }
+  }
+  if (operation.optimizer) write_training(operation, tenant, target.staging());
+  target.commit();
+  return {fs::absolute(operation.directory).lexically_normal().string()};
+}
+
+LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
+                       lora::Pool& pool) {
+  const fs::path directory = operation.directory;
+  require(fs::is_directory(directory), Code::kNotFound, "engine: load: no checkpoint directory ",
+          directory.string());
+  std::optional<Training> training;
+  if (operation.optimizer) {
+    require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
+            " has no ", kFields, "; it was saved without the optimizer");
+    training = read_training(directory);
+  }
+  if (tenant.mode() == Mode::kLora) {
+    pool.at(tenant.slot()).load(read_peft(directory));
+  } else {
+    require(tenant.mode() == Mode::kFull, Code::kInvalid, "engine: load: tenant '", tenant.name(),
+            "' is the frozen base model");
+    const Checkpoint checkpoint = Checkpoint::open(directory);
+    std::vector<at::Tensor> values;
+    for (const auto& w : decoder.weights()) {
+      values.push_back(
+          model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder.dtype()));
+    }
+    const auto weights = decoder.weights();
+    for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(values[i]);
+  }
+  tenant.reset_training();
+  if (!training) return {};
+  tenant.load_training(training->fields, training->tensors);
+  return {training->extra};
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,83 @@
+// One tenant's state inside the engine: what its operations change, and nothing that a neighbour
+// could see. Used by the engine's thread alone.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "twinkle/engine/operation.h"
+#include "twinkle/lora/pool.h"
+#include "twinkle/model/decoder.h"
+#include "twinkle/optim/optimizer.h"
+
+namespace twinkle::engine {
+
+enum class Mode { kFrozen, kLora, kFull };
+
+class Tenant {
+ public:
+  Tenant(std::string name, Mode mode, int32_t slot, uint64_t seed, model::Decoder& decoder,
+         lora::Pool& pool);
+  ~Tenant();
+  Tenant(const Tenant&) = delete;
+  Tenant& operator=(const Tenant&) = delete;
+
+  const std::string& name() const { return name_; }
+  Mode mode() const { return mode_; }
+  int32_t slot() const { return slot_; }  // of its adapter; -1 without one
+
+  // Of dropout, for sequence `index` of the next ForwardBackward.
+  uint64_t stream(int64_t index) const;
+  // What a successful ForwardBackward adds beside gradients. A loss that is a mean counts as one
+  // token.
+  void count(double num_tokens);
+
+  // The gradients as they are, to go back to when an operation fails.
+  struct Snapshot {
+    std::vector<at::Tensor> grads;
+  };
+  Snapshot snapshot();
+  void restore(const Snapshot& snapshot);
+
+  StepResult step(const Step& operation);
+  StepResult clip(const ClipGradNorm& operation);
+  void zero_grad();
+  InspectResult inspect(bool tensors);
+
+  // What a Save with `optimizer` keeps beside the weights, named for one safetensors file, and its
+  // JSON; and back.
+  std::vector<std::pair<std::string, at::Tensor>> training_tensors();
+  Json training_fields();
+  void load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
+  // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
+  // derives from weights.
+  void reset_training();
+
+  // The parameters, with the sums of gradients since the last step.
+  std::vector<optim::Param> params();
+
+ private:
+  struct Change {
+    double scale = 1, norm = 0;
+  };
+  Change scaled(double max_norm, double norm_type);
+  void require_trainable(const char* what) const;
+  void weights_changed();
+
+  std::string name_;
+  Mode mode_;
+  int32_t slot_;
+  uint64_t seed_;
+  model::Decoder& decoder_;
+  lora::Pool& pool_;
+  std::vector<at::Tensor>
+      masters_;  // full mode: float32 weights, in the order of decoder.weights()
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  double num_tokens_ = 0;
+  int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
+  int64_t pending_ = 0;  // of them since the last step
+};
+
+}  // namespace twinkle::engine
