@@ -1,0 +1,169 @@
+// _core.Dataset, _core.Loader and the built-in preprocessors: the same names as in twinkle/data,
+// rows as dicts. Work on rows runs without the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/src/json_caster.h"
+#include "twinkle/data/dataset.h"
+#include "twinkle/data/encode.h"
+#include "twinkle/data/loader.h"
+#include "twinkle/data/preprocessor.h"
+#include "twinkle/data/writer.h"
+
+namespace py = pybind11;
+
+namespace twinkle::python {
+namespace {
+
+using data::Dataset;
+using data::Loader;
+using data::LoaderOptions;
+using data::Row;
+using data::Rows;
+using data::Table;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+Row to_row(const py::handle& value, const std::string& where) {
+  Json json = to_json(value, where);
+  require(json.is_object(), Code::kInvalid, "data: ", where, " is a ",
+          std::string(py::str(py::type::of(value).attr("__name__"))), ", it must be a dict");
+  return std::move(json.get_object());
+}
+
+Rows to_rows(const py::iterable& values) {
+  Rows rows;
+  for (const py::handle value : values)
+    rows.push_back(to_row(value, "row " + std::to_string(rows.size())));
+  return rows;
+}
+
+py::list from_rows(const Dataset& self, int64_t begin, int64_t end) {
+  py::list out;
+  for (int64_t i = begin; i < end; ++i) out.append(from_json(Json(self.row(i))));
+  return out;
+}
+
+Dataset encode(const Dataset& self, const text::Template& tmpl, bool add_generation_prompt) {
+  return self.encode(data::encoder(tmpl, add_generation_prompt));
+}
+
+Dataset check(const Dataset& self, const text::Template& tmpl) {
+  return self.filter([&tmpl](const Row& row) { return !data::why_not(tmpl, row).has_value(); });
+}
+
+void bind_dataset(py::module_& m) {
+  py::class_<Dataset>(m, "Dataset",
+                      "Rows that know their file and line; every operation gives a new one.")
+      .def_static("read", &Dataset::read, py::arg("file"), NoGil(),
+                  "Reads a .jsonl, .json or .csv file.")
+      .def_static(
+          "of",
+          [](const py::iterable& rows, const std::string& name) {
+            return Dataset(Table{.name = name, .rows = to_rows(rows)});
+          },
+          py::arg("rows"), py::arg("name") = "memory", "A dataset of dicts.")
+      .def_static("concat", &Dataset::concat, py::arg("parts"), NoGil())
+      .def_static("interleave", &Dataset::interleave, py::arg("parts"), NoGil(),
+                  "One row of each in turn until the shortest is used up.")
+      .def("__len__", &Dataset::size)
+      .def(
+          "row", [](const Dataset& self, int64_t i) { return from_json(Json(self.row(i))); },
+          py::arg("index"))
+      .def("rows", &from_rows, py::arg("begin"), py::arg("end"))
+      .def(
+          "where", [](const Dataset& self, int64_t i) { return (void)self.row(i), self.where(i); },
+          py::arg("index"), "The row's file and line, for errors.")
+      .def("slice", &Dataset::slice, py::arg("indices"), NoGil(),
+           "Rows at the indices, modulo the length.")
+      .def(
+          "map",
+          [](const Dataset& self, const std::string& name, const py::dict& arguments) {
+            const auto preprocess = data::make_preprocessor(name, to_row(arguments, "arguments"));
+            const py::gil_scoped_release unlocked;
+            return self.map(preprocess);
+          },
+          py::arg("preprocessor"), py::arg("arguments"),
+          "Runs a built-in preprocessor on all cores.")
+      .def("encode", &encode, py::arg("template"), py::arg("add_generation_prompt") = false,
+           NoGil())
+      .def("check", &check, py::arg("template"), NoGil(),
+           "Without the rows that cannot be encoded.")
+      .def(
+          "replaced",
+          [](const Dataset& self, const py::iterable& rows, const std::vector<int64_t>& origins) {
+            return self.replaced(to_rows(rows), origins);
+          },
+          py::arg("rows"), py::arg("origins"), "These rows, row i in the place of row origins[i].")
+      .def(
+          "save",
+          [](const Dataset& self, const std::filesystem::path& file, const std::string& format) {
+            data::write_rows(self.rows(), file, format);
+          },
+          py::arg("file"), py::arg("format") = "", NoGil(),
+          "Writes jsonl, json or csv, whole or not at all.");
+}
+
+void bind_preprocessors(py::module_& m) {
+  m.def(
+      "preprocessors",
+      [] {
+        py::dict out;
+        for (const auto& kind : data::preprocessor_kinds()) {
+          out[py::str(kind.name)] = from_json(Json(kind.defaults));
+        }
+        return out;
+      },
+      "The built-in preprocessors' names, with their arguments' defaults.");
+  m.def(
+      "preprocess",
+      [](const std::string& name, const py::dict& arguments, const py::iterable& rows) {
+        const auto preprocess = data::make_preprocessor(name, to_row(arguments, "arguments"));
+        py::list out;
+        for (const Row& row : to_rows(rows)) out.append(from_json(Json(preprocess(row))));
+        return out;
+      },
+      py::arg("preprocessor"), py::arg("arguments"), py::arg("rows"),
+      "The fields that a built-in preprocessor sets on each row.");
+}
+
+void bind_loader(py::module_& m) {
+  const LoaderOptions defaults;
+  py::class_<LoaderOptions>(m, "LoaderOptions")
+      .def(py::init([](int64_t batch_size, int64_t min_batch_size, bool shuffle, uint64_t seed,
+                       std::pair<int64_t, int64_t> data_rank_and_world, bool whole_batch) {
+             return LoaderOptions{.batch_size = batch_size,
+                                  .min_batch_size = min_batch_size,
+                                  .shuffle = shuffle,
+                                  .seed = seed,
+                                  .data_world_size = data_rank_and_world.second,
+                                  .data_rank = data_rank_and_world.first,
+                                  .whole_batch = whole_batch};
+           }),
+           py::kw_only(), py::arg("batch_size") = defaults.batch_size,
+           py::arg("min_batch_size") = defaults.min_batch_size,
+           py::arg("shuffle") = defaults.shuffle, py::arg("seed") = defaults.seed,
+           py::arg("data_rank_and_world") = std::pair<int64_t, int64_t>(0, 1),
+           py::arg("whole_batch") = defaults.whole_batch);
+  py::class_<Loader>(m, "Loader", "Which rows come next.")
+      .def(py::init<int64_t, LoaderOptions>(), py::arg("num_rows"), py::arg("options"))
+      .def("__len__", &Loader::num_batches)
+      .def("start", &Loader::start, py::arg("epoch"))
+      .def("next", &Loader::next, "This rank's rows of the next batch; empty at the end.")
+      .def("skip", &Loader::skip, py::arg("num_rows"))
+      .def_property_readonly("consumed", &Loader::consumed);
+}
+
+}  // namespace
+}  // namespace twinkle::python
+
+void bind_data(py::module_& m) {
+  twinkle::python::bind_dataset(m);
+  twinkle::python::bind_preprocessors(m);
+  twinkle::python::bind_loader(m);
+}

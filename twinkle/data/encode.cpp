@@ -1,0 +1,82 @@
+#include "twinkle/data/encode.h"
+
+namespace twinkle::data {
+namespace {
+
+bool is_trajectory(const Json& value) {
+  return value.is_object() && value.get_object().contains("messages");
+}
+
+// The names of the fields that are trajectories; none for a row that is one itself.
+std::vector<std::string> nested_fields(const Row& row) {
+  std::vector<std::string> out;
+  if (row.contains("messages")) return out;
+  for (const auto& field : row) {
+    if (is_trajectory(field.value())) out.emplace_back(field.key());
+  }
+  return out;
+}
+
+// What the template looks at; the other fields may be large.
+Json trajectory_of(const Row& row) {
+  JsonObject out;
+  for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"}) {
+    if (const Json* value = row.if_contains(name)) out[name] = *value;
+  }
+  return out;
+}
+
+Row with_feature(const Row& row, const text::InputFeature& feature) {
+  Row out = row;
+  JsonArray positions;
+  positions.reserve(feature.input_ids.size());
+  for (int64_t t = 0; t < feature.length(); ++t) positions.push_back(t);
+  out["input_ids"] = JsonArray(feature.input_ids.begin(), feature.input_ids.end());
+  out["labels"] = JsonArray(feature.labels.begin(), feature.labels.end());
+  out["attention_mask"] = JsonArray(feature.input_ids.size(), Json(1));
+  out["position_ids"] = std::move(positions);
+  out["length"] = feature.length();
+  return out;
+}
+
+Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_prompt) {
+  Rows out;
+  const auto fields = nested_fields(row);
+  if (fields.empty()) {
+    for (const auto& feature : tmpl.encode(trajectory_of(row), add_generation_prompt)) {
+      if (feature.length() > 0) out.push_back(with_feature(row, feature));
+    }
+    return out;
+  }
+  Row encoded = row;
+  for (const std::string& field : fields) {
+    const Row& inner = row.at(field).get_object();
+    const auto features = tmpl.encode(trajectory_of(inner), add_generation_prompt);
+    require(features.size() < 2, Code::kInvalid, "data: field '", field, "' was split in ",
+            features.size(), "; nested samples cannot be split, use another truncation_strategy");
+    if (features.empty() || features[0].length() == 0) return {};
+    encoded[field] = with_feature(inner, features[0]);
+  }
+  out.push_back(std::move(encoded));
+  return out;
+}
+
+}  // namespace
+
+Encoder encoder(const text::Template& tmpl, bool add_generation_prompt) {
+  return [&tmpl, add_generation_prompt](const Row& row) {
+    return encode_row(tmpl, row, add_generation_prompt);
+  };
+}
+
+std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) {
+  const auto fields = nested_fields(row);
+  if (fields.empty()) return tmpl.check(trajectory_of(row));
+  for (const std::string& field : fields) {
+    if (auto cause = tmpl.check(trajectory_of(row.at(field).get_object())))
+      return field + ": " + *cause;
+  }
+  return std::nullopt;
+}
+
+}  // namespace twinkle::data
