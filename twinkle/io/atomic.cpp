@@ -203,7 +203,11 @@ void AtomicDirectory::commit() {
     const fs::path old = old_name(target_);
     fs::remove_all(old, ignored);
     rename_path(target_, old);
-    rename_path(staging_, target_);
+    if (::rename(staging_.c_str(), target_.c_str()) != 0) {
+      const int error = errno;
+      rename_path(old, target_);
+      fail_system("write", target_, error);
+    }
     fs::remove_all(old, ignored);
   }
   staging_.clear();

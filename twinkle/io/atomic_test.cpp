@@ -168,8 +168,7 @@ TEST(AtomicDirectory, PutsBackTheOldOneAfterACrashBetweenTwoRenames) {
 }
 
 TEST(AtomicDirectory, ShowsTheOldOrTheNewWholeAfterAKillAtAnyMoment) {
-  const fs::path memory = "/dev/shm";  // what a kill leaves is the same there, and syncing is free
-  const ScratchDir dir(fs::is_directory(memory) ? memory : fs::temp_directory_path());
+  const ScratchDir dir(memory_folder());  // what a kill leaves is the same there
   const fs::path target = dir / "run";
   save_version(target, 0);
   const auto start = std::chrono::steady_clock::now();

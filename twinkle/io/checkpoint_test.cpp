@@ -2,87 +2,126 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <fstream>
+#include <array>
+#include <optional>
+
+#include "twinkle/io/safetensors.h"
+#include "twinkle/io/scratch_dir.h"
 
 namespace twinkle {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string file_text(const std::string& header, size_t num_data_bytes) {
-  const uint64_t length = header.size();
-  std::string text(8, '\0');
-  std::memcpy(text.data(), &length, 8);
-  text += header;
-  for (size_t i = 0; i < num_data_bytes; ++i) text += static_cast<char>(i);
-  return text;
+// A file with one U8 tensor [3] per name, of the bytes 1, 2, 3.
+void write_weights(const fs::path& file, const std::vector<std::string>& names) {
+  static constexpr std::array<std::byte, 3> kBytes = {std::byte{1}, std::byte{2}, std::byte{3}};
+  std::vector<TensorView> views;
+  for (const std::string& name : names) {
+    views.push_back({.name = name, .dtype = Dtype::kU8, .shape = {3}, .bytes = kBytes});
+  }
+  write_safetensors(file, views);
 }
 
-class CheckpointTest : public testing::Test {
- protected:
-  CheckpointTest() {
-    dir_ = fs::temp_directory_path() / ("checkpoint_test." + std::to_string(::getpid()));
-    fs::create_directories(dir_);
-  }
-  ~CheckpointTest() override { fs::remove_all(dir_); }
-
-  void write(const std::string& name, const std::string& text) {
-    std::ofstream(dir_ / name, std::ios::binary) << text;
-  }
-
-  std::string error_of_open() {
-    try {
-      Checkpoint::open(dir_);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "no error";
-  }
-
-  fs::path dir_;
-};
-
-TEST_F(CheckpointTest, ReadsOneFile) {
-  write("model.safetensors",
-        file_text(R"({"b":{"dtype":"F32","shape":[1,2],"data_offsets":[2,10]},)"
-                  R"("a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},)"
-                  R"("__metadata__":{"format":"pt"}} )",
-                  10));
-  const Checkpoint checkpoint = Checkpoint::open(dir_);
-  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(checkpoint.metadata().at("format"), "pt");
-  const TensorView b = checkpoint.at("b");
-  EXPECT_EQ(b.dtype, Dtype::kF32);
-  EXPECT_EQ(b.shape, (std::vector<int64_t>{1, 2}));
-  ASSERT_EQ(b.bytes.size(), 8U);
-  EXPECT_EQ(b.bytes[0], std::byte{2});
-  EXPECT_TRUE(checkpoint.contains("a"));
-  EXPECT_FALSE(checkpoint.contains("c"));
+std::string error_of_open(const fs::path& path) {
+  return error_of([&] { Checkpoint::open(path); });
 }
 
-TEST_F(CheckpointTest, NamesATensorThatIsMissing) {
-  write("model.safetensors", file_text("{}", 0));
+TEST(Checkpoint, ReadsOneFileOfAnyNameAndTheConfigBesideIt) {
+  const ScratchDir dir;
+  write_weights(dir / "pytorch.safetensors", {"b", "a"});
+  write_text(dir / "config.json", R"({"model_type": "llama"})");
+  for (const fs::path& path : {dir.path(), dir / "pytorch.safetensors"}) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    EXPECT_EQ(checkpoint.path(), path);
+    EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(checkpoint.metadata().at("format"), "pt");
+    EXPECT_EQ(checkpoint.at("b").bytes[2], std::byte{3});
+    EXPECT_TRUE(checkpoint.contains("a"));
+    EXPECT_FALSE(checkpoint.contains("c"));
+    EXPECT_EQ(get<std::string>(checkpoint.config(), "model_type"), "llama");
+  }
+}
+
+TEST(Checkpoint, KeepsItsBytesForEveryCopyOfIt) {
+  const ScratchDir dir;
+  write_weights(dir / "model.safetensors", {"a"});
+  std::optional<Checkpoint> first = Checkpoint::open(dir.path());
+  const Checkpoint copy = *first;
+  const TensorView view = first->at("a");
+  first.reset();
+  fs::remove(dir / "model.safetensors");
+  EXPECT_EQ(view.bytes[0], std::byte{1});
+  EXPECT_EQ(copy.at("a").bytes.data(), view.bytes.data());
+}
+
+TEST(Checkpoint, NamesATensorThatIsMissing) {
+  const ScratchDir dir;
+  write_weights(dir / "model.safetensors", {});
+  const Checkpoint checkpoint = Checkpoint::open(dir.path());
   try {
-    Checkpoint::open(dir_).at("lm_head.weight");
+    checkpoint.at("lm_head.weight");
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Code::kNotFound);
-    EXPECT_EQ(e.what(), "io: " + dir_.string() + " has no tensor 'lm_head.weight'");
+    EXPECT_EQ(e.what(), "io: " + dir.path().string() + " has no tensor 'lm_head.weight'");
   }
+  EXPECT_EQ(error_of([&] { checkpoint.config(); }),
+            "json: cannot open " + (dir / "config.json").string());
 }
 
-TEST_F(CheckpointTest, ReadsShardsAndNamesAMissingOne) {
-  write("model.safetensors.index.json",
-        R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
-  write("1.safetensors", file_text(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", 3));
-  EXPECT_EQ(error_of_open(), "io: " + (dir_ / "model.safetensors.index.json").string() +
-                                 " names the shard '2.safetensors', but there is no such file: "
-                                 "fetch the checkpoint again");
-  write("2.safetensors", file_text(R"({"b":{"dtype":"I8","shape":[0],"data_offsets":[0,0]}})", 0));
-  const Checkpoint checkpoint = Checkpoint::open(dir_);
-  EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(checkpoint.at("a").bytes[2], std::byte{2});
+TEST(Checkpoint, ReadsShardsAndNamesAMissingOne) {
+  const ScratchDir dir;
+  const fs::path index = dir / "model.safetensors.index.json";
+  write_text(index, R"({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}})");
+  write_weights(dir / "1.safetensors", {"a", "unlisted"});
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + index.string() +
+                " names the shard '2.safetensors', but there is no such file: fetch the checkpoint "
+                "again");
+  write_weights(dir / "2.safetensors", {"c"});
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + index.string() + " says that tensor 'b' is in '2.safetensors', but it is not");
+  write_weights(dir / "2.safetensors", {"b"});
+  EXPECT_EQ(Checkpoint::open(dir.path()).names(), (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(Checkpoint, RefusesABrokenIndex) {
+  const ScratchDir dir;
+  const fs::path index = dir / "model.safetensors.index.json";
+  const auto error = [&](const std::string& text) {
+    write_text(index, text);
+    return error_of_open(dir.path());
+  };
+  const std::string where = "io: " + index.string();
+  EXPECT_EQ(error("{}"), where + ": 'weight_map' must be an object of tensor names and file names");
+  EXPECT_EQ(error(R"({"weight_map": {"a": 1}})"),
+            where + ": 'weight_map' of 'a' must be a file name");
+  EXPECT_EQ(error(R"({"weight_map": {"a": "../x.safetensors"}})"),
+            where + ": shard '../x.safetensors' must be a file name without folders");
+}
+
+TEST(Checkpoint, SaysWhatAFolderLacks) {
+  const ScratchDir dir;
+  const std::string path = dir.path().string();
+  EXPECT_EQ(error_of_open(dir / "none"), "io: there is no checkpoint at " + path + "/none");
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + path +
+                " holds no weights: a checkpoint has model.safetensors, "
+                "model.safetensors.index.json, one *.safetensors or one *.gguf");
+  write_weights(dir / "adapter_model.safetensors", {"a"});
+  write_text(dir / "adapter_config.json", "{}");
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + path +
+                " is a PEFT adapter and holds no weights: a checkpoint has model.safetensors, "
+                "model.safetensors.index.json, one *.safetensors or one *.gguf; name the base "
+                "model's directory");
+  write_weights(dir / "1.safetensors", {"a"});
+  write_weights(dir / "2.safetensors", {"a"});
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + path +
+                " holds 2 *.safetensors files and no index, so which one is meant is unclear: name "
+                "the file");
 }
 
 }  // namespace

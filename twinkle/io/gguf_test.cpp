@@ -90,7 +90,7 @@ std::vector<float> values_of(GgufType type, const std::string& bytes, int64_t co
 
 // Opens a file of these bytes; the error without the file's name.
 std::string error_of_file(const std::string& bytes) {
-  static const ScratchDir dir;  // one for all calls: making folders is what takes the time
+  static const ScratchDir dir(memory_folder());  // one for many calls
   write_text(dir / "x.gguf", bytes);
   std::string text = error_of([&] { Checkpoint::open(dir / "x.gguf"); });
   const std::string file = (dir / "x.gguf").string();

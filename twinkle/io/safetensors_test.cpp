@@ -56,7 +56,7 @@ void expect_equal(const TensorView& read, const TensorView& written) {
 
 // The error of reading a file of these bytes, without its "io: FILE: " or "io: FILE ".
 std::string error_of_file(const std::string& bytes) {
-  static const ScratchDir dir;  // one for all calls: making folders is what takes the time
+  static const ScratchDir dir(memory_folder());  // one for many calls
   const fs::path file = dir / "x.safetensors";
   write_text(file, bytes);
   std::string text = error_of([&] { SafetensorsFile opened(file); });

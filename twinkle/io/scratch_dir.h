@@ -11,6 +11,12 @@
 
 namespace twinkle {
 
+// Where files never touch a disk, if there is such a place.
+inline std::filesystem::path memory_folder() {
+  const std::filesystem::path memory = "/dev/shm";
+  return std::filesystem::is_directory(memory) ? memory : std::filesystem::temp_directory_path();
+}
+
 class ScratchDir {
  public:
   explicit ScratchDir(

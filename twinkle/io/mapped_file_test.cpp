@@ -1,0 +1,37 @@
+#include "twinkle/io/mapped_file.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle {
+namespace {
+
+TEST(MappedFile, HoldsTheBytesWhereverItIsMoved) {
+  const ScratchDir dir;
+  write_text(dir / "x", "abc");
+  write_text(dir / "empty", "");
+  MappedFile file(dir / "x");
+  const std::byte* const start = file.bytes().data();
+  MappedFile moved(std::move(file));
+  MappedFile other(dir / "empty");
+  EXPECT_TRUE(other.bytes().empty());
+  other = std::move(moved);
+  EXPECT_EQ(other.bytes().data(), start);
+  EXPECT_EQ(other.bytes().size(), 3U);
+  EXPECT_EQ(other.bytes()[2], std::byte{'c'});
+  EXPECT_EQ(other.path(), dir / "x");
+}
+
+TEST(MappedFile, SaysWhyItCannotOpen) {
+  const ScratchDir dir;
+  EXPECT_EQ(error_of([&] { MappedFile file(dir / "none"); }),
+            "io: cannot open " + (dir / "none").string() + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { MappedFile file(dir.path()); }),
+            "io: " + dir.path().string() + " is not a regular file");
+}
+
+}  // namespace
+}  // namespace twinkle
