@@ -299,7 +299,8 @@ Done Engine::State::create(const Create& op) {
     adapter->load(saved);
     mode = Mode::kLora;
   } else if (!op.frozen && !op.lora_json.empty()) {
-    const Json config = parse_json(op.lora_json, "lora config");
+    Json config = parse_json(op.lora_json, "lora config");
+    if (config.is_object() && !find(config, "peft_type")) config.as_object()["peft_type"] = "LORA";
     adapter = std::make_unique<lora::Adapter>(peft_config(config, "lora config"), pool->linears(),
                                               op.seed);
     mode = Mode::kLora;

@@ -19,6 +19,10 @@ struct Rows {
   int64_t begin = 0, end = 0;
 };
 
+// How many items of `work` multiply-adds each are worth a thread: below some 30 microseconds,
+// waking one costs more.
+int64_t grain(int64_t work) { return 1 + (int64_t{1} << 18) / std::max<int64_t>(work, 1); }
+
 // SplitMix64's finaliser (Steele et al. 2014): a good 64-bit mix, vectorisable, no state.
 TWINKLE_INLINE uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -254,7 +258,7 @@ at::Tensor lora_forward(const at::Tensor& x, int64_t begin, int64_t end, const L
     S* mid = h.mutable_data_ptr<S>();
     const S* a = f.a_IR.const_data_ptr<S>();
     const S* b = f.b_rO.const_data_ptr<S>();
-    at::parallel_for(begin, end, 16, [&](int64_t lo, int64_t hi) {
+    at::parallel_for(begin, end, grain((inputs + outputs) * padded), [&](int64_t lo, int64_t hi) {
       const Rows rows{lo, hi};
       shrink_rows(from, inputs, a, padded, S(1), rows, begin, dropout, mid);
       expand_rows(mid, padded, b, r, outputs, static_cast<S>(f.scale), rows, begin, {}, to);
@@ -276,7 +280,7 @@ void lora_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& 
     const S* as = f.a.const_data_ptr<S>();
     S* dhs = dh.mutable_data_ptr<S>();
     T* dxs = dx.defined() ? dx.mutable_data_ptr<T>() : nullptr;
-    at::parallel_for(begin, end, 16, [&](int64_t lo, int64_t hi) {
+    at::parallel_for(begin, end, grain((inputs + outputs) * padded), [&](int64_t lo, int64_t hi) {
       const Rows rows{lo, hi};
       shrink_rows(dys, outputs, bs, padded, static_cast<S>(f.scale), rows, begin, {}, dhs);
       if (dxs) expand_rows(dhs, padded, as, r, inputs, S(1), rows, begin, dropout, dxs);
@@ -285,20 +289,22 @@ void lora_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& 
     if (grad_a.defined()) {
       const T* xs = x.const_data_ptr<T>();
       S* to = grad_a.mutable_data_ptr<S>();
-      at::parallel_for(0, (inputs + 63) / 64, 1, [&](int64_t lo, int64_t hi) {
-        outer_columns(dhs, padded, xs, r, inputs, rows, {lo * 64, std::min(hi * 64, inputs)},
-                      dropout, false, to);
-      });
+      at::parallel_for(0, (inputs + 63) / 64, grain((end - begin) * r * 64),
+                       [&](int64_t lo, int64_t hi) {
+                         outer_columns(dhs, padded, xs, r, inputs, rows,
+                                       {lo * 64, std::min(hi * 64, inputs)}, dropout, false, to);
+                       });
     }
     if (grad_b.defined()) {
       // The scale is folded into h, whose rows are few.
       const at::Tensor scaled = h * f.scale;
       const S* hs = scaled.const_data_ptr<S>();
       S* to = grad_b.mutable_data_ptr<S>();
-      at::parallel_for(0, (outputs + 63) / 64, 1, [&](int64_t lo, int64_t hi) {
-        outer_columns(hs, padded, dys, r, outputs, rows, {lo * 64, std::min(hi * 64, outputs)}, {},
-                      true, to);
-      });
+      at::parallel_for(0, (outputs + 63) / 64, grain((end - begin) * r * 64),
+                       [&](int64_t lo, int64_t hi) {
+                         outer_columns(hs, padded, dys, r, outputs, rows,
+                                       {lo * 64, std::min(hi * 64, outputs)}, {}, true, to);
+                       });
     }
   });
 }

@@ -1,0 +1,241 @@
+#include "twinkle/engine/engine.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/base/random.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+using model::TinyModel;
+
+Sequence sequence(uint64_t seed, size_t n) {
+  Sequence s;
+  for (size_t t = 0; t < n; ++t) {
+    s.input_ids.push_back(static_cast<int32_t>(key_of(seed, t) % 131));
+    s.labels.push_back(t % 5 == 0 ? -100 : static_cast<int32_t>(key_of(seed, t + 1) % 131));
+  }
+  return s;
+}
+
+// What makes one tenant unlike another.
+struct Kind {
+  std::string name, lora, optimizer, options, loss;
+  uint64_t seed;
+  std::vector<size_t> lengths;
+};
+
+Kind small() {
+  return {
+      "small",
+      R"({"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "lora_dropout": 0.1})",
+      "AdamW",
+      R"({"lr": 0.01, "weight_decay": 0.1})",
+      "CrossEntropyLoss",
+      11,
+      {7, 40, 3}};
+}
+Kind large() {
+  return {"large",
+          R"({"r": 16, "lora_alpha": 16, "target_modules": "all-linear", "use_rslora": true})",
+          "SGD",
+          R"({"lr": 0.05, "momentum": 0.9})",
+          "LinearLoss",
+          12,
+          {19, 1, 25}};
+}
+
+ForwardBackward batch_of(const Kind& kind, int round) {
+  ForwardBackward op{.tenant = kind.name, .loss = kind.loss};
+  for (size_t i = 0; i < kind.lengths.size(); ++i) {
+    op.sequences.push_back(sequence(key_of(kind.seed, i * 100 + round), kind.lengths[i]));
+    if (kind.loss != "LinearLoss") continue;
+    Sequence& s = op.sequences.back();
+    for (size_t t = 0; t < s.input_ids.size(); ++t) {
+      s.extras["grad"].push_back(static_cast<float>(0.02 * uniform_at(kind.seed, t) - 0.03));
+    }
+  }
+  return op;
+}
+
+// The tenant's numbers after each of three steps of two accumulated batches: losses, checksums,
+// norms.
+std::vector<double> facts(const ForwardResult& a, const ForwardResult& b,
+                          const InspectResult& before, const StepResult& step,
+                          const InspectResult& after) {
+  std::vector<double> out{a.loss,
+                          b.loss,
+                          step.grad_norm,
+                          step.num_tokens,
+                          static_cast<double>(before.gradients >> 12),
+                          static_cast<double>(after.weights >> 12),
+                          static_cast<double>(after.optimizer >> 12)};
+  for (const auto* r : {&a, &b}) {
+    for (const auto& row : r->logps) out.insert(out.end(), row.begin(), row.end());
+  }
+  return out;
+}
+
+std::vector<std::vector<std::vector<double>>> train(const std::string& path,
+                                                    const std::string& precision,
+                                                    const std::vector<Kind>& kinds,
+                                                    int64_t budget) {
+  Engine engine({.model = path, .mixed_precision = precision, .token_budget = budget});
+  for (const Kind& k : kinds)
+    engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
+  std::vector<std::vector<std::vector<double>>> out(kinds.size());
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::vector<ForwardResult>> results(kinds.size());
+    for (int micro = 0; micro < 2; ++micro) {
+      std::vector<Operation> together;
+      for (const Kind& k : kinds) together.push_back(batch_of(k, round * 2 + micro));
+      auto futures = engine.submit(std::move(together));
+      for (size_t i = 0; i < kinds.size(); ++i)
+        results[i].push_back(std::get<ForwardResult>(futures[i].get()));
+    }
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      const Kind& k = kinds[i];
+      const auto before = engine.run<InspectResult>(Inspect{k.name});
+      const auto step = engine.run<StepResult>(Step{
+          .tenant = k.name, .optimizer = k.optimizer, .options = k.options, .max_grad_norm = 0.5});
+      out[i].push_back(facts(results[i][0], results[i][1], before, step,
+                             engine.run<InspectResult>(Inspect{k.name})));
+    }
+  }
+  return out;
+}
+
+class Tenants : public testing::TestWithParam<std::string> {};
+
+TEST_P(Tenants, PackedIntoOneForwardAndBackwardGetTheBitsThatTheyGetAlone) {
+  const TinyModel model;
+  const auto together = train(model.path(), GetParam(), {small(), large()}, 4096);
+  EXPECT_EQ(train(model.path(), GetParam(), {small()}, 4096)[0], together[0]);
+  EXPECT_EQ(train(model.path(), GetParam(), {large()}, 4096)[0], together[1]);
+}
+
+TEST_P(Tenants, GetTheSameBitsWhateverTheBudgetThatSplitsTheirBatches) {
+  const TinyModel model;
+  const auto whole = train(model.path(), GetParam(), {small(), large()}, 4096);
+  EXPECT_EQ(train(model.path(), GetParam(), {large(), small()}, 50)[1], whole[0]);
+  EXPECT_EQ(train(model.path(), GetParam(), {small(), large()}, 1)[1], whole[1]);
+}
+
+TEST_P(Tenants, AreNotTouchedByANeighbourWhoseNumbersAreNotFinite) {
+  const TinyModel model;
+  Kind bad = large();
+  bad.name = "bad";
+  const auto alone = train(model.path(), GetParam(), {small()}, 4096);
+  Engine engine({.model = model.path(), .mixed_precision = GetParam()});
+  for (const Kind& k : {small(), bad})
+    engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
+  engine.run<ForwardResult>(batch_of(bad, 9));
+  const auto before = engine.run<InspectResult>(Inspect{"bad"});
+  std::vector<ForwardResult> good;
+  for (int micro = 0; micro < 2; ++micro) {
+    ForwardBackward poison = batch_of(bad, micro);
+    poison.sequences[1].extras["grad"][0] = std::nanf("");
+    poison.sequences[1].labels[0] = 5;
+    auto futures = engine.submit(std::vector<Operation>{poison, batch_of(small(), micro)});
+    EXPECT_NE(error_of([&] { futures[0].get(); }).find("not finite"), std::string::npos);
+    good.push_back(std::get<ForwardResult>(futures[1].get()));
+  }
+  const auto after = engine.run<InspectResult>(Inspect{"bad"});
+  EXPECT_EQ(after.gradients, before.gradients);
+  EXPECT_EQ(after.num_tokens, before.num_tokens);
+  const auto mid = engine.run<InspectResult>(Inspect{"small"});
+  const auto step = engine.run<StepResult>(Step{
+      .tenant = "small", .optimizer = "AdamW", .options = small().options, .max_grad_norm = 0.5});
+  EXPECT_EQ(facts(good[0], good[1], mid, step, engine.run<InspectResult>(Inspect{"small"})),
+            alone[0][0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, Tenants, testing::Values("bf16", "no"));
+
+TEST(Engine, ARunCutInTwoEqualsOneThatWasNot) {
+  for (const bool full : {false, true}) {
+    for (const std::string precision : {"bf16", "no"}) {
+      const TinyModel model;
+      const ScratchDir scratch;
+      Kind kind = small();
+      if (full) kind.lora = "";
+      const auto run_steps = [&](Engine& engine, int from, int to) {
+        for (int round = from; round < to; ++round) {
+          engine.run<ForwardResult>(batch_of(kind, round));
+          if (round % 2 == 0) continue;  // the cut falls between two accumulated batches
+          engine.run<StepResult>(Step{.tenant = kind.name, .options = kind.options});
+        }
+        return engine.run<InspectResult>(Inspect{kind.name});
+      };
+      const Create create{.tenant = kind.name, .lora_json = kind.lora, .seed = 3};
+      Engine whole({.model = model.path(), .mixed_precision = precision});
+      whole.run<Done>(create);
+      const auto want = run_steps(whole, 0, 8);
+
+      const std::string directory = (scratch / "checkpoint").string();
+      {
+        Engine first({.model = model.path(), .mixed_precision = precision});
+        first.run<Done>(create);
+        run_steps(first, 0, 5);
+        EXPECT_EQ(first.run<SaveResult>(Save{kind.name, directory, true, "step five"}).directory,
+                  directory);
+      }
+      Engine second({.model = model.path(), .mixed_precision = precision});
+      second.run<Done>(create);
+      EXPECT_EQ(second.run<LoadResult>(Load{kind.name, directory, true}).extra_json, "step five");
+      const auto got = run_steps(second, 5, 8);
+      EXPECT_EQ(got.weights, want.weights) << full << precision;
+      EXPECT_EQ(got.optimizer, want.optimizer) << full << precision;
+      EXPECT_EQ(got.step, 4);
+    }
+  }
+}
+
+TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
+  const TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "bf16"});
+  engine.run<Done>(Create{.tenant = "full"});
+  Kind kind = small();
+  kind.name = "full";
+  const double first = engine.run<ForwardResult>(batch_of(kind, 0)).loss;
+  for (int i = 0; i < 5; ++i) {
+    engine.run<StepResult>(Step{.tenant = "full", .options = R"({"lr": 0.01})"});
+    engine.run<ForwardResult>(batch_of(kind, 0));
+  }
+  EXPECT_LT(engine.run<ForwardResult>(batch_of(kind, 0)).loss, 0.8 * first);
+  EXPECT_NE(error_of([&] {
+              engine.run<Done>(Create{.tenant = "a", .lora_json = "{\"r\": 4}"});
+            }).find("delete it first"),
+            std::string::npos);
+  engine.run<Done>(Delete{"full"});
+  engine.run<Done>(
+      Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
+  EXPECT_NE(error_of([&] { engine.run<Done>(Create{.tenant = "full"}); }).find("train adapters"),
+            std::string::npos);
+}
+
+TEST(Engine, TwoRunsOfOneDropoutSeedAgreeAndTwoSeedsDiffer) {
+  const TinyModel model;
+  const auto losses = [&](uint64_t seed) {
+    Engine engine({.model = model.path(), .mixed_precision = "no"});
+    engine.run<Done>(
+        Create{.tenant = "small",
+               .lora_json = R"({"r": 4, "lora_dropout": 0.5, "target_modules": "all-linear"})",
+               .seed = seed});
+    std::vector<double> out;
+    for (int i = 0; i < 3; ++i) {
+      out.push_back(engine.run<ForwardResult>(batch_of(small(), 0)).loss);
+      engine.run<StepResult>(Step{.tenant = "small", .options = R"({"lr": 0.05})"});
+    }
+    return out;
+  };
+  EXPECT_EQ(losses(5), losses(5));
+  EXPECT_NE(losses(5), losses(6));
+}
+
+}  // namespace
+}  // namespace twinkle::engine
