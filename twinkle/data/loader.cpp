@@ -53,6 +53,9 @@ Loader::Loader(int64_t num_rows, LoaderOptions options) : num_rows_(num_rows), o
   require(o.min_batch_size >= 1 && o.min_batch_size <= o.batch_size, Code::kInvalid,
           "data: min_batch_size is ", o.min_batch_size,
           ", it must lie between 1 and the batch_size of ", o.batch_size);
+  require(o.whole_batch || o.min_batch_size >= o.data_world_size, Code::kInvalid,
+          "data: min_batch_size is ", o.min_batch_size, ", it must be at least the ",
+          o.data_world_size, " data ranks, each of which needs a row");
   start(0);
 }
 

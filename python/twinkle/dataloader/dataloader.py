@@ -1,0 +1,117 @@
+"""DataLoader. The order of rows is the C++ core's; this reads them."""
+
+from twinkle.core import core
+from twinkle.errors import InvalidError, refuse_unknown, require
+from twinkle.plugin import construct_class
+
+# Of torch's DataLoader: rows are in memory, so there is nothing for workers to do.
+_INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
+
+
+class DataLoader:
+    """Yields lists of dicts, each row read once.
+
+    dataset: a Dataset, anything with len and [index], or a callable that makes one.
+    batch_size: rows over all data ranks of device_mesh; each rank gets its slice.
+    min_batch_size: a last batch below it is dropped (the number of data ranks where None).
+    shuffle, seed: another order every epoch, the same on every machine. drop_last: like
+    min_batch_size=batch_size. collate_fn: called with the list of rows; its result is yielded.
+    max_retries and the workers' options of torch are accepted and change nothing: a bad row has
+    been refused, with its line, before training.
+    """
+
+    def __init__(
+        self,
+        dataset,
+        *,
+        batch_size,
+        min_batch_size=None,
+        device_mesh=None,
+        max_retries=20,
+        remote_group=None,
+        shuffle=False,
+        seed=0,
+        drop_last=False,
+        collate_fn=None,
+        **kwargs,
+    ):
+        refuse_unknown("dataloader: DataLoader", kwargs, _INERT)
+        if callable(dataset) and not hasattr(dataset, "__getitem__"):
+            dataset = dataset()
+        require(
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
+            f"dataloader: dataset is a {type(dataset).__name__}, it must be a Dataset or a "
+            "callable that makes one",
+        )
+        require(min_batch_size is None or min_batch_size >= 1, _below_one(min_batch_size))
+        if drop_last:
+            min_batch_size = batch_size
+        rank, world = _place(device_mesh)
+        options = core().LoaderOptions(
+            batch_size=batch_size,
+            min_batch_size=min_batch_size or 0,
+            shuffle=shuffle,
+            seed=seed,
+            data_rank_and_world=(rank, world),
+        )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.device_mesh = device_mesh
+        self.max_retries = max_retries
+        self.remote_group = remote_group
+        self._loader = core().Loader(len(dataset), options)
+        self._collate = collate_fn
+        self._epoch = 0
+
+    def __len__(self):
+        """Batches of the epoch; without those that skip_consumed_samples leaves out."""
+        return len(self._loader)
+
+    def __iter__(self):
+        epoch = self._epoch
+        self._epoch += 1
+        self._loader.start(epoch)
+        return self._batches(self._epoch)
+
+    def _batches(self, epoch):
+        while True:
+            if epoch != self._epoch:
+                raise InvalidError("dataloader: this epoch ended when another one was started")
+            indices = self._loader.next()
+            if not indices:
+                return
+            batch = [self.dataset[index] for index in indices]
+            yield self._collate(batch) if self._collate else batch
+
+    def set_processor(self, processor_cls, **kwargs):
+        """What makes the yielded batch of the rows: an InputProcessor, its class or name."""
+        from twinkle import processor
+
+        self._collate = construct_class(
+            processor_cls, processor.InputProcessor, processor, **kwargs
+        )
+
+    def skip_consumed_samples(self, consumed_train_samples):
+        """The next epoch begins behind these rows, which are not read again."""
+        self._loader.skip(consumed_train_samples)
+        self._epoch = 0
+
+    def resume_from_checkpoint(self, consumed_train_samples):
+        self.skip_consumed_samples(consumed_train_samples)
+
+    def get_state(self):
+        """{'consumed_train_samples': rows over all ranks, for skip_consumed_samples}."""
+        return {"consumed_train_samples": self._loader.consumed}
+
+
+def _below_one(value):
+    return f"dataloader: min_batch_size is {value}, it must be at least 1"
+
+
+def _place(device_mesh):
+    """(data rank, data ranks)."""
+    if device_mesh is None:
+        return 0, 1
+    rank = device_mesh.data_rank
+    require(rank is not None, "dataloader: device_mesh does not hold this process's rank")
+    return rank, device_mesh.data_world_size

@@ -1,0 +1,236 @@
+"""Dataset: what scripts call; rows and work are the C++ core's."""
+
+import inspect
+import os
+
+from twinkle import preprocessor, template
+from twinkle.core import core
+from twinkle.dataset import rowwise, source
+from twinkle.dataset.meta import DatasetMeta
+from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.plugin import construct_class
+from twinkle.preprocessor import DataFilter, Preprocessor
+from twinkle.preprocessor.base import map_row_to_col
+
+_LOADER = ("streaming", "num_proc", "revision", "features", "trust_remote_code", "token")
+_INERT = ("load_from_cache_file", "num_proc", "desc", "keep_in_memory", "writer_batch_size")
+
+
+class Dataset:
+    """Rows to train on. map, filter and encode change the dataset in place.
+
+    dataset_meta: the first source; add_dataset adds others, mix_dataset makes one of them.
+    kwargs: revision, features and token go to a hub's loader; num_proc is accepted, since all cores
+    are used anyway; streaming=True is refused.
+    """
+
+    def __init__(self, dataset_meta=None, **kwargs):
+        self._sources = {}
+        self._mixed = None
+        self.template = None
+        if dataset_meta is not None:
+            self.add_dataset(dataset_meta, **kwargs)
+        else:
+            refuse_unknown("dataset: Dataset", kwargs, _LOADER)
+
+    # ---- sources
+
+    def add_dataset(self, dataset_meta, **kwargs):
+        """Loads one more source. InvalidError: it is there already, or a row is bad."""
+        refuse_unknown("dataset: Dataset", kwargs, _LOADER)
+        require(
+            isinstance(dataset_meta, DatasetMeta),
+            f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
+        )
+        if kwargs.pop("streaming", False):
+            raise NotAvailableError("dataset: streaming=True is not available in this version")
+        kwargs.pop("num_proc", None)
+        key = dataset_meta.get_id()
+        require(key not in self._sources, f"dataset: {key} has been added already")
+        require(self._mixed is None, "dataset: add_dataset must come before mix_dataset")
+        self._sources[key] = source.load(dataset_meta, **kwargs)
+
+    def mix_dataset(self, interleave=True):
+        """One of all sources: a row of each in turn until the shortest ends, or all of each."""
+        parts = list(self._sources.values())
+        require(bool(parts), "dataset: there is nothing to mix: add_dataset comes first")
+        if len(parts) > 1:
+            mix = core().Dataset.interleave if interleave else core().Dataset.concat
+            self._mixed = mix(parts)
+
+    @property
+    def _rows(self):
+        if self._mixed is not None:
+            return self._mixed
+        require(bool(self._sources), "dataset: it has no rows: pass a DatasetMeta, or add_dataset")
+        require(
+            len(self._sources) == 1,
+            f"dataset: it has {len(self._sources)} sources: call mix_dataset() first",
+        )
+        return next(iter(self._sources.values()))
+
+    def _set_rows(self, rows):
+        if self._mixed is not None:
+            self._mixed = rows
+        else:
+            self._sources = dict.fromkeys(self._sources, rows)
+
+    def _key(self, dataset_meta, what):
+        require(self._mixed is None, f"dataset: {what} must come before mix_dataset")
+        if dataset_meta is None:
+            require(
+                len(self._sources) == 1,
+                f"dataset: it has {len(self._sources)} sources: "
+                f"tell {what} which, by dataset_meta=",
+            )
+            return next(iter(self._sources))
+        key = dataset_meta.get_id()
+        require(
+            key in self._sources,
+            f"dataset: there is no source {key}; there are {', '.join(self._sources) or 'none'}",
+        )
+        return key
+
+    # ---- work on rows
+
+    def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
+        """Sets the fields that a preprocessor returns on every row.
+
+        preprocess_func: a Preprocessor, a subclass or its name, built with init_args; or a function
+        of a dict of columns (batched=False: of a row). kwargs: batch_size (1000), remove_columns
+        for Python code. Errors carry the row's file and line; the dataset is then unchanged.
+        """
+        known = ("batched", "batch_size", "remove_columns", *_INERT)
+        refuse_unknown("dataset: map", kwargs, known)
+        options = {key: value for key, value in kwargs.items() if key not in _INERT}
+        key = self._key(dataset_meta, "map")
+        work = _construct(preprocess_func, Preprocessor, init_args)
+        from twinkle.preprocessor.builtin import is_builtin
+
+        rows = self._sources[key]
+        if is_builtin(work) and not options.get("remove_columns"):
+            self._sources[key] = rows.map(work.core_name, work.arguments)
+        else:
+            if isinstance(work, Preprocessor):
+                options["batched"] = True
+            self._sources[key] = rowwise.map_rows(rows, work, **options)
+
+    def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
+        """Keeps the rows for which a Filter (object, class or name) or a function returns True."""
+        refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
+        require(
+            not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
+        )
+        key = self._key(dataset_meta, "filter")
+        keep = _construct(filter_func, DataFilter, init_args)
+        self._sources[key] = rowwise.filter_rows(self._sources[key], keep)
+
+    def set_template(self, template_func, **kwargs):
+        """The template that encodes: an object, or a class or its name with its arguments."""
+        self.template = construct_class(template_func, template.Template, template, **kwargs)
+
+    def encode(self, add_generation_prompt=False, **kwargs):
+        """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
+
+        Rows that encode to nothing are dropped. A row that cannot be encoded is an error with its
+        file and line, and the dataset stays as it was.
+        """
+        refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
+        rows, chosen = self._rows, self._require_template("encode")
+        if _is_core_template(chosen):
+            self._set_rows(rows.encode(chosen._template, add_generation_prompt))
+            return
+        out, origins = [], []
+        for index in range(len(rows)):
+            made = rowwise._called(
+                rows,
+                lambda row: chosen.batch_encode([row], add_generation_prompt=add_generation_prompt),
+                rows.row(index),
+                index,
+            )
+            made = [row for row in made if row is not None and _encoded(row)]
+            out += made
+            origins += [index] * len(made)
+        self._set_rows(rows.replaced(out, origins))
+
+    def check(self, **kwargs):
+        """Drops the rows that the template cannot encode."""
+        refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
+        rows, chosen = self._rows, self._require_template("check")
+        if _is_core_template(chosen):
+            self._set_rows(rows.check(chosen._template))
+        else:
+            self._set_rows(rowwise.filter_rows(rows, lambda row: chosen.check(row) is not None))
+
+    def cast_column(self, column, decode=True):
+        """Image columns come with multimodal models."""
+        raise NotAvailableError(
+            f"dataset: cast_column({column!r}, decode={decode!r}) is for image columns, which this "
+            "version does not have"
+        )
+
+    def save_as(self, path, format=None, batch_size=1000, mode="immediate"):
+        """Writes the rows as jsonl, json or csv (format, else the path's extension), whole or not
+        at all. Nested values are JSON in a CSV's cells."""
+        require(batch_size >= 1, f"dataset: batch_size is {batch_size}, it must be at least 1")
+        if mode == "training":
+            raise NotAvailableError("dataset: save_as(mode='training') is not available yet")
+        require(mode == "immediate", f"dataset: mode is {mode!r}, it must be 'immediate'")
+        self._rows.save(os.fspath(path), format or "")
+
+    def _require_template(self, what):
+        require(self.template is not None, f"dataset: {what} needs a template: call set_template()")
+        return self.template
+
+    # ---- rows
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        """A row for an index; a dict of columns for a slice; a column for its name."""
+        rows = self._rows
+        if isinstance(index, slice):
+            return map_row_to_col([rows.row(i) for i in range(*index.indices(len(rows)))])
+        if isinstance(index, str):
+            column = [row.get(index, _MISSING) for row in rows.rows(0, len(rows))]
+            if all(cell is _MISSING for cell in column):
+                raise KeyError(f"dataset: no row has a field {index!r}")
+            return [None if cell is _MISSING else cell for cell in column]
+        if not -len(rows) <= index < len(rows):
+            raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
+        return rows.row(int(index))
+
+    def __iter__(self):
+        rows = self._rows
+        return (rows.row(index) for index in range(len(rows)))
+
+
+_MISSING = object()
+
+
+def _construct(value, base, init_args):
+    """A Preprocessor or Filter from what users pass; functions stay what they are."""
+    if callable(value) and not inspect.isclass(value) and not isinstance(value, base):
+        require(
+            not init_args,
+            f"dataset: {rowwise._name(value)} is a function, it cannot take init_args",
+        )
+        return value
+    if inspect.isclass(value) and not issubclass(value, base):
+        raise InvalidError(f"dataset: {value.__name__} must be a subclass of {base.__name__}")
+    return construct_class(value, base, preprocessor, **(init_args or {}))
+
+
+def _is_core_template(chosen):
+    """True when nothing of the Python template has been overridden that encoding would call."""
+    kind, base = type(chosen), template.Template
+    names = ("encode", "batch_encode", "check")
+    return hasattr(chosen, "_template") and all(
+        getattr(kind, name) is getattr(base, name) for name in names
+    )
+
+
+def _encoded(row):
+    """False for a row whose tokens are none."""
+    return "input_ids" not in row or len(row["input_ids"]) > 0

@@ -1,0 +1,45 @@
+"""DatasetMeta: where rows come from."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from twinkle.errors import require
+
+
+@dataclass
+class DatasetMeta:
+    """Which rows to load.
+
+    dataset_id: a .jsonl, .json or .csv file, a directory of them, ms://owner/name, hf://owner/name,
+    or a bare id, which is ModelScope's. What exists locally is never looked for on a hub.
+    subset_name, split: of a hub's dataset; a local file is its own split.
+    data_slice: row indices, modulo the number of rows: range(1000) of 500 rows takes each twice.
+    data: rows instead of an id: a list of dicts, a dict of columns, a callable that gives an
+    iterable of dicts, or a `datasets` dataset.
+    """
+
+    dataset_id: str = ""
+    subset_name: str = "default"
+    split: str = "train"
+    data_slice: Iterable | None = None
+    data: Any = None
+
+    def __post_init__(self):
+        self.dataset_id = os.fspath(self.dataset_id)
+        require(
+            self.data_slice is None or isinstance(self.data_slice, Iterable),
+            f"dataset: data_slice is {self.data_slice!r}, it must be an iterable of row indices",
+        )
+        if self.data_slice is not None and not isinstance(self.data_slice, range):
+            self.data_slice = list(self.data_slice)  # an iterator could be read only once
+        require(
+            bool(self.dataset_id) or self.data is not None,
+            "dataset: DatasetMeta has neither a dataset_id nor data",
+        )
+
+    def get_id(self):
+        """The name under which a Dataset keeps this source."""
+        name = self.dataset_id or f"memory-{id(self.data):x}"
+        return f"{name.replace(os.sep, '_').replace('.', '_')}:{self.subset_name}:{self.split}"

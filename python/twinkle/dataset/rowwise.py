@@ -1,0 +1,74 @@
+"""Users' Python callables over the rows of a core Dataset, with the place of a row that fails."""
+
+from collections.abc import Mapping
+
+from twinkle.errors import InvalidError, require
+from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
+
+
+def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
+    """`function` over batches of columns (or over single rows); its fields set on the rows."""
+    require(batch_size >= 1, f"dataset: batch_size is {batch_size}, it must be at least 1")
+    removed = {remove_columns} if isinstance(remove_columns, str) else set(remove_columns or ())
+    out, origins = [], []
+    for begin in range(0, len(rows), batch_size):
+        end = min(begin + batch_size, len(rows))
+        batch = rows.rows(begin, end)
+        made = _made(rows, function, batch, begin, batched)
+        kept = [{k: v for k, v in row.items() if k not in removed} for row in batch]
+        if len(made) == len(batch):
+            out += [{**row, **new} for row, new in zip(kept, made, strict=True)]
+            origins += range(begin, end)
+            continue
+        require(
+            not any(kept),
+            f"dataset: {_name(function)} returned {len(made)} rows for {len(batch)}; it may do so "
+            f"only with remove_columns={sorted(map_row_to_col(batch))}",
+        )
+        out += made
+        origins += [min(begin + i, end - 1) for i in range(len(made))]
+    return rows.replaced(out, origins)
+
+
+def filter_rows(rows, function):
+    """The rows for which `function(row)` is true."""
+    kept = []
+    for index in range(len(rows)):
+        if _called(rows, function, rows.row(index), index):
+            kept.append(index)
+    return rows.slice(kept)
+
+
+def _made(rows, function, batch, begin, batched):
+    """What `function` makes of a batch, as rows."""
+    if not batched:
+        made = [_called(rows, function, row, begin + i) for i, row in enumerate(batch)]
+    else:
+        try:
+            columns = map_row_to_col(batch)
+            made = function(columns)
+        except Exception:
+            # Which row it was: one at a time until one fails.
+            for i, row in enumerate(batch):
+                _called(rows, function, map_row_to_col([row], columns), begin + i)
+            raise
+        if isinstance(made, Mapping):
+            made = map_col_to_row(made)
+    require(
+        isinstance(made, list) and all(isinstance(row, Mapping) for row in made),
+        f"dataset: {_name(function)} returned {type(made).__name__}, it must return "
+        + ("a dict of columns" if batched else "a dict"),
+    )
+    return made
+
+
+def _called(rows, function, argument, index):
+    try:
+        return function(argument)
+    except Exception as error:
+        cause = str(error) if isinstance(error, InvalidError) else repr(error)
+        raise InvalidError(f"dataset: {rows.where(index)}: {_name(function)}: {cause}") from error
+
+
+def _name(function):
+    return getattr(function, "__name__", type(function).__name__)

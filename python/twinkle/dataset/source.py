@@ -1,0 +1,144 @@
+"""DatasetMeta to rows: memory, aliases, local files and directories, hubs."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from twinkle.core import core
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.preprocessor.base import map_col_to_row
+
+_EXTENSIONS = (".jsonl", ".json", ".csv")
+
+
+def load(meta, **kwargs):
+    """The core's Dataset of a DatasetMeta; kwargs go to a hub's loader."""
+    rows = _of_memory(meta.data) if meta.data is not None else _of_id(meta, kwargs)
+    if meta.data_slice is None:
+        return rows
+    indices = [_index(value) for value in meta.data_slice]
+    return rows.slice(indices)
+
+
+def _index(value):
+    require(
+        hasattr(value, "__index__") and not isinstance(value, bool),
+        f"dataset: data_slice holds {value!r}, it must hold row indices",
+    )
+    return int(value)
+
+
+def _of_memory(data):
+    if isinstance(data, Mapping):
+        return core().Dataset.of(map_col_to_row(data))
+    if callable(data):
+        data = data()
+    require(
+        hasattr(data, "__iter__") and not isinstance(data, (str, bytes)),
+        f"dataset: data is a {type(data).__name__}, it must be a list of dicts, a dict of columns "
+        "or a callable that gives dicts",
+    )
+    return core().Dataset.of(data)
+
+
+def _of_id(meta, kwargs):
+    path = local_path(meta.dataset_id)
+    if path is None:
+        return core().Dataset.of(_from_hub(meta, kwargs), meta.dataset_id)
+    files = _files(path, meta.split) if path.is_dir() else [path]
+    parts = [core().Dataset.read(file) for file in files]
+    return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
+
+
+def local_path(dataset_id):
+    """The file or directory that an id stands for; None: it must come from a hub."""
+    aliases = _aliases()
+    name = dataset_id.partition("://")[2] or dataset_id
+    for key in (dataset_id, name):
+        if key in aliases:
+            path = Path(aliases[key]).expanduser()
+            if not path.exists():
+                raise NotFoundError(
+                    f"dataset: the alias of {key!r} is {aliases[key]!r}, which does not exist"
+                )
+            return path
+    path = Path(dataset_id).expanduser()
+    if path.exists():
+        return path
+    looks_local = dataset_id.startswith(("/", ".", "~")) or path.suffix in _EXTENSIONS
+    if "://" not in dataset_id and (looks_local or dataset_id.count("/") != 1):
+        raise NotFoundError(
+            f"dataset: {dataset_id!r} is neither a file here nor an id of the form owner/name"
+        )
+    return None
+
+
+def _aliases():
+    aliases = {}
+    for part in os.environ.get("TWINKLE_DATASET_ID_ALIASES", "").split(","):
+        if not part.strip():
+            continue
+        name, mark, path = (piece.strip() for piece in part.partition("="))
+        require(
+            name and mark and path,
+            f"dataset: TWINKLE_DATASET_ID_ALIASES has {part.strip()!r}, it must have the form "
+            "id=path",
+        )
+        aliases[name] = path
+    return aliases
+
+
+def _files(directory, split):
+    """A directory's data files: those with the split in their name, else all."""
+    files = sorted(file for file in directory.iterdir() if file.suffix in _EXTENSIONS)
+    if not files:
+        raise NotFoundError(f"dataset: {directory} holds no .jsonl, .json or .csv file")
+    return [file for file in files if split in file.stem] or files
+
+
+def _from_hub(meta, kwargs):
+    source, mark, name = meta.dataset_id.partition("://")
+    if not mark:
+        source, name = "ms", meta.dataset_id
+    if source not in ("ms", "hf"):
+        raise InvalidError(
+            f"dataset: {meta.dataset_id!r} begins with {source + '://'!r}, it must be hf:// or ms://"
+        )
+    subset = None if meta.subset_name == "default" else meta.subset_name
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    if source == "hf":
+        if os.environ.get("TWINKLE_FORBID_HF", "").strip().lower() in ("1", "true", "yes", "on"):
+            raise InvalidError(
+                f"dataset: 'hf://{name}' is not fetched, because TWINKLE_FORBID_HF is set: "
+                f"use ms://{name}, or unset it"
+            )
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            raise _needs("datasets", meta.dataset_id) from None
+        return _fetch(meta, lambda: load_dataset(name, subset, split=meta.split, **kwargs))
+    try:
+        from modelscope.msdatasets import MsDataset
+    except ImportError:
+        raise _needs("modelscope", meta.dataset_id) from None
+    return _fetch(
+        meta, lambda: MsDataset.load(name, subset_name=subset, split=meta.split, **kwargs)
+    )
+
+
+def _needs(package, dataset_id):
+    return NotAvailableError(
+        f"dataset: {dataset_id!r} needs the package {package}, which cannot be imported: "
+        f"pip install {package}; or name a local .jsonl, .json or .csv file, as "
+        f"TWINKLE_DATASET_ID_ALIASES='{dataset_id}=FILE' does without a change to the script"
+    )
+
+
+def _fetch(meta, download):
+    try:
+        rows = download()
+    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
+        reason = str(error).strip().splitlines()
+        text = reason[0] if reason else type(error).__name__
+        raise NotFoundError(f"dataset: cannot fetch {meta.dataset_id!r}: {text}") from error
+    return rows.to_hf_dataset() if hasattr(rows, "to_hf_dataset") else rows

@@ -1,0 +1,20 @@
+"""Preprocessors and filters: base classes to subclass, and the built-in ones of the C++ core.
+
+The built-in classes are made when they are asked for, one for each preprocessor of the core.
+"""
+
+import importlib
+
+from twinkle.preprocessor.base import DataFilter, Filter, Preprocessor
+
+__all__ = ["DataFilter", "Filter", "Preprocessor"]
+
+
+def __getattr__(name):
+    if not name.endswith("Processor"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.builtin").lookup(name, __name__)
+
+
+def __dir__():
+    return sorted([*__all__, *importlib.import_module(f"{__name__}.builtin").classes()])

@@ -1,0 +1,68 @@
+"""Classes over the preprocessors of the C++ core: a new one there needs no line here."""
+
+import functools
+import inspect
+
+from twinkle.core import core
+from twinkle.preprocessor.base import Preprocessor
+
+
+class Builtin(Preprocessor):
+    """A preprocessor of the core. Dataset.map runs it in C++ on all cores."""
+
+    defaults = {}  # noqa: RUF012 (set by each class)
+    core_name = ""
+
+    def __init__(self, *args, **kwargs):
+        bound = self.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self.arguments = dict(bound.arguments)
+
+    def __call__(self, rows):
+        """Columns to columns, as of a preprocessor written in Python."""
+        made = core().preprocess(self.core_name, self.arguments, self.map_col_to_row(rows))
+        return self.map_row_to_col(made)
+
+    def __repr__(self):
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
+        return f"{type(self).__name__}({arguments})"
+
+
+@functools.cache
+def classes():
+    """{name: class} of all the core's preprocessors."""
+    return {name: _make(name, defaults) for name, defaults in core().preprocessors().items()}
+
+
+def lookup(name, module):
+    """For a module's __getattr__. AttributeError: not a built-in; the known ones are listed."""
+    if not name.endswith("Processor"):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    if name not in classes():
+        raise AttributeError(
+            f"module {module!r} has no attribute {name!r}; there are {', '.join(classes())}"
+        )
+    return classes()[name]
+
+
+def is_builtin(value):
+    """True when calling `value` would do no more than the core does."""
+    return isinstance(value, Builtin) and type(value).__call__ is Builtin.__call__
+
+
+def _make(name, defaults):
+    parameters = [
+        inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value)
+        for key, value in defaults.items()
+    ]
+    return type(
+        name,
+        (Builtin,),
+        {
+            "__module__": "twinkle.preprocessor",
+            "__doc__": f"{name}({', '.join(f'{k}={v!r}' for k, v in defaults.items())})",
+            "__signature__": inspect.Signature(parameters),
+            "defaults": defaults,
+            "core_name": name,
+        },
+    )
