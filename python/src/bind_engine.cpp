@@ -2,6 +2,7 @@
 // and stops at Ctrl-C; the operation itself goes on.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -20,6 +21,8 @@ namespace {
 using engine::Engine;
 using Clock = std::chrono::steady_clock;
 
+constexpr double kSlice_s = 0.05;  // how long Ctrl-C may go unseen
+
 class Future {
  public:
   explicit Future(std::future<engine::Result> future) : future_(future.share()) {}
@@ -31,12 +34,17 @@ class Future {
   // Waits in slices, so that Ctrl-C is seen.
   py::object result(std::optional<double> timeout_s) {
     const auto start = Clock::now();
-    while (!wait(0.05)) {
+    double slice_s = timeout_s ? std::min(kSlice_s, std::max(0.0, *timeout_s)) : kSlice_s;
+    while (!wait(slice_s)) {
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      if (timeout_s && std::chrono::duration<double>(Clock::now() - start).count() > *timeout_s) {
+      if (!timeout_s) continue;
+      const double left_s =
+          *timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
+      if (left_s <= 0) {
         PyErr_SetString(PyExc_TimeoutError, "engine: the operation has not ended in time");
         throw py::error_already_set();
       }
+      slice_s = std::min(kSlice_s, left_s);
     }
     return to_python(future_.get());
   }
