@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from twinkle.data_format import LoraConfig, SamplingParams, pack_value, user_data_get
 
 from twinkle import InvalidError, NotFoundError
+from twinkle.data_format import LoraConfig, SamplingParams, pack_value, user_data_get
 
 
 def test_sampling_params_of_the_documents():
