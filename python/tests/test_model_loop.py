@@ -389,6 +389,11 @@ def test_settings_made_before_the_first_adapter_are_its_own(model):
     assert "all weights" not in text
 
 
+def test_without_target_modules_those_that_peft_would_take_are_taken(model):
+    model.add_adapter_to_model("default", LoraConfig(r=4))
+    assert "target_modules ['q_proj', 'v_proj']" in model.get_train_configs()
+
+
 def test_several_adapters_are_called_by_name(adapted):
     model = adapted()
     model.add_adapter_to_model("other", LoraConfig(r=2))

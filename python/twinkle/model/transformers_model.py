@@ -1,5 +1,6 @@
 """TransformersModel: the training loop's verbs, each an operation of the C++ engine."""
 
+import dataclasses
 import json
 import time
 from types import SimpleNamespace
@@ -105,6 +106,8 @@ class TransformersModel(Checkpoints):
         if isinstance(config_or_dir, str) or hasattr(config_or_dir, "__fspath__"):
             directory = resolve(config_or_dir)
         config = LoraConfig.from_any(directory or config_or_dir)
+        if config.target_modules is None:  # as peft does for these families
+            config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
         group = Group(adapter_name, self._default_template)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         tenant = f"adapter/{adapter_name}"
