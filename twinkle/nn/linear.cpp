@@ -9,7 +9,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kInvariantRows = 16;
+// Rows from which the library computes each row in one way. float32: below 16 it takes another
+// path. bfloat16: products of at most 16^3 multiply-adds go to ATen's own loop instead of oneDNN.
+int64_t invariant_rows(at::ScalarType type, const at::Tensor& weight) {
+  return type == at::kBFloat16 ? 4096 / weight.numel() + 1 : 16;
+}
 
 template <class T>
 const T* pointer(AutogradContext* ctx, const char* name) {
@@ -77,10 +81,9 @@ Owners Owners::nobody(int64_t num_sequences) {
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
-  const int64_t rows = x.size(0);
-  if (rows >= kInvariantRows || x.scalar_type() == at::kBFloat16)
-    return at::linear(x, weight, bias);
-  const at::Tensor padded = at::zeros({kInvariantRows, x.size(1)}, x.options());
+  const int64_t rows = x.size(0), needed = invariant_rows(x.scalar_type(), weight);
+  if (rows >= needed) return at::linear(x, weight, bias);
+  const at::Tensor padded = at::zeros({needed, x.size(1)}, x.options());
   padded.narrow(0, 0, rows).copy_(x);
   return at::linear(padded, weight, bias).narrow(0, 0, rows).contiguous();
 }

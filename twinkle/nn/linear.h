@@ -48,7 +48,7 @@ at::Tensor linear(const at::Tensor& x_TI, const Linear& w, const Packing& packin
                   const Owners& owners);
 
 // x W^T + b for any number of rows, each row's bits independent of the others: thin float32
-// products are padded to the 16 rows from which the library's bits no longer depend on their
+// products are padded to the number of rows from which the library's bits no longer depend on their
 // number. `weight_OI` may be a transposed view.
 at::Tensor row_invariant_linear(const at::Tensor& x_TI, const at::Tensor& weight_OI,
                                 const at::Tensor& bias = {});

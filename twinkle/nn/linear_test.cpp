@@ -63,8 +63,13 @@ class RowInvariance : public testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
   at::manual_seed(2);
-  for (const auto& [in, out] :
-       {std::pair<int64_t, int64_t>{576, 576}, {576, 192}, {1536, 576}, {576, 4096}, {33, 70}}) {
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{576, 576},
+                                {576, 192},
+                                {1536, 576},
+                                {576, 4096},
+                                {33, 70},
+                                {48, 24},
+                                {12, 5}}) {
     const auto x = at::randn({300, in}).to(GetParam()), w = at::randn({out, in}).to(GetParam());
     const auto b = at::randn({out}).to(GetParam());
     const auto whole = row_invariant_linear(x, w, b), back = row_invariant_linear(whole, w.t());
