@@ -1,0 +1,60 @@
+#include "twinkle/sampler/paged_cache.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace twinkle::sampler {
+
+static_assert(kPageTokens == kernels::kKeyTile);
+
+PagedCache::PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, int64_t num_pages) {
+  const int64_t heads = spec.attention.num_kv_heads, dim = spec.attention.head_dim;
+  for (int64_t i = 0; i < spec.num_layers; ++i) {
+    // Not make_pages: its zeros would make every page resident at once.
+    layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, dtype),
+                       at::empty({num_pages, heads, kPageTokens, dim}, dtype)});
+  }
+}
+
+void PagedCache::start(const std::vector<Chunk>& chunks) {
+  size_t most = 1;
+  int64_t num_rows = 0;
+  for (const Chunk& chunk : chunks) {
+    most = std::max(most, chunk.blocks->size());
+    num_rows += chunk.end - chunk.begin;
+  }
+  const auto num_chunks = static_cast<int64_t>(chunks.size());
+  rows_ = {at::empty({num_chunks, static_cast<int64_t>(most)}, at::kInt),
+           at::empty({num_rows}, at::kLong), at::empty({num_rows}, at::kLong)};
+  auto* table = rows_.block_tables.mutable_data_ptr<int32_t>();
+  auto* sequence = rows_.sequences.mutable_data_ptr<int64_t>();
+  auto* position = rows_.positions.mutable_data_ptr<int64_t>();
+  for (int64_t s = 0; s < num_chunks; ++s, table += most) {
+    const Chunk& chunk = chunks[static_cast<size_t>(s)];
+    std::fill_n(table, most, 0);
+    std::transform(chunk.blocks->begin(), chunk.blocks->end(), table,
+                   [](const Block& block) { return block.page(); });
+    for (int64_t p = chunk.begin; p < chunk.end; ++p) {
+      *sequence++ = s;
+      *position++ = p;
+    }
+  }
+}
+
+at::Tensor PagedCache::attend(size_t layer, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, const nn::Packing&,
+                              const nn::AttentionOptions& options) {
+  kernels::PagedKeys& pages = layers_[layer];
+  kernels::write_pages(pages, k, v, rows_);
+  return kernels::attention_paged(q, pages, rows_, options);
+}
+
+void PagedCache::copy_page(int32_t from, int32_t to) {
+  for (kernels::PagedKeys& pages : layers_) {
+    pages.k.select(0, to).copy_(pages.k.select(0, from));
+    pages.v.select(0, to).copy_(pages.v.select(0, from));
+  }
+}
+
+}  // namespace twinkle::sampler

@@ -1,0 +1,41 @@
+// Keys and values of every running sequence, by page. Implements the seam that attention has for
+// sampling: what a forward computes is stored in the pages of its sequences, and its queries see
+// everything stored before. Knows pages, not requests. One thread.
+#pragma once
+#include <vector>
+
+#include "twinkle/kernels/attention.h"
+#include "twinkle/model/kv_cache.h"
+#include "twinkle/model/spec.h"
+#include "twinkle/sampler/block_pool.h"
+
+namespace twinkle::sampler {
+
+// A sequence's next tokens: positions [begin, end) of it, whose pages are blocks.
+struct Chunk {
+  const std::vector<Block>* blocks;  // page i holds positions [64 i, 64 (i + 1)); none shared from
+                                     // begin's on
+  int64_t begin = 0, end = 0;
+};
+
+class PagedCache final : public model::KvCache {
+ public:
+  // Memory for all pages; the system hands it out as pages are first used.
+  PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, int64_t num_pages);
+
+  // Says what the sequences of the next forward are, in its order.
+  void start(const std::vector<Chunk>& chunks);
+
+  at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
+                    const at::Tensor& v_TKd, const nn::Packing& packing,
+                    const nn::AttentionOptions& options) override;
+
+  // All of page `from` to page `to`, in every layer.
+  void copy_page(int32_t from, int32_t to);
+
+ private:
+  std::vector<kernels::PagedKeys> layers_;
+  kernels::PagedRows rows_;
+};
+
+}  // namespace twinkle::sampler

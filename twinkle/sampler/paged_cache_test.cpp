@@ -1,0 +1,76 @@
+#include "twinkle/sampler/paged_cache.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "twinkle/nn/attention.h"
+
+namespace twinkle::sampler {
+namespace {
+
+model::DecoderSpec two_layers() {
+  model::DecoderSpec spec;
+  spec.num_layers = 2;
+  spec.attention.num_heads = 4;
+  spec.attention.num_kv_heads = 2;
+  spec.attention.head_dim = 16;
+  return spec;
+}
+
+struct Tokens {
+  at::Tensor q, k, v;
+  explicit Tokens(int64_t count)
+      : q(at::randn({count, 4, 16})), k(at::randn({count, 2, 16})), v(at::randn({count, 2, 16})) {}
+  at::Tensor attend(PagedCache& cache, size_t layer, int64_t begin, int64_t end) const {
+    return cache.attend(layer, q.slice(0, begin, end), k.slice(0, begin, end),
+                        v.slice(0, begin, end), {}, {.scale = 0.25});
+  }
+};
+
+TEST(PagedCache, PiecesOfASequenceAttendAsTheWholeDoesInEachLayer) {
+  PagedCache cache(two_layers(), at::kFloat, 8);
+  BlockPool pool(8 * kPageTokens);
+  const std::vector<Block> hole = pool.take(1), blocks = pool.take(3);
+  const Tokens first(150), second(150);
+  at::Tensor got_first = at::empty({0, 4, 16}), got_second = got_first;
+  int64_t begin = 0;
+  for (const int64_t end : {1, 64, 70, 149, 150}) {
+    cache.start({{&blocks, begin, end}});
+    got_first = at::cat({got_first, first.attend(cache, 0, begin, end)});
+    got_second = at::cat({got_second, second.attend(cache, 1, begin, end)});
+    begin = end;
+  }
+  const int64_t lengths[] = {150};
+  const auto whole = [&](const Tokens& t) {
+    return nn::attention(t.q, t.k, t.v, nn::pack(lengths), {.scale = 0.25});
+  };
+  EXPECT_TRUE(at::equal(got_first, whole(first)));
+  EXPECT_TRUE(at::equal(got_second, whole(second)));
+}
+
+TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {
+  PagedCache cache(two_layers(), at::kFloat, 4);
+  BlockPool pool(4 * kPageTokens);
+  const std::vector<Block> a = pool.take(1), b = pool.take(1);
+  const Tokens one(40);
+  const Tokens other(40);
+  for (const at::Tensor* t : {&other.q, &other.k, &other.v}) {
+    const at::Tensor& from = t == &other.q ? one.q : t == &other.k ? one.k : one.v;
+    t->slice(0, 0, 30).copy_(from.slice(0, 0, 30));
+  }
+  cache.start({{&a, 0, 30}});
+  for (const size_t layer : {0, 1}) one.attend(cache, layer, 0, 30);
+  cache.copy_page(a[0].page(), b[0].page());
+  const int64_t lengths[] = {40};
+  for (const size_t layer : {0, 1}) {
+    for (const Tokens* t : {&one, &other}) {
+      cache.start({{t == &one ? &a : &b, 30, 40}});
+      const at::Tensor got = t->attend(cache, layer, 30, 40);
+      const at::Tensor want = nn::attention(t->q, t->k, t->v, nn::pack(lengths), {.scale = 0.25});
+      EXPECT_TRUE(at::equal(got, want.slice(0, 30)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::sampler

@@ -1,0 +1,37 @@
+#include "twinkle/sampler/params.h"
+
+#include <cmath>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::sampler {
+namespace {
+
+template <class T>
+void check(bool ok, const char* field, const T& value, const char* limit) {
+  require(ok, Code::kInvalid, "sampler: ", field, " is ", value, ", it must be ", limit);
+}
+
+}  // namespace
+
+void validate(const SamplingParams& p) {
+  check(p.max_tokens >= 1, "max_tokens", p.max_tokens, "at least 1");
+  // Below the lower limit a logit divided by it would leave float32.
+  check(std::isfinite(p.temperature) && (p.temperature == 0 || p.temperature >= 1e-30),
+        "temperature", p.temperature, "0 (greedy) or finite and at least 1e-30");
+  check(p.top_k == -1 || p.top_k >= 1, "top_k", p.top_k, "-1 (all) or at least 1");
+  check(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "above 0 and at most 1");
+  check(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
+        p.repetition_penalty, "finite and above 0");
+  check(p.num_samples >= 1, "num_samples", p.num_samples, "at least 1");
+  for (size_t i = 0; i < p.stop.size(); ++i) {
+    require(!p.stop[i].empty(), Code::kInvalid, "sampler: stop[", i,
+            "] is \"\", it must hold at least 1 character");
+  }
+  for (size_t i = 0; i < p.stop_token_ids.size(); ++i) {
+    require(p.stop_token_ids[i] >= 0, Code::kInvalid, "sampler: stop_token_ids[", i, "] is ",
+            p.stop_token_ids[i], ", it must be at least 0");
+  }
+}
+
+}  // namespace twinkle::sampler

@@ -1,0 +1,58 @@
+#include "twinkle/sampler/params.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::sampler {
+namespace {
+
+std::string refusal(const SamplingParams& params) {
+  try {
+    validate(params);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kInvalid);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
+  EXPECT_EQ(refusal({}), "no error");
+  EXPECT_EQ(refusal({.max_tokens = 1,
+                     .stop = {"x"},
+                     .stop_token_ids = {0},
+                     .temperature = 0,
+                     .top_k = 1,
+                     .top_p = 1e-9,
+                     .repetition_penalty = 1e-3,
+                     .num_samples = 1}),
+            "no error");
+}
+
+TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
+  EXPECT_EQ(refusal({.max_tokens = 0}), "sampler: max_tokens is 0, it must be at least 1");
+  EXPECT_EQ(refusal({.temperature = -0.5}),
+            "sampler: temperature is -0.5, it must be 0 (greedy) or finite and at least 1e-30");
+  EXPECT_EQ(refusal({.temperature = 1e-31}),
+            "sampler: temperature is 1e-31, it must be 0 (greedy) or finite and at least 1e-30");
+  EXPECT_EQ(refusal({.temperature = INFINITY}),
+            "sampler: temperature is inf, it must be 0 (greedy) or finite and at least 1e-30");
+  EXPECT_EQ(refusal({.temperature = NAN}),
+            "sampler: temperature is nan, it must be 0 (greedy) or finite and at least 1e-30");
+  EXPECT_EQ(refusal({.top_k = 0}), "sampler: top_k is 0, it must be -1 (all) or at least 1");
+  EXPECT_EQ(refusal({.top_p = 0}), "sampler: top_p is 0, it must be above 0 and at most 1");
+  EXPECT_EQ(refusal({.top_p = 1.5}), "sampler: top_p is 1.5, it must be above 0 and at most 1");
+  EXPECT_EQ(refusal({.repetition_penalty = 0}),
+            "sampler: repetition_penalty is 0, it must be finite and above 0");
+  EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be at least 1");
+  EXPECT_EQ(refusal({.stop = {"a", ""}}),
+            "sampler: stop[1] is \"\", it must hold at least 1 character");
+  EXPECT_EQ(refusal({.stop_token_ids = {3, -2}}),
+            "sampler: stop_token_ids[1] is -2, it must be at least 0");
+}
+
+}  // namespace
+}  // namespace twinkle::sampler
