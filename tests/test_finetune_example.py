@@ -1,0 +1,34 @@
+"""examples/finetune.cpp and examples/finetune.py are one program in two languages."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "build/release/example_finetune"
+
+
+def losses(command):
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stderr
+    return re.findall(r"^step \d+ loss (\S+)", run.stdout, flags=re.MULTILINE)
+
+
+def test_the_first_ten_losses_of_the_cpp_example_are_those_of_the_python_script(tmp_path):
+    pytest.importorskip("twinkle.core")
+    if not PROGRAM.exists():
+        pytest.skip("build/release/example_finetune is not built: run make build")
+    import twinkle.hub
+    from twinkle.infra import current_run, stable_seed
+
+    model = twinkle.hub.get("smollm2")
+    data = str(ROOT / "examples/data/self_cognition.jsonl")
+    seed = stable_seed(current_run().seed, "adapter", "default")
+    script = str(ROOT / "examples/finetune.py")
+    python = losses([sys.executable, script, model, data, str(tmp_path / "python"), "10"])
+    cpp = losses([str(PROGRAM), model, data, str(tmp_path / "cpp"), "10", str(seed)])
+    assert len(python) == 10
+    assert cpp == python

@@ -1,0 +1,13 @@
+// Where the weights of a model id are: a directory or file as it stands, else what the hub tool
+// prints.
+#pragma once
+#include <string>
+
+namespace twinkle::cli {
+
+// Asks `python -m twinkle.hub get ID` for anything that is no path here: hubs are Python's
+// business. The interpreter is $TWINKLE_PYTHON, which the console script sets, else python3. Error
+// kNotFound with what it said.
+std::string model_path(const std::string& id);
+
+}  // namespace twinkle::cli

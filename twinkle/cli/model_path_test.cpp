@@ -1,0 +1,20 @@
+#include "twinkle/cli/model_path.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle::cli {
+namespace {
+
+TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
+  const ScratchDir dir;
+  EXPECT_EQ(model_path(dir.path().string()), dir.path().string());
+  ::setenv("TWINKLE_PYTHON", "/bin/false", 1);
+  EXPECT_NE(error_of([] { model_path("no-such/model"); }).find("'no-such/model' is no path here"),
+            std::string::npos);
+  ::unsetenv("TWINKLE_PYTHON");
+}
+
+}  // namespace
+}  // namespace twinkle::cli

@@ -1,0 +1,71 @@
+// twinkle sample MODEL PROMPT...: answers of the model, with an adapter if one is given.
+#include <cstdio>
+
+#include "twinkle/cli/command.h"
+#include "twinkle/cli/model_path.h"
+#include "twinkle/engine/engine.h"
+#include "twinkle/text/template.h"
+
+namespace twinkle::cli {
+namespace {
+
+struct Options {
+  std::string model, adapter, system;
+  std::vector<std::string> prompts;
+  engine::SamplingParams params;
+};
+
+void run(const Options& o) {
+  const std::string path = model_path(o.model);
+  const text::Template tmpl(path, {.default_system = o.system});
+  engine::Engine engine({.model = path});
+  engine.run<engine::Done>(
+      engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
+  engine.set_decode([&tmpl](std::span<const int32_t> ids) {
+    return tmpl.decode(std::vector<int64_t>(ids.begin(), ids.end()));
+  });
+  engine::Sample sample{.tenant = "me", .params = {o.params}};
+  for (const std::string& prompt : o.prompts) {
+    JsonObject message{{"role", "user"}, {"content", prompt}};
+    const auto feature =
+        tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
+    sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
+  }
+  const auto result = engine.run<engine::SampleResult>(sample);
+  for (size_t i = 0; i < o.prompts.size(); ++i) {
+    for (const auto& completion : result.completions[i]) {
+      const std::vector<int64_t> ids(completion.tokens.begin(), completion.tokens.end());
+      std::printf("> %s\n%s\n\n", o.prompts[i].c_str(), tmpl.decode(ids, true).c_str());
+    }
+  }
+}
+
+}  // namespace
+
+void sample(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("sample", "Generate answers");
+  auto o = std::make_shared<Options>();
+  o->params.temperature = 0;
+  o->params.max_tokens = 128;
+  command
+      ->add_option("model", o->model, "directory, .gguf file with a tokenizer beside it, or hub id")
+      ->required();
+  command->add_option("prompt", o->prompts, "what the user says; several are answered together")
+      ->required();
+  command->add_option("--adapter", o->adapter, "PEFT directory");
+  command->add_option("--system", o->system, "system message");
+  command->add_option("--max-tokens", o->params.max_tokens, "longest answer, tokens")
+      ->capture_default_str();
+  command->add_option("--temperature", o->params.temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--top-p", o->params.top_p, "smallest set of tokens with this probability")
+      ->capture_default_str();
+  command->add_option("--top-k", o->params.top_k, "most likely tokens to draw from, -1 is all")
+      ->capture_default_str();
+  command->add_option("--seed", o->params.seed, "of the draws")->capture_default_str();
+  command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
+      ->capture_default_str();
+  command->add_option("--stop", o->params.stop, "text that ends an answer");
+  command->callback([o] { run(*o); });
+}
+
+}  // namespace twinkle::cli
