@@ -1,5 +1,6 @@
 #include "twinkle/sampler/paged_cache.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -46,8 +47,10 @@ at::Tensor PagedCache::attend(size_t layer, const at::Tensor& q, const at::Tenso
                               const at::Tensor& v, const nn::Packing&,
                               const nn::AttentionOptions& options) {
   kernels::PagedKeys& pages = layers_[layer];
-  kernels::write_pages(pages, k, v, rows_);
-  return kernels::attention_paged(q, pages, rows_, options);
+  const int64_t rows = rows_.positions.numel();
+  kernels::write_pages(pages, k.narrow(0, 0, rows), v.narrow(0, 0, rows), rows_);
+  const at::Tensor out = kernels::attention_paged(q.narrow(0, 0, rows), pages, rows_, options);
+  return rows == q.size(0) ? out : at::constant_pad_nd(out, {0, 0, 0, 0, 0, q.size(0) - rows});
 }
 
 void PagedCache::copy_page(int32_t from, int32_t to) {

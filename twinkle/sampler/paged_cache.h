@@ -23,7 +23,8 @@ class PagedCache final : public model::KvCache {
   // Memory for all pages; the system hands it out as pages are first used.
   PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, int64_t num_pages);
 
-  // Says what the sequences of the next forward are, in its order.
+  // Says what the sequences of the next forward are, in its order. Rows that the forward has behind
+  // those of the chunks are padding: nothing is kept of them, they attend to nothing and get 0.
   void start(const std::vector<Chunk>& chunks);
 
   at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,

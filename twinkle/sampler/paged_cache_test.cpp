@@ -72,5 +72,24 @@ TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {
   }
 }
 
+TEST(PagedCache, RowsBehindTheChunksArePaddingThatLeavesNoTrace) {
+  PagedCache cache(two_layers(), at::kFloat, 1);
+  BlockPool pool(kPageTokens);
+  const std::vector<Block> blocks = pool.take(1);
+  const Tokens tokens(5);
+  cache.start({{&blocks, 0, 3}});
+  const at::Tensor got = tokens.attend(cache, 0, 0, 5);
+  const int64_t lengths[] = {3, 2};
+  const at::Tensor want =
+      nn::attention(tokens.q, tokens.k, tokens.v, nn::pack(lengths), {.scale = 0.25});
+  EXPECT_TRUE(at::equal(got.slice(0, 0, 3), want.slice(0, 0, 3)));
+  EXPECT_TRUE(at::equal(got.slice(0, 3), at::zeros({2, 4, 16})));
+  cache.start({{&blocks, 3, 5}});
+  const int64_t whole[] = {5};
+  EXPECT_TRUE(at::equal(
+      tokens.attend(cache, 0, 3, 5),
+      nn::attention(tokens.q, tokens.k, tokens.v, nn::pack(whole), {.scale = 0.25}).slice(0, 3)));
+}
+
 }  // namespace
 }  // namespace twinkle::sampler

@@ -59,6 +59,11 @@ struct Sampler::Chosen {
 
 namespace {
 
+// torch computes the bf16 product of a single row (and any below 4096 multiplications) by another
+// kernel, which rounds differently, so a sequence that decodes alone gets a row beside it that
+// nobody reads.
+constexpr int64_t kInvariantRows = 2;
+
 const SamplerOptions& checked(const SamplerOptions& options) {
   const auto check = [](const char* field, int64_t value) {
     require(value >= 1, Code::kInvalid, "sampler: ", field, " is ", value,
@@ -178,16 +183,18 @@ std::vector<Sampler::Sequence*> Sampler::plan() {
 at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   int64_t num_tokens = 0;
   for (const Sequence* s : batch) num_tokens += s->next - s->computed;
+  const bool pad = num_tokens < kInvariantRows;
+  const int64_t num_rows = std::max(num_tokens, kInvariantRows);
   model::Batch packed;
-  packed.input_ids = at::empty({num_tokens}, at::kLong);
-  packed.packing.position_ids = at::empty({num_tokens}, at::kLong);
+  packed.input_ids = at::empty({num_rows}, at::kLong);
+  packed.packing.position_ids = at::empty({num_rows}, at::kLong);
   packed.packing.cu_seqlens = {0};
-  packed.owners = nn::Owners::nobody(std::ssize(batch));
+  packed.owners = nn::Owners::nobody(std::ssize(batch) + (pad ? 1 : 0));
   packed.kv = &cache_;
   auto* id = packed.input_ids.mutable_data_ptr<int64_t>();
   auto* position = packed.packing.position_ids.mutable_data_ptr<int64_t>();
   std::vector<Chunk> chunks;
-  std::vector<int64_t> rows;
+  std::vector<int64_t> last;  // rows
   for (size_t i = 0; i < batch.size(); ++i) {
     const Sequence& s = *batch[i];
     for (int64_t t = s.computed; t < s.next; ++t) {
@@ -197,18 +204,19 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     packed.packing.cu_seqlens.push_back(packed.packing.cu_seqlens.back() + s.next - s.computed);
     packed.owners.slot[i] = s.job->request.slot;
     chunks.push_back({&s.blocks, s.computed, s.next});
-    if (s.finishes()) rows.push_back(packed.packing.cu_seqlens.back() - 1);
+    if (s.finishes()) last.push_back(packed.packing.cu_seqlens.back() - 1);
+  }
+  if (pad) {
+    *id = *position = 0;
+    packed.packing.cu_seqlens.push_back(num_rows);
   }
   cache_.start(chunks);
   const at::Tensor hidden = decoder_.forward(packed);
   num_computed_ += num_tokens;
-  if (rows.empty()) return {};
-  const auto num_rows = std::ssize(rows);
-  const at::Tensor last =
-      num_rows == num_tokens
-          ? hidden
-          : hidden.index_select(0, at::from_blob(rows.data(), {num_rows}, at::kLong));
-  return nn::row_invariant_linear(last, decoder_.head().weight);
+  if (last.empty()) return {};
+  while (std::ssize(last) < kInvariantRows) last.push_back(last.back());
+  const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
+  return nn::row_invariant_linear(hidden.index_select(0, index), decoder_.head().weight);
 }
 
 // Who gets a token from which row. A prompt that has just been computed becomes all its samples:

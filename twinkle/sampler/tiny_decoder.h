@@ -1,4 +1,4 @@
-// For tests: a decoder of a few thousand random weights, written as a checkpoint and read back.
+// For tests: a decoder of a hundred thousand random weights, written as a checkpoint and read back.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,9 +19,9 @@ namespace twinkle::sampler {
 struct TinyOptions {
   std::string family = "llama";  // or "qwen3"
   at::ScalarType dtype = at::kFloat;
-  int64_t vocab_size = 97, width = 48, hidden = 72, num_layers = 2;
-  int64_t num_heads = 6, num_kv_heads = 2, head_dim = 8, max_positions = 512;
-  float scale = 0.3f;  // of the weights: larger ones make sharper distributions
+  int64_t vocab_size = 97, width = 96, hidden = 144, num_layers = 2;
+  int64_t num_heads = 6, num_kv_heads = 2, head_dim = 16, max_positions = 512;
+  float scale = 0.2f;  // of the weights: larger ones make sharper distributions
   int64_t window = 0;  // tokens; 0: none. qwen3 only
 };
 
