@@ -1,0 +1,48 @@
+"""Parity with transformers and peft. Every name of a test holds the seed; TWINKLE_PARITY_SEED draws
+other models.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `parity.models` and its neighbours
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+pytest.importorskip("twinkle._core", reason="the extension is not built: make build")
+
+from parity import models  # noqa: E402
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"parity: models drawn with TWINKLE_PARITY_SEED={models.SEED}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def smollm2_dir():
+    """The built-in model as a directory; skips without its package."""
+    from twinkle import hub
+    from twinkle.errors import NotAvailableError
+
+    try:
+        return hub.get("smollm2")
+    except NotAvailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def data_dir():
+    """Real data sets, from TWINKLE_TEST_DATA."""
+    directory = os.environ.get("TWINKLE_TEST_DATA")
+    if not directory:
+        pytest.skip("TWINKLE_TEST_DATA is not set: it names the folder of real data sets")
+    return Path(directory)

@@ -1,0 +1,64 @@
+"""What transformers and peft say: every sequence alone, attention spelled out ("eager")."""
+
+import torch
+
+IGNORED = -100
+
+
+def scores(model, sequence, temperature=1.0):
+    """log p(label) and entropy of every token, both 0 where the label is ignored; with a graph."""
+    logits = model(torch.as_tensor(sequence["input_ids"])[None]).logits[0].float() / temperature
+    logps = logits.log_softmax(-1)
+    labels = torch.as_tensor(sequence["labels"])
+    scored = labels != IGNORED
+    chosen = logps.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    entropies = -(logps.exp() * logps).sum(-1)
+    return torch.where(scored, chosen, 0.0), torch.where(scored, entropies, 0.0)
+
+
+def loss(model, sequences):
+    """Sum over tokens of -weight * log p(label), of one sequence after the other."""
+    total = 0
+    for sequence in sequences:
+        logps, _ = scores(model, sequence)
+        weights = sequence.get("weights")
+        total = total - (logps if weights is None else logps * torch.tensor(weights)).sum()
+    return total
+
+
+def num_tokens(sequences):
+    return sum(label != IGNORED for sequence in sequences for label in sequence["labels"])
+
+
+def gradients(model, sequences):
+    """d loss / d parameter of every parameter that learns, by its name."""
+    model.zero_grad()
+    for sequence in sequences:
+        value = loss(model, [sequence])
+        if value.requires_grad:
+            value.backward()
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+
+
+def adapter_gradients(model, sequences):
+    """The same with our names: model.layers.0.self_attn.q_proj.lora_A.weight."""
+    return {
+        name.removeprefix("base_model.model.").replace(".default.", "."): value
+        for name, value in gradients(model, sequences).items()
+    }
+
+
+def greedy(model, prompt, count):
+    ids = torch.as_tensor(prompt)[None]
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

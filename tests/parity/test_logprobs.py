@@ -1,0 +1,49 @@
+"""Log-probabilities and entropies in float32 equal transformers' within 1e-4."""
+
+import pytest
+import torch
+from parity import models, ours, reference
+
+ALL = range(models.COUNT)
+TOLERANCE = 1e-4
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_the_drawn_models_cover_every_family_and_feature():
+    drawn = [models.draw(i) for i in ALL]
+    marks = [set(d.marks) for d in drawn]
+    assert len(drawn) >= 40
+    for family in models.FAMILIES:
+        mine = [m for m in marks if family in m]
+        for rope in models.ROPES:
+            assert any(rope in m for m in mine)
+        special = "windowed" if family != "llama" else "biased"
+        for mark in ("tied", "untied", special):
+            assert any(mark in m for m in mine)
+
+
+@pytest.mark.parametrize("index", ALL, ids=models.name_of)
+def test_packed_sequences_score_as_each_alone_in_transformers(index):
+    case = models.case(index)
+    made = ours.engine(case.directory, token_budget=case.token_budget, frozen=True)
+    with torch.no_grad():
+        theirs = [reference.scores(case.reference, s) for s in case.sequences]
+    logps, entropies = ours.scores(made, case.sequences, entropy=True)
+    for i, (expected_logps, expected_entropies) in enumerate(theirs):
+        close(logps[i], expected_logps)
+        close(entropies[i], expected_entropies)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
+def test_temperature_divides_the_logits(temperature):
+    case = models.case(0)
+    made = ours.engine(case.directory, frozen=True)
+    logps, entropies = ours.scores(made, case.sequences, temperature=temperature, entropy=True)
+    for i, sequence in enumerate(case.sequences):
+        with torch.no_grad():
+            expected = reference.scores(case.reference, sequence, temperature)
+        close(logps[i], expected[0])
+        close(entropies[i], expected[1])
