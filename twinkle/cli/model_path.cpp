@@ -22,8 +22,9 @@ std::string model_path(const std::string& id) {
     ::alarm(3600);  // a download may take long, not for ever
     ::dup2(ends[1], STDOUT_FILENO);
     ::close(ends[0]);
-    ::execlp(python ? python : "python3", "python3", "-m", "twinkle.hub", "get", id.c_str(),
-             nullptr);
+    const char* program = python ? python : "python3";
+    // Its own name comes first, because an environment's Python finds its packages by it.
+    ::execlp(program, program, "-m", "twinkle.hub", "get", id.c_str(), nullptr);
     ::_exit(127);
   }
   ::close(ends[1]);
