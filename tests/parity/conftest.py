@@ -27,7 +27,7 @@ def two_threads():
     torch.set_num_threads(2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def smollm2_dir():
     """The built-in model as a directory; skips without its package."""
     from twinkle import hub
@@ -46,3 +46,16 @@ def data_dir():
     if not directory:
         pytest.skip("TWINKLE_TEST_DATA is not set: it names the folder of real data sets")
     return Path(directory)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir):
+    """The built-in model in transformers, float32. Not to be changed."""
+    return models.load_reference(smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_dir):
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(smollm2_dir)

@@ -53,12 +53,19 @@ def adapter_gradients(model, sequences):
 
 
 def greedy(model, prompt, count):
+    """The most probable tokens after the prompt.
+
+    With a window of 1, transformers 5.23 generates other tokens than its own forward gives:
+    DynamicSlidingWindowLayer keeps keys[-window + 1 :], which for 1 is keys[0:], all of them, in
+    place of none. There the whole text is computed anew for every token.
+    """
     ids = torch.as_tensor(prompt)[None]
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
+        use_cache=getattr(model.config, "sliding_window", None) != 1,
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()

@@ -1,0 +1,63 @@
+"""What we write, transformers and peft read, and what they write, we read: with equal scores."""
+
+import json
+
+import peft
+import pytest
+import torch
+from parity import models, ours, reference
+from parity.test_gradients import adapted
+
+SOME = range(0, models.COUNT, 5)
+ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
+
+
+def check(made, model, case, atol=1e-4):
+    logps, entropies = ours.scores(made, case.sequences, entropy=True)
+    for i, sequence in enumerate(case.sequences):
+        with torch.no_grad():
+            expected = reference.scores(model, sequence)
+        torch.testing.assert_close(logps[i], expected[0], rtol=0, atol=atol)
+        torch.testing.assert_close(entropies[i], expected[1], rtol=0, atol=atol)
+
+
+def learn(made, case, steps=2):
+    for _ in range(steps):
+        ours.backward(made, case.sequences)
+        made.step(tenant=ours.TENANT, **ADAMW, max_grad_norm=1.0).result()
+
+
+@pytest.mark.parametrize("index", SOME, ids=models.name_of)
+def test_an_adapter_that_learned_here_scores_the_same_in_peft(index, tmp_path):
+    case = models.case(index)
+    adapted(case, tmp_path / "theirs")
+    made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    check(made, peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine"), case)
+
+
+@pytest.mark.parametrize("index", SOME, ids=models.name_of)
+def test_an_adapter_of_peft_scores_the_same_here_and_comes_back_bit_for_bit(index, tmp_path):
+    case = models.case(index)
+    model = adapted(case, tmp_path / "theirs")
+    made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
+    check(made, model, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
+    mine, theirs = (peft.get_peft_model_state_dict(m) for m in (back, model))
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(mine[name], value), name
+
+
+@pytest.mark.parametrize("index", SOME, ids=models.name_of)
+def test_a_model_that_learned_here_scores_the_same_in_transformers(index, tmp_path):
+    case = models.case(index)
+    made = ours.engine(case.directory)
+    untrained, _ = ours.scores(made, case.sequences)
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "full")).result()
+    check(made, models.load_reference(str(tmp_path / "full")), case)
+    trained, _ = ours.scores(made, case.sequences)
+    assert (trained[-1] - untrained[-1]).abs().max() > 0.01

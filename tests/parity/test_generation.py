@@ -1,0 +1,55 @@
+"""Greedy text equals transformers', and the sampler's log-probabilities are those of the scores."""
+
+import pytest
+import torch
+from parity import models, ours, reference
+
+ONE_OF_EACH = range(models.COUNT // 2)  # every family and rope kind, tied and not, with windows
+TEXTS = [
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWrite two sentences about rivers.<|im_end|>\n<|im_start|>assistant\n",
+    "Once upon a time there was a little girl who",
+    "def fibonacci(n):\n",
+]
+
+
+@pytest.mark.parametrize("index", ONE_OF_EACH, ids=models.name_of)
+def test_greedy_tokens_equal_transformers(index):
+    case = models.case(index)
+    made = ours.engine(case.directory, frozen=True)
+    replies = ours.greedy(made, case.prompts, 64)
+    for prompt, (tokens, _) in zip(case.prompts, replies, strict=True):
+        assert len(tokens) == 64
+        assert tokens == reference.greedy(case.reference, prompt, 64)
+
+
+@pytest.mark.parametrize("index", range(models.COUNT), ids=models.name_of)
+def test_sampled_logprobs_equal_transformers_scores_of_the_same_tokens(index):
+    """At temperature 0 the engine reports them under the unmodified distribution."""
+    case = models.case(index)
+    made = ours.engine(case.directory, frozen=True)
+    for prompt, (tokens, logprobs) in zip(
+        case.prompts, ours.greedy(made, case.prompts, 16), strict=True
+    ):
+        row = {"input_ids": prompt + tokens[:-1], "labels": [-100] * (len(prompt) - 1) + tokens}
+        with torch.no_grad():
+            expected, _ = reference.scores(case.reference, row)
+        given = torch.as_tensor(logprobs)
+        torch.testing.assert_close(given, expected[len(prompt) - 1 :], rtol=0, atol=1e-4)
+
+
+def test_greedy_text_of_an_adapter_equals_peft(tmp_path):
+    from parity.test_gradients import adapted
+
+    case = models.case(5)
+    model = adapted(case, tmp_path)
+    made = ours.engine(case.directory, directory=str(tmp_path))
+    for prompt, (tokens, _) in zip(case.prompts, ours.greedy(made, case.prompts, 64), strict=True):
+        assert tokens == reference.greedy(model, prompt, 64)
+
+
+def test_smollm2_writes_the_text_that_transformers_writes(smollm2, smollm2_tokenizer, smollm2_dir):
+    prompts = [smollm2_tokenizer(text)["input_ids"] for text in TEXTS]
+    made = ours.engine(smollm2_dir, frozen=True)
+    for prompt, (tokens, _) in zip(prompts, ours.greedy(made, prompts, 64), strict=True):
+        assert tokens == reference.greedy(smollm2, prompt, 64)

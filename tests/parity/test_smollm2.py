@@ -1,0 +1,83 @@
+"""SmolLM2-135M-Instruct, a real model: scores, gradients, bfloat16, and its GGUF file."""
+
+import peft
+import pytest
+import torch
+from parity import models, ours, reference
+from parity.test_gradients import check
+
+ROWS = [
+    ("What is the capital of France?", "The capital of France is Paris, on the river Seine."),
+    ("Name three primary colours.", "Red, yellow and blue."),
+    ("Why is the sky blue?", "Air scatters the short waves of sunlight more than the long ones."),
+    ("Add 17 and 25, and then double it.", "17 + 25 = 42, and doubled that is 84."),
+]
+
+
+@pytest.fixture(scope="module")
+def sequences(smollm2_tokenizer):
+    """Chats whose replies are scored, and one text that is scored whole."""
+    out = []
+    for question, answer in ROWS:
+        head = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = smollm2_tokenizer(head)["input_ids"]
+        reply = smollm2_tokenizer(answer + "<|im_end|>\n")["input_ids"]
+        ids = prompt + reply
+        out.append({"input_ids": ids[:-1], "labels": ([-100] * len(prompt) + reply)[1:]})
+    text = " ".join(answer for _, answer in ROWS) + " The quick brown fox jumps over the lazy dog."
+    ids = smollm2_tokenizer(text)["input_ids"]
+    out.append({"input_ids": ids[:-1], "labels": ids[1:]})
+    return out
+
+
+@pytest.fixture(scope="module")
+def truth(smollm2, sequences):
+    """log p of the scored tokens in float32."""
+    with torch.no_grad():
+        return [reference.scores(smollm2, s)[0] for s in sequences]
+
+
+def errors(logps, truth):
+    return torch.cat([(a - b)[b != 0].abs() for a, b in zip(logps, truth, strict=True)])
+
+
+def test_scores_equal_transformers(smollm2_dir, sequences, truth):
+    logps, _ = ours.scores(ours.engine(smollm2_dir, frozen=True), sequences)
+    assert errors(logps, truth).max() <= 1e-4
+
+
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(smollm2_dir, sequences, truth):
+    model = models.load_reference(smollm2_dir, torch.bfloat16)
+    with torch.no_grad():
+        theirs = [reference.scores(model, s)[0] for s in sequences]
+    logps, _ = ours.scores(ours.engine(smollm2_dir, precision="bf16", frozen=True), sequences)
+    mine, other = errors(logps, truth), errors(theirs, truth)
+    print(f"mean |error| of log p: ours {mine.mean():.5f}, transformers {other.mean():.5f}")
+    assert mine.mean() <= other.mean()
+
+
+def test_adapter_gradients_equal_peft(smollm2_dir, sequences, tmp_path):
+    torch.manual_seed(models.SEED)
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(models.load_reference(smollm2_dir), config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                value.normal_(std=0.02)
+    model.save_pretrained(str(tmp_path))
+    made = ours.engine(smollm2_dir, directory=str(tmp_path))
+    grads, loss = ours.gradients(made, sequences[:2])
+    with torch.no_grad():
+        assert loss == pytest.approx(reference.loss(model, sequences[:2]).item(), rel=1e-5)
+    check(grads, reference.adapter_gradients(model, sequences[:2]))
+
+
+def test_the_gguf_file_itself_gives_the_scores_of_its_converted_directory(smollm2_dir, sequences):
+    from twinkle.hub import _smollm2_gguf
+
+    gguf = _smollm2_gguf()
+    assert gguf is not None
+    straight, _ = ours.scores(ours.engine(gguf, frozen=True), sequences)
+    converted, _ = ours.scores(ours.engine(smollm2_dir, frozen=True), sequences)
+    for a, b in zip(straight, converted, strict=True):
+        assert torch.equal(a, b)
