@@ -52,5 +52,7 @@ function(twinkle_folder name)
       target_precompile_headers(${name}_test REUSE_FROM twinkle_pch)
     endif()
     add_test(NAME ${name}_test COMMAND ${name}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    # Two programs share the cores: threads that wait must not spin.
+    set_tests_properties(${name}_test PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=PASSIVE)
   endif()
 endfunction()
