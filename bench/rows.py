@@ -1,0 +1,112 @@
+"""A row of the report: its arithmetic, its JSON, its line in docs/benchmarks.md."""
+
+import json
+import statistics
+from pathlib import Path
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+HEADER = (
+    "| id | what | unit | peer | ours (median, best) | peer's (median, best) | ratio | floor "
+    "| limit | share of limit | notes |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
+# Measured by later work, shown so that nobody takes silence for success.
+LATER = {
+    "C2": "LoRA training in fp32",
+    "C5": "several tenants' training in one batch",
+    "C6": "adapters of different ranks in one batch",
+    "C9": "decoding with eight different adapters",
+    "C10": "prompt processing",
+    "C11": "training while another program takes a core",
+    "C12": "memory and latency of 64 resident tenants",
+    "G1-G11": "training and decoding on one GPU",
+    "R1-R4": "reinforcement learning, publishing of weights",
+    "S1-S5": "the server: latency, requests per second, fairness",
+    "K1-K3": "loading, saving, swapping adapters in",
+    "D1-D3": "communication of distributed training",
+}
+
+
+def make_row(id_, what, peer_name, samples, limit, floor, **more):
+    """samples: {"ours": [values], "peer": [values]}, higher is better; limit in the same unit.
+
+    With lower_is_better=True the ratio is peer / ours and the share limit / ours.
+    """
+    lower = more.pop("lower_is_better", False)
+    ours, peer = (statistics.median(samples[name]) for name in ("ours", "peer"))
+    best = min if lower else max
+    return {
+        "id": id_,
+        "what": what,
+        "ours": round(ours, 2),
+        "peer": round(peer, 2),
+        "peer_name": peer_name,
+        "ratio": round(peer / ours if lower else ours / peer, 3),
+        "floor": floor,
+        "limit": round(limit, 2),
+        "share_of_limit": round(limit / ours if lower else ours / limit, 3),
+        "best": {name: round(best(values), 2) for name, values in samples.items()},
+        "samples": {name: [round(v, 2) for v in values] for name, values in samples.items()},
+        **more,
+    }
+
+
+def merged(old, new):
+    """Rows of earlier runs stay unless this run measured them again."""
+
+    def key(row):
+        return row["id"], row["what"], row["peer_name"]
+
+    fresh = {key(row) for row in new}
+    rows = [row for row in old if key(row) not in fresh] + new
+    return sorted(rows, key=lambda row: (int(row["id"][1:]), row["what"], row["peer_name"]))
+
+
+def line(row):
+    notes = [] if row["valid"] else ["**invalid**"]
+    notes += ["**noisy**"] if row["noisy"] else []
+    notes += row["notes"]
+    cells = [
+        row["id"],
+        row["what"],
+        row["unit"],
+        row["peer_name"],
+        f"{row['ours']:,} ({row['best']['ours']:,})",
+        f"{row['peer']:,} ({row['best']['peer']:,})",
+        f"{row['ratio']:.2f}",
+        f"{row['floor']:.2f}",
+        f"{row['limit']:,}",
+        f"{row['share_of_limit']:.0%}",
+        "; ".join(notes),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(rows):
+    if not rows:
+        return "Nothing measured yet: run `make bench`."
+    machines = sorted({f"{row['cpu']}, {row['threads']} threads; {row['machine']}" for row in rows})
+    later = [f"| {id_} | {what} | not measured yet{' |' * 9}" for id_, what in LATER.items()]
+    return "\n".join(
+        [*(f"- Measured on: {m}" for m in machines), "", HEADER, *map(line, rows), *later]
+    )
+
+
+def between_markers(document, text):
+    """The document with everything between the markers replaced."""
+    if BEGIN not in document or END not in document:
+        raise SystemExit(f"bench: docs/benchmarks.md lacks the lines {BEGIN} and {END}")
+    head, rest = document.split(BEGIN, 1)
+    return f"{head}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}"
+
+
+def write(rows, results, document=None):
+    """Merges rows into the JSON file, and fills the document's table from the whole of it."""
+    results = Path(results)
+    old = json.loads(results.read_text()) if results.exists() else []
+    rows = merged(old, rows)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps(rows, indent=1) + "\n")
+    if document is not None:
+        document = Path(document)
+        document.write_text(between_markers(document.read_text(), table(rows)))
+    return rows

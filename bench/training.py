@@ -1,0 +1,139 @@
+"""C1, C3, C4: LoRA training beside transformers + peft: speed, real texts, peak memory."""
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreign import take_rounds
+from limits import training_gflop, training_memory_mib
+from rows import make_row
+from worker import Worker
+
+RANK = 8
+LEARNING_RATE = 1e-3
+TOLERANCE = 2e-2  # of losses in bf16, relative
+SIZE, LENGTH = 4, 256
+PEAK_STEPS = 3
+
+
+@dataclass
+class Question:
+    id: str
+    what: str
+    floor: float
+
+
+C1 = Question("C1", f"LoRA training, bf16, rank {RANK}, all linears, {SIZE} x {LENGTH} tokens", 1.6)
+C3 = Question("C3", "LoRA training on GSM8K, bf16, batches of 8, mixed lengths, real tokens", 1.85)
+C4 = Question("C4", "peak memory of C1", 2.0)
+
+
+def differences(left, right):
+    """Largest relative difference of two loss curves."""
+    return max(abs(a - b) / abs(b) for a, b in zip(left, right, strict=True))
+
+
+def start(stack, run, system, adapter, make):
+    worker = stack.enter_context(Worker(system, run.threads))
+    worker.ask("load", model=run.model)
+    worker.ask("start_training", adapter=adapter, rank=RANK, make=make)
+    return worker
+
+
+def step(worker, batch):
+    return worker.ask("train", ids=batch["ids"], labels=batch["labels"], lr=LEARNING_RATE)
+
+
+def lengths(batch):
+    return [len(row) for row in batch["ids"]]
+
+
+def num_tokens(batch):
+    return sum(lengths(batch))
+
+
+def num_scored(batch):
+    return sum(label != -100 for row in batch["labels"] for label in row)
+
+
+def limit_tokens_s(run, batches):
+    """Tokens per second of these batches at the measured rate of matrix products."""
+    gflop = sum(
+        training_gflop(run.shape, RANK, lengths(batch), num_scored(batch)) for batch in batches
+    )
+    return sum(map(num_tokens, batches)) * run.machine.gemm_gflops / gflop
+
+
+def speed(run, question, batches):
+    """One row: both train the same batches from the same adapter, one after the other."""
+    curves = {"ours": [], "peer": []}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        adapter = str(Path(folder) / "adapter")
+        workers = {"ours": start(stack, run, "system_twinkle", adapter, True)}
+        workers["peer"] = start(stack, run, "system_peft", adapter, False)
+        peer_name = workers["peer"].ask("name")
+
+        def take(index):
+            batch = batches[index]
+            round_ = {name: step(worker, batch) for name, worker in workers.items()}
+            for name, sample in round_.items():
+                curves[name].append(sample["loss"])
+                sample["rate"] = num_tokens(batch) / sample["wall_s"]
+                sample["batch"] = index
+            return round_
+
+        take(0)  # warms up; its losses count, its time does not
+        rounds, noisy = take_rounds(
+            lambda index: take(index + 1), run.rounds, run.attempts, run.progress(question.id)
+        )
+    difference = differences(curves["ours"], curves["peer"])
+    used = [batches[round_["ours"]["batch"]] for round_ in rounds]
+    return make_row(
+        question.id, question.what, peer_name,
+        {name: [round_[name]["rate"] for round_ in rounds] for name in workers},
+        limit_tokens_s(run, used), question.floor, unit="tokens/s", noisy=noisy,
+        valid=difference <= TOLERANCE,
+        notes=[f"{len(curves['ours'])} losses differ by at most {difference:.1e} (relative)"],
+        losses=curves, foreign=foreign_of(rounds), **run.machine_fields(),
+    )  # fmt: skip
+
+
+def foreign_of(rounds):
+    """Cores of foreign load per kept round, the worst of its samples."""
+    return [round(max(s["foreign"] for s in round_.values()), 3) for round_ in rounds]
+
+
+def c1(run):
+    return [speed(run, C1, run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH))]
+
+
+def c3(run):
+    return [speed(run, C3, run.inputs.mixed_batches(run.attempts + 1, 8))]
+
+
+def c4(run):
+    """Every sample is a process of its own, from its start to the third step's end."""
+    batches = run.inputs.full_batches(PEAK_STEPS, SIZE, LENGTH)
+    peaks, curves = {"ours": [], "peer": []}, {}
+    done = run.progress(C4.id)
+    with tempfile.TemporaryDirectory() as folder:
+        for index in range(run.processes):
+            adapter = str(Path(folder) / f"adapter{index}")
+            for name, system in (("ours", "system_twinkle"), ("peer", "system_peft")):
+                with ExitStack() as stack:
+                    worker = start(stack, run, system, adapter, name == "ours")
+                    curves[name] = [step(worker, batch)["loss"] for batch in batches]
+                    peaks[name].append(worker.ask("peak_rss_mib"))
+                    peer_name = worker.ask("name") if name == "peer" else None
+            done(None)
+    difference = differences(curves["ours"], curves["peer"])
+    limit = training_memory_mib(run.shape, RANK, SIZE * LENGTH)
+    return [
+        make_row(
+            C4.id, C4.what, peer_name, peaks, limit, C4.floor, lower_is_better=True, unit="MiB",
+            noisy=False, valid=difference <= TOLERANCE,
+            notes=[f"losses differ by at most {difference:.1e} (relative)"],
+            **run.machine_fields(),
+        )
+    ]  # fmt: skip

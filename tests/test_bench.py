@@ -1,0 +1,162 @@
+"""bench/: arguments, the arithmetic of rows and limits, the noise filter, the pipes. No model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+import decoding  # noqa: E402
+import foreign  # noqa: E402
+import inputs  # noqa: E402
+import limits  # noqa: E402
+import rows  # noqa: E402
+import run  # noqa: E402
+import training  # noqa: E402
+from worker import Worker, WorkerError  # noqa: E402
+
+SMOLLM2 = limits.Shape(hidden=576, inner=1536, kv_width=192, layers=30, vocab=49152)
+
+
+def row(id_="C1", what="training", lower=False, **more):
+    samples = {"ours": [300.0, 100.0, 200.0], "peer": [50.0, 100.0, 90.0]}
+    fields = {"unit": "tokens/s", "noisy": False, "valid": True, "notes": []}
+    fields |= {"cpu": "a CPU", "threads": 2, "machine": "fast", **more}
+    return rows.make_row(
+        id_, what, "peer 1.0", samples, 400.0, 1.6, lower_is_better=lower, **fields
+    )
+
+
+def test_arguments_name_questions_and_unknown_ones_are_refused(capsys):
+    assert run.parse([]).only == ["C1", "C3", "C4", "C7", "C8"]
+    arguments = run.parse(["--only", "c1,C3", "--quick", "--threads", "3"])
+    assert (arguments.only, arguments.quick, arguments.threads) == (["C1", "C3"], True, 3)
+    for wrong, text in ((["--only", "C99"], "'C99'"), (["--rounds", "0"], "at least 1")):
+        with pytest.raises(SystemExit):
+            run.parse(wrong)
+        assert text in capsys.readouterr().err
+
+
+def test_a_row_is_medians_their_ratio_and_the_share_of_the_limit():
+    one = row()
+    assert (one["ours"], one["peer"], one["limit"]) == (200, 90, 400)
+    assert one["ratio"] == pytest.approx(200 / 90, abs=1e-3)
+    assert one["share_of_limit"] == 0.5
+    assert one["best"] == {"ours": 300, "peer": 100}
+
+
+def test_where_less_is_better_the_ratio_is_turned_round():
+    one = row(lower=True)
+    assert one["ratio"] == 0.45
+    assert one["share_of_limit"] == 2.0
+    assert one["best"] == {"ours": 100, "peer": 50}
+
+
+def test_results_keep_what_this_run_did_not_measure(tmp_path):
+    document, results = tmp_path / "d.md", tmp_path / "results/cpu.json"
+    document.write_text(f"before\n{rows.BEGIN}\nold\n{rows.END}\nafter\n")
+    rows.write([row("C8", "b"), row("C1")], results, document)
+    rows.write([row("C1", noisy=True), row("C3", valid=False)], results, document)
+    assert [r["id"] for r in json.loads(results.read_text())] == ["C1", "C3", "C8"]
+    text = document.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert "**noisy**" in table[2] and "**invalid**" in table[3] and "**" not in table[4]
+    assert sum("not measured yet" in line for line in table) == len(rows.LATER)
+
+
+def test_the_documents_table_is_that_of_the_results():
+    document, results = ROOT / "docs/benchmarks.md", ROOT / "bench/results/cpu.json"
+    found = json.loads(results.read_text()) if results.exists() else []
+    text = document.read_text()
+    assert text == rows.between_markers(text, rows.table(found))
+
+
+def test_a_document_without_markers_is_refused():
+    with pytest.raises(SystemExit, match="lacks the lines"):
+        rows.between_markers("text", "table")
+
+
+def test_busy_time_leaves_out_idle_and_waiting():
+    assert foreign.busy_seconds("cpu  1 2 3 1000 2000 4 5 6 7 8\ncpu0") == 21 * foreign.TICK_S
+
+
+def test_own_work_is_not_foreign(monkeypatch):
+    now = iter([(10.0, 1.0), (13.0, 3.0)])
+    monkeypatch.setattr(foreign.Meter, "_now", staticmethod(lambda: next(now)))
+    clock = iter([0.0, 4.0])
+    monkeypatch.setattr(foreign.time, "perf_counter", lambda: next(clock))
+    with foreign.Meter() as meter:
+        pass
+    assert (meter.wall_s, meter.foreign) == (4.0, 0.25)
+
+
+def rounds_of(loads):
+    return lambda i: {"ours": {"foreign": 0.0, "i": i}, "peer": {"foreign": loads[i], "i": i}}
+
+
+def indices(rounds):
+    return [round_["ours"]["i"] for round_ in rounds]
+
+
+def test_disturbed_rounds_are_dropped_and_taken_again():
+    seen = []
+    rounds, noisy = foreign.take_rounds(rounds_of([0.01, 0.06, 1, 0.05, 0]), 2, 5, seen.append)
+    assert (indices(rounds), noisy, len(seen)) == ([0, 3], False, 4)
+
+
+def test_too_few_clean_rounds_are_called_noisy_and_the_least_disturbed_are_kept():
+    rounds, noisy = foreign.take_rounds(rounds_of([0.5, 0.9, 0.01, 0.2]), 2, 4)
+    assert (indices(rounds), noisy) == ([2, 3], True)
+
+
+def test_the_formulas_give_the_known_figures_of_the_model():
+    assert SMOLLM2.bytes == pytest.approx(269e6, rel=1e-3)
+    assert SMOLLM2.adapter_weights(8) == 2_442_240
+    gflop = limits.training_gflop(SMOLLM2, 8, [256] * 4, 1024) / 1024
+    assert gflop == pytest.approx(0.580, rel=2e-3)
+    machine = limits.Machine(gemm_gflops=462, read_gb_s=30, note="")
+    one, many = (limits.decoding_tokens_s(SMOLLM2, machine, n) for n in (1, 32))
+    assert one == pytest.approx(111.5, rel=2e-3)
+    assert many == pytest.approx(1717, rel=2e-3)
+
+
+def test_the_limit_counts_the_tokens_and_scored_labels_of_the_batches():
+    batch = {"ids": [[1] * 5, [2] * 3], "labels": [[-100] * 3 + [4, -100], [1, 1, -100]]}
+    assert (training.num_tokens(batch), training.num_scored(batch)) == (8, 3)
+
+
+def test_curves_and_replies_are_compared():
+    assert training.differences([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert decoding.agreement([[1, 2, 3, 4], [5, 6]], [[1, 2, 9, 4], [5, 6]]) == 0.75
+
+
+def test_missing_data_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("TWINKLE_TEST_DATA", raising=False)
+    with pytest.raises(SystemExit, match="TWINKLE_TEST_DATA is not set"):
+        inputs.rows(1)
+    monkeypatch.setenv("TWINKLE_TEST_DATA", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"gsm8k_train\.jsonl is missing"):
+        inputs.rows(1)
+
+
+def test_a_worker_answers_and_its_errors_come_back(tmp_path, monkeypatch):
+    (tmp_path / "system_echo.py").write_text(
+        "class System:\n"
+        "    def echo(self, text):\n"
+        "        print('noise')\n"
+        "        return text\n"
+        "    def fail(self):\n"
+        "        raise ValueError('no such thing')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Worker("system_echo", threads=1) as worker:
+        assert worker.ask("echo", text="a\nb") == "a\nb"
+        with pytest.raises(WorkerError, match="system_echo: fail: ValueError: no such thing"):
+            worker.ask("fail")
+        assert worker.ask("peak_rss_mib") > 1
+    with Worker("system_missing", threads=1) as worker, pytest.raises(WorkerError, match="ended"):
+        worker.ask("echo", text="a")
