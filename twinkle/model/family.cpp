@@ -44,8 +44,8 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
 
 nn::RopeSpec read_rope(const Json& config) {
   nn::RopeSpec rope;
-  const Json* parameters = find(config, "rope_parameters");
-  if (!parameters) parameters = find(config, "rope_scaling");
+  const Json* parameters = find(config, "rope_scaling");  // both: transformers takes this one
+  if (!parameters) parameters = find(config, "rope_parameters");
   rope.theta = get_or(config, "rope_theta", 10000.0);
   if (!parameters) return rope;
   const Json& p = *parameters;
@@ -56,9 +56,10 @@ nn::RopeSpec read_rope(const Json& config) {
   require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
           "; the families known so far turn whole heads");
   if (kind == "default") return rope;
+  // The field beside the rope goes before the one in it, as in transformers.
   const auto original =
-      get_or<int64_t>(p, "original_max_position_embeddings",
-                      get_or<int64_t>(config, "original_max_position_embeddings",
+      get_or<int64_t>(config, "original_max_position_embeddings",
+                      get_or<int64_t>(p, "original_max_position_embeddings",
                                       get_or<int64_t>(config, "max_position_embeddings", 0)));
   rope.factor = get<double>(p, "factor");
   rope.original_max_position = original;
