@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
+#include "twinkle/kernels/gemv.h"
+
 namespace twinkle::nn {
 namespace {
 
@@ -10,10 +14,14 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Rows from which the library computes each row in one way. float32: below 16 it takes another
-// path. bfloat16: products of at most 16^3 multiply-adds go to ATen's own loop instead of oneDNN.
+// path. bfloat16: products of at most 16^3 multiply-adds go to ATen's own loop instead of oneDNN,
+// and a lone row is summed in another order for some shapes.
 int64_t invariant_rows(at::ScalarType type, const at::Tensor& weight) {
-  return type == at::kBFloat16 ? 4096 / weight.numel() + 1 : 16;
+  return type == at::kBFloat16 ? std::max<int64_t>(2, 4096 / weight.numel() + 1) : 16;
 }
+
+// Rows up to which streaming the weights once beats the library's product.
+constexpr int64_t kThinRows = 8;
 
 template <class T>
 const T* pointer(AutogradContext* ctx, const char* name) {
@@ -81,6 +89,11 @@ Owners Owners::nobody(int64_t num_sequences) {
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
+  if (x.size(0) <= kThinRows && x.scalar_type() == at::kBFloat16 && x.is_contiguous() &&
+      weight.is_contiguous() && kernels::thin_linear_is_fast()) {
+    const auto block = kernels::find_block(weight.size(0), weight.size(1));
+    if (block) return kernels::thin_linear(x, weight, bias, *block);
+  }
   const int64_t rows = x.size(0), needed = invariant_rows(x.scalar_type(), weight);
   if (rows >= needed) return at::linear(x, weight, bias);
   const at::Tensor padded = at::zeros({needed, x.size(1)}, x.options());
