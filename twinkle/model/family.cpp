@@ -10,10 +10,16 @@ namespace twinkle::model {
 
 namespace {
 
+constexpr int64_t kMaxLayers = 65536;
+
+// The limit keeps a broken config from asking for all of the memory.
 int64_t positive(const Json& config, std::string_view key) {
+  constexpr int64_t limit = int64_t{1} << 30;
   const auto value = get<int64_t>(config, key);
   require(value > 0, Code::kInvalid, "model: config field '", key, "' is ", value,
           ", it must be at least 1");
+  require(value <= limit, Code::kInvalid, "model: config field '", key, "' is ", value,
+          ", the limit is ", limit);
   return value;
 }
 
@@ -44,11 +50,11 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
 
 nn::RopeSpec read_rope(const Json& config) {
   nn::RopeSpec rope;
-  const Json* parameters = find(config, "rope_scaling");  // both: transformers takes this one
-  if (!parameters) parameters = find(config, "rope_parameters");
+  const Json* parameters = find(config, "rope_parameters");
+  if (!parameters) parameters = find(config, "rope_scaling");
   rope.theta = get_or(config, "rope_theta", 10000.0);
-  if (!parameters) return rope;
-  const Json& p = *parameters;
+  const Json none = JsonObject{};
+  const Json& p = parameters ? *parameters : none;
   rope.theta = get_or(p, "rope_theta", rope.theta);
   const std::string kind = get_or(p, "rope_type", get_or<std::string>(p, "type", "default"));
   const double share =
@@ -56,10 +62,12 @@ nn::RopeSpec read_rope(const Json& config) {
   require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
           "; the families known so far turn whole heads");
   if (kind == "default") return rope;
-  // The field beside the rope goes before the one in it, as in transformers.
+  // Before the factor, which other kinds do not have.
+  require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
+          "model: rope kind '", kind, "' is not known; known: default, linear, yarn, llama3");
   const auto original =
-      get_or<int64_t>(config, "original_max_position_embeddings",
-                      get_or<int64_t>(p, "original_max_position_embeddings",
+      get_or<int64_t>(p, "original_max_position_embeddings",
+                      get_or<int64_t>(config, "original_max_position_embeddings",
                                       get_or<int64_t>(config, "max_position_embeddings", 0)));
   rope.factor = get<double>(p, "factor");
   rope.original_max_position = original;
@@ -69,7 +77,7 @@ nn::RopeSpec read_rope(const Json& config) {
     rope.kind = nn::RopeKind::kLlama3;
     rope.low_freq_factor = get<double>(p, "low_freq_factor");
     rope.high_freq_factor = get<double>(p, "high_freq_factor");
-  } else if (kind == "yarn") {
+  } else {
     rope.kind = nn::RopeKind::kYarn;
     rope.beta_fast = get_or(p, "beta_fast", 32.0);
     rope.beta_slow = get_or(p, "beta_slow", 1.0);
@@ -77,9 +85,6 @@ nn::RopeSpec read_rope(const Json& config) {
     if (find(p, "attention_factor")) rope.attention_factor = get<double>(p, "attention_factor");
     if (find(p, "mscale")) rope.mscale = get<double>(p, "mscale");
     if (find(p, "mscale_all_dim")) rope.mscale_all_dim = get<double>(p, "mscale_all_dim");
-  } else {
-    fail(Code::kInvalid, "model: rope kind '", kind,
-         "' is not known; known: default, linear, yarn, llama3");
   }
   return rope;
 }
@@ -89,6 +94,9 @@ DecoderSpec llama_like(const Json& config) {
   spec.vocab_size = positive(config, "vocab_size");
   spec.width = positive(config, "hidden_size");
   spec.num_layers = positive(config, "num_hidden_layers");
+  require(spec.num_layers <= kMaxLayers, Code::kInvalid,
+          "model: config field 'num_hidden_layers' is ", spec.num_layers, ", the limit is ",
+          kMaxLayers);
   spec.hidden = positive(config, "intermediate_size");
   spec.max_positions = positive(config, "max_position_embeddings");
   spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
@@ -100,6 +108,8 @@ DecoderSpec llama_like(const Json& config) {
   require(a.num_heads % a.num_kv_heads == 0, Code::kInvalid, "model: num_attention_heads is ",
           a.num_heads, ", it must be a multiple of num_key_value_heads, ", a.num_kv_heads);
   a.head_dim = find(config, "head_dim") ? positive(config, "head_dim") : spec.width / a.num_heads;
+  require(a.head_dim > 0, Code::kInvalid, "model: hidden_size is ", spec.width,
+          ", too small for num_attention_heads, ", a.num_heads);
   require(a.head_dim % 2 == 0, Code::kInvalid, "model: head_dim is ", a.head_dim,
           ", rope needs an even one");
   a.windows = read_windows(config, spec.num_layers);
