@@ -1,0 +1,180 @@
+#include "twinkle/model/family.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::model {
+namespace {
+
+std::string refusal(const JsonObject& config) {
+  return error_of([&] { read_spec(config); });
+}
+
+JsonObject with(const char* key, Json value, JsonObject config = tiny_config()) {
+  config[key] = std::move(value);
+  return config;
+}
+
+JsonObject with_rope(const char* key, const char* text) {
+  return with(key, parse_json(text, "rope"));
+}
+
+TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
+  std::set<std::string> names;
+  for (const Family& family : families()) {
+    EXPECT_TRUE(names.insert(family.name).second) << family.name;
+    EXPECT_FALSE(family.architectures.empty()) << family.name;
+    EXPECT_TRUE(family.spec) << family.name;
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3"}));
+}
+
+TEST(Family, SizesComeFromTheConfig) {
+  const DecoderSpec spec = read_spec(tiny_config());
+  EXPECT_EQ(spec.family, "llama");
+  EXPECT_EQ(spec.vocab_size, 131);
+  EXPECT_EQ(spec.width, 48);
+  EXPECT_EQ(spec.num_layers, 2);
+  EXPECT_EQ(spec.hidden, 80);
+  EXPECT_EQ(spec.max_positions, 256);
+  EXPECT_EQ(spec.norm_eps, 1e-5);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_EQ(spec.attention.num_heads, 4);
+  EXPECT_EQ(spec.attention.num_kv_heads, 2);
+  EXPECT_EQ(spec.attention.head_dim, 12);
+}
+
+TEST(Family, AbsentFieldsHaveTransformersDefaults) {
+  JsonObject config = tiny_config();
+  for (const char* key : {"num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta",
+                          "tie_word_embeddings", "architectures"})
+    config.erase(key);
+  const DecoderSpec spec = read_spec(config);
+  EXPECT_EQ(spec.attention.num_kv_heads, 4);
+  EXPECT_EQ(spec.attention.head_dim, 48 / 4);
+  EXPECT_EQ(spec.norm_eps, 1e-6);
+  EXPECT_EQ(spec.attention.rope.theta, 10000);
+  EXPECT_FALSE(spec.tied_head);
+  EXPECT_EQ(spec.attention.windows, std::vector<int64_t>(2, 0));
+}
+
+TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {
+  EXPECT_EQ(refusal(with("model_type", "mamba")),
+            "model: model_type 'mamba' is not known; known: llama, qwen2, qwen3");
+  JsonObject none = tiny_config();
+  none.erase("model_type");
+  EXPECT_EQ(refusal(none), "model: model_type '' is not known; known: llama, qwen2, qwen3");
+  EXPECT_EQ(refusal(with("architectures", JsonArray{"LlamaForSequenceClassification"})),
+            "model: architecture \"LlamaForSequenceClassification\" of model_type 'llama' is not "
+            "known; known: LlamaForCausalLM");
+  EXPECT_EQ(refusal(with("hidden_act", "gelu")),
+            "model: hidden_act 'gelu' is not known; known: silu");
+}
+
+TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
+  EXPECT_EQ(refusal(with("attention_dropout", 0.1)),
+            "model: attention_dropout is 0.1; only 0 is supported: set it to 0 in config.json");
+  EXPECT_EQ(refusal(with("pretraining_tp", 2)),
+            "model: pretraining_tp other than 1 is not supported");
+  EXPECT_EQ(refusal(with("quantization_config", JsonObject{{"bits", 4}})),
+            "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF "
+            "file");
+  EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5, with_rope("rope_scaling", "{}"))),
+            "model: config field 'partial_rotary_factor' is 0.5; the families known so far turn "
+            "whole heads");
+  EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5)),
+            "model: config field 'partial_rotary_factor' is 0.5; the families known so far turn "
+            "whole heads");
+}
+
+TEST(Family, ImpossibleSizesAreRefused) {
+  for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
+                          "max_position_embeddings", "num_attention_heads"}) {
+    const std::string field = std::string("'") + key + "'";
+    for (const int64_t bad : {int64_t{0}, int64_t{-3}}) {
+      EXPECT_EQ(refusal(with(key, bad)), "model: config field " + field + " is " +
+                                             std::to_string(bad) + ", it must be at least 1");
+    }
+    EXPECT_EQ(refusal(with(key, int64_t{1} << 40)),
+              "model: config field " + field + " is 1099511627776, the limit is 1073741824");
+    EXPECT_EQ(refusal(with(key, nullptr)), "json: field " + field + " is missing");
+    EXPECT_EQ(refusal(with(key, "many")),
+              "json: field " + field + " is \"many\", expected an integer");
+  }
+  EXPECT_EQ(refusal(with("num_hidden_layers", 100000)),
+            "model: config field 'num_hidden_layers' is 100000, the limit is 65536");
+  EXPECT_EQ(refusal(with("num_key_value_heads", 3)),
+            "model: num_attention_heads is 4, it must be a multiple of num_key_value_heads, 3");
+  EXPECT_EQ(refusal(with("head_dim", 7)), "model: head_dim is 7, rope needs an even one");
+  JsonObject thin = with("hidden_size", 3);
+  thin.erase("head_dim");
+  EXPECT_EQ(refusal(thin), "model: hidden_size is 3, too small for num_attention_heads, 4");
+}
+
+TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
+  JsonObject config = with("num_hidden_layers", 4);
+  config["sliding_window"] = 9;
+  EXPECT_EQ(read_spec(config).attention.windows, std::vector<int64_t>(4, 0)) << "not used";
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = 3;
+  EXPECT_EQ(read_spec(config).attention.windows, (std::vector<int64_t>{0, 0, 0, 9}));
+  config["layer_types"] =
+      JsonArray{"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+  EXPECT_EQ(read_spec(config).attention.windows, (std::vector<int64_t>{9, 0, 9, 0}));
+  config["layer_types"] = JsonArray{"full_attention"};
+  EXPECT_EQ(refusal(config), "model: config field 'layer_types' must list 4 layers");
+  config["layer_types"] = JsonArray{"full_attention", "full_attention", "chunked_attention", "x"};
+  EXPECT_EQ(refusal(config),
+            "model: config field 'layer_types' holds \"chunked_attention\"; known: "
+            "\"full_attention\", \"sliding_attention\"");
+  config["sliding_window"] = 0;
+  EXPECT_EQ(refusal(config), "model: config field 'sliding_window' is 0, it must be at least 1");
+}
+
+TEST(Family, RopeIsReadFromBothOfItsPlaces) {
+  const auto rope = [](const char* key, const char* text) {
+    return read_rope(with_rope(key, text));
+  };
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    EXPECT_EQ(rope(key, R"({"rope_type": "default", "rope_theta": 5e5})").theta, 5e5);
+    const auto linear = rope(key, R"({"type": "linear", "factor": 4})");
+    EXPECT_EQ(linear.kind, nn::RopeKind::kLinear);
+    EXPECT_EQ(linear.factor, 4);
+    EXPECT_EQ(linear.theta, 10000);
+    const auto llama3 = rope(key, R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+        "high_freq_factor": 4.5, "original_max_position_embeddings": 64})");
+    EXPECT_EQ(llama3.kind, nn::RopeKind::kLlama3);
+    EXPECT_EQ(llama3.high_freq_factor, 4.5);
+    EXPECT_EQ(llama3.original_max_position, 64);
+    const auto yarn = rope(key, R"({"rope_type": "yarn", "factor": 2, "beta_fast": 30,
+        "beta_slow": 2, "truncate": false, "attention_factor": 1.5, "mscale": 0.7,
+        "mscale_all_dim": 0.8})");
+    EXPECT_EQ(yarn.kind, nn::RopeKind::kYarn);
+    EXPECT_EQ(yarn.original_max_position, 256) << "max_position_embeddings where none is named";
+    EXPECT_EQ(yarn.beta_fast, 30);
+    EXPECT_EQ(yarn.beta_slow, 2);
+    EXPECT_FALSE(yarn.truncate);
+    EXPECT_EQ(yarn.attention_factor, 1.5);
+    EXPECT_EQ(yarn.mscale, 0.7);
+    EXPECT_EQ(yarn.mscale_all_dim, 0.8);
+  }
+  JsonObject both = with_rope("rope_scaling", R"({"rope_type": "linear", "factor": 4})");
+  both["rope_parameters"] = parse_json(R"({"rope_type": "linear", "factor": 3})", "rope");
+  EXPECT_EQ(read_rope(both).factor, 3) << "the newer name wins";
+}
+
+TEST(Family, UnknownRopeKindsAreRefusedEvenWithoutAFactor) {
+  for (const char* text : {R"({"rope_type": "longrope", "long_factor": [1, 2]})",
+                           R"({"type": "longrope", "factor": 2.0})"}) {
+    EXPECT_EQ(refusal(with_rope("rope_scaling", text)),
+              "model: rope kind 'longrope' is not known; known: default, linear, yarn, llama3");
+  }
+  EXPECT_EQ(refusal(with_rope("rope_scaling", R"({"rope_type": "yarn"})")),
+            "json: field 'factor' is missing");
+}
+
+}  // namespace
+}  // namespace twinkle::model

@@ -1,0 +1,60 @@
+#include "twinkle/model/tensors.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "twinkle/io/safetensors.h"
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle::model {
+namespace {
+
+TEST(Tensors, AViewComesBackAsTheSameTensorOfEveryFloatType) {
+  const ScratchDir dir;
+  const at::Tensor value = at::arange(6, at::kFloat).reshape({2, 3}) - 2.5;  // exact in bfloat16
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const at::Tensor stored = value.to(type);
+    write_safetensors(dir / "model.safetensors", std::vector{view_of("w", stored)});
+    const Checkpoint checkpoint = Checkpoint::open(dir / "model.safetensors");
+    for (const auto wanted : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      const at::Tensor read = tensor_of(checkpoint, "w", {2, 3}, wanted);
+      EXPECT_EQ(read.scalar_type(), wanted);
+      EXPECT_TRUE(at::equal(read, value.to(wanted)));
+    }
+    EXPECT_TRUE(at::equal(to_float32(checkpoint.at("w")), value));
+  }
+}
+
+TEST(Tensors, HalfPrecisionIsRead) {
+  const at::Tensor half = at::tensor({0.5f, -1.25f, 3.0f}).to(at::kHalf);
+  TensorView view{.name = "w", .dtype = Dtype::kF16, .shape = {3}};
+  view.bytes = {static_cast<const std::byte*>(half.const_data_ptr()), half.nbytes()};
+  EXPECT_TRUE(at::equal(to_float32(view), half.to(at::kFloat)));
+}
+
+TEST(Tensors, BytesAtAnOddAddressAreRead) {
+  const at::Tensor value = at::randn({5});
+  std::vector<std::byte> shifted(1 + value.nbytes());
+  std::memcpy(shifted.data() + 1, value.const_data_ptr(), value.nbytes());
+  const TensorView view{
+      .name = "w", .dtype = Dtype::kF32, .shape = {5}, .bytes = std::span(shifted).subspan(1)};
+  EXPECT_TRUE(at::equal(to_float32(view), value));
+}
+
+TEST(Tensors, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
+  const ScratchDir dir;
+  const at::Tensor w = at::zeros({2, 3}), ids = at::zeros({2}, at::kLong);
+  write_safetensors(dir / "model.safetensors", std::vector{view_of("w", w), view_of("ids", ids)});
+  const auto file = dir / "model.safetensors";
+  const Checkpoint checkpoint = Checkpoint::open(file);
+  EXPECT_EQ(error_of([&] { tensor_of(checkpoint, "b", {2}, at::kFloat); }),
+            "model: " + file.string() + " has no tensor b, which config.json asks for");
+  EXPECT_EQ(error_of([&] { tensor_of(checkpoint, "w", {3, 2}, at::kFloat); }),
+            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(error_of([&] { tensor_of(checkpoint, "ids", {2}, at::kFloat); }),
+            "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
+  EXPECT_EQ(error_of([&] { view_of("w", w.to(at::kHalf)); }), "model: cannot write w of type Half");
+}
+
+}  // namespace
+}  // namespace twinkle::model
