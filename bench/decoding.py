@@ -60,7 +60,7 @@ def rows_of(run, id_, num_sequences, floors, workers):
         return round_
 
     take(0)
-    label = f"{id_}, {num_sequences} sequences"
+    label = f"{id_} x {num_sequences}"
     rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
     rates = {system: [round_[system]["rate"] for round_ in rounds] for system in workers}
     limit = decoding_tokens_s(run.shape, run.machine, num_sequences)
@@ -95,10 +95,8 @@ def measure(run, id_):
                 worker.ask("load", model=run.model)
         run.peer_names = {name: workers[name].ask("name") for name in names[1:]}
         run.peer_names["system_peft"] = run.peer_names["system_peft"].split(" +")[0]
-        rows = []
         for num_sequences, floors in QUESTIONS[id_]:
-            rows += rows_of(run, id_, num_sequences, floors, workers)
-        return rows
+            yield from rows_of(run, id_, num_sequences, floors, workers)
 
 
 def c7(run):

@@ -124,16 +124,15 @@ def main(argv=None):
     results, document = ROOT / "bench/results/cpu.json", ROOT / "docs/benchmarks.md"
     if arguments.quick:
         results, document = ROOT / "outputs/bench/cpu.json", None
-    found = []
+    valid = True
     for id_ in arguments.only:
-        new = QUESTIONS[id_](run)
-        found += new
-        rows.write(new, results, document)
-        run.bar.clear()
-        for row in new:
+        for row in QUESTIONS[id_](run):  # written at once: a run that is stopped keeps them
+            rows.write([row], results, document)
+            valid = valid and row["valid"]
+            run.bar.clear()
             print(show(row), flush=True)
     run.bar.close()
-    return 0 if all(row["valid"] for row in found) else 1
+    return 0 if valid else 1
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class System:
     def _generate(self, prompts, num_tokens):
         params = {
             "max_tokens": num_tokens, "seed": 0, "stop": [], "stop_token_ids": [],
-            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0,
+            "temperature": 0.0, "top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0,
             "num_samples": 1, "logprobs": False, "ignore_eos": True,
         }  # fmt: skip
         prompts = [np.array(prompt) for prompt in prompts]
