@@ -241,6 +241,10 @@ void finish(Part& part, Scored& scored) {
   if (!scored.entropies.empty())
     part.result.entropies = spread(sequences_of(part), scored.entropies);
   part.result.num_tokens = static_cast<double>(scored.logprobs.size());
+  for (const float logp : scored.logprobs) {
+    require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
+            part.tenant->name(), "' is ", logp, "; look at its weights");
+  }
   if (!scored.loss) return;
   scored.inputs.logprobs = copy_of(scored.logprobs);
   const loss::Output out = loss::run(*scored.loss, scored.inputs, scored.options);
@@ -303,7 +307,7 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
   }
 }
 
-void run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_budget) {
+int64_t run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_budget) {
   std::vector<Scored> scored(parts.size());
   std::vector<Tenant::Snapshot> before(parts.size());
   bool entropy = false, backward = false;
@@ -324,8 +328,10 @@ void run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_
       if (all || parts[p].error) parts[p].tenant->restore(before[p]);
     }
   };
+  int64_t passes = 0;
   try {
     for (const auto& pieces : split(parts, token_budget)) {
+      ++passes;
       if (backward)
         backward_pass(pieces, parts, scored, decoder);
       else
@@ -340,6 +346,7 @@ void run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_
   for (const Part& part : parts) {
     if (backward && !part.error) part.tenant->count(part.result.num_tokens);
   }
+  return passes;
 }
 
 }  // namespace twinkle::engine

@@ -31,6 +31,7 @@ int64_t num_tokens(const std::vector<Sequence>& sequences);
 // (one sequence at least). A part whose numbers are not finite gets an error and leaves its
 // tenant's gradients as they were; others are not affected. An exception out of the arithmetic
 // itself (out of memory) leaves all tenants as they were and is rethrown.
-void run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_budget);
+// Returns the number of passes over the decoder.
+int64_t run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_budget);
 
 }  // namespace twinkle::engine

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -32,7 +33,11 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
     const Json* eos = find(from, "eos_token_id");
     if (!eos) return;
     const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
-    for (const Json& id : ids) out.push_back(static_cast<int32_t>(id.to_number<int64_t>()));
+    for (const Json& id : ids) {
+      require(id.is_int64(), Code::kInvalid, "engine: eos_token_id is ",
+              boost::json::serialize(*eos), ", expected an integer or a list of them");
+      out.push_back(static_cast<int32_t>(id.get_int64()));
+    }
   };
   add(config);
   const auto generation = path / "generation_config.json";
@@ -81,6 +86,7 @@ struct Engine::State {
   std::deque<Job> jobs;  // under the mutex, like the next two
   Decode decode;
   bool closed = false;
+  std::atomic<int64_t> passes = 0;
   std::thread thread;  // last: it uses all of the above
 };
 
@@ -231,7 +237,7 @@ void Engine::State::run_batch(std::vector<Job>& taken) {
   }
   const auto attempt = [&](std::vector<Part>& some) -> std::exception_ptr {
     try {
-      run_parts(some, *decoder, options.token_budget);
+      passes += run_parts(some, *decoder, options.token_budget);
       return nullptr;
     } catch (...) {
       return std::current_exception();
@@ -337,6 +343,8 @@ Engine::Engine(const EngineOptions& options) : state_(std::make_unique<State>(op
 Engine::~Engine() = default;
 
 const ModelFacts& Engine::facts() const { return state_->facts; }
+
+int64_t Engine::num_passes() const { return state_->passes; }
 
 void Engine::set_decode(Decode decode) {
   const std::lock_guard lock(state_->mutex);

@@ -36,6 +36,9 @@ class Engine {
 
   const ModelFacts& facts() const;
 
+  // Forwards, or forwards with their backward, that training batches have taken so far.
+  int64_t num_passes() const;
+
   // Turns token ids into text, for stop strings; without it `stop` is refused. Set before the first
   // Sample.
   using Decode = std::function<std::string(std::span<const int32_t>)>;

@@ -118,6 +118,17 @@ TEST_P(Tenants, PackedIntoOneForwardAndBackwardGetTheBitsThatTheyGetAlone) {
   EXPECT_EQ(train(model.path(), GetParam(), {large()}, 4096)[0], together[1]);
 }
 
+TEST_P(Tenants, ThatWaitTogetherShareOneForwardAndOneBackward) {
+  const TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = GetParam()});
+  for (const Kind& k : {small(), large()})
+    engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
+  for (auto& future :
+       engine.submit(std::vector<Operation>{batch_of(small(), 0), batch_of(large(), 0)}))
+    future.get();
+  EXPECT_EQ(engine.num_passes(), 1);
+}
+
 TEST_P(Tenants, GetTheSameBitsWhateverTheBudgetThatSplitsTheirBatches) {
   const TinyModel model;
   const auto whole = train(model.path(), GetParam(), {small(), large()}, 4096);

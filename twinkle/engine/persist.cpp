@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft.h"
 #include "twinkle/model/tensors.h"
@@ -42,11 +46,61 @@ Training read_training(const fs::path& directory) {
   require(get<int64_t>(state, "checkpoint_version") == 1, Code::kInvalid,
           "engine: ", (directory / kFields).string(), " has checkpoint_version ",
           get<int64_t>(state, "checkpoint_version"), ", this program reads 1");
-  out.fields = state.at("training");
+  const Json* fields = find(state, "training");
+  require(fields && fields->is_object(), Code::kInvalid,
+          "engine: load: ", (directory / kFields).string(),
+          ": field 'training' is missing or no object");
+  out.fields = *fields;
   out.extra = get_or<std::string>(state, "extra", "");
   const SafetensorsFile file(directory / kTensors);
   for (const TensorView& view : file.tensors()) out.tensors[view.name] = model::to_float32(view);
   return out;
+}
+
+// Files of the base model that a checkpoint carries along, so that it can be used on its own.
+constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json",
+                                    "tokenizer.model",    "special_tokens_map.json",
+                                    "added_tokens.json",  "vocab.json",
+                                    "merges.txt",         "chat_template.jinja",
+                                    "chat_template.json", "generation_config.json"};
+
+bool belongs_to_a_checkpoint(const std::string& name) {
+  static constexpr const char* kOwn[] = {"adapter_config.json",
+                                         "adapter_model.safetensors",
+                                         "config.json",
+                                         "model.safetensors.index.json",
+                                         kTensors,
+                                         kFields};
+  const auto is = [&](const char* known) { return name == known; };
+  return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
+         std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
+         (name.starts_with("model") && name.ends_with(".safetensors"));
+}
+
+// A save replaces its directory as a whole: one that holds anything but a checkpoint's files is
+// somebody's.
+void check_target(const fs::path& directory, const BaseModel& base) {
+  if (!fs::exists(directory)) return;
+  require(fs::is_directory(directory), Code::kInvalid, "engine: save: ", directory.string(),
+          " is a file; name a directory");
+  require(!fs::exists(base.directory) || !fs::equivalent(directory, base.directory), Code::kInvalid,
+          "engine: save: ", directory.string(), " is the base model's own directory; name another");
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    require(entry.is_regular_file() && belongs_to_a_checkpoint(name), Code::kInvalid,
+            "engine: save: ", directory.string(), " holds '", name,
+            "', which is no checkpoint's file, and a save replaces the whole "
+            "directory; name a new directory");
+  }
+}
+
+// Nothing of the checkpoint may be used unless all of it fits.
+void check_training(const Training& training, Tenant& tenant) {
+  for (const auto& [name, t] : training.tensors) {
+    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
+            name, " holds NaN or infinity");
+  }
+  tenant.check_training(training.fields, training.tensors);
 }
 
 }  // namespace
@@ -54,6 +108,7 @@ Training read_training(const fs::path& directory) {
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base) {
   require(!operation.directory.empty(), Code::kInvalid, "engine: save: directory is empty");
+  check_target(operation.directory, base);
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -69,10 +124,10 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");
     write_file_atomically(target.staging() / "config.json", pretty(config));
-    for (const char* name : {"generation_config.json"}) {
-      if (fs::exists(base.directory / name))
-        fs::copy_file(base.directory / name, target.staging() / name);
-    }
+  }
+  for (const char* name : kCarried) {
+    if (fs::exists(base.directory / name))
+      fs::copy_file(base.directory / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(operation, tenant, target.staging());
   target.commit();
@@ -89,6 +144,7 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
     require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
             " has no ", kFields, "; it was saved without the optimizer");
     training = read_training(directory);
+    check_training(*training, tenant);
   }
   if (tenant.mode() == Mode::kLora) {
     pool.at(tenant.slot()).load(read_peft(directory));

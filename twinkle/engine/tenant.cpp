@@ -6,6 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
+#include "twinkle/io/tensor_view.h"
 #include "twinkle/optim/clip.h"
 
 namespace twinkle::engine {
@@ -118,6 +119,9 @@ StepResult Tenant::step(const Step& operation) {
   if (!optimizer_) {
     optimizer_ = optim::make(operation.optimizer, options);
   } else if (optimizer_->name() != operation.optimizer) {
+    require(!resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
+            ", the checkpoint's is ", optimizer_->name(),
+            "; use that one, or load without the optimizer");
     optimizer_ = optim::make(operation.optimizer, options);  // another optimizer starts afresh
   } else {
     optimizer_->configure(options);
@@ -162,6 +166,7 @@ void Tenant::weights_changed() {
 
 void Tenant::reset_training() {
   optimizer_.reset();
+  resumed_ = false;
   if (mode_ == Mode::kLora) pool_.at(slot_).repack();
   if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();
@@ -225,44 +230,76 @@ Json Tenant::training_fields() {
   return out;
 }
 
-void Tenant::load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
+struct Tenant::Training {
   std::unique_ptr<optim::Optimizer> optimizer;
+  std::vector<at::Tensor> grads, masters;
+  uint64_t seed;
+  int64_t calls, pending;
+  double num_tokens;
+};
+
+Tenant::Training Tenant::parse(const Json& fields,
+                               const std::map<std::string, at::Tensor>& tensors) {
+  Training out;
+  const auto all = params();
+  const auto take = [&](const std::string& name, at::IntArrayRef shape) {
+    const auto it = tensors.find(name);
+    require(it != tensors.end(), Code::kInvalid, "engine: load: the training state has no tensor ",
+            name);
+    require(it->second.sizes() == shape, Code::kInvalid, "engine: load: tensor ", name,
+            " has shape ", shape_text(it->second.sizes().vec()), ", expected ",
+            shape_text(shape.vec()));
+    return it->second;
+  };
   if (const Json* saved = find(fields, "optimizer")) {
     optim::State state{*saved, {}};
     for (const auto& [name, t] : tensors) {
-      if (name.starts_with("optimizer/")) state.tensors.emplace_back(name.substr(10), t);
+      if (!name.starts_with("optimizer/")) continue;
+      const std::string rest = name.substr(10), parameter = rest.substr(0, rest.rfind('.'));
+      const auto mine =
+          std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == parameter; });
+      require(mine != all.end(), Code::kInvalid, "engine: load: tensor ", name,
+              " belongs to no parameter of tenant '", name_, "'");
+      state.tensors.emplace_back(rest, take(name, mine->value.sizes()));
     }
-    optimizer = optim::make(get<std::string>(*saved, "optimizer"));
-    optimizer->load(state);
+    out.optimizer = optim::make(get<std::string>(*saved, "optimizer"));
+    out.optimizer->load(state);
   }
-  Snapshot grads = snapshot();
-  const auto pending = get<int64_t>(fields, "pending");
-  for (size_t i = 0; i < grads.grads.size(); ++i) {
-    const auto it = tensors.find("grad/" + std::to_string(i));
-    if (it != tensors.end()) {
-      grads.grads[i] = it->second.clone();
-    } else if (mode_ == Mode::kFull) {
-      grads.grads[i] = at::Tensor();
+  out.pending = get<int64_t>(fields, "pending");
+  out.calls = get<int64_t>(fields, "calls");
+  out.num_tokens = get<double>(fields, "num_tokens");
+  const Json* seed = find(fields, "seed");
+  out.seed = seed && seed->is_uint64() ? seed->get_uint64()
+                                       : static_cast<uint64_t>(get<int64_t>(fields, "seed"));
+  const auto now = snapshot().grads;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const std::string name = "grad/" + std::to_string(i);
+    const bool there = tensors.contains(name);
+    if (mode_ == Mode::kLora) {
+      out.grads.push_back(there ? take(name, now[i].sizes()).clone() : at::zeros_like(now[i]));
     } else {
-      grads.grads[i].zero_();
+      out.grads.push_back(there ? tensors.at(name).clone() : at::Tensor());
     }
   }
-  const auto weights = decoder_.weights();
-  for (size_t i = 0; i < masters_.size(); ++i) {
-    const auto it = tensors.find("master/" + weights[i].name);
-    require(it != tensors.end() && it->second.sizes() == masters_[i].sizes(), Code::kInvalid,
-            "engine: the checkpoint's optimizer state has no float32 weight ", weights[i].name,
-            " of the right shape");
-    masters_[i].copy_(it->second);
-  }
-  restore(grads);
-  optimizer_ = std::move(optimizer);
-  const Json& seed = fields.at("seed");
-  seed_ =
-      seed.is_uint64() ? seed.get_uint64() : static_cast<uint64_t>(get<int64_t>(fields, "seed"));
-  calls_ = get<int64_t>(fields, "calls");
-  pending_ = pending;
-  num_tokens_ = get<double>(fields, "num_tokens");
+  for (size_t i = 0; i < masters_.size(); ++i)
+    out.masters.push_back(take("master/" + all[i].name, masters_[i].sizes()));
+  return out;
+}
+
+void Tenant::check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
+  parse(fields, tensors);
+}
+
+void Tenant::load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
+  Training training = parse(fields, tensors);
+  for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(training.masters[i]);
+  restore({std::move(training.grads)});
+  resumed_ = training.optimizer != nullptr;
+  optimizer_ = std::move(training.optimizer);
+  seed_ = training.seed;
+  calls_ = training.calls;
+  pending_ = training.pending;
+  num_tokens_ = training.num_tokens;
 }
 
 }  // namespace twinkle::engine

@@ -50,6 +50,8 @@ class Tenant {
   // JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
+  // What load_training would throw. Changes nothing.
+  void check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   void load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
   // derives from weights.
@@ -59,6 +61,8 @@ class Tenant {
   std::vector<optim::Param> params();
 
  private:
+  struct Training;
+  Training parse(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   struct Change {
     double scale = 1, norm = 0;
   };
@@ -76,7 +80,9 @@ class Tenant {
       masters_;  // full mode: float32 weights, in the order of decoder.weights()
   std::unique_ptr<optim::Optimizer> optimizer_;
   double num_tokens_ = 0;
-  int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
+  int64_t calls_ = 0;  // ForwardBackwards that succeeded, ever
+  bool resumed_ =
+      false;  // the optimizer came from a checkpoint: another one must not take its place unnoticed
   int64_t pending_ = 0;  // of them since the last step
 };
 

@@ -2,10 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <boost/regex.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <regex>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
@@ -17,6 +18,17 @@ namespace {
 bool ends_with_target(const std::string& path, const std::string& target) {
   return path == target || (path.size() > target.size() && path.ends_with(target) &&
                             path[path.size() - target.size() - 1] == '.');
+}
+
+// Boost's engine gives up on an expression whose search explodes, where std::regex would not come
+// back.
+bool matches(const std::string& path, const boost::regex& pattern) {
+  try {
+    return boost::regex_match(path, pattern);
+  } catch (const std::runtime_error& e) {
+    fail(Code::kInvalid, "lora: target_modules '", pattern.str(),
+         "' cannot be matched: ", e.what());
+  }
 }
 
 std::string endings(const std::vector<model::NamedLinear>& linears) {
@@ -53,11 +65,11 @@ std::vector<size_t> match_targets(const PeftConfig& config,
   const std::string text = names ? "" : std::get<std::string>(config.target_modules);
   require(names ? !names->empty() : !text.empty(), Code::kInvalid,
           "lora: target_modules is empty; name modules or use \"all-linear\"");
-  std::optional<std::regex> pattern;
+  std::optional<boost::regex> pattern;
   if (!names && text != "all-linear") {
     try {
-      pattern.emplace(text, std::regex::ECMAScript);
-    } catch (const std::regex_error& e) {
+      pattern.emplace(text, boost::regex::perl);
+    } catch (const boost::regex_error& e) {
       fail(Code::kInvalid, "lora: target_modules '", text,
            "' is no regular expression: ", e.what());
     }
@@ -65,7 +77,7 @@ std::vector<size_t> match_targets(const PeftConfig& config,
   std::vector<size_t> out;
   std::vector<bool> used(names ? names->size() : 0, false);
   for (size_t i = 0; i < linears.size(); ++i) {
-    bool hit = !names && (!pattern || std::regex_match(linears[i].path, *pattern));
+    bool hit = !names && (!pattern || matches(linears[i].path, *pattern));
     for (size_t t = 0; t < used.size(); ++t) {
       if (ends_with_target(linears[i].path, (*names)[t])) used[t] = hit = true;
     }
@@ -122,6 +134,8 @@ void Adapter::load(const PeftAdapter& saved) {
       require(t.sizes() == like.sizes(), Code::kInvalid, "lora: ", half, " of ", entry.module,
               " has shape ", shape_text(view.shape), ", this model's is ",
               shape_text(like.sizes().vec()), ": is it of another base model?");
+      require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ",
+              entry.module, " holds NaN or infinity");
       return t.to(like.scalar_type());
     };
     values[static_cast<size_t>(mine - factors_.begin())] = {take(entry.a, mine->f.a, "lora_A"),

@@ -75,6 +75,11 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   }
   final_norm_ = norm("model.norm", d);
   head_.weight = spec.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+  const std::string beyond = layer_path(static_cast<size_t>(spec.num_layers));
+  for (const std::string& name : checkpoint.names()) {
+    require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
+            ", config.json's num_hidden_layers is ", spec.num_layers);
+  }
   rope_ = nn::make_rope_table(a.rope, a.head_dim, std::min<int64_t>(spec.max_positions, 4096));
 }
 

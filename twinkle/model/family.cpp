@@ -100,6 +100,8 @@ DecoderSpec llama_like(const Json& config) {
   spec.hidden = positive(config, "intermediate_size");
   spec.max_positions = positive(config, "max_position_embeddings");
   spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
+  require(spec.norm_eps > 0, Code::kInvalid, "model: rms_norm_eps is ", spec.norm_eps,
+          ", it must be above 0");
   spec.tied_head = get_or(config, "tie_word_embeddings", false);
   AttentionSpec& a = spec.attention;
   a.num_heads = positive(config, "num_attention_heads");
