@@ -1,0 +1,210 @@
+#include "twinkle/lora/adapter.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "twinkle/io/peft.h"
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::lora {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class AdapterTest : public testing::Test {
+ protected:
+  AdapterTest()
+      : decoder_(model::read_spec(model::tiny_config()), Checkpoint::open(directory_.path()),
+                 at::kFloat),
+        linears_(decoder_.linears()) {}
+
+  Names targets(std::variant<Names, std::string> modules) {
+    PeftConfig config;
+    config.target_modules = std::move(modules);
+    Names out;
+    for (const size_t i : match_targets(config, linears_)) out.push_back(linears_[i].path);
+    return out;
+  }
+
+  static PeftConfig config(Names modules = {"q_proj", "down_proj"}) {
+    return {.rank = 3, .alpha = 6, .target_modules = std::move(modules)};
+  }
+
+  // What load() sees of an adapter that was saved.
+  PeftAdapter saved(Adapter& adapter) {
+    write_peft(scratch_.path(), adapter.config(), adapter.entries());
+    return read_peft(scratch_.path());
+  }
+
+  static std::vector<at::Tensor> values(const Adapter& adapter) {
+    std::vector<at::Tensor> out;
+    for (const Factors& f : adapter.factors()) {
+      for (const at::Tensor& t : {f.f.a, f.f.b, f.f.a_IR, f.f.b_OR, f.f.b_rO})
+        out.push_back(t.clone());
+    }
+    return out;
+  }
+
+  static void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+  }
+
+  const model::TinyModel directory_;
+  const ScratchDir scratch_;
+  model::Decoder decoder_;
+  std::vector<model::NamedLinear> linears_;
+};
+
+TEST_F(AdapterTest, NamesMatchWholeEndingsOfPaths) {
+  EXPECT_EQ(targets(Names{"v_proj"}),
+            (Names{"model.layers.0.self_attn.v_proj", "model.layers.1.self_attn.v_proj"}));
+  EXPECT_EQ(targets(Names{"1.mlp.up_proj", "model.layers.0.self_attn.k_proj"}),
+            (Names{"model.layers.0.self_attn.k_proj", "model.layers.1.mlp.up_proj"}));
+  EXPECT_EQ(targets(Names{"v_proj", "self_attn.v_proj"}).size(), 2u) << "each once";
+  EXPECT_EQ(error_of([&] { targets(Names{"proj"}); }),
+            "lora: target module 'proj' matches nothing; there is: q_proj, k_proj, v_proj, o_proj, "
+            "gate_proj, up_proj, down_proj");
+}
+
+TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
+  EXPECT_EQ(targets(std::string("all-linear")).size(), 14u);
+  EXPECT_EQ(targets(std::string(R"(.*\.1\..*(up|down)_proj)")),
+            (Names{"model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"}));
+  EXPECT_EQ(error_of([&] { targets(std::string("q_proj")); }),
+            "lora: target_modules 'q_proj' matches nothing; there is: q_proj, k_proj, v_proj, "
+            "o_proj, gate_proj, up_proj, down_proj");
+  const std::string broken = error_of([&] { targets(std::string("(q_proj")); });
+  EXPECT_TRUE(broken.starts_with("lora: target_modules '(q_proj' is no regular expression: "))
+      << broken;
+}
+
+TEST_F(AdapterTest, ATargetThatMatchesNothingIsNamedThoughOthersMatch) {
+  EXPECT_EQ(error_of([&] { targets(Names{"q_proj", "query"}); }),
+            "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
+            "o_proj, gate_proj, up_proj, down_proj");
+  for (const auto& none : {std::variant<Names, std::string>(Names{}),
+                           std::variant<Names, std::string>(std::string())}) {
+    EXPECT_EQ(error_of([&] { targets(none); }),
+              "lora: target_modules is empty; name modules or use \"all-linear\"");
+  }
+}
+
+TEST_F(AdapterTest, ImpossibleConfigsAreRefused) {
+  const auto refusal = [&](auto&& change) {
+    PeftConfig c = config();
+    change(c);
+    return error_of([&] { Adapter(c, linears_, 1); });
+  };
+  EXPECT_EQ(refusal([](PeftConfig& c) { c.rank = 0; }), "lora: rank is 0, it must be at least 1");
+  EXPECT_EQ(refusal([](PeftConfig& c) { c.rank = 5000; }), "lora: rank is 5000, the limit is 4096");
+  EXPECT_EQ(refusal([](PeftConfig& c) { c.alpha = std::numeric_limits<double>::infinity(); }),
+            "lora: lora_alpha is inf, it must be finite");
+  EXPECT_EQ(refusal([](PeftConfig& c) { c.dropout = 1; }),
+            "lora: lora_dropout is 1, it must be in [0, 1)");
+  EXPECT_EQ(refusal([](PeftConfig& c) { c.dropout = -0.5; }),
+            "lora: lora_dropout is -0.5, it must be in [0, 1)");
+}
+
+TEST_F(AdapterTest, TheScaleIsAlphaByRankOrByItsRoot) {
+  PeftConfig c = config();
+  c.rank = 16;
+  c.alpha = 8;
+  EXPECT_EQ(scale_of(c), 0.5);
+  c.use_rslora = true;
+  EXPECT_EQ(scale_of(c), 2.0);
+  EXPECT_EQ(Adapter(c, linears_, 1).factors()[0].f.scale, 2.0);
+}
+
+TEST_F(AdapterTest, AStartsUniformAndBAtZero) {
+  const Adapter adapter(config(), linears_, 1);
+  ASSERT_EQ(adapter.factors().size(), 4u);
+  int64_t parameters = 0;
+  for (const Factors& f : adapter.factors()) {
+    const bool down = f.path.ends_with("down_proj");
+    const int64_t in = down ? 80 : 48;
+    EXPECT_EQ(f.f.a.sizes(), (at::IntArrayRef{3, in})) << f.path;
+    EXPECT_EQ(f.f.b.sizes(), (at::IntArrayRef{48, 3})) << f.path;
+    const double bound = 1 / std::sqrt(static_cast<double>(in));
+    EXPECT_LE(f.f.a.abs().max().item<double>(), bound) << f.path;
+    EXPECT_GT(f.f.a.abs().max().item<double>(), 0.9 * bound) << f.path;
+    // The deviation of a uniform draw, and its mean.
+    EXPECT_NEAR(f.f.a.std().item<double>(), bound / std::sqrt(3.0), 0.1 * bound) << f.path;
+    EXPECT_NEAR(f.f.a.mean().item<double>(), 0, 0.15 * bound) << f.path;
+    EXPECT_EQ(f.f.b.abs().max().item<double>(), 0) << f.path;
+    EXPECT_EQ(f.grad_a.abs().max().item<double>(), 0) << f.path;
+    parameters += 3 * (in + 48);
+  }
+  EXPECT_EQ(adapter.num_parameters(), parameters);
+}
+
+TEST_F(AdapterTest, OneSeedGivesOneStartWhateverElseIsTargeted) {
+  expect_same(values(Adapter(config(), linears_, 7)), values(Adapter(config(), linears_, 7)));
+  Adapter one(config(), linears_, 7), other(config(), linears_, 8),
+      wide(config({"q_proj", "k_proj", "v_proj", "down_proj"}), linears_, 7);
+  for (size_t i = 0; i < linears_.size(); ++i) {
+    if (!one.at(i)) continue;
+    EXPECT_FALSE(at::equal(one.at(i)->f.a, other.at(i)->f.a)) << linears_[i].path;
+    EXPECT_TRUE(at::equal(one.at(i)->f.a, wide.at(i)->f.a)) << linears_[i].path;
+  }
+  EXPECT_FALSE(at::equal(one.factors()[0].f.a, one.factors()[2].f.a)) << "modules differ";
+  EXPECT_EQ(one.at(1), nullptr) << "k_proj is not targeted";
+}
+
+TEST_F(AdapterTest, ASavedOneIsLoadedWithItsDerivedLayouts) {
+  Adapter from(config(), linears_, 1), to(config(), linears_, 2);
+  for (Factors& f : from.factors()) f.f.b.normal_();
+  from.repack();
+  to.load(saved(from));
+  expect_same(values(to), values(from));
+}
+
+TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
+  Adapter adapter(config(), linears_, 2);
+  const auto before = values(adapter);
+  const auto refusal = [&](const PeftAdapter& other) {
+    const std::string text = error_of([&] { adapter.load(other); });
+    expect_same(values(adapter), before);
+    return text;
+  };
+  PeftConfig ranked = config();
+  ranked.rank = 4;
+  Adapter rank_four(ranked, linears_, 1);
+  EXPECT_EQ(refusal(saved(rank_four)), "lora: the saved adapter has rank 4, this one 3");
+
+  Adapter more(config({"q_proj", "up_proj", "down_proj"}), linears_, 1);
+  EXPECT_EQ(refusal(saved(more)),
+            "lora: the saved adapter has module model.layers.0.mlp.up_proj, which this model does "
+            "not have or the adapter's config does not target: is it of another base model?");
+  Adapter fewer(config({"q_proj"}), linears_, 1);
+  EXPECT_EQ(refusal(saved(fewer)),
+            "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
+            "targets");
+
+  JsonObject wider = model::tiny_config();
+  wider["intermediate_size"] = 96;
+  const model::TinyModel other_model(wider);
+  model::Decoder other(model::read_spec(wider), Checkpoint::open(other_model.path()), at::kFloat);
+  Adapter foreign(config(), other.linears(), 1);
+  EXPECT_EQ(refusal(saved(foreign)),
+            "lora: lora_A of model.layers.0.mlp.down_proj has shape [3, 96], this model's is [3, "
+            "80]: is it of another base model?");
+}
+
+TEST_F(AdapterTest, ZeroGradsZeroesThem) {
+  Adapter adapter(config(), linears_, 2);
+  for (Factors& f : adapter.factors()) {
+    f.grad_a.fill_(3);
+    f.grad_b.fill_(4);
+  }
+  adapter.zero_grads();
+  for (const Factors& f : adapter.factors())
+    EXPECT_EQ((f.grad_a.abs().sum() + f.grad_b.abs().sum()).item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace twinkle::lora

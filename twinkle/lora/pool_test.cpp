@@ -1,0 +1,148 @@
+#include "twinkle/lora/pool.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::lora {
+namespace {
+
+using Names = std::vector<std::string>;
+
+class PoolTest : public testing::Test {
+ protected:
+  PoolTest()
+      : decoder_(model::read_spec(model::tiny_config()), Checkpoint::open(directory_.path()),
+                 at::kDouble) {}
+
+  std::unique_ptr<Adapter> adapter(int64_t rank, Names modules, double dropout = 0) {
+    auto out = std::make_unique<Adapter>(
+        PeftConfig{
+            .rank = rank, .alpha = 5, .dropout = dropout, .target_modules = std::move(modules)},
+        decoder_.linears(), static_cast<uint64_t>(rank));
+    for (Factors& f : out->factors()) f.f.b.normal_(0, 0.3);
+    out->repack();
+    return out;
+  }
+
+  const nn::Linear& linear(size_t index) { return *decoder_.linears()[index].linear; }
+
+  Names with_seam() {
+    Names out;
+    for (const auto& l : decoder_.linears()) {
+      if (l.linear->delta) out.push_back(l.path);
+    }
+    return out;
+  }
+
+  const model::TinyModel directory_;
+  model::Decoder decoder_;
+};
+
+constexpr size_t kQ = 0, kK = 1;  // the first layer's
+
+TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
+  Pool pool(decoder_);
+  pool.add(adapter(3, {"q_proj", "k_proj"}));
+  pool.add(adapter(17, {"q_proj"}));
+  const std::vector<int64_t> lengths{4, 2, 6, 3};
+  const auto packing = nn::pack(lengths);
+  const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
+  for (const size_t index : {kQ, kK}) {
+    const at::Tensor x = at::randn({15, 48}, at::kDouble).requires_grad_();
+    std::vector<at::Tensor> a, b;  // of the two slots
+    for (const int32_t slot : {0, 1}) {
+      Factors* f = pool.at(slot).at(index);
+      a.push_back((f ? f->f.a : at::zeros({1, 48}, at::kDouble)).clone().requires_grad_());
+      b.push_back((f ? f->f.b : at::zeros({linear(index).weight.size(0), 1}, at::kDouble)).clone());
+      b.back().requires_grad_();
+    }
+    std::vector<at::Tensor> rows;
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      const at::Tensor mine = x.slice(0, packing.cu_seqlens[s], packing.cu_seqlens[s + 1]);
+      at::Tensor y = mine.matmul(linear(index).weight.t());
+      if (owners.slot[s] >= 0) {
+        const auto i = static_cast<size_t>(owners.slot[s]);
+        // A sequence that does not learn has a delta, and its factors are constants.
+        const bool learn = owners.learn[s] != 0;
+        y = y + 5.0 / (i == 0 ? 3 : 17) *
+                    mine.matmul((learn ? a[i] : a[i].detach()).t())
+                        .matmul((learn ? b[i] : b[i].detach()).t());
+      }
+      rows.push_back(y);
+    }
+    const at::Tensor want = at::cat(rows), weights = at::randn_like(want);
+    (want * weights).sum().backward();
+    const at::Tensor in = x.detach().clone().requires_grad_();
+    const at::Tensor got = nn::linear(in, linear(index), packing, owners);
+    EXPECT_LT((got - want).abs().max().item<double>(), 1e-12);
+    (got * weights).sum().backward();
+    EXPECT_LT((in.grad() - x.grad()).abs().max().item<double>(), 1e-12);
+    for (const int32_t slot : {0, 1}) {
+      Factors* f = pool.at(slot).at(index);
+      if (!f) continue;
+      const auto i = static_cast<size_t>(slot);
+      EXPECT_LT((f->grad_a - a[i].grad()).abs().max().item<double>(), 1e-11);
+      EXPECT_LT((f->grad_b - b[i].grad()).abs().max().item<double>(), 1e-11);
+    }
+  }
+}
+
+TEST_F(PoolTest, DropoutIsKeyedBySequenceAndLinearAndOffWithoutAKey) {
+  Pool pool(decoder_);
+  pool.add(adapter(3, {"q_proj", "o_proj"}, 0.5));
+  const std::vector<int64_t> lengths{5};
+  const auto packing = nn::pack(lengths);
+  const at::Tensor x = at::randn({5, 48}, at::kDouble);
+  const auto out = [&](size_t index, uint64_t key) {
+    const nn::Owners owners{{0}, {key}, {0}};
+    return nn::linear(x, linear(index), packing, owners) - x.matmul(linear(index).weight.t());
+  };
+  const auto dense = [&](const at::Tensor& in) {
+    const Factors& f = *pool.at(0).at(kQ);
+    return 5.0 / 3 * in.matmul(f.f.a.t()).matmul(f.f.b.t());
+  };
+  EXPECT_TRUE(at::allclose(out(kQ, 0), dense(x), 1e-9, 1e-12));
+  EXPECT_TRUE(at::equal(out(kQ, 9), out(kQ, 9)));
+  EXPECT_FALSE(at::allclose(out(kQ, 9), dense(x), 1e-3, 1e-3));
+  EXPECT_FALSE(at::allclose(out(kQ, 9), out(kQ, 10), 1e-3, 1e-3));
+  EXPECT_LT(out(kK, 9).abs().max().item<double>(), 1e-12) << "k_proj has no adapter";
+}
+
+TEST_F(PoolTest, OnlyTargetedLinearsHaveASeamAndOnlyAsLongAsTheyAreTargeted) {
+  {
+    Pool pool(decoder_);
+    EXPECT_TRUE(with_seam().empty());
+    pool.add(adapter(3, {"0.self_attn.q_proj"}));
+    pool.add(adapter(4, {"0.self_attn.q_proj", "1.mlp.up_proj"}));
+    EXPECT_EQ(with_seam(),
+              (Names{"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"}));
+    pool.remove(1);
+    EXPECT_EQ(with_seam(), Names{"model.layers.0.self_attn.q_proj"});
+    pool.remove(0);
+    EXPECT_TRUE(with_seam().empty());
+    pool.add(adapter(3, {"k_proj"}));
+    EXPECT_EQ(with_seam().size(), 2u);
+  }
+  EXPECT_TRUE(with_seam().empty()) << "the pool takes its seams along";
+}
+
+TEST_F(PoolTest, AFreeSlotIsUsedAgainAndNeighboursStay) {
+  Pool pool(decoder_);
+  EXPECT_EQ(pool.add(adapter(3, {"q_proj"})), 0);
+  EXPECT_EQ(pool.add(adapter(4, {"q_proj"})), 1);
+  EXPECT_EQ(pool.add(adapter(5, {"q_proj"})), 2);
+  const Adapter* last = &pool.at(2);
+  pool.remove(0);
+  pool.remove(1);
+  EXPECT_EQ(pool.add(adapter(6, {"q_proj"})), 0);
+  EXPECT_EQ(pool.at(0).config().rank, 6);
+  EXPECT_EQ(&pool.at(2), last);
+  for (const int32_t slot : {1, 3, -1})
+    EXPECT_EQ(error_of([&] { pool.at(slot); }), "lora: slot " + std::to_string(slot) + " is empty");
+}
+
+}  // namespace
+}  // namespace twinkle::lora
