@@ -65,7 +65,9 @@ def test_results_keep_what_this_run_did_not_measure(tmp_path):
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
     assert "**noisy**" in table[2] and "**invalid**" in table[3] and "**" not in table[4]
-    assert sum("not measured yet" in line for line in table) == len(rows.LATER)
+    absent = [line.split("|")[1].strip() for line in table if "not measured yet" in line]
+    assert absent == ["C4", "C7", *rows.LATER]
+    assert list(rows.NOW) == list(run.QUESTIONS)
 
 
 def test_the_documents_table_is_that_of_the_results():
