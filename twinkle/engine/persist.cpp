@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft.h"
 #include "twinkle/model/tensors.h"
@@ -43,8 +47,9 @@ Training read_training(const fs::path& directory) {
           "engine: ", (directory / kFields).string(), " has checkpoint_version ",
           get<int64_t>(state, "checkpoint_version"), ", this program reads 1");
   const Json* fields = find(state, "training");
-  require(fields, Code::kInvalid, "engine: ", (directory / kFields).string(),
-          " has no field 'training'");
+  require(fields && fields->is_object(), Code::kInvalid,
+          "engine: load: ", (directory / kFields).string(),
+          ": field 'training' is missing or no object");
   out.fields = *fields;
   out.extra = get_or<std::string>(state, "extra", "");
   const SafetensorsFile file(directory / kTensors);
@@ -52,11 +57,58 @@ Training read_training(const fs::path& directory) {
   return out;
 }
 
+// Files of the base model that a checkpoint carries along, so that it can be used on its own.
+constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json",
+                                    "tokenizer.model",    "special_tokens_map.json",
+                                    "added_tokens.json",  "vocab.json",
+                                    "merges.txt",         "chat_template.jinja",
+                                    "chat_template.json", "generation_config.json"};
+
+bool belongs_to_a_checkpoint(const std::string& name) {
+  static constexpr const char* kOwn[] = {"adapter_config.json",
+                                         "adapter_model.safetensors",
+                                         "config.json",
+                                         "model.safetensors.index.json",
+                                         kTensors,
+                                         kFields};
+  const auto is = [&](const char* known) { return name == known; };
+  return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
+         std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
+         (name.starts_with("model") && name.ends_with(".safetensors"));
+}
+
+// A save replaces its directory as a whole: one that holds anything but a checkpoint's files is
+// somebody's.
+void check_target(const fs::path& directory, const BaseModel& base) {
+  if (!fs::exists(directory)) return;
+  require(fs::is_directory(directory), Code::kInvalid, "engine: save: ", directory.string(),
+          " is a file; name a directory");
+  require(!fs::exists(base.directory) || !fs::equivalent(directory, base.directory), Code::kInvalid,
+          "engine: save: ", directory.string(), " is the base model's own directory; name another");
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    require(entry.is_regular_file() && belongs_to_a_checkpoint(name), Code::kInvalid,
+            "engine: save: ", directory.string(), " holds '", name,
+            "', which is no checkpoint's file, and a save replaces the whole "
+            "directory; name a new directory");
+  }
+}
+
+// Nothing of the checkpoint may be used unless all of it fits.
+void check_training(const Training& training, Tenant& tenant) {
+  for (const auto& [name, t] : training.tensors) {
+    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
+            name, " holds NaN or infinity");
+  }
+  tenant.check_training(training.fields, training.tensors);
+}
+
 }  // namespace
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base) {
   require(!operation.directory.empty(), Code::kInvalid, "engine: save: directory is empty");
+  check_target(operation.directory, base);
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -72,10 +124,10 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");
     write_file_atomically(target.staging() / "config.json", pretty(config));
-    for (const char* name : {"generation_config.json"}) {
-      if (fs::exists(base.directory / name))
-        fs::copy_file(base.directory / name, target.staging() / name);
-    }
+  }
+  for (const char* name : kCarried) {
+    if (fs::exists(base.directory / name))
+      fs::copy_file(base.directory / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(operation, tenant, target.staging());
   target.commit();
@@ -87,20 +139,18 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
   const fs::path directory = operation.directory;
   require(fs::is_directory(directory), Code::kNotFound, "engine: load: no checkpoint directory ",
           directory.string());
-  require(tenant.mode() != Mode::kFrozen, Code::kInvalid, "engine: load: tenant '", tenant.name(),
-          "' is the frozen base model");
-  std::optional<Tenant::Training> training;
-  std::string extra;
+  std::optional<Training> training;
   if (operation.optimizer) {
     require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
             " has no ", kFields, "; it was saved without the optimizer");
-    Training saved = read_training(directory);
-    training = tenant.read_training(saved.fields, saved.tensors);
-    extra = std::move(saved.extra);
+    training = read_training(directory);
+    check_training(*training, tenant);
   }
   if (tenant.mode() == Mode::kLora) {
     pool.at(tenant.slot()).load(read_peft(directory));
   } else {
+    require(tenant.mode() == Mode::kFull, Code::kInvalid, "engine: load: tenant '", tenant.name(),
+            "' is the frozen base model");
     const Checkpoint checkpoint = Checkpoint::open(directory);
     std::vector<at::Tensor> values;
     for (const auto& w : decoder.weights()) {
@@ -111,8 +161,9 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
     for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(values[i]);
   }
   tenant.reset_training();
-  if (training) tenant.set_training(std::move(*training));
-  return {extra};
+  if (!training) return {};
+  tenant.load_training(training->fields, training->tensors);
+  return {training->extra};
 }
 
 }  // namespace twinkle::engine

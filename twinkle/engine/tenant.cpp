@@ -119,6 +119,9 @@ StepResult Tenant::step(const Step& operation) {
   if (!optimizer_) {
     optimizer_ = optim::make(operation.optimizer, options);
   } else if (optimizer_->name() != operation.optimizer) {
+    require(!resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
+            ", the checkpoint's is ", optimizer_->name(),
+            "; use that one, or load without the optimizer");
     optimizer_ = optim::make(operation.optimizer, options);  // another optimizer starts afresh
   } else {
     optimizer_->configure(options);
@@ -164,6 +167,7 @@ void Tenant::weights_changed() {
 
 void Tenant::reset_training() {
   optimizer_.reset();
+  resumed_ = false;
   if (mode_ == Mode::kLora) pool_.at(slot_).repack();
   if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();
@@ -230,74 +234,76 @@ Json Tenant::training_fields() {
   return out;
 }
 
-std::unique_ptr<optim::Optimizer> Tenant::read_optimizer(
-    const Json& saved, const Json& options, const std::map<std::string, at::Tensor>& tensors) {
-  optim::State state{saved, {}};
-  const auto all = params();
-  for (const auto& [name, t] : tensors) {
-    if (!name.starts_with("optimizer/")) continue;
-    const std::string buffer = name.substr(10), param = buffer.substr(0, buffer.rfind('.'));
-    const auto mine = std::find_if(all.begin(), all.end(),
-                                   [&](const optim::Param& p) { return p.name == param; });
-    require(mine != all.end() && mine->value.sizes() == t.sizes(), Code::kInvalid,
-            "engine: the checkpoint's optimizer state ", buffer, " of shape ",
-            shape_text(t.sizes().vec()), " fits no parameter of tenant '", name_, "'");
-    state.tensors.emplace_back(buffer, t);
-  }
-  // Which buffers there are depends on the options: SGD has one with momentum alone.
-  auto optimizer = optim::make(get<std::string>(saved, "optimizer"), options);
-  optimizer->load(state);
-  return optimizer;
-}
+struct Tenant::Training {
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Json options = JsonObject{};  // the optimizer's
+  std::vector<at::Tensor> grads, masters;
+  uint64_t seed;
+  int64_t calls, pending;
+  double num_tokens;
+};
 
-Tenant::Snapshot Tenant::read_grads(const std::map<std::string, at::Tensor>& tensors) {
-  Snapshot out = snapshot();
-  const auto all = params();
-  for (size_t i = 0; i < out.grads.size(); ++i) {
-    const auto it = tensors.find("grad/" + std::to_string(i));
-    if (it == tensors.end()) {
-      out.grads[i] = mode_ == Mode::kFull ? at::Tensor() : at::zeros_like(out.grads[i]);
-      continue;
-    }
-    // The last buffer of a tied head is the embedding's second one.
-    const at::Tensor& like = all[i < all.size() ? i : 0].value;
-    require(it->second.sizes() == like.sizes(), Code::kInvalid,
-            "engine: the checkpoint's gradient ", i, " has shape ",
-            shape_text(it->second.sizes().vec()), ", tenant '", name_, "' has ",
-            shape_text(like.sizes().vec()));
-    out.grads[i] = it->second.clone();
-  }
-  return out;
-}
-
-Tenant::Training Tenant::read_training(const Json& fields,
-                                       const std::map<std::string, at::Tensor>& tensors) {
+Tenant::Training Tenant::parse(const Json& fields,
+                               const std::map<std::string, at::Tensor>& tensors) {
   Training out;
-  const Json* options = find(fields, "optimizer_options");
-  out.options = options ? *options : Json(JsonObject{});
-  if (const Json* saved = find(fields, "optimizer"))
-    out.optimizer = read_optimizer(*saved, out.options, tensors);
-  out.grads = read_grads(tensors);
-  const auto weights = decoder_.weights();
-  for (size_t i = 0; i < masters_.size(); ++i) {
-    const auto it = tensors.find("master/" + weights[i].name);
-    require(it != tensors.end() && it->second.sizes() == masters_[i].sizes(), Code::kInvalid,
-            "engine: the checkpoint's optimizer state has no float32 weight ", weights[i].name,
-            " of the right shape");
-    out.masters.push_back(it->second);
+  const auto all = params();
+  const auto take = [&](const std::string& name, at::IntArrayRef shape) {
+    const auto it = tensors.find(name);
+    require(it != tensors.end(), Code::kInvalid, "engine: load: the training state has no tensor ",
+            name);
+    require(it->second.sizes() == shape, Code::kInvalid, "engine: load: tensor ", name,
+            " has shape ", shape_text(it->second.sizes().vec()), ", expected ",
+            shape_text(shape.vec()));
+    return it->second;
+  };
+  if (const Json* options = find(fields, "optimizer_options")) out.options = *options;
+  if (const Json* saved = find(fields, "optimizer")) {
+    optim::State state{*saved, {}};
+    for (const auto& [name, t] : tensors) {
+      if (!name.starts_with("optimizer/")) continue;
+      const std::string rest = name.substr(10), parameter = rest.substr(0, rest.rfind('.'));
+      const auto mine =
+          std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == parameter; });
+      require(mine != all.end(), Code::kInvalid, "engine: load: tensor ", name,
+              " belongs to no parameter of tenant '", name_, "'");
+      state.tensors.emplace_back(rest, take(name, mine->value.sizes()));
+    }
+    // Which buffers there are depends on the options: SGD has one with momentum alone.
+    out.optimizer = optim::make(get<std::string>(*saved, "optimizer"), out.options);
+    out.optimizer->load(state);
   }
+  out.pending = get<int64_t>(fields, "pending");
+  out.calls = get<int64_t>(fields, "calls");
+  out.num_tokens = get<double>(fields, "num_tokens");
   const Json* seed = find(fields, "seed");
   out.seed = seed && seed->is_uint64() ? seed->get_uint64()
                                        : static_cast<uint64_t>(get<int64_t>(fields, "seed"));
-  out.calls = get<int64_t>(fields, "calls");
-  out.pending = get<int64_t>(fields, "pending");
-  out.num_tokens = get<double>(fields, "num_tokens");
+  const auto now = snapshot().grads;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const std::string name = "grad/" + std::to_string(i);
+    const bool there = tensors.contains(name);
+    if (mode_ == Mode::kLora) {
+      out.grads.push_back(there ? take(name, now[i].sizes()).clone() : at::zeros_like(now[i]));
+    } else {
+      // The last buffer of a tied head is the embedding's second one.
+      const at::Tensor& like = all[i < all.size() ? i : 0].value;
+      out.grads.push_back(there ? take(name, like.sizes()).clone() : at::Tensor());
+    }
+  }
+  for (size_t i = 0; i < masters_.size(); ++i)
+    out.masters.push_back(take("master/" + all[i].name, masters_[i].sizes()));
   return out;
 }
 
-void Tenant::set_training(Training training) {
+void Tenant::check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
+  parse(fields, tensors);
+}
+
+void Tenant::load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
+  Training training = parse(fields, tensors);
   for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(training.masters[i]);
-  restore(training.grads);
+  restore({std::move(training.grads)});
+  resumed_ = training.optimizer != nullptr;
   optimizer_ = std::move(training.optimizer);
   options_ = std::move(training.options);
   seed_ = training.seed;

@@ -47,22 +47,12 @@ class Tenant {
   InspectResult inspect(bool tensors);
 
   // What a Save with `optimizer` keeps beside the weights, named for one safetensors file, and its
-  // JSON.
+  // JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
-  // And back in two halves, so that a broken checkpoint changes nothing: read_training throws,
-  // error kInvalid, set_training does not.
-  struct Training {
-    std::unique_ptr<optim::Optimizer> optimizer;
-    Json options;  // the optimizer's
-    Snapshot grads;
-    std::vector<at::Tensor> masters;
-    uint64_t seed = 0;
-    int64_t calls = 0, pending = 0;
-    double num_tokens = 0;
-  };
-  Training read_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
-  void set_training(Training training);
+  // What load_training would throw. Changes nothing.
+  void check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
+  void load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
   // derives from weights.
   void reset_training();
@@ -71,15 +61,14 @@ class Tenant {
   std::vector<optim::Param> params();
 
  private:
+  struct Training;
+  Training parse(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   struct Change {
     double scale = 1, norm = 0;
   };
   Change scaled(double max_norm, double norm_type);
   void require_trainable(const char* what) const;
   void weights_changed();
-  std::unique_ptr<optim::Optimizer> read_optimizer(
-      const Json& saved, const Json& options, const std::map<std::string, at::Tensor>& tensors);
-  Snapshot read_grads(const std::map<std::string, at::Tensor>& tensors);
 
   std::string name_;
   Mode mode_;
@@ -92,7 +81,9 @@ class Tenant {
   std::unique_ptr<optim::Optimizer> optimizer_;
   Json options_ = JsonObject{};  // the optimizer's, of the last step
   double num_tokens_ = 0;
-  int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
+  int64_t calls_ = 0;  // ForwardBackwards that succeeded, ever
+  bool resumed_ =
+      false;  // the optimizer came from a checkpoint: another one must not take its place unnoticed
   int64_t pending_ = 0;  // of them since the last step
 };
 

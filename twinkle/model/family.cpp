@@ -50,8 +50,8 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
 
 nn::RopeSpec read_rope(const Json& config) {
   nn::RopeSpec rope;
-  const Json* parameters = find(config, "rope_parameters");
-  if (!parameters) parameters = find(config, "rope_scaling");
+  const Json* parameters = find(config, "rope_scaling");  // both: transformers takes this one
+  if (!parameters) parameters = find(config, "rope_parameters");
   rope.theta = get_or(config, "rope_theta", 10000.0);
   const Json none = JsonObject{};
   const Json& p = parameters ? *parameters : none;
@@ -65,9 +65,10 @@ nn::RopeSpec read_rope(const Json& config) {
   // Before the factor, which other kinds do not have.
   require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
           "model: rope kind '", kind, "' is not known; known: default, linear, yarn, llama3");
+  // The field beside the rope goes before the one in it, as in transformers.
   const auto original =
-      get_or<int64_t>(p, "original_max_position_embeddings",
-                      get_or<int64_t>(config, "original_max_position_embeddings",
+      get_or<int64_t>(config, "original_max_position_embeddings",
+                      get_or<int64_t>(p, "original_max_position_embeddings",
                                       get_or<int64_t>(config, "max_position_embeddings", 0)));
   rope.factor = get<double>(p, "factor");
   rope.original_max_position = original;

@@ -163,7 +163,7 @@ TEST(Family, RopeIsReadFromBothOfItsPlaces) {
   }
   JsonObject both = with_rope("rope_scaling", R"({"rope_type": "linear", "factor": 4})");
   both["rope_parameters"] = parse_json(R"({"rope_type": "linear", "factor": 3})", "rope");
-  EXPECT_EQ(read_rope(both).factor, 3) << "the newer name wins";
+  EXPECT_EQ(read_rope(both).factor, 4) << "as in transformers";
 }
 
 TEST(Family, UnknownRopeKindsAreRefusedEvenWithoutAFactor) {
