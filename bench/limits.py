@@ -105,9 +105,7 @@ def measure(worker, wanted, attempts, on_round):
     rates, noisy_gemm = medians("gemm", "rates")
     read, noisy_read = medians("bandwidth", "rate")
     shapes = ", ".join(f"{rate:.0f}" for rate in rates)
-    note = (
-        f"machine: bf16 products {shapes} GFLOP/s (1024x576x1536, 2048 cubed), read {read:.1f} GB/s"
-    )
+    note = f"bf16 products {shapes} GFLOP/s (1024x576x1536, 2048 cubed), read {read:.1f} GB/s"
     if noisy_gemm or noisy_read:
         note += ", measured under foreign load"
     return Machine(max(rates), read, note)

@@ -94,7 +94,7 @@ def table(rows):
     missing = {id_: what for id_, what in (NOW | LATER).items() if id_ not in found}
     absent = [f"| {id_} | {what} | not measured yet{' |' * 9}" for id_, what in missing.items()]
     return "\n".join(
-        [*(f"- Measured on: {m}" for m in machines), "", HEADER, *map(line, rows), *later]
+        [*(f"- Measured on: {m}" for m in machines), "", HEADER, *map(line, rows), *absent]
     )
 
 
