@@ -1,0 +1,191 @@
+// What people get wrong, each with the text that they see, and that nothing changed by it: neither
+// any tenant's weights, gradients and optimizer, nor any file.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+using model::tiny_config;
+
+constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), text.npos) << "got: " << text << "\nwanted: " << part;
+}
+
+// A model's folder that something is wrong with: opening it fails and leaves it as it is.
+TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
+  const auto set = [](const char* key, Json value) {
+    return [key, value](const fs::path& dir) {
+      JsonObject config = read_json(dir / "config.json").as_object();
+      config[key] = value;
+      write_text(dir / "config.json", pretty(config));
+    };
+  };
+  const struct {
+    std::function<void(const fs::path&)> spoil;
+    std::string text;
+  } cases[] = {
+      {[](const fs::path& d) { fs::remove(d / "model.safetensors"); }, "safetensors"},
+      {[](const fs::path& d) { fs::resize_file(d / "model.safetensors", 20000); },
+       "model.safetensors"},
+      {[](const fs::path& d) { fs::resize_file(d / "model.safetensors", 5); }, "model.safetensors"},
+      {[](const fs::path& d) { fs::remove(d / "config.json"); }, "config.json"},
+      {[](const fs::path& d) { write_text(d / "config.json", "{\n  \"model_type\": }"); },
+       "config.json line 2"},
+      {set("hidden_size", 64), "has shape [131, 48], config.json asks for [131, 64]"},
+      {set("num_hidden_layers", 3), "has no tensor model.layers.2."},
+      {set("tie_word_embeddings", false), "has no tensor lm_head.weight"},
+      {set("model_type", "mamba"), "model_type 'mamba' is not known; known: llama, qwen2, qwen3"},
+      {set("architectures", JsonArray{"LlamaForTokenClassification"}),
+       "architecture \"LlamaForTokenClassification\" of model_type 'llama' is not known"},
+      {set("rope_scaling", JsonObject{{"rope_type", "longrope"}}),
+       "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"},
+      {set("hidden_act", "relu"), "hidden_act 'relu' is not known; known: silu"},
+      {set("vocab_size", 0), "config field 'vocab_size' is 0, it must be at least 1"},
+  };
+  for (const auto& [spoil, want] : cases) {
+    const model::TinyModel model;
+    spoil(model.path());
+    const auto files = files_of(model.path());
+    expect_contains(error_of([&] { Engine({.model = model.path()}); }), want);
+    EXPECT_EQ(files_of(model.path()), files) << want;
+  }
+}
+
+TEST(BadModel, OptionsOfTheEngineAreChecked) {
+  const model::TinyModel model;
+  const std::string path = model.path();
+  EXPECT_EQ(error_of([] { Engine({.model = ""}); }),
+            "engine: model is empty; give a model directory or a .gguf file");
+  EXPECT_EQ(error_of([&] { Engine({.model = path, .mixed_precision = "fp8"}); }),
+            "engine: mixed_precision is 'fp8'; known: bf16, no");
+  EXPECT_EQ(error_of([&] { Engine({.model = path, .token_budget = 0}); }),
+            "engine: token_budget is 0, it must be at least 1");
+  EXPECT_EQ(error_of([&] { Engine({.model = path, .kv_tokens = 0}); }),
+            "engine: kv_tokens is 0, it must be at least 1");
+}
+
+class BadInput : public testing::Test {
+ protected:
+  BadInput() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+    for (const char* name : {"me", "neighbour"}) {
+      engine_.run<Done>(Create{.tenant = name, .lora_json = kLora});
+      engine_.run<ForwardResult>(work(name));
+      engine_.run<StepResult>(Step{.tenant = name, .options = R"({"lr": 0.01})"});
+      engine_.run<ForwardResult>(work(name, 2));
+    }
+  }
+
+  void expect_refused(const Operation& operation, const std::string& want) {
+    const State mine = state_of(engine_, "me"), others = state_of(engine_, "neighbour");
+    const auto files = files_of(model_.path()), saved = files_of(scratch_.path());
+    expect_contains(error_of([&] { engine_.submit(operation).get(); }), want);
+    EXPECT_EQ(state_of(engine_, "me"), mine) << want;
+    EXPECT_EQ(state_of(engine_, "neighbour"), others) << want;
+    EXPECT_EQ(files_of(model_.path()), files) << want;
+    EXPECT_EQ(files_of(scratch_.path()), saved) << want;
+  }
+
+  // A PEFT directory of a model with this config.
+  std::string adapter_of(const JsonObject& config, const std::string& lora) {
+    const model::TinyModel model(config);
+    Engine other({.model = model.path(), .mixed_precision = "no"});
+    other.run<Done>(Create{.tenant = "x", .lora_json = lora});
+    return other.run<SaveResult>(Save{.tenant = "x", .directory = scratch_ / "adapter"}).directory;
+  }
+
+  const model::TinyModel model_;
+  const ScratchDir scratch_{memory_folder()};
+  Engine engine_;
+};
+
+TEST_F(BadInput, BatchesThatTheModelCannotTake) {
+  const auto batch = [](std::vector<Sequence> sequences) {
+    return ForwardBackward{.tenant = "me", .sequences = std::move(sequences)};
+  };
+  expect_refused(batch({}), "engine: the batch is empty; give at least one sequence");
+  expect_refused(batch({drawn(1, 3), {}}), "engine: sequence 1 is empty");
+  expect_refused(batch({drawn(1, 257)}),
+                 "engine: sequence 0 has 257 tokens, the model's max_position_embeddings is 256; "
+                 "truncate it");
+  Sequence token = drawn(1, 3), label = drawn(1, 3), nan = drawn(1, 3);
+  token.input_ids[1] = 131;
+  expect_refused(batch({token}),
+                 "engine: sequence 0: token 131 at position 1 is outside the vocabulary of 131");
+  label.labels[2] = -7;
+  expect_refused(batch({label}),
+                 "engine: sequence 0: label -7 at position 2 is outside the vocabulary of 131 and "
+                 "is not -100");
+  nan.weights = {1, std::nanf(""), 1};
+  expect_refused(batch({drawn(2, 4), nan}), "nothing was changed");
+  ForwardBackward cold = work("me");
+  cold.temperature = 0;
+  expect_refused(cold, "engine: temperature is 0, it must be above 0");
+  expect_refused(Forward{.tenant = "me", .sequences = {token}}, "token 131 at position 1");
+}
+
+TEST_F(BadInput, AdaptersThatCannotBe) {
+  const auto create = [](const char* lora) { return Create{.tenant = "new", .lora_json = lora}; };
+  expect_refused(create(R"({"r": 0, "target_modules": "all-linear"})"),
+                 "field 'r' is 0, it must be an integer of at least 1");
+  expect_refused(create(R"({"r": 4, "target_modules": ["q_proj", "query"]})"),
+                 "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
+                 "o_proj, gate_proj, up_proj, down_proj");
+  expect_refused(create(R"({"r": 4, "target_modules": []})"), "field 'target_modules' is []");
+  expect_refused(create(R"x({"r": 4, "target_modules": "("})x"),
+                 "lora: target_modules '(' is no regular expression");
+  expect_refused(create(R"({"r": 4, "lora_dropout": 1.0, "target_modules": "all-linear"})"),
+                 "field 'lora_dropout' is ");
+  expect_refused(Create{.tenant = "me", .lora_json = kLora}, "engine: tenant 'me' exists already");
+  expect_refused(Create{.tenant = "all"}, "other tenants train adapters on the base model");
+  expect_refused(Create{.lora_json = kLora}, "engine: tenant is empty");
+}
+
+TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
+  JsonObject wide = tiny_config(), deep = tiny_config();
+  wide["intermediate_size"] = 96;
+  deep["num_hidden_layers"] = 3;
+  for (const JsonObject& config : {wide, deep}) {
+    const std::string directory = adapter_of(config, kLora);
+    expect_refused(Load{.tenant = "me", .directory = directory}, "is it of another base model?");
+    expect_refused(Create{.tenant = "new", .directory = directory}, "is it of another base model?");
+  }
+  const std::string ranked =
+      adapter_of(tiny_config(), R"({"r": 8, "target_modules": ["q_proj", "down_proj"]})");
+  expect_refused(Load{.tenant = "me", .directory = ranked},
+                 "lora: the saved adapter has rank 8, this one 4");
+  fs::resize_file(fs::path(ranked) / "adapter_model.safetensors", 3000);
+  expect_refused(Load{.tenant = "me", .directory = ranked}, "adapter_model.safetensors");
+  expect_refused(Load{.tenant = "me", .directory = scratch_ / "none"},
+                 "engine: load: no checkpoint directory ");
+}
+
+TEST_F(BadInput, TenantsThatAreNotThere) {
+  for (const Operation& operation :
+       {Operation(work("ghost")), Operation(Step{"ghost"}), Operation(ZeroGrad{"ghost"}),
+        Operation(Save{"ghost", scratch_ / "x"}), Operation(Delete{"ghost"})})
+    expect_refused(operation, "engine: no tenant 'ghost'");
+}
+
+TEST_F(BadInput, PromptsThatTheModelCannotTake) {
+  const auto sample = [](std::vector<std::vector<int32_t>> prompts, size_t num_params = 1) {
+    return Sample{"me", std::move(prompts), std::vector<SamplingParams>(num_params)};
+  };
+  expect_refused(sample({}), "engine: sample: prompts is empty");
+  expect_refused(sample({{1}, {2}, {3}}, 2),
+                 "engine: sample: 2 parameters for 3 prompts; give one, or one for each");
+  expect_refused(sample({{}}), "empty");
+  expect_refused(sample({{1, 500}}), "500");
+  expect_refused(sample({std::vector<int32_t>(300, 1)}), "256");
+}
+
+}  // namespace
+}  // namespace twinkle::engine

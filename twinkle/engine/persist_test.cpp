@@ -1,0 +1,186 @@
+#include "twinkle/engine/persist.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <functional>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
+
+// Both kinds of checkpoint: an adapter's and a whole model's.
+class Persist : public testing::TestWithParam<bool> {
+ protected:
+  Persist() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+    engine_.run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
+    train();
+    engine_.run<ForwardResult>(work("me", 7));  // gradients that wait for a step
+  }
+
+  void train(const char* optimizer = "AdamW", const char* options = R"({"lr": 0.01})") {
+    engine_.run<ForwardResult>(work("me"));
+    engine_.run<StepResult>(Step{.tenant = "me", .optimizer = optimizer, .options = options});
+  }
+  std::string target() const { return (scratch_ / "checkpoint").string(); }
+  fs::path file(const char* name) const { return scratch_ / "checkpoint" / name; }
+  fs::path weights() const {
+    return file(GetParam() ? "model.safetensors" : "adapter_model.safetensors");
+  }
+  void save() { engine_.run<SaveResult>(Save{"me", target(), true, "note"}); }
+  std::string load() {
+    return error_of([&] { engine_.run<LoadResult>(Load{"me", target(), true}); });
+  }
+
+  const model::TinyModel model_;
+  const ScratchDir scratch_{memory_folder()};
+  Engine engine_;
+};
+
+TEST_P(Persist, WhatIsSavedComesBackWithGradientsOptimizerAndNote) {
+  const State saved = state_of(engine_, "me");
+  save();
+  train();
+  EXPECT_NE(state_of(engine_, "me"), saved);
+  EXPECT_EQ(engine_.run<LoadResult>(Load{"me", target(), true}).extra_json, "note");
+  EXPECT_EQ(state_of(engine_, "me"), saved);
+}
+
+TEST_P(Persist, LoadingWithoutTheOptimizerTakesTheWeightsAndDropsTheRest) {
+  const State saved = state_of(engine_, "me");
+  save();
+  train();
+  EXPECT_EQ(engine_.run<LoadResult>(Load{"me", target()}).extra_json, "");
+  const auto now = engine_.run<InspectResult>(Inspect{"me"});
+  EXPECT_EQ(now.weights, std::get<0>(saved));
+  EXPECT_EQ(now.optimizer, 0u);
+  EXPECT_EQ(now.step, 0);
+  EXPECT_EQ(now.num_tokens, 0);
+}
+
+TEST_P(Persist, SavingOverACheckpointReplacesAllOfIt) {
+  save();
+  train();
+  const State second = state_of(engine_, "me");
+  engine_.run<SaveResult>(Save{"me", target()});
+  EXPECT_FALSE(fs::exists(file("trainer_state.json"))) << "saved without the optimizer";
+  EXPECT_EQ(load(), "engine: load: " + target() +
+                        " has no trainer_state.json; it was saved without the optimizer");
+  engine_.run<LoadResult>(Load{"me", target()});
+  EXPECT_EQ(std::get<0>(state_of(engine_, "me")), std::get<0>(second));
+}
+
+TEST_P(Persist, AMomentumThatWasSavedIsResumed) {
+  train("SGD", R"({"lr": 0.01, "momentum": 0.9})");
+  save();
+  train("SGD", R"({"lr": 0.01, "momentum": 0.9})");
+  const State want = state_of(engine_, "me");
+  EXPECT_EQ(load(), "no error");
+  train("SGD", R"({"lr": 0.01, "momentum": 0.9})");
+  EXPECT_EQ(state_of(engine_, "me"), want);
+}
+
+TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
+  const auto shorten = [](const fs::path& f) { fs::resize_file(f, fs::file_size(f) / 2); };
+  const auto edit = [](const fs::path& f, const std::string& from, const std::string& to) {
+    std::string text = read_text(f);
+    const auto at = text.find(from);
+    ASSERT_NE(at, text.npos) << from;
+    write_text(f, text.replace(at, from.size(), to));
+  };
+  const struct {
+    std::function<void()> spoil;
+    std::string text;
+  } cases[] = {
+      {[&] { shorten(weights()); }, weights().filename()},
+      {[&] { fs::remove(weights()); },
+       GetParam() ? "has no tensor model.embed_tokens.weight" : "adapter_model.safetensors"},
+      {[&] { shorten(file("training.safetensors")); }, "training.safetensors"},
+      {[&] { fs::remove(file("training.safetensors")); }, "training.safetensors"},
+      {[&] { shorten(file("trainer_state.json")); }, "trainer_state.json line "},
+      {[&] {
+         edit(file("trainer_state.json"), "\"checkpoint_version\": 1", "\"checkpoint_version\": 8");
+       },
+       "trainer_state.json has checkpoint_version 8, this program reads 1"},
+      {[&] { edit(file("trainer_state.json"), "\"training\"", "\"draining\""); },
+       "trainer_state.json: field 'training' is missing or no object"},
+      {[&] { edit(file("trainer_state.json"), "\"seed\"", "\"feed\""); },
+       "json: field 'seed' is missing"},
+      {[&] { edit(file("trainer_state.json"), "\"pending\"", "\"bending\""); },
+       "json: field 'pending' is missing"},
+      {[&] { edit(file("trainer_state.json"), "\"AdamW\"", "\"AdamX\""); },
+       "optim: unknown optimizer 'AdamX'"},
+      {[&] { edit(file("training.safetensors"), ".exp_avg\"", ".exp_xyz\""); }, "exp_avg"},
+      {[&] {
+         const at::Tensor odd = at::zeros({3});
+         write_safetensors(file("training.safetensors"),
+                           std::vector{model::view_of("grad/0", odd)});
+         edit(file("trainer_state.json"), "\"optimizer\"", "\"none\"");
+       },
+       "engine: load: tensor grad/0 has shape [3], expected ["},
+      {[&] {
+         const at::Tensor odd = at::zeros({3});
+         write_safetensors(file("training.safetensors"),
+                           std::vector{model::view_of("optimizer/x.exp_avg", odd)});
+       },
+       "engine: load: tensor optimizer/x.exp_avg belongs to no parameter of tenant 'me'"},
+  };
+  for (const auto& [spoil, want] : cases) {
+    save();
+    spoil();
+    const State before = state_of(engine_, "me");
+    const auto files = files_of(scratch_.path());
+    const std::string text = load();
+    EXPECT_NE(text.find(want), text.npos) << text << "\nwanted: " << want;
+    EXPECT_EQ(state_of(engine_, "me"), before) << want;
+    EXPECT_EQ(files_of(scratch_.path()), files) << want;
+    fs::remove_all(target());
+  }
+}
+
+// The limit on a file's size stands for a full disk: the system refuses the same write.
+TEST_P(Persist, AFullDiskKeepsTheOldCheckpointAndTheTenant) {
+  save();
+  train();
+  const State before = state_of(engine_, "me");
+  const auto files = files_of(scratch_.path());
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit tight{2048, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &tight);
+  const std::string text =
+      error_of([&] { engine_.run<SaveResult>(Save{"me", target(), true, "second"}); });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  EXPECT_TRUE(text.starts_with("io: ")) << text;
+  EXPECT_EQ(state_of(engine_, "me"), before);
+  EXPECT_EQ(files_of(scratch_.path()), files);
+  save();
+  EXPECT_NE(files_of(scratch_.path()), files) << "with room again it works";
+}
+
+INSTANTIATE_TEST_SUITE_P(LoraAndFull, Persist, testing::Bool());
+
+TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {
+  const model::TinyModel model;
+  const ScratchDir scratch;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  EXPECT_EQ(error_of([&] { engine.run<SaveResult>(Save{.tenant = "me"}); }),
+            "engine: save: directory is empty");
+  EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"me", "/no/such/folder"}); }),
+            "engine: load: no checkpoint directory /no/such/folder");
+  EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"base", model.path()}); }),
+            "engine: load: tenant 'base' is the frozen base model");
+}
+
+}  // namespace
+}  // namespace twinkle::engine

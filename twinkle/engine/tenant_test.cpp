@@ -1,0 +1,174 @@
+#include "twinkle/engine/tenant.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+constexpr const char* kLora = R"({"r": 4, "target_modules": "all-linear"})";
+
+// Both ways to train.
+class TenantTest : public testing::TestWithParam<bool> {
+ protected:
+  TenantTest() { start(); }
+
+  // From the beginning: training every weight changes the engine's base model.
+  void start() {
+    engine_ =
+        std::make_unique<Engine>(EngineOptions{.model = model_.path(), .mixed_precision = "no"});
+    engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
+    // B starts at zero, where half of the gradients are.
+    engine_->run<ForwardResult>(work("me"));
+    engine_->run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
+  }
+
+  std::map<std::string, std::vector<float>> tensors() {
+    std::map<std::string, std::vector<float>> out;
+    for (auto& t : engine_->run<InspectResult>(Inspect{"me", true}).tensors) out[t.name] = t.values;
+    return out;
+  }
+  StepResult step(double max_norm = 0) {
+    return engine_->run<StepResult>(
+        Step{.tenant = "me", .options = R"({"lr": 0.01})", .max_grad_norm = max_norm});
+  }
+
+  const model::TinyModel model_;
+  std::unique_ptr<Engine> engine_;
+};
+
+double distance(const std::map<std::string, std::vector<float>>& a,
+                const std::map<std::string, std::vector<float>>& b) {
+  double most = a.size() == b.size() ? 0 : INFINITY;
+  for (const auto& [name, values] : a) {
+    for (size_t i = 0; i < values.size(); ++i)
+      most = std::max(most, std::abs(static_cast<double>(values[i]) - b.at(name).at(i)));
+  }
+  return most;
+}
+
+TEST_P(TenantTest, MicroBatchesAndOneStepEqualOneBatchOfAllOfThem) {
+  const std::vector<Sequence> all{drawn(1, 5), drawn(2, 12), drawn(3, 1), drawn(4, 7)};
+  const double loss =
+      engine_->run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = all}).loss;
+  const auto whole_grads = engine_->run<InspectResult>(Inspect{"me"});
+  EXPECT_EQ(whole_grads.num_tokens, 25);
+  const StepResult whole = step();
+  const auto want = tensors();
+  start();
+  double sum = 0;
+  for (const Sequence& s : all)
+    sum += engine_->run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = {s}}).loss;
+  EXPECT_NEAR(sum, loss, 1e-4 * loss);
+  EXPECT_EQ(engine_->run<InspectResult>(Inspect{"me"}).num_tokens, 25);
+  const StepResult parts = step();
+  EXPECT_EQ(parts.num_tokens, 25);
+  EXPECT_EQ(parts.step, 2);
+  // Sequences are units of their own: the bits are the same, not only the numbers.
+  EXPECT_EQ(engine_->run<InspectResult>(Inspect{"me"}).step, 2);
+  EXPECT_NEAR(parts.grad_norm, whole.grad_norm, 1e-12);
+  EXPECT_EQ(distance(tensors(), want), 0);
+}
+
+TEST_P(TenantTest, AStepDividesByTheTokensAndZeroesTheGradients) {
+  engine_->run<ForwardResult>(work("me"));
+  double squares = 0;
+  for (const auto& [name, values] : tensors()) {
+    if (!name.starts_with("grad/")) continue;
+    for (const float v : values) squares += static_cast<double>(v) * v;
+  }
+  EXPECT_NEAR(step().grad_norm, std::sqrt(squares) / 15, 1e-6 * std::sqrt(squares));
+  const auto after = engine_->run<InspectResult>(Inspect{"me"});
+  EXPECT_EQ(after.num_tokens, 0);
+  for (const auto& [name, values] : tensors()) {
+    if (!name.starts_with("grad/")) continue;
+    for (const float v : values) EXPECT_EQ(v, 0) << name;
+  }
+}
+
+TEST_P(TenantTest, ClippingFirstEqualsClippingInTheStep) {
+  engine_->run<ForwardResult>(work("me", 5));
+  const StepResult inside = step(0.01);
+  const auto want = tensors();
+  EXPECT_GT(inside.grad_norm, 0.01);
+  start();
+  engine_->run<ForwardResult>(work("me", 5));
+  const auto clip = engine_->run<StepResult>(ClipGradNorm{.tenant = "me", .max_grad_norm = 0.01});
+  EXPECT_EQ(clip.grad_norm, inside.grad_norm) << "the norm before clipping";
+  EXPECT_EQ(clip.num_tokens, 15);
+  EXPECT_NEAR(step().grad_norm, 0.01, 1e-5);
+  EXPECT_LT(distance(tensors(), want), 1e-4);
+}
+
+TEST_P(TenantTest, WithoutGradientsThereIsNothingToStepOrClip) {
+  const State before = state_of(*engine_, "me");
+  EXPECT_EQ(error_of([&] { step(); }),
+            "engine: step: tenant 'me' has no accumulated gradients; run forward_backward first");
+  EXPECT_EQ(error_of([&] { engine_->run<StepResult>(ClipGradNorm{"me"}); }),
+            "engine: clip_grad_norm: tenant 'me' has no accumulated gradients; run "
+            "forward_backward first");
+  engine_->run<ForwardResult>(work("me"));
+  engine_->run<Done>(ZeroGrad{"me"});
+  EXPECT_NE(error_of([&] { step(); }).find("no accumulated gradients"), std::string::npos);
+  EXPECT_EQ(std::get<0>(state_of(*engine_, "me")), std::get<0>(before));
+}
+
+TEST_P(TenantTest, GradientsThatOverflowAreRefusedByTheStepAndChangeNothing) {
+  ForwardBackward big = work("me");
+  big.loss = "LinearLoss";
+  for (Sequence& s : big.sequences)
+    s.extras["grad"].assign(s.input_ids.size(), 3e38f);  // finite, unlike its products
+  engine_->run<ForwardResult>(big);
+  const State before = state_of(*engine_, "me");
+  const std::string text = error_of([&] { step(); });
+  EXPECT_TRUE(text.starts_with("optim: the gradient of ")) << text;
+  EXPECT_NE(text.find("nothing was changed"), std::string::npos) << text;
+  EXPECT_NE(error_of([&] { engine_->run<StepResult>(ClipGradNorm{"me"}); }).find("norm"),
+            std::string::npos);
+  EXPECT_EQ(state_of(*engine_, "me"), before);
+  engine_->run<Done>(ZeroGrad{"me"});
+  engine_->run<ForwardResult>(work("me"));
+  EXPECT_TRUE(std::isfinite(step().grad_norm)) << "zero_grad mends it";
+}
+
+TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
+  engine_->run<ForwardResult>(work("me"));
+  const State before = state_of(*engine_, "me");
+  for (const Step& bad :
+       {Step{.tenant = "me", .optimizer = "Lion"},
+        Step{.tenant = "me", .options = R"({"speed": 3})"},
+        Step{.tenant = "me", .options = R"({"lr": -1})"}, Step{.tenant = "me", .options = "{"},
+        Step{.tenant = "me", .max_grad_norm = -1},
+        Step{.tenant = "me", .max_grad_norm = std::nan("")},
+        Step{.tenant = "me", .norm_type = 0}}) {
+    EXPECT_NE(error_of([&] { engine_->run<StepResult>(bad); }), "no error");
+    EXPECT_EQ(state_of(*engine_, "me"), before);
+  }
+  EXPECT_EQ(error_of([&] { step(-2); }), "engine: max_grad_norm is -2, it must be at least 0");
+}
+
+INSTANTIATE_TEST_SUITE_P(LoraAndFull, TenantTest, testing::Bool());
+
+TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
+  const model::TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  EXPECT_EQ(engine.run<InspectResult>(Inspect{"base"}).num_parameters, 0);
+  engine.run<ForwardResult>(Forward{.tenant = "base", .sequences = {drawn(1, 4)}});
+  const std::string why =
+      "tenant 'base' is the frozen base model; add an adapter, or create it for full-parameter "
+      "training";
+  EXPECT_EQ(error_of([&] { engine.run<ForwardResult>(work("base")); }),
+            "engine: forward_backward: " + why);
+  EXPECT_EQ(error_of([&] { engine.run<StepResult>(Step{"base"}); }), "engine: step: " + why);
+  EXPECT_EQ(error_of([&] { engine.run<StepResult>(ClipGradNorm{"base"}); }),
+            "engine: clip_grad_norm: " + why);
+  engine.run<Done>(ZeroGrad{"base"});
+}
+
+}  // namespace
+}  // namespace twinkle::engine
