@@ -138,12 +138,12 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
       .def(
           "forward",
           [](Engine& e, std::string tenant, const py::list& items, bool disable_lora,
-             double temperature, bool entropy) {
-            return submit(
-                e, engine::Forward{tenant, sequences(items), disable_lora, temperature, entropy});
+             double temperature, bool entropy, bool train) {
+            return submit(e, engine::Forward{tenant, sequences(items), disable_lora, temperature,
+                                             entropy, train});
           },
           py::kw_only(), "tenant"_a, "sequences"_a, "disable_lora"_a = false, "temperature"_a = 1.0,
-          "entropy"_a = false)
+          "entropy"_a = false, "train"_a = false)
       .def(
           "forward_backward",
           [](Engine& e, std::string tenant, const py::list& items, std::string loss,

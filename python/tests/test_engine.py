@@ -133,6 +133,25 @@ def test_a_loss_written_in_python_equals_the_engines_own(tiny_llama_dir):
     torch.testing.assert_close(results[0][2], results[1][2], rtol=0, atol=0)
 
 
+def test_a_loss_written_in_python_sees_the_dropout_that_its_gradient_goes_through(tiny_llama_dir):
+    seen = []
+
+    class Recorded(Loss):
+        def __call__(self, inputs, outputs, **kwargs):
+            seen.append(outputs["logps"].detach().clone())
+            return (outputs["logps"] ** 2).sum()
+
+    model = add(TransformersModel(model_id=tiny_llama_dir), lora_dropout=0.5)
+    model.set_loss(Recorded())
+    model.set_optimizer("AdamW", lr=0.05)
+    for _ in range(2):
+        out = model.forward_backward(inputs=BATCH)
+        assert torch.equal(seen[-1], out["logps"])
+        model.clip_grad_and_step()
+    plain = model.forward_only(inputs=BATCH)["logps"]
+    assert not torch.equal(plain, model.forward(inputs=BATCH)["logps"])
+
+
 def test_disable_lora_scores_with_the_base_model(fp32):
     base = fp32.forward_only(inputs=BATCH)["logps"]
     add(fp32)

@@ -1,6 +1,8 @@
 // twinkle train MODEL DATA: supervised fine-tuning of a LoRA adapter on rows of messages.
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/model_path.h"
@@ -39,12 +41,29 @@ void progress(int64_t step, int64_t steps, double loss, double tokens, double se
                seconds / static_cast<double>(step) * static_cast<double>(steps - step));
 }
 
+void check(const Options& o) {
+  const auto at_least_one = [](const char* name, int64_t value) {
+    require(value >= 1, Code::kInvalid, "cli: --", name, " is ", value, ", it must be at least 1");
+  };
+  at_least_one("epochs", o.epochs);
+  at_least_one("batch-size", o.batch_size);
+  at_least_one("max-length", o.max_length);
+  require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
+          ", it must be at least 0");
+  // Found out now and not after the training.
+  const std::filesystem::path output = o.output;
+  require(!std::filesystem::exists(output) || std::filesystem::is_directory(output), Code::kInvalid,
+          "cli: --output ", o.output, " is a file; name a directory");
+}
+
 void run(const Options& o) {
+  check(o);
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.max_length = o.max_length});
   data::Dataset rows = data::Dataset::read(o.data);
   if (!o.preprocessor.empty()) rows = rows.map(data::make_preprocessor(o.preprocessor));
   rows = rows.encode(data::encoder(tmpl));
+  require(rows.size() > 0, Code::kInvalid, "cli: ", o.data, " has no rows to train on");
   data::Loader batches(rows.size(), {.batch_size = o.batch_size, .shuffle = true, .seed = o.seed});
   engine::Engine engine({.model = path});
   engine.run<engine::Done>(

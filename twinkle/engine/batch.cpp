@@ -118,7 +118,8 @@ void pack_pass(Pass& pass, const std::vector<Piece>& pieces, const std::vector<P
       ids.insert(ids.end(), sequence.input_ids.begin(), sequence.input_ids.end());
       lengths.push_back(static_cast<int64_t>(sequence.input_ids.size()));
       owners.slot.push_back(base ? -1 : part.tenant->slot());
-      owners.key.push_back(forward ? 0 : part.tenant->stream(static_cast<int64_t>(s)));
+      const bool random = !forward || (*forward)->train;
+      owners.key.push_back(random ? part.tenant->stream(static_cast<int64_t>(s)) : 0);
       owners.learn.push_back(forward ? 0 : 1);
     }
     pass.cu_targets.push_back(static_cast<int64_t>(pass.targets.rows.size()));

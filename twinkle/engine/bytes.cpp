@@ -22,7 +22,7 @@ void fields(A& a, T& v) {
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
     a(v.tenant);
   } else if constexpr (std::is_same_v<U, Forward>) {
-    a(v.tenant, v.sequences, v.disable_lora, v.temperature, v.entropy);
+    a(v.tenant, v.sequences, v.disable_lora, v.temperature, v.entropy, v.train);
   } else if constexpr (std::is_same_v<U, ForwardBackward>) {
     a(v.tenant, v.sequences, v.loss, v.loss_options, v.temperature);
   } else if constexpr (std::is_same_v<U, Step>) {

@@ -24,8 +24,10 @@ auto all(T& v) {
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
     auto& [a] = v;
     return std::tie(a);
-  } else if constexpr (std::is_same_v<U, Forward> || std::is_same_v<U, ForwardBackward> ||
-                       std::is_same_v<U, Step>) {
+  } else if constexpr (std::is_same_v<U, Forward>) {
+    auto& [a, b, c, d, e, f] = v;
+    return std::tie(a, b, c, d, e, f);
+  } else if constexpr (std::is_same_v<U, ForwardBackward> || std::is_same_v<U, Step>) {
     auto& [a, b, c, d, e] = v;
     return std::tie(a, b, c, d, e);
   } else if constexpr (std::is_same_v<U, Save>) {

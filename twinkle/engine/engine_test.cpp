@@ -248,5 +248,24 @@ TEST(Engine, TwoRunsOfOneDropoutSeedAgreeAndTwoSeedsDiffer) {
   EXPECT_NE(losses(5), losses(6));
 }
 
+TEST(Engine, AForwardInTrainingHasTheDropoutOfTheBackwardThatFollows) {
+  const TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  const Kind kind = small();  // dropout 0.1
+  engine.run<Done>(Create{.tenant = kind.name, .lora_json = kind.lora, .seed = kind.seed});
+  for (int step = 0; step < 2; ++step) {
+    const ForwardBackward work = batch_of(kind, 0);
+    const Forward forward{.tenant = kind.name, .sequences = work.sequences, .train = true};
+    const auto before = engine.run<ForwardResult>(forward).logps;
+    Forward plain = forward;
+    plain.train = false;
+    if (step > 0) {  // at first B is zero and dropout changes nothing
+      EXPECT_NE(before, engine.run<ForwardResult>(plain).logps);
+    }
+    EXPECT_EQ(before, engine.run<ForwardResult>(work).logps);
+    engine.run<StepResult>(Step{.tenant = kind.name, .options = R"({"lr": 0.05})"});
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::engine

@@ -49,6 +49,7 @@ struct Forward {
   bool disable_lora = false;  // score with the base model
   double temperature = 1.0;   // logits are divided by it; > 0
   bool entropy = false;       // also return the entropy of every scored token
+  bool train = false;         // with the dropout of the tenant's next ForwardBackward
 };
 
 // Adds the loss's gradient to the tenant's accumulated gradients and its token count to the

@@ -148,6 +148,7 @@ class TransformersModel(Checkpoints):
             sequences=batch.sequences,
             disable_lora=disable_lora,
             temperature=float(temperature),
+            train=training,
         ).result()
         outputs = {
             "loss": None,
@@ -161,7 +162,7 @@ class TransformersModel(Checkpoints):
         return dict(outputs)
 
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
-        """Scores a batch for training, without dropout. Then calculate_loss and backward.
+        """Scores a batch for training, with its dropout. Then calculate_loss and backward.
 
         inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
         ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
@@ -268,7 +269,8 @@ class TransformersModel(Checkpoints):
         """(loss, num_tokens, sequences whose extras hold d loss / d logps) of a Python loss."""
         if len(batch) == 0:
             return 0.0, 0.0, []
-        scores = self.engine.forward(sequences=batch.sequences, **common).result()["logps"]
+        scores = self.engine.forward(sequences=batch.sequences, train=True, **common).result()
+        scores = scores["logps"]
         parts, values, counts, sequences = batch.split(micro_batch_size), [], [], []
         begin = 0
         for part in parts:
