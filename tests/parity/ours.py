@@ -37,17 +37,21 @@ def backward(made, sequences):
     return made.forward_backward(tenant=TENANT, sequences=sequences).result()
 
 
-def gradients(made, sequences):
-    """Sums over tokens, by the weight's name; and the loss."""
-    made.zero_grad(tenant=TENANT).result()
-    value = backward(made, sequences)["loss"]
+def accumulated(made):
+    """Sums over tokens since the last step, by the weight's name."""
     tensors = made.inspect(tenant=TENANT, tensors=True).result()["tensors"]
-    grads = {
+    return {
         name.removeprefix("grad/"): torch.as_tensor(value)
         for name, value in tensors.items()
         if name.startswith("grad/")
     }
-    return grads, value
+
+
+def gradients(made, sequences):
+    """Those of these sequences alone, and the loss."""
+    made.zero_grad(tenant=TENANT).result()
+    value = backward(made, sequences)["loss"]
+    return accumulated(made), value
 
 
 def greedy(made, prompts, count):

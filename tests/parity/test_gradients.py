@@ -105,3 +105,16 @@ def test_targets_given_as_a_config_reach_the_modules_that_peft_reaches(index, tm
     made = ours.engine(case.directory, lora_json=json.dumps(fields))
     grads, _ = ours.gradients(made, case.sequences)
     assert grads.keys() == reference.adapter_gradients(model, case.sequences).keys()
+
+
+def test_micro_batches_add_up_to_the_gradient_of_all_their_sequences():
+    case = models.case(8)
+    made = ours.engine(case.directory)
+    for part in (case.sequences[:2], case.sequences[2:3]):
+        ours.backward(made, part)
+    ours.backward(made, case.sequences[3:])
+    tensors = made.inspect(tenant=ours.TENANT, tensors=True).result()["tensors"]
+    grads = {
+        n.removeprefix("grad/"): torch.as_tensor(v) for n, v in tensors.items() if "grad/" in n
+    }
+    check(grads, reference.gradients(case.reference.requires_grad_(True), case.sequences))

@@ -47,3 +47,22 @@ def test_temperature_divides_the_logits(temperature):
             expected = reference.scores(case.reference, sequence, temperature)
         close(logps[i], expected[0])
         close(entropies[i], expected[1])
+
+
+def test_bfloat16_over_all_models_is_as_near_to_float32_as_transformers_bfloat16():
+    """The mean over all scored tokens of |log p in bfloat16 - log p in float32 (transformers)|."""
+    mine, theirs = [], []
+    for index in ALL:
+        case = models.case(index)
+        made = ours.engine(case.directory, precision="bf16", frozen=True)
+        half = models.load_reference(case.directory, torch.bfloat16)
+        logps, _ = ours.scores(made, case.sequences)
+        for i, sequence in enumerate(case.sequences):
+            with torch.no_grad():
+                truth, _ = reference.scores(case.reference, sequence)
+                other, _ = reference.scores(half, sequence)
+            mine.append((logps[i] - truth)[truth != 0].abs())
+            theirs.append((other - truth)[truth != 0].abs())
+    mine, theirs = torch.cat(mine).mean().item(), torch.cat(theirs).mean().item()
+    print(f"mean |error| of log p: ours {mine:.5f}, transformers {theirs:.5f}")
+    assert mine <= theirs
