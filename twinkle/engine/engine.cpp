@@ -15,6 +15,7 @@
 #include "twinkle/engine/persist.h"
 #include "twinkle/engine/tenant.h"
 #include "twinkle/model/family.h"
+#include "twinkle/model/tensors.h"
 #include "twinkle/sampler/runner.h"
 
 namespace twinkle::engine {
@@ -71,6 +72,7 @@ struct Engine::State {
   Tenant& tenant(const std::string& name);
 
   Done create(const Create& operation);
+  void reload_base();  // the weights that were there before a full-parameter tenant
   SampleResult sample(const Sample& operation);
 
   EngineOptions options;
@@ -272,7 +274,9 @@ Result Engine::State::run_one(const Operation& operation) {
   if (const auto* op = std::get_if<Create>(&operation)) return create(*op);
   Tenant& who = tenant(tenant_of(operation));
   if (std::holds_alternative<Delete>(operation)) {
+    const bool trained_base = who.mode() == Mode::kFull;
     tenants.erase(who.name());
+    if (trained_base) reload_base();
     return Done{};
   }
   if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
@@ -317,6 +321,13 @@ Done Engine::State::create(const Create& op) {
   const int32_t slot = adapter ? pool->add(std::move(adapter)) : -1;
   tenants[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, slot, op.seed, *decoder, *pool);
   return {};
+}
+
+void Engine::State::reload_base() {
+  const Checkpoint checkpoint = Checkpoint::open(options.model);
+  for (const auto& w : decoder->weights()) {
+    w.value->copy_(model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder->dtype()));
+  }
 }
 
 SampleResult Engine::State::sample(const Sample& op) {

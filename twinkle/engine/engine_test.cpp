@@ -223,6 +223,11 @@ TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
             }).find("delete it first"),
             std::string::npos);
   engine.run<Done>(Delete{"full"});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  Engine fresh({.model = model.path(), .mixed_precision = "bf16"});
+  fresh.run<Done>(Create{.tenant = "base", .frozen = true});
+  const Forward score{.tenant = "base", .sequences = {sequence(1, 20)}};
+  EXPECT_EQ(engine.run<ForwardResult>(score).logps, fresh.run<ForwardResult>(score).logps);
   engine.run<Done>(
       Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
   EXPECT_NE(error_of([&] { engine.run<Done>(Create{.tenant = "full"}); }).find("train adapters"),
