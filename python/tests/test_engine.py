@@ -1,6 +1,8 @@
 """The classes of `twinkle` on the compiled engine, against transformers and peft."""
 
+import resource
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,6 +238,41 @@ def test_saved_full_models_load_into_transformers(fp32, tmp_path):
         fp32.forward_only(inputs=BATCH)["logps"], expected, rtol=0, atol=1e-4
     )
     transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def test_a_save_that_fails_halfway_leaves_the_old_checkpoint(fp32, tiny_llama_dir, tmp_path):
+    add(fp32, r=1, target_modules=["q_proj"])
+    path = Path(fp32.save("mine", output_dir=str(tmp_path)))
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    tokenizer = (Path(tiny_llama_dir) / "tokenizer.json").read_bytes()
+    assert files["tokenizer.json"] == tokenizer
+    limit = len(tokenizer) // 2  # the adapter's own files fit
+    assert max(map(len, (files[name] for name in files if name.startswith("adapter")))) < limit
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
+    try:
+        with pytest.raises(twinkle.TwinkleError, match="File too large"):
+            fp32.save("mine", output_dir=str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == files
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_sampler_sees_an_adapter_that_was_saved_again(tiny_llama_dir, tmp_path):
+    model = add(TransformersModel(model_id=tiny_llama_dir, mixed_precision="no"))
+    sampler = TorchSampler(tiny_llama_dir, engine_args={"dtype": "float32"})
+    model.set_optimizer("AdamW", lr=1e-1)
+    prompt, scores = {"input_ids": BATCH[1]["input_ids"]}, []
+    for _ in range(2):
+        path = model.save("mine", output_dir=str(tmp_path))
+        (response,) = sampler.sample(
+            prompt, {"max_tokens": 0, "prompt_logprobs": 1}, adapter_path=path
+        )
+        scores.append(response.prompt_logprobs[1:])
+        model.forward_backward(inputs=BATCH)
+        model.clip_grad_and_step()
+    assert scores[0] != scores[1]
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -1,5 +1,8 @@
 """TorchSampler and vLLMSampler over a fake engine (a bigram model)."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 
@@ -98,6 +101,27 @@ def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
     assert not sampler.engine.tenants
 
 
+def test_an_adapter_that_was_saved_again_is_loaded_anew(make, tmp_path):
+    def sample():
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / "a")
+        return len([call for call in sampler.engine.calls if call[0] == "create"])
+
+    sampler, directory = make(), tmp_path / "a"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_model.safetensors").write_bytes(b"one")
+    assert [sample(), sample()] == [1, 1]
+    (directory / "adapter_model.safetensors").write_bytes(b"three")
+    assert [sample(), sample()] == [2, 2]
+    stat = (directory / "adapter_config.json").stat()
+    os.utime(directory / "adapter_config.json", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert sample() == 3
+    directory.rename(tmp_path / "old")  # as a save does: a new directory in its place
+    shutil.copytree(tmp_path / "old", directory)  # same sizes and times
+    assert [sample(), sample()] == [4, 4]
+    assert len(sampler.engine.tenants) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -107,6 +131,11 @@ def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
         ({"engine_args": {"tensor_parallel_size": 2}}, "tensor_parallel_size is 2"),
         ({"engine_args": {"quantization": "awq"}}, "quantization is 'awq'"),
         ({"engine_args": {"dtype": "int8"}}, "dtype is 'int8'"),
+        ({"engine_args": [1]}, r"engine_args is \[1\], it must be a dict"),
+        ({"engine_args": {"max_loras": -1}}, "max_loras is -1, it must be an integer of at least"),
+        ({"engine_args": {"max_loras": "2"}}, "max_loras is '2', it must be an integer of at"),
+        ({"engine_args": {"max_model_len": 0}}, "max_model_len is 0, .* at least 1"),
+        ({"engine_args": {"seed": "x"}}, "seed is 'x', it must be an integer"),
     ],
 )
 def test_wrong_constructor_arguments_are_named(make, arguments, text):
@@ -126,6 +155,11 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
     [
         ({"max_tokens": 40}, {}, "prompt 0 has 1 tokens and max_tokens is 40, together they must"),
         ({"logprobs": 5}, {}, "logprobs is 5"),
+        (5, {}, "sampling_params is 5, it must be SamplingParams or a dict"),
+        ({"stop": [2**40]}, {}, r"stop\[0\] is 1099511627776, it must be from 0 to 2147483647"),
+        ({"stop": [7, -1]}, {}, r"stop\[1\] is -1, it must be from 0 to 2147483647"),
+        ({"top_k": 2**70}, {}, "top_k is 1180591620717411303424, it must be from -1 to 2147483647"),
+        ({"num_samples": 2**70}, {}, "num_samples is .*, it must be from 1 to 2147483647"),
         ({"warmth": 5}, {}, "unknown sampling parameter 'warmth'"),
         ({}, {"return_encoded": True}, "return_encoded is not available"),
         ({}, {"adapter_name": "x"}, "there is no adapter 'x'; pass model="),

@@ -1,20 +1,20 @@
 """Saving, loading and uploading: the engine writes weights, this adds what it does not know."""
 
 import json
-import shutil
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from twinkle.errors import NotFoundError, refuse_unknown, require
+from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.model.settings import Settings
 from twinkle.plugin import requires
 from twinkle.template.template import resolve
 
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-    "generation_config.json",
-)  # fmt: skip
+# What save() keeps of the loop in trainer_state.json: name, least value.
+_COUNTERS = {
+    "cur_step": 0, "accumulated": 0, "iters": 0, "lr_step": 0, "consumed_train_samples": 0,
+    "gradient_accumulation_steps": 1,
+}  # fmt: skip
 
 
 class Checkpoints(Settings):
@@ -47,22 +47,25 @@ class Checkpoints(Settings):
             isinstance(interval, int) and interval >= 1,
             f"model: interval is {interval!r}, it must be at least 1",
         )
+        if name is None:
+            name = f"checkpoint-step-{group.cur_step}"
+        directory = _directory_of(name, output_dir)
+        state = group.state(consumed_train_samples)
+        _check_counters("model:", state)
         if group.cur_step % interval:
             return None
-        return _save(
-            self.engine,
-            self._tenant(group),
-            _directory_of(name or f"checkpoint-step-{group.cur_step}", output_dir),
-            save_optimizer,
-            group.state(consumed_train_samples),
-            self.facts["directory"],
-        )
+        return self.engine.save(
+            tenant=self._tenant(group),
+            directory=directory,
+            optimizer=save_optimizer,
+            extra_json=json.dumps(state),
+        ).result()
 
     def load(self, name, output_dir=None, load_optimizer=False, token=None, adapter_name=None):
         """Reads weights (and optimizer, schedule) from output_dir/name, a directory or hub id."""
         del token  # of a private hub repository: the hub's own log-in is used
         group = self._group(adapter_name)
-        directory = str(name) if output_dir is None else _directory_of(name, output_dir)
+        directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
         state = _load(self.engine, self._tenant(group), resolve(directory), load_optimizer)
         group.accumulated, group.just_stepped = 0, False
         if load_optimizer:
@@ -74,10 +77,11 @@ class Checkpoints(Settings):
         Returns {cur_step, consumed_train_samples, gradient_accumulation_steps}.
         resume_only_model: weights alone; the counters stay.
         """
-        if not Path(checkpoint_dir).is_dir():
+        directory = _path("checkpoint_dir", checkpoint_dir)
+        if not Path(directory).is_dir():
             raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
         group = self._group(adapter_name)
-        state = _load(self.engine, self._tenant(group), str(checkpoint_dir), not resume_only_model)
+        state = _load(self.engine, self._tenant(group), directory, not resume_only_model)
         group.accumulated, group.just_stepped = 0, False
         if not resume_only_model:
             group.set_state(state)
@@ -96,28 +100,60 @@ class Checkpoints(Settings):
         return _upload(checkpoint_dir, hub_model_id, hub_token, async_upload)
 
 
+def _path(what, value):
+    require(
+        isinstance(value, (str, os.PathLike)) and str(value) != "",
+        f"model: {what} is {value!r}, it must be a path",
+    )
+    return str(value)
+
+
 def _directory_of(name, output_dir):
-    require(str(name) not in ("", ".", ".."), f"model: name is {name!r}, it must name a directory")
-    return str(Path(output_dir) / name)
+    """output_dir/name, which must lie inside output_dir: a save replaces it as a whole."""
+    name = Path(_path("name", name))
+    require(
+        name.parts and ".." not in name.parts and not name.is_absolute(),
+        f"model: name is {str(name)!r}, it must name a directory inside output_dir, without '..'",
+    )
+    return str(Path(_path("output_dir", output_dir)) / name)
 
 
-def _save(engine, tenant, directory, optimizer, state, model_directory):
-    """Writes the checkpoint; returns its directory."""
-    Path(directory).parent.mkdir(parents=True, exist_ok=True)
-    written = engine.save(
-        tenant=tenant, directory=directory, optimizer=optimizer, extra_json=json.dumps(state)
-    ).result()
-    for name in _TOKENIZER_FILES:
-        source = Path(model_directory) / name
-        if source.is_file():
-            shutil.copyfile(source, Path(written) / name)
-    return written
+def _check_counters(where, state):
+    for name, least in _COUNTERS.items():
+        value = state.get(name, least)
+        require(
+            isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63,
+            f"{where} {name} is {value!r}, it must be an integer of at least {least}",
+        )
+
+
+def _loop_state(directory):
+    """What trainer_state.json kept of the loop; the engine names a missing file."""
+    file = Path(directory) / "trainer_state.json"
+    if not file.is_file():
+        return {}
+    state = _object(file.read_bytes(), f"model: {file}:")
+    text = state.get("extra", "")
+    require(isinstance(text, str), f"model: {file}: extra is {text!r}, it must be a text")
+    extra = _object(text, f"model: {file}: extra:") if text else {}
+    _check_counters(f"model: {file}: extra:", extra)
+    return extra
+
+
+def _object(text, where):
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidError(f"{where} it is not JSON ({error})") from error
+    require(isinstance(value, dict), f"{where} it is no object but {type(value).__name__}")
+    return value
 
 
 def _load(engine, tenant, directory, optimizer):
     """Reads a checkpoint into a tenant; returns what trainer_state.json kept of the loop."""
-    text = engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
-    return json.loads(text) if text else {}
+    state = _loop_state(directory) if optimizer else {}
+    engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
+    return state
 
 
 def _state_dict(engine, tenant):

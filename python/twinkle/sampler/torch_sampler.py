@@ -1,5 +1,7 @@
 """TorchSampler and vLLMSampler: two names of the engine's own sampler."""
 
+from pathlib import Path
+
 import numpy as np
 
 from twinkle.core import core
@@ -19,7 +21,46 @@ _INERT = (
     "trust_remote_code", "quantization", "load_format", "logprobs_mode", "disable_log_stats",
     "max_num_batched_tokens", "model", "swap_space",
 )  # fmt: skip
+_INT32_MAX = 2**31 - 1
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
+
+
+def _integer(name, args, default, least=None):
+    value = args.get(name)
+    if value is None:
+        return default
+    require(
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and (least is None or value >= least),
+        f"sampler: {name} is {value!r}, it must be an integer"
+        + ("" if least is None else f" of at least {least}"),
+    )
+    return value
+
+
+def _check_widths(params):
+    """Numbers that the engine could not hold."""
+    given = [(f"stop[{i}]", 0, value) for i, value in enumerate(params.stop_token_ids)]
+    given += [("top_k", -1, params.top_k), ("num_samples", 1, params.num_samples)]
+    for name, least, value in given:
+        require(
+            value is None or least <= value <= _INT32_MAX,
+            f"sampler: {name} is {value}, it must be from {least} to {_INT32_MAX}",
+        )
+
+
+def _version(directory):
+    """What changes when the adapter's files are written anew; a missing file is the engine's."""
+    out = []
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        try:
+            stat = Path(directory, name).stat()
+        except OSError:
+            out.append(None)
+        else:
+            out.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(out)
 
 
 class TorchSampler(Sampler):
@@ -33,6 +74,10 @@ class TorchSampler(Sampler):
 
     def __init__(self, model_id=None, engine_args=None, device_mesh=None, model=None, **kwargs):
         refuse_unknown(f"sampler: {type(self).__name__}", kwargs, ("remote_group", "instance_id"))
+        require(
+            engine_args is None or isinstance(engine_args, dict),
+            f"sampler: engine_args is {engine_args!r}, it must be a dict",
+        )
         args = dict(engine_args or {})
         refuse_unknown("sampler: engine_args", args, _USED + _INERT)
         require(
@@ -58,15 +103,15 @@ class TorchSampler(Sampler):
             )
             self.engine = core().Engine(resolve(model_id), mixed_precision=_PRECISION[dtype])
         limit = self.engine.facts()["max_positions"]
-        self.max_model_len = args.get("max_model_len") or limit
+        self.max_model_len = _integer("max_model_len", args, limit, least=1)
         require(
-            isinstance(self.max_model_len, int) and 1 <= self.max_model_len <= limit,
+            self.max_model_len <= limit,
             f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}, the "
             "model's",
         )
-        self._seed = args.get("seed")
-        self._max_loras = args.get("max_loras") or 1
-        self._loaded = {}  # adapter_path: tenant, oldest first
+        self._seed = _integer("seed", args, None)
+        self._max_loras = _integer("max_loras", args, 1, least=1)
+        self._loaded = {}  # adapter's directory: (_version of its files, tenant), oldest first
         self._calls = 0
         self._frozen = False
 
@@ -90,15 +135,23 @@ class TorchSampler(Sampler):
         return "frozen"
 
     def _adapter_at(self, path):
+        """The tenant with the adapter at `path`, loaded anew when its files have changed."""
         directory = resolve(path)
-        if directory not in self._loaded:
-            tenant = f"sampler/{self._calls}/{directory}"
-            self.engine.create(tenant=tenant, directory=directory).result()
-            while len(self._loaded) >= self._max_loras:
-                oldest = next(iter(self._loaded))
-                self.engine.delete(tenant=self._loaded.pop(oldest)).result()
-            self._loaded[directory] = tenant
-        return self._loaded[directory]
+        version = _version(directory)
+        known, tenant = self._loaded.get(directory, (None, None))
+        if known == version:
+            return tenant
+        tenant = f"sampler/{self._calls}/{directory}"
+        self.engine.create(tenant=tenant, directory=directory).result()
+        self._forget(directory)
+        while len(self._loaded) >= self._max_loras:
+            self._forget(next(iter(self._loaded)))
+        self._loaded[directory] = (version, tenant)
+        return tenant
+
+    def _forget(self, directory):
+        if directory in self._loaded:
+            self.engine.delete(tenant=self._loaded.pop(directory)[1]).result()
 
     # ---- sampling
 
@@ -119,9 +172,14 @@ class TorchSampler(Sampler):
         its own from the run's seed. adapter_path: a PEFT directory to sample with.
         """
         require(not return_encoded, "sampler: return_encoded is not available in this version")
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         if isinstance(params, dict):
             params = SamplingParams.from_dict(params)
+        require(
+            isinstance(params, SamplingParams),
+            f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
+        )
+        _check_widths(params)
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > 1:
                 raise NotAvailableError(
@@ -234,8 +292,8 @@ class TorchSampler(Sampler):
 
     def shutdown(self):
         """Forgets the adapters that adapter_path loaded."""
-        while self._loaded:
-            self.engine.delete(tenant=self._loaded.popitem()[1]).result()
+        for directory in list(self._loaded):
+            self._forget(directory)
 
 
 class vLLMSampler(TorchSampler):  # noqa: N801 (upstream's name)
