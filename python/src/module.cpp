@@ -2,6 +2,9 @@
 // errors become Python's.
 #include <pybind11/pybind11.h>
 
+#include <exception>
+#include <new>
+
 #include "twinkle/base/error.h"
 
 namespace py = pybind11;
@@ -36,6 +39,15 @@ void translate(std::exception_ptr pointer) {
   } catch (const twinkle::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr(class_of(e.code));
     PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
+  } catch (const py::builtin_exception&) {
+    throw;  // Python's own: pybind11 knows which
+  } catch (const py::error_already_set&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;  // MemoryError
+  } catch (const std::exception& e) {
+    const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
+    PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
   }
 }
 
@@ -43,7 +55,7 @@ void translate(std::exception_ptr pointer) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Twinkle's C++ engine. The classes of `twinkle` are what to use.";
-  py::register_exception_translator(&translate);
+  py::register_local_exception_translator(&translate);  // torch's own modules keep theirs
   bind_text(m);
   bind_io(m);
   bind_data(m);
