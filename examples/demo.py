@@ -56,7 +56,7 @@ def train(model_dir, batches, epochs, lr):
     model.set_optimizer(optimizer_cls="AdamW", lr=lr)
     steps = epochs * len(batches)
     model.set_lr_scheduler(
-        scheduler_cls="CosineWarmupScheduler", num_warmup_steps=5, num_training_steps=steps
+        scheduler_cls="CosineWarmupScheduler", num_warmup_steps=5, num_training_steps=max(1, steps)
     )
     losses, tokens, start = [], 0, time.monotonic()
     with tqdm(total=steps, desc="training", unit="step") as bar:
