@@ -1,4 +1,4 @@
-# twinkle_folder(NAME [TORCH] LINK ...): twinkle/NAME/*.cpp is one static library, its *_test.cpp one
+# twinkle_folder(NAME [TORCH] LINK ...): twinkle/NAME/*.cpp, and one folder deeper, is one static library, its *_test.cpp one
 # ctest program, so that adding a leaf is adding a file. A folder without sources yet only forwards its links.
 find_program(CCACHE ccache)
 if(CCACHE)
@@ -24,8 +24,8 @@ endif()
 function(twinkle_folder name)
   cmake_parse_arguments(arg "TORCH" "" "LINK" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/twinkle/${name})
-  file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cpp)
-  file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cpp ${dir}/*/*.cpp)
+  file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cpp ${dir}/*/*_test.cpp)
   if(tests)
     list(REMOVE_ITEM sources ${tests})
   endif()

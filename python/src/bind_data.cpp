@@ -13,7 +13,7 @@
 #include "twinkle/data/dataset.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
-#include "twinkle/data/preprocessor.h"
+#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/data/writer.h"
 
 namespace py = pybind11;

@@ -15,8 +15,8 @@
 #include "python/src/json_caster.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/checkpoint.h"
-#include "twinkle/io/gguf.h"
-#include "twinkle/io/peft.h"
+#include "twinkle/io/gguf/gguf.h"
+#include "twinkle/io/peft/peft.h"
 #include "twinkle/io/safetensors.h"
 
 namespace py = pybind11;

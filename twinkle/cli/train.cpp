@@ -8,7 +8,7 @@
 #include "twinkle/cli/model_path.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
-#include "twinkle/data/preprocessor.h"
+#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/template.h"
 

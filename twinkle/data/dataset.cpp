@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "twinkle/data/csv.h"
-#include "twinkle/data/json_rows.h"
 #include "twinkle/data/parallel.h"
+#include "twinkle/data/rows/csv.h"
+#include "twinkle/data/rows/json_rows.h"
 
 namespace twinkle::data {
 namespace {

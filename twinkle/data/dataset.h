@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/data/row.h"
+#include "twinkle/data/rows/row.h"
 
 namespace twinkle::data {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "twinkle/data/row.h"
+#include "twinkle/data/rows/row.h"
 
 namespace twinkle::data {
 

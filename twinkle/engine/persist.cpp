@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "twinkle/io/atomic.h"
-#include "twinkle/io/peft.h"
+#include "twinkle/io/peft/peft.h"
 #include "twinkle/model/tensors.h"
 
 namespace twinkle::engine {

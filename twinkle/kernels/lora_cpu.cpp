@@ -8,7 +8,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/lora.h"
-#include "twinkle/kernels/vec.h"
+#include "twinkle/kernels/simd/vec.h"
 
 namespace twinkle::kernels {
 namespace {

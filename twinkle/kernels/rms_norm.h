@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "twinkle/kernels/simd.h"
+#include "twinkle/kernels/simd/simd.h"
 
 namespace twinkle::kernels {
 

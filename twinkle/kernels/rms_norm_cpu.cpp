@@ -2,9 +2,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "twinkle/kernels/dispatch.h"
 #include "twinkle/kernels/rms_norm.h"
-#include "twinkle/kernels/tasks.h"
+#include "twinkle/kernels/simd/dispatch.h"
+#include "twinkle/kernels/simd/tasks.h"
 
 namespace twinkle::kernels {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "twinkle/kernels/simd.h"
+#include "twinkle/kernels/simd/simd.h"
 
 namespace twinkle::kernels {
 

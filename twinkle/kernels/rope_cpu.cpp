@@ -1,9 +1,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
-#include "twinkle/kernels/dispatch.h"
 #include "twinkle/kernels/rope.h"
-#include "twinkle/kernels/tasks.h"
+#include "twinkle/kernels/simd/dispatch.h"
+#include "twinkle/kernels/simd/tasks.h"
 
 namespace twinkle::kernels {
 namespace {

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/simd/vec.h"
 #include "twinkle/kernels/softmax.h"
-#include "twinkle/kernels/vec.h"
 
 namespace twinkle::kernels {
 namespace {

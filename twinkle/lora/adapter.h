@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/io/peft.h"
+#include "twinkle/io/peft/peft.h"
 #include "twinkle/kernels/lora.h"
 #include "twinkle/model/decoder.h"
 

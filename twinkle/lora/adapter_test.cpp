@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "twinkle/io/peft.h"
+#include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "twinkle/kernels/attention.h"
+#include "twinkle/kernels/attention/attention.h"
 #include "twinkle/nn/packing.h"
 
 namespace twinkle::nn {

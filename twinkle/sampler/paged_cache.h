@@ -4,7 +4,7 @@
 #pragma once
 #include <vector>
 
-#include "twinkle/kernels/attention.h"
+#include "twinkle/kernels/attention/attention.h"
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/sampler/block_pool.h"

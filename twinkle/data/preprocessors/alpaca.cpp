@@ -1,0 +1,18 @@
+// Stanford Alpaca's columns: instruction, input (often empty) and output.
+#include "twinkle/data/preprocessors/preprocessor.h"
+
+namespace twinkle::data {
+
+PreprocessorKind alpaca() {
+  return {.name = "AlpacaProcessor", .defaults = {}, .make = [](const JsonObject&) -> Preprocessor {
+            return [](const Row& row) -> Row {
+              const std::string input = text_field_or_empty(row, "input");
+              const std::string prompt =
+                  text_field(row, "instruction") + (input.empty() ? "" : "\n" + input);
+              return {{"messages", JsonArray{message("user", prompt),
+                                             message("assistant", text_field(row, "output"))}}};
+            };
+          }};
+}
+
+}  // namespace twinkle::data

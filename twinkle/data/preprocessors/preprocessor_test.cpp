@@ -1,0 +1,114 @@
+#include "twinkle/data/preprocessors/preprocessor.h"
+
+#include <gtest/gtest.h>
+
+namespace twinkle::data {
+namespace {
+
+Row run(std::string_view name, const Row& row, const JsonObject& arguments = {}) {
+  return make_preprocessor(name, arguments)(row);
+}
+
+std::string error_of(std::string_view name, const Row& row, const JsonObject& arguments = {}) {
+  try {
+    run(name, row, arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Json parsed(std::string_view text) { return boost::json::parse(text); }
+
+TEST(Preprocessor, SelfCognitionReplacesBothPlaceholdersOnce) {
+  const Row row = {{"query", "{{NAME}}?"}, {"response", "I am {{NAME}} by {{AUTHOR}}."}};
+  EXPECT_EQ(Json(run("SelfCognitionProcessor", row, {{"model_name", "{{AUTHOR}}"}})),
+            parsed(R"({"messages": [{"role": "system", "content": "You are a helpful assistant."},
+              {"role": "user", "content": "{{AUTHOR}}?"},
+              {"role": "assistant", "content": "I am {{AUTHOR}} by twinkle lab."}]})"));
+}
+
+TEST(Preprocessor, Gsm8kKeepsTheNumberAfterTheMark) {
+  const Row row = {{"question", "q"}, {"answer", "a <<1+1=2>>\n####  -1,234.5 \n"}};
+  EXPECT_EQ(Json(run("GSM8KProcessor", row)),
+            parsed(
+                R"({"messages": [{"role": "user", "content": "q"}],
+              "user_data": [["ground_truth", "-1234.5"]]})"));
+  const Row full = run("GSM8KProcessor", row, {{"system", "s"}, {"add_assistant", true}});
+  ASSERT_EQ(full.at("messages").as_array().size(), 3u);
+  EXPECT_EQ(full.at("messages").as_array()[0], Json(message("system", "s")));
+  EXPECT_EQ(full.at("messages").as_array()[2],
+            Json(message("assistant", "a <<1+1=2>>\n####  -1,234.5 \n")));
+  EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2"}}),
+            "data: field 'answer' has no '####', after which its number must stand");
+  EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2 #### "}}),
+            "data: field 'answer' has nothing after its '####'");
+}
+
+TEST(Preprocessor, AlpacaJoinsInstructionAndInput) {
+  const auto user = [](const Row& row) {
+    return run("AlpacaProcessor", row).at("messages").as_array()[0];
+  };
+  EXPECT_EQ(user({{"instruction", "a"}, {"input", "b"}, {"output", "c"}}),
+            Json(message("user", "a\nb")));
+  EXPECT_EQ(user({{"instruction", "a"}, {"input", ""}, {"output", "c"}}),
+            Json(message("user", "a")));
+  EXPECT_EQ(user({{"instruction", "a"}, {"input", nullptr}, {"output", "c"}}),
+            Json(message("user", "a")));
+}
+
+TEST(Preprocessor, CompetitionMathIsAnExchangeOrAPromptWithItsSolutionKept) {
+  const Row row = {{"problem", "p"}, {"solution", "s"}};
+  EXPECT_EQ(run("CompetitionMathProcessor", row).at("messages"),
+            Json({message("user", "p"), message("assistant", "s")}));
+  const Row grpo = run("CompetitionMathGRPOProcessor", row);
+  EXPECT_EQ(grpo.at("messages").as_array().back(), Json(message("user", "p")));
+  EXPECT_EQ(grpo.at("user_data"), parsed(R"([["solution", "s"]])"));
+}
+
+TEST(Preprocessor, CountdownKeepsTargetAndNumbersAsPairs) {
+  const Row row = run("CountdownProcessor", {{"nums", {3, 4}}, {"target", 7}});
+  EXPECT_EQ(row.at("user_data"), parsed(R"([["target", 7], ["nums", [3, 4]]])"));
+  const std::string prompt(row.at("messages").as_array()[1].at("content").as_string());
+  EXPECT_NE(prompt.find("makes 7 from the numbers [3, 4]"), prompt.npos);
+  EXPECT_EQ(error_of("CountdownProcessor", {{"target", 7}}), "data: field 'nums' is missing");
+  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", 3}, {"target", 7}}),
+            "data: field 'nums' is 3, expected a list of numbers");
+  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", JsonArray{"x"}}, {"target", 7}}),
+            "data: field 'nums' holds \"x\", expected numbers");
+  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", {3}}, {"target", "7"}}),
+            "data: field 'target' is \"7\", expected a number");
+}
+
+TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
+  const Row row = run("EmojiDPOProcessor", {{"prompt", "p"}, {"yes", "y"}, {"answer_en", "n"}},
+                      {{"chosen_key", "yes"}, {"system", "s"}});
+  EXPECT_EQ(Json(row), parsed(R"({
+    "positive": {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "p"},
+                              {"role": "assistant", "content": "y"}]},
+    "negative": {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "p"},
+                              {"role": "assistant", "content": "n"}]}})"));
+}
+
+TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
+  EXPECT_EQ(error_of("AlpacaProcessor", {{"query", "q"}}),
+            "data: field 'instruction' is missing; the row has query");
+  EXPECT_EQ(error_of("AlpacaProcessor", {{"instruction", 5}}),
+            "data: field 'instruction' is 5, expected a string");
+  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"sytem", "s"}}),
+            "data: GSM8KProcessor has no argument 'sytem'; it has system, add_assistant");
+  EXPECT_EQ(error_of("AlpacaProcessor", {}, {{"x", "s"}}),
+            "data: AlpacaProcessor has no argument 'x'; it has none");
+  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"add_assistant", 1}}),
+            "data: GSM8KProcessor argument 'add_assistant' is 1, expected true or false");
+  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"system", 1}}),
+            "data: GSM8KProcessor argument 'system' is 1, expected a string");
+  EXPECT_EQ(
+      error_of("Nope", {}),
+      "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CompetitionMathProcessor, "
+      "CompetitionMathGRPOProcessor, CountdownProcessor, EmojiDPOProcessor, GSM8KProcessor, "
+      "SelfCognitionProcessor");
+}
+
+}  // namespace
+}  // namespace twinkle::data

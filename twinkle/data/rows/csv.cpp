@@ -1,0 +1,221 @@
+#include "twinkle/data/rows/csv.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <set>
+
+#include "twinkle/data/parallel.h"
+
+namespace twinkle::data {
+namespace {
+
+struct Record {
+  std::vector<std::string> cells;
+  int64_t line = 0;  // of its first character
+};
+
+class Scanner {
+ public:
+  Scanner(std::string_view text, const std::string& name) : rest_(text), name_(name) {}
+
+  // The next record that is not a blank line.
+  std::optional<Record> next() {
+    while (!rest_.empty() && end_of_line()) {
+    }
+    if (rest_.empty()) return std::nullopt;
+    Record record{.line = line_};
+    do record.cells.push_back(cell());
+    while (take(','));
+    require(end_of_line() || rest_.empty(), Code::kInvalid, "data: ", name_, " line ", line_,
+            ": text after a closing quote; inside a quoted cell a quote is written twice");
+    return record;
+  }
+
+ private:
+  bool take(char c) {
+    if (rest_.empty() || rest_[0] != c) return false;
+    rest_.remove_prefix(1);
+    return true;
+  }
+
+  bool end_of_line() {
+    if (rest_.starts_with("\r\n"))
+      rest_.remove_prefix(2);
+    else if (rest_.starts_with('\n'))
+      rest_.remove_prefix(1);
+    else
+      return false;
+    ++line_;
+    return true;
+  }
+
+  std::string cell() {
+    if (take('"')) return quoted();
+    size_t size = std::min(rest_.size(), rest_.find_first_of(",\n"));
+    const bool crlf =
+        size > 0 && size < rest_.size() && rest_[size] == '\n' && rest_[size - 1] == '\r';
+    if (crlf) --size;
+    std::string text(rest_.substr(0, size));
+    require(text.find('"') == text.npos, Code::kInvalid, "data: ", name_, " line ", line_,
+            ": a quote inside a cell that is not quoted; quote the cell and write the quote twice");
+    rest_.remove_prefix(size);
+    return text;
+  }
+
+  std::string quoted() {
+    const int64_t opened = line_;
+    std::string text;
+    while (true) {
+      const size_t size = rest_.find('"');
+      require(size != rest_.npos, Code::kInvalid, "data: ", name_, " line ", opened,
+              ": a quote is opened and never closed");
+      line_ += std::count(rest_.begin(), rest_.begin() + static_cast<ptrdiff_t>(size), '\n');
+      text += rest_.substr(0, size);
+      rest_.remove_prefix(size + 1);
+      if (!take('"')) return text;
+      text += '"';
+    }
+  }
+
+  std::string_view rest_;
+  const std::string& name_;
+  int64_t line_ = 1;
+};
+
+enum class Kind { kInteger, kNumber, kBoolean, kString };
+
+// A number as JSON writes it (no "007", "+1", "1.", "nan"), so that turning it into a number loses
+// nothing.
+std::optional<Json> number(std::string_view cell) {
+  const std::string_view digits = cell.substr(cell.starts_with('-') ? 1 : 0);
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (digits.empty() || !is_digit(digits[0]) || !is_digit(digits.back())) return std::nullopt;
+  if (digits.size() > 1 && digits[0] == '0' && is_digit(digits[1])) return std::nullopt;
+  const auto end = cell.data() + cell.size();
+  int64_t integer = 0;
+  if (const auto r = std::from_chars(cell.data(), end, integer);
+      r.ec == std::errc{} && r.ptr == end) {
+    return Json(integer);
+  }
+  if (digits.find_first_not_of("0123456789") == digits.npos) return std::nullopt;  // beyond int64
+  double real = 0;
+  const auto r = std::from_chars(cell.data(), end, real);
+  if (r.ec != std::errc{} || r.ptr != end) return std::nullopt;
+  return Json(real);
+}
+
+bool is_true(std::string_view cell) { return cell == "true" || cell == "True"; }
+bool is_false(std::string_view cell) { return cell == "false" || cell == "False"; }
+
+Kind kind_of(const std::string& cell) {
+  if (is_true(cell) || is_false(cell)) return Kind::kBoolean;
+  const auto value = number(cell);
+  if (!value) return Kind::kString;
+  return value->is_int64() ? Kind::kInteger : Kind::kNumber;
+}
+
+Kind column_kind(const std::vector<Record>& records, size_t column) {
+  std::optional<Kind> kind;
+  for (const Record& record : records) {
+    const Kind cell = kind_of(record.cells[column]);
+    const bool numbers = kind && *kind <= Kind::kNumber && cell <= Kind::kNumber;
+    if (!kind)
+      kind = cell;
+    else if (numbers)
+      kind = std::max(*kind, cell);
+    else if (*kind != cell)
+      return Kind::kString;
+    if (kind == Kind::kString) return Kind::kString;
+  }
+  return kind.value_or(Kind::kString);
+}
+
+Json value_of(const std::string& cell, Kind kind) {
+  if (kind == Kind::kBoolean) return is_true(cell);
+  if (kind == Kind::kString) return Json(cell);
+  const Json value = *number(cell);
+  if (kind == Kind::kNumber && value.is_int64()) return static_cast<double>(value.get_int64());
+  return value;
+}
+
+std::vector<std::string> column_names(const Record& header, const std::string& name) {
+  std::set<std::string> seen;
+  for (const std::string& column : header.cells) {
+    require(seen.insert(column).second, Code::kInvalid, "data: ", name, " line ", header.line,
+            ": two columns are named '", column, "'");
+  }
+  return header.cells;
+}
+
+// The byte of the first malformed sequence (overlong forms, surrogates and values past U+10FFFF
+// count), or npos.
+size_t invalid_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t size = lead < 0x80                   ? 1
+                        : lead >= 0xC2 && lead < 0xE0 ? 2
+                        : lead >= 0xE0 && lead < 0xF0 ? 3
+                        : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                      : 0;
+    if (size == 0 || i + size > text.size()) return i;
+    for (size_t k = 1; k < size; ++k) {
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return i;
+    }
+    const auto second = size > 1 ? static_cast<unsigned char>(text[i + 1]) : 0;
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) {
+      return i;
+    }
+    i += size;
+  }
+  return text.npos;
+}
+
+}  // namespace
+
+Table parse_csv(std::string_view text, const std::string& name) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  const size_t bad = invalid_utf8(text);
+  require(bad == text.npos, Code::kInvalid, "data: ", name, " line ",
+          1 + std::count(text.begin(),
+                         text.begin() + static_cast<ptrdiff_t>(std::min(bad, text.size())), '\n'),
+          ": invalid UTF-8; save the file as UTF-8");
+  Scanner scanner(text, name);
+  const auto header = scanner.next();
+  require(header.has_value(), Code::kInvalid, "data: ", name,
+          " is empty, its first line must name the columns");
+  const auto columns = column_names(*header, name);
+  std::vector<Record> records;
+  while (auto record = scanner.next()) {
+    require(record->cells.size() == columns.size(), Code::kInvalid, "data: ", name, " line ",
+            record->line, ": ", record->cells.size(), " cells, the header names ", columns.size());
+    records.push_back(std::move(*record));
+  }
+  std::vector<Kind> kinds(columns.size());
+  parallel_ranges(std::ssize(columns), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) kinds[c] = column_kind(records, c);
+  });
+  Table table{.name = name, .unit = "line", .rows = Rows(records.size())};
+  parallel_ranges(std::ssize(records), 256, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (size_t c = 0; c < columns.size(); ++c) {
+        table.rows[i][columns[c]] = value_of(records[i].cells[c], kinds[c]);
+      }
+    }
+  });
+  for (const Record& record : records) table.places.push_back(record.line);
+  return table;
+}
+
+Table read_csv_rows(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  require(in.good() && !std::filesystem::is_directory(file), Code::kNotFound, "data: cannot open ",
+          file.string());
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  return parse_csv(text, file.string());
+}
+
+}  // namespace twinkle::data

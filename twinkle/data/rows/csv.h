@@ -1,0 +1,19 @@
+// CSV by RFC 4180, strictly: quoted cells may hold commas, quotes ("") and newlines; LF and CRLF;
+// UTF-8 with or without byte order mark. Why not Arrow's reader: docs/decisions/0002-csv.md.
+#pragma once
+#include <filesystem>
+#include <string_view>
+
+#include "twinkle/data/rows/row.h"
+
+namespace twinkle::data {
+
+// The first record names the columns. A column whose every cell is a JSON integer, number or
+// true/false becomes int64, double or bool; any other column is strings, where an empty cell is the
+// empty string. Blank lines are skipped. `name` is for errors. Error kInvalid: file, line (from 1)
+// and cause: a record of another width, text around quotes, a quote that never closes, two columns
+// of one name, invalid UTF-8.
+Table parse_csv(std::string_view text, const std::string& name);
+Table read_csv_rows(const std::filesystem::path& file);  // kNotFound
+
+}  // namespace twinkle::data

@@ -1,0 +1,70 @@
+#include "twinkle/data/rows/csv.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+
+#include "twinkle/data/dataset.h"
+
+namespace twinkle::data {
+namespace {
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_csv(text, "f.csv");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Csv, ReadsQuotesNewlinesAndBothLineEndings) {
+  const Table table = parse_csv(
+      "\xEF\xBB\xBF"
+      "a,b\r\n\"x\ny\",\"say \"\"hi\"\", ok\"\r\n\nz,\n",
+      "f.csv");
+  ASSERT_EQ(table.rows.size(), 2u);
+  EXPECT_EQ(table.rows[0], (Row{{"a", "x\ny"}, {"b", "say \"hi\", ok"}}));
+  EXPECT_EQ(table.rows[1], (Row{{"a", "z"}, {"b", ""}}));  // an empty cell is the empty string
+  EXPECT_EQ(table.places, (std::vector<int64_t>{2, 5}));
+}
+
+TEST(Csv, TypesAColumnOnlyWhereNothingIsLost) {
+  const Table table =
+      parse_csv("i,d,b,id,e,big\n1,1,true,007,1,99999999999999999999\n-2,2.5e1,False,8,,1\n", "f");
+  EXPECT_EQ(table.rows[0], (Row{{"i", 1},
+                                {"d", 1.0},
+                                {"b", true},
+                                {"id", "007"},
+                                {"e", "1"},
+                                {"big", "99999999999999999999"}}));
+  EXPECT_EQ(table.rows[1],
+            (Row{{"i", -2}, {"d", 25.0}, {"b", false}, {"id", "8"}, {"e", ""}, {"big", "1"}}));
+}
+
+TEST(Csv, ErrorsNameTheLineAndTheCause) {
+  EXPECT_EQ(error_of("a,b\n\"x\ny\",1\nz\n"), "data: f.csv line 4: 1 cells, the header names 2");
+  EXPECT_EQ(error_of("a\nx\"y\n"),
+            "data: f.csv line 2: a quote inside a cell that is not quoted; quote the "
+            "cell and write the quote twice");
+  EXPECT_EQ(error_of("a\n\"x\"y\n"),
+            "data: f.csv line 2: text after a closing quote; inside a quoted cell a "
+            "quote is written twice");
+  EXPECT_EQ(error_of("a\nz\n\"x\ny\n"), "data: f.csv line 3: a quote is opened and never closed");
+  EXPECT_EQ(error_of("a,a\n"), "data: f.csv line 1: two columns are named 'a'");
+  EXPECT_EQ(error_of("a\nx\n\xC3(\n"), "data: f.csv line 3: invalid UTF-8; save the file as UTF-8");
+  EXPECT_EQ(error_of("\n\n"), "data: f.csv is empty, its first line must name the columns");
+  EXPECT_THROW(read_csv_rows("/nowhere.csv"), Error);
+}
+
+TEST(Csv, RefusesMalformedUtf8AndTakesTheRest) {
+  for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
+                          "\xF5", "\xE2\x82"}) {
+    EXPECT_NE(error_of(std::string("a\n") + bad), "no error");
+  }
+  EXPECT_EQ(error_of("a\n\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\n"), "no error");
+}
+
+}  // namespace
+}  // namespace twinkle::data

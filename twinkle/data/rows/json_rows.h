@@ -1,0 +1,42 @@
+// JSON and JSONL files as rows. Rows are parsed once, on all cores, and doubles exactly. Knows
+// nothing of templates or training. Not thread-safe per object.
+#pragma once
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "twinkle/data/rows/row.h"
+
+namespace twinkle::data {
+
+// Parses one JSON value. `where` starts the error's text. Error kInvalid: cause and column (bytes,
+// from 1). Unlike Boost's own parser, numbers with a fraction are correctly rounded.
+Json parse_value(std::string_view text, const std::string& where);
+
+// Streams a JSONL file: one object per line, blank lines skipped, a byte order mark allowed.
+class JsonlReader {
+ public:
+  // Error kNotFound: cannot open. `block_bytes` is how much text is held at a time (a longer line
+  // is held whole).
+  explicit JsonlReader(const std::filesystem::path& file, size_t block_bytes = size_t{16} << 20);
+
+  // Appends the next block's rows to `table`; false at the end of the file. Error kInvalid: file,
+  // line and cause of the first bad line; the table is unchanged.
+  bool next(Table& table);
+
+ private:
+  std::string name_;
+  std::ifstream in_;
+  size_t block_bytes_;
+  std::string pending_;  // the cut line at the end of the last block
+  int64_t line_ = 1;     // of the first byte of pending_
+  bool first_ = true;
+};
+
+// Reads a JSON file: an array of objects, an object of equally long columns, or JSONL under a .json
+// name. Error kInvalid: file, row (from 0) and cause; kNotFound.
+Table read_json_rows(const std::filesystem::path& file);
+Table read_jsonl_rows(const std::filesystem::path& file);
+
+}  // namespace twinkle::data

@@ -1,0 +1,212 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/io/gguf/gguf.h"
+
+namespace twinkle {
+namespace {
+
+using NamePair = std::pair<std::string_view, std::string_view>;
+
+constexpr std::array<NamePair, 2> kModelNames = {
+    {{"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}}};
+
+constexpr std::array<NamePair, 11> kLayerNames = {{{"attn_norm", "input_layernorm"},
+                                                   {"ffn_norm", "post_attention_layernorm"},
+                                                   {"attn_q", "self_attn.q_proj"},
+                                                   {"attn_k", "self_attn.k_proj"},
+                                                   {"attn_v", "self_attn.v_proj"},
+                                                   {"attn_output", "self_attn.o_proj"},
+                                                   {"attn_q_norm", "self_attn.q_norm"},
+                                                   {"attn_k_norm", "self_attn.k_norm"},
+                                                   {"ffn_gate", "mlp.gate_proj"},
+                                                   {"ffn_up", "mlp.up_proj"},
+                                                   {"ffn_down", "mlp.down_proj"}}};
+
+struct Family {
+  std::string_view name;          // GGUF's architecture and Hugging Face's model_type
+  std::string_view architecture;  // Hugging Face's class
+};
+
+constexpr std::array<Family, 3> kFamilies = {
+    {{"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}}};
+
+// Llama 3.1's published constants; a GGUF holds only the factors that follow from them.
+constexpr double kLlama3Low = 1, kLlama3High = 4, kLlama3Context = 8192;
+
+// Metadata under the architecture's prefix; errors name the file and the whole key.
+class Fields {
+ public:
+  explicit Fields(const GgufFile& file)
+      : file_(file), prefix_(string("general.architecture") + ".") {}
+
+  std::string string(const std::string& key) const {
+    const Json* value = at(key);
+    require(value != nullptr && value->is_string(), Code::kInvalid, where(key),
+            " must be a string");
+    return std::string(value->get_string());
+  }
+
+  bool has(const std::string& key) const { return at(prefix_ + key) != nullptr; }
+
+  int64_t size(const std::string& key) const {
+    const Json* value = at(prefix_ + key);
+    require(value != nullptr && value->is_int64() && value->get_int64() > 0, Code::kInvalid,
+            where(prefix_ + key), " must be an integer of at least 1");
+    return value->get_int64();
+  }
+
+  int64_t size_or(const std::string& key, int64_t fallback) const {
+    return has(key) ? size(key) : fallback;
+  }
+
+  double real_or(const std::string& key, double fallback) const {
+    return has(key) ? real(key) : fallback;
+  }
+
+  double real(const std::string& key) const {
+    const Json* value = at(prefix_ + key);
+    require(value != nullptr && value->is_double(), Code::kInvalid, where(prefix_ + key),
+            " must be a float");
+    return value->get_double();
+  }
+
+  std::string where(const std::string& key) const {
+    return "io: " + file_.path().string() + ": metadata '" + key + "'";
+  }
+
+ private:
+  const Json* at(const std::string& key) const { return file_.metadata().if_contains(key); }
+
+  const GgufFile& file_;
+  std::string prefix_;
+};
+
+// Llama 3's factor per frequency: `factor` for long waves, 1 for short ones, between them a blend.
+double llama3_factor(double frequency, double factor) {
+  const double wave = 2 * std::numbers::pi / frequency;
+  if (wave < kLlama3Context / kLlama3High) return 1;
+  if (wave > kLlama3Context / kLlama3Low) return factor;
+  const double smooth = (kLlama3Context / wave - kLlama3Low) / (kLlama3High - kLlama3Low);
+  return 1 / ((1 - smooth) / factor + smooth);
+}
+
+// The rope scaling that gives the factors of the tensor rope_freqs.weight.
+Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta) {
+  std::vector<float> factors(*num_elements(tensor.shape));
+  dequantize(tensor, factors);
+  const double factor = *std::max_element(factors.begin(), factors.end());
+  for (size_t i = 0; i < factors.size(); ++i) {
+    const double frequency =
+        std::pow(theta, -static_cast<double>(i) / static_cast<double>(factors.size()));
+    const double expected = llama3_factor(frequency, factor);
+    require(std::abs(factors[i] - expected) <= 1e-3 * expected, Code::kInvalid,
+            "io: ", file.path().string(), ": rope_freqs.weight[", i, "] is ", factors[i],
+            ", Llama 3's scaling would have ", expected, ": another scaling is not known");
+  }
+  return {{"rope_type", "llama3"},
+          {"factor", factor},
+          {"low_freq_factor", kLlama3Low},
+          {"high_freq_factor", kLlama3High},
+          {"original_max_position_embeddings", static_cast<int64_t>(kLlama3Context)}};
+}
+
+void add_rope(JsonObject& config, const GgufFile& file, const Fields& fields) {
+  const double theta = fields.real_or("rope.freq_base", 10000);
+  config["rope_theta"] = theta;
+  if (const GgufTensor* factors = file.find("rope_freqs.weight")) {
+    config["rope_scaling"] = llama3_scaling(file, *factors, theta);
+    return;
+  }
+  if (!fields.has("rope.scaling.type")) return;
+  const std::string key = get<std::string>(config, "model_type") + ".rope.scaling.type";
+  const std::string type = fields.string(key);
+  if (type == "none") return;
+  require(type == "linear" || type == "yarn", Code::kInvalid, fields.where(key), " is '", type,
+          "', it must be one of none, linear, yarn");
+  JsonObject scaling{{"rope_type", type}, {"factor", fields.real("rope.scaling.factor")}};
+  if (type == "yarn") {
+    scaling["original_max_position_embeddings"] =
+        fields.size("rope.scaling.original_context_length");
+  }
+  config["rope_scaling"] = std::move(scaling);
+}
+
+void add_token_ids(JsonObject& config, const GgufFile& file) {
+  for (const auto& [ours, theirs] : {NamePair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                                     NamePair{"eos_token_id", "tokenizer.ggml.eos_token_id"},
+                                     NamePair{"pad_token_id", "tokenizer.ggml.padding_token_id"}}) {
+    const Json* id = file.metadata().if_contains(theirs);
+    if (id != nullptr && id->is_int64()) config[ours] = *id;
+  }
+}
+
+}  // namespace
+
+std::string hugging_face_name(std::string_view gguf_name) {
+  if (gguf_name == "output.weight") return "lm_head.weight";
+  const size_t dot = gguf_name.rfind('.');
+  if (dot == gguf_name.npos) return "";
+  const std::string_view suffix = gguf_name.substr(dot);  // ".weight" or ".bias"
+  if (suffix != ".weight" && suffix != ".bias") return "";
+  std::string_view stem = gguf_name.substr(0, dot);
+  for (const auto& [theirs, ours] : kModelNames) {
+    if (stem == theirs) return std::string(ours).append(suffix);
+  }
+  if (!stem.starts_with("blk.")) return "";
+  stem.remove_prefix(4);
+  const std::string_view layer = stem.substr(0, stem.find('.'));
+  if (layer.empty() || layer.size() == stem.size() ||
+      layer.find_first_not_of("0123456789") != layer.npos) {
+    return "";
+  }
+  stem.remove_prefix(layer.size() + 1);
+  for (const auto& [theirs, ours] : kLayerNames) {
+    if (stem != theirs) continue;
+    return std::string("model.layers.").append(layer).append(".").append(ours).append(suffix);
+  }
+  return "";
+}
+
+Json gguf_config(const GgufFile& file) {
+  const Fields fields(file);
+  const std::string type = fields.string("general.architecture");
+  const auto* const family = std::find_if(kFamilies.begin(), kFamilies.end(),
+                                          [&](const Family& row) { return row.name == type; });
+  require(family != kFamilies.end(), Code::kInvalid, "io: ", file.path().string(),
+          ": architecture is '", type, "', it must be one of llama, qwen2, qwen3");
+  const GgufTensor* embedding = file.find("token_embd.weight");
+  require(embedding != nullptr && embedding->shape.size() == 2, Code::kInvalid,
+          "io: ", file.path().string(), ": there is no tensor 'token_embd.weight' of two dims");
+  const int64_t hidden = fields.size("embedding_length");
+  const int64_t heads = fields.size("attention.head_count");
+  JsonObject config{{"architectures", JsonArray{family->architecture}},
+                    {"model_type", type},
+                    {"hidden_size", hidden},
+                    {"num_hidden_layers", fields.size("block_count")},
+                    {"num_attention_heads", heads},
+                    {"num_key_value_heads", fields.size_or("attention.head_count_kv", heads)},
+                    {"head_dim", fields.size_or("attention.key_length", hidden / heads)},
+                    {"intermediate_size", fields.size("feed_forward_length")},
+                    {"rms_norm_eps", fields.real("attention.layer_norm_rms_epsilon")},
+                    {"vocab_size", embedding->shape[0]},
+                    {"max_position_embeddings", fields.size("context_length")},
+                    {"tie_word_embeddings", file.find("output.weight") == nullptr},
+                    {"hidden_act", "silu"},
+                    {"torch_dtype", "bfloat16"}};
+  if (type == "llama") {
+    config["attention_bias"] = file.find("blk.0.attn_q.bias") != nullptr;
+    config["mlp_bias"] = file.find("blk.0.ffn_up.bias") != nullptr;
+  }
+  add_rope(config, file, fields);
+  add_token_ids(config, file);
+  return config;
+}
+
+Json gguf_config(const std::filesystem::path& file) { return gguf_config(GgufFile(file)); }
+
+}  // namespace twinkle

@@ -1,0 +1,416 @@
+#include "twinkle/io/gguf/gguf.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle {
+namespace {
+
+template <class T>
+std::string raw(T value) {
+  std::string bytes(sizeof value, '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+std::string raw_text(const std::string& text) { return raw<uint64_t>(text.size()) + text; }
+
+std::string floats(const std::vector<float>& values) {
+  std::string bytes;
+  for (const float value : values) bytes += raw(value);
+  return bytes;
+}
+
+// A GGUF file in the making.
+struct Gguf {
+  void add(const std::string& key, uint32_t type, const std::string& value) {
+    metadata += raw_text(key) + raw(type) + value;
+    ++num_keys;
+  }
+  void add(const std::string& key, const std::string& value) { add(key, 8, raw_text(value)); }
+  void add(const std::string& key, uint32_t value) { add(key, 4, raw(value)); }
+  void add(const std::string& key, float value) { add(key, 6, raw(value)); }
+
+  // `dims` innermost first, as the file has them.
+  void tensor(const std::string& name, const std::vector<uint64_t>& dims, uint32_t type,
+              const std::string& bytes) {
+    infos += raw_text(name) + raw<uint32_t>(dims.size());
+    for (const uint64_t dim : dims) infos += raw(dim);
+    infos += raw(type) + raw<uint64_t>(data.size());
+    data += bytes;
+    data.resize((data.size() + 31) / 32 * 32);
+    ++num_tensors;
+  }
+
+  std::string file() const {
+    std::string text = "GGUF" + raw<uint32_t>(3) + raw(num_tensors) + raw(num_keys);
+    text += metadata + infos;
+    text.resize((text.size() + 31) / 32 * 32);
+    return text + data;
+  }
+
+  std::string metadata, infos, data;
+  uint64_t num_keys = 0, num_tensors = 0;
+};
+
+// One layer of width 4 with two heads of 2, one of keys.
+Gguf tiny(const std::string& architecture) {
+  Gguf gguf;
+  gguf.add("general.architecture", architecture);
+  const std::string prefix = architecture + ".";
+  gguf.add(prefix + "embedding_length", uint32_t{8});
+  gguf.add(prefix + "block_count", uint32_t{1});
+  gguf.add(prefix + "feed_forward_length", uint32_t{3});
+  gguf.add(prefix + "context_length", uint32_t{64});
+  gguf.add(prefix + "attention.head_count", uint32_t{2});
+  gguf.add(prefix + "attention.head_count_kv", uint32_t{1});
+  gguf.add(prefix + "attention.layer_norm_rms_epsilon", 1e-5F);
+  gguf.add(prefix + "rope.freq_base", 1e5F);
+  gguf.add("tokenizer.ggml.eos_token_id", uint32_t{2});
+  gguf.tensor("token_embd.weight", {8, 2}, 0, floats(std::vector<float>(16, 0.5F)));
+  return gguf;
+}
+
+std::vector<float> values_of(GgufType type, const std::string& bytes, int64_t count) {
+  const GgufTensor tensor{.name = "x",
+                          .type = type,
+                          .shape = {count},
+                          .bytes = std::as_bytes(std::span(bytes.data(), bytes.size()))};
+  std::vector<float> out(count);
+  dequantize(tensor, out);
+  return out;
+}
+
+// Opens a file of these bytes; the error without the file's name.
+std::string error_of_file(const std::string& bytes) {
+  static const ScratchDir dir(memory_folder());  // one for many calls
+  write_text(dir / "x.gguf", bytes);
+  std::string text = error_of([&] { Checkpoint::open(dir / "x.gguf"); });
+  const std::string file = (dir / "x.gguf").string();
+  const size_t found = text.find(file);
+  if (found == text.npos) return text;
+  return text.substr(0, found).append("F").append(text.substr(found + file.size()));
+}
+
+constexpr uint16_t kHalf = 0x3800, kOne = 0x3C00, kMinusTwo = 0xC000;  // as F16
+
+TEST(GgufDequantize, KnowsEveryTypeByHandComputedBlocks) {
+  std::string nibbles(16, '\0');
+  nibbles[0] = static_cast<char>(0xF1);   // value 0 is 1, value 16 is 15
+  nibbles[15] = static_cast<char>(0x80);  // value 15 is 0, value 31 is 8
+  const auto q4_0 = values_of(GgufType::kQ4_0, raw(kHalf) + nibbles, 32);
+  EXPECT_EQ(q4_0[0], 0.5F * (1 - 8));
+  EXPECT_EQ(q4_0[16], 0.5F * (15 - 8));
+  EXPECT_EQ(q4_0[15], -4.0F);
+  EXPECT_EQ(q4_0[31], 0.0F);
+  const auto q4_1 = values_of(GgufType::kQ4_1, raw(kHalf) + raw(kMinusTwo) + nibbles, 32);
+  EXPECT_EQ(q4_1[0], 0.5F * 1 - 2);
+  EXPECT_EQ(q4_1[16], 0.5F * 15 - 2);
+  EXPECT_EQ(q4_1[31], 0.5F * 8 - 2);
+  EXPECT_EQ(q4_1[1], -2.0F);
+  std::string bytes(32, '\0');
+  bytes[0] = -128;
+  bytes[31] = 127;
+  const auto q8_0 = values_of(GgufType::kQ8_0, raw(kMinusTwo) + bytes + raw(kOne) + bytes, 64);
+  EXPECT_EQ(q8_0[0], 256.0F);
+  EXPECT_EQ(q8_0[31], -254.0F);
+  EXPECT_EQ(q8_0[32], -128.0F);
+  EXPECT_EQ(values_of(GgufType::kF32, raw(1.25F), 1)[0], 1.25F);
+  EXPECT_EQ(values_of(GgufType::kBF16, raw<uint16_t>(0xBF80), 1)[0], -1.0F);
+}
+
+TEST(GgufDequantize, ReadsEveryKindOfHalf) {
+  const auto half = [](uint16_t bits) { return values_of(GgufType::kF16, raw(bits), 1)[0]; };
+  EXPECT_EQ(half(0x3555), 0.333251953125F);
+  EXPECT_EQ(half(0x0001), std::ldexp(1.0F, -24));
+  EXPECT_EQ(half(0x83FF), -1023 * std::ldexp(1.0F, -24));
+  EXPECT_EQ(half(0x0400), std::ldexp(1.0F, -14));
+  EXPECT_EQ(half(0x7BFF), 65504.0F);
+  EXPECT_EQ(half(0xFC00), -std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(half(0x7E00)));
+  EXPECT_TRUE(std::signbit(half(0x8000)));
+}
+
+TEST(GgufDequantize, RoundsToTheNearestBf16WithTiesToEven) {
+  EXPECT_EQ(bf16_of(1.0F), 0x3F80);
+  EXPECT_EQ(bf16_of(1.0F + 0x1p-8F), 0x3F80);             // a tie, down to even
+  EXPECT_EQ(bf16_of(1.0F + 3 * 0x1p-8F), 0x3F82);         // a tie, up to even
+  EXPECT_EQ(bf16_of(1.0F + 0x1p-8F + 0x1p-20F), 0x3F81);  // just above
+  EXPECT_EQ(bf16_of(std::numeric_limits<float>::max()), 0x7F80);
+  EXPECT_EQ(bf16_of(std::numeric_limits<float>::quiet_NaN()) & 0x7FC0, 0x7FC0);
+}
+
+TEST(Gguf, ReadsMetadataOfEveryKind) {
+  const ScratchDir dir;
+  Gguf gguf;
+  gguf.add("u8", 0, raw<uint8_t>(200));
+  gguf.add("i8", 1, raw<int8_t>(-3));
+  gguf.add("u16", 2, raw<uint16_t>(65535));
+  gguf.add("i16", 3, raw<int16_t>(-300));
+  gguf.add("u32", 4, raw<uint32_t>(4294967295));
+  gguf.add("i32", 5, raw<int32_t>(-70000));
+  gguf.add("f32", 6, raw(1e-5F));
+  gguf.add("bool", 7, raw<uint8_t>(1));
+  gguf.add("array", 9, raw<uint32_t>(8) + raw<uint64_t>(2) + raw_text("a") + raw_text("é"));
+  gguf.add("u64", 10, raw<uint64_t>(1) + std::string());
+  gguf.add("i64", 11, raw<int64_t>(-1));
+  gguf.add("f64", 12, raw(0.1));
+  write_text(dir / "x.gguf", gguf.file());
+  const GgufFile file(dir / "x.gguf");
+  const JsonObject expected{{"u8", 200},   {"i8", -3},          {"u16", 65535},
+                            {"i16", -300}, {"u32", 4294967295}, {"i32", -70000},
+                            {"f32", 1e-5}, {"bool", true},      {"array", JsonArray{"a", "é"}},
+                            {"u64", 1},    {"i64", -1},         {"f64", 0.1}};
+  EXPECT_EQ(file.metadata(), expected) << pretty(file.metadata());
+}
+
+TEST(Gguf, BecomesACheckpointWithHuggingFaceNames) {
+  const ScratchDir dir;
+  Gguf gguf = tiny("qwen3");
+  gguf.tensor("output_norm.weight", {8}, 0, floats(std::vector<float>(8, 0.1F)));
+  gguf.tensor("output.weight", {2}, 1, raw(kOne) + raw(kHalf));
+  std::string block = raw(kHalf) + std::string(16, '\0');
+  gguf.tensor("blk.0.ffn_down.weight", {32, 1}, 2, block);
+  for (const char* name :
+       {"attn_norm.weight", "ffn_norm.weight", "attn_q.weight", "attn_q.bias", "attn_k.weight",
+        "attn_v.weight", "attn_output.weight", "attn_q_norm.weight", "attn_k_norm.weight",
+        "ffn_gate.weight", "ffn_up.weight"}) {
+    gguf.tensor(std::string("blk.0.") + name, {1}, 30, raw<uint16_t>(0x3F80));
+  }
+  write_text(dir / "x.gguf", gguf.file());
+  const Checkpoint checkpoint = Checkpoint::open(dir.path());
+  const std::string layer = "model.layers.0.";
+  EXPECT_EQ(checkpoint.names(),
+            (std::vector<std::string>{
+                "lm_head.weight", "model.embed_tokens.weight", layer + "input_layernorm.weight",
+                layer + "mlp.down_proj.weight", layer + "mlp.gate_proj.weight",
+                layer + "mlp.up_proj.weight", layer + "post_attention_layernorm.weight",
+                layer + "self_attn.k_norm.weight", layer + "self_attn.k_proj.weight",
+                layer + "self_attn.o_proj.weight", layer + "self_attn.q_norm.weight",
+                layer + "self_attn.q_proj.bias", layer + "self_attn.q_proj.weight",
+                layer + "self_attn.v_proj.weight", "model.norm.weight"}));
+  EXPECT_EQ(checkpoint.at("lm_head.weight").dtype, Dtype::kF16);
+  const TensorView norm = checkpoint.at("model.norm.weight");
+  EXPECT_EQ(norm.dtype, Dtype::kF32);
+  EXPECT_EQ(std::memcmp(norm.bytes.data(), raw(0.1F).data(), 4), 0);
+  const TensorView down = checkpoint.at(layer + "mlp.down_proj.weight");
+  EXPECT_EQ(down.dtype, Dtype::kBF16);
+  EXPECT_EQ(down.shape, (std::vector<int64_t>{1, 32}));
+  ASSERT_EQ(down.bytes.size(), 64U);
+  EXPECT_EQ(std::memcmp(down.bytes.data(), raw<uint16_t>(0xC080).data(), 2), 0);  // -4
+  EXPECT_EQ(down.bytes.data(), checkpoint.at(layer + "mlp.down_proj.weight").bytes.data());
+}
+
+// Rows 0..7 of q, one value each; two heads of four rows.
+std::vector<float> q_rows_of(const std::string& architecture) {
+  const ScratchDir dir;
+  Gguf gguf = tiny(architecture);
+  gguf.tensor("blk.0.attn_q.weight", {1, 8}, 0, floats({0, 2, 1, 3, 4, 6, 5, 7}));
+  write_text(dir / "x.gguf", gguf.file());
+  const Checkpoint checkpoint = Checkpoint::open(dir / "x.gguf");
+  const TensorView q = checkpoint.at("model.layers.0.self_attn.q_proj.weight");
+  std::vector<float> rows(8);
+  std::memcpy(rows.data(), q.bytes.data(), q.bytes.size());
+  return rows;
+}
+
+TEST(Gguf, PutsTheRowsOfLlamasQueriesBackInOrderAndNoOthers) {
+  EXPECT_EQ(q_rows_of("llama"), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(q_rows_of("qwen2"), (std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7}));
+}
+
+TEST(GgufConfig, SaysWhatConfigJsonWould) {
+  const ScratchDir dir;
+  write_text(dir / "x.gguf", tiny("llama").file());
+  const Json expected{{"architectures", JsonArray{"LlamaForCausalLM"}},
+                      {"model_type", "llama"},
+                      {"hidden_size", 8},
+                      {"num_hidden_layers", 1},
+                      {"num_attention_heads", 2},
+                      {"num_key_value_heads", 1},
+                      {"head_dim", 4},
+                      {"intermediate_size", 3},
+                      {"rms_norm_eps", 1e-5},
+                      {"vocab_size", 2},
+                      {"max_position_embeddings", 64},
+                      {"tie_word_embeddings", true},
+                      {"hidden_act", "silu"},
+                      {"torch_dtype", "bfloat16"},
+                      {"attention_bias", false},
+                      {"mlp_bias", false},
+                      {"rope_theta", 1e5},
+                      {"eos_token_id", 2}};
+  EXPECT_EQ(gguf_config(dir / "x.gguf"), expected) << pretty(gguf_config(dir / "x.gguf"));
+}
+
+TEST(GgufConfig, NamesTheRopeScaling) {
+  const ScratchDir dir;
+  const auto scaling = [&](const Gguf& gguf) {
+    write_text(dir / "x.gguf", gguf.file());
+    const Json config = gguf_config(dir / "x.gguf");
+    const Json* found = find(config, "rope_scaling");
+    return found ? *found : Json();
+  };
+  Gguf yarn = tiny("qwen2");
+  yarn.add("qwen2.rope.scaling.type", std::string("yarn"));
+  yarn.add("qwen2.rope.scaling.factor", 4.0F);
+  yarn.add("qwen2.rope.scaling.original_context_length", uint32_t{32});
+  EXPECT_EQ(
+      scaling(yarn),
+      (Json{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}}));
+  Gguf linear = tiny("llama");
+  linear.add("llama.rope.scaling.type", std::string("linear"));
+  linear.add("llama.rope.scaling.factor", 2.0F);
+  EXPECT_EQ(scaling(linear), (Json{{"rope_type", "linear"}, {"factor", 2.0}}));
+  Gguf llama3 = tiny("llama");  // theta 1e5: waves of 6.3, 63, 628, 6283 and 62832 tokens
+  const double smooth = (8192 / (2 * M_PI * 1000) - 1) / 3;
+  const auto blend = static_cast<float>(1 / ((1 - smooth) / 8 + smooth));
+  llama3.tensor("rope_freqs.weight", {5}, 0, floats({1, 1, 1, blend, 8}));
+  EXPECT_EQ(scaling(llama3), (Json{{"rope_type", "llama3"},
+                                   {"factor", 8.0},
+                                   {"low_freq_factor", 1.0},
+                                   {"high_freq_factor", 4.0},
+                                   {"original_max_position_embeddings", 8192}}));
+}
+
+TEST(GgufConfig, RefusesWhatItCannotName) {
+  EXPECT_EQ(error_of_file(tiny("gemma").file()),
+            "io: F: architecture is 'gemma', it must be one of llama, qwen2, qwen3");
+  EXPECT_EQ(error_of_file(Gguf().file()),
+            "io: F: metadata 'general.architecture' must be a string");
+  Gguf bare;
+  bare.add("general.architecture", std::string("llama"));
+  EXPECT_EQ(error_of_file(bare.file()),
+            "io: F: there is no tensor 'token_embd.weight' of two dims");
+  bare.tensor("token_embd.weight", {1, 2}, 0, floats({1, 2}));
+  EXPECT_EQ(error_of_file(bare.file()),
+            "io: F: metadata 'llama.embedding_length' must be an integer of at least 1");
+  Gguf scaled = tiny("llama");
+  scaled.add("llama.rope.scaling.type", std::string("magic"));
+  EXPECT_EQ(error_of_file(scaled.file()),
+            "io: F: metadata 'llama.rope.scaling.type' is 'magic', it must be one of none, linear, "
+            "yarn");
+  Gguf unscaled = tiny("llama");
+  unscaled.add("llama.rope.scaling.type", std::string("linear"));
+  EXPECT_EQ(error_of_file(unscaled.file()),
+            "io: F: metadata 'llama.rope.scaling.factor' must be a float");
+  Gguf freqs = tiny("llama");
+  freqs.tensor("rope_freqs.weight", {2}, 0, floats({3, 8}));
+  EXPECT_EQ(error_of_file(freqs.file()),
+            "io: F: rope_freqs.weight[0] is 3, Llama 3's scaling would have 1: another scaling is "
+            "not known");
+  Gguf expert = tiny("llama");
+  expert.tensor("blk.0.ffn_gate_inp.weight", {1}, 0, floats({3}));
+  EXPECT_EQ(error_of_file(expert.file()),
+            "io: F: tensor 'blk.0.ffn_gate_inp.weight' is none of a dense llama, qwen2 or qwen3 "
+            "model");
+  Gguf rows = tiny("llama");
+  rows.tensor("blk.0.attn_q.weight", {1, 3}, 0, floats({1, 2, 3}));
+  EXPECT_EQ(error_of_file(rows.file()),
+            "io: F: tensor 'blk.0.attn_q.weight' has 3 rows, they must be a multiple of twice 2 "
+            "heads");
+}
+
+TEST(Gguf, NamesWhatIsWrongWithTheFile) {
+  EXPECT_EQ(error_of_file("abc"), "io: F does not begin with 'GGUF': this is no GGUF file");
+  EXPECT_EQ(error_of_file("GGUF" + raw<uint32_t>(1)),
+            "io: F: GGUF version is 1, it must be 2 or 3 (little-endian)");
+  EXPECT_EQ(error_of_file("GGUF" + raw<uint32_t>(3) + raw<uint64_t>(1)),
+            "io: F: the metadata count at byte 16 takes 8 bytes, but only 0 follow: the file is "
+            "truncated or damaged, fetch it again");
+  Gguf gguf;
+  gguf.add("k", 13, "");
+  EXPECT_EQ(error_of_file(gguf.file()),
+            "io: F: metadata 'k' has the value type 13, known are 0 to 12");
+  Gguf twice;
+  twice.add("k", uint32_t{1});
+  twice.add("k", uint32_t{1});
+  EXPECT_EQ(error_of_file(twice.file()), "io: F: metadata 'k' is there twice");
+  Gguf alignment;
+  alignment.add("general.alignment", uint32_t{0});
+  EXPECT_EQ(error_of_file(alignment.file()),
+            "io: F: general.alignment is 0, it must be from 1 to 1048576");
+  Gguf deep;
+  std::string nested;
+  for (int i = 0; i < 5; ++i) nested += raw<uint32_t>(9) + raw<uint64_t>(1);
+  deep.add("k", 9, nested);
+  EXPECT_EQ(error_of_file(deep.file()), "io: F: metadata 'k' nests arrays deeper than 4");
+}
+
+TEST(Gguf, NamesWhatIsWrongWithATensor) {
+  const auto tensor = [](const std::vector<uint64_t>& dims, uint32_t type) {
+    Gguf gguf;
+    gguf.tensor("w", dims, type, std::string(64, 'x'));
+    return error_of_file(gguf.file());
+  };
+  EXPECT_EQ(tensor({32}, 14),
+            "io: F: tensor 'w' has the type Q6_K, it must be one of F32, F16, BF16, Q4_0, Q4_1, "
+            "Q8_0: convert the file to one of these");
+  EXPECT_NE(tensor({32}, 99).find("has the type number 99,"), std::string::npos);
+  EXPECT_EQ(tensor({1, 1, 1, 1, 1}, 0), "io: F: tensor 'w' has 5 dims, it may have 4");
+  EXPECT_EQ(tensor({UINT64_MAX}, 0), "io: F: tensor 'w' has a dim of 18446744073709551615");
+  EXPECT_EQ(tensor({31}, 2), "io: F: tensor 'w': shape [31] does not fit blocks of 32 values");
+  EXPECT_EQ(tensor({17}, 0),
+            "io: F: tensor 'w' takes 68 bytes from byte 0 of the data, but the file holds only 64: "
+            "it is truncated, fetch it again");
+  Gguf twice;
+  for (int i = 0; i < 2; ++i) twice.tensor("w", {1}, 0, raw(1.0F));
+  EXPECT_EQ(error_of_file(twice.file()), "io: F: tensor 'w' is there twice");
+  Gguf odd;
+  odd.tensor("v", {1}, 0, raw(1.0F));
+  odd.data.resize(4);
+  odd.tensor("w", {1}, 0, raw(1.0F));
+  EXPECT_EQ(error_of_file(odd.file()),
+            "io: F: tensor 'w' begins at byte 4 of the data, it must be a multiple of 32");
+  Gguf inside;
+  inside.tensor("v", {16}, 0, std::string(64, 'x'));
+  inside.data.resize(32);
+  inside.tensor("w", {8}, 0, std::string(32, 'x'));
+  EXPECT_EQ(error_of_file(inside.file()),
+            "io: F: tensor 'w' begins at byte 32 of the data, inside the one before it, which ends "
+            "at 64");
+}
+
+TEST(Gguf, RefusesAFileCutAnywhere) {
+  const std::string whole = tiny("llama").file();
+  EXPECT_EQ(error_of_file(whole), "no error");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_NE(error_of_file(whole.substr(0, size)), "no error") << "cut at " << size;
+  }
+}
+
+TEST(Gguf, SurvivesAnyDamage) {
+  const std::string whole = tiny("llama").file();
+  std::mt19937 random(3);
+  int refused = 0;
+  for (size_t at = 0; at < whole.size(); ++at) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 + random() % 255));
+    refused += error_of_file(damaged) != "no error";
+  }
+  EXPECT_GT(refused, 100);
+}
+
+TEST(Gguf, IsConvertedToAFolderOfBf16) {
+  const ScratchDir dir;
+  Gguf gguf = tiny("qwen2");
+  gguf.tensor("output.weight", {2}, 1, raw(kOne) + raw(kHalf));
+  write_text(dir / "x.gguf", gguf.file());
+  convert_gguf(dir / "x.gguf", dir / "out");
+  const Checkpoint read = Checkpoint::open(dir / "out");
+  EXPECT_EQ(read.config(), gguf_config(dir / "x.gguf"));
+  EXPECT_EQ(read.names(), Checkpoint::open(dir / "x.gguf").names());
+  for (const std::string& name : read.names()) EXPECT_EQ(read.at(name).dtype, Dtype::kBF16);
+  EXPECT_EQ(
+      std::memcmp(read.at("lm_head.weight").bytes.data(), raw<uint32_t>(0x3F003F80).data(), 4), 0);
+}
+
+}  // namespace
+}  // namespace twinkle

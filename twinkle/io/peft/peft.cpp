@@ -1,0 +1,109 @@
+#include "twinkle/io/peft/peft.h"
+
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/io/atomic.h"
+
+namespace twinkle {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
+
+struct Pair {
+  std::optional<TensorView> a, b;
+};
+
+bool is_float(Dtype dtype) {
+  return dtype == Dtype::kF32 || dtype == Dtype::kF16 || dtype == Dtype::kBF16;
+}
+
+void check_half(const TensorView& half, size_t rank_dim, const PeftConfig& config,
+                const std::string& where) {
+  require(is_float(half.dtype), Code::kInvalid, where, " has the dtype ", name_of(half.dtype),
+          ", it must be F32, F16 or BF16");
+  require(half.shape.size() == 2 && half.shape[rank_dim] == config.rank, Code::kInvalid, where,
+          " has the shape ", shape_text(half.shape), ", it must be ",
+          rank_dim == 0 ? "[r, in]" : "[out, r]", " with r = ", config.rank);
+}
+
+// The module of a key "base_model.model.<module>.lora_A.weight", empty for another key.
+std::string_view module_of(std::string_view key, std::string_view suffix) {
+  if (!key.starts_with(kPrefix) || !key.ends_with(suffix)) return {};
+  if (key.size() <= kPrefix.size() + suffix.size()) return {};
+  return key.substr(kPrefix.size(), key.size() - kPrefix.size() - suffix.size());
+}
+
+std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
+  std::map<std::string, Pair> pairs;
+  for (const TensorView& tensor : file.tensors()) {
+    const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB);
+    require(!of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(),
+            ": tensor '", tensor.name,
+            "' is no base_model.model.<module>.lora_A.weight or lora_B.weight: embeddings, biases "
+            "and saved modules are features of peft that Twinkle does not have");
+    if (!of_a.empty()) {
+      pairs[std::string(of_a)].a = tensor;
+    } else {
+      pairs[std::string(of_b)].b = tensor;
+    }
+  }
+  return pairs;
+}
+
+SafetensorsFile open_weights(const fs::path& dir) {
+  const fs::path file = dir / "adapter_model.safetensors";
+  std::error_code ignored;
+  require(fs::exists(file, ignored) || !fs::exists(dir / "adapter_model.bin", ignored),
+          Code::kInvalid, "io: ", dir.string(),
+          " holds its adapter as adapter_model.bin, which is code and is not executed: save it "
+          "again as safetensors");
+  return SafetensorsFile(file);
+}
+
+}  // namespace
+
+PeftAdapter read_peft(const fs::path& dir) {
+  const fs::path config_file = dir / "adapter_config.json";
+  PeftAdapter adapter{.config = peft_config(read_json(config_file), config_file.string()),
+                      .entries = {},
+                      .file = open_weights(dir)};
+  const std::string name = adapter.file.path().string();
+  for (auto& [module, pair] : pairs_of(adapter.file)) {
+    const std::string where = std::string("io: ").append(name).append(": module '").append(module);
+    require(pair.a && pair.b, Code::kInvalid, where, "' has no lora_", pair.a ? "B" : "A",
+            ".weight");
+    check_half(*pair.a, 0, adapter.config, where + "': lora_A.weight");
+    check_half(*pair.b, 1, adapter.config, where + "': lora_B.weight");
+    adapter.entries.push_back({module, std::move(*pair.a), std::move(*pair.b)});
+  }
+  require(!adapter.entries.empty(), Code::kInvalid, "io: ", name, " holds no tensors");
+  return adapter;
+}
+
+void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries) {
+  const Json document = json_of(config);
+  peft_config(document, "the adapter's config");  // what could not be read is not written
+  require(!entries.empty(), Code::kInvalid, "io: an adapter needs at least one module");
+  std::vector<TensorView> views;
+  for (const PeftEntry& entry : entries) {
+    const std::string where = std::string("io: module '").append(entry.module);
+    check_half(entry.a, 0, config, where + "': lora_A.weight");
+    check_half(entry.b, 1, config, where + "': lora_B.weight");
+    const std::string stem = std::string(kPrefix).append(entry.module);
+    views.push_back(entry.a);
+    views.back().name.assign(stem).append(kA);
+    views.push_back(entry.b);
+    views.back().name.assign(stem).append(kB);
+  }
+  write_safetensors(dir / "adapter_model.safetensors", views);
+  write_file_atomically(dir / "adapter_config.json", pretty(document));
+}
+
+}  // namespace twinkle

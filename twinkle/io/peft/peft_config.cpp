@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/io/peft/peft.h"
+
+namespace twinkle {
+namespace {
+
+// Fields that say nothing about the arithmetic of a finished adapter, or are read below.
+constexpr std::array<std::string_view, 19> kKnown = {
+    "auto_mapping",   "base_model_name_or_path", "bias",
+    "corda_config",   "ensure_weight_tying",     "eva_config",
+    "inference_mode", "init_lora_weights",       "lora_alpha",
+    "lora_dropout",   "megatron_core",           "peft_type",
+    "peft_version",   "qalora_group_size",       "r",
+    "revision",       "target_modules",          "task_type",
+    "use_rslora"};
+
+// What peft writes for a feature that is not used.
+bool is_off(const Json& value) {
+  return value.is_null() || value == Json(false) ||
+         (value.is_object() && value.get_object().empty()) ||
+         (value.is_array() && value.get_array().empty());
+}
+
+void refuse_unless(bool ok, const Json& object, std::string_view key, std::string_view allowed,
+                   const std::string& what) {
+  if (ok) return;
+  const Json* value = find(object, key);
+  fail(Code::kInvalid, "io: ", what, ": field '", key, "' is ",
+       value ? boost::json::serialize(*value) : "null", ", it must be ", allowed);
+}
+
+bool is_one_of(const Json* value, std::initializer_list<Json> allowed) {
+  return value == nullptr || std::find(allowed.begin(), allowed.end(), *value) != allowed.end();
+}
+
+void refuse_other_features(const Json& object, const std::string& what) {
+  for (const auto& [key, value] : object.get_object()) {
+    const std::string_view name(key.data(), key.size());
+    if (std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
+    require(is_off(value), Code::kInvalid, "io: ", what, ": field '", name, "' is ",
+            boost::json::serialize(value), ", a feature of peft that Twinkle does not have");
+  }
+  const Json* bias = find(object, "bias");
+  refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);
+  const Json* task = find(object, "task_type");
+  refuse_unless(is_one_of(task, {"CAUSAL_LM"}), object, "task_type", "\"CAUSAL_LM\" or null", what);
+  // The other ways to start take a part of the base's weights away.
+  const Json* start = find(object, "init_lora_weights");
+  refuse_unless(is_one_of(start, {true, false, "gaussian", "orthogonal", "eva"}), object,
+                "init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"", what);
+}
+
+std::variant<std::vector<std::string>, std::string> targets_of(const Json& object,
+                                                               const std::string& what) {
+  const Json* value = find(object, "target_modules");
+  if (value != nullptr && value->is_string()) return std::string(value->get_string());
+  std::vector<std::string> names;
+  const bool list = value != nullptr && value->is_array() && !value->get_array().empty() &&
+                    std::all_of(value->get_array().begin(), value->get_array().end(),
+                                [](const Json& item) { return item.is_string(); });
+  refuse_unless(list, object, "target_modules", "a list of names, or a text", what);
+  for (const Json& item : value->get_array()) names.emplace_back(item.get_string());
+  return names;
+}
+
+double number_or(const Json& object, std::string_view key, double fallback,
+                 const std::string& what) {
+  const Json* value = find(object, key);
+  if (value == nullptr) return fallback;
+  refuse_unless(value->is_number(), object, key, "a number", what);
+  return value->to_number<double>();
+}
+
+}  // namespace
+
+PeftConfig peft_config(const Json& object, const std::string& what) {
+  require(object.is_object(), Code::kInvalid, "io: ", what, " must be a JSON object");
+  const Json* type = find(object, "peft_type");
+  refuse_unless(type != nullptr && *type == "LORA", object, "peft_type", "\"LORA\"", what);
+  refuse_other_features(object, what);
+  PeftConfig config;
+  const Json* rank = find(object, "r");
+  refuse_unless(rank != nullptr && rank->is_int64() && rank->get_int64() >= 1, object, "r",
+                "an integer of at least 1", what);
+  config.rank = rank->get_int64();
+  config.alpha = number_or(object, "lora_alpha", config.alpha, what);
+  config.dropout = number_or(object, "lora_dropout", config.dropout, what);
+  refuse_unless(config.dropout >= 0 && config.dropout < 1, object, "lora_dropout",
+                "from 0 to below 1", what);
+  const Json* rslora = find(object, "use_rslora");
+  refuse_unless(is_one_of(rslora, {true, false}), object, "use_rslora", "true or false", what);
+  config.use_rslora = rslora != nullptr && rslora->get_bool();
+  config.target_modules = targets_of(object, what);
+  const Json* base = find(object, "base_model_name_or_path");
+  if (base != nullptr && base->is_string()) config.base_model = base->get_string();
+  return config;
+}
+
+Json json_of(const PeftConfig& config) {
+  Json targets;
+  if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    targets = JsonArray(names->begin(), names->end());
+  } else {
+    targets = std::get<std::string>(config.target_modules);
+  }
+  return {{"base_model_name_or_path", config.base_model.empty() ? Json() : Json(config.base_model)},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"inference_mode", true},
+          {"init_lora_weights", true},
+          {"lora_alpha", config.alpha == static_cast<double>(static_cast<int64_t>(config.alpha))
+                             ? Json(static_cast<int64_t>(config.alpha))
+                             : Json(config.alpha)},
+          {"lora_dropout", config.dropout},
+          {"modules_to_save", nullptr},
+          {"peft_type", "LORA"},
+          {"r", config.rank},
+          {"target_modules", std::move(targets)},
+          {"task_type", "CAUSAL_LM"},
+          {"use_dora", false},
+          {"use_rslora", config.use_rslora}};
+}
+
+}  // namespace twinkle

@@ -1,0 +1,195 @@
+#include "twinkle/io/peft/peft.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle {
+namespace {
+
+// Bytes to borrow, 0, 1, 2, ...
+std::span<const std::byte> bytes_of(size_t count) {
+  static const auto all = [] {
+    std::vector<std::byte> bytes(1024);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
+    return bytes;
+  }();
+  return std::span(all).first(count);
+}
+
+TensorView view(std::vector<int64_t> shape, Dtype dtype = Dtype::kF32, std::string name = "") {
+  const size_t size = *num_elements(shape) * size_of(dtype);
+  return {
+      .name = std::move(name), .dtype = dtype, .shape = std::move(shape), .bytes = bytes_of(size)};
+}
+
+PeftConfig config_of_rank_two() {
+  PeftConfig config;
+  config.rank = 2;
+  config.alpha = 16;
+  config.target_modules = std::vector<std::string>{"q_proj"};
+  return config;
+}
+
+// The error of reading `fields` beside the smallest config.
+std::string error_of_fields(const std::string& fields) {
+  const Json object =
+      parse_json(R"({"peft_type": "LORA", "r": 2, "target_modules": ["q"], )" + fields + "}", "x");
+  return error_of([&] { peft_config(object, "F"); });
+}
+
+TEST(PeftConfig, ComesBackFromJsonWithEveryKindOfTargets) {
+  PeftConfig config = config_of_rank_two();
+  config.alpha = 1.5;
+  config.dropout = 0.25;
+  config.use_rslora = true;
+  config.base_model = "some/model";
+  using Targets = std::variant<std::vector<std::string>, std::string>;
+  for (const Targets& targets : {Targets(std::vector<std::string>{"q_proj", "mlp.up_proj"}),
+                                 Targets("all-linear"), Targets(R"(.*\.\d+\.mlp\..*)")}) {
+    config.target_modules = targets;
+    const PeftConfig read = peft_config(json_of(config), "F");
+    EXPECT_EQ(read.rank, 2);
+    EXPECT_EQ(read.alpha, 1.5);
+    EXPECT_EQ(read.dropout, 0.25);
+    EXPECT_TRUE(read.use_rslora);
+    EXPECT_EQ(read.target_modules, targets);
+    EXPECT_EQ(read.base_model, "some/model");
+  }
+}
+
+TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
+  EXPECT_EQ(error_of_fields(R"("use_dora": false, "rank_pattern": {}, "layers_to_transform": null,
+                               "loftq_config": {}, "exclude_modules": [], "revision": "main",
+                               "megatron_core": "megatron.core", "qalora_group_size": 16)"),
+            "no error");
+  for (const std::string field : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"}) {
+    EXPECT_EQ(error_of_fields("\"" + field + "\": true"),
+              "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not have");
+  }
+  for (const std::string field :
+       {"modules_to_save", "layers_to_transform", "layer_replication", "target_parameters",
+        "trainable_token_indices", "exclude_modules", "something_of_tomorrow"}) {
+    EXPECT_EQ(error_of_fields("\"" + field + "\": [1]"),
+              "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not have");
+  }
+  EXPECT_EQ(
+      error_of_fields(R"("rank_pattern": {"q": 4})"),
+      "io: F: field 'rank_pattern' is {\"q\":4}, a feature of peft that Twinkle does not have");
+  EXPECT_EQ(error_of_fields(R"("bias": "all")"),
+            "io: F: field 'bias' is \"all\", it must be \"none\"");
+  EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS")"),
+            "io: F: field 'task_type' is \"SEQ_CLS\", it must be \"CAUSAL_LM\" or null");
+  EXPECT_EQ(error_of_fields(R"("init_lora_weights": "pissa")"),
+            "io: F: field 'init_lora_weights' is \"pissa\", it must be true, false, \"gaussian\", "
+            "\"orthogonal\" or \"eva\"");
+}
+
+TEST(PeftConfig, NamesFieldsThatAreMissingOrOutOfRange) {
+  const auto error = [](const std::string& text) {
+    return error_of([&] { peft_config(parse_json(text, "x"), "F"); });
+  };
+  EXPECT_EQ(error("[]"), "io: F must be a JSON object");
+  EXPECT_EQ(error("{}"), "io: F: field 'peft_type' is null, it must be \"LORA\"");
+  EXPECT_EQ(error(R"({"peft_type": "LORA"})"),
+            "io: F: field 'r' is null, it must be an integer of at least 1");
+  EXPECT_EQ(error(R"({"peft_type": "LORA", "r": 0})"),
+            "io: F: field 'r' is 0, it must be an integer of at least 1");
+  EXPECT_EQ(error(R"({"peft_type": "LORA", "r": 1})"),
+            "io: F: field 'target_modules' is null, it must be a list of names, or a text");
+  EXPECT_EQ(error(R"({"peft_type": "LORA", "r": 1, "target_modules": [1]})"),
+            "io: F: field 'target_modules' is [1], it must be a list of names, or a text");
+  EXPECT_EQ(error_of_fields(R"("lora_dropout": 1)"),
+            "io: F: field 'lora_dropout' is 1, it must be from 0 to below 1");
+  EXPECT_EQ(error_of_fields(R"("lora_alpha": "x")"),
+            "io: F: field 'lora_alpha' is \"x\", it must be a number");
+  EXPECT_EQ(error_of_fields(R"("use_rslora": 1)"),
+            "io: F: field 'use_rslora' is 1, it must be true or false");
+}
+
+TEST(Peft, ReadsBackWhatItWrote) {
+  const ScratchDir dir;
+  const std::vector<PeftEntry> entries = {
+      {"model.layers.1.self_attn.q_proj", view({2, 5}), view({3, 2})},
+      {"model.layers.0.self_attn.q_proj", view({2, 4}, Dtype::kBF16), view({7, 2}, Dtype::kBF16)}};
+  write_peft(dir.path(), config_of_rank_two(), entries);
+  const PeftAdapter read = read_peft(dir.path());
+  EXPECT_EQ(read.config.alpha, 16);
+  ASSERT_EQ(read.entries.size(), 2U);
+  for (int i : {0, 1}) {
+    const PeftEntry& written = entries[1 - i];  // read in the order of modules
+    EXPECT_EQ(read.entries[i].module, written.module);
+    EXPECT_EQ(read.entries[i].a.shape, written.a.shape);
+    EXPECT_EQ(read.entries[i].b.dtype, written.b.dtype);
+    EXPECT_TRUE(std::ranges::equal(read.entries[i].a.bytes, written.a.bytes));
+    EXPECT_TRUE(std::ranges::equal(read.entries[i].b.bytes, written.b.bytes));
+  }
+}
+
+TEST(Peft, NamesWhatIsMissing) {
+  const ScratchDir dir;
+  EXPECT_EQ(error_of([&] { read_peft(dir.path()); }),
+            "json: cannot open " + (dir / "adapter_config.json").string());
+  write_text(dir / "adapter_config.json", pretty(json_of(config_of_rank_two())));
+  EXPECT_EQ(error_of([&] { read_peft(dir.path()); }),
+            "io: cannot open " + (dir / "adapter_model.safetensors").string() +
+                ": No such file or directory");
+  write_text(dir / "adapter_model.bin", "");
+  EXPECT_EQ(error_of([&] { read_peft(dir.path()); }),
+            "io: " + dir.path().string() +
+                " holds its adapter as adapter_model.bin, which is code and is not executed: save "
+                "it again as safetensors");
+}
+
+TEST(Peft, RefusesTensorsThatAreNoPairsOfTheRank) {
+  const ScratchDir dir;
+  write_text(dir / "adapter_config.json", pretty(json_of(config_of_rank_two())));
+  const std::string file = (dir / "adapter_model.safetensors").string();
+  const auto error = [&](const std::vector<TensorView>& views) {
+    write_safetensors(file, views);
+    return error_of([&] { read_peft(dir.path()); });
+  };
+  const std::string a = "base_model.model.q.lora_A.weight", b = "base_model.model.q.lora_B.weight";
+  EXPECT_EQ(error({}), "io: " + file + " holds no tensors");
+  EXPECT_EQ(error({view({2, 3}, Dtype::kF32, a)}),
+            "io: " + file + ": module 'q' has no lora_B.weight");
+  EXPECT_EQ(error({view({3, 2}, Dtype::kF32, b)}),
+            "io: " + file + ": module 'q' has no lora_A.weight");
+  EXPECT_EQ(error({view({4, 3}, Dtype::kF32, a), view({3, 2}, Dtype::kF32, b)}),
+            "io: " + file +
+                ": module 'q': lora_A.weight has the shape [4, 3], it must be [r, in] with r = 2");
+  EXPECT_EQ(error({view({2, 3}, Dtype::kF32, a), view({2}, Dtype::kF32, b)}),
+            "io: " + file +
+                ": module 'q': lora_B.weight has the shape [2], it must be [out, r] with r = 2");
+  EXPECT_EQ(
+      error({view({2, 3}, Dtype::kI32, a), view({3, 2}, Dtype::kF32, b)}),
+      "io: " + file + ": module 'q': lora_A.weight has the dtype I32, it must be F32, F16 or BF16");
+  EXPECT_EQ(error({view({2, 3}, Dtype::kF32, "base_model.model.lora_A.weight")}),
+            "io: " + file +
+                ": tensor 'base_model.model.lora_A.weight' is no base_model.model.<module>."
+                "lora_A.weight or lora_B.weight: embeddings, biases and saved modules are features "
+                "of peft that Twinkle does not have");
+}
+
+TEST(Peft, RefusesToWriteWhatItCouldNotRead) {
+  const ScratchDir dir;
+  PeftConfig config = config_of_rank_two();
+  const std::vector<PeftEntry> twice(2, PeftEntry{"q", view({2, 3}), view({3, 2})});
+  const auto error = [&](std::span<const PeftEntry> entries) {
+    return error_of([&] { write_peft(dir.path(), config, entries); });
+  };
+  EXPECT_EQ(error({}), "io: an adapter needs at least one module");
+  EXPECT_EQ(error(twice), "io: tensor 'base_model.model.q.lora_A.weight' is given twice");
+  config.rank = 3;
+  EXPECT_EQ(error(twice),
+            "io: module 'q': lora_A.weight has the shape [2, 3], it must be [r, in] with r = 3");
+  config.rank = 0;
+  EXPECT_EQ(error(twice),
+            "io: the adapter's config: field 'r' is 0, it must be an integer of at least 1");
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+}  // namespace
+}  // namespace twinkle

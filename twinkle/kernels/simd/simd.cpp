@@ -1,0 +1,28 @@
+#include "twinkle/kernels/simd/simd.h"
+
+#include "twinkle/kernels/simd/simd_sets.h"
+
+namespace twinkle::kernels {
+
+std::vector<const Simd*> supported_simd() {
+  std::vector<const Simd*> sets;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    sets.push_back(&avx512::simd());
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    sets.push_back(&avx2::simd());
+  }
+#endif
+  sets.push_back(&portable::simd());
+  return sets;
+}
+
+const Simd& best_simd() {
+  static const Simd& best = *supported_simd().front();
+  return best;
+}
+
+}  // namespace twinkle::kernels

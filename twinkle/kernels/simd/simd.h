@@ -1,0 +1,54 @@
+// The inner loops, compiled once per instruction set, and the choice among them when the program
+// starts to use them. Results are the same bits on one instruction set; two sets differ by
+// rounding. Internal to this folder.
+#pragma once
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "twinkle/kernels/attention/attention_block.h"
+
+namespace twinkle::kernels {
+
+// See rows.h and attention_tiles.h for what each does.
+template <class T>
+struct Loops {
+  using A = Wide<T>;
+  void (*rms_scales)(const T* x, int64_t rows, int64_t width, A eps, A* scale);
+  void (*rms_norm)(const T* x, const A* weight, int64_t rows, int64_t width, A eps, T* y);
+  void (*rms_norm_backward)(const T* grad, const T* x, const A* weight, int64_t rows, int64_t width,
+                            A eps, T* dx);
+  void (*rms_norm_weight)(const T* grad, const T* x, const A* scale, int64_t rows, int64_t width,
+                          int64_t begin, int64_t end, A* sum);
+  void (*rope)(const T* x, const float* cos, const float* sin, int64_t heads, int64_t dim,
+               int64_t half, A sign, T* y);
+  void (*swiglu)(const T* gate, const T* up, int64_t count, T* y);
+  void (*swiglu_backward)(const T* grad, const T* gate, const T* up, int64_t count, T* dgate,
+                          T* dup);
+  void (*attention_forward)(const AttentionBlock<T>& block, A* scratch);
+  void (*attention_backward)(const AttentionGradBlock<T>& block, A* scratch);
+};
+
+struct Simd {
+  const char* name;
+  Loops<c10::BFloat16> bf16;
+  Loops<float> f32;
+  Loops<double> f64;
+
+  template <class T>
+  const Loops<T>& loops() const {
+    if constexpr (std::is_same_v<T, c10::BFloat16>) return bf16;
+    if constexpr (std::is_same_v<T, float>) return f32;
+    if constexpr (std::is_same_v<T, double>) return f64;
+  }
+};
+
+// Those that this processor can run, best first; the portable one is the last.
+std::vector<const Simd*> supported_simd();
+
+// The best of them.
+const Simd& best_simd();
+
+}  // namespace twinkle::kernels

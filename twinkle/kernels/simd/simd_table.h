@@ -1,0 +1,32 @@
+// Fills the table of one instruction set; included last by each simd_*.cpp file.
+#pragma once
+#include "twinkle/kernels/attention/attention_backward_tiles.h"
+#include "twinkle/kernels/attention/attention_tiles.h"
+#include "twinkle/kernels/simd/rows.h"
+
+namespace twinkle::kernels::TWINKLE_ISA {
+
+template <class T>
+constexpr Loops<T> loops() {
+  using A = Wide<T>;
+  return {.rms_scales = rms_scales<T, A>,
+          .rms_norm = rms_norm<T, A>,
+          .rms_norm_backward = rms_norm_backward<T, A>,
+          .rms_norm_weight = rms_norm_weight<T, A>,
+          .rope = rope<T, A>,
+          .swiglu = swiglu<T, A>,
+          .swiglu_backward = swiglu_backward<T, A>,
+          .attention_forward = attention_forward<T, A>,
+          .attention_backward = attention_backward<T, A>};
+}
+
+#define TWINKLE_NAME_OF(x) #x
+#define TWINKLE_NAME(x) TWINKLE_NAME_OF(x)
+
+const Simd& simd() {
+  static constexpr Simd table{TWINKLE_NAME(TWINKLE_ISA), loops<c10::BFloat16>(), loops<float>(),
+                              loops<double>()};
+  return table;
+}
+
+}  // namespace twinkle::kernels::TWINKLE_ISA
