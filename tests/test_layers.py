@@ -1,4 +1,4 @@
-"""The house rules that a program can check: who includes whom, sizes, the README's file tree."""
+"""The house rules that a program can check: who includes whom, names, the README's file tree."""
 
 import re
 import subprocess
@@ -8,21 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES = 600
-
-
-def tracked(*patterns):
-    """Paths of git's index, and new ones that git does not ignore."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [path for path in map(Path, listed.stdout.splitlines()) if (ROOT / path).is_file()]
 
 
 def run_layers(root, rules):
@@ -55,17 +40,7 @@ def test_the_include_rule_refuses_a_cycle_in_its_own_rules(tmp_path):
     assert "low names high, which is not below it" in result.stdout
 
 
-def test_no_source_file_is_longer_than_600_lines():
-    sources = tracked("*.h", "*.cpp", "*.cu", "*.cuh", "*.py", "*.rs", "*.sh", "*.cmake")
-    long = {
-        str(path): lines
-        for path in sources
-        if (lines := len((ROOT / path).read_text(errors="replace").splitlines())) > MAX_LINES
-    }
-    assert not long
-
-
-def test_every_folder_of_the_cpp_program_has_tests():
+def test_every_folder_of_the_cpp_program_has_tests(tracked):
     folders = {path.parent for path in tracked("twinkle/*.cpp")}
     without = [
         str(f) for f in folders if f.name != "cli" and not list((ROOT / f).glob("*_test.cpp"))
@@ -73,19 +48,19 @@ def test_every_folder_of_the_cpp_program_has_tests():
     assert not without
 
 
-def test_no_file_is_named_after_nothing():
+def test_no_file_is_named_after_nothing(tracked):
     names = [str(path) for path in tracked() if re.search(r"util|common|helper|misc", path.name)]
     assert not names
 
 
-def test_the_readmes_file_tree_is_the_one_on_disk():
+def test_the_readmes_file_tree_is_the_one_on_disk(tracked):
     tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     listed = {line.split()[0].rstrip("/") for line in tree.splitlines() if line[:1].strip()}
     on_disk = {path.parts[0] for path in tracked() if not path.parts[0].startswith(".")}
     assert listed == on_disk
 
 
-def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program():
+def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program(tracked):
     tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     listed = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
     on_disk = {path.parts[1] for path in tracked("twinkle/*.h", "twinkle/*.cpp")}

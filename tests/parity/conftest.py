@@ -2,7 +2,6 @@
 other models.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -25,27 +24,6 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session", autouse=True)
 def two_threads():
     torch.set_num_threads(2)
-
-
-@pytest.fixture(scope="session")
-def smollm2_dir():
-    """The built-in model as a directory; skips without its package."""
-    from twinkle import hub
-    from twinkle.errors import NotAvailableError
-
-    try:
-        return hub.get("smollm2")
-    except NotAvailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def data_dir():
-    """Real data sets, from TWINKLE_TEST_DATA."""
-    directory = os.environ.get("TWINKLE_TEST_DATA")
-    if not directory:
-        pytest.skip("TWINKLE_TEST_DATA is not set: it names the folder of real data sets")
-    return Path(directory)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,84 @@
+"""Fixtures of python/tests and tests: a tiny random model, the built-in model, real data."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_tokenizer():
+    """A byte-level BPE of a few hundred tokens with a ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "Hello! I am a helpful assistant. Who are you? What is your name? user assistant system"
+    bpe.train_from_iterator([text] * 4, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        bos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory):
+    """A directory with a llama (2 layers, width 64, random bfloat16 weights) and a tokenizer."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    directory = tmp_path_factory.mktemp("tiny-llama")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(directory)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(20260301)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir():
+    """The directory of the built-in model; skips without its package."""
+    from twinkle import hub
+    from twinkle.errors import NotAvailableError
+
+    try:
+        return hub.get("smollm2")
+    except NotAvailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def data_dir():
+    """Real data sets, from TWINKLE_TEST_DATA."""
+    directory = os.environ.get("TWINKLE_TEST_DATA")
+    if not directory:
+        pytest.skip("TWINKLE_TEST_DATA is not set: it names the folder of real data sets")
+    return Path(directory)
