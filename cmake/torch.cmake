@@ -1,17 +1,12 @@
 # The torch wheel as imported targets. find_package(Torch) would demand a CUDA toolkit for a CUDA wheel.
-#   torch_wheel         ATen, autograd, c10d; with CUDA's libraries where the wheel has them and TWINKLE_CUDA is on
+#   torch_wheel         ATen, autograd, c10d; CUDA's libraries are the kernels' (cuda.cmake)
 #   torch_wheel_python  the binding glue, for python/src alone
-option(TWINKLE_CUDA "link libtorch_cuda where the wheel carries it" OFF)
 add_library(torch_wheel INTERFACE)
 target_include_directories(torch_wheel SYSTEM INTERFACE
   ${TORCH_DIR}/include ${TORCH_DIR}/include/torch/csrc/api/include)
 # CMake gives what is built an RPATH to these libraries and drops it from what is installed.
 target_link_options(torch_wheel INTERFACE -Wl,-rpath-link,${TORCH_DIR}/lib)
 target_link_libraries(torch_wheel INTERFACE ${TORCH_DIR}/lib/libtorch_cpu.so ${TORCH_DIR}/lib/libc10.so)
-if(TWINKLE_CUDA AND EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)
-  target_link_libraries(torch_wheel INTERFACE -Wl,--no-as-needed
-    ${TORCH_DIR}/lib/libtorch_cuda.so ${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed)
-endif()
 # at::parallel_for is serial in files compiled without OpenMP; the runtime is the wheel's own.
 target_compile_options(torch_wheel INTERFACE -fopenmp)
 target_link_libraries(torch_wheel INTERFACE ${TORCH_DIR}/lib/libgomp.so.1)

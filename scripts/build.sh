@@ -10,7 +10,8 @@ build=build/release
 target=all
 [ "${1:-}" = --without-tests ] && target=twinkle_product
 
-if [ ! -f $build/build.ninja ] || [ .venv/.setup-base -nt $build/build.ninja ]; then
+if [ ! -f $build/build.ninja ] || [ .venv/.setup-base -nt $build/build.ninja ] \
+  || [ .venv/.setup-cuda -nt $build/build.ninja ]; then
   cmake --preset release -DPYTHON="$python"
 fi
 cmake --build $build --target $target --parallel "${JOBS:-$(nproc)}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # setup.sh PROFILE...: installs what the named profiles need, once.
-# Profiles: base (toolchain, torch), demo, test, lint, bench. A profile is done again only when
-# this script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE.
+# Profiles: base (toolchain, torch), demo, test, lint, bench, cuda (the compiler; optional: where its
+# wheels do not install, that is said and the rest goes on). A profile is done again only when this
+# script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -102,7 +103,7 @@ make_venv() {
 pip_install() {
   local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
   say "Python packages of requirements/$1.txt"
-  "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt
+  "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt || return 1
   if [ -f "requirements/$1-alone.txt" ]; then
     "${pip[@]}" --no-deps -r "requirements/$1-alone.txt"
   fi
@@ -125,7 +126,11 @@ elif ! find_python > /dev/null; then
 fi
 make_venv
 for profile in "${todo[@]}"; do
-  pip_install "$profile"
+  if ! pip_install "$profile"; then
+    [ "$profile" = cuda ] || exit 1
+    say "no CUDA compiler: its wheels did not install, the kernels for CUDA are not compiled" >&2
+    continue
+  fi
   hash_of "$profile" > ".venv/.setup-$profile"
 done
 say "ready: ${todo[*]}"

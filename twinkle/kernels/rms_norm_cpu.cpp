@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/rms_norm.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
@@ -24,6 +25,7 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Simd& simd) {
   check(x, weight);
+  if (x.is_cuda()) return cuda::rms_norm(x, weight, eps);
   const at::Tensor in = x.contiguous(), out = at::empty_like(in);
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     const at::Tensor w = wide<T>(weight);
@@ -42,6 +44,7 @@ at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const 
                              double eps, const Simd& simd) {
   check(x, weight);
   require_like(grad, "rms_norm's gradient", x, "x");
+  if (x.is_cuda()) return cuda::rms_norm_backward(grad, x, weight, eps);
   const at::Tensor in = x.contiguous(), slope = grad.contiguous(), out = at::empty_like(in);
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     const at::Tensor w = wide<T>(weight);
@@ -68,6 +71,7 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
   require(sum.scalar_type() == wanted && sum.is_contiguous(), Code::kInvalid,
           "kernels: rms_norm's sum is ", sum.scalar_type(), ", it must be contiguous and ", wanted);
   if (x.numel() == 0) return;
+  if (x.is_cuda()) return cuda::rms_norm_weight_grad(grad, x, eps, cu_seqlens, sum);
   const at::Tensor in = x.contiguous(), slope = grad.contiguous();
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     using A = Wide<T>;

@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/rope.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
@@ -19,7 +20,7 @@ void check(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& positio
 
 // The positions, each proved to be in the table before anything is written.
 std::vector<int64_t> positions_in(const at::Tensor& position_ids, int64_t limit) {
-  const at::Tensor ids = position_ids.to(at::kLong).contiguous();
+  const at::Tensor ids = position_ids.to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = ids.const_data_ptr<int64_t>();
   std::vector<int64_t> positions(first, first + ids.numel());
   for (size_t t = 0; t < positions.size(); ++t) {
@@ -33,6 +34,7 @@ void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos
                const at::Tensor& sin, const at::Tensor& position_ids, Turn turn, const Simd& simd) {
   check(x, cos, position_ids);
   const auto positions = positions_in(position_ids, cos.size(0));
+  if (x.is_cuda()) return cuda::rope(x, out, cos, sin, position_ids.to(x.device()), turn);
   with_type(x, "rope's x", [&]<class T>(T) {
     const int64_t heads = x.size(1), dim = x.size(2), half = cos.size(1);
     const T* from = x.const_data_ptr<T>();

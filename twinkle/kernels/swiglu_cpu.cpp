@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
 #include "twinkle/kernels/swiglu.h"
@@ -14,6 +15,7 @@ constexpr int64_t kGrain = 4096;  // elements
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const Simd& simd) {
   require_like(up, "swiglu's up", gate, "gate");
+  if (gate.is_cuda()) return cuda::swiglu(gate, up);
   const at::Tensor g = gate.contiguous(), u = up.contiguous(), out = at::empty_like(g);
   with_type(gate, "swiglu's gate", [&]<class T>(T) {
     const T* gates = g.const_data_ptr<T>();
@@ -30,6 +32,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
                             SwigluNeeds needs, const Simd& simd) {
   require_like(up, "swiglu's up", gate, "gate");
   require_like(grad, "swiglu's gradient", gate, "gate");
+  if (gate.is_cuda()) return cuda::swiglu_backward(grad, gate, up, needs);
   const at::Tensor d = grad.contiguous(), g = gate.contiguous(), u = up.contiguous();
   SwigluGrads out;
   if (needs != SwigluNeeds::kUp) out.gate = at::empty_like(g);

@@ -1,0 +1,62 @@
+# CUDA kernels: twinkle/kernels/cuda/*.cu, compiled when an nvcc is found and the torch wheel carries CUDA,
+# by commands of our own: CMake's CUDA language wants a whole toolkit, we have the compiler's wheels.
+#   TWINKLE_CUDA       AUTO (default), ON (its absence is an error), OFF
+#   TWINKLE_CUDA_ARCH  what nvcc's -arch gets
+# twinkle_add_cuda(TARGET): adds the kernels and CUDA's libraries, or the one source that says that there is no
+# CUDA here.
+set(TWINKLE_CUDA AUTO CACHE STRING "build the CUDA kernels: AUTO, ON, OFF")
+set(TWINKLE_CUDA_ARCH sm_90a CACHE STRING "nvcc -arch=")
+get_filename_component(site_packages ${TORCH_DIR} DIRECTORY)
+set(cuda_wheels ${site_packages}/nvidia/cu13)
+
+set(TWINKLE_HAS_CUDA OFF)
+if(NOT TWINKLE_CUDA STREQUAL "OFF")
+  find_program(NVCC nvcc HINTS ${cuda_wheels}/bin /usr/local/cuda/bin)
+  if(NVCC AND EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)
+    set(TWINKLE_HAS_CUDA ON)
+  elseif(TWINKLE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TWINKLE_CUDA is ON, but there is no nvcc (found: ${NVCC}) or torch has no libtorch_cuda.so: "
+      "run `scripts/setup.sh cuda`, or pass -DNVCC=")
+  endif()
+endif()
+message(STATUS "CUDA kernels: ${TWINKLE_HAS_CUDA}")
+
+# Objects of the .cu files, in VAR.
+function(twinkle_cuda_objects var)
+  set(flags -std=c++20 -O3 -arch=${TWINKLE_CUDA_ARCH} --expt-relaxed-constexpr
+    -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -Werror=all-warnings -I${CMAKE_SOURCE_DIR})
+  if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
+    list(APPEND flags -isystem ${cuda_wheels}/include -isystem ${cuda_wheels}/include/cccl)
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/kernels/cuda/*.cu)
+  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
+  set(objects)
+  foreach(source ${sources})
+    get_filename_component(name ${source} NAME_WE)
+    set(object ${CMAKE_BINARY_DIR}/cuda/${name}.o)
+    add_custom_command(OUTPUT ${object}
+      COMMAND ${CCACHE} ${NVCC} ${flags} -MD -MF ${object}.d -c ${source} -o ${object}
+      DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${name}.cu" VERBATIM)
+    list(APPEND objects ${object})
+  endforeach()
+  set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+  set(${var} ${objects} PARENT_SCOPE)
+endfunction()
+
+function(twinkle_add_cuda target)
+  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels/cuda)
+  if(NOT TWINKLE_HAS_CUDA)
+    target_sources(${target} PRIVATE ${dir}/absent.cpp)
+    return()
+  endif()
+  twinkle_cuda_objects(objects)
+  target_sources(${target} PRIVATE ${dir}/tensors.cpp ${objects})
+  if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
+    set_source_files_properties(${dir}/tensors.cpp PROPERTIES COMPILE_OPTIONS "-isystem;${cuda_wheels}/include")
+  endif()
+  find_library(CUDART NAMES libcudart.so.13 libcudart.so PATHS ${cuda_wheels}/lib /usr/local/cuda/lib64
+    NO_DEFAULT_PATH REQUIRED)
+  # Nothing names libtorch_cuda: it registers itself with ATen when it is loaded.
+  target_link_libraries(${target} PUBLIC -Wl,--no-as-needed ${TORCH_DIR}/lib/libtorch_cuda.so
+    ${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed ${CUDART})
+endfunction()

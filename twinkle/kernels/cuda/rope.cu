@@ -1,0 +1,47 @@
+// A thread a pair of dims (i, i + half) of one head of one token, which turn by one angle.
+#include "twinkle/kernels/cuda/device.cuh"
+
+namespace twinkle::kernels::cuda {
+namespace {
+
+template <class T>
+__global__ void turn(RopeRows in, const T* x, T* y) {
+  const int64_t pairs = in.heads * in.half;
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= in.tokens * pairs) return;
+  const int64_t token = at / pairs, head = at % pairs / in.half, i = at % in.half;
+  const int64_t angle = in.position_ids[token] * in.half + i;
+  const Wide<T> cos = in.cos[angle], sin = in.backward ? -in.sin[angle] : in.sin[angle];
+  const int64_t first = (token * in.heads + head) * in.dim + i, second = first + in.half;
+  const Wide<T> a = wide(x[first]), b = wide(x[second]);
+  y[first] = narrow<T>(a * cos - b * sin);
+  y[second] = narrow<T>(b * cos + a * sin);
+}
+
+// The dims that do not turn.
+template <class T>
+__global__ void copy_rest(RopeRows in, const T* x, T* y) {
+  const int64_t rest = in.dim - 2 * in.half;
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= in.tokens * in.heads * rest) return;
+  const int64_t place = at / rest * in.dim + 2 * in.half + at % rest;
+  y[place] = x[place];
+}
+
+}  // namespace
+
+void rope(Type type, const RopeRows& in, void* y, Stream stream) {
+  const int64_t turned = in.tokens * in.heads * in.half;
+  const int64_t rest = in.tokens * in.heads * (in.dim - 2 * in.half);
+  with_type(type, [&]<class T>(T) {
+    const T* x = static_cast<const T*>(in.x);
+    T* to = static_cast<T*>(y);
+    if (turned > 0) turn<T><<<blocks_for(turned, kThreads), kThreads, 0, stream>>>(in, x, to);
+    if (rest > 0 && in.x != y) {
+      copy_rest<T><<<blocks_for(rest, kThreads), kThreads, 0, stream>>>(in, x, to);
+    }
+  });
+  check_launch("rope");
+}
+
+}  // namespace twinkle::kernels::cuda

@@ -1,0 +1,73 @@
+// One block a row of logits: the largest, then the sum of exp and the entropy's dot product, each
+// over the block in a fixed order.
+#include <cmath>
+
+#include "twinkle/kernels/cuda/device.cuh"
+
+namespace twinkle::kernels::cuda {
+namespace {
+
+template <class T>
+__global__ void row_stats(const T* logits, const int32_t* ids, const float* temperature,
+                          int64_t vocab, Wide<T>* stats) {
+  using A = Wide<T>;
+  const T* row = logits + blockIdx.x * vocab;
+  const A inverse = A(1) / (temperature != nullptr ? A(temperature[blockIdx.x]) : A(1));
+  A top = -INFINITY;
+  for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) top = max(top, wide(row[i]) * inverse);
+  top = over_block(top, A(-INFINITY), [](A a, A b) { return max(a, b); });
+  A sum = 0, dot = 0;  // a NaN is no maximum, but shows here
+  for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) {
+    const A shifted = wide(row[i]) * inverse - top, e = exp(shifted);
+    sum += e;
+    dot += e > 0 ? e * shifted : e;
+  }
+  sum = block_sum(sum);
+  dot = block_sum(dot);
+  if (threadIdx.x != 0) return;
+  A* out = stats + int64_t{blockIdx.x} * 4;
+  out[0] = wide(row[ids[blockIdx.x]]) * inverse - top - log(sum);
+  out[1] = log(sum) - dot / sum;
+  out[2] = top;
+  out[3] = sum;
+}
+
+template <class T>
+__global__ void row_grad(T* logits, const int32_t* ids, const float* temperature, int64_t vocab,
+                         const Wide<T>* stats, const float* grad) {
+  using A = Wide<T>;
+  T* row = logits + blockIdx.x * vocab;
+  const A inverse = A(1) / (temperature != nullptr ? A(temperature[blockIdx.x]) : A(1));
+  const A top = stats[int64_t{blockIdx.x} * 4 + 2], sum = stats[int64_t{blockIdx.x} * 4 + 3];
+  const A scale = A(grad[blockIdx.x]) * inverse;
+  const int32_t id = ids[blockIdx.x];
+  for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) {
+    const A p = exp(wide(row[i]) * inverse - top) / sum;
+    row[i] = narrow<T>(scale * ((i == id ? A(1) : A(0)) - p));
+  }
+}
+
+}  // namespace
+
+void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream) {
+  if (in.rows == 0) return;
+  with_type(type, [&]<class T>(T) {
+    row_stats<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
+        static_cast<const T*>(in.logits), in.ids, in.temperature, in.vocab,
+        static_cast<Wide<T>*>(stats));
+  });
+  check_launch("softmax_stats");
+}
+
+void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
+                  Stream stream) {
+  if (in.rows == 0) return;
+  with_type(type, [&]<class T>(T) {
+    row_grad<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
+        static_cast<T*>(in.logits), in.ids, in.temperature, in.vocab,
+        static_cast<const Wide<T>*>(stats), grad);
+  });
+  check_launch("softmax_grad");
+}
+
+}  // namespace twinkle::kernels::cuda
