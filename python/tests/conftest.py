@@ -32,3 +32,36 @@ def fake_core(monkeypatch):
     monkeypatch.setitem(sys.modules, "twinkle._core", module)
     monkeypatch.setattr(twinkle, "_core", module, raising=False)
     return module
+
+
+@pytest.fixture(scope="session")
+def data_built():
+    """Skips where the compiled data sets are not there."""
+    from twinkle.core import core
+    from twinkle.errors import NotAvailableError
+
+    try:
+        if not hasattr(core(), "Loader"):
+            pytest.skip("twinkle._core has no data")
+    except NotAvailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def model(fake_core, tmp_path):
+    """A model over the fake engine."""
+    from twinkle.model import TransformersModel
+
+    return TransformersModel(model_id=str(tmp_path))
+
+
+@pytest.fixture
+def adapted(model):
+    """adapted(**options): the model with one adapter."""
+    from twinkle import LoraConfig
+
+    def make(**kwargs):
+        model.add_adapter_to_model("default", LoraConfig(r=2), **kwargs)
+        return model
+
+    return make

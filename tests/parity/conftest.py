@@ -2,12 +2,7 @@
 other models.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # `parity.models` and its neighbours
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -1,0 +1,87 @@
+"""The loader: what it reads, skips, shares out and collates."""
+
+import pytest
+from data_rows import dataset, numbers
+
+from twinkle.errors import InvalidError
+
+pytestmark = pytest.mark.usefixtures("data_built")
+
+
+class Counting:
+    """Rows that count how often each is read."""
+
+    def __init__(self, count):
+        self.reads = [0] * count
+
+    def __len__(self):
+        return len(self.reads)
+
+    def __getitem__(self, index):
+        self.reads[index] += 1
+        return {"i": index}
+
+
+def batches(loader):
+    return [[row["i"] for row in batch] for batch in loader]
+
+
+def test_every_sample_is_read_once_an_epoch():
+    from twinkle.dataloader import DataLoader
+
+    rows = Counting(10)
+    loader = DataLoader(rows, batch_size=4, shuffle=True, seed=5)
+    first = batches(loader)
+    assert rows.reads == [1] * 10 and sorted(i for batch in first for i in batch) == list(range(10))
+    assert [len(batch) for batch in first] == [4, 4, 2] and len(loader) == 3
+    assert batches(loader) != first  # another epoch, another order
+    assert batches(DataLoader(Counting(10), batch_size=4, shuffle=True, seed=5)) == first
+    assert loader.get_state() == {"consumed_train_samples": 20}
+
+
+def test_skipped_samples_are_not_read_and_len_honours_them():
+    from twinkle.dataloader import DataLoader
+
+    whole = DataLoader(Counting(10), batch_size=4, shuffle=True)
+    first, second = batches(whole), batches(whole)
+    rows = Counting(10)
+    loader = DataLoader(rows, batch_size=4, shuffle=True)
+    loader.skip_consumed_samples(4)
+    assert len(loader) == 2 and batches(loader) == first[1:] and sum(rows.reads) == 6
+    assert batches(loader) == second
+    loader.resume_from_checkpoint(14)
+    assert batches(loader) == second[1:]
+
+
+def test_short_batches_meshes_callables_and_collators():
+    from twinkle import DeviceMesh
+    from twinkle.dataloader import DataLoader
+
+    def batch_lengths(**options):
+        return [
+            len(batch)
+            for batch in DataLoader(lambda: dataset(numbers(10)), batch_size=4, **options)
+        ]
+
+    assert batch_lengths() == [4, 4, 2]
+    assert batch_lengths(min_batch_size=4, remote_group="model", num_workers=2) == [4, 4]
+    assert batch_lengths(drop_last=True) == [4, 4]
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    assert batch_lengths(device_mesh=mesh) == [2, 2, 1]
+    with pytest.raises(
+        InvalidError, match="batch_size is 3, it must be divisible by the 2 data ranks"
+    ):
+        DataLoader(numbers(3), batch_size=3, device_mesh=mesh)
+    with pytest.raises(InvalidError, match="min_batch_size is 0, it must be at least 1"):
+        batch_lengths(min_batch_size=0)
+    with pytest.raises(InvalidError, match="unknown argument 'sampler'"):
+        batch_lengths(sampler=1)
+    with pytest.raises(InvalidError, match="dataset is a int, it must be a Dataset"):
+        DataLoader(5, batch_size=1)
+    assert list(DataLoader(numbers(2), batch_size=2, collate_fn=len)) == [2]
+    loader = DataLoader(numbers(4), batch_size=2)
+    loader.set_processor("InputProcessor", padding_side="right")
+    assert batches(loader) == [[0, 1], [2, 3]]
+    one, _ = iter(loader), iter(loader)
+    with pytest.raises(InvalidError, match="this epoch ended when another one was started"):
+        next(one)

@@ -1,0 +1,140 @@
+"""Mixing data sets and encoding them; a template's own encode is the reference."""
+
+import json
+
+import pytest
+from data_rows import conversation, dataset, numbers
+
+from twinkle.errors import InvalidError, NotAvailableError
+
+pytestmark = pytest.mark.usefixtures("data_built")
+
+
+def test_sources_are_mapped_apart_and_mixed():
+    pytest.importorskip("datasets")
+    from datasets import Dataset as Reference
+    from datasets import concatenate_datasets, interleave_datasets
+
+    from twinkle.dataset import Dataset, DatasetMeta
+
+    parts = [[{"i": i} for i in range(3)], [{"i": 10 + i} for i in range(2)]]
+    metas = [DatasetMeta(data=part) for part in parts]
+    references = [Reference.from_list(part) for part in parts]
+    for interleave, wanted in (
+        (True, interleave_datasets(references)),
+        (False, concatenate_datasets(references)),
+    ):
+        rows = Dataset(metas[0])
+        rows.add_dataset(metas[1])
+        with pytest.raises(InvalidError, match=r"has 2 sources: call mix_dataset\(\) first"):
+            len(rows)
+        with pytest.raises(InvalidError, match="tell map which, by dataset_meta="):
+            rows.map(lambda columns: columns)
+        rows.map(lambda columns: {"j": columns["i"]}, dataset_meta=metas[1])
+        rows.mix_dataset(interleave=interleave)
+        assert [row["i"] for row in rows] == wanted["i"]
+        assert all(("j" in row) == (row["i"] >= 10) for row in rows)
+        with pytest.raises(InvalidError, match="map must come before mix_dataset"):
+            rows.map(lambda columns: columns)
+        with pytest.raises(InvalidError, match="add_dataset must come before mix_dataset"):
+            rows.add_dataset(DatasetMeta(data=[]))
+    with pytest.raises(InvalidError, match="has been added already"):
+        Dataset(metas[0]).add_dataset(metas[0])
+    with pytest.raises(InvalidError, match="there is no source"):
+        Dataset(metas[0]).map(len, dataset_meta=metas[1])
+    with pytest.raises(InvalidError, match="it has no rows"):
+        len(Dataset())
+    with pytest.raises(InvalidError, match="nothing to mix"):
+        Dataset().mix_dataset()
+
+
+def test_what_is_not_there_yet_says_so(tmp_path):
+    from twinkle.dataset import Dataset, DatasetMeta
+
+    with pytest.raises(NotAvailableError, match="streaming=True is not available"):
+        Dataset(DatasetMeta(data=[]), streaming=True)
+    rows = dataset(numbers(1))
+    with pytest.raises(NotAvailableError, match="cast_column"):
+        rows.cast_column("image", decode=False)
+    with pytest.raises(NotAvailableError, match="mode='training'"):
+        rows.save_as(tmp_path / "a.jsonl", mode="training")
+    with pytest.raises(InvalidError, match="cannot write format 'parquet'"):
+        rows.save_as(tmp_path / "a.parquet")
+    with pytest.raises(InvalidError, match="mode is 'x'"):
+        rows.save_as(tmp_path / "a.jsonl", mode="x")
+    with pytest.raises(InvalidError, match="dataset_meta is a str, it must be a DatasetMeta"):
+        Dataset("file.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_encode_keeps_the_row_and_adds_lists(tiny_llama_dir):
+    from twinkle.template import Template
+
+    rows = dataset([conversation("I."), conversation("Hello.")])
+    with pytest.raises(InvalidError, match=r"encode needs a template: call set_template\(\)"):
+        rows.encode()
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    rows.encode(batched=True, load_from_cache_file=False, num_proc=1)
+    for row, answer in zip(rows, ("I.", "Hello."), strict=True):
+        feature = Template(tiny_llama_dir).encode(conversation(answer))
+        assert {key: row[key] for key in ("messages", "user_data", "id")} == conversation(answer)
+        for key in ("input_ids", "labels", "attention_mask", "position_ids"):
+            assert type(row[key]) is list and row[key] == feature[key].tolist()
+        assert row["length"] == len(row["input_ids"])
+    with pytest.raises(InvalidError, match="encode: unknown argument 'add_generation'"):
+        rows.encode(add_generation=True)
+
+
+def test_a_generation_prompt_is_added_on_request(tiny_llama_dir):
+    transformers = pytest.importorskip("transformers")
+    question = {"messages": [{"role": "user", "content": "Who are you?"}]}
+    rows = dataset([question])
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    rows.encode(add_generation_prompt=True)
+    wanted = transformers.AutoTokenizer.from_pretrained(tiny_llama_dir).apply_chat_template(
+        question["messages"], add_generation_prompt=True, return_dict=False
+    )
+    assert rows[0]["input_ids"] == wanted
+
+
+def test_a_row_that_cannot_be_encoded_is_named_or_dropped_by_check(tiny_llama_dir, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    good = json.dumps(conversation("I."))
+    file.write_text(f'{good}\n\n{{"query": "q"}}\n{good}\n')
+    rows = dataset(file)
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    with pytest.raises(InvalidError, match=r"rows\.jsonl line 3: .*messages"):
+        rows.encode()
+    assert len(rows) == 3 and "input_ids" not in rows[0]
+    rows.check()
+    rows.encode()
+    assert [row["id"] for row in rows] == [2, 2]
+
+
+def test_a_template_in_python_is_called_and_empty_rows_are_dropped(tiny_llama_dir):
+    from twinkle.template import Template
+
+    class Mine(Template):
+        def batch_encode(self, trajectories, add_generation_prompt=False):
+            kept = [row for row in trajectories if row["id"] != 2]
+            return [{**row, "input_ids": [1] * row["id"]} for row in kept]
+
+        def check(self, trajectory):
+            return trajectory if trajectory["id"] != 3 else None
+
+    rows = dataset([conversation("x" * n) for n in range(5)])
+    rows.set_template(Mine, model_id=tiny_llama_dir)
+    rows.check()
+    rows.encode()
+    assert [row["input_ids"] for row in rows] == [[1], [1, 1, 1, 1]]
+
+
+def test_both_sides_of_a_pair_are_encoded(tiny_llama_dir):
+    rows = dataset([{"prompt": "Who?", "answer_zh": "I.", "answer_en": "Hello."}])
+    rows.map("EmojiDPOProcessor")
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    rows.encode()
+    single = dataset([conversation("Hello.")])
+    single.set_template("Template", model_id=tiny_llama_dir)
+    single.encode()
+    assert rows[0]["negative"]["input_ids"] == single[0]["input_ids"]

@@ -1,0 +1,163 @@
+"""Reading data sets from files, memory and hubs; `datasets` is the reference."""
+
+import json
+import math
+import random
+
+import pytest
+from data_rows import dataset, numbers
+
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+
+pytestmark = pytest.mark.usefixtures("data_built")
+
+
+@pytest.mark.parametrize(
+    "name", ["gsm8k_train.jsonl", "self_cognition.jsonl", "alpaca_en_demo.json"]
+)
+def test_reads_what_the_datasets_package_reads(data_dir, name, tmp_path):
+    reference = pytest.importorskip("datasets").load_dataset(
+        "json", data_files=str(data_dir / name), split="train", cache_dir=str(tmp_path)
+    )
+    ours = dataset(data_dir / name)
+    assert len(ours) == len(reference)
+    assert list(ours) == list(reference)
+
+
+def test_reads_csv_as_the_datasets_package_does(data_dir, tmp_path):
+    reference = pytest.importorskip("datasets")
+    file = tmp_path / "gsm8k.csv"
+    rows = reference.load_dataset(
+        "json",
+        data_files=str(data_dir / "gsm8k_train.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path),
+    )
+    rows = rows.map(
+        lambda row, i: {"n": i, "half": i / 2, "even": i % 2 == 0, "none": ""}, with_indices=True
+    )
+    rows.to_csv(str(file))
+    wanted = reference.load_dataset(
+        "csv", data_files=str(file), split="train", na_filter=False, cache_dir=str(tmp_path)
+    )
+    assert list(dataset(file)) == list(wanted)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "json"])
+def test_random_rows_come_back_equal_and_python_reads_them_too(tmp_path, format):
+    draw = random.Random(7)
+
+    def value(depth):
+        kind = draw.randrange(7 if depth else 5)
+        if kind == 0:
+            return draw.choice([None, True, False])
+        if kind == 1:
+            return draw.choice([draw.randrange(-(2**63), 2**63), draw.randrange(100)])
+        if kind == 2:
+            return draw.choice(
+                [draw.gauss(0, 1), math.ldexp(draw.random(), draw.randrange(-1000, 1000))]
+            )
+        if kind in (3, 4):
+            return "".join(
+                draw.choice('aB ",\\{}[]\n\r\t\x01é你😀') for _ in range(draw.randrange(9))
+            )
+        if kind == 5:
+            return [value(depth - 1) for _ in range(draw.randrange(4))]
+        return {f"k{i}": value(depth - 1) for i in range(draw.randrange(4))}
+
+    rows = [{"a": value(3), "b": value(3)} for _ in range(300)]
+    file = tmp_path / f"rows.{format}"
+    dataset(rows).save_as(file)
+    assert list(dataset(file)) == rows
+    text = file.read_text()
+    assert (
+        json.loads(text) if format == "json" else list(map(json.loads, text.splitlines()))
+    ) == rows
+    (tmp_path / "python.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(dataset(tmp_path / "python.jsonl")) == rows
+
+
+def test_a_broken_line_is_named_with_its_number(tmp_path):
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a": 3\n')
+    with pytest.raises(InvalidError, match=r"broken\.jsonl line 3 column \d+: incomplete JSON"):
+        dataset(file)
+    with pytest.raises(NotFoundError, match=r"neither a file here nor an id"):
+        dataset("nowhere.jsonl")
+
+
+def test_slices_wrap_and_memory_takes_rows_columns_and_callables():
+    assert [row["i"] for row in dataset(numbers(3), data_slice=range(5))] == [0, 1, 2, 0, 1]
+    assert list(dataset({"i": [0, 1]})) == numbers(2)
+    assert list(dataset(lambda: ({"i": i} for i in range(2)))) == numbers(2)
+    rows = dataset(numbers(3))
+    assert rows[-1] == {"i": 2} and rows[1:] == {"i": [1, 2]} and rows["i"] == [0, 1, 2]
+    with pytest.raises(IndexError, match="row 3 is outside the dataset of 3 rows"):
+        rows[3]
+    with pytest.raises(KeyError, match="no row has a field 'x'"):
+        rows["x"]
+    with pytest.raises(InvalidError, match="data_slice is 5, it must be an iterable"):
+        dataset(numbers(3), data_slice=5)
+    with pytest.raises(InvalidError, match="data_slice holds 'a', it must hold row indices"):
+        dataset(numbers(3), data_slice=["a"])
+    with pytest.raises(InvalidError, match="row 1 is a int, it must be a dict"):
+        dataset([{}, 1])
+    with pytest.raises(InvalidError, match="neither a dataset_id nor data"):
+        dataset("")
+
+
+def test_a_datasets_dataset_is_data():
+    reference = pytest.importorskip("datasets").Dataset.from_list(numbers(3))
+    from twinkle.dataset import Dataset, DatasetMeta
+
+    assert list(Dataset(DatasetMeta(data=reference))) == numbers(3)
+
+
+def test_ids_come_from_aliases_local_paths_and_then_hubs(tmp_path, monkeypatch):
+    (tmp_path / "train.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "test.jsonl").write_text('{"a": 2}\n')
+    aliases = f"swift/x={tmp_path / 'train.jsonl'}, ms://o/dir={tmp_path}, gone/x=/nowhere"
+    monkeypatch.setenv("TWINKLE_DATASET_ID_ALIASES", aliases)
+    assert dataset("ms://swift/x")[0] == dataset("swift/x")[0] == {"a": 1}
+    assert list(dataset("ms://o/dir", split="test")) == [{"a": 2}]
+    assert len(dataset(tmp_path, split="other")) == 2
+    with pytest.raises(
+        NotFoundError, match="alias of 'gone/x' is '/nowhere', which does not exist"
+    ):
+        dataset("gone/x")
+    with pytest.raises(InvalidError, match="begins with 'ftp://', it must be hf:// or ms://"):
+        dataset("ftp://o/x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFoundError, match=r"holds no \.jsonl, \.json or \.csv file"):
+        dataset(tmp_path / "empty")
+    monkeypatch.setenv("TWINKLE_DATASET_ID_ALIASES", "x")
+    with pytest.raises(InvalidError, match="has 'x', it must have the form id=path"):
+        dataset("swift/x")
+
+
+@pytest.mark.parametrize("scheme, package", [("hf", "datasets"), ("ms", "modelscope")])
+def test_a_hub_without_its_package_names_it_and_the_alternative(monkeypatch, scheme, package):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    monkeypatch.setitem(__import__("sys").modules, "modelscope.msdatasets", None)
+    with pytest.raises(NotAvailableError, match=f"pip install {package}; or name a local"):
+        dataset(f"{scheme}://owner/name")
+    monkeypatch.setenv("TWINKLE_FORBID_HF", "1")
+    with pytest.raises(InvalidError, match="TWINKLE_FORBID_HF is set"):
+        dataset("hf://owner/name")
+
+
+def test_hub_rows_are_loaded_with_subset_and_split(monkeypatch):
+    reference = pytest.importorskip("datasets")
+    calls = []
+
+    def load_dataset(*args, **kwargs):
+        calls.append((args, kwargs))
+        if args[0] == "bad/name":
+            raise ValueError("no such\nthing")
+        return reference.Dataset.from_list(numbers(2))
+
+    monkeypatch.setattr(reference, "load_dataset", load_dataset)
+    assert len(dataset("hf://o/n", subset_name="main", split="test")) == 2
+    assert calls == [(("o/n", "main"), {"split": "test"})]
+    with pytest.raises(NotFoundError, match=r"cannot fetch 'hf://bad/name': no such$"):
+        dataset("hf://bad/name")

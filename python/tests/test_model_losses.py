@@ -1,0 +1,87 @@
+"""Losses written in Python, over a fake engine (a bigram model), against autograd."""
+
+import pytest
+import torch
+from features import A, B, C, Squares, reference
+
+from twinkle import InvalidError
+from twinkle.loss import Loss
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_loss_written_in_python_trains_as_autograd_says(model, mean):
+    model.set_loss(Squares, mean=mean)
+    model.set_optimizer("SGD", lr=0.1, weight_decay=0.0)
+    weight = model.engine.base.clone().requires_grad_()
+    out = model.forward_backward(inputs=[A, B], scale=3.0)
+    logps = [
+        torch.log_softmax(weight[i], -1)[y]
+        for f in (A, B)
+        for i, y in zip(f["input_ids"], f["labels"], strict=True)
+        if y != -100
+    ]
+    loss = 3.0 * sum(p**2 for p in logps)
+    assert out["loss"] == pytest.approx(loss.item() / (4 if mean else 1), rel=1e-5)
+    (loss / 4).backward()
+    model.clip_grad_and_step(max_grad_norm=0)
+    expected = weight.detach() - 0.1 * weight.grad
+    torch.testing.assert_close(model.engine.base, expected, rtol=1e-5, atol=1e-6)
+    reported = model.calculate_metric(is_training=True)["loss"]
+    assert reported == pytest.approx(loss.item() / 4, rel=1e-5)
+
+
+def test_micro_batches_of_a_python_loss_see_their_part_of_per_sample_arguments(model):
+    loss = Squares()
+    model.set_loss(loss)
+    model.forward_backward(inputs=[A, B, C], micro_batch_size=2, per_sample=[1, 2, 3])
+    assert loss.shapes == [(2, 4), (1, 2)]
+    assert [c for c in model.engine.calls if c[0] == "forward_backward"] == [
+        ("forward_backward", 3, "LinearLoss")
+    ]
+
+
+def test_a_function_is_a_loss(model):
+    model.set_loss(lambda inputs, outputs: -outputs["logps"].sum())
+    out = model.forward_backward(inputs=[A])
+    assert out["loss"] == pytest.approx(reference(model.engine.base, [A])[0].item(), rel=1e-5)
+
+
+class NeedsLogits(Loss):
+    require_logits = True
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (lambda inputs, outputs: 3.0, "must return a scalar tensor"),
+        (lambda inputs, outputs: outputs["logps"], "must return a scalar tensor"),
+        (lambda inputs, outputs: {"num_tokens": 1}, "returned a dict without 'loss'"),
+        (lambda inputs, outputs: outputs["logps"].sum() * float("nan"), "is nan, nothing was acc"),
+        (lambda inputs, outputs: torch.zeros(()), "does not depend on outputs"),
+        (
+            lambda inputs, outputs: {"loss": outputs["logps"].sum(), "num_tokens": -1},
+            "num_tokens of FunctionLoss is -1",
+        ),
+        (
+            lambda inputs, outputs: (outputs["logps"] * 0).abs().sqrt().sum(),
+            "the gradient of FunctionLoss is not finite",
+        ),
+    ],
+)
+def test_a_bad_python_loss_is_named_and_accumulates_nothing(model, loss, text):
+    model.set_loss(loss)
+    with pytest.raises(InvalidError, match=text):
+        model.forward_backward(inputs=[A])
+    assert not any(call[0] == "forward_backward" for call in model.engine.calls)
+    assert model._group().accumulated == 0
+
+
+def test_what_a_loss_cannot_have_is_refused_when_it_is_set(model):
+    with pytest.raises(ImportError, match="NeedsLogits has require_logits"):
+        model.set_loss(NeedsLogits)
+    with pytest.raises(InvalidError, match="no Loss named 'NoLoss'"):
+        model.set_loss("NoLoss")
+    with pytest.raises(InvalidError, match="CrossEntropyLoss has no argument 'epsilon'"):
+        model.set_loss("CrossEntropyLoss", epsilon=0.2)
+    with pytest.raises(InvalidError, match="reduction is 'max'"):
+        model.set_loss("CrossEntropyLoss", reduction="max")

@@ -1,0 +1,120 @@
+"""Arguments and settings of a model and its adapters, over a fake engine."""
+
+import pytest
+import torch
+from features import A
+
+from twinkle import InvalidError, LoraConfig
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"task": "embedding"}, "task is 'embedding'"),
+        ({"return_logits": True}, "return_logits"),
+        ({"advantages": [1.0]}, "CrossEntropyLoss takes no argument 'advantages'"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"adapter_name": "nobody"}, "there is no adapter 'nobody'; there are none"),
+    ],
+)
+def test_arguments_that_mean_nothing_here_are_refused_by_name(model, kwargs, text):
+    with pytest.raises((InvalidError, ImportError), match=text):
+        model.forward_backward(inputs=[A], **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"colour": 1}, "unknown argument 'colour'"),
+        ({"mixed_precision": "fp16"}, "mixed_precision is 'fp16', this version has"),
+        ({"mixed_precision": "int3"}, "mixed_precision is 'int3'"),
+        ({"strategy": "hope"}, "strategy is 'hope'"),
+        ({"config": object()}, "config is given"),
+        ({"model_cls": "AutoModelForVision"}, "model_cls is 'AutoModelForVision'"),
+        ({"torch_dtype": torch.float32}, "torch_dtype is float32, but mixed_precision is 'bf16'"),
+    ],
+)
+def test_constructor_arguments_are_checked(fake_core, tmp_path, kwargs, text):
+    with pytest.raises((InvalidError, ImportError), match=text):
+        TransformersModel(model_id=str(tmp_path), **kwargs)
+    with pytest.raises(InvalidError, match="model_id is missing"):
+        TransformersModel()
+
+
+def test_no_split_modules_is_accepted(model):
+    model.model._no_split_modules = {"Qwen3_5DecoderLayer"}
+    assert model.model.config.width == 3
+    model.apply_patch("NoSplitModulesPatch", module_names=["X"])
+    assert model.model._no_split_modules == {"X"}
+
+
+def test_settings_made_before_the_first_adapter_are_its_own(model):
+    model.set_optimizer(torch.optim.SGD, lr=0.25)
+    model.set_loss("CrossEntropyLoss", reduction="mean")
+    model.add_adapter_to_model("mine", LoraConfig(r=4))
+    text = model.get_train_configs()
+    for part in ("adapter: mine", "SGD (lr 0.25)", "'reduction': 'mean'", "r 4", "bigram"):
+        assert part in text
+    assert "all weights" not in text
+
+
+def test_without_target_modules_those_that_peft_would_take_are_taken(model):
+    model.add_adapter_to_model("default", LoraConfig(r=4))
+    assert "target_modules ['q_proj', 'v_proj']" in model.get_train_configs()
+
+
+def test_several_adapters_are_called_by_name(adapted):
+    model = adapted()
+    model.add_adapter_to_model("other", LoraConfig(r=2))
+    model.forward_backward(inputs=[A], adapter_name="other")
+    assert model._group("other").cur_step == 1 and model._group().name == "default"
+    model.remove_adapter("default")
+    assert model._group().name == "other"
+    model.add_adapter_to_model("third", LoraConfig())
+    with pytest.raises(InvalidError, match="no adapter 'default'; there are 'other', 'third'"):
+        model.step()
+
+
+def test_adapters_are_checked(model):
+    with pytest.raises(InvalidError, match="adapter_name is ''"):
+        model.add_adapter_to_model("", LoraConfig())
+    with pytest.raises(InvalidError, match="gradient_accumulation_steps is 0"):
+        model.add_adapter_to_model("a", LoraConfig(), gradient_accumulation_steps=0)
+    with pytest.raises(InvalidError, match="the config is a int"):
+        model.add_adapter_to_model("a", 3)
+    assert not model.engine.tenants and model._group().name == ""
+    with pytest.raises(InvalidError, match="the base model cannot be removed"):
+        model.remove_adapter("")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda m: m.set_optimizer("Lion"), "unknown optimizer 'Lion'"),
+        (lambda m: m.set_optimizer("AdamW", speed=3), "has no option"),
+        (lambda m: m.set_optimizer(dict), "is not an optimizer of the engine"),
+        (lambda m: m.set_lr_scheduler("Up"), "unknown schedule 'Up'"),
+        (lambda m: m.save(interval=0), "interval is 0"),
+        (lambda m: m.save(".."), "name is '..'"),
+        (lambda m: m.save(colour=1), "unknown argument 'colour'"),
+        (lambda m: m.clip_grad_and_step(gradient_accumulation_steps=0), "steps is 0"),
+    ],
+)
+def test_settings_are_checked_when_they_are_made(model, call, text):
+    before = model.get_train_configs()
+    with pytest.raises(InvalidError, match=text):
+        call(model)
+    assert model.get_train_configs() == before
+
+
+def test_the_multi_lora_model_wants_names(fake_core, tmp_path):
+    model = MultiLoraTransformersModel(model_id=str(tmp_path), max_loras=1, max_r=4)
+    with pytest.raises(InvalidError, match="the rank is 8, max_r is 4"):
+        model.add_adapter_to_model("a", LoraConfig(r=8))
+    model.add_adapter_to_model("a", LoraConfig(r=4))
+    with pytest.raises(InvalidError, match="needs adapter_name"):
+        model.forward_backward(inputs=[A])
+    with pytest.raises(InvalidError, match="1 adapters exist"):
+        model.add_adapter_to_model("b", LoraConfig(r=4))
+    model.forward_backward(inputs=[A], adapter_name="a")
