@@ -64,10 +64,12 @@ Future submit(Engine& engine, engine::Operation operation) {
 }
 
 std::shared_ptr<Engine> make_engine(const std::string& model, const std::string& mixed_precision,
-                                    int64_t token_budget, int64_t kv_tokens) {
+                                    int64_t token_budget, int64_t kv_tokens,
+                                    int64_t activation_bytes) {
   const py::gil_scoped_release release;
   // The engine's end waits for its thread, without the GIL.
-  return {new Engine({model, mixed_precision, token_budget, kv_tokens}), [](Engine* engine) {
+  return {new Engine({model, mixed_precision, token_budget, kv_tokens, activation_bytes}),
+          [](Engine* engine) {
             const py::gil_scoped_release released;
             std::unique_ptr<Engine>(engine).reset();
           }};
@@ -209,7 +211,8 @@ void bind_engine(py::module_& m) {
   engine
       .def(py::init(&here::make_engine), "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
            "token_budget"_a = twinkle::engine::EngineOptions{}.token_budget,
-           "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens)
+           "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens,
+           "activation_bytes"_a = twinkle::engine::EngineOptions{}.activation_bytes)
       .def("facts", &here::facts, "What is known of the model, as a dict.")
       .def("set_template", &here::set_template, "template"_a, py::keep_alive<1, 2>(),
            "Whose tokenizer turns tokens into text, for stop strings.");

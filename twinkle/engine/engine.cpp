@@ -105,6 +105,7 @@ Engine::State::State(const EngineOptions& o) : options(o) {
   base.config = checkpoint.config();
   const model::DecoderSpec spec = model::read_spec(base.config);
   decoder = std::make_unique<model::Decoder>(spec, checkpoint, dtype);
+  decoder->limit_activations(o.activation_bytes);
   pool = std::make_unique<lora::Pool>(*decoder);
   facts.family = spec.family;
   facts.directory = base.directory.string();
@@ -356,6 +357,7 @@ Engine::~Engine() = default;
 const ModelFacts& Engine::facts() const { return state_->facts; }
 
 int64_t Engine::num_passes() const { return state_->passes; }
+int64_t Engine::num_recomputed_layers() const { return state_->decoder->num_recomputed_layers(); }
 
 void Engine::set_decode(Decode decode) {
   const std::lock_guard lock(state_->mutex);

@@ -19,6 +19,10 @@ struct EngineOptions {
   std::string mixed_precision = "bf16";  // "bf16": weights and activations bf16; "no": float32
   int64_t token_budget = 4096;  // tokens of one training batch; larger operations run in several
   int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
+  // Bytes of activations that a training batch keeps for its backward pass; layers beyond them are
+  // computed a second time, which costs time and changes no bit. Layers' inputs stay even when they
+  // alone exceed it. 0: no limit.
+  int64_t activation_bytes = int64_t{8} << 30;
 };
 
 struct ModelFacts {
@@ -38,6 +42,8 @@ class Engine {
 
   // Forwards, or forwards with their backward, that training batches have taken so far.
   int64_t num_passes() const;
+  // Layers that backward passes computed a second time because of activation_bytes.
+  int64_t num_recomputed_layers() const;
 
   // Turns token ids into text, for stop strings; without it `stop` is refused. Set before the first
   // Sample.

@@ -26,6 +26,8 @@ struct LoraFactors {
 
   int64_t rank() const { return a.size(0); }
   void repack();
+  // Bytes of what lora_forward returns for so many tokens.
+  int64_t saved_bytes(int64_t tokens) const;
 };
 
 // Dropout on the adapter's input (Srivastava et al. 2014): an element is dropped with probability

@@ -246,6 +246,11 @@ void LoraFactors::repack() {
   b_rO = b.t().contiguous();
 }
 
+int64_t LoraFactors::saved_bytes(int64_t tokens) const {
+  const int64_t padded = (rank() + kLane - 1) / kLane * kLane;
+  return tokens * padded * static_cast<int64_t>(a.element_size());
+}
+
 at::Tensor lora_forward(const at::Tensor& x, int64_t begin, int64_t end, const LoraFactors& f,
                         const LoraDropout& dropout, at::Tensor& y) {
   const int64_t inputs = x.size(1), outputs = y.size(1), padded = f.a_IR.size(1), r = f.rank();

@@ -25,6 +25,16 @@ class Pool::Seam : public nn::Delta {
     return saved;
   }
 
+  int64_t saved_bytes(const nn::Packing& packing, const nn::Owners& owners) const override {
+    int64_t bytes = 0;
+    for (size_t s = 0; s < owners.slot.size(); ++s) {
+      if (owners.slot[s] < 0) continue;
+      const Factors* entry = pool_.at(owners.slot[s]).at(index_);
+      if (entry) bytes += entry->f.saved_bytes(packing.cu_seqlens[s + 1] - packing.cu_seqlens[s]);
+    }
+    return bytes;
+  }
+
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
                 const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
     const at::Tensor in = x.contiguous();

@@ -111,6 +111,22 @@ TEST_F(PoolTest, DropoutIsKeyedBySequenceAndLinearAndOffWithoutAKey) {
   EXPECT_LT(out(kK, 9).abs().max().item<double>(), 1e-12) << "k_proj has no adapter";
 }
 
+TEST_F(PoolTest, TheBytesKeptForBackwardAreCountedWithoutRunning) {
+  Pool pool(decoder_);
+  pool.add(adapter(3, {"q_proj"}));
+  pool.add(adapter(17, {"q_proj", "k_proj"}));
+  const auto packing = nn::pack(std::vector<int64_t>{4, 2, 6, 3});
+  const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
+  for (const size_t index : {kQ, kK}) {
+    const at::Tensor x = at::randn({15, 48}, at::kDouble);
+    at::Tensor y = at::zeros({15, linear(index).weight.size(0)}, at::kDouble);
+    size_t bytes = 0;
+    for (const at::Tensor& t : linear(index).delta->forward(x, packing, owners, y))
+      bytes += t.nbytes();
+    EXPECT_EQ(linear(index).delta->saved_bytes(packing, owners), static_cast<int64_t>(bytes));
+  }
+}
+
 TEST_F(PoolTest, OnlyTargetedLinearsHaveASeamAndOnlyAsLongAsTheyAreTargeted) {
   {
     Pool pool(decoder_);

@@ -124,7 +124,8 @@ at::Tensor Decoder::run_layer(size_t index, const at::Tensor& x, const Batch& ba
   const at::Tensor middle =
       x + attend(index, nn::rms_norm(x, layer.input_norm, batch.packing), batch);
   const at::Tensor normed = nn::rms_norm(middle, layer.post_norm, batch.packing);
-  return middle + apply(nn::swiglu(apply(normed, layer.gate), apply(normed, layer.up)), layer.down);
+  return middle + nn::swiglu_linear(apply(normed, layer.gate), apply(normed, layer.up), layer.down,
+                                    batch.packing, batch.owners);
 }
 
 at::Tensor Decoder::forward(const Batch& batch) {
@@ -135,16 +136,60 @@ at::Tensor Decoder::forward(const Batch& batch) {
   return nn::rms_norm(x, final_norm_, batch.packing);
 }
 
+at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {
+  return index < layers_.size() ? run_layer(index, x, batch)
+                                : nn::rms_norm(x, final_norm_, batch.packing);
+}
+
+int64_t Decoder::activation_bytes(const Batch& batch) const {
+  int64_t bytes = input_bytes(batch);
+  for (size_t i = 0; i < layers_.size(); ++i) bytes += graph_bytes(i, batch);
+  return bytes;
+}
+
+int64_t Decoder::input_bytes(const Batch& batch) const {
+  const int64_t row = spec_.width * static_cast<int64_t>(at::elementSize(dtype_));
+  return (spec_.num_layers + 2) * row * batch.packing.num_tokens();  // and the last one's output
+}
+
+int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
+  const Layer& l = layers_[index];
+  const AttentionSpec& a = spec_.attention;
+  const int64_t d = spec_.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
+  int64_t row = 2 * q + 2 * kv + d + 2 * spec_.hidden;  // attention's q, k, v and output; the
+                                                        // second norm's input; gate and up
+  if (l.q.needs_input() || l.k.needs_input() || l.v.needs_input()) row += d;
+  if (l.q_norm.weight.defined()) row += q + kv;
+  if (l.gate.needs_input() || l.up.needs_input()) row += d;
+  const int64_t size = static_cast<int64_t>(at::elementSize(dtype_));
+  const int64_t sums = std::max<int64_t>(size, 4) * a.num_heads;  // attention's log-sum-exp
+  int64_t bytes = (row * size + sums) * batch.packing.num_tokens();
+  for (const nn::Linear* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
+    if (w->delta) bytes += w->delta->saved_bytes(batch.packing, batch.owners);
+  }
+  return bytes;
+}
+
+// The last layers' graphs are kept: backward has freed them by the time it computes the others
+// again, one at a time.
+size_t Decoder::first_kept(const Batch& batch) const {
+  if (activation_limit_ == 0) return 0;
+  int64_t left = activation_limit_ - input_bytes(batch);
+  size_t first = layers_.size();
+  while (first > 0 && (left -= graph_bytes(first - 1, batch)) >= 0) --first;
+  return first;
+}
+
 at::Tensor Decoder::forward_train(Tape& tape) {
   grow_rope(tape.batch);
   at::Tensor x = embed(tape.batch);
   tape.segments.clear();
+  const size_t first = first_kept(tape.batch);
   for (size_t i = 0; i <= layers_.size(); ++i) {
-    const at::AutoGradMode grad(true);
+    const at::AutoGradMode grad(i >= first);
     const at::Tensor in = x.detach().requires_grad_(true);
-    const at::Tensor out = i < layers_.size() ? run_layer(i, in, tape.batch)
-                                              : nn::rms_norm(in, final_norm_, tape.batch.packing);
-    tape.segments.push_back({in, out});
+    const at::Tensor out = run_segment(i, in, tape.batch);
+    tape.segments.push_back({in, i >= first ? out : at::Tensor()});
     x = out.detach();
   }
   return x;
@@ -153,11 +198,22 @@ at::Tensor Decoder::forward_train(Tape& tape) {
 void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
   at::Tensor d = dhidden;
   while (!tape.segments.empty()) {
-    const Tape::Segment segment = std::move(tape.segments.back());
+    Tape::Segment segment = std::move(tape.segments.back());
     tape.segments.pop_back();
+    if (!segment.out.defined()) {
+      const at::AutoGradMode grad(true);
+      segment.out = run_segment(tape.segments.size(), segment.in, tape.batch);
+      ++num_recomputed_;
+    }
     d = torch::autograd::grad({segment.out}, {segment.in}, {d})[0];
   }
   if (embedding_grad_) add_embedding_grad(tape.batch, d);
+}
+
+void Decoder::limit_activations(int64_t bytes) {
+  require(bytes >= 0, Code::kInvalid, "model: activation_bytes is ", bytes,
+          ", it must be at least 0, which means no limit");
+  activation_limit_ = bytes;
 }
 
 void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {

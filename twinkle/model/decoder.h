@@ -7,6 +7,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,7 +53,7 @@ struct Layer {
 // What forward_train leaves for backward. Holds the batch's activations until then.
 struct Tape {
   struct Segment {
-    at::Tensor in, out;
+    at::Tensor in, out;  // out undefined: backward computes the layer again
   };
   Batch batch;  // the segments point into it: a Tape is not moved between forward and backward
   std::vector<Segment> segments;
@@ -72,6 +73,17 @@ class Decoder {
   at::Tensor forward_train(Tape& tape);
   // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
   void backward(Tape& tape, const at::Tensor& dhidden);
+
+  // Bytes of activations that forward_train may keep; 0: no limit. As many layers as fit keep their
+  // graphs, the last ones first; of the others only the inputs stay, and backward computes those
+  // layers again, which takes time and changes no bit. The inputs stay even where they alone exceed
+  // the limit. Not counted: what one layer and the head take while they run. Error kInvalid: below
+  // 0.
+  void limit_activations(int64_t bytes);
+  // What forward_train keeps of this batch without a limit.
+  int64_t activation_bytes(const Batch& batch) const;
+  // Layers that backward has computed again so far. Any thread.
+  int64_t num_recomputed_layers() const { return num_recomputed_; }
 
   // V x D and its gradient buffer.
   const nn::Linear& head() const { return head_; }
@@ -96,6 +108,10 @@ class Decoder {
  private:
   at::Tensor embed(const Batch& batch) const;
   at::Tensor run_layer(size_t index, const at::Tensor& x_TD, const Batch& batch);
+  at::Tensor run_segment(size_t index, const at::Tensor& x_TD, const Batch& batch);
+  int64_t input_bytes(const Batch& batch) const;                // of all segments' inputs
+  int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
+  size_t first_kept(const Batch& batch) const;
   at::Tensor attend(size_t index, const at::Tensor& x_TD, const Batch& batch);
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
   nn::WeightGrad* buffer();
@@ -110,6 +126,8 @@ class Decoder {
   nn::RopeTable rope_;
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
   nn::WeightGrad* embedding_grad_ = nullptr;
+  int64_t activation_limit_ = 0;
+  std::atomic<int64_t> num_recomputed_ = 0;
 };
 
 }  // namespace twinkle::model

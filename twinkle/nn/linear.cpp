@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "twinkle/kernels/gemv.h"
+#include "twinkle/nn/linear_node.h"
 
 namespace twinkle::nn {
 namespace {
@@ -31,52 +32,14 @@ const T* pointer(AutogradContext* ctx, const char* name) {
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Linear* w,
                             const Packing* packing, const Owners* owners) {
-    at::Tensor y = row_invariant_linear(x, w->weight, w->bias);
-    c10::List<at::Tensor> saved;
-    if (w->delta) {
-      for (at::Tensor& t : w->delta->forward(x, *packing, *owners, y))
-        saved.push_back(std::move(t));
-    }
-    ctx->saved_data["saved"] = saved;
-    ctx->saved_data["weight"] = w->weight;
-    // The Linear itself may be a copy on the caller's stack: what is kept are the objects it points
-    // to.
-    ctx->saved_data["delta"] = reinterpret_cast<int64_t>(w->delta);
-    ctx->saved_data["weight_grad"] = reinterpret_cast<int64_t>(w->weight_grad);
-    ctx->saved_data["bias_grad"] = reinterpret_cast<int64_t>(w->bias_grad);
-    ctx->saved_data["packing"] = reinterpret_cast<int64_t>(packing);
-    ctx->saved_data["owners"] = reinterpret_cast<int64_t>(owners);
-    if (w->delta || w->weight_grad) ctx->save_for_backward({x});
-    return y;
+    if (w->needs_input()) ctx->save_for_backward({x});
+    return linear_forward(ctx, x, *w, *packing, *owners);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const at::Tensor dy = grads[0].contiguous();
-    const auto* packing = pointer<Packing>(ctx, "packing");
-    const auto* owners = pointer<Owners>(ctx, "owners");
-    auto* delta = const_cast<Delta*>(pointer<Delta>(ctx, "delta"));
-    auto* weight_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "weight_grad"));
-    auto* bias_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "bias_grad"));
-    const at::Tensor weight = ctx->saved_data.at("weight").toTensor();
-    at::Tensor dx;
-    if (ctx->needs_input_grad(0)) dx = row_invariant_linear(dy, weight.t());
-    if (delta || weight_grad) {
-      const at::Tensor x = ctx->get_saved_variables()[0];
-      if (delta) {
-        delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *packing, *owners, dx);
-      }
-      if (weight_grad) add_weight_grad(dy, x, weight, *packing, *owners, *weight_grad);
-    }
-    if (bias_grad) {
-      at::Tensor& sum = bias_grad->buffer(weight.select(1, 0));
-      for (int64_t s = 0; s < packing->num_sequences(); ++s) {
-        if (!owners->learn[s]) continue;
-        sum += dy.slice(0, packing->cu_seqlens[s], packing->cu_seqlens[s + 1])
-                   .to(sum.scalar_type())
-                   .sum(0);
-      }
-    }
-    return {dx, {}, {}, {}};
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor x = saved.empty() ? at::Tensor() : saved[0];
+    return {linear_backward(ctx, grads[0], x, ctx->needs_input_grad(0)), {}, {}, {}};
   }
 };
 
@@ -85,6 +48,52 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 Owners Owners::nobody(int64_t num_sequences) {
   const auto n = static_cast<size_t>(num_sequences);
   return {std::vector<int32_t>(n, -1), std::vector<uint64_t>(n, 0), std::vector<uint8_t>(n, 0)};
+}
+
+at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linear& w,
+                          const Packing& packing, const Owners& owners) {
+  at::Tensor y = row_invariant_linear(x, w.weight, w.bias);
+  c10::List<at::Tensor> saved;
+  if (w.delta) {
+    for (at::Tensor& t : w.delta->forward(x, packing, owners, y)) saved.push_back(std::move(t));
+  }
+  ctx->saved_data["saved"] = saved;
+  ctx->saved_data["weight"] = w.weight;
+  // The Linear itself may be a copy on the caller's stack: what is kept are the objects it points
+  // to.
+  ctx->saved_data["delta"] = reinterpret_cast<int64_t>(w.delta);
+  ctx->saved_data["weight_grad"] = reinterpret_cast<int64_t>(w.weight_grad);
+  ctx->saved_data["bias_grad"] = reinterpret_cast<int64_t>(w.bias_grad);
+  ctx->saved_data["packing"] = reinterpret_cast<int64_t>(&packing);
+  ctx->saved_data["owners"] = reinterpret_cast<int64_t>(&owners);
+  return y;
+}
+
+at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
+                           bool needs_dx) {
+  const at::Tensor dy = grad.contiguous();
+  const auto* packing = pointer<Packing>(ctx, "packing");
+  const auto* owners = pointer<Owners>(ctx, "owners");
+  auto* delta = const_cast<Delta*>(pointer<Delta>(ctx, "delta"));
+  auto* weight_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "weight_grad"));
+  auto* bias_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "bias_grad"));
+  const at::Tensor weight = ctx->saved_data.at("weight").toTensor();
+  at::Tensor dx;
+  if (needs_dx) dx = row_invariant_linear(dy, weight.t());
+  if (delta) {
+    delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *packing, *owners, dx);
+  }
+  if (weight_grad) add_weight_grad(dy, x, weight, *packing, *owners, *weight_grad);
+  if (bias_grad) {
+    at::Tensor& sum = bias_grad->buffer(weight.select(1, 0));
+    for (int64_t s = 0; s < packing->num_sequences(); ++s) {
+      if (!owners->learn[s]) continue;
+      sum += dy.slice(0, packing->cu_seqlens[s], packing->cu_seqlens[s + 1])
+                 .to(sum.scalar_type())
+                 .sum(0);
+    }
+  }
+  return dx;
 }
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,

@@ -29,6 +29,8 @@ class Delta {
   // Adds to y [T, O] given x [T, I]. Returns what backward() needs.
   virtual std::vector<at::Tensor> forward(const at::Tensor& x_TI, const Packing& packing,
                                           const Owners& owners, at::Tensor& y_TO) = 0;
+  // Bytes of what forward() returns for such a batch.
+  virtual int64_t saved_bytes(const Packing&, const Owners&) const { return 0; }
   // Adds to dx [T, I] (when defined) and, where owners.learn, to the owners' gradient buffers.
   virtual void backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                         const std::vector<at::Tensor>& saved, const Packing& packing,
@@ -41,6 +43,9 @@ struct Linear {
   WeightGrad* weight_grad = nullptr;  // not owned; nullptr: frozen
   WeightGrad* bias_grad = nullptr;
   Delta* delta = nullptr;  // not owned; nullptr: no adapters here
+
+  // Whether its backward pass reads its input.
+  bool needs_input() const { return delta || weight_grad; }
 };
 
 // x [T, I] of the weight's dtype. `packing` and `owners` must outlive the backward pass.

@@ -1,8 +1,7 @@
 #include "twinkle/nn/mlp.h"
 
-#include <torch/csrc/autograd/custom_function.h>
-
 #include "twinkle/kernels/swiglu.h"
+#include "twinkle/nn/linear_node.h"
 
 namespace twinkle::nn {
 namespace {
@@ -10,27 +9,36 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
-                            const at::Tensor& up) {
-    context->save_for_backward({gate, up});
-    return kernels::swiglu(gate, up);
+struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up,
+                            const Linear* down, const Packing* packing, const Owners* owners) {
+    ctx->save_for_backward({gate, up});
+    ctx->saved_data["needs_input"] = down->needs_input();
+    return linear_forward(ctx, kernels::swiglu(gate, up), *down, *packing, *owners);
   }
 
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
     using Needs = kernels::SwigluNeeds;
-    const bool gate = context->needs_input_grad(0), up = context->needs_input_grad(1);
-    const Needs needs = gate && up ? Needs::kBoth : gate ? Needs::kGate : Needs::kUp;
-    auto out = kernels::swiglu_backward(grads[0], saved[0], saved[1], needs);
-    return {std::move(out.gate), std::move(out.up)};
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &gate = saved[0], &up = saved[1];
+    const bool needs_gate = ctx->needs_input_grad(0), needs_up = ctx->needs_input_grad(1);
+    at::Tensor x;
+    if (ctx->saved_data["needs_input"].toBool()) x = kernels::swiglu(gate, up);
+    const at::Tensor dx = linear_backward(ctx, grads[0], x, needs_gate || needs_up);
+    if (!dx.defined()) return {{}, {}, {}, {}, {}};
+    const Needs needs = needs_gate && needs_up ? Needs::kBoth
+                        : needs_gate           ? Needs::kGate
+                                               : Needs::kUp;
+    auto out = kernels::swiglu_backward(dx, gate, up, needs);
+    return {std::move(out.gate), std::move(out.up), {}, {}, {}};
   }
 };
 
 }  // namespace
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  return SwigluFunction::apply(gate, up);
+at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const Linear& down,
+                         const Packing& packing, const Owners& owners) {
+  return SwigluLinear::apply(gate, up, &down, &packing, &owners);
 }
 
 }  // namespace twinkle::nn

@@ -1,11 +1,16 @@
-// The gated activation of llama-like MLPs: silu(gate) * up (Shazeer 2020, SwiGLU). Differentiable;
-// keeps only its two inputs for the backward pass.
+// The gated MLP of llama-like models behind its first two products: down(silu(gate) * up) (Shazeer
+// 2020, SwiGLU). Differentiable; the activation is computed again in backward, so that gate and up
+// are all that is kept. T tokens, F inner width, D width.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "twinkle/nn/linear.h"
+
 namespace twinkle::nn {
 
-// gate and up of one shape and dtype (bf16, float32, float64); the arithmetic is float32 (float64).
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+// gate and up [T, F] of the weight's dtype, down [D, F] to [T, D]. The activation's arithmetic is
+// float32 (float64 for float64). `packing` and `owners` must outlive the backward pass.
+at::Tensor swiglu_linear(const at::Tensor& gate_TF, const at::Tensor& up_TF, const Linear& down,
+                         const Packing& packing, const Owners& owners);
 
 }  // namespace twinkle::nn

@@ -8,22 +8,66 @@
 namespace twinkle::nn {
 namespace {
 
-TEST(Swiglu, gradients_equal_finite_differences) {
-  const auto gate = leaf({3, 7}), up = leaf({3, 7});
-  expect_gradients([&] { return swiglu(gate, up); }, {gate, up});
+// Keeps what the linear hands its adapter as input in forward and in backward.
+struct Witness : Delta {
+  at::Tensor forward_x, backward_x;
+  std::vector<at::Tensor> forward(const at::Tensor& x, const Packing&, const Owners&,
+                                  at::Tensor&) override {
+    forward_x = x.clone();
+    return {};
+  }
+  void backward(const at::Tensor&, const at::Tensor& x, const std::vector<at::Tensor>&,
+                const Packing&, const Owners&, at::Tensor&) override {
+    backward_x = x.clone();
+  }
+};
+
+class SwigluLinearTest : public testing::Test {
+ protected:
+  at::Tensor run(const at::Tensor& gate, const at::Tensor& up, const Linear& down) const {
+    return swiglu_linear(gate, up, down, packing_, owners_);
+  }
+  const Packing packing_ = pack(std::vector<int64_t>{2, 3});
+  const Owners owners_ = {{-1, -1}, {0, 0}, {1, 1}};
+};
+
+TEST_F(SwigluLinearTest, gradients_equal_finite_differences) {
+  const auto gate = leaf({5, 7}), up = leaf({5, 7});
+  const Linear down{at::randn({4, 7}, at::kDouble)};
+  expect_gradients([&] { return run(gate, up, down); }, {gate, up});
 }
 
-TEST(Swiglu, equals_silu_times_up_in_float32_and_rounds_once_in_bf16) {
-  const auto gate = at::randn({5, 40}), up = at::randn({5, 40});
-  EXPECT_TRUE(at::allclose(swiglu(gate, up), at::silu(gate) * up, 1e-5, 1e-6));
+TEST_F(SwigluLinearTest, a_trained_weights_gradient_equals_plain_autograds) {
+  const auto gate = leaf({5, 7}), up = leaf({5, 7}), w = leaf({4, 7}), g = leaf({5, 4});
+  WeightGrad sum;
+  run(gate, up, {w.detach(), {}, &sum}).backward(g.detach());
+  const auto want = torch::autograd::grad({(at::silu(gate) * up).matmul(w.t())}, {w}, {g});
+  EXPECT_TRUE(at::allclose(sum.sum, want[0], 1e-10, 1e-12));
+}
+
+TEST_F(SwigluLinearTest, equals_silu_times_up_in_float32_and_rounds_the_activation_once_in_bf16) {
+  const at::Tensor eye = at::eye(40), gate = at::randn({5, 40}), up = at::randn({5, 40});
+  EXPECT_TRUE(at::allclose(run(gate, up, {eye}), at::silu(gate) * up, 1e-5, 1e-6));
   const auto g = gate.to(at::kBFloat16), u = up.to(at::kBFloat16);
   const auto truth = at::silu(g.to(at::kDouble)) * u.to(at::kDouble);
-  EXPECT_TRUE(at::allclose(swiglu(g, u).to(at::kDouble), truth, 1.0 / 256, 1e-30));
+  EXPECT_TRUE(
+      at::allclose(run(g, u, {eye.to(at::kBFloat16)}).to(at::kDouble), truth, 1.0 / 256, 1e-30));
 }
 
-TEST(Swiglu, a_frozen_input_gets_no_gradient) {
-  const auto gate = at::randn({4}), up = at::randn({4}).requires_grad_();
-  swiglu(gate, up).sum().backward();
+TEST_F(SwigluLinearTest, the_activation_of_backward_has_the_bits_of_forward) {
+  const auto gate = at::randn({5, 40}).to(at::kBFloat16).requires_grad_();
+  const auto up = at::randn({5, 40}).to(at::kBFloat16).requires_grad_();
+  Witness witness;
+  run(gate, up, {at::ones({3, 40}, at::kBFloat16), {}, nullptr, nullptr, &witness})
+      .sum()
+      .backward();
+  EXPECT_EQ(witness.forward_x.sizes(), gate.sizes());
+  EXPECT_TRUE(at::equal(witness.backward_x, witness.forward_x));
+}
+
+TEST_F(SwigluLinearTest, a_frozen_input_gets_no_gradient) {
+  const auto gate = at::randn({5, 4}), up = at::randn({5, 4}).requires_grad_();
+  run(gate, up, {at::eye(4)}).sum().backward();
   EXPECT_FALSE(gate.grad().defined());
   EXPECT_TRUE(at::allclose(up.grad(), at::silu(gate)));
 }

@@ -1,0 +1,137 @@
+// Which activations Decoder::forward_train keeps: their bytes against what ATen really allocates,
+// and that leaving some out changes no bit.
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <gtest/gtest.h>
+
+#include "twinkle/model/decoder.h"
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::model {
+namespace {
+
+// Bytes that this thread has allocated and not freed, as long as it lives.
+class AllocationMeter {
+ public:
+  int64_t now() const { return counter_->now; }
+
+ private:
+  struct Counter : c10::MemoryReportingInfoBase {
+    int64_t now = 0;
+    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+      now += bytes;
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+  };
+  std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
+  c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
+};
+
+JsonObject four_layers(const std::string& family) {
+  JsonObject config = tiny_config(family);
+  config["num_hidden_layers"] = 4;
+  return config;
+}
+
+Batch batch_of(const std::vector<int64_t>& lengths) {
+  Batch batch{.input_ids = {},
+              .packing = nn::pack(lengths),
+              .owners = nn::Owners::nobody(std::ssize(lengths))};
+  batch.input_ids = at::arange(batch.packing.num_tokens(), at::kLong).mul_(37).remainder_(131);
+  batch.owners.learn.assign(lengths.size(), 1);
+  return batch;
+}
+
+using Case = std::tuple<std::string, at::ScalarType>;
+
+class Activations : public testing::TestWithParam<Case> {
+ protected:
+  Activations()
+      : config_(four_layers(std::get<0>(GetParam()))),
+        directory_(config_),
+        decoder_(read_spec(config_), Checkpoint::open(directory_.path()), std::get<1>(GetParam())) {
+    const Batch inputs_alone = batch_of(lengths_);
+    const int64_t row = 48 * static_cast<int64_t>(at::elementSize(decoder_.dtype()));
+    inputs_ = 6 * row * inputs_alone.packing.num_tokens();
+  }
+
+  // Hidden states and all gradients under a limit; what the tape held in between.
+  struct Run {
+    std::vector<at::Tensor> values;
+    int64_t held = 0, recomputed = 0;
+  };
+  Run run(int64_t limit) {
+    decoder_.limit_activations(limit);
+    decoder_.zero_grads();
+    Run out;
+    const int64_t before = decoder_.num_recomputed_layers();
+    Tape tape{.batch = batch_of(lengths_), .segments = {}};
+    {
+      const AllocationMeter meter;
+      out.values.push_back(decoder_.forward_train(tape));
+      out.held = meter.now();
+    }
+    decoder_.backward(tape, at::ones_like(out.values[0]).mul_(0.25));
+    for (const at::Tensor& g : decoder_.grads()) {
+      if (g.defined()) out.values.push_back(g.clone());
+    }
+    out.recomputed = decoder_.num_recomputed_layers() - before;
+    return out;
+  }
+  int64_t whole() { return decoder_.activation_bytes(batch_of(lengths_)); }
+
+  const JsonObject config_;
+  const TinyModel directory_;
+  Decoder decoder_;
+  const std::vector<int64_t> lengths_{90, 1, 60};
+  int64_t inputs_;  // bytes of the segments' inputs
+};
+
+TEST_P(Activations, TheComputedBytesAreThoseThatAreAllocated) {
+  for (const bool train : {false, true}) {
+    if (train) decoder_.train_all();
+    const auto held = static_cast<double>(run(0).held);
+    EXPECT_NEAR(static_cast<double>(whole()) / held, 1.0, 0.01) << train;
+  }
+}
+
+TEST_P(Activations, EveryLimitGivesTheSameBitsAndHoldsWhereTheInputsFit) {
+  decoder_.train_all();
+  const Run want = run(0);
+  EXPECT_EQ(want.recomputed, 0);
+  const int64_t layer = (whole() - inputs_) / 4;
+  for (const int64_t kept : {4, 3, 1, 0}) {
+    const int64_t limit = inputs_ + kept * layer + layer / 2;
+    const Run got = run(limit);
+    EXPECT_EQ(got.recomputed, 4 - kept);
+    EXPECT_LE(got.held, limit);
+    EXPECT_LT(got.held, want.held + 1 - (4 - kept) * layer * 9 / 10);
+    ASSERT_EQ(got.values.size(), want.values.size());
+    for (size_t i = 0; i < got.values.size(); ++i)
+      EXPECT_TRUE(at::equal(got.values[i], want.values[i])) << kept << " " << i;
+  }
+}
+
+TEST_P(Activations, InputsThatAloneExceedTheLimitAreKeptAll) {
+  decoder_.train_all();
+  const Run want = run(0), got = run(1);
+  EXPECT_EQ(got.recomputed, 4);
+  EXPECT_NEAR(static_cast<double>(got.held) / static_cast<double>(inputs_), 1.0, 0.05);
+  EXPECT_TRUE(at::equal(got.values[0], want.values[0]));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Activations,
+                         testing::Values(Case{"llama", at::kFloat}, Case{"llama", at::kBFloat16},
+                                         Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
+                                         Case{"qwen3", at::kDouble}));
+
+TEST(Activation, ALimitBelowZeroIsRefused) {
+  const TinyModel directory;
+  Decoder decoder(read_spec(tiny_config()), Checkpoint::open(directory.path()), at::kFloat);
+  EXPECT_EQ(error_of([&] { decoder.limit_activations(-1); }),
+            "model: activation_bytes is -1, it must be at least 0, which means no limit");
+}
+
+}  // namespace
+}  // namespace twinkle::model
