@@ -90,19 +90,26 @@ void set_template(Engine& engine, const text::Template& text) {
   });
 }
 
+template <class T>
+void take(const py::dict& d, const char* name, T& value) {
+  if (d.contains(name)) value = d[name].cast<T>();
+}
+
+// A field that is absent has the engine's default.
 engine::SamplingParams params_of(const py::dict& d) {
   engine::SamplingParams p;
-  p.max_tokens = d["max_tokens"].cast<int64_t>();
-  p.seed = d["seed"].cast<uint64_t>();
-  p.stop = d["stop"].cast<std::vector<std::string>>();
-  p.stop_token_ids = d["stop_token_ids"].cast<std::vector<int32_t>>();
-  p.temperature = d["temperature"].cast<double>();
-  p.top_k = d["top_k"].cast<int64_t>();
-  p.top_p = d["top_p"].cast<double>();
-  p.repetition_penalty = d["repetition_penalty"].cast<double>();
-  p.num_samples = d["num_samples"].cast<int64_t>();
-  p.logprobs = d["logprobs"].cast<bool>();
-  p.ignore_eos = d["ignore_eos"].cast<bool>();
+  take(d, "max_tokens", p.max_tokens);
+  take(d, "seed", p.seed);
+  take(d, "stop", p.stop);
+  take(d, "stop_token_ids", p.stop_token_ids);
+  take(d, "temperature", p.temperature);
+  take(d, "top_k", p.top_k);
+  take(d, "top_p", p.top_p);
+  take(d, "repetition_penalty", p.repetition_penalty);
+  take(d, "num_samples", p.num_samples);
+  take(d, "logprobs", p.logprobs);
+  take(d, "ignore_eos", p.ignore_eos);
+  take(d, "min_p", p.min_p);
   return p;
 }
 

@@ -24,6 +24,8 @@ def test_sampling_params_of_the_documents():
         ("top_k", -2, "top_k is -2"),
         ("top_p", 0, "top_p is 0, it must be above 0"),
         ("top_p", 1.1, "top_p is 1.1, it must be at most 1"),
+        ("min_p", -0.1, "min_p is -0.1, it must be at least 0"),
+        ("min_p", 1.1, "min_p is 1.1, it must be at most 1"),
         ("repetition_penalty", 0, "repetition_penalty is 0"),
         ("num_samples", 0, "num_samples is 0"),
         ("logprobs", -1, "logprobs is -1"),
@@ -48,6 +50,7 @@ def test_to_transformers_speaks_its_language():
     assert greedy["do_sample"] is False and greedy["max_new_tokens"] == 2048
     warm = SamplingParams(max_tokens=5, temperature=0.5, top_k=3, stop=["x"]).to_transformers("tok")
     assert warm["temperature"] == 0.5 and warm["top_k"] == 3 and warm["max_new_tokens"] == 5
+    assert warm["min_p"] is None and SamplingParams(min_p=0.1).to_transformers()["min_p"] == 0.1
     assert warm["stop_strings"] == ["x"] and warm["tokenizer"] == "tok"
     assert SamplingParams(stop=[7]).to_transformers()["eos_token_id"] == [7]
 

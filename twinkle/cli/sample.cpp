@@ -61,6 +61,9 @@ void sample(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--top-k", o->params.top_k, "most likely tokens to draw from, -1 is all")
       ->capture_default_str();
+  command
+      ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
+      ->capture_default_str();
   command->add_option("--seed", o->params.seed, "of the draws")->capture_default_str();
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();

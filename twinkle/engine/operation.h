@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 1;
+inline constexpr uint16_t kVersion = 2;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {

@@ -21,6 +21,7 @@ void validate(const SamplingParams& p) {
         "temperature", p.temperature, "0 (greedy) or finite and at least 1e-30");
   check(p.top_k == -1 || p.top_k >= 1, "top_k", p.top_k, "-1 (all) or at least 1");
   check(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "above 0 and at most 1");
+  check(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "from 0 to 1");
   check(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
         p.repetition_penalty, "finite and above 0");
   check(p.num_samples >= 1, "num_samples", p.num_samples, "at least 1");

@@ -19,6 +19,7 @@ struct SamplingParams {
   int64_t num_samples = 1;
   bool logprobs = true;  // of the chosen tokens, under the unmodified distribution at `temperature`
   bool ignore_eos = false;
+  double min_p = 0.0;  // tokens less probable than this share of the likeliest are out; 0: none is
 };
 
 struct Completion {

@@ -28,7 +28,8 @@ TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
                      .top_k = 1,
                      .top_p = 1e-9,
                      .repetition_penalty = 1e-3,
-                     .num_samples = 1}),
+                     .num_samples = 1,
+                     .min_p = 1}),
             "no error");
 }
 
@@ -45,6 +46,9 @@ TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
   EXPECT_EQ(refusal({.top_k = 0}), "sampler: top_k is 0, it must be -1 (all) or at least 1");
   EXPECT_EQ(refusal({.top_p = 0}), "sampler: top_p is 0, it must be above 0 and at most 1");
   EXPECT_EQ(refusal({.top_p = 1.5}), "sampler: top_p is 1.5, it must be above 0 and at most 1");
+  EXPECT_EQ(refusal({.min_p = -0.1}), "sampler: min_p is -0.1, it must be from 0 to 1");
+  EXPECT_EQ(refusal({.min_p = 1.01}), "sampler: min_p is 1.01, it must be from 0 to 1");
+  EXPECT_EQ(refusal({.min_p = NAN}), "sampler: min_p is nan, it must be from 0 to 1");
   EXPECT_EQ(refusal({.repetition_penalty = 0}),
             "sampler: repetition_penalty is 0, it must be finite and above 0");
   EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be at least 1");

@@ -128,6 +128,19 @@ double nucleus(std::span<const float> logits, double top_p, double total, PickSc
   return sum;
 }
 
+// Drops from s.ids, largest first, what lies below `threshold`; returns the weight that is left.
+double drop_below(float threshold, std::span<const float> logits, PickScratch& s) {
+  double sum = 0;
+  size_t kept = 0;
+  for (; kept < s.ids.size(); ++kept) {
+    const auto id = static_cast<size_t>(s.ids[kept]);
+    if (logits[id] < threshold) break;
+    sum += static_cast<double>(s.weights[id]);
+  }
+  s.ids.resize(kept);
+  return sum;
+}
+
 // The first of `count` whose running sum of weight(i) exceeds `target`; for rounding at the end,
 // the last that weighs anything.
 template <class Weight>
@@ -193,11 +206,19 @@ int32_t pick(std::span<const float> logits, const SamplingParams& params,
     return static_cast<int32_t>(std::find(logits.begin(), logits.end(), top) - logits.begin());
   }
   const bool limited = params.top_k > 0 && params.top_k < static_cast<int64_t>(logits.size());
-  const float threshold =
+  const float kth =
       limited ? kth_largest(logits, static_cast<size_t>(params.top_k), scratch.heap) : kLowest;
-  const double total = weigh(logits, top, params.temperature, threshold, scratch);
-  if (params.top_p == 1.0) return draw_any(u * total, scratch);
-  const double kept = nucleus(logits, params.top_p, total, scratch);
+  // p >= min_p * p(top), said of logits (Nguyen et al. 2024); rounding never drops the top itself.
+  const float least = std::min(
+      top,
+      static_cast<float>(static_cast<double>(top) + params.temperature * std::log(params.min_p)));
+  if (params.top_p == 1.0) {
+    const double total = weigh(logits, top, params.temperature, std::max(kth, least), scratch);
+    return draw_any(u * total, scratch);
+  }
+  const double total = weigh(logits, top, params.temperature, kth, scratch);
+  double kept = nucleus(logits, params.top_p, total, scratch);
+  if (params.min_p > 0) kept = drop_below(least, logits, scratch);
   return draw_of_ids(u * kept, scratch);
 }
 

@@ -1,6 +1,6 @@
 // The choice of a token from one row of logits, as pure functions: repetition penalty, temperature,
-// top-k, top-p, in the order and with the meaning of transformers' generate, then one draw. A
-// choice depends on its row, parameters and random number alone. V vocabulary.
+// top-k, top-p, min-p, in the order and with the meaning of transformers' generate, then one draw.
+// A choice depends on its row, parameters and random number alone. V vocabulary.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -22,7 +22,7 @@ std::vector<float> some_logits(size_t vocab, unsigned seed) {
 }
 
 // transformers' processors and warpers, word by word, on doubles: penalty, temperature, top-k,
-// top-p, softmax.
+// top-p, min-p, softmax.
 std::vector<double> reference(std::vector<float> logits, const SamplingParams& p,
                               const std::vector<int32_t>& history) {
   const double none = -std::numeric_limits<double>::infinity();
@@ -56,6 +56,11 @@ std::vector<double> reference(std::vector<float> logits, const SamplingParams& p
       if (sum <= 1 - p.top_p) x[order[i]] = none;
     }
   }
+  const std::vector<double> probabilities = softmax();
+  const double most = *std::max_element(probabilities.begin(), probabilities.end());
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (probabilities[i] < p.min_p * most) x[i] = none;
+  }
   return softmax();
 }
 
@@ -83,6 +88,12 @@ TEST(Sampling, DrawsFromTheDistributionThatTransformersWouldDrawFrom) {
       {.top_p = 1e-6},
       {.top_k = 1},
       {.repetition_penalty = 1.3},
+      {.min_p = 0.05},
+      {.min_p = 1},
+      {.temperature = 3, .min_p = 0.3},
+      {.temperature = 0.7, .top_k = 15, .min_p = 0.02},
+      {.temperature = 1.4, .top_p = 0.7, .min_p = 0.2},
+      {.top_k = 60, .top_p = 0.95, .repetition_penalty = 1.1, .min_p = 0.1},
       {.temperature = 0.8, .top_k = 20, .top_p = 0.9, .repetition_penalty = 0.7}};
   const std::vector<int32_t> history = {3, 5, 5, 8, 13, 21, 34, 55, 89, 3};
   constexpr int kDraws = 4000;

@@ -29,7 +29,8 @@ class SamplingParams:
     """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt.
 
     seed: None draws one from the run's seed. stop: text, list of texts, or list of token ids.
-    temperature: 0 is greedy. top_k: -1 or 0 is all. logprobs: None, or 1 for the chosen token's.
+    temperature: 0 is greedy. top_k: -1 or 0 is all. min_p: tokens less probable than this share of
+    the likeliest are out; 0 keeps all. logprobs: None, or 1 for the chosen token's.
     """
 
     max_tokens: int | None = None
@@ -42,6 +43,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     num_samples: int = 1
+    min_p: float = 0.0
 
     def __post_init__(self):
         _number("max_tokens", self.max_tokens, least=0, integer=True, none=True)
@@ -49,6 +51,7 @@ class SamplingParams:
         _number("temperature", self.temperature, least=0)
         _number("top_k", self.top_k, least=-1, integer=True)
         _number("top_p", self.top_p, least=0, most=1, above=True)
+        _number("min_p", self.min_p, least=0, most=1)
         _number("repetition_penalty", self.repetition_penalty, least=0, above=True)
         _number("logprobs", self.logprobs, least=0, integer=True, none=True)
         _number("prompt_logprobs", self.prompt_logprobs, least=0, integer=True, none=True)
@@ -97,6 +100,7 @@ class SamplingParams:
         }
         if self.temperature > 0:
             out.update(temperature=self.temperature, top_p=self.top_p, top_k=max(self.top_k, 0))
+            out["min_p"] = self.min_p or None
         if self.stop_texts:
             out.update(stop_strings=self.stop_texts, tokenizer=tokenizer)
         if self.stop_token_ids:

@@ -248,6 +248,7 @@ class TorchSampler(Sampler):
             "num_samples": params.num_samples,
             "logprobs": params.logprobs is not None,
             "ignore_eos": False,
+            "min_p": float(params.min_p),
         }
 
     def _prompt_logprobs(self, tenant, prompts, temperature):
