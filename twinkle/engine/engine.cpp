@@ -289,7 +289,7 @@ Result Engine::State::run_one(const Operation& operation) {
   if (const auto* op = std::get_if<Sample>(&operation)) return sample(*op);
   if (const auto* op = std::get_if<Save>(&operation))
     return save_tenant(*op, who, *decoder, *pool, base);
-  if (const auto* op = std::get_if<Load>(&operation)) return load_tenant(*op, who, *decoder, *pool);
+  if (const auto* op = std::get_if<Load>(&operation)) return load_tenant(*op, who, *decoder);
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
 
@@ -319,8 +319,9 @@ Done Engine::State::create(const Create& op) {
   require(mode != Mode::kFull || !busy(Mode::kLora), Code::kConflict,
           "engine: other tenants train adapters on the base model; delete them before training all "
           "of its weights");
-  const int32_t slot = adapter ? pool->add(std::move(adapter)) : -1;
-  tenants[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, slot, op.seed, *decoder, *pool);
+  lora::Pin pin = adapter ? pool->add(std::move(adapter)) : lora::Pin();
+  tenants[op.tenant] =
+      std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder, *pool);
   return {};
 }
 
@@ -329,6 +330,7 @@ void Engine::State::reload_base() {
   for (const auto& w : decoder->weights()) {
     w.value->copy_(model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder->dtype()));
   }
+  pool->base_changed();
 }
 
 SampleResult Engine::State::sample(const Sample& op) {

@@ -134,8 +134,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
   return {fs::absolute(operation.directory).lexically_normal().string()};
 }
 
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
-                       lora::Pool& pool) {
+LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder) {
   const fs::path directory = operation.directory;
   require(fs::is_directory(directory), Code::kNotFound, "engine: load: no checkpoint directory ",
           directory.string());
@@ -147,7 +146,7 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
     check_training(*training, tenant);
   }
   if (tenant.mode() == Mode::kLora) {
-    pool.at(tenant.slot()).load(read_peft(directory));
+    tenant.own_adapter().load(read_peft(directory));
   } else {
     require(tenant.mode() == Mode::kFull, Code::kInvalid, "engine: load: tenant '", tenant.name(),
             "' is the frozen base model");

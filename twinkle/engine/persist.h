@@ -21,7 +21,6 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
 // Replaces the tenant's weights, and its training state when asked (dropped otherwise). Everything
 // is read and checked before anything changes. Error kNotFound: no such checkpoint; kInvalid: of
 // another model, rank or mode.
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
-                       lora::Pool& pool);
+LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder);
 
 }  // namespace twinkle::engine

@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
-#include "twinkle/io/tensor_view.h"
 #include "twinkle/optim/clip.h"
 
 namespace twinkle::engine {
@@ -27,11 +27,11 @@ uint64_t checksum(uint64_t hash, const at::Tensor& tensor) {
 
 }  // namespace
 
-Tenant::Tenant(std::string name, Mode mode, int32_t slot, uint64_t seed, model::Decoder& decoder,
+Tenant::Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model::Decoder& decoder,
                lora::Pool& pool)
     : name_(std::move(name)),
       mode_(mode),
-      slot_(slot),
+      pin_(std::move(pin)),
       seed_(seed),
       decoder_(decoder),
       pool_(pool) {
@@ -44,7 +44,70 @@ Tenant::Tenant(std::string name, Mode mode, int32_t slot, uint64_t seed, model::
 
 Tenant::~Tenant() {
   if (mode_ == Mode::kFull) decoder_.freeze();
-  if (slot_ >= 0) pool_.remove(slot_);
+}
+
+int64_t Tenant::publish() {
+  require(mode_ == Mode::kLora, Code::kInvalid, "engine: publish: tenant '", name_,
+          "' has no adapter; only adapters have versions");
+  published_.emplace(++num_published_, pin_);
+  return num_published_;
+}
+
+void Tenant::release(int64_t version) {
+  pinned(version > 0 ? version : -1);
+  published_.erase(version);
+}
+
+lora::Pin Tenant::pinned(int64_t version) const {
+  if (version == 0) return pin_;
+  const auto it = published_.find(version);
+  require(it != published_.end(), Code::kNotFound, "engine: tenant '", name_, "' keeps no version ",
+          version, "; it has published ", num_published_, " and keeps ", published_.size());
+  return it->second;
+}
+
+std::vector<lora::Adapter*> Tenant::adapters() {
+  std::set<int32_t> slots;
+  if (slot() >= 0) slots.insert(slot());
+  for (const auto& [version, pin] : published_) slots.insert(pin.slot());
+  std::vector<lora::Adapter*> out;
+  for (const int32_t s : slots) out.push_back(&pool_.at(s));
+  return out;
+}
+
+int64_t Tenant::num_bytes() {
+  int64_t n = 0;
+  for (const lora::Adapter* adapter : adapters()) n += adapter->num_bytes();
+  if (!optimizer_ || mode_ != Mode::kLora) return n;
+  for (const at::Tensor* t : optimizer_->tensors())
+    n += t->defined() ? static_cast<int64_t>(t->nbytes()) : 0;
+  return n;
+}
+
+std::vector<at::Tensor*> Tenant::movable_tensors() {
+  if (mode_ != Mode::kLora) return {};
+  std::map<int32_t, int64_t> mine{{slot(), 1}};
+  for (const auto& [version, pin] : published_) ++mine[pin.slot()];
+  const auto read = [&](const lora::Pin& pin) { return pin.num_shares() > mine[pin.slot()]; };
+  if (read(pin_)) return {};
+  std::vector<at::Tensor*> out;
+  for (const auto& [version, pin] : published_) {
+    if (read(pin)) return {};
+  }
+  for (lora::Adapter* adapter : adapters()) {
+    adapter->weights_changed();
+    for (lora::Factors& entry : adapter->factors())
+      out.insert(out.end(), {&entry.f.a, &entry.f.b, &entry.grad_a, &entry.grad_b});
+  }
+  if (!optimizer_) return out;
+  const auto more = optimizer_->tensors();
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+lora::Adapter& Tenant::own_adapter() {
+  pool_.own(pin_);
+  return pool_.at(slot());
 }
 
 uint64_t Tenant::stream(int64_t index) const {
@@ -61,9 +124,13 @@ void Tenant::count(double num_tokens) {
 std::vector<optim::Param> Tenant::params() {
   std::vector<optim::Param> out;
   if (mode_ == Mode::kLora) {
-    for (auto& entry : pool_.at(slot_).factors()) {
-      out.push_back({entry.path + ".lora_A.weight", entry.f.a, entry.grad_a, true});
-      out.push_back({entry.path + ".lora_B.weight", entry.f.b, entry.grad_b, true});
+    const auto grad = [](const at::Tensor& sum, const at::Tensor& value) {
+      return sum.defined() ? sum : at::zeros_like(value);
+    };
+    for (auto& entry : pool_.at(slot()).factors()) {
+      const kernels::LoraFactors& f = entry.f;
+      out.push_back({entry.path + ".lora_A.weight", f.a, grad(entry.grad_a, f.a), true});
+      out.push_back({entry.path + ".lora_B.weight", f.b, grad(entry.grad_b, f.b), true});
     }
   } else if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();
@@ -77,20 +144,29 @@ std::vector<optim::Param> Tenant::params() {
 
 Tenant::Snapshot Tenant::snapshot() {
   Snapshot out;
+  const auto add = [&](const at::Tensor& g) { out.grads.push_back(g.defined() ? g.clone() : g); };
   if (mode_ == Mode::kLora) {
-    for (const auto& p : params()) out.grads.push_back(p.grad.clone());
+    for (const auto& entry : pool_.at(slot()).factors()) {
+      add(entry.grad_a);
+      add(entry.grad_b);
+    }
   } else if (mode_ == Mode::kFull) {
-    for (const at::Tensor& g : decoder_.buffers()) out.grads.push_back(g.defined() ? g.clone() : g);
+    for (const at::Tensor& g : decoder_.buffers()) add(g);
   }
   return out;
 }
 
 void Tenant::restore(const Snapshot& snapshot) {
+  std::vector<at::Tensor> grads;  // the snapshot may be gone back to again
+  for (const at::Tensor& g : snapshot.grads) grads.push_back(g.defined() ? g.clone() : g);
   if (mode_ == Mode::kLora) {
-    auto all = params();
-    for (size_t i = 0; i < all.size(); ++i) all[i].grad.copy_(snapshot.grads[i]);
+    auto& factors = pool_.at(slot()).factors();
+    for (size_t i = 0; i < factors.size(); ++i) {
+      factors[i].grad_a = grads[2 * i];
+      factors[i].grad_b = grads[2 * i + 1];
+    }
   } else if (mode_ == Mode::kFull) {
-    decoder_.set_buffers(snapshot.grads);
+    decoder_.set_buffers(grads);
   }
 }
 
@@ -127,6 +203,7 @@ StepResult Tenant::step(const Step& operation) {
     optimizer_->configure(options);
   }
   options_ = options;
+  if (mode_ == Mode::kLora) own_adapter();
   optimizer_->step(params(), optimizer_->lr(), change.scale);
   weights_changed();
   const StepResult result{change.norm, num_tokens_, optimizer_->num_steps()};
@@ -141,7 +218,7 @@ StepResult Tenant::clip(const ClipGradNorm& operation) {
   const Change change = scaled(operation.max_grad_norm, operation.norm_type);
   const StepResult result{change.norm, num_tokens_, optimizer_ ? optimizer_->num_steps() : 0};
   if (mode_ == Mode::kLora) {
-    for (auto& p : params()) p.grad.mul_(change.scale);
+    for (auto& p : params()) p.grad.mul_(change.scale);  // those not made yet are zero
   } else {
     for (at::Tensor g : decoder_.buffers()) {
       if (g.defined()) g.mul_(change.scale);
@@ -152,26 +229,28 @@ StepResult Tenant::clip(const ClipGradNorm& operation) {
 }
 
 void Tenant::zero_grad() {
-  if (mode_ == Mode::kLora) pool_.at(slot_).zero_grads();
+  if (mode_ == Mode::kLora) pool_.at(slot()).zero_grads();
   if (mode_ == Mode::kFull) decoder_.zero_grads();
   num_tokens_ = 0;
   pending_ = 0;
 }
 
 void Tenant::weights_changed() {
-  if (mode_ == Mode::kLora) pool_.at(slot_).repack();
+  if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ != Mode::kFull) return;
   const auto weights = decoder_.weights();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(masters_[i]);
+  pool_.base_changed();
 }
 
 void Tenant::reset_training() {
   optimizer_.reset();
   resumed_ = false;
-  if (mode_ == Mode::kLora) pool_.at(slot_).repack();
+  if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();
     for (size_t i = 0; i < weights.size(); ++i) masters_[i].copy_(*weights[i].value);
+    pool_.base_changed();
   }
   zero_grad();
 }
@@ -201,115 +280,6 @@ InspectResult Tenant::inspect(bool tensors) {
   }
   out.num_tokens = num_tokens_;
   return out;
-}
-
-std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors() {
-  std::vector<std::pair<std::string, at::Tensor>> out;
-  if (optimizer_) {
-    for (auto& [name, t] : optimizer_->state().tensors) out.emplace_back("optimizer/" + name, t);
-  }
-  if (pending_ > 0) {
-    const auto keep = snapshot().grads;
-    for (size_t i = 0; i < keep.size(); ++i) {
-      if (keep[i].defined()) out.emplace_back("grad/" + std::to_string(i), keep[i]);
-    }
-  }
-  // bfloat16 files would round the weights that the steps are taken from.
-  const auto weights = decoder_.weights();
-  for (size_t i = 0; i < masters_.size(); ++i)
-    out.emplace_back("master/" + weights[i].name, masters_[i]);
-  return out;
-}
-
-Json Tenant::training_fields() {
-  JsonObject out;
-  out["seed"] = seed_;
-  out["calls"] = calls_;
-  out["pending"] = pending_;
-  out["num_tokens"] = num_tokens_;
-  if (optimizer_) {
-    out["optimizer"] = optimizer_->state().fields;
-    out["optimizer_options"] = options_;
-  }
-  return out;
-}
-
-struct Tenant::Training {
-  std::unique_ptr<optim::Optimizer> optimizer;
-  Json options = JsonObject{};  // the optimizer's
-  std::vector<at::Tensor> grads, masters;
-  uint64_t seed;
-  int64_t calls, pending;
-  double num_tokens;
-};
-
-Tenant::Training Tenant::parse(const Json& fields,
-                               const std::map<std::string, at::Tensor>& tensors) {
-  Training out;
-  const auto all = params();
-  const auto take = [&](const std::string& name, at::IntArrayRef shape) {
-    const auto it = tensors.find(name);
-    require(it != tensors.end(), Code::kInvalid, "engine: load: the training state has no tensor ",
-            name);
-    require(it->second.sizes() == shape, Code::kInvalid, "engine: load: tensor ", name,
-            " has shape ", shape_text(it->second.sizes().vec()), ", expected ",
-            shape_text(shape.vec()));
-    return it->second;
-  };
-  if (const Json* options = find(fields, "optimizer_options")) out.options = *options;
-  if (const Json* saved = find(fields, "optimizer")) {
-    optim::State state{*saved, {}};
-    for (const auto& [name, t] : tensors) {
-      if (!name.starts_with("optimizer/")) continue;
-      const std::string rest = name.substr(10), parameter = rest.substr(0, rest.rfind('.'));
-      const auto mine =
-          std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == parameter; });
-      require(mine != all.end(), Code::kInvalid, "engine: load: tensor ", name,
-              " belongs to no parameter of tenant '", name_, "'");
-      state.tensors.emplace_back(rest, take(name, mine->value.sizes()));
-    }
-    // Which buffers there are depends on the options: SGD has one with momentum alone.
-    out.optimizer = optim::make(get<std::string>(*saved, "optimizer"), out.options);
-    out.optimizer->load(state);
-  }
-  out.pending = get<int64_t>(fields, "pending");
-  out.calls = get<int64_t>(fields, "calls");
-  out.num_tokens = get<double>(fields, "num_tokens");
-  const Json* seed = find(fields, "seed");
-  out.seed = seed && seed->is_uint64() ? seed->get_uint64()
-                                       : static_cast<uint64_t>(get<int64_t>(fields, "seed"));
-  const auto now = snapshot().grads;
-  for (size_t i = 0; i < now.size(); ++i) {
-    const std::string name = "grad/" + std::to_string(i);
-    const bool there = tensors.contains(name);
-    if (mode_ == Mode::kLora) {
-      out.grads.push_back(there ? take(name, now[i].sizes()).clone() : at::zeros_like(now[i]));
-    } else {
-      // The last buffer of a tied head is the embedding's second one.
-      const at::Tensor& like = all[i < all.size() ? i : 0].value;
-      out.grads.push_back(there ? take(name, like.sizes()).clone() : at::Tensor());
-    }
-  }
-  for (size_t i = 0; i < masters_.size(); ++i)
-    out.masters.push_back(take("master/" + all[i].name, masters_[i].sizes()));
-  return out;
-}
-
-void Tenant::check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
-  parse(fields, tensors);
-}
-
-void Tenant::load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
-  Training training = parse(fields, tensors);
-  for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(training.masters[i]);
-  restore({std::move(training.grads)});
-  resumed_ = training.optimizer != nullptr;
-  optimizer_ = std::move(training.optimizer);
-  options_ = std::move(training.options);
-  seed_ = training.seed;
-  calls_ = training.calls;
-  pending_ = training.pending;
-  num_tokens_ = training.num_tokens;
 }
 
 }  // namespace twinkle::engine

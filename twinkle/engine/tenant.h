@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ enum class Mode { kFrozen, kLora, kFull };
 
 class Tenant {
  public:
-  Tenant(std::string name, Mode mode, int32_t slot, uint64_t seed, model::Decoder& decoder,
+  // `pin`: of its adapter, or of nothing.
+  Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model::Decoder& decoder,
          lora::Pool& pool);
   ~Tenant();
   Tenant(const Tenant&) = delete;
@@ -26,7 +28,18 @@ class Tenant {
 
   const std::string& name() const { return name_; }
   Mode mode() const { return mode_; }
-  int32_t slot() const { return slot_; }  // of its adapter; -1 without one
+  int32_t slot() const { return pin_.slot(); }  // of its adapter; -1 without one
+
+  // Keeps the weights as they are now, whatever is trained later, and returns their number: 1, 2,
+  // ... Nothing is copied before the weights change. Error kInvalid: a tenant without an adapter.
+  int64_t publish();
+  // Error kNotFound: no such version is kept, for both.
+  void release(int64_t version);
+  // Holds the weights of a published version, or, of 0, the present ones. Of nothing without an
+  // adapter.
+  lora::Pin pinned(int64_t version = 0) const;
+  // The adapter, when its weights are about to change: a copy if others hold them.
+  lora::Adapter& own_adapter();
 
   // Of dropout, for sequence `index` of the next ForwardBackward.
   uint64_t stream(int64_t index) const;
@@ -36,7 +49,7 @@ class Tenant {
 
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
-    std::vector<at::Tensor> grads;
+    std::vector<at::Tensor> grads;  // undefined: zero
   };
   Snapshot snapshot();
   void restore(const Snapshot& snapshot);
@@ -57,10 +70,19 @@ class Tenant {
   // derives from weights.
   void reset_training();
 
+  // Bytes of all that it holds beside the base model: weights, published ones too, gradients,
+  // optimizer.
+  int64_t num_bytes();
+  // All of that, to be taken out of memory and put back before the next use, in one order;
+  // undefined ones are to stay so. Empty: somebody else reads the weights (a Sample that runs), or
+  // there is no adapter. What derives from the weights is dropped.
+  std::vector<at::Tensor*> movable_tensors();
+
   // The parameters, with the sums of gradients since the last step.
   std::vector<optim::Param> params();
 
  private:
+  std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
   struct Training;
   Training parse(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   struct Change {
@@ -72,7 +94,9 @@ class Tenant {
 
   std::string name_;
   Mode mode_;
-  int32_t slot_;
+  lora::Pin pin_;
+  std::map<int64_t, lora::Pin> published_;
+  int64_t num_published_ = 0;  // ever
   uint64_t seed_;
   model::Decoder& decoder_;
   lora::Pool& pool_;

@@ -19,13 +19,16 @@ struct LoraFactors {
   at::Tensor b;  // [O, r]: PEFT's lora_B.weight
   double scale = 1.0;
 
-  // Derived by repack(), which must follow every change of a or b.
+  // Derived by repack(): new tensors each time, never written again. A change of a or b asks for
+  // it, or for unpack().
   at::Tensor a_IR;  // [I, R] with R = r rounded up to kLane, zero padded
   at::Tensor b_OR;  // [O, R]
   at::Tensor b_rO;  // [r, O]
 
   int64_t rank() const { return a.size(0); }
   void repack();
+  bool packed() const { return a_IR.defined(); }
+  void unpack() { a_IR = b_OR = b_rO = at::Tensor(); }
   // Bytes of what lora_forward returns for so many tokens.
   int64_t saved_bytes(int64_t tokens) const;
 };

@@ -1,5 +1,6 @@
 // T: type of activations; S: the type computed in. K: width of the activation, R: rank padded to
 // the lane.
+#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -239,11 +240,28 @@ void dispatch(at::ScalarType type, F&& run) {
 
 void LoraFactors::repack() {
   const int64_t r = rank(), padded = (r + kLane - 1) / kLane * kLane;
-  a_IR = at::zeros({a.size(1), padded}, a.options());
-  a_IR.narrow(1, 0, r).copy_(a.t());
-  b_OR = at::zeros({b.size(0), padded}, b.options());
-  b_OR.narrow(1, 0, r).copy_(b);
-  b_rO = b.t().contiguous();
+  const at::Tensor a_rI = a.contiguous(), b_Or = b.contiguous();
+  const int64_t inputs = a.size(1), outputs = b.size(0);
+  at::Tensor wide_a = at::empty({inputs, padded}, a.options());
+  at::Tensor wide_b = at::empty({outputs, padded}, b.options());
+  at::Tensor turned = at::empty({r, outputs}, b.options());
+  AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "repack", [&] {
+    const scalar_t *from_a = a_rI.const_data_ptr<scalar_t>(),
+                   *from_b = b_Or.const_data_ptr<scalar_t>();
+    scalar_t* to = wide_a.mutable_data_ptr<scalar_t>();
+    for (int64_t i = 0; i < inputs; ++i, to += padded) {
+      for (int64_t j = 0; j < padded; ++j) to[j] = j < r ? from_a[j * inputs + i] : scalar_t(0);
+    }
+    scalar_t* wide = wide_b.mutable_data_ptr<scalar_t>();
+    scalar_t* transposed = turned.mutable_data_ptr<scalar_t>();
+    for (int64_t o = 0; o < outputs; ++o, wide += padded) {
+      for (int64_t j = 0; j < padded; ++j) wide[j] = j < r ? from_b[o * r + j] : scalar_t(0);
+      for (int64_t j = 0; j < r; ++j) transposed[j * outputs + o] = from_b[o * r + j];
+    }
+  });
+  a_IR = wide_a;
+  b_OR = wide_b;
+  b_rO = turned;
 }
 
 int64_t LoraFactors::saved_bytes(int64_t tokens) const {

@@ -1,6 +1,7 @@
 #include "twinkle/lora/adapter.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <boost/regex.hpp>
 
@@ -52,6 +53,18 @@ void check(const PeftConfig& c) {
           ", it must be in [0, 1)");
 }
 
+// lora_A's first values, uniform in +-1/sqrt(inputs).
+at::Tensor drawn(uint64_t key, int64_t rank, int64_t inputs) {
+  at::Tensor out = at::empty({rank, inputs}, at::kFloat);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(inputs));
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, out.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k)
+      to[k] = static_cast<float>(bound * (2 * uniform_at(key, static_cast<uint64_t>(k)) - 1));
+  });
+  return out;
+}
+
 }  // namespace
 
 double scale_of(const PeftConfig& c) {
@@ -92,6 +105,11 @@ std::vector<size_t> match_targets(const PeftConfig& config,
   return out;
 }
 
+void Factors::make_grads() {
+  if (!grad_a.defined()) grad_a = at::zeros_like(f.a);
+  if (!grad_b.defined()) grad_b = at::zeros_like(f.b);
+}
+
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed)
     : config_(config), index_(linears.size(), -1) {
   check(config);
@@ -100,22 +118,12 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1), r = config.rank;
     const auto type = linear.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     Factors entry{.path = linears[i].path};
-    entry.f.a = at::empty({r, in}, at::kFloat);
-    const uint64_t key = key_of(key_of(seed, "lora_A"), entry.path);
-    const double bound = 1.0 / std::sqrt(static_cast<double>(in));
-    float* a = entry.f.a.mutable_data_ptr<float>();
-    for (int64_t k = 0; k < r * in; ++k) {
-      a[k] = static_cast<float>(bound * (2 * uniform_at(key, static_cast<uint64_t>(k)) - 1));
-    }
-    entry.f.a = entry.f.a.to(type);
+    entry.f.a = drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(type);
     entry.f.b = at::zeros({out, r}, type);
     entry.f.scale = scale_of(config);
-    entry.grad_a = at::zeros_like(entry.f.a);
-    entry.grad_b = at::zeros_like(entry.f.b);
     index_[i] = static_cast<int>(factors_.size());
     factors_.push_back(std::move(entry));
   }
-  repack();
 }
 
 void Adapter::load(const PeftAdapter& saved) {
@@ -149,7 +157,7 @@ void Adapter::load(const PeftAdapter& saved) {
     factors_[i].f.a.copy_(values[i].first);
     factors_[i].f.b.copy_(values[i].second);
   }
-  repack();
+  weights_changed();
 }
 
 std::vector<PeftEntry> Adapter::entries() const {
@@ -159,15 +167,42 @@ std::vector<PeftEntry> Adapter::entries() const {
   return out;
 }
 
-void Adapter::repack() {
-  for (Factors& entry : factors_) entry.f.repack();
+void Adapter::pack() {
+  at::parallel_for(0, static_cast<int64_t>(factors_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      kernels::LoraFactors& f = factors_[static_cast<size_t>(i)].f;
+      if (!f.packed()) f.repack();
+    }
+  });
+}
+
+void Adapter::weights_changed() {
+  for (Factors& entry : factors_) entry.f.unpack();
 }
 
 void Adapter::zero_grads() {
-  for (Factors& entry : factors_) {
-    entry.grad_a.zero_();
-    entry.grad_b.zero_();
+  for (Factors& entry : factors_) entry.grad_a = entry.grad_b = at::Tensor();
+}
+
+std::unique_ptr<Adapter> Adapter::fork() {
+  std::unique_ptr<Adapter> out(new Adapter(*this));
+  for (Factors& entry : out->factors_) {
+    // The packed layouts stay shared: packing again makes new ones.
+    entry.f.a = entry.f.a.clone();
+    entry.f.b = entry.f.b.clone();
   }
+  zero_grads();
+  return out;
+}
+
+int64_t Adapter::num_bytes() const {
+  size_t n = 0;
+  for (const Factors& e : factors_) {
+    for (const at::Tensor* t :
+         {&e.f.a, &e.f.b, &e.f.a_IR, &e.f.b_OR, &e.f.b_rO, &e.grad_a, &e.grad_b})
+      if (t->defined()) n += t->nbytes();
+  }
+  return static_cast<int64_t>(n);
 }
 
 int64_t Adapter::num_parameters() const {

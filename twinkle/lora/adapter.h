@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@ double scale_of(const PeftConfig& config);
 struct Factors {
   std::string path;  // of the linear: "model.layers.0.self_attn.q_proj"
   kernels::LoraFactors f;
-  at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b
+  at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
+
+  void make_grads();  // so that both are defined
 };
 
 class Adapter {
@@ -44,11 +47,21 @@ class Adapter {
   // Views for write_peft; they borrow this adapter's memory.
   std::vector<PeftEntry> entries() const;
 
-  void repack();  // after a or b changed
+  // Makes what the kernels read, where that is missing.
+  void pack();
+  // After a or b changed: what derives from them goes, and is made again when it is needed. An
+  // adapter that rests holds its weights alone.
+  void weights_changed();
   void zero_grads();
+  // A second adapter with a copy of these weights; the gradients move to it.
+  std::unique_ptr<Adapter> fork();
+  // Of all its tensors.
+  int64_t num_bytes() const;
   int64_t num_parameters() const;
 
  private:
+  Adapter(const Adapter&) = default;  // shares the tensors
+
   PeftConfig config_;
   std::vector<Factors> factors_;
   std::vector<int> index_;  // linear -> factor, or -1

@@ -43,6 +43,7 @@ class Pool::Seam : public nn::Delta {
          [&](Factors& entry, const kernels::LoraDropout& dropout, int64_t begin, int64_t end,
              bool learn) {
            at::Tensor none;
+           if (learn) entry.make_grads();
            kernels::lora_backward(dy, in, saved[next++], begin, end, entry.f, dropout, dx,
                                   learn ? entry.grad_a : none, learn ? entry.grad_b : none);
          });
@@ -57,6 +58,7 @@ class Pool::Seam : public nn::Delta {
       Adapter& adapter = pool_.at(owners.slot[s]);
       Factors* entry = adapter.at(index_);
       if (!entry) continue;
+      if (!entry->f.packed()) adapter.pack();
       const double p = adapter.config().dropout;
       const bool drop = p > 0 && owners.key[s] != 0;
       const kernels::LoraDropout dropout{p, drop ? key_of(owners.key[s], index_) | 1 : 0};
@@ -76,30 +78,59 @@ Pool::~Pool() {
   for (const auto& linear : linears_) linear.linear->delta = nullptr;
 }
 
-int32_t Pool::add(std::unique_ptr<Adapter> adapter) {
-  auto free = std::find(slots_.begin(), slots_.end(), nullptr);
-  if (free == slots_.end()) free = slots_.insert(free, nullptr);
-  *free = std::move(adapter);
+Pin Pool::put(std::unique_ptr<Adapter> adapter, uint64_t version) {
+  auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.adapter; });
+  if (free == slots_.end()) free = slots_.insert(free, Slot());
+  *free = {std::move(adapter), 1, version};
   attach();
-  return static_cast<int32_t>(free - slots_.begin());
+  return Pin(this, static_cast<int32_t>(free - slots_.begin()));
 }
 
-void Pool::remove(int32_t slot) {
-  slots_.at(static_cast<size_t>(slot)).reset();
+Pin Pool::add(std::unique_ptr<Adapter> adapter) { return put(std::move(adapter), ++last_version_); }
+
+void Pool::release(int32_t slot) {
+  Slot& s = slots_[static_cast<size_t>(slot)];
+  if (--s.num_shares > 0) return;
+  s.adapter.reset();
   attach();
 }
 
 Adapter& Pool::at(int32_t slot) {
   const auto i = static_cast<size_t>(slot);
-  require(slot >= 0 && i < slots_.size() && slots_[i], Code::kInternal, "lora: slot ", slot,
+  require(slot >= 0 && i < slots_.size() && slots_[i].adapter, Code::kInternal, "lora: slot ", slot,
           " is empty");
-  return *slots_[i];
+  return *slots_[i].adapter;
+}
+
+void Pool::own(Pin& pin) {
+  if (pin.num_shares() > 1) pin = put(at(pin.slot()).fork(), pin.version());
+}
+
+void Pool::weights_changed(const Pin& pin) {
+  at(pin.slot()).weights_changed();
+  slots_[static_cast<size_t>(pin.slot())].version = ++last_version_;
+}
+
+Pin::Pin(const Pin& other) : pool_(other.pool_), slot_(other.slot_) {
+  if (pool_) ++pool_->slots_[static_cast<size_t>(slot_)].num_shares;
+}
+
+Pin::~Pin() {
+  if (pool_) pool_->release(slot_);
+}
+
+uint64_t Pin::version() const {
+  return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].version : 0;
+}
+
+int64_t Pin::num_shares() const {
+  return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].num_shares : 0;
 }
 
 void Pool::attach() {
   for (size_t i = 0; i < linears_.size(); ++i) {
-    const bool used =
-        std::any_of(slots_.begin(), slots_.end(), [&](const auto& a) { return a && a->at(i); });
+    const bool used = std::any_of(slots_.begin(), slots_.end(),
+                                  [&](Slot& s) { return s.adapter && s.adapter->at(i); });
     linears_[i].linear->delta = used ? seams_[i].get() : nullptr;
   }
 }

@@ -1,8 +1,9 @@
-// The adapters of all owners on one decoder: ragged ranks, one slot each. Implements the linears'
-// seam: every sequence of a batch gets the delta of its owner's slot. Rank r costs r. Used by the
-// decoder's thread alone.
+// The adapters of all owners on one decoder: ragged ranks, one slot each, held by counted handles.
+// Implements the linears' seam: every sequence of a batch gets the delta of its owner's slot. Rank
+// r costs r. Used by the decoder's thread alone.
 #pragma once
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "twinkle/lora/adapter.h"
@@ -11,27 +12,75 @@
 
 namespace twinkle::lora {
 
+class Pool;
+
+// A share of one slot. Copying shares the slot; the last share to go frees it, with its adapter.
+// Weights that others share do not change: Pool::own() comes before a change.
+class Pin {
+ public:
+  Pin() = default;  // of no slot
+  Pin(const Pin& other);
+  Pin(Pin&& other) noexcept
+      : pool_(std::exchange(other.pool_, nullptr)), slot_(std::exchange(other.slot_, -1)) {}
+  Pin& operator=(Pin other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(slot_, other.slot_);
+    return *this;
+  }
+  ~Pin();
+
+  int32_t slot() const { return slot_; }  // -1: none
+  // Of the weights in the slot: the same number for the same weights, another after every change.
+  uint64_t version() const;
+  int64_t num_shares() const;  // of the slot
+
+ private:
+  friend class Pool;
+  Pin(Pool* pool, int32_t slot) : pool_(pool), slot_(slot) {}
+
+  Pool* pool_ = nullptr;
+  int32_t slot_ = -1;
+};
+
 class Pool {
  public:
-  explicit Pool(model::Decoder& decoder);  // the decoder must outlive the pool
+  explicit Pool(model::Decoder& decoder);  // the decoder must outlive the pool, the pool its pins
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns the slot: the lowest free one.
-  int32_t add(std::unique_ptr<Adapter> adapter);
-  void remove(int32_t slot);
+  // Takes the lowest free slot.
+  Pin add(std::unique_ptr<Adapter> adapter);
   Adapter& at(int32_t slot);
+
+  // Makes `pin` the only share of its slot. Where there are others, they keep the slot as it is,
+  // and the pin moves to a fresh one with a copy of the weights; the gradients move with it.
+  void own(Pin& pin);
+  // To be called after a change of the weights in a slot: a new version.
+  void weights_changed(const Pin& pin);
+
+  // Of the base model's weights, and after a change of them.
+  uint64_t base_version() const { return base_version_; }
+  void base_changed() { base_version_ = ++last_version_; }
 
   const std::vector<model::NamedLinear>& linears() const { return linears_; }
 
  private:
+  friend class Pin;
   class Seam;
+  struct Slot {
+    std::unique_ptr<Adapter> adapter;  // none: the slot is free
+    int64_t num_shares = 0;
+    uint64_t version = 0;
+  };
+  Pin put(std::unique_ptr<Adapter> adapter, uint64_t version);
+  void release(int32_t slot);
   void attach();  // a linear that no adapter targets keeps no seam, and costs nothing
 
   std::vector<model::NamedLinear> linears_;
   std::vector<std::unique_ptr<Seam>> seams_;  // one per linear
-  std::vector<std::unique_ptr<Adapter>> slots_;
+  std::vector<Slot> slots_;
+  uint64_t base_version_ = 1, last_version_ = 1;
 };
 
 }  // namespace twinkle::lora

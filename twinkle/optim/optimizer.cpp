@@ -102,6 +102,14 @@ State Optimizer::state() const {
   return out;
 }
 
+std::vector<at::Tensor*> Optimizer::tensors() {
+  std::vector<at::Tensor*> out;
+  for (auto& [name, slot] : slots_) {
+    for (at::Tensor& buffer : slot.buffers) out.push_back(&buffer);
+  }
+  return out;
+}
+
 void Optimizer::load(const State& state) {
   const auto kind = get<std::string>(state.fields, "optimizer");
   require(kind == name(), Code::kInvalid, "optim: the state is of ", kind, ", this optimizer is ",

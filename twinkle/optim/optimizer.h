@@ -51,6 +51,8 @@ class Optimizer {
   int64_t num_steps() const;  // updates of the parameter that has had most
 
   State state() const;  // its tensors share memory with the optimizer: valid until the next step
+  // All buffers, in one order until the next step: to be taken out of memory and put back.
+  std::vector<at::Tensor*> tensors();
   void load(const State& state);  // copies. Error kInvalid: another optimizer's; nothing changes
 
  protected:
