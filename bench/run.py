@@ -13,6 +13,7 @@ from pathlib import Path
 import decoding
 import limits
 import rows
+import tenants
 import training
 from foreign import LIMIT_CORES
 from worker import Worker
@@ -24,6 +25,7 @@ QUESTIONS = {
     "C4": training.c4,
     "C7": decoding.c7,
     "C8": decoding.c8,
+    "C12": tenants.c12,
 }
 
 

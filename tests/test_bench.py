@@ -14,6 +14,7 @@ import inputs  # noqa: E402
 import limits  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
+import tenants  # noqa: E402
 import training  # noqa: E402
 from worker import Worker, WorkerError  # noqa: E402
 
@@ -30,7 +31,7 @@ def row(id_="C1", what="training", lower=False, **more):
 
 
 def test_arguments_name_questions_and_unknown_ones_are_refused(capsys):
-    assert run.parse([]).only == ["C1", "C3", "C4", "C7", "C8"]
+    assert run.parse([]).only == ["C1", "C3", "C4", "C7", "C8", "C12"]
     arguments = run.parse(["--only", "c1,C3", "--quick", "--threads", "3"])
     assert (arguments.only, arguments.quick, arguments.threads) == (["C1", "C3"], True, 3)
     for wrong, text in ((["--only", "C99"], "'C99'"), (["--rounds", "0"], "at least 1")):
@@ -45,6 +46,11 @@ def test_a_row_is_medians_their_ratio_and_the_share_of_the_limit():
     assert one["ratio"] == pytest.approx(200 / 90, abs=1e-3)
     assert one["share_of_limit"] == 0.5
     assert one["best"] == {"ours": 300, "peer": 100}
+
+
+def test_a_resting_tenant_keeps_its_weights_and_two_moments():
+    assert tenants.resident_mib(SMOLLM2, 16) == pytest.approx(58.6e6 / 2**20, rel=1e-3)
+    assert tenants.resident_mib(SMOLLM2, 8) * 2 == tenants.resident_mib(SMOLLM2, 16)
 
 
 def test_where_less_is_better_the_ratio_is_turned_round():
@@ -66,7 +72,7 @@ def test_results_keep_what_this_run_did_not_measure(tmp_path):
     assert len({line.count("|") for line in table}) == 1
     assert "**noisy**" in table[2] and "**invalid**" in table[3] and "**" not in table[4]
     absent = [line.split("|")[1].strip() for line in table if "not measured yet" in line]
-    assert absent == ["C4", "C7", *rows.LATER]
+    assert absent == ["C4", "C7", "C12", *rows.LATER]
     assert list(rows.NOW) == list(run.QUESTIONS)
 
 
