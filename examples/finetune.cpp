@@ -17,12 +17,6 @@ using namespace twinkle::engine;
 
 namespace {
 
-std::vector<int32_t> ints(const data::Row& row, const char* field) {
-  std::vector<int32_t> out;
-  for (const Json& value : row.at(field).as_array()) out.push_back(value.to_number<int32_t>());
-  return out;
-}
-
 void finetune(const std::string& model, const std::string& file, const std::string& output,
               int64_t steps, uint64_t seed) {
   const text::Template tmpl(model, {.max_length = 256});
@@ -49,8 +43,8 @@ void finetune(const std::string& model, const std::string& file, const std::stri
     }
     ForwardBackward work{.tenant = "me"};
     for (const int64_t i : batch) {
-      work.sequences.push_back(
-          {.input_ids = ints(rows.row(i), "input_ids"), .labels = ints(rows.row(i), "labels")});
+      work.sequences.push_back({.input_ids = data::integers(rows.row(i), "input_ids"),
+                                .labels = data::integers(rows.row(i), "labels")});
     }
     const auto result = engine.run<ForwardResult>(work);
     const auto update = engine.run<StepResult>(

@@ -32,3 +32,7 @@ def test_the_first_ten_losses_of_the_cpp_example_are_those_of_the_python_script(
     cpp = losses([str(PROGRAM), model, data, str(tmp_path / "cpp"), "10", str(seed)])
     assert len(python) == 10
     assert cpp == python
+
+
+def test_the_cpp_example_has_less_than_80_lines():
+    assert len((ROOT / "examples/finetune.cpp").read_text().splitlines()) < 80

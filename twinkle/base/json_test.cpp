@@ -2,31 +2,24 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle {
 namespace {
 
-std::string text_of(auto&& run) {
-  try {
-    run();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(Json, NamesTheLineOfABrokenDocument) {
-  EXPECT_NE(text_of([] { parse_json("{\n\"a\": 1,\n\"b\" 2}", "x.json"); }).find("x.json line 3"),
+  EXPECT_NE(error_of([] { parse_json("{\n\"a\": 1,\n\"b\" 2}", "x.json"); }).find("x.json line 3"),
             std::string::npos);
-  EXPECT_NE(text_of([] { parse_json("{} {}", "x"); }).find("extra data"), std::string::npos);
+  EXPECT_NE(error_of([] { parse_json("{} {}", "x"); }).find("extra data"), std::string::npos);
 }
 
 TEST(Json, NamesTheFieldItsValueAndWhatWasExpected) {
   const Json config = parse_json(R"({"rank": "eight", "p": 0.5, "n": null})", "c");
-  EXPECT_EQ(text_of([&] { get<int64_t>(config, "rank"); }),
+  EXPECT_EQ(error_of([&] { get<int64_t>(config, "rank"); }),
             "json: field 'rank' is \"eight\", expected an integer");
-  EXPECT_EQ(text_of([&] { get<int64_t>(config, "p"); }),
+  EXPECT_EQ(error_of([&] { get<int64_t>(config, "p"); }),
             "json: field 'p' is 0.5, expected an integer");
-  EXPECT_EQ(text_of([&] { get<bool>(config, "x"); }), "json: field 'x' is missing");
+  EXPECT_EQ(error_of([&] { get<bool>(config, "x"); }), "json: field 'x' is missing");
   EXPECT_EQ(get_or<int64_t>(config, "n", 7), 7);
   EXPECT_EQ(get<double>(config, "p"), 0.5);
 }

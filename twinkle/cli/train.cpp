@@ -22,12 +22,6 @@ struct Options {
   uint64_t seed = 42;
 };
 
-std::vector<int32_t> ints(const data::Row& row, const char* field) {
-  std::vector<int32_t> out;
-  for (const Json& value : row.at(field).as_array()) out.push_back(value.to_number<int32_t>());
-  return out;
-}
-
 std::string lora_json(const Options& o) {
   return boost::json::serialize(JsonObject{{"r", o.rank},
                                            {"lora_alpha", o.alpha},
@@ -77,8 +71,8 @@ void run(const Options& o) {
     for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
       engine::ForwardBackward work{.tenant = "me"};
       for (const int64_t i : batch) {
-        work.sequences.push_back(
-            {.input_ids = ints(rows.row(i), "input_ids"), .labels = ints(rows.row(i), "labels")});
+        work.sequences.push_back({.input_ids = data::integers(rows.row(i), "input_ids"),
+                                  .labels = data::integers(rows.row(i), "labels")});
         tokens += static_cast<double>(work.sequences.back().input_ids.size());
       }
       const auto result = engine.run<engine::ForwardResult>(work);

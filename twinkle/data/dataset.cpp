@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "twinkle/data/parallel.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/data/rows/csv.h"
 #include "twinkle/data/rows/json_rows.h"
 

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <fstream>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::data {
 namespace {
 
@@ -12,15 +14,6 @@ std::filesystem::path write(const std::string& name, const std::string& text) {
   const auto file = std::filesystem::path(testing::TempDir()) / ("dataset_test_" + name);
   std::ofstream(file, std::ios::binary) << text;
   return file;
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 Dataset numbers(int64_t n, const std::string& name = "memory") {

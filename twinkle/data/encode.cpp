@@ -79,4 +79,19 @@ std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) {
   return std::nullopt;
 }
 
+std::vector<int32_t> integers(const Row& row, std::string_view field) {
+  const Json* list = row.if_contains(field);
+  require(list && list->is_array(), Code::kInvalid, "data: field '", field,
+          "' must be a list of integers; encode the rows first");
+  std::vector<int32_t> out;
+  out.reserve(list->get_array().size());
+  for (const Json& value : list->get_array()) {
+    boost::system::error_code failed;
+    out.push_back(value.to_number<int32_t>(failed));
+    require(!failed, Code::kInvalid, "data: field '", field, "' has ", value, " at ",
+            out.size() - 1, ", it must be an integer of 32 bits");
+  }
+  return out;
+}
+
 }  // namespace twinkle::data

@@ -2,8 +2,11 @@
 // attention_mask, position_ids, length. The template does the work; this knows how a row carries
 // it.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "twinkle/data/dataset.h"
 #include "twinkle/text/template.h"
@@ -18,5 +21,9 @@ Encoder encoder(const text::Template& tmpl, bool add_generation_prompt = false);
 
 // Why `row` cannot be encoded, nested trajectories included; none: it can be.
 std::optional<std::string> why_not(const text::Template& tmpl, const Row& row);
+
+// The numbers of an encoded row's `field`, such as input_ids or labels. Error kInvalid: it is
+// missing, or no list of integers of 32 bits.
+std::vector<int32_t> integers(const Row& row, std::string_view field);
 
 }  // namespace twinkle::data

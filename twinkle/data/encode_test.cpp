@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/text/tiny_model_test.h"
 
 namespace twinkle::data {
@@ -20,12 +21,7 @@ Row row(const std::string& answer) {
 Dataset dataset(Rows rows) { return Dataset(Table{.name = "memory", .rows = std::move(rows)}); }
 
 std::string error_of(const Template& tmpl, const Dataset& rows) {
-  try {
-    rows.encode(encoder(tmpl));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return twinkle::error_of([&] { rows.encode(encoder(tmpl)); });
 }
 
 TEST(Encode, KeepsTheRowsFieldsAndAddsTheTemplatesTokens) {
@@ -79,6 +75,22 @@ TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   EXPECT_EQ(error.find("data: memory row 1: text: "), 0u) << error;
   EXPECT_NE(error.find("messages"), std::string::npos) << error;
   EXPECT_TRUE(why_not(tmpl, {{"query", "q"}}));
+}
+
+TEST(Integers, AreReadFromAFieldAndAnythingElseIsNamed) {
+  const Row row = {{"ids", {1, -100}}, {"mixed", {1, 2.5}}, {"far", {1ll << 40}}, {"text", "1"}};
+  EXPECT_EQ(integers(row, "ids"), (std::vector<int32_t>{1, -100}));
+  const auto refusal = [&](const char* field) {
+    return twinkle::invalid_of([&] { integers(row, field); });
+  };
+  EXPECT_EQ(refusal("input_ids"),
+            "data: field 'input_ids' must be a list of integers; encode the rows first");
+  EXPECT_EQ(refusal("text"),
+            "data: field 'text' must be a list of integers; encode the rows first");
+  EXPECT_EQ(refusal("mixed"),
+            "data: field 'mixed' has 2.5E0 at 1, it must be an integer of 32 bits");
+  EXPECT_EQ(refusal("far"),
+            "data: field 'far' has 1099511627776 at 0, it must be an integer of 32 bits");
 }
 
 }  // namespace

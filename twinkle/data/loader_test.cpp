@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::data {
 namespace {
@@ -19,15 +20,6 @@ Batches epoch(Loader& loader, int64_t number = 0) {
   loader.start(number);
   for (auto batch = loader.next(); !batch.empty(); batch = loader.next()) out.push_back(batch);
   return out;
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Loader, EveryRowComesOnceAndTheTailObeysMinBatchSize) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/data/dataset.h"
 
 namespace twinkle::data {
@@ -86,15 +87,6 @@ class Maker {
 
 std::filesystem::path file_of(const std::string& name) {
   return std::filesystem::path(testing::TempDir()) / ("writer_test_" + name);
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Writer, RandomRowsWrittenAsJsonAndJsonlComeBackEqual) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle {
 
@@ -45,18 +46,6 @@ inline void write_text(const std::filesystem::path& file, const std::string& tex
 inline std::string read_text(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// The text of the Error that `action` throws; "no error" when it throws none. Other exceptions
-// pass.
-template <class Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 }  // namespace twinkle

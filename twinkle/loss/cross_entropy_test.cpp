@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/loss/formula.h"
 #include "twinkle/loss/loss.h"
 #include "twinkle/loss/reduce.h"
@@ -97,13 +98,8 @@ TEST(CrossEntropy, ALossOfTwoSequencesIsTheSumOfTheirLossesBitForBit) {
 }
 
 TEST(CrossEntropy, RefusesOptionsThatItDoesNotKnow) {
-  const auto text = [](const char* options) -> std::string {
-    try {
-      cross_entropy_of(example(10), options);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "nothing thrown";
+  const auto text = [](const char* options) {
+    return error_of([&] { cross_entropy_of(example(10), options); });
   };
   EXPECT_EQ(text(R"({"label_smoothing":0.1})"),
             "loss: CrossEntropyLoss has no option 'label_smoothing', it has reduction, dft, "

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/loss/reduce.h"
 
 namespace twinkle::loss {
@@ -31,12 +32,8 @@ TEST(Formula, AConstantHasNoGradient) {
 }
 
 TEST(Formula, RefusesAResultThatIsNoScalar) {
-  try {
-    differentiate(example(), [](const at::Tensor& lp) { return lp; }, 0);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "loss: the formula's result has shape [3], it must be a scalar");
-  }
+  EXPECT_EQ(error_of([] { differentiate(example(), [](const at::Tensor& lp) { return lp; }, 0); }),
+            "loss: the formula's result has shape [3], it must be a scalar");
 }
 
 }  // namespace

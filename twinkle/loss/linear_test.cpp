@@ -2,6 +2,8 @@
 
 #include "twinkle/loss/loss.h"
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::loss {
 namespace {
 
@@ -13,12 +15,7 @@ Inputs example() {
 }
 
 std::string error_of(const Inputs& in, const Json& options) {
-  try {
-    run(find("linear"), in, options);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing thrown";
+  return twinkle::error_of([&] { run(find("linear"), in, options); });
 }
 
 TEST(Linear, CarriesAGivenGradientOnTheScoredRows) {

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::loss {
 namespace {
 
@@ -16,17 +18,6 @@ Inputs two_sequences() {
           .extras = {}};
 }
 
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, Code::kInvalid);
-    return e.what();
-  }
-  return "nothing thrown";
-}
-
 TEST(Loss, IsFoundByBothOfItsNames) {
   EXPECT_EQ(find("cross_entropy").class_name, "CrossEntropyLoss");
   EXPECT_EQ(find("CrossEntropyLoss").name, "cross_entropy");
@@ -34,22 +25,22 @@ TEST(Loss, IsFoundByBothOfItsNames) {
 }
 
 TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
-  EXPECT_EQ(error_of([] { find("HingeLoss"); }),
+  EXPECT_EQ(invalid_of([] { find("HingeLoss"); }),
             "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss");
 }
 
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
   Inputs in = two_sequences();
   in.logprobs = at::zeros({3}, at::kDouble);
-  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+  EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
             "loss: cross_entropy: logprobs is CPUDoubleType, it must be a contiguous "
             "one-dimensional float32 tensor on the CPU");
   in.logprobs = at::Tensor();
-  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+  EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
             "loss: cross_entropy: logprobs is missing, it must be a contiguous one-dimensional "
             "float32 tensor on the CPU");
   in.logprobs = at::zeros({4});
-  EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+  EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
             "loss: cross_entropy: logprobs has 4 rows, weights has 3, they must be equally many");
 }
 
@@ -58,18 +49,18 @@ TEST(Loss, RefusesSequenceBoundsThatDoNotCoverTheRows) {
        {std::vector<int64_t>{}, {0, 2}, {1, 3}, {0, 2, 1, 3}, {0, 3, 4}}) {
     Inputs in = two_sequences();
     in.cu_seqlens = bounds;
-    EXPECT_EQ(error_of([&] { run(find("cross_entropy"), in); }),
+    EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
               "loss: cross_entropy: cu_seqlens must rise from 0 to the 3 rows of weights");
   }
 }
 
 TEST(Loss, RefusesMissingAndMisshapenExtras) {
   Inputs in = two_sequences();
-  EXPECT_EQ(error_of([&] { run(find("linear"), in); }),
+  EXPECT_EQ(invalid_of([&] { run(find("linear"), in); }),
             "loss: linear needs 'grad', pass it with the batch");
   in.extras["grad"] = at::zeros({4});
   EXPECT_EQ(
-      error_of([&] { run(find("linear"), in); }),
+      invalid_of([&] { run(find("linear"), in); }),
       "loss: linear: grad has 4 entries, it must have one per row (3) or one per sequence (2)");
 }
 
@@ -77,7 +68,7 @@ TEST(Loss, OneThatIsNotSeparableCannotBePrepared) {
   Loss whole = find("cross_entropy");
   whole.prepare = nullptr;
   EXPECT_FALSE(whole.separable());
-  EXPECT_EQ(error_of([&] { prepare(whole, two_sequences()); }),
+  EXPECT_EQ(invalid_of([&] { prepare(whole, two_sequences()); }),
             "loss: cross_entropy needs the log-probabilities of all rows before its gradient is "
             "known, use run()");
 }

@@ -6,6 +6,8 @@
 
 #include <limits>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::optim {
 namespace {
 
@@ -20,17 +22,6 @@ std::vector<Param> example() {
   }
   params.push_back({"without", at::ones({3}), at::Tensor()});
   return params;
-}
-
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, Code::kInvalid);
-    return e.what();
-  }
-  return "nothing thrown";
 }
 
 TEST(Clip, NormAndFactorAreTorchsForEveryNormType) {
@@ -75,22 +66,22 @@ TEST(Clip, RefusesANormThatIsNotFiniteAndNamesTheParameter) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), static_cast<float>(kInf)}) {
       std::vector<Param> params = example();
       params[2].grad[39999] = bad;
-      const std::string text = error_of([&] { grad_norm(params, norm_type); });
+      const std::string text = invalid_of([&] { grad_norm(params, norm_type); });
       EXPECT_EQ(text.find("optim: the gradient of p40001 has norm "), 0U) << text;
       EXPECT_NE(text.find("it must be finite; nothing was changed"), text.npos) << text;
     }
 }
 
 TEST(Clip, RefusesATotalThatIsNotFinite) {
-  const std::string text = error_of([] { grad_norm(example(), 2.0, kInf); });
+  const std::string text = invalid_of([] { grad_norm(example(), 2.0, kInf); });
   EXPECT_EQ(text,
             "optim: the norm of all gradients is inf, it must be finite; nothing was changed");
 }
 
 TEST(Clip, RefusesLimitsAndNormTypesOutOfRange) {
-  EXPECT_EQ(error_of([] { clip_factor(1, -1); }),
+  EXPECT_EQ(invalid_of([] { clip_factor(1, -1); }),
             "optim: max_norm of clipping is -1, it must be at least 0 and finite");
-  EXPECT_EQ(error_of([] { grad_norm(example(), 0); }),
+  EXPECT_EQ(invalid_of([] { grad_norm(example(), 0); }),
             "optim: norm_type is 0, it must be above 0, or infinity");
 }
 

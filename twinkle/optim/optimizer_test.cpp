@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::optim {
 namespace {
 
@@ -38,17 +40,6 @@ void train(Optimizer& optimizer, std::vector<Param>& params, int begin, int end)
     set_gradients(params, static_cast<uint64_t>(step));
     optimizer.step(params, optimizer.lr() / (1 + step), 0.5);
   }
-}
-
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, Code::kInvalid);
-    return e.what();
-  }
-  return "nothing thrown";
 }
 
 TEST(Optimizer, StepsHaveTheSameBitsOnOneThreadAndTwo) {
@@ -171,7 +162,7 @@ void expect_refused(const std::vector<Param>& bad, double lr, double scale, cons
   const at::Tensor mean = optimizer->state().tensors[0].second.clone();
   std::vector<Param> params = good;
   params.insert(params.end(), bad.begin(), bad.end());
-  EXPECT_EQ(error_of([&] { optimizer->step(params, lr, scale); }), text);
+  EXPECT_EQ(invalid_of([&] { optimizer->step(params, lr, scale); }), text);
   EXPECT_TRUE(at::equal(good[0].value, value));
   EXPECT_TRUE(at::equal(optimizer->state().tensors[0].second, mean));
   EXPECT_EQ(optimizer->state().tensors.size(), 2U);
@@ -205,7 +196,7 @@ TEST(Optimizer, StateOfAnotherShapeIsRefusedAtTheStep) {
   const auto optimizer = make(kKinds[0]);
   const Param before{"p", at::ones({2}), at::ones({2})}, after{"p", at::ones({3}), at::ones({3})};
   optimizer->step({&before, 1}, 0.1);
-  EXPECT_EQ(error_of([&] { optimizer->step({&after, 1}, 0.1); }),
+  EXPECT_EQ(invalid_of([&] { optimizer->step({&after, 1}, 0.1); }),
             "optim: state of p has shape [2], the parameter has [3]");
 }
 
@@ -215,7 +206,7 @@ TEST(Optimizer, ARefusedStateChangesNothing) {
   train(*optimizer, params, 0, 1);
   State state = optimizer->state();
   const auto refused = [&](const State& bad) {
-    const std::string text = error_of([&] { optimizer->load(bad); });
+    const std::string text = invalid_of([&] { optimizer->load(bad); });
     EXPECT_EQ(optimizer->num_steps(), 1);
     EXPECT_EQ(optimizer->state().tensors.size(), 4U);
     return text;
@@ -242,7 +233,7 @@ TEST(Optimizer, ARefusedStateChangesNothing) {
 }
 
 TEST(Optimizer, AnUnknownNameIsRefusedWithTheKnownOnes) {
-  EXPECT_EQ(error_of([] { optim::make("Lion"); }),
+  EXPECT_EQ(invalid_of([] { optim::make("Lion"); }),
             "optim: unknown optimizer 'Lion', known are AdamW, Adam, SGD");
 }
 

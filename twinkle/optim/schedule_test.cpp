@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::optim {
 namespace {
 
@@ -20,13 +22,7 @@ void expect_equal(const std::vector<double>& ours, const std::vector<double>& ex
 }
 
 std::string error_of(const char* name, const char* options) {
-  try {
-    make_schedule(name, parse_json(options, "options"));
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, Code::kInvalid);
-    return e.what();
-  }
-  return "nothing thrown";
+  return twinkle::invalid_of([&] { make_schedule(name, parse_json(options, "options")); });
 }
 
 // The numbers are what torch 2.11's (and, for warm-ups, transformers 5.23's) schedulers set from

@@ -8,6 +8,8 @@
 
 #include "twinkle/optim/optimizer.h"
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::optim {
 
 inline constexpr int kSteps = 20;
@@ -44,13 +46,7 @@ void expect_same_trajectory(std::string_view name, const JsonObject& options,
 }
 
 inline std::string error_of(const char* name, const char* options) {
-  try {
-    make(name, parse_json(options, "options"));
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code, Code::kInvalid);
-    return e.what();
-  }
-  return "nothing thrown";
+  return twinkle::invalid_of([&] { make(name, parse_json(options, "options")); });
 }
 
 }  // namespace twinkle::optim

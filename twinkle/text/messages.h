@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twinkle/base/json.h"
-#include "twinkle/text/chat_template.h"
+#include "twinkle/text/rust/chat_template.h"
 
 namespace twinkle::text {
 

@@ -1,69 +1,25 @@
 #include "twinkle/text/rows.h"
 
-#include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <string_view>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 
 namespace twinkle::text {
-namespace {
-
-// Rows are taken in rising order, so every row below a failing one has been taken, too: the lowest
-// failure is the same whatever the number of threads.
-struct Failure {
-  std::mutex mutex;
-  size_t row = SIZE_MAX;
-  std::exception_ptr cause;
-
-  void keep(size_t failed, std::exception_ptr why) {
-    const std::lock_guard lock(mutex);
-    if (failed >= row) return;
-    row = failed;
-    cause = std::move(why);
-  }
-};
-
-[[noreturn]] void rethrow(const Failure& failure) {
-  constexpr std::string_view kFolder = "text: ";
-  try {
-    std::rethrow_exception(failure.cause);
-  } catch (const Error& error) {
-    std::string_view text = error.what();
-    if (text.starts_with(kFolder)) text.remove_prefix(kFolder.size());
-    fail(error.code, "text: row ", failure.row, ": ", text);
-  }
-}
-
-}  // namespace
 
 void for_each_row(size_t num_rows, const std::function<void(size_t)>& work) {
-  std::atomic<size_t> next = 0;
-  std::atomic<bool> failed = false;
-  Failure failure;
-  const auto take_rows = [&] {
-    while (!failed) {
-      const size_t row = next++;
-      if (row >= num_rows) return;
+  parallel_ranges(static_cast<int64_t>(num_rows), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
       try {
         work(row);
-      } catch (...) {
-        failure.keep(row, std::current_exception());
-        failed = true;
+      } catch (const Error& error) {  // `work` knows the cause and only this loop knows the row
+        constexpr std::string_view kFolder = "text: ";
+        std::string_view cause = error.what();
+        if (cause.starts_with(kFolder)) cause.remove_prefix(kFolder.size());
+        fail(error.code, "text: row ", row, ": ", cause);
       }
     }
-  };
-  const size_t num_threads =
-      std::min<size_t>(num_rows, std::max(1u, std::thread::hardware_concurrency()));
-  {
-    std::vector<std::jthread> others;
-    for (size_t i = 1; i < num_threads; ++i) others.emplace_back(take_rows);
-    take_rows();
-  }
-  if (failure.cause) rethrow(failure);
+  });
 }
 
 }  // namespace twinkle::text

@@ -6,9 +6,9 @@
 
 namespace twinkle::text {
 
-// Calls work(0) .. work(num_rows - 1), each once, from several threads at once; returns when all
-// are done. A throwing row stops the taking of further ones; rethrown as an Error "text: row 17:
-// cause" with the cause's code.
+// Calls work(0) .. work(num_rows - 1), each at most once, from several threads at once; returns
+// when all are done. The Error of the lowest failing row is thrown as "text: row 17: cause" with
+// the cause's code.
 void for_each_row(size_t num_rows, const std::function<void(size_t row)>& work);
 
 }  // namespace twinkle::text

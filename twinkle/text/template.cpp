@@ -60,7 +60,7 @@ std::optional<std::string> Template::check(const Json& trajectory) const {
     if (!features.empty() && features.front().length() > 0) return std::nullopt;
     return "text: the row is longer than max_length, " + std::to_string(options_.max_length) +
            ", or empty";
-  } catch (const Error& error) {
+  } catch (const Error& error) {  // the cause is the answer that was asked for
     return error.what();
   }
 }

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "twinkle/base/json.h"
-#include "twinkle/text/chat_template.h"
 #include "twinkle/text/messages.h"
-#include "twinkle/text/tokenizer.h"
+#include "twinkle/text/rust/chat_template.h"
+#include "twinkle/text/rust/tokenizer.h"
 
 namespace twinkle::text {
 

@@ -7,6 +7,8 @@
 
 #include "twinkle/base/json.h"
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::text {
 
 // GPT-2's printable stand-in for a byte, as UTF-8.
@@ -97,16 +99,5 @@ class TinyModel {
 
   std::filesystem::path directory_;
 };
-
-// The text of the Error that `work` throws; empty: none.
-template <class Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace twinkle::text

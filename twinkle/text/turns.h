@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/text/chat_template.h"
 #include "twinkle/text/messages.h"
-#include "twinkle/text/tokenizer.h"
+#include "twinkle/text/rust/chat_template.h"
+#include "twinkle/text/rust/tokenizer.h"
 
 namespace twinkle::text {
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::data {
 namespace {
 
@@ -10,12 +12,7 @@ Row run(std::string_view name, const Row& row, const JsonObject& arguments = {})
 }
 
 std::string error_of(std::string_view name, const Row& row, const JsonObject& arguments = {}) {
-  try {
-    run(name, row, arguments);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return twinkle::error_of([&] { run(name, row, arguments); });
 }
 
 Json parsed(std::string_view text) { return boost::json::parse(text); }

@@ -7,7 +7,7 @@
 #include <optional>
 #include <set>
 
-#include "twinkle/data/parallel.h"
+#include "twinkle/base/parallel.h"
 
 namespace twinkle::data {
 namespace {

@@ -5,18 +5,14 @@
 #include <functional>
 #include <random>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/data/dataset.h"
 
 namespace twinkle::data {
 namespace {
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_csv(text, "f.csv");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return twinkle::error_of([&] { parse_csv(text, "f.csv"); });
 }
 
 TEST(Csv, ReadsQuotesNewlinesAndBothLineEndings) {

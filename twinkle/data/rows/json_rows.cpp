@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "twinkle/data/parallel.h"
+#include "twinkle/base/parallel.h"
 
 namespace twinkle::data {
 namespace {

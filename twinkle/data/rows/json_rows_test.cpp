@@ -7,6 +7,8 @@
 #include <functional>
 #include <random>
 
+#include "twinkle/base/error_for_test.h"
+
 namespace twinkle::data {
 namespace {
 
@@ -14,15 +16,6 @@ std::filesystem::path write(const std::string& name, const std::string& text) {
   const auto file = std::filesystem::path(testing::TempDir()) / ("json_rows_test_" + name);
   std::ofstream(file, std::ios::binary) << text;
   return file;
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(JsonRows, ABrokenLineIsNamedWithItsNumberColumnAndCause) {

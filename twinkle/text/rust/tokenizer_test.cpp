@@ -1,4 +1,4 @@
-#include "twinkle/text/tokenizer.h"
+#include "twinkle/text/rust/tokenizer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "twinkle/text/chat_template.h"
+#include "twinkle/text/rust/chat_template.h"
 
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 
-#include "twinkle/text/foreign.h"
+#include "twinkle/text/rust/foreign.h"
 
 namespace twinkle::text {
 namespace {

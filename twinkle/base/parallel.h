@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace twinkle::data {
+namespace twinkle {
 
 // Calls work(begin, end) on disjoint ranges that cover [0, n), each of at least `grain` indices but
 // the last. A range that throws must do so at its lowest bad index.
@@ -27,4 +27,4 @@ void parallel_ranges(int64_t n, int64_t grain, const Work& work) {
   for (auto& range : running) range.get();
 }
 
-}  // namespace twinkle::data
+}  // namespace twinkle

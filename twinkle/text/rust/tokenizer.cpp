@@ -1,4 +1,4 @@
-#include "twinkle/text/tokenizer.h"
+#include "twinkle/text/rust/tokenizer.h"
 
 #include <algorithm>
 #include <fstream>
@@ -6,8 +6,8 @@
 #include <limits>
 #include <map>
 
-#include "twinkle/text/foreign.h"
 #include "twinkle/text/rows.h"
+#include "twinkle/text/rust/foreign.h"
 
 namespace twinkle::text {
 namespace {

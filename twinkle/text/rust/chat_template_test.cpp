@@ -1,4 +1,4 @@
-#include "twinkle/text/chat_template.h"
+#include "twinkle/text/rust/chat_template.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,34 @@
+// For tests: the text of the Error that a call throws. Another exception passes through.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle {
+
+// "no error" when there is none.
+template <class Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// The same, and the Error's code must be kInvalid.
+template <class Action>
+std::string invalid_of(Action&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kInvalid) << e.what();
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace twinkle
