@@ -1,0 +1,46 @@
+"""The README's first script, as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_first_script(folder, **environment):
+    """Runs it in `folder`, which sees the repository's examples; returns what it prints."""
+    pytest.importorskip("twinkle._core", reason="the extension is not built: make build")
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (folder / "first.py").write_text(script)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    result = subprocess.run(
+        [sys.executable, "first.py"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert (folder / "outputs/first/adapter_model.safetensors").stat().st_size > 0
+    return result.stdout
+
+
+def losses(printed):
+    return [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", printed)]
+
+
+def test_the_first_script_runs_on_a_tiny_model(tmp_path, tiny_llama_dir):
+    printed = run_first_script(tmp_path, TWINKLE_MODEL_ID_ALIASES=f"smollm2={tiny_llama_dir}")
+    assert re.findall(r"^(\d+) ", printed, re.MULTILINE) == [str(step) for step in range(13)]
+    assert losses(printed)[-1] < losses(printed)[0]
+
+
+@pytest.mark.soak
+def test_the_first_script_teaches_the_name_to_the_real_model(tmp_path, smollm2_dir):
+    printed = run_first_script(tmp_path, TWINKLE_MODEL_ID_ALIASES=f"smollm2={smollm2_dir}")
+    assert losses(printed)[-1] < losses(printed)[0]
+    assert "Nova" in printed.splitlines()[-1]
