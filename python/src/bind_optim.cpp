@@ -5,7 +5,7 @@
 
 #include "twinkle/loss/loss.h"
 #include "twinkle/optim/optimizer.h"
-#include "twinkle/optim/schedule.h"
+#include "twinkle/optim/schedules/schedule.h"
 
 namespace py = pybind11;
 using namespace py::literals;

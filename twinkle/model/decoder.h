@@ -14,10 +14,10 @@
 
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/spec.h"
-#include "twinkle/nn/attention.h"
+#include "twinkle/nn/attention/attention.h"
+#include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/nn/norm.h"
-#include "twinkle/nn/packing.h"
 
 namespace twinkle::model {
 

@@ -5,7 +5,7 @@
 namespace twinkle::model {
 
 #define FAMILY(name) Family name();
-#include "twinkle/model/families.def"
+#include "twinkle/model/families/families.def"
 #undef FAMILY
 
 namespace {
@@ -134,7 +134,7 @@ DecoderSpec llama_like(const Json& config) {
 std::span<const Family> families() {
   static const auto all = std::to_array<Family>({
 #define FAMILY(name) name(),
-#include "twinkle/model/families.def"
+#include "twinkle/model/families/families.def"
 #undef FAMILY
   });
   return all;

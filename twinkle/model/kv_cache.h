@@ -4,8 +4,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "twinkle/nn/attention.h"
-#include "twinkle/nn/packing.h"
+#include "twinkle/nn/attention/attention.h"
+#include "twinkle/nn/attention/packing.h"
 
 namespace twinkle::model {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/nn/rope.h"
+#include "twinkle/nn/attention/rope.h"
 
 namespace twinkle::model {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "twinkle/nn/packing.h"
+#include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {

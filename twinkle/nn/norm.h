@@ -4,7 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "twinkle/nn/packing.h"
+#include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/nn/attention.h"
+#include "twinkle/nn/attention/attention.h"
 
 namespace twinkle::sampler {
 namespace {

@@ -1,4 +1,4 @@
-#include "twinkle/nn/packing.h"
+#include "twinkle/nn/attention/packing.h"
 
 #include <ATen/ops/empty.h>
 

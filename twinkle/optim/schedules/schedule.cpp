@@ -1,4 +1,4 @@
-#include "twinkle/optim/schedule.h"
+#include "twinkle/optim/schedules/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -120,7 +120,7 @@ Schedule make_schedule(std::string_view name, const Json& options) {
     Schedule (*make)(const Json&, std::string_view);
   } kKnown[] = {
 #define SCHEDULE(name, function) {name, function},
-#include "twinkle/optim/schedulers.def"
+#include "twinkle/optim/schedules/schedulers.def"
 #undef SCHEDULE
   };
   std::string known;

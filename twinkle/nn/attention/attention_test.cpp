@@ -1,4 +1,4 @@
-#include "twinkle/nn/attention.h"
+#include "twinkle/nn/attention/attention.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

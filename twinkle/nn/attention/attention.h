@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/kernels/attention/attention.h"
-#include "twinkle/nn/packing.h"
+#include "twinkle/nn/attention/packing.h"
 
 namespace twinkle::nn {
 

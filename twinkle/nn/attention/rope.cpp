@@ -1,4 +1,4 @@
-#include "twinkle/nn/rope.h"
+#include "twinkle/nn/attention/rope.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>

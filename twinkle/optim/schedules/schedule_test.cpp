@@ -1,4 +1,4 @@
-#include "twinkle/optim/schedule.h"
+#include "twinkle/optim/schedules/schedule.h"
 
 #include <gtest/gtest.h>
 
