@@ -5,6 +5,7 @@
 
 Prints the answers to ten questions that are not in the training set, before and after; writes the
 adapter and loss.png into outputs/demo. Exits with 1 when fewer than eight answers carry the name.
+Training is meant to take three minutes at most on two cores.
 """
 
 import argparse

@@ -92,6 +92,23 @@ def test_adapter_gradients_equal_peft(smollm2_dir, sequences, tmp_path):
     assert mine <= other
 
 
+def test_every_weights_gradient_equals_transformers(smollm2_dir, sequences):
+    """All 135 million in float32; one sequence, for the memory and the time it takes.
+
+    transformers gives the embedding of pad_token_id no gradient as an input, so that padding learns
+    nothing. SmolLM2's is <|im_end|>, which also ends real turns; without padding it learns, too.
+    """
+    grads, loss = ours.gradients(ours.engine(smollm2_dir), sequences[:1])
+    model = models.load_reference(smollm2_dir).requires_grad_(True)
+    assert model.model.embed_tokens.padding_idx in sequences[0]["input_ids"]
+    model.model.embed_tokens.padding_idx = None
+    truth = reference.gradients(model, sequences[:1])
+    assert truth.keys() == {name for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        assert loss == pytest.approx(reference.loss(model, sequences[:1]).item(), rel=1e-5)
+    check(grads, truth)
+
+
 def test_the_gguf_file_itself_gives_the_scores_of_its_converted_directory(smollm2_dir, sequences):
     from twinkle.hub import _smollm2_gguf
 
