@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,31 @@ def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program(tracked):
     listed = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
     on_disk = {path.parts[1] for path in tracked("twinkle/*.h", "twinkle/*.cpp")}
     assert on_disk <= listed
+
+
+# Where an exception is caught, and why. Everywhere else it goes up.
+CATCHES = {
+    "python/src/module.cpp": "becomes an exception of Python",
+    "twinkle/cli/main.cpp": "becomes an exit status",
+    "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
+    "twinkle/text/rows.cpp": "gets the row's number, likewise",
+    "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
+    "twinkle/lora/adapter.cpp": "boost tells of a bad expression in no other way",
+    "twinkle/kernels/simd/team.cpp": "goes to the thread that opened the loop",
+    "twinkle/engine/": "goes into the future of the operation; other tenants' work goes on",
+}
+
+
+def test_exceptions_are_caught_in_the_named_places_alone(tracked):
+    catching = {
+        str(path)
+        for path in tracked("twinkle/*.cpp", "twinkle/*.h", "python/src/*")
+        if re.search(r"\bcatch *\(", (ROOT / path).read_text())
+        and not re.search(r"_test\.|_for_test\.", path.name)
+    }
+    assert not {path for path in catching if not path.startswith(tuple(CATCHES))}
+
+
+def test_no_folder_of_the_cpp_program_or_of_python_holds_20_files(tracked):
+    held = Counter(path.parent for path in tracked("twinkle/*", "python/*", "tests/*", "tools/*"))
+    assert not {str(folder): count for folder, count in held.items() if count >= 20}
