@@ -12,42 +12,9 @@
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/softmax.h"
 #include "twinkle/nn/linear.h"
+#include "twinkle/sampler/logits/sampling.h"
 
 namespace twinkle::sampler {
-
-struct Sampler::Job {
-  int64_t ticket = 0;
-  Request request;
-  Decode decode;
-  int64_t limit = 0;  // tokens to generate at most
-  bool forked = false;
-  int64_t num_left = 0;  // samples that have not ended
-  std::vector<Completion> completions;
-};
-
-struct Sampler::Sequence {
-  Job* job;
-  int64_t sample;
-  std::vector<int32_t> tokens;  // prompt and generated
-  std::vector<Block> blocks;    // of its first `computed` tokens
-  int64_t computed = 0;
-  int64_t next = 0;  // end of what the running step computes
-  bool done = false;
-  StopStrings stops;
-
-  Sequence(Job* job, int64_t sample)
-      : job(job),
-        sample(sample),
-        tokens(job->request.prompt),
-        stops(job->request.params.stop, job->decode) {}
-
-  int64_t size() const { return std::ssize(tokens); }
-  bool finishes() const { return next == size(); }
-  void release() {
-    blocks.clear();
-    computed = 0;
-  }
-};
 
 // A token to be chosen for a sequence from a row of logits.
 struct Sampler::Chosen {
@@ -64,16 +31,6 @@ namespace {
 // nobody reads.
 constexpr int64_t kInvariantRows = 2;
 
-const SamplerOptions& checked(const SamplerOptions& options) {
-  const auto check = [](const char* field, int64_t value) {
-    require(value >= 1, Code::kInvalid, "sampler: ", field, " is ", value,
-            ", it must be at least 1");
-  };
-  check("max_batch", options.max_batch);
-  check("prefill_tokens", options.prefill_tokens);
-  return options;
-}
-
 int64_t generation_limit(const Request& request, int64_t max_positions) {
   return std::min(request.params.max_tokens, max_positions - std::ssize(request.prompt));
 }
@@ -86,9 +43,9 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options)
     : decoder_(decoder),
-      options_(checked(options)),
-      pool_(options.kv_tokens),
-      cache_(decoder.spec(), decoder.dtype(), pool_.num_pages()) {}
+      options_(options),
+      schedule_(options),
+      cache_(decoder.spec(), decoder.dtype(), schedule_.pool().num_pages()) {}
 
 Sampler::~Sampler() = default;
 
@@ -114,9 +71,10 @@ void Sampler::check(const Request& request, bool has_decode) const {
           "sampler: stop holds strings, but there is no tokenizer to find them with: set a "
           "template, or use stop_token_ids");
   const int64_t need = length + generation_limit(request, spec.max_positions);
-  require(pages_for(need) <= pool_.num_pages(), Code::kInvalid,
-          "sampler: the prompt and max_tokens", " take ", need, " tokens, the cache has room for ",
-          pool_.num_pages() * kPageTokens, ": raise kv_tokens or lower max_tokens");
+  const int64_t num_pages = schedule_.pool().num_pages();
+  require(pages_for(need) <= num_pages, Code::kInvalid, "sampler: the prompt and max_tokens take ",
+          need, " tokens, the cache has room for ", num_pages * kPageTokens,
+          ": raise kv_tokens or lower max_tokens");
 }
 
 int64_t Sampler::add(Request request, Decode decode) {
@@ -128,55 +86,9 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->completions.resize(static_cast<size_t>(job->num_left));
   job->request = std::move(request);
   job->decode = std::move(decode);
-  sequences_.push_back(std::make_unique<Sequence>(job.get(), 0));
+  schedule_.add(std::make_unique<Sequence>(job.get(), 0));
   jobs_.emplace(next_ticket_, std::move(job));
   return next_ticket_++;
-}
-
-// Makes room for tokens [computed, end) of a sequence, its pages there its own. Takes pages from
-// younger sequences, the youngest first, when none are free; false when that is not enough.
-bool Sampler::reserve(Sequence& sequence, size_t index, int64_t end) {
-  std::vector<Block>& blocks = sequence.blocks;
-  const auto first = static_cast<size_t>(sequence.computed / kPageTokens);
-  // Only the last page can be both partly filled and shared: with the samples of its prompt.
-  const auto copies = [&] { return first < blocks.size() && blocks[first].shared() ? 1 : 0; };
-  const int64_t grown = pages_for(end) - std::ssize(blocks);
-  for (size_t i = sequences_.size(); pool_.num_free() < grown + copies();) {
-    if (--i == index) return false;
-    sequences_[i]->release();
-  }
-  const bool copy = copies() == 1;
-  std::vector<Block> taken = pool_.take(grown + copies());
-  if (copy) {
-    cache_.copy_page(blocks[first].page(), taken.back().page());
-    blocks[first] = std::move(taken.back());
-    taken.pop_back();
-  }
-  std::move(taken.begin(), taken.end(), std::back_inserter(blocks));
-  return true;
-}
-
-// What the next forward computes: the oldest first, one token of each that decodes, prompts as far
-// as the budget goes.
-std::vector<Sampler::Sequence*> Sampler::plan() {
-  std::vector<Sequence*> batch;
-  int64_t budget = options_.prefill_tokens;
-  for (size_t i = 0; i < sequences_.size() && std::ssize(batch) < options_.max_batch; ++i) {
-    Sequence& sequence = *sequences_[i];
-    const int64_t left = sequence.size() - sequence.computed;
-    const int64_t count = left == 1 ? 1 : std::min(left, budget);
-    if (count == 0) continue;
-    // A newcomer waits until the others can each take one more page, lest it be sent back at once.
-    if (sequence.blocks.empty() && !batch.empty() &&
-        pool_.num_free() < pages_for(sequence.size()) + std::ssize(batch)) {
-      break;
-    }
-    if (!reserve(sequence, i, sequence.computed + count)) break;
-    if (left > 1) budget -= count;
-    sequence.next = sequence.computed + count;
-    batch.push_back(&sequence);
-  }
-  return batch;
 }
 
 // Logits [R, V] of the batch's sequences whose last known token this computes.
@@ -217,32 +129,6 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   while (std::ssize(last) < kInvariantRows) last.push_back(last.back());
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
   return nn::row_invariant_linear(hidden.index_select(0, index), decoder_.head().weight);
-}
-
-// Who gets a token from which row. A prompt that has just been computed becomes all its samples:
-// they share its pages.
-std::vector<Sampler::Chosen> Sampler::fork(const std::vector<Sequence*>& batch) {
-  std::vector<Chosen> chosen;
-  int64_t row = 0;
-  for (Sequence* sequence : batch) {
-    if (!sequence->finishes()) continue;
-    chosen.push_back({sequence, row});
-    Job& job = *sequence->job;
-    if (!job.forked) {
-      job.forked = true;
-      auto at = std::find_if(sequences_.begin(), sequences_.end(),
-                             [&](const auto& s) { return s.get() == sequence; });
-      for (int64_t i = 1; i < job.request.params.num_samples; ++i) {
-        auto sample = std::make_unique<Sequence>(&job, i);
-        sample->blocks = sequence->blocks;
-        sample->computed = sequence->computed;
-        chosen.push_back({sample.get(), row});
-        at = sequences_.insert(at + 1, std::move(sample));
-      }
-    }
-    ++row;
-  }
-  return chosen;
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
@@ -294,18 +180,25 @@ void Sampler::fail_job(Job& job, const std::string& error) {
 
 // Lets go of what has ended.
 void Sampler::sweep() {
-  std::erase_if(sequences_, [](const auto& s) { return s->done || s->job->num_left == 0; });
+  schedule_.sweep();
   std::erase_if(jobs_, [](const auto& job) { return job.second->num_left == 0; });
 }
 
 bool Sampler::step() {
-  if (sequences_.empty()) return false;
+  if (schedule_.empty()) return false;
   const at::NoGradGuard no_grad;
-  const std::vector<Sequence*> batch = plan();
-  const at::Tensor logits = forward(batch);
-  for (Sequence* sequence : batch) sequence->computed = sequence->next;
+  const Schedule::Work work = schedule_.plan();
+  for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
+  const at::Tensor logits = forward(work.batch);
+  schedule_.advance(work.batch);
   if (!logits.defined()) return true;
-  std::vector<Chosen> chosen = fork(batch);
+  std::vector<Chosen> chosen;
+  int64_t row = 0;
+  for (Sequence* sequence : work.batch) {
+    if (!sequence->finishes()) continue;
+    for (Sequence* s : schedule_.fork(*sequence)) chosen.push_back({s, row});
+    ++row;
+  }
   choose(logits, chosen);
   for (const Chosen& c : chosen) {
     if (c.sequence->job->num_left == 0) continue;  // another sample of it failed
@@ -341,7 +234,7 @@ std::vector<std::vector<Completion>> Sampler::generate(std::span<const Request> 
   struct Clear {
     Sampler& sampler;
     ~Clear() {
-      sampler.sequences_.clear();
+      sampler.schedule_.clear();
       sampler.jobs_.clear();
       sampler.outcomes_.clear();
     }

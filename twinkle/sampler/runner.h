@@ -1,9 +1,9 @@
 // Generation over the decoder that trains: paged keys and values, continuous batching. Each step is
 // one forward over the new tokens of all running sequences, prompts in pieces and one token of each
 // that decodes; a request that ends makes room for those that wait. Tokens and log-probabilities of
-// a request are, bit for bit, what it would get alone: neighbours, order of arrival and piece sizes
-// change nothing. When pages run out, the youngest sequences give theirs back and are computed
-// again later. Knows slots, not tenants. One thread, the one that runs the decoder.
+// a request are, bit for bit, what it would get alone: neighbours, order of arrival, piece sizes
+// and pages that others have computed change nothing. Knows slots and versions, not tenants. One
+// thread, the one that runs the decoder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -13,37 +13,17 @@
 #include <vector>
 
 #include "twinkle/model/decoder.h"
-#include "twinkle/sampler/block_pool.h"
-#include "twinkle/sampler/paged_cache.h"
-#include "twinkle/sampler/params.h"
-#include "twinkle/sampler/sampling.h"
+#include "twinkle/sampler/cache/paged_cache.h"
+#include "twinkle/sampler/request.h"
+#include "twinkle/sampler/schedule.h"
 #include "twinkle/sampler/stop_strings.h"
 
 namespace twinkle::sampler {
 
-struct Request {
-  std::vector<int32_t> prompt;  // at least one token, 0 <= id < vocabulary
-  SamplingParams params;
-  int32_t slot = -1;  // adapter of every token, as in nn::Owners; -1: the base model
-};
-
-struct SamplerOptions {
-  int64_t kv_tokens = 32768;     // tokens whose keys and values fit, all sequences together
-  int64_t max_batch = 64;        // sequences in one forward
-  int64_t prefill_tokens = 512;  // prompt tokens in one forward; more delay those that decode
-  std::vector<int32_t> eos_ids;  // generation ends after one of these
-};
-
-struct Outcome {
-  int64_t ticket = 0;
-  std::vector<Completion> completions;  // [num_samples]; empty when it failed
-  std::string error;                    // why it failed; empty: it did not
-};
-
 class Sampler {
  public:
-  // The decoder outlives the sampler; its adapters and weights may change between generations.
-  // Error kInvalid: an option below 1.
+  // The decoder outlives the sampler; its adapters and weights may change between generations, see
+  // Request::version. Error kInvalid: an option below 1.
   Sampler(model::Decoder& decoder, const SamplerOptions& options);
   ~Sampler();
   Sampler(const Sampler&) = delete;
@@ -58,7 +38,8 @@ class Sampler {
   // range, an empty prompt, one that leaves no room in the model's positions or in the cache, a
   // token outside the vocabulary, stop strings without `decode`.
   void check(const Request& request, bool has_decode) const;
-  // Queues a request and returns its ticket, rising by one.
+  // Queues a request and returns its ticket, rising by one. Requests run in this order, as many
+  // together as max_batch and the pages allow.
   int64_t add(Request request, Decode decode = {});
   // One forward. False when nothing is queued.
   bool step();
@@ -67,20 +48,23 @@ class Sampler {
   // Forgets a request; no outcome follows. False when it has ended already.
   bool cancel(int64_t ticket);
 
-  // Pages that no sequence holds.
-  int64_t num_free_pages() const { return pool_.num_free(); }
+  // Forgets the pages of earlier requests. To be called when weights change in place while their
+  // version stays, as training all weights does; what runs goes on with the pages that it has.
+  void reset_prefix_cache() { schedule_.reset_prefixes(); }
+
+  // Pages that no sequence holds, kept ones among them.
+  int64_t num_free_pages() const { return schedule_.pool().num_free(); }
+  // Sequences that have not ended: a request is one until its prompt is computed, then one per
+  // sample; and those of them that have begun.
+  int64_t num_sequences() const { return schedule_.num_sequences(); }
+  int64_t num_running() const { return schedule_.num_running(); }
   // Tokens, of prompts and generated, that forwards have computed so far.
   int64_t num_computed_tokens() const { return num_computed_; }
 
  private:
-  struct Job;
-  struct Sequence;
   struct Chosen;
 
-  std::vector<Sequence*> plan();
-  bool reserve(Sequence& sequence, size_t index, int64_t end);
   at::Tensor forward(const std::vector<Sequence*>& batch);
-  std::vector<Chosen> fork(const std::vector<Sequence*>& batch);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
   void accept(Sequence& sequence, int32_t token, float logprob);
   void fail_job(Job& job, const std::string& error);
@@ -88,10 +72,9 @@ class Sampler {
 
   model::Decoder& decoder_;
   SamplerOptions options_;
-  BlockPool pool_;
+  std::map<int64_t, std::unique_ptr<Job>> jobs_;  // by ticket
+  Schedule schedule_;
   PagedCache cache_;
-  std::map<int64_t, std::unique_ptr<Job>> jobs_;      // by ticket
-  std::vector<std::unique_ptr<Sequence>> sequences_;  // by ticket, then sample; the oldest first
   std::vector<Outcome> outcomes_;
   int64_t next_ticket_ = 0, num_computed_ = 0;
 };

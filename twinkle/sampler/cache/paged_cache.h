@@ -7,7 +7,7 @@
 #include "twinkle/kernels/attention/attention.h"
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/spec.h"
-#include "twinkle/sampler/block_pool.h"
+#include "twinkle/sampler/cache/block_pool.h"
 
 namespace twinkle::sampler {
 

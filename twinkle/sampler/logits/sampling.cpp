@@ -1,4 +1,4 @@
-#include "twinkle/sampler/sampling.h"
+#include "twinkle/sampler/logits/sampling.h"
 
 #include <ATen/core/PhiloxRNGEngine.h>
 

@@ -1,4 +1,4 @@
-#include "twinkle/sampler/paged_cache.h"
+#include "twinkle/sampler/cache/paged_cache.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>

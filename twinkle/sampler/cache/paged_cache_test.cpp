@@ -1,4 +1,4 @@
-#include "twinkle/sampler/paged_cache.h"
+#include "twinkle/sampler/cache/paged_cache.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

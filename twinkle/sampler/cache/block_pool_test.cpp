@@ -1,4 +1,4 @@
-#include "twinkle/sampler/block_pool.h"
+#include "twinkle/sampler/cache/block_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -51,6 +51,40 @@ TEST(BlockPool, WhenExhaustedSaysBusyWithNeedAndLimitAndTakesNothing) {
     EXPECT_EQ(e.code, Code::kBusy);
     EXPECT_STREQ(e.what(), "sampler: 3 pages of 64 tokens are needed, 2 of the cache's 3 are free");
   }
+  EXPECT_EQ(pool.num_free(), 2);
+}
+
+TEST(BlockPool, KeptPagesAreTakenLastTheOneFreedFirstBeforeTheOthers) {
+  BlockPool pool(4 * kPageTokens);
+  std::vector<Block> blocks = pool.take(3);
+  const int32_t a = blocks[0].page(), b = blocks[1].page(), plain = blocks[2].page();
+  const Kept kept_a = pool.keep(blocks[0]), kept_b = pool.keep(blocks[1]);
+  blocks.erase(blocks.begin() + 1);  // b
+  blocks.erase(blocks.begin());      // a
+  blocks.clear();
+  EXPECT_EQ(pool.num_free(), 4);
+  std::vector<Block> taken = pool.take(3);
+  EXPECT_EQ(taken[0].page(), plain);
+  EXPECT_EQ(taken[2].page(), b);
+  EXPECT_FALSE(pool.revive(kept_b));
+  const std::optional<Block> again = pool.revive(kept_a);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->page(), a);
+  EXPECT_EQ(pool.num_free(), 0);
+}
+
+TEST(BlockPool, ADroppedPageIsLikeOneThatWasNeverKept) {
+  BlockPool pool(2 * kPageTokens);
+  std::vector<Block> blocks = pool.take(2);
+  const Kept first = pool.keep(blocks[0]), second = pool.keep(blocks[1]);
+  blocks.clear();
+  pool.drop(second);
+  EXPECT_FALSE(pool.revive(second));
+  EXPECT_EQ(pool.take(1)[0].page(), second.page);
+  std::optional<Block> held = pool.revive(first);
+  pool.drop(first);
+  EXPECT_FALSE(pool.revive(first));
+  held.reset();
   EXPECT_EQ(pool.num_free(), 2);
 }
 

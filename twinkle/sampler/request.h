@@ -1,0 +1,34 @@
+// What the sampler is asked and what it answers. Plain values.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/sampler/params.h"
+
+namespace twinkle::sampler {
+
+struct Request {
+  std::vector<int32_t> prompt;  // at least one token, 0 <= id < vocabulary
+  SamplingParams params;
+  int32_t slot = -1;     // adapter of every token, as in nn::Owners; -1: the base model
+  uint64_t version = 0;  // names the weights, base and adapter: requests that give the same number
+                         // share the pages of equal beginnings, now and later, so the caller never
+                         // gives one number to two states of the weights. 0: nothing is shared
+};
+
+struct SamplerOptions {
+  int64_t kv_tokens = 32768;     // tokens whose keys and values fit, all sequences together, those
+                                 // that are kept for later requests included
+  int64_t max_batch = 64;        // sequences in one forward
+  int64_t prefill_tokens = 512;  // prompt tokens in one forward; more delay those that decode
+  std::vector<int32_t> eos_ids;  // generation ends after one of these
+};
+
+struct Outcome {
+  int64_t ticket = 0;
+  std::vector<Completion> completions;  // [num_samples]; empty when it failed
+  std::string error;                    // why it failed; empty: it did not
+};
+
+}  // namespace twinkle::sampler

@@ -1,0 +1,68 @@
+// For tests of the sampler: requests of many kinds, and what the trainer makes of their tokens.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "twinkle/model/decoder.h"
+#include "twinkle/nn/head.h"
+#include "twinkle/sampler/request.h"
+
+namespace twinkle::sampler {
+
+inline std::vector<int32_t> some_prompt(int64_t length, unsigned seed, int32_t vocab = 97) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> prompt(static_cast<size_t>(length));
+  for (int32_t& id : prompt) id = static_cast<int32_t>(random() % vocab);
+  return prompt;
+}
+
+// Log-probabilities of tokens [first, end), as the trainer computes them.
+inline std::vector<float> trainer_logprobs(model::Decoder& decoder,
+                                           const std::vector<int32_t>& tokens, int64_t first,
+                                           float temperature) {
+  model::Batch batch;
+  const int64_t length[] = {std::ssize(tokens) - 1};
+  batch.input_ids = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end() - 1), at::kLong);
+  batch.packing = nn::pack(length);
+  batch.owners = nn::Owners::nobody(1);
+  nn::Targets targets;
+  for (int64_t t = first; t < std::ssize(tokens); ++t) {
+    targets.rows.push_back(t - 1);
+    targets.ids.push_back(tokens[t]);
+    targets.temperature.push_back(temperature);
+  }
+  return nn::head_forward(decoder.forward(batch), decoder.head().weight, targets).logprobs;
+}
+
+inline std::vector<int32_t> joined(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  std::vector<int32_t> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+inline void expect_same(const Completion& a, const Completion& b, const std::string& what) {
+  EXPECT_EQ(a.tokens, b.tokens) << what;
+  EXPECT_EQ(a.logprobs, b.logprobs) << what;  // bit for bit
+  EXPECT_EQ(a.stop_reason, b.stop_reason) << what;
+}
+
+// Requests of many lengths and parameters, some with several samples.
+inline std::vector<Request> mixed_requests() {
+  std::vector<Request> requests;
+  const int64_t lengths[] = {1, 5, 63, 64, 65, 130, 17, 200, 33};
+  for (unsigned i = 0; i < 9; ++i) {
+    SamplingParams params{.max_tokens = 10 + 9 * i, .seed = i};
+    if (i % 3 == 0) params.temperature = 0;
+    if (i % 3 == 1) params.top_k = 20;
+    if (i % 3 == 2) params.top_p = 0.9;
+    if (i == 4) params.repetition_penalty = 1.2;
+    if (i % 4 == 1) params.num_samples = 3;
+    requests.push_back({some_prompt(lengths[i], i), params});
+  }
+  return requests;
+}
+
+}  // namespace twinkle::sampler

@@ -1,0 +1,176 @@
+#include "twinkle/sampler/schedule.h"
+
+#include <algorithm>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::sampler {
+namespace {
+
+const SamplerOptions& checked(const SamplerOptions& options) {
+  const auto check = [](const char* field, int64_t value) {
+    require(value >= 1, Code::kInvalid, "sampler: ", field, " is ", value,
+            ", it must be at least 1");
+  };
+  check("max_batch", options.max_batch);
+  check("prefill_tokens", options.prefill_tokens);
+  return options;
+}
+
+bool at_page_start(const Sequence& s) { return s.computed % kPageTokens == 0; }
+
+}  // namespace
+
+Schedule::Schedule(const SamplerOptions& options)
+    : options_(checked(options)), pool_(options.kv_tokens), prefixes_(pool_) {}
+
+void Schedule::add(std::unique_ptr<Sequence> sequence) {
+  sequences_.push_back(std::move(sequence));
+}
+
+int64_t Schedule::num_running() const {
+  return std::count_if(sequences_.begin(), sequences_.end(),
+                       [](const auto& s) { return s->running; });
+}
+
+// Takes the pages of a beginning that has been computed before. The last token is always computed:
+// its logits are what the next one is chosen from.
+void Schedule::attach(Sequence& s) {
+  if (s.version == 0 || !at_page_start(s)) return;
+  while (s.left() > kPageTokens) {
+    auto found = prefixes_.find(s.version, s.linked_id, s.page(s.num_linked));
+    if (!found) return;
+    s.blocks.push_back(std::move(found->block));
+    s.computed += kPageTokens;
+    s.linked_id = found->id;
+    ++s.num_linked;
+  }
+}
+
+// Whether a sequence of the batch is computing this one's next page: after the step it can be had.
+bool Schedule::waits(Sequence& s, const std::vector<Sequence*>& batch) {
+  if (s.version == 0 || s.job->forked || !at_page_start(s)) return false;
+  const auto page = s.page(s.num_linked);
+  for (Sequence* other : batch) {
+    const bool prompt = !other->job->forked;
+    if (!prompt && other->next - other->computed == 1) continue;  // it decodes
+    if (other->version != s.version || other->linked_id != s.linked_id ||
+        !std::ranges::equal(other->page(other->num_linked), page)) {
+      continue;
+    }
+    const bool same = prompt && other->tokens == s.tokens;
+    if (same && other->finishes()) followers_.emplace_back(other, &s);
+    if (same || s.left() > kPageTokens) return true;
+  }
+  return false;
+}
+
+// Makes room for tokens [computed, end) of a sequence, its pages there its own. Takes pages from
+// younger sequences, the youngest first, when none are free; false when that is not enough.
+bool Schedule::reserve(Sequence& s, size_t index, int64_t end, Work& work) {
+  std::vector<Block>& blocks = s.blocks;
+  const auto first = static_cast<size_t>(s.computed / kPageTokens);
+  // Only the last page can be both partly filled and shared: with the samples of its prompt.
+  const auto copies = [&] { return first < blocks.size() && blocks[first].shared() ? 1 : 0; };
+  const int64_t grown = pages_for(end) - std::ssize(blocks);
+  for (size_t i = sequences_.size(); pool_.num_free() < grown + copies();) {
+    if (--i == index) return false;
+    sequences_[i]->release();
+  }
+  const bool copy = copies() == 1;
+  std::vector<Block> taken = pool_.take(grown + copies());
+  if (copy) {
+    work.copies.emplace_back(blocks[first].page(), taken.back().page());
+    blocks[first] = std::move(taken.back());
+    taken.pop_back();
+  }
+  std::move(taken.begin(), taken.end(), std::back_inserter(blocks));
+  return true;
+}
+
+Schedule::Work Schedule::plan() {
+  Work work;
+  followers_.clear();
+  int64_t budget = options_.prefill_tokens;
+  for (size_t i = 0; i < sequences_.size() && std::ssize(work.batch) < options_.max_batch; ++i) {
+    Sequence& s = *sequences_[i];
+    attach(s);
+    if (waits(s, work.batch) || (s.left() > 1 && budget == 0)) continue;
+    const int64_t count = s.left() == 1 ? 1 : std::min(s.left(), budget);
+    // A newcomer waits until the others can each take one more page, lest it be sent back at once.
+    const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
+    if (!s.running && !work.batch.empty() && pool_.num_free() < grown + std::ssize(work.batch)) {
+      std::for_each(sequences_.begin() + static_cast<ptrdiff_t>(i), sequences_.end(),
+                    [](const auto& other) {
+                      if (!other->running) other->release();
+                    });
+      break;
+    }
+    if (!reserve(s, i, s.computed + count, work)) break;
+    if (s.left() > 1) budget -= count;
+    s.next = s.computed + count;
+    s.running = true;
+    work.batch.push_back(&s);
+  }
+  return work;
+}
+
+void Schedule::advance(const std::vector<Sequence*>& batch) {
+  for (Sequence* s : batch) {
+    s->computed = s->next;
+    while (s->version != 0 && (s->num_linked + 1) * kPageTokens <= s->computed) {
+      Block& block = s->blocks[static_cast<size_t>(s->num_linked)];
+      auto found = prefixes_.insert(s->version, s->linked_id, s->page(s->num_linked), block);
+      block = std::move(found.block);
+      s->linked_id = found.id;
+      ++s->num_linked;
+    }
+  }
+}
+
+// A prompt that has just been computed becomes all its samples: they share its pages.
+void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out) {
+  out.push_back(&sequence);
+  Job& job = *sequence.job;
+  job.forked = true;
+  auto at = std::find_if(sequences_.begin(), sequences_.end(),
+                         [&](const auto& s) { return s.get() == &sequence; });
+  for (int64_t i = 1; i < job.request.params.num_samples; ++i) {
+    auto sample = std::make_unique<Sequence>(&job, i);
+    sample->adopt(sequence);
+    out.push_back(sample.get());
+    at = sequences_.insert(at + 1, std::move(sample));
+  }
+}
+
+std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
+  std::vector<Sequence*> out;
+  if (sequence.job->forked) return {&sequence};
+  split(sequence, out);
+  for (const auto& [leader, follower] : followers_) {
+    if (leader != &sequence) continue;
+    follower->adopt(sequence);
+    split(*follower, out);
+  }
+  return out;
+}
+
+void Schedule::sweep() {
+  std::erase_if(sequences_, [](const auto& s) {
+    const bool over = s->done || s->job->num_left == 0;
+    if (over) s->release();
+    return over;
+  });
+}
+
+void Schedule::clear() {
+  for (const auto& s : sequences_) s->release();
+  sequences_.clear();
+}
+
+void Schedule::reset_prefixes() {
+  prefixes_.clear();
+  for (const auto& s : sequences_) s->version = 0;
+}
+
+}  // namespace twinkle::sampler

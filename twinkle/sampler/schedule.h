@@ -1,0 +1,64 @@
+// Which sequences compute what in the next forward, and in whose pages. The oldest come first: one
+// token of each that decodes, prompts as far as a budget goes, so that neither waits for the other.
+// When pages run out, the youngest give theirs back and are computed again later. Sequences of the
+// same weights that begin alike share pages: what one has computed others take, and what one is
+// computing others wait for. Knows no tensors. One thread, the sampler's.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "twinkle/sampler/cache/block_pool.h"
+#include "twinkle/sampler/cache/prefix_cache.h"
+#include "twinkle/sampler/sequence.h"
+
+namespace twinkle::sampler {
+
+class Schedule {
+ public:
+  // Error kInvalid: an option below 1.
+  explicit Schedule(const SamplerOptions& options);
+
+  struct Work {
+    std::vector<Sequence*> batch;  // each computes its tokens [computed, next)
+    std::vector<std::pair<int32_t, int32_t>>
+        copies;  // pages to copy first, in this order: from, to
+  };
+
+  void add(std::unique_ptr<Sequence> sequence);  // behind all others
+  Work plan();
+  // To be called when the planned forward has been computed.
+  void advance(const std::vector<Sequence*>& batch);
+
+  // What has got its first token to choose: `sequence`, or, when its prompt has just been computed,
+  // all samples of its request and of those requests of the same prompt that waited for it.
+  std::vector<Sequence*> fork(Sequence& sequence);
+
+  // Lets go of sequences that have ended, and of those whose job has.
+  void sweep();
+  void clear();
+  // Forgets the pages that no sequence holds; those that run neither take nor leave any from here
+  // on.
+  void reset_prefixes();
+
+  bool empty() const { return sequences_.empty(); }
+  int64_t num_sequences() const { return std::ssize(sequences_); }
+  int64_t num_running() const;
+  const BlockPool& pool() const { return pool_; }
+
+ private:
+  bool waits(Sequence& sequence, const std::vector<Sequence*>& batch);
+  void attach(Sequence& sequence);
+  bool reserve(Sequence& sequence, size_t index, int64_t end, Work& work);
+  void split(Sequence& sequence, std::vector<Sequence*>& out);
+
+  SamplerOptions options_;
+  BlockPool pool_;
+  PrefixCache prefixes_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;  // by ticket, then sample; the oldest first
+  std::vector<std::pair<Sequence*, Sequence*>>
+      followers_;  // of the plan: who waits for whose prompt
+};
+
+}  // namespace twinkle::sampler

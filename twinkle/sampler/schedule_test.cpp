@@ -1,0 +1,230 @@
+#include "twinkle/sampler/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "twinkle/base/error.h"
+#include "twinkle/io/scratch_dir.h"
+
+namespace twinkle::sampler {
+namespace {
+
+std::vector<int32_t> count_from(int32_t first, int64_t length) {
+  std::vector<int32_t> out(static_cast<size_t>(length));
+  std::iota(out.begin(), out.end(), first);
+  return out;
+}
+
+// A sampler without a model: the next token is the last one plus 1.
+class Driver {
+ public:
+  explicit Driver(const SamplerOptions& options) : schedule(options) {}
+
+  Job* add(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t version,
+           int64_t num_samples = 1) {
+    auto job = std::make_unique<Job>();
+    job->ticket = std::ssize(jobs_);
+    job->limit = max_tokens;
+    job->num_left = num_samples;
+    job->completions.resize(static_cast<size_t>(num_samples));
+    job->request.prompt = std::move(prompt);
+    job->request.version = version;
+    job->request.params.num_samples = num_samples;
+    schedule.add(std::make_unique<Sequence>(job.get(), 0));
+    jobs_.push_back(std::move(job));
+    return jobs_.back().get();
+  }
+
+  // One forward: tokens computed by ticket.
+  std::map<int64_t, int64_t> step() {
+    std::map<int64_t, int64_t> computed;
+    const Schedule::Work work = schedule.plan();
+    for (const Sequence* s : work.batch) {
+      computed[s->job->ticket] += s->next - s->computed;
+      num_computed += s->next - s->computed;
+    }
+    schedule.advance(work.batch);
+    for (Sequence* s : work.batch) {
+      if (!s->finishes()) continue;
+      for (Sequence* chosen : schedule.fork(*s)) accept(*chosen);
+    }
+    schedule.sweep();
+    return computed;
+  }
+
+  int64_t run() {
+    while (!schedule.empty()) step();
+    return num_computed;
+  }
+
+  Schedule schedule;
+  int64_t num_computed = 0;
+
+ private:
+  void accept(Sequence& s) {
+    s.tokens.push_back(s.tokens.back() + 1);
+    Completion& out = s.job->completions[static_cast<size_t>(s.sample)];
+    out.tokens.push_back(s.tokens.back());
+    if (std::ssize(out.tokens) < s.job->limit) return;
+    s.done = true;
+    --s.job->num_left;
+  }
+
+  std::vector<std::unique_ptr<Job>> jobs_;
+};
+
+TEST(Schedule, SequencesThatDecodeGetATokenInEveryStepOfALongPrompt) {
+  Driver driver({.kv_tokens = 4096, .prefill_tokens = 32});
+  const int64_t first = driver.add(count_from(0, 20), 60, 0)->ticket;
+  const int64_t second = driver.add(count_from(0, 10), 60, 0)->ticket;
+  driver.step();
+  const int64_t prompt = driver.add(count_from(0, 1000), 5, 0)->ticket;
+  for (int i = 0; i < 31; ++i) {
+    EXPECT_EQ(driver.step(), (std::map<int64_t, int64_t>{{first, 1}, {second, 1}, {prompt, 32}}));
+  }
+}
+
+TEST(Schedule, ALongPromptGetsItsWholeBudgetHoweverManyDecode) {
+  Driver driver({.kv_tokens = 1 << 16, .max_batch = 40, .prefill_tokens = 64});
+  for (int i = 0; i < 39; ++i) driver.add({i}, 1000, 0);
+  driver.step();
+  const int64_t prompt = driver.add(count_from(0, 640), 5, 0)->ticket;
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(driver.step()[prompt], 64);
+  EXPECT_EQ(driver.step()[prompt], 1);
+}
+
+TEST(Schedule, AGroupOfEqualPromptsComputesThePromptOnce) {
+  for (const int64_t length : {1, 30, 64, 100, 128, 700}) {
+    Driver driver({.kv_tokens = 1 << 15, .prefill_tokens = 150});
+    for (int i = 0; i < 8; ++i) driver.add(count_from(0, length), 3, 7, 1 + i % 2);
+    EXPECT_EQ(driver.run(), length + 2 * 12) << length;  // the last token is not computed
+  }
+}
+
+TEST(Schedule, WhatPromptsHaveInCommonIsComputedOnceByWholePages) {
+  Driver driver({.kv_tokens = 1 << 15, .prefill_tokens = 100});
+  for (int i = 0; i < 5; ++i) {
+    std::vector<int32_t> prompt = count_from(0, 150);
+    prompt.insert(prompt.end(), static_cast<size_t>(10 + i), -1);
+    driver.add(prompt, 1, 7);
+  }
+  EXPECT_EQ(driver.run(), 128 + 5 * 32 + 0 + 1 + 2 + 3 + 4);
+}
+
+TEST(Schedule, ALaterRequestTakesPagesOfPromptsAndOfGeneratedTokens) {
+  Driver driver({.kv_tokens = 1 << 15});
+  driver.add(count_from(0, 100), 100, 7);
+  driver.run();
+  driver.num_computed = 0;
+  driver.add(count_from(0, 200), 1, 7);  // 0, 1, 2 ... is also what was generated
+  EXPECT_EQ(driver.run(), 200 - 192);
+  driver.num_computed = 0;
+  driver.add(count_from(0, 192), 1, 7);
+  EXPECT_EQ(driver.run(), 64);  // the last token's logits are needed
+}
+
+TEST(Schedule, OtherVersionsAndNoVersionShareNothing) {
+  Driver driver({.kv_tokens = 1 << 15});
+  driver.add(count_from(0, 130), 1, 7);
+  driver.add(count_from(0, 130), 1, 8);
+  driver.add(count_from(0, 130), 1, 0);
+  driver.add(count_from(0, 130), 1, 0);
+  EXPECT_EQ(driver.run(), 4 * 130);
+}
+
+TEST(Schedule, PagesThatWereUsedLongestAgoMakeRoom) {
+  Driver driver({.kv_tokens = 6 * 64});
+  const auto computed = [&](int32_t first) {
+    driver.num_computed = 0;
+    driver.add(count_from(first, 129), 1, 7);
+    return driver.run();
+  };
+  EXPECT_EQ(computed(0), 129);
+  EXPECT_EQ(computed(1000), 129);
+  EXPECT_EQ(computed(0), 1);  // used again: the other one is older now
+  EXPECT_EQ(computed(2000), 129);
+  EXPECT_EQ(computed(0), 1);
+  EXPECT_GT(computed(1000), 64);
+}
+
+TEST(Schedule, AResetForgetsPagesAndWhatRunsLeavesNone) {
+  Driver driver({.kv_tokens = 1 << 15, .prefill_tokens = 64});
+  driver.add(count_from(0, 130), 1, 7);
+  driver.run();
+  Job* running = driver.add(count_from(0, 600), 100, 7);
+  driver.step();
+  driver.schedule.reset_prefixes();
+  while (running->num_left > 0) driver.step();
+  driver.num_computed = 0;
+  driver.add(count_from(0, 600), 1, 7);
+  EXPECT_EQ(driver.run(), 600);
+}
+
+TEST(Schedule, WhenTheOneThatIsWaitedForIsCancelledTheNextGoesOn) {
+  Driver driver({.kv_tokens = 1 << 15, .prefill_tokens = 70});
+  Job* first = driver.add(count_from(0, 300), 4, 7);
+  Job* second = driver.add(count_from(0, 300), 4, 7);
+  driver.add(count_from(0, 300), 4, 7);
+  driver.step();
+  driver.step();
+  first->num_left = 0;
+  driver.schedule.sweep();
+  EXPECT_EQ(driver.schedule.num_sequences(), 2);
+  EXPECT_EQ(driver.step()[second->ticket], 70);
+  driver.run();
+  // The page that the first had begun is begun again, from its start.
+  EXPECT_EQ(driver.num_computed, 300 + 140 % 64 + 2 * 3);
+}
+
+TEST(Schedule, EverythingEndsAndEveryPageComesBackWhateverRunsOutOrIsCancelled) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    const auto below = [&](unsigned n) { return static_cast<int64_t>(random() % n); };
+    const int64_t num_pages = 8 + below(20);
+    Driver driver(
+        {.kv_tokens = 64 * num_pages, .max_batch = 1 + below(8), .prefill_tokens = 1 + below(200)});
+    std::vector<Job*> jobs;
+    for (int step = 0; step < 300; ++step) {
+      if (below(4) == 0) {
+        jobs.push_back(driver.add(count_from(static_cast<int32_t>(below(2)) * 1000, 1 + below(300)),
+                                  1 + below(200), static_cast<uint64_t>(below(3)), 1 + below(3)));
+      }
+      if (below(20) == 0 && !jobs.empty()) {
+        jobs[static_cast<size_t>(below(static_cast<unsigned>(jobs.size())))]->num_left = 0;
+        driver.schedule.sweep();
+      }
+      if (below(90) == 0) driver.schedule.reset_prefixes();
+      driver.step();
+    }
+    for (int step = 0; !driver.schedule.empty(); ++step) {
+      ASSERT_LT(step, 200000) << "round " << round;
+      ASSERT_FALSE(driver.step().empty());  // no step without progress
+    }
+    EXPECT_EQ(driver.schedule.pool().num_free(), num_pages);
+  }
+}
+
+TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
+  Driver driver({.kv_tokens = 1 << 15, .max_batch = 2});
+  for (int i = 0; i < 3; ++i) driver.add({i}, 4, 0, 2);
+  EXPECT_EQ(driver.schedule.num_sequences(), 3);
+  EXPECT_EQ(driver.schedule.num_running(), 0);
+  driver.step();
+  EXPECT_EQ(driver.schedule.num_sequences(), 5);
+  EXPECT_EQ(driver.schedule.num_running(), 4);
+  driver.run();
+  EXPECT_EQ(driver.schedule.num_sequences(), 0);
+}
+
+TEST(Schedule, RefusesOptionsBelowOne) {
+  EXPECT_EQ(error_of([] { Schedule({.max_batch = 0}); }),
+            "sampler: max_batch is 0, it must be at least 1");
+  EXPECT_EQ(error_of([] { Schedule({.prefill_tokens = 0}); }),
+            "sampler: prefill_tokens is 0, it must be at least 1");
+}
+
+}  // namespace
+}  // namespace twinkle::sampler

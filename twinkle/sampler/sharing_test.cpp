@@ -1,0 +1,164 @@
+// The sampler with pages shared between requests, and with requests cancelled at any point: the
+// survivors' bits are those that they get alone.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "twinkle/sampler/requests_for_test.h"
+#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/tiny_decoder.h"
+
+namespace twinkle::sampler {
+namespace {
+
+// Requests whose prompts begin alike in many ways.
+std::vector<Request> related_requests(uint64_t version) {
+  std::vector<Request> requests;
+  const std::vector<int32_t> text = some_prompt(300, 1), other = some_prompt(300, 2);
+  const int64_t common[] = {300, 130, 64, 128, 200, 90, 130, 0, 130, 65};
+  for (unsigned i = 0; i < 10; ++i) {
+    SamplingParams params{.max_tokens = 5 + 7 * i, .seed = i};
+    params.temperature = i % 3 == 0 ? 0 : 0.8;
+    if (i % 4 == 1) params.num_samples = 3;
+    std::vector<int32_t> prompt(text.begin(), text.begin() + common[i]);
+    if (i % 2 == 1) prompt.insert(prompt.end(), other.begin(), other.begin() + 20);
+    requests.push_back({std::move(prompt), params, -1, version});
+  }
+  return requests;
+}
+
+std::vector<Request> without_version(std::vector<Request> requests) {
+  for (Request& request : requests) request.version = 0;
+  return requests;
+}
+
+void expect_all_same(const std::vector<std::vector<Completion>>& got,
+                     const std::vector<std::vector<Completion>>& want, const std::string& what) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].size(), want[i].size());
+    for (size_t s = 0; s < got[i].size(); ++s) {
+      expect_same(got[i][s], want[i][s], what + ", request " + std::to_string(i));
+    }
+  }
+}
+
+class Sharing : public testing::TestWithParam<at::ScalarType> {};
+
+INSTANTIATE_TEST_SUITE_P(EachDtype, Sharing, testing::Values(at::kFloat, at::kBFloat16),
+                         [](const auto& info) { return c10::toString(info.param); });
+
+TEST_P(Sharing, PagesOfOtherRequestsChangeNotABit) {
+  TinyDecoder decoder({.family = "qwen3", .dtype = GetParam()});
+  const std::vector<Request> requests = related_requests(7);
+  Sampler plain(*decoder, {.kv_tokens = 8192});
+  const auto want = plain.generate(without_version(requests));
+  for (const int64_t prefill : {33, 512}) {
+    Sampler sampler(*decoder, {.kv_tokens = 8192, .prefill_tokens = prefill});
+    expect_all_same(sampler.generate(requests), want, "together");
+    const int64_t first = sampler.num_computed_tokens();
+    EXPECT_LT(first, plain.num_computed_tokens() - 700);
+    expect_all_same(sampler.generate(requests), want, "again");
+    EXPECT_LT(sampler.num_computed_tokens() - first, first - 300);
+    EXPECT_EQ(sampler.num_free_pages(), 128);
+  }
+  Sampler tight(*decoder, {.kv_tokens = 64 * 7, .max_batch = 5});
+  for (const char* round : {"tight", "tight again"}) {
+    expect_all_same(tight.generate(requests), want, round);
+    EXPECT_EQ(tight.num_free_pages(), 7);
+  }
+}
+
+TEST_P(Sharing, LogprobsThroughSharedPagesAreTheTrainers) {
+  TinyDecoder decoder({.dtype = GetParam()});
+  Sampler sampler(*decoder, {.kv_tokens = 2048});
+  Request request{some_prompt(140, 3), {.max_tokens = 30}, -1, 7};
+  sampler.generate({&request, 1});
+  for (const uint64_t seed : {1, 2}) {
+    request.params.seed = seed;
+    const int64_t before = sampler.num_computed_tokens();
+    const Completion got = sampler.generate({&request, 1})[0][0];
+    EXPECT_EQ(sampler.num_computed_tokens() - before, 140 - 128 + 29);
+    EXPECT_EQ(got.logprobs, trainer_logprobs(*decoder, joined(request.prompt, got.tokens), 140, 1));
+  }
+}
+
+TEST(SharingOfPages, AGroupComputesItsPromptOnce) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 4096});
+  std::vector<Request> group;
+  for (uint64_t i = 0; i < 8; ++i) {
+    group.push_back({some_prompt(100, 4), {.max_tokens = 6, .seed = i}, -1, 7});
+  }
+  const auto got = sampler.generate(group);
+  EXPECT_EQ(sampler.num_computed_tokens(), 100 + 8 * 5);
+  Sampler alone(*decoder, {.kv_tokens = 4096});
+  for (size_t i = 0; i < group.size(); ++i) {
+    expect_same(got[i][0], alone.generate({&group[i], 1})[0][0], std::to_string(i));
+  }
+}
+
+TEST(SharingOfPages, ChangedWeightsAreSeenAfterAReset) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 4096});
+  const Request request{some_prompt(150, 5), {.max_tokens = 8, .temperature = 0}, -1, 7};
+  const auto before = sampler.generate({&request, 1});
+  const at::NoGradGuard no_grad;
+  for (const model::NamedWeight& w : decoder->weights()) w.value->mul_(0.9);
+  Sampler fresh(*decoder, {.kv_tokens = 4096});
+  const auto want = fresh.generate({&request, 1});
+  EXPECT_NE(want[0][0].logprobs, before[0][0].logprobs);
+  sampler.reset_prefix_cache();
+  const int64_t computed = sampler.num_computed_tokens();
+  expect_same(sampler.generate({&request, 1})[0][0], want[0][0], "after the reset");
+  EXPECT_EQ(sampler.num_computed_tokens() - computed, 150 + 7);
+}
+
+// Requests come and go at random, at every point of their way.
+TEST(SharingOfPages, CancellingAtAnyPointFreesEveryPageAndChangesNoOtherRequest) {
+  TinyDecoder decoder({.num_layers = 1});
+  const std::vector<Request> kinds = related_requests(7);
+  Sampler alone(*decoder, {.kv_tokens = 4096});
+  const auto want = alone.generate(without_version(kinds));
+  std::mt19937 random(6);
+  Sampler sampler(*decoder, {.kv_tokens = 64 * 20, .max_batch = 8, .prefill_tokens = 90});
+  std::map<int64_t, size_t> live;  // ticket: kind
+  size_t checked = 0, cancelled = 0;
+  for (int step = 0; step < 600; ++step) {
+    if (random() % 3 == 0 && live.size() < 12) {
+      const size_t kind = random() % kinds.size();
+      Request request = kinds[kind];
+      request.version = random() % 3;
+      live.emplace(sampler.add(std::move(request)), kind);
+    }
+    if (random() % 6 == 0 && !live.empty()) {
+      const auto gone = std::next(live.begin(), static_cast<ptrdiff_t>(random() % live.size()));
+      EXPECT_TRUE(sampler.cancel(gone->first));
+      live.erase(gone);
+      ++cancelled;
+      if (live.empty()) {
+        EXPECT_EQ(sampler.num_free_pages(), 20);
+      }
+    }
+    if (random() % 50 == 0) sampler.reset_prefix_cache();
+    sampler.step();
+    for (const Outcome& outcome : sampler.take_outcomes()) {
+      const size_t kind = live.at(outcome.ticket);
+      live.erase(outcome.ticket);
+      for (size_t s = 0; s < outcome.completions.size(); ++s) {
+        expect_same(outcome.completions[s], want[kind][s], "step " + std::to_string(step));
+        ++checked;
+      }
+    }
+  }
+  for (const auto& [ticket, kind] : live) EXPECT_TRUE(sampler.cancel(ticket));
+  EXPECT_EQ(sampler.num_sequences(), 0);
+  EXPECT_EQ(sampler.num_free_pages(), 20);
+  EXPECT_FALSE(sampler.step());
+  EXPECT_GT(checked, 30u);
+  EXPECT_GT(cancelled, 60u);
+}
+
+}  // namespace
+}  // namespace twinkle::sampler
