@@ -110,6 +110,9 @@ engine::SamplingParams params_of(const py::dict& d) {
   take(d, "logprobs", p.logprobs);
   take(d, "ignore_eos", p.ignore_eos);
   take(d, "min_p", p.min_p);
+  take(d, "top_logprobs", p.top_logprobs);
+  take(d, "prompt_logprobs", p.prompt_logprobs);
+  take(d, "top_prompt_logprobs", p.top_prompt_logprobs);
   return p;
 }
 

@@ -22,6 +22,17 @@ py::array_t<float> array_of(const std::vector<float>& values) {
   return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
+// Per place [(token id, log p)], the likeliest first.
+py::list pairs_of(const std::vector<sampler::TopLogprobs>& all) {
+  py::list out;
+  for (const sampler::TopLogprobs& top : all) {
+    py::list pairs;
+    for (const auto& [id, logprob] : top) pairs.append(py::make_tuple(id, logprob));
+    out.append(pairs);
+  }
+  return out;
+}
+
 struct ToPython {
   py::object operator()(const engine::Done&) const { return py::none(); }
   py::object operator()(const engine::ForwardResult& r) const {
@@ -36,12 +47,16 @@ struct ToPython {
   py::object operator()(const engine::SampleResult& r) const {
     using namespace py::literals;
     py::list prompts;
-    for (const auto& completions : r.completions) {
+    for (size_t i = 0; i < r.completions.size(); ++i) {
+      const py::object scores = py::cast(r.prompts[i].logprobs);
+      const py::list top_scores = pairs_of(r.prompts[i].top_logprobs);
       py::list samples;
-      for (const engine::Completion& c : completions)
-        samples.append(py::dict("tokens"_a = py::cast(c.tokens),
-                                "logprobs"_a = py::cast(c.logprobs),
-                                "stop_reason"_a = c.stop_reason, "matched"_a = c.matched));
+      for (const engine::Completion& c : r.completions[i])
+        samples.append(
+            py::dict("tokens"_a = py::cast(c.tokens), "logprobs"_a = py::cast(c.logprobs),
+                     "top_logprobs"_a = pairs_of(c.top_logprobs), "stop_reason"_a = c.stop_reason,
+                     "matched"_a = c.matched, "prompt_logprobs"_a = scores,
+                     "top_prompt_logprobs"_a = top_scores));
       prompts.append(samples);
     }
     return prompts;

@@ -5,6 +5,7 @@ Python classes do around it is what is tested.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -199,12 +200,23 @@ class Engine:
         out = []
         for prompt, p in zip(prompts, params, strict=True):
             weight, ids, logprobs = self._weight(self._tenant(tenant)), [int(prompt[-1])], []
+            rows = torch.log_softmax(weight, -1)
+
+            def top(token, k, rows=rows):
+                values, tokens = rows[token].topk(k)
+                return list(zip(tokens.tolist(), values.tolist(), strict=True))
+
             for _ in range(p["max_tokens"]):
-                row = torch.log_softmax(weight[ids[-1]], -1)
+                row = rows[ids[-1]]
                 ids.append(int(row.argmax()))
                 logprobs.append(float(row.max()))
             item = {
                 "tokens": ids[1:], "logprobs": logprobs, "stop_reason": "length", "matched": "",
+                "top_logprobs": [top(i, p.get("top_logprobs", 0)) for i in ids[:-1]],
+                "prompt_logprobs": [float(rows[a, b]) for a, b in pairwise(map(int, prompt))],
+                "top_prompt_logprobs": [
+                    top(int(i), p.get("top_prompt_logprobs", 0)) for i in prompt[:-1]
+                ],
             }  # fmt: skip
             out.append([item] * p["num_samples"])
         return Done(out)

@@ -30,6 +30,8 @@ def test_sampling_params_of_the_documents():
         ("num_samples", 0, "num_samples is 0"),
         ("logprobs", -1, "logprobs is -1"),
         ("prompt_logprobs", -1, "prompt_logprobs is -1"),
+        ("logprobs", 129, "logprobs is 129, it must be at most 128"),
+        ("prompt_logprobs", 129, "prompt_logprobs is 129, it must be at most 128"),
         ("stop", ["a", 1], "stop is"),
         ("stop", [""], "stop holds an empty text"),
     ],

@@ -67,6 +67,34 @@ def test_prompts_are_scored_without_sampling(make):
     expected = sampler.engine.base[1].log_softmax(-1)[2]
     assert response.sequences == [] and response.prompt_logprobs[0] is None
     assert response.prompt_logprobs[1] == pytest.approx(float(expected), rel=1e-5)
+    assert response.topk_prompt_logprobs is None
+    (response,) = sampler.sample({"input_ids": [1, 2]}, {"max_tokens": 0})
+    assert response.sequences == [] and response.prompt_logprobs is None
+    long = make(engine_args={"max_model_len": 3})
+    (response,) = long.sample({"input_ids": [1, 2, 3]}, {"max_tokens": 0, "prompt_logprobs": 3})
+    rows = sampler.engine.base.log_softmax(-1)
+    assert response.prompt_logprobs[0] is None and response.topk_prompt_logprobs[0] is None
+    for token, own, top in zip((1, 2), *(x[1:] for x in (
+        response.prompt_logprobs, response.topk_prompt_logprobs)), strict=True):  # fmt: skip
+        values, tokens = rows[token].topk(3)
+        assert own == pytest.approx(float(rows[token, token + 1]))
+        assert top == list(zip(tokens.tolist(), values.tolist(), strict=True))
+
+
+def test_more_than_one_logprob_is_the_likeliest_and_the_tokens_own(make, monkeypatch):
+    sampler = make()
+    (response,) = sampler.sample({"input_ids": [1]}, {"max_tokens": 2, "logprobs": 3})
+    for own, pairs in zip(
+        response.sequences[0].tokens, response.sequences[0].logprobs, strict=True
+    ):
+        assert len(pairs) == 3 and pairs[0][0] == own  # the fake is greedy
+        assert pairs == sorted(pairs, key=lambda pair: -pair[1])
+    item = {"tokens": [9], "logprobs": [-3.0], "stop_reason": "length", "matched": "",
+            "top_logprobs": [[(4, -0.5), (5, -1.0)]]}  # fmt: skip
+    monkeypatch.setattr(sampler.engine, "sample", lambda **_: type(
+        "Done", (), {"result": lambda self: [[item]]})())  # fmt: skip
+    (response,) = sampler.sample({"input_ids": [1]}, {"max_tokens": 1, "logprobs": 2})
+    assert response.sequences[0].logprobs == [[(4, -0.5), (5, -1.0), (9, -3.0)]]
 
 
 def test_without_max_tokens_replies_may_fill_the_models_length(make):
@@ -154,7 +182,7 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
     ("params", "kwargs", "text"),
     [
         ({"max_tokens": 40}, {}, "prompt 0 has 1 tokens and max_tokens is 40, together they must"),
-        ({"logprobs": 5}, {}, "logprobs is 5"),
+        ({"logprobs": 129}, {}, "logprobs is 129, it must be at most 128"),
         (5, {}, "sampling_params is 5, it must be SamplingParams or a dict"),
         ({"stop": [2**40]}, {}, r"stop\[0\] is 1099511627776, it must be from 0 to 2147483647"),
         ({"stop": [7, -1]}, {}, r"stop\[1\] is -1, it must be from 0 to 2147483647"),

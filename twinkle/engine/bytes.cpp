@@ -31,7 +31,8 @@ void fields(A& a, T& v) {
     a(v.tenant, v.max_grad_norm, v.norm_type);
   } else if constexpr (std::is_same_v<U, SamplingParams>) {
     a(v.max_tokens, v.seed, v.stop, v.stop_token_ids, v.temperature, v.top_k, v.top_p,
-      v.repetition_penalty, v.num_samples, v.logprobs, v.ignore_eos, v.min_p);
+      v.repetition_penalty, v.num_samples, v.logprobs, v.ignore_eos, v.min_p, v.top_logprobs,
+      v.prompt_logprobs, v.top_prompt_logprobs);
   } else if constexpr (std::is_same_v<U, Sample>) {
     a(v.tenant, v.prompts, v.params);
   } else if constexpr (std::is_same_v<U, Save>) {

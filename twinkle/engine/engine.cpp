@@ -350,7 +350,12 @@ SampleResult Engine::State::sample(const Sample& op) {
     requests.push_back(
         {op.prompts[i], op.params[op.params.size() == 1 ? 0 : i], tenant(op.tenant).slot()});
   }
-  return {sampler->generate(requests, text)};
+  SampleResult result;
+  for (sampler::Outcome& outcome : sampler->run(requests, text)) {
+    result.completions.push_back(std::move(outcome.completions));
+    result.prompts.push_back(std::move(outcome.prompt));
+  }
+  return result;
 }
 
 Engine::Engine(const EngineOptions& options) : state_(std::make_unique<State>(options)) {}

@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 2;
+inline constexpr uint16_t kVersion = 3;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -141,6 +141,7 @@ using sampler::Completion;
 
 struct SampleResult {
   std::vector<std::vector<Completion>> completions;  // [prompt][sample]
+  std::vector<sampler::PromptScores> prompts;        // [prompt]
 };
 
 struct SaveResult {

@@ -19,6 +19,10 @@ struct RowStats {
 RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
                        bool entropy);
 
+// log p(id) of a row whose stats at this temperature are known: the bits that softmax_stats gives.
+float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                      const RowStats& stats);
+
 // Row := grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
 void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperature,
                    const RowStats& stats, float grad);

@@ -86,6 +86,14 @@ TWINKLE_INLINE RowStats stats_of(const T* row, int64_t vocab, int64_t id, float 
 }
 
 template <class T>
+TWINKLE_INLINE float logprob_of(const T* row, int64_t id, float temperature,
+                                const RowStats& stats) {
+  const float inverse = 1.0f / temperature, top = static_cast<float>(stats.top);
+  const float log_sum = std::log(static_cast<float>(stats.sum));
+  return (static_cast<float>(row[id]) * inverse - top) - log_sum;
+}
+
+template <class T>
 TWINKLE_INLINE void grad_of(T* row, int64_t vocab, int64_t id, float temperature,
                             const RowStats& stats, float grad) {
   const float inverse = 1.0f / temperature, top = static_cast<float>(stats.top);
@@ -113,6 +121,12 @@ TWINKLE_CLONES RowStats stats(const float* row, int64_t vocab, int64_t id, float
                               bool entropy) {
   return stats_of(row, vocab, id, temperature, entropy);
 }
+TWINKLE_CLONES float logprob(const c10::BFloat16* row, int64_t id, float t, const RowStats& stats) {
+  return logprob_of(row, id, t, stats);
+}
+TWINKLE_CLONES float logprob(const float* row, int64_t id, float t, const RowStats& stats) {
+  return logprob_of(row, id, t, stats);
+}
 TWINKLE_CLONES void grads(c10::BFloat16* row, int64_t vocab, int64_t id, float t,
                           const RowStats& stats, float grad) {
   grad_of(row, vocab, id, t, stats, grad);
@@ -138,6 +152,9 @@ RowStats stats(const double* row, int64_t vocab, int64_t id, float temperature, 
   out.sum = sum;
   return out;
 }
+float logprob(const double* row, int64_t id, float t, const RowStats& stats) {
+  return static_cast<float>(row[id] / t - stats.top - std::log(stats.sum));
+}
 void grads(double* row, int64_t vocab, int64_t id, float t, const RowStats& stats, float grad) {
   for (int64_t i = 0; i < vocab; ++i) {
     row[i] = grad / t * ((i == id ? 1.0 : 0.0) - std::exp(row[i] / t - stats.top) / stats.sum);
@@ -161,6 +178,14 @@ RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float 
     using T = decltype(type);
     const int64_t vocab = logits.size(1);
     return stats(logits.const_data_ptr<T>() + row * vocab, vocab, id, temperature, entropy);
+  });
+}
+
+float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                      const RowStats& stats) {
+  return dispatch(logits.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    return logprob(logits.const_data_ptr<T>() + row * logits.size(1), id, temperature, stats);
   });
 }
 

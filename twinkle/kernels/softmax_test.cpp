@@ -35,6 +35,18 @@ TEST_P(Softmax, EqualsLogSoftmaxItsEntropyAndItsGradient) {
   }
 }
 
+TEST_P(Softmax, AnyLogprobOfARowComesFromItsStatsBitForBit) {
+  at::manual_seed(4);
+  const auto logits = (at::randn({2, 333}, at::kDouble) * 8).to(GetParam());
+  for (const float t : {0.3f, 1.0f, 1.7f}) {
+    const RowStats stats = softmax_stats(logits, 1, 0, t, false);
+    for (int32_t id = 0; id < 333; ++id) {
+      EXPECT_EQ(softmax_logprob(logits, 1, id, t, stats),
+                softmax_stats(logits, 1, id, t, false).logprob);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Softmax, testing::Values(at::kFloat, at::kBFloat16, at::kDouble));
 
 TEST(Softmax, LetsNaNThroughInsteadOfHidingIt) {

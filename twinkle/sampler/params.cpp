@@ -15,7 +15,7 @@ void check(bool ok, const char* field, const T& value, const char* limit) {
 }  // namespace
 
 void validate(const SamplingParams& p) {
-  check(p.max_tokens >= 1, "max_tokens", p.max_tokens, "at least 1");
+  check(p.max_tokens >= 0, "max_tokens", p.max_tokens, "at least 0");
   // Below the lower limit a logit divided by it would leave float32.
   check(std::isfinite(p.temperature) && (p.temperature == 0 || p.temperature >= 1e-30),
         "temperature", p.temperature, "0 (greedy) or finite and at least 1e-30");
@@ -25,6 +25,12 @@ void validate(const SamplingParams& p) {
   check(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
         p.repetition_penalty, "finite and above 0");
   check(p.num_samples >= 1, "num_samples", p.num_samples, "at least 1");
+  const auto check_top = [](const char* field, int64_t k) {
+    require(k >= 0 && k <= kMostTopLogprobs, Code::kInvalid, "sampler: ", field, " is ", k,
+            ", it must be from 0 to ", kMostTopLogprobs);
+  };
+  check_top("top_logprobs", p.top_logprobs);
+  check_top("top_prompt_logprobs", p.top_prompt_logprobs);
   for (size_t i = 0; i < p.stop.size(); ++i) {
     require(!p.stop[i].empty(), Code::kInvalid, "sampler: stop[", i,
             "] is \"\", it must hold at least 1 character");

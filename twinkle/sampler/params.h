@@ -6,8 +6,10 @@
 
 namespace twinkle::sampler {
 
+inline constexpr int64_t kMostTopLogprobs = 128;  // distillation reads 64
+
 struct SamplingParams {
-  int64_t max_tokens = 256;  // >= 1
+  int64_t max_tokens = 256;  // >= 0; 0: only the prompt is computed
   uint64_t seed = 0;         // the stream is keyed by (seed, sample index, position)
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids
@@ -20,13 +22,35 @@ struct SamplingParams {
   bool logprobs = true;  // of the chosen tokens, under the unmodified distribution at `temperature`
   bool ignore_eos = false;
   double min_p = 0.0;  // tokens less probable than this share of the likeliest are out; 0: none is
+  int64_t top_logprobs = 0;         // likeliest tokens that come with each generated one, 0 to 128,
+                                    // under the distribution that `logprobs` has
+  bool prompt_logprobs = false;     // of the prompt's tokens, under the same
+  int64_t top_prompt_logprobs = 0;  // likeliest tokens that come with each of the prompt
 };
+
+struct TokenLogprob {
+  int32_t id = 0;
+  float logprob = 0;
+
+  bool operator==(const TokenLogprob&) const = default;
+};
+
+// Likeliest first, of equals the lowest id.
+using TopLogprobs = std::vector<TokenLogprob>;
 
 struct Completion {
   std::vector<int32_t> tokens;
-  std::vector<float> logprobs;  // of each token
-  std::string stop_reason;      // "stop" or "length"
-  std::string matched;          // the stop string that ended it, if one did
+  std::vector<float> logprobs;            // of each token
+  std::string stop_reason;                // "stop" or "length"
+  std::string matched;                    // the stop string that ended it, if one did
+  std::vector<TopLogprobs> top_logprobs;  // for each token; empty unless asked for
+};
+
+// Of the prompt's second token and those behind it, each given those before it: P - 1 for a prompt
+// of P tokens. Empty unless asked for.
+struct PromptScores {
+  std::vector<float> logprobs;
+  std::vector<TopLogprobs> top_logprobs;
 };
 
 // Error kInvalid: a field outside its range; the text names field, value and limit.

@@ -21,7 +21,7 @@ std::string refusal(const SamplingParams& params) {
 
 TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
   EXPECT_EQ(refusal({}), "no error");
-  EXPECT_EQ(refusal({.max_tokens = 1,
+  EXPECT_EQ(refusal({.max_tokens = 0,
                      .stop = {"x"},
                      .stop_token_ids = {0},
                      .temperature = 0,
@@ -29,12 +29,14 @@ TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
                      .top_p = 1e-9,
                      .repetition_penalty = 1e-3,
                      .num_samples = 1,
-                     .min_p = 1}),
+                     .min_p = 1,
+                     .top_logprobs = 128,
+                     .top_prompt_logprobs = 128}),
             "no error");
 }
 
 TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
-  EXPECT_EQ(refusal({.max_tokens = 0}), "sampler: max_tokens is 0, it must be at least 1");
+  EXPECT_EQ(refusal({.max_tokens = -1}), "sampler: max_tokens is -1, it must be at least 0");
   EXPECT_EQ(refusal({.temperature = -0.5}),
             "sampler: temperature is -0.5, it must be 0 (greedy) or finite and at least 1e-30");
   EXPECT_EQ(refusal({.temperature = 1e-31}),
@@ -52,6 +54,10 @@ TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
   EXPECT_EQ(refusal({.repetition_penalty = 0}),
             "sampler: repetition_penalty is 0, it must be finite and above 0");
   EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be at least 1");
+  EXPECT_EQ(refusal({.top_logprobs = 129}),
+            "sampler: top_logprobs is 129, it must be from 0 to 128");
+  EXPECT_EQ(refusal({.top_prompt_logprobs = -1}),
+            "sampler: top_prompt_logprobs is -1, it must be from 0 to 128");
   EXPECT_EQ(refusal({.stop = {"a", ""}}),
             "sampler: stop[1] is \"\", it must hold at least 1 character");
   EXPECT_EQ(refusal({.stop_token_ids = {3, -2}}),

@@ -15,6 +15,7 @@ struct Request {
   uint64_t version = 0;  // names the weights, base and adapter: requests that give the same number
                          // share the pages of equal beginnings, now and later, so the caller never
                          // gives one number to two states of the weights. 0: nothing is shared
+  bool stream = false;   // its tokens are events as soon as they are known, see take_events()
 };
 
 struct SamplerOptions {
@@ -25,10 +26,20 @@ struct SamplerOptions {
   std::vector<int32_t> eos_ids;  // generation ends after one of these
 };
 
+// A token of a request that streams.
+struct Event {
+  int64_t ticket = 0, sample = 0;
+  int32_t token = 0;
+  float logprob = 0;  // 0 when the request wants none
+
+  bool operator==(const Event&) const = default;
+};
+
 struct Outcome {
   int64_t ticket = 0;
   std::vector<Completion> completions;  // [num_samples]; empty when it failed
-  std::string error;                    // why it failed; empty: it did not
+  PromptScores prompt;
+  std::string error;  // why it failed; empty: it did not
 };
 
 }  // namespace twinkle::sampler

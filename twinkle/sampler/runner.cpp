@@ -6,6 +6,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "twinkle/kernels/softmax.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/sampler/logits/sampling.h"
+#include "twinkle/sampler/logits/scores.h"
 
 namespace twinkle::sampler {
 
@@ -22,6 +24,7 @@ struct Sampler::Chosen {
   int64_t row;
   int32_t token = kNoToken;
   float logprob = 0;
+  TopLogprobs top = {};
 };
 
 namespace {
@@ -33,6 +36,22 @@ constexpr int64_t kInvariantRows = 2;
 
 int64_t generation_limit(const Request& request, int64_t max_positions) {
   return std::min(request.params.max_tokens, max_positions - std::ssize(request.prompt));
+}
+
+bool scores_prompt(const SamplingParams& params) {
+  return params.prompt_logprobs || params.top_prompt_logprobs > 0;
+}
+
+// Of log-probabilities: greedy ones are those of the model as it is.
+float temperature_of(const SamplingParams& params) {
+  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
+}
+
+std::string not_finite(int64_t token) {
+  std::ostringstream text;
+  text << "sampler: the logits of token " << token
+       << " hold NaN or infinity: no token can be chosen; look at the weights";
+  return text.str();
 }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
@@ -54,7 +73,8 @@ void Sampler::check(const Request& request, bool has_decode) const {
   const model::DecoderSpec& spec = decoder_.spec();
   const int64_t length = std::ssize(request.prompt);
   require(length >= 1, Code::kInvalid, "sampler: the prompt is empty, it must hold a token");
-  require(length < spec.max_positions, Code::kInvalid, "sampler: the prompt has ", length,
+  require(length < spec.max_positions + (request.params.max_tokens == 0 ? 1 : 0), Code::kInvalid,
+          "sampler: the prompt has ", length,
           " tokens, it must leave room for one more in the model's ", spec.max_positions,
           " positions");
   const auto in_vocabulary = [&](const char* field, const std::vector<int32_t>& ids) {
@@ -84,6 +104,7 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->limit = generation_limit(request, decoder_.spec().max_positions);
   job->num_left = request.params.num_samples;
   job->completions.resize(static_cast<size_t>(job->num_left));
+  job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
   job->request = std::move(request);
   job->decode = std::move(decode);
   schedule_.add(std::make_unique<Sequence>(job.get(), 0));
@@ -91,7 +112,7 @@ int64_t Sampler::add(Request request, Decode decode) {
   return next_ticket_++;
 }
 
-// Logits [R, V] of the batch's sequences whose last known token this computes.
+// The state [T, D] behind every token that the batch computes, in its order.
 at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   int64_t num_tokens = 0;
   for (const Sequence* s : batch) num_tokens += s->next - s->computed;
@@ -106,7 +127,6 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   auto* id = packed.input_ids.mutable_data_ptr<int64_t>();
   auto* position = packed.packing.position_ids.mutable_data_ptr<int64_t>();
   std::vector<Chunk> chunks;
-  std::vector<int64_t> last;  // rows
   for (size_t i = 0; i < batch.size(); ++i) {
     const Sequence& s = *batch[i];
     for (int64_t t = s.computed; t < s.next; ++t) {
@@ -116,7 +136,6 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     packed.packing.cu_seqlens.push_back(packed.packing.cu_seqlens.back() + s.next - s.computed);
     packed.owners.slot[i] = s.job->request.slot;
     chunks.push_back({&s.blocks, s.computed, s.next});
-    if (s.finishes()) last.push_back(packed.packing.cu_seqlens.back() - 1);
   }
   if (pad) {
     *id = *position = 0;
@@ -125,6 +144,40 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   cache_.start(chunks);
   const at::Tensor hidden = decoder_.forward(packed);
   num_computed_ += num_tokens;
+  return hidden;
+}
+
+// The scores of prompt tokens behind those that the batch computes.
+void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
+  int64_t row = 0;
+  for (const Sequence* s : batch) {
+    Job& job = *s->job;
+    const int64_t begin = std::max(s->computed, job.num_scored - 1);
+    const int64_t count = std::min(s->next, job.prompt_size() - 1) - begin;
+    if (count > 0) {
+      const SamplingParams& params = job.request.params;
+      const auto ids = std::span(job.request.prompt)
+                           .subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count));
+      score_tokens(hidden.narrow(0, row + begin - s->computed, count), decoder_.head().weight, ids,
+                   temperature_of(params), params.top_prompt_logprobs, job.prompt);
+      for (; job.num_scored <= begin + count; ++job.num_scored) {
+        if (std::isnan(job.prompt.logprobs[static_cast<size_t>(job.num_scored - 1)])) {
+          fail_job(job, not_finite(job.num_scored));
+        }
+      }
+    }
+    row += s->next - s->computed;
+  }
+}
+
+// Logits [R, V] of the batch's sequences whose last known token was computed; none: undefined.
+at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
+  std::vector<int64_t> last;  // rows
+  int64_t end = 0;
+  for (const Sequence* s : batch) {
+    end += s->next - s->computed;
+    if (s->finishes()) last.push_back(end - 1);
+  }
   if (last.empty()) return {};
   while (std::ssize(last) < kInvariantRows) last.push_back(last.back());
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
@@ -143,21 +196,47 @@ void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
       const double u = uniform(params.seed, static_cast<uint64_t>(c.sequence->sample),
                                static_cast<uint64_t>(c.sequence->size()));
       c.token = pick(row, params, c.sequence->tokens, u, scratch);
-      if (c.token == kNoToken || !params.logprobs) continue;
-      const float temperature =
-          params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
-      c.logprob = kernels::softmax_stats(logits, c.row, c.token, temperature, false).logprob;
+      if (c.token == kNoToken || (!params.logprobs && params.top_logprobs == 0)) continue;
+      const float temperature = temperature_of(params);
+      const auto stats = kernels::softmax_stats(logits, c.row, c.token, temperature, false);
+      c.logprob = stats.logprob;
+      c.top = likeliest(logits, c.row, params.top_logprobs, temperature, stats);
     }
   });
 }
 
-void Sampler::accept(Sequence& sequence, int32_t token, float logprob) {
+// Makes tokens [0, count) of the sequence's completion events, if the request streams.
+void Sampler::give(Sequence& sequence, size_t count) {
+  const Job& job = *sequence.job;
+  if (!job.request.stream) return;
+  const Completion& out = job.completions[static_cast<size_t>(sequence.sample)];
+  for (size_t& i = sequence.num_given; i < count; ++i) {
+    events_.push_back({job.ticket, sequence.sample, out.tokens[i],
+                       job.request.params.logprobs ? out.logprobs[i] : 0.0f});
+  }
+}
+
+void Sampler::finish(Sequence& sequence) {
+  Job& job = *sequence.job;
+  sequence.done = true;
+  if (--job.num_left > 0) return;
+  outcomes_.push_back({job.ticket, std::move(job.completions), std::move(job.prompt), {}});
+}
+
+void Sampler::accept(Chosen& chosen) {
+  Sequence& sequence = *chosen.sequence;
   Job& job = *sequence.job;
   const SamplingParams& params = job.request.params;
-  sequence.tokens.push_back(token);
   Completion& out = job.completions[static_cast<size_t>(sequence.sample)];
+  if (job.limit == 0) {
+    out.stop_reason = "length";
+    return finish(sequence);
+  }
+  const int32_t token = chosen.token;
+  sequence.tokens.push_back(token);
   out.tokens.push_back(token);
-  if (params.logprobs) out.logprobs.push_back(logprob);
+  if (params.logprobs) out.logprobs.push_back(chosen.logprob);
+  if (params.top_logprobs > 0) out.top_logprobs.push_back(std::move(chosen.top));
   const bool stop_token = (!params.ignore_eos && contains(options_.eos_ids, token)) ||
                           contains(params.stop_token_ids, token);
   if (const std::string* match = sequence.stops.find(out.tokens)) out.matched = *match;
@@ -165,17 +244,18 @@ void Sampler::accept(Sequence& sequence, int32_t token, float logprob) {
     out.stop_reason = "stop";
   } else if (std::ssize(out.tokens) == job.limit) {
     out.stop_reason = "length";
-  } else {
-    return;
   }
-  sequence.done = true;
-  if (--job.num_left == 0) outcomes_.push_back({job.ticket, std::move(job.completions), {}});
+  if (out.matched.empty()) {
+    const std::span known(out.tokens);
+    give(sequence, out.stop_reason.empty() ? sequence.stops.num_settled(known) : known.size());
+  }
+  if (!out.stop_reason.empty()) finish(sequence);
 }
 
 void Sampler::fail_job(Job& job, const std::string& error) {
   if (job.num_left == 0) return;
   job.num_left = 0;
-  outcomes_.push_back({job.ticket, {}, error});
+  outcomes_.push_back({job.ticket, {}, {}, error});
 }
 
 // Lets go of what has ended.
@@ -189,9 +269,10 @@ bool Sampler::step() {
   const at::NoGradGuard no_grad;
   const Schedule::Work work = schedule_.plan();
   for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
-  const at::Tensor logits = forward(work.batch);
+  const at::Tensor hidden = forward(work.batch);
+  score_prompts(hidden, work.batch);
+  const at::Tensor logits = last_logits(hidden, work.batch);
   schedule_.advance(work.batch);
-  if (!logits.defined()) return true;
   std::vector<Chosen> chosen;
   int64_t row = 0;
   for (Sequence* sequence : work.batch) {
@@ -199,17 +280,14 @@ bool Sampler::step() {
     for (Sequence* s : schedule_.fork(*sequence)) chosen.push_back({s, row});
     ++row;
   }
-  choose(logits, chosen);
-  for (const Chosen& c : chosen) {
-    if (c.sequence->job->num_left == 0) continue;  // another sample of it failed
-    if (c.token != kNoToken) {
-      accept(*c.sequence, c.token, c.logprob);
-      continue;
+  if (logits.defined()) choose(logits, chosen);
+  for (Chosen& c : chosen) {
+    if (c.sequence->job->num_left == 0) continue;  // its prompt or another sample of it failed
+    if (c.token == kNoToken) {
+      fail_job(*c.sequence->job, not_finite(c.sequence->size()));
+    } else {
+      accept(c);
     }
-    std::ostringstream text;
-    text << "sampler: the logits of token " << c.sequence->size()
-         << " hold NaN or infinity: no token can be chosen; look at the weights";
-    fail_job(*c.sequence->job, text.str());
   }
   sweep();
   return true;
@@ -217,16 +295,18 @@ bool Sampler::step() {
 
 std::vector<Outcome> Sampler::take_outcomes() { return std::exchange(outcomes_, {}); }
 
+std::vector<Event> Sampler::take_events() { return std::exchange(events_, {}); }
+
 bool Sampler::cancel(int64_t ticket) {
   const auto job = jobs_.find(ticket);
   if (job == jobs_.end()) return false;
   job->second->num_left = 0;
+  std::erase_if(events_, [&](const Event& event) { return event.ticket == ticket; });
   sweep();
   return true;
 }
 
-std::vector<std::vector<Completion>> Sampler::generate(std::span<const Request> requests,
-                                                       const Decode& decode) {
+std::vector<Outcome> Sampler::run(std::span<const Request> requests, const Decode& decode) {
   require(jobs_.empty() && outcomes_.empty(), Code::kConflict,
           "sampler: generate() is called while ", jobs_.size(), " requests of add() are queued");
   for (const Request& request : requests) check(request, static_cast<bool>(decode));
@@ -237,18 +317,28 @@ std::vector<std::vector<Completion>> Sampler::generate(std::span<const Request> 
       sampler.schedule_.clear();
       sampler.jobs_.clear();
       sampler.outcomes_.clear();
+      sampler.events_.clear();
     }
   } const clear{*this};
   const int64_t first = next_ticket_;
   for (const Request& request : requests) add(request, decode);
-  std::vector<std::vector<Completion>> results(requests.size());
+  std::vector<Outcome> results(requests.size());
   while (step()) {
   }
   for (Outcome& outcome : outcomes_) {
     require(outcome.error.empty(), Code::kInvalid, outcome.error);
-    results[static_cast<size_t>(outcome.ticket - first)] = std::move(outcome.completions);
+    results[static_cast<size_t>(outcome.ticket - first)] = std::move(outcome);
   }
   return results;
+}
+
+std::vector<std::vector<Completion>> Sampler::generate(std::span<const Request> requests,
+                                                       const Decode& decode) {
+  std::vector<std::vector<Completion>> completions;
+  for (Outcome& outcome : run(requests, decode)) {
+    completions.push_back(std::move(outcome.completions));
+  }
+  return completions;
 }
 
 }  // namespace twinkle::sampler

@@ -29,8 +29,10 @@ class Sampler {
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
 
-  // Completions by request and sample. `decode` turns token ids into text, for stop strings. Errors
-  // as add(), before anything is computed, and a request's own failure; nothing stays queued.
+  // The outcomes, by request. `decode` turns token ids into text, for stop strings. Errors as
+  // add(), before anything is computed, and a request's own failure; nothing stays queued.
+  std::vector<Outcome> run(std::span<const Request> requests, const Decode& decode = {});
+  // Their completions, by request and sample.
   std::vector<std::vector<Completion>> generate(std::span<const Request> requests,
                                                 const Decode& decode = {});
 
@@ -45,7 +47,13 @@ class Sampler {
   bool step();
   // Those that ended since the last call, in the order of their end.
   std::vector<Outcome> take_outcomes();
-  // Forgets a request; no outcome follows. False when it has ended already.
+  // Tokens of requests that stream, since the last call, in the order of their birth. Those of a
+  // completion are a beginning of it: with stop strings a token waits until none can begin in its
+  // text, and those that still wait when one is found are in the outcome alone. Every other token
+  // is out before its request's outcome.
+  std::vector<Event> take_events();
+  // Forgets a request, whether it waits, computes its prompt or decodes; neither an outcome nor an
+  // event follows. False when it has ended already.
   bool cancel(int64_t ticket);
 
   // Forgets the pages of earlier requests. To be called when weights change in place while their
@@ -65,8 +73,12 @@ class Sampler {
   struct Chosen;
 
   at::Tensor forward(const std::vector<Sequence*>& batch);
+  void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
+  at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
-  void accept(Sequence& sequence, int32_t token, float logprob);
+  void accept(Chosen& chosen);
+  void give(Sequence& sequence, size_t count);
+  void finish(Sequence& sequence);
   void fail_job(Job& job, const std::string& error);
   void sweep();
 
@@ -76,6 +88,7 @@ class Sampler {
   Schedule schedule_;
   PagedCache cache_;
   std::vector<Outcome> outcomes_;
+  std::vector<Event> events_;
   int64_t next_ticket_ = 0, num_computed_ = 0;
 };
 

@@ -329,7 +329,7 @@ TEST(Sampler, RefusesBadRequestsBeforeAnythingIsComputed) {
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1, .stop_token_ids = {500}}}),
             "sampler: stop_token_ids[0] is 500, the vocabulary has 97 tokens");
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1}, -2}), "sampler: slot is -2, it must be at least -1");
-  EXPECT_EQ(refusal({{1}, {.max_tokens = 0}}), "sampler: max_tokens is 0, it must be at least 1");
+  EXPECT_EQ(refusal({{1}, {.max_tokens = -1}}), "sampler: max_tokens is -1, it must be at least 0");
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1, .stop = {"x"}}}),
             "sampler: stop holds strings, but there is no tokenizer to find them with: set a "
             "template, or use stop_token_ids");

@@ -34,10 +34,12 @@ int64_t Schedule::num_running() const {
 }
 
 // Takes the pages of a beginning that has been computed before. The last token is always computed:
-// its logits are what the next one is chosen from.
+// its logits are what the next one is chosen from. Nor does a prompt skip tokens whose successors
+// are to be scored.
 void Schedule::attach(Sequence& s) {
-  if (s.version == 0 || !at_page_start(s)) return;
-  while (s.left() > kPageTokens) {
+  if (s.version == 0 || std::ssize(s.blocks) * kPageTokens != s.computed) return;
+  while (s.left() > kPageTokens &&
+         std::min(s.computed + kPageTokens + 1, s.job->prompt_size()) <= s.job->num_scored) {
     auto found = prefixes_.find(s.version, s.linked_id, s.page(s.num_linked));
     if (!found) return;
     s.blocks.push_back(std::move(found->block));
@@ -49,7 +51,10 @@ void Schedule::attach(Sequence& s) {
 
 // Whether a sequence of the batch is computing this one's next page: after the step it can be had.
 bool Schedule::waits(Sequence& s, const std::vector<Sequence*>& batch) {
-  if (s.version == 0 || s.job->forked || !at_page_start(s)) return false;
+  if (s.version == 0 || s.job->forked || !at_page_start(s) ||
+      s.job->num_scored < s.job->prompt_size()) {
+    return false;
+  }
   const auto page = s.page(s.num_linked);
   for (Sequence* other : batch) {
     const bool prompt = !other->job->forked;

@@ -28,6 +28,7 @@ class Driver {
     auto job = std::make_unique<Job>();
     job->ticket = std::ssize(jobs_);
     job->limit = max_tokens;
+    job->num_scored = std::ssize(prompt);
     job->num_left = num_samples;
     job->completions.resize(static_cast<size_t>(num_samples));
     job->request.prompt = std::move(prompt);

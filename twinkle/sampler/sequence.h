@@ -17,10 +17,14 @@ struct Job {
   int64_t ticket = 0;
   Request request;
   Decode decode;
-  int64_t limit = 0;     // tokens to generate at most
-  bool forked = false;   // its prompt is computed, and is as many sequences as it has samples
-  int64_t num_left = 0;  // samples that have not ended
+  int64_t limit = 0;       // tokens to generate at most
+  bool forked = false;     // its prompt is computed, and is as many sequences as it has samples
+  int64_t num_left = 0;    // samples that have not ended
+  int64_t num_scored = 0;  // first tokens of the prompt that have their scores, or get none
   std::vector<Completion> completions;
+  PromptScores prompt;
+
+  int64_t prompt_size() const { return std::ssize(request.prompt); }
 };
 
 struct Sequence {
@@ -32,6 +36,7 @@ struct Sequence {
   int64_t next = 0;      // end of what the running step computes
   bool running = false;  // it has been in a batch since it got its first page
   bool done = false;
+  size_t num_given = 0;  // generated tokens that are events already
   StopStrings stops;
   uint64_t version;        // of the request; 0 from when the prefix cache was reset
   int64_t num_linked = 0;  // its first pages that the prefix cache knows

@@ -60,7 +60,7 @@ TEST_P(Sharing, PagesOfOtherRequestsChangeNotABit) {
     const int64_t first = sampler.num_computed_tokens();
     EXPECT_LT(first, plain.num_computed_tokens() - 700);
     expect_all_same(sampler.generate(requests), want, "again");
-    EXPECT_LT(sampler.num_computed_tokens() - first, first - 300);
+    EXPECT_LE(sampler.num_computed_tokens() - first, first - 256);  // the longest prompt
     EXPECT_EQ(sampler.num_free_pages(), 128);
   }
   Sampler tight(*decoder, {.kv_tokens = 64 * 7, .max_batch = 5});

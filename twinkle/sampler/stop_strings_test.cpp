@@ -39,6 +39,90 @@ TEST(StopStrings, WithoutStringsNothingIsDecoded) {
   EXPECT_EQ(finder.find(std::vector<int32_t>{0}), nullptr);
 }
 
+TEST(StopStrings, TokensAreSettledOnceNoStopStringCanBeginInThem) {
+  const Decode decode = decoder({"ab", "c<", "e", "x", "nd>"});
+  const std::vector<std::string> stops = {"<end>", "bx"};
+  StopStrings finder(stops, decode);
+  std::vector<int32_t> ids;
+  const auto settled = [&](int32_t id) {
+    ids.push_back(id);
+    EXPECT_EQ(finder.find(ids), nullptr);
+    return finder.num_settled(ids);
+  };
+  EXPECT_EQ(settled(2), 1u);  // e
+  EXPECT_EQ(settled(0), 1u);  // ab may become abx
+  EXPECT_EQ(settled(2), 3u);  // abe may not
+  EXPECT_EQ(settled(1), 3u);
+  EXPECT_EQ(settled(2), 3u);
+  EXPECT_EQ(settled(2), 6u);  // c<ee
+  EXPECT_EQ(settled(1), 6u);
+  EXPECT_EQ(settled(1), 7u);  // c<c<
+  ids.push_back(2);
+  ids.push_back(4);
+  EXPECT_EQ(finder.find(ids), &stops[0]);
+}
+
+TEST(StopStrings, AnUnfinishedCharacterIsNotSettled) {
+  // One byte a token; unfinished characters decode to one replacement character a byte.
+  const std::string cent = "\xC2\xA2", replacement = "\xEF\xBF\xBD";
+  const Decode decode = [&](std::span<const int32_t> ids) {
+    std::string text;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] == 0xC2 && i + 1 < ids.size() && ids[i + 1] == 0xA2) {
+        text += cent;
+        ++i;
+      } else {
+        text += ids[i] < 128 ? std::string(1, static_cast<char>(ids[i])) : replacement;
+      }
+    }
+    return text;
+  };
+  const std::vector<std::string> stops = {"a" + cent + "b"};
+  StopStrings finder(stops, decode);
+  std::vector<int32_t> ids;
+  const auto settled = [&](int32_t id) {
+    ids.push_back(id);
+    EXPECT_EQ(finder.find(ids), nullptr);
+    return finder.num_settled(ids);
+  };
+  EXPECT_EQ(settled('x'), 1u);
+  EXPECT_EQ(settled(0xC2), 1u);
+  EXPECT_EQ(settled(0xA2), 3u);
+  EXPECT_EQ(settled('a'), 3u);
+  EXPECT_EQ(settled(0xC2), 3u);
+  EXPECT_EQ(settled(0xA2), 3u);
+  EXPECT_EQ(settled('c'), 7u);
+}
+
+TEST(StopStrings, WhatIsSettledNeverHoldsAByteOfAStopStringAndTheRestMight) {
+  std::mt19937 random(4);
+  const std::vector<std::string> vocabulary = {"a", "b", "ab", "", "ba", "bbb"};
+  const std::vector<std::string> stops = {"bbbbabab", "aaaaaaa", "abbabbabb"};
+  const Decode decode = decoder(vocabulary);
+  // By its definition: where the first stop string would begin that the text's end begins.
+  const auto open = [&](const std::string& text) {
+    for (size_t at = 0; at < text.size(); ++at) {
+      for (const std::string& stop : stops) {
+        if (stop.starts_with(text.substr(at))) return at;
+      }
+    }
+    return text.size();
+  };
+  for (int round = 0; round < 30; ++round) {
+    StopStrings finder(stops, decode);
+    std::vector<int32_t> ids;
+    for (int i = 0; i < 300; ++i) {
+      ids.push_back(static_cast<int32_t>(random() % vocabulary.size()));
+      if (finder.find(ids)) break;
+      const size_t settled = finder.num_settled(ids), limit = open(decode(ids));
+      ASSERT_LE(decode(std::span(ids).first(settled)).size(), limit);
+      if (settled < ids.size()) {
+        ASSERT_GT(decode(std::span(ids).first(settled + 1)).size(), limit);
+      }
+    }
+  }
+}
+
 TEST(StopStrings, AgreesWithDecodingEverythingAndDecodesOnlyATail) {
   std::mt19937 random(3);
   const std::vector<std::string> vocabulary = {"a", "b", "ab", "", "ba", "bbb"};

@@ -6,6 +6,7 @@ from typing import Any
 from twinkle.errors import require
 
 DEFAULT_MAX_TOKENS = 2048
+MAX_TOP_LOGPROBS = 128
 
 
 def _number(name, value, *, least, most=None, above=False, integer=False, none=False):
@@ -30,7 +31,9 @@ class SamplingParams:
 
     seed: None draws one from the run's seed. stop: text, list of texts, or list of token ids.
     temperature: 0 is greedy. top_k: -1 or 0 is all. min_p: tokens less probable than this share of
-    the likeliest are out; 0 keeps all. logprobs: None, or 1 for the chosen token's.
+    the likeliest are out; 0 keeps all. logprobs: None; 1 for the chosen token's; k > 1 for those of
+    the k likeliest tokens, and the chosen one. prompt_logprobs: the same of the prompt's tokens.
+    Both are of the whole distribution at `temperature` (1 where it is 0).
     """
 
     max_tokens: int | None = None
@@ -53,8 +56,11 @@ class SamplingParams:
         _number("top_p", self.top_p, least=0, most=1, above=True)
         _number("min_p", self.min_p, least=0, most=1)
         _number("repetition_penalty", self.repetition_penalty, least=0, above=True)
-        _number("logprobs", self.logprobs, least=0, integer=True, none=True)
-        _number("prompt_logprobs", self.prompt_logprobs, least=0, integer=True, none=True)
+        _number("logprobs", self.logprobs, least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True)
+        _number(
+            "prompt_logprobs", self.prompt_logprobs,
+            least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True,
+        )  # fmt: skip
         _number("num_samples", self.num_samples, least=1, integer=True)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         require(
@@ -63,6 +69,17 @@ class SamplingParams:
             f"sampler: stop is {self.stop!r}, it must be a text, a list of texts or of token ids",
         )
         require("" not in stop, "sampler: stop holds an empty text, which would end at once")
+
+    @property
+    def engine_logprobs(self):
+        """The log-probabilities that the engine is asked for."""
+        scores = self.prompt_logprobs
+        return {
+            "logprobs": self.logprobs is not None,
+            "top_logprobs": self.logprobs if (self.logprobs or 0) > 1 else 0,
+            "prompt_logprobs": scores is not None,
+            "top_prompt_logprobs": scores if (scores or 0) > 1 else 0,
+        }
 
     @property
     def stop_texts(self):
@@ -127,7 +144,9 @@ class SamplingParams:
 
 @dataclass
 class SampledSequence:
-    """stop_reason: 'stop', 'length', 'abort', 'error'. logprobs: per token [(token id, log p)]."""
+    """stop_reason: 'stop', 'length', 'abort', 'error'. logprobs: per token [(token id, log p)]: the
+    token's own, or, with logprobs > 1, the likeliest first and the token's own last where it is not
+    among them."""
 
     stop_reason: str
     tokens: list
@@ -139,7 +158,8 @@ class SampledSequence:
 
 @dataclass
 class SampleResponse:
-    """What was sampled for one prompt. prompt_logprobs: per prompt token, None for the first."""
+    """What was sampled for one prompt. prompt_logprobs: per prompt token, None for the first;
+    topk_prompt_logprobs: the same of the likeliest tokens, [(token id, log p)], likeliest first."""
 
     sequences: list
     prompt_token_ids: list | None = None

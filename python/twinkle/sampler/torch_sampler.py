@@ -7,7 +7,7 @@ import numpy as np
 from twinkle.core import core
 from twinkle.data_format import SampledSequence, SampleResponse, SamplingParams
 from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
-from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, register, stable_seed
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
@@ -180,36 +180,31 @@ class TorchSampler(Sampler):
             f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
         )
         _check_widths(params)
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > 1:
-                raise NotAvailableError(
-                    f"sampler: {name} is {getattr(params, name)}, this version gives those of the "
-                    "tokens themselves: 1"
-                )
         features = self._features(inputs, params)
         prompts = [np.asarray(feature["input_ids"]) for feature in features]
         tenant = self._tenant(adapter_name, adapter_path, use_base_model)
         self._calls += 1
-        completions = [[] for _ in prompts]
-        if params.max_tokens != 0:
+        completions = [[{}] for _ in prompts]
+        if params.max_tokens != 0 or params.prompt_logprobs is not None:
             completions = self.engine.sample(
                 tenant=tenant,
                 prompts=prompts,
                 params=[self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
             ).result()
-        scores = [None] * len(prompts)
-        if params.prompt_logprobs is not None:
-            scores = self._prompt_logprobs(tenant, prompts, params.temperature or 1.0)
         return [
-            SampleResponse(
-                sequences=[self._sequence(feature, item, params) for item in samples],
-                prompt_token_ids=prompt.tolist(),
-                prompt_logprobs=score,
-            )
-            for feature, prompt, samples, score in zip(
-                features, prompts, completions, scores, strict=True
-            )
+            self._response(feature, prompt, samples, params)
+            for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
+
+    def _response(self, feature, prompt, samples, params):
+        response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
+        if params.max_tokens != 0:
+            response.sequences = [self._sequence(feature, item, params) for item in samples]
+        if params.prompt_logprobs is not None:
+            response.prompt_logprobs = [None, *samples[0]["prompt_logprobs"]]
+        if (params.prompt_logprobs or 0) > 1:
+            response.topk_prompt_logprobs = [None, *samples[0]["top_prompt_logprobs"]]
+        return response
 
     def _features(self, inputs, params):
         features = as_list(inputs)
@@ -227,7 +222,7 @@ class TorchSampler(Sampler):
     def _engine_params(self, params, index, prompt_length):
         room = self.max_model_len - prompt_length
         wanted = params.max_tokens
-        if room < 1 or (wanted is not None and wanted > room):
+        if room < (wanted != 0) or (wanted is not None and wanted > room):
             raise InvalidError(
                 f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
                 f"together they must fit max_model_len, {self.max_model_len}"
@@ -246,26 +241,22 @@ class TorchSampler(Sampler):
             "top_p": float(params.top_p),
             "repetition_penalty": float(params.repetition_penalty),
             "num_samples": params.num_samples,
-            "logprobs": params.logprobs is not None,
             "ignore_eos": False,
             "min_p": float(params.min_p),
+            **params.engine_logprobs,
         }
-
-    def _prompt_logprobs(self, tenant, prompts, temperature):
-        """Per prompt [None, log p(second token), ...]."""
-        sequences = [
-            {"input_ids": prompt, "labels": np.append(prompt[1:], -100)} for prompt in prompts
-        ]
-        result = self.engine.forward(
-            tenant=tenant, sequences=sequences, temperature=float(temperature)
-        ).result()
-        return [[None, *map(float, row[:-1])] for row in result["logps"]]
 
     def _sequence(self, feature, item, params):
         tokens = item["tokens"]
         logprobs = None
         if params.logprobs is not None:
-            logprobs = [[pair] for pair in zip(tokens, item["logprobs"], strict=True)]
+            own = list(zip(tokens, item["logprobs"], strict=True))
+            logprobs = [[pair] for pair in own]
+            if params.logprobs > 1:
+                logprobs = [
+                    top if any(token == pair[0] for token, _ in top) else [*top, pair]
+                    for top, pair in zip(item["top_logprobs"], own, strict=True)
+                ]
         sequence = SampledSequence(item["stop_reason"], tokens, logprobs)
         if self.template is not None:
             sequence.decoded = self.decode_response(tokens)

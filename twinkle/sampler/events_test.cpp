@@ -1,0 +1,118 @@
+// Tokens of the sampler as they come.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "twinkle/sampler/requests_for_test.h"
+#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/tiny_decoder.h"
+
+namespace twinkle::sampler {
+namespace {
+
+Decode numbers() {
+  return [](std::span<const int32_t> ids) {
+    std::string text;
+    for (const int32_t id : ids) text.append("<").append(std::to_string(id)).append(">");
+    return text;
+  };
+}
+
+struct Streamed {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+};
+
+// Steps to the end; what has been given out by ticket and sample.
+std::map<std::pair<int64_t, int64_t>, Streamed> drain(Sampler& sampler) {
+  std::map<std::pair<int64_t, int64_t>, Streamed> out;
+  while (sampler.step()) {
+    for (const Event& event : sampler.take_events()) {
+      Streamed& to = out[{event.ticket, event.sample}];
+      to.tokens.push_back(event.token);
+      to.logprobs.push_back(event.logprob);
+    }
+  }
+  return out;
+}
+
+TEST(Events, AreTheTokensOfEverySampleInOrderAndOfRequestsThatStreamAlone) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 4096});
+  std::vector<Request> requests = mixed_requests();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].stream = i % 3 != 2;
+    sampler.add(requests[i]);
+  }
+  auto streamed = drain(sampler);
+  for (const Outcome& outcome : sampler.take_outcomes()) {
+    const bool stream = requests[static_cast<size_t>(outcome.ticket)].stream;
+    for (int64_t s = 0; s < std::ssize(outcome.completions); ++s) {
+      const Completion& completion = outcome.completions[static_cast<size_t>(s)];
+      const Streamed got = streamed[{outcome.ticket, s}];
+      EXPECT_EQ(got.tokens, stream ? completion.tokens : std::vector<int32_t>{});
+      EXPECT_EQ(got.logprobs, stream ? completion.logprobs : std::vector<float>{});
+    }
+  }
+}
+
+TEST(Events, ComeWithTheStepThatMakesThem) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 1024});
+  const int64_t ticket =
+      sampler.add({.prompt = some_prompt(10, 1),
+                   .params = {.max_tokens = 5, .temperature = 0, .logprobs = false},
+                   .stream = true});
+  for (int i = 0; i < 5; ++i) {
+    sampler.step();
+    const std::vector<Event> events = sampler.take_events();
+    ASSERT_EQ(events.size(), 1u);
+    EXPECT_EQ(events[0].ticket, ticket);
+    EXPECT_EQ(events[0].logprob, 0);
+    EXPECT_EQ(sampler.take_outcomes().size(), i == 4 ? 1u : 0u);
+  }
+}
+
+TEST(Events, HoldNothingThatMayBecomePartOfAStopString) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 1024});
+  Request request{some_prompt(10, 8), {.max_tokens = 30, .seed = 3}};
+  request.stream = true;
+  const std::vector<int32_t> all = sampler.generate({&request, 1}, numbers())[0][0].tokens;
+  const auto text = [](int32_t id) { return numbers()({&id, 1}); };
+  // Ends at token 12; token 11 is what it begins in.
+  request.params.stop = {numbers()(std::span(all).subspan(11, 2))};
+  sampler.add(request, numbers());
+  const Streamed stopped = drain(sampler).begin()->second;
+  const Outcome outcome = sampler.take_outcomes()[0];
+  EXPECT_EQ(outcome.completions[0].matched, request.params.stop[0]);
+  EXPECT_EQ(outcome.completions[0].tokens.size(), 13u);
+  EXPECT_EQ(stopped.tokens, std::vector<int32_t>(all.begin(), all.begin() + 11));
+  // A beginning that is not continued comes one step later; one at the end comes with the end.
+  request.params.stop = {text(all[5]).append("no"), text(all[29]).append("no")};
+  sampler.add(request, numbers());
+  size_t given = 0;
+  for (size_t i = 0; sampler.step(); ++i) {
+    given += sampler.take_events().size();
+    const bool held = i < 29 && (all[i] == all[5] || all[i] == all[29]);
+    EXPECT_EQ(given, i + (held ? 0 : 1)) << i;
+  }
+  EXPECT_EQ(given, 30u);
+}
+
+TEST(Events, OfARequestThatIsCancelledAreDropped) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 1024});
+  Request request{some_prompt(10, 2), {.max_tokens = 9}};
+  request.stream = true;
+  const int64_t gone = sampler.add(request), stays = sampler.add(request);
+  sampler.step();
+  sampler.cancel(gone);
+  const std::vector<Event> events = sampler.take_events();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].ticket, stays);
+  EXPECT_EQ(drain(sampler).size(), 1u);
+}
+
+}  // namespace
+}  // namespace twinkle::sampler
