@@ -345,10 +345,12 @@ SampleResult Engine::State::sample(const Sample& op) {
     const std::lock_guard lock(mutex);
     text = decode;
   }
+  const lora::Pin pin = tenant(op.tenant).pinned();
+  const uint64_t version = pin.slot() < 0 ? pool->base_version() : pin.version();
   std::vector<sampler::Request> requests;
   for (size_t i = 0; i < op.prompts.size(); ++i) {
     requests.push_back(
-        {op.prompts[i], op.params[op.params.size() == 1 ? 0 : i], tenant(op.tenant).slot()});
+        {op.prompts[i], op.params[op.params.size() == 1 ? 0 : i], pin.slot(), version});
   }
   SampleResult result;
   for (sampler::Outcome& outcome : sampler->run(requests, text)) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/sampler/requests_for_test.h"
 #include "twinkle/sampler/tiny_decoder.h"
 

@@ -6,8 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "twinkle/base/error.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::sampler {
 namespace {

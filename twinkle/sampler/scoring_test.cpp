@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/sampler/requests_for_test.h"
 #include "twinkle/sampler/runner.h"
 #include "twinkle/sampler/tiny_decoder.h"

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::sampler {
 namespace {

@@ -1,0 +1,76 @@
+// Pages that the sampler keeps, and weights that change.
+#include <gtest/gtest.h>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+using Texts = std::vector<std::pair<std::vector<int32_t>, std::vector<float>>>;
+
+// Four requests of one prompt, and one of another.
+Texts sample(Engine& engine, const std::string& tenant) {
+  Sample op{.tenant = tenant};
+  for (uint64_t i = 0; i < 5; ++i) {
+    op.prompts.push_back(drawn(i == 4 ? 8 : 7, 140).input_ids);
+    op.params.push_back({.max_tokens = 10, .seed = i, .ignore_eos = true});
+  }
+  Texts out;
+  for (const auto& samples : engine.run<SampleResult>(op).completions) {
+    out.emplace_back(samples[0].tokens, samples[0].logprobs);
+  }
+  return out;
+}
+
+void train(Engine& engine, const std::string& tenant) {
+  engine.run<ForwardResult>(work(tenant));
+  engine.run<StepResult>(Step{.tenant = tenant, .options = R"({"lr": 0.05})"});
+}
+
+class Prefixes : public testing::TestWithParam<std::string> {};  // lora_json
+
+INSTANTIATE_TEST_SUITE_P(OfAdaptersAndOfTheBase, Prefixes,
+                         testing::Values(R"({"r": 4, "target_modules": "all-linear"})", ""),
+                         [](const auto& info) { return info.param.empty() ? "full" : "lora"; });
+
+TEST_P(Prefixes, AfterAStepTextIsThatOfTheNewWeightsAlone) {
+  const model::TinyModel model;
+  const EngineOptions options{.model = model.path(), .mixed_precision = "no"};
+  Engine engine(options);
+  engine.run<Done>(Create{.tenant = "me", .lora_json = GetParam()});
+  const Texts first = sample(engine, "me");
+  EXPECT_EQ(sample(engine, "me"), first);
+  for (int step = 0; step < 2; ++step) train(engine, "me");
+  const Texts after = sample(engine, "me");
+  EXPECT_NE(after, first);
+  Engine fresh(options);
+  fresh.run<Done>(Create{.tenant = "me", .lora_json = GetParam()});
+  for (int step = 0; step < 2; ++step) train(fresh, "me");
+  EXPECT_EQ(sample(fresh, "me"), after);
+  // Without the tenant the base is what it was.
+  engine.run<Done>(Delete{"me"});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  const Texts base = sample(engine, "base");
+  Engine untouched(options);
+  untouched.run<Done>(Create{.tenant = "base", .frozen = true});
+  EXPECT_EQ(sample(untouched, "base"), base);
+}
+
+TEST(PromptScores, OfASampleAreTheForwards) {
+  const model::TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  const Sequence scored = drawn(7, 90);  // labels: the token that follows
+  Sample op{.tenant = "base", .prompts = {scored.input_ids}, .params = {{.max_tokens = 0}}};
+  op.params[0].top_prompt_logprobs = 3;
+  const auto result = engine.run<SampleResult>(op);
+  auto want =
+      engine.run<ForwardResult>(Forward{.tenant = "base", .sequences = {scored}}).logps.at(0);
+  want.pop_back();
+  EXPECT_EQ(result.prompts.at(0).logprobs, want);
+  EXPECT_EQ(result.prompts[0].top_logprobs.at(88).size(), 3u);
+}
+
+}  // namespace
+}  // namespace twinkle::engine
