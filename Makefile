@@ -6,7 +6,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## install what building, testing and the demo need (system packages, .venv); no-op the second time
-	@scripts/setup.sh base demo test
+	@scripts/setup.sh base demo test lint
 
 build: ## build with CMake and install into .venv: .venv/bin/twinkle and `import twinkle`
 	@scripts/setup.sh base
@@ -35,10 +35,11 @@ format: ## format C++, Python and Rust in place
 	@scripts/setup.sh lint
 	@scripts/lint.sh --fix
 
-soak: ## the tests that are too long for CI
-	@scripts/setup.sh base demo test
+soak: ## the tests that are too long for CI, and the C++ tests under sanitizers
+	@scripts/setup.sh base demo test lint
 	@scripts/build.sh
 	@scripts/test.sh --soak
+	@scripts/sanitize.sh
 
 clean: ## remove build folders, caches and outputs; .venv stays
 	@rm -rf build dist outputs .pytest_cache .ruff_cache

@@ -1,6 +1,7 @@
 """Format and style of the whole repository, as `make lint` checks them."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,3 +45,8 @@ def test_what_is_not_formatted_fails(tmp_path, file, text):
     result = lint(tmp_path)
     assert result.returncode == 1
     assert file in result.stdout + result.stderr
+
+
+def test_the_pre_commit_hook_is_what_make_lint_calls():
+    hook = re.search(r"entry: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text())[1]
+    assert f"@{hook}\n" in (ROOT / "Makefile").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci/run"]
-PROFILES = ["base", "demo", "test"]
+PROFILES = ["base", "demo", "test", "lint"]
 
 
 def run(*command, **options):

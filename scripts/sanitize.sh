@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# sanitize.sh [asan|tsan]: builds and runs C++ tests under sanitizers; both without an argument.
+# asan: memory errors, leaks and undefined behaviour (build/sanitizers). tsan: data races, in what
+# runs without torch, whose own threads are not built for it (build/tsan).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PATH:$HOME/.cargo/bin"
+status=0
+
+check() {  # check PRESET TEST...
+  local preset=$1 test
+  shift
+  cmake --preset "$preset" -DPYTHON="$PWD/.venv/bin/python" > /dev/null
+  cmake --build "build/$preset" --parallel "${JOBS:-$(nproc)}" --target "$@"
+  for test in "$@"; do
+    echo "sanitize: $preset $test"
+    "build/$preset/$test" --gtest_brief=1 || status=1
+  done
+}
+
+case "${1:-both}" in asan | both)
+  check sanitizers base_test io_test text_test data_test sampler_test engine_test
+esac
+case "${1:-both}" in tsan | both)
+  check tsan base_test io_test text_test data_test
+esac
+exit $status
