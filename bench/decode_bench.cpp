@@ -1,6 +1,7 @@
 // How fast does one sequence, and how fast do eight, decode, and what share of it is reading the
 // weights? Usage: decode_bench MODEL_DIR [tokens]. Prints tokens per second (the best of the steps:
-// other load only adds), then one pass over all weights by at::linear and by thin_linear.
+// other load only adds), then one pass over all weights by
+// at::linear and by linear_bf16, and one by which gradients go back.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -8,10 +9,10 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <optional>
 
 #include "twinkle/io/checkpoint.h"
-#include "twinkle/kernels/gemv.h"
+#include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/simd/team.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/family.h"
 #include "twinkle/sampler/runner.h"
@@ -34,7 +35,7 @@ double best_ms(int rounds, const std::function<void()>& run) {
 }
 
 void decode(Decoder& decoder, int64_t batch, int64_t tokens) {
-  twinkle::sampler::Sampler sampler(decoder, {.kv_tokens = 64 * 64});
+  twinkle::sampler::Sampler sampler(decoder, {.kv_tokens = 64 * 256});
   for (int64_t i = 0; i < batch; ++i) {
     sampler.add({std::vector<int32_t>(16, static_cast<int32_t>(100 + i)),
                  {.max_tokens = tokens, .temperature = 0}});
@@ -49,33 +50,34 @@ void decode(Decoder& decoder, int64_t batch, int64_t tokens) {
               1e3 * static_cast<double>(batch) / median);
 }
 
-void sweep(Decoder& decoder, int64_t rows) {
+// Turns the order of the weights' products into time: all of them, `rows` rows each.
+void sweep(Decoder& decoder, int64_t rows, bool backward) {
   std::vector<at::Tensor> weights, inputs;
-  std::vector<std::optional<int64_t>> blocks;
   int64_t bytes = 0;
   const auto add = [&](const at::Tensor& w) {
-    weights.push_back(w);
-    inputs.push_back(at::randn({rows, w.size(1)}).to(at::kBFloat16));
-    blocks.push_back(twinkle::kernels::find_block(w.size(0), w.size(1)));
+    weights.push_back(backward ? w.t() : w);
+    inputs.push_back(at::randn({rows, weights.back().size(1)}).to(at::kBFloat16));
     bytes += 2 * w.numel();
   };
   for (const auto& l : decoder.linears()) add(l.linear->weight);
   add(decoder.head().weight);
   const auto each = [&](const auto& product) {
-    return best_ms(7, [&] {
-      for (size_t i = 0; i < weights.size(); ++i) product(i);
+    return best_ms(5, [&] {
+      for (size_t i = 0; i < weights.size(); ++i) product(inputs[i], weights[i]);
     });
   };
-  const double library = each([&](size_t i) { at::linear(inputs[i], weights[i]); });
-  const double thin = each([&](size_t i) {
-    twinkle::kernels::thin_linear(inputs[i], weights[i], {}, blocks[i].value_or(512));
+  const double library = each([](const at::Tensor& x, const at::Tensor& w) { at::linear(x, w); });
+  double ours = 0;
+  twinkle::kernels::with_team([&] {
+    ours =
+        each([](const at::Tensor& x, const at::Tensor& w) { twinkle::kernels::linear_bf16(x, w); });
   });
-  const auto unmatched = std::count(blocks.begin(), blocks.end(), std::nullopt);
-  const double gb = static_cast<double>(bytes) / 1e6;
+  const double mb = static_cast<double>(bytes) / 1e6;
   std::printf(
-      "weights x %ld rows: at::linear %.2f ms (%.1f GB/s), thin_linear %.2f ms (%.1f GB/s); "
-      "%ld of %zu without matching bits\n",
-      rows, library, gb / library, thin, gb / thin, unmatched, weights.size());
+      "%s x %ld rows: at::linear %.2f ms (%.1f GB/s), linear_bf16 %.2f ms (%.1f GB/s, %.0f "
+      "GFLOP/s)\n",
+      backward ? "transposed weights" : "weights", rows, library, mb / library, ours, mb / ours,
+      mb * static_cast<double>(rows) / ours);
 }
 
 }  // namespace
@@ -89,6 +91,7 @@ int main(int argc, char** argv) {
   const auto checkpoint = twinkle::Checkpoint::open(argv[1]);
   Decoder decoder(twinkle::model::read_spec(checkpoint.config()), checkpoint, at::kBFloat16);
   std::printf("%d threads\n", at::get_num_threads());
-  for (const int64_t batch : {1, 8}) decode(decoder, batch, tokens);
-  for (const int64_t rows : {1, 2, 4, 8, 16}) sweep(decoder, rows);
+  for (const int64_t batch : {1, 8, 32}) decode(decoder, batch, tokens);
+  for (const int64_t rows : {1, 8, 32, 128, 1024}) sweep(decoder, rows, false);
+  for (const int64_t rows : {8, 1024}) sweep(decoder, rows, true);
 }

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -32,7 +31,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, c
     const int64_t width = x.size(-1);
     const T* from = in.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    at::parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
       simd.loops<T>().rms_norm(from + begin * width, w.const_data_ptr<Wide<T>>(), end - begin,
                                width, static_cast<Wide<T>>(eps), to + begin * width);
     });
@@ -52,7 +51,7 @@ at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const 
     const T* from = in.const_data_ptr<T>();
     const T* g = slope.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    at::parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
       simd.loops<T>().rms_norm_backward(g + begin * width, from + begin * width,
                                         w.const_data_ptr<Wide<T>>(), end - begin, width,
                                         static_cast<Wide<T>>(eps), to + begin * width);
@@ -81,14 +80,14 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
     A* to = sum.mutable_data_ptr<A>();
     const at::Tensor scales = at::empty({rows}, sum.options());
     A* scale = scales.mutable_data_ptr<A>();
-    at::parallel_for(0, rows, row_grain(width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, rows, row_grain(width), [&](int64_t begin, int64_t end) {
       simd.loops<T>().rms_scales(from + begin * width, end - begin, width, static_cast<A>(eps),
                                  scale + begin);
     });
     // Threads share out the columns: the rows of a sequence are one sum.
     constexpr int64_t kColumns = 64;
     const int64_t blocks = (width + kColumns - 1) / kColumns;
-    at::parallel_for(0, blocks, row_grain(kColumns * rows), [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, row_grain(kColumns * rows), [&](int64_t begin, int64_t end) {
       for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
         const int64_t first = cu_seqlens[s] * per_token, last = cu_seqlens[s + 1] * per_token;
         simd.loops<T>().rms_norm_weight(g + first * width, from + first * width, scale + first,

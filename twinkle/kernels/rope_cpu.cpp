@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
 #include "twinkle/kernels/cuda/cuda.h"
@@ -42,7 +41,7 @@ void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos
     const float* c = cos.const_data_ptr<float>();
     const float* s = sin.const_data_ptr<float>();
     const Wide<T> sign = turn == Turn::kForward ? 1 : -1;
-    at::parallel_for(0, x.size(0), row_grain(heads * dim), [&](int64_t begin, int64_t end) {
+    parallel_for(0, x.size(0), row_grain(heads * dim), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t offset = t * heads * dim, angle = positions[t] * half;
         simd.loops<T>().rope(from + offset, c + angle, s + angle, heads, dim, half, sign,

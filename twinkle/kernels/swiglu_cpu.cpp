@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 
 #include "twinkle/kernels/cuda/cuda.h"
@@ -21,7 +20,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const Simd& simd
     const T* gates = g.const_data_ptr<T>();
     const T* ups = u.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    at::parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
       simd.loops<T>().swiglu(gates + begin, ups + begin, end - begin, to + begin);
     });
   });
@@ -43,7 +42,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
     const T* ups = u.const_data_ptr<T>();
     T* dgate = out.gate.defined() ? out.gate.mutable_data_ptr<T>() : nullptr;
     T* dup = out.up.defined() ? out.up.mutable_data_ptr<T>() : nullptr;
-    at::parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, g.numel(), kGrain, [&](int64_t begin, int64_t end) {
       simd.loops<T>().swiglu_backward(grads + begin, gates + begin, ups + begin, end - begin,
                                       dgate != nullptr ? dgate + begin : nullptr,
                                       dup != nullptr ? dup + begin : nullptr);

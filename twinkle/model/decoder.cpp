@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/simd/team.h"
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/tensors.h"
 #include "twinkle/nn/mlp.h"
@@ -34,14 +36,18 @@ void visit(Layer& layer, const std::string& path, F&& f) {
   linear("mlp.down_proj", layer.down);
 }
 
+// Rows up to which waking threads for each loop costs more than keeping them awake.
+constexpr int64_t kShortBatch = 64;
+
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
 }  // namespace
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype)
     : spec_(spec), dtype_(dtype) {
+  WeightMemory memory;
   const auto take = [&](const std::string& name, std::vector<int64_t> shape) {
-    return tensor_of(checkpoint, name, shape, dtype);
+    return tensor_of(checkpoint, name, shape, dtype, &memory);
   };
   const AttentionSpec& a = spec.attention;
   const int64_t d = spec.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
@@ -132,8 +138,18 @@ at::Tensor Decoder::forward(const Batch& batch) {
   const at::NoGradGuard no_grad;
   grow_rope(batch);
   at::Tensor x = embed(batch);
-  for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
-  return nn::rms_norm(x, final_norm_, batch.packing);
+  const auto run = [&] {
+    for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
+    x = nn::rms_norm(x, final_norm_, batch.packing);
+  };
+  // The library's products would run on one thread of a team.
+  const bool own_products = dtype_ == at::kBFloat16 && kernels::linear_bf16_is_fast();
+  if (own_products && x.size(0) <= kShortBatch) {
+    kernels::with_team(run);
+  } else {
+    run();
+  }
+  return x;
 }
 
 at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {

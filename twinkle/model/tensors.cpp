@@ -26,8 +26,9 @@ at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
 }
 
 // The mapped bytes need not be aligned, so they are copied before they are converted.
-at::Tensor copy_of(const TensorView& view) {
-  at::Tensor out = at::empty(view.shape, scalar_type(view.dtype, view.name));
+at::Tensor copy_of(const TensorView& view, WeightMemory* memory = nullptr) {
+  const at::ScalarType type = scalar_type(view.dtype, view.name);
+  at::Tensor out = memory ? memory->empty(view.shape, type) : at::empty(view.shape, type);
   std::memcpy(out.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
   return out;
 }
@@ -35,13 +36,16 @@ at::Tensor copy_of(const TensorView& view) {
 }  // namespace
 
 at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
-                     const std::vector<int64_t>& shape, at::ScalarType dtype) {
+                     const std::vector<int64_t>& shape, at::ScalarType dtype,
+                     WeightMemory* memory) {
   require(checkpoint.contains(name), Code::kInvalid, "model: ", checkpoint.path().string(),
           " has no tensor ", name, ", which config.json asks for");
   const TensorView view = checkpoint.at(name);
   require(view.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
           shape_text(view.shape), ", config.json asks for ", shape_text(shape));
-  return copy_of(view).to(dtype);
+  if (scalar_type(view.dtype, name) == dtype) return copy_of(view, memory);
+  const at::Tensor converted = copy_of(view).to(dtype);
+  return memory ? memory->empty(shape, dtype).copy_(converted) : converted;
 }
 
 at::Tensor to_float32(const TensorView& view) { return copy_of(view).to(at::kFloat); }

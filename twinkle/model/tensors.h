@@ -7,13 +7,15 @@
 
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/tensor_view.h"
+#include "twinkle/model/weight_memory.h"
 
 namespace twinkle::model {
 
 // A copy of tensor `name` in `dtype`. Error: it is missing, its shape is not `shape`, its type is
-// no float type.
+// no float type. `memory` gives it its place; without one it has its own.
 at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
-                     const std::vector<int64_t>& shape, at::ScalarType dtype);
+                     const std::vector<int64_t>& shape, at::ScalarType dtype,
+                     WeightMemory* memory = nullptr);
 
 // Any float view as float32.
 at::Tensor to_float32(const TensorView& view);

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "twinkle/kernels/gemv.h"
+#include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/nn/linear_node.h"
 
 namespace twinkle::nn {
@@ -21,8 +21,10 @@ int64_t invariant_rows(at::ScalarType type, const at::Tensor& weight) {
   return type == at::kBFloat16 ? std::max<int64_t>(2, 4096 / weight.numel() + 1) : 16;
 }
 
-// Rows up to which streaming the weights once beats the library's product.
-constexpr int64_t kThinRows = 8;
+bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
+  return x.scalar_type() == at::kBFloat16 && x.is_cpu() && kernels::linear_bf16_is_fast() &&
+         (weight.is_contiguous() || weight.t().is_contiguous());
+}
 
 template <class T>
 const T* pointer(AutogradContext* ctx, const char* name) {
@@ -98,11 +100,7 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
-  if (x.size(0) <= kThinRows && x.scalar_type() == at::kBFloat16 && x.is_contiguous() &&
-      weight.is_contiguous() && kernels::thin_linear_is_fast()) {
-    const auto block = kernels::find_block(weight.size(0), weight.size(1));
-    if (block) return kernels::thin_linear(x, weight, bias, *block);
-  }
+  if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
   const int64_t rows = x.size(0), needed = invariant_rows(x.scalar_type(), weight);
   if (rows >= needed) return at::linear(x, weight, bias);
   const at::Tensor padded = at::zeros({needed, x.size(1)}, x.options());
@@ -122,7 +120,10 @@ void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor
 
 at::Tensor linear(const at::Tensor& x, const Linear& w, const Packing& packing,
                   const Owners& owners) {
-  return LinearFunction::apply(x, &w, &packing, &owners);
+  if (at::GradMode::is_enabled()) return LinearFunction::apply(x, &w, &packing, &owners);
+  at::Tensor y = row_invariant_linear(x, w.weight, w.bias);
+  if (w.delta) w.delta->forward(x, packing, owners, y);
+  return y;
 }
 
 }  // namespace twinkle::nn

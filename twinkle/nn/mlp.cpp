@@ -38,6 +38,7 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
 
 at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const Linear& down,
                          const Packing& packing, const Owners& owners) {
+  if (!at::GradMode::is_enabled()) return linear(kernels::swiglu(gate, up), down, packing, owners);
   return SwigluLinear::apply(gate, up, &down, &packing, &owners);
 }
 

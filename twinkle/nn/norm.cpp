@@ -45,6 +45,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing) {
   require(x.dim() > 1 && x.size(0) == packing.num_tokens(), Code::kInvalid, "nn: rms_norm's x is ",
           x.sizes(), ", its first dim must be the packing's ", packing.num_tokens(), " tokens");
+  if (!at::GradMode::is_enabled()) return kernels::rms_norm(x, norm.weight, norm.eps);
   return RmsNormFunction::apply(x, norm, packing.cu_seqlens);
 }
 

@@ -85,7 +85,7 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
     const int64_t heads = k.size(1), dim = k.size(2), row_size = heads * dim;
     T* k_pages = pages.k.mutable_data_ptr<T>();
     T* v_pages = pages.v.mutable_data_ptr<T>();
-    at::parallel_for(0, at.size(), row_grain(row_size), [&](int64_t begin, int64_t end) {
+    parallel_for(0, at.size(), row_grain(row_size), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t page = at.table(r)[at.positions[r] / kKeyTile];
         const int64_t slot = at.positions[r] % kKeyTile;

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "twinkle/kernels/simd/team.h"
+
 namespace twinkle::kernels {
 
 // Calls work(i, scratch) once for each i in [0, count); scratch is `scratch_size` elements of A,
@@ -17,7 +19,7 @@ template <class A, class Work>
 void for_each_task(int64_t count, int64_t scratch_size, const Work& work) {
   std::atomic<int64_t> next{0};
   const int64_t workers = std::min<int64_t>(count, at::get_num_threads());
-  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+  parallel_for(0, workers, 1, [&](int64_t, int64_t) {
     const at::Tensor scratch = at::empty({scratch_size}, c10::CppTypeToScalarType<A>::value);
     for (int64_t i = next++; i < count; i = next++) work(i, scratch.mutable_data_ptr<A>());
   });

@@ -1,0 +1,20 @@
+// Parallel loops. Alone, parallel_for is at::parallel_for. Within with_team, a forward of a few
+// rows, its hundreds of short loops find the other threads awake: waking one through the library
+// costs more than such a loop. The threads are the library's own, held for that long, so library
+// products within run on the calling thread alone. Which thread runs a piece must not matter.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace twinkle::kernels {
+
+// Runs `body` on the calling thread while the other intra-op threads wait, awake, for its loops.
+// Within another team, or with one thread: just body(). Its exceptions, and those of its loops, are
+// thrown here.
+void with_team(const std::function<void()>& body);
+
+// Calls run(first, last) for pieces of [begin, end), about `grain` or more each, on any threads.
+void parallel_for(int64_t begin, int64_t end, int64_t grain,
+                  const std::function<void(int64_t first, int64_t last)>& run);
+
+}  // namespace twinkle::kernels
