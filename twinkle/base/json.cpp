@@ -1,6 +1,7 @@
 #include "twinkle/base/json.h"
 
 #include <algorithm>
+#include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -100,28 +101,89 @@ void pretty_into(std::string& out, const Json& value, const std::string& indent)
   }
 }
 
+// Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one
+// asks from_chars.
+struct Builder {
+  static constexpr size_t max_object_size = boost::json::object::max_size();
+  static constexpr size_t max_array_size = boost::json::array::max_size();
+  static constexpr size_t max_key_size = boost::json::string::max_size();
+  static constexpr size_t max_string_size = boost::json::string::max_size();
+  using Text = boost::json::string_view;
+  using Failure = boost::json::error_code;
+
+  bool on_document_begin(Failure&) { return true; }
+  bool on_document_end(Failure&) { return true; }
+  bool on_object_begin(Failure&) { return true; }
+  bool on_object_end(size_t n, Failure&) { return stack.push_object(n), true; }
+  bool on_array_begin(Failure&) { return true; }
+  bool on_array_end(size_t n, Failure&) { return stack.push_array(n), true; }
+  bool on_key_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
+  bool on_key(Text s, size_t, Failure&) { return stack.push_key(s), true; }
+  bool on_string_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
+  bool on_string(Text s, size_t, Failure&) { return stack.push_string(s), true; }
+  bool on_number_part(Text, Failure&) { return true; }
+  bool on_int64(int64_t i, Text, Failure&) { return stack.push_int64(i), true; }
+  bool on_uint64(uint64_t u, Text, Failure&) { return stack.push_uint64(u), true; }
+  bool on_double(double rough, Text s, Failure&) {
+    double exact = rough;  // kept for NaN, Infinity and what is out of range
+    const auto end = s.data() + s.size();
+    if (const auto read = std::from_chars(s.data(), end, exact); read.ec != std::errc{})
+      exact = rough;
+    return stack.push_double(exact), true;
+  }
+  bool on_bool(bool b, Failure&) { return stack.push_bool(b), true; }
+  bool on_null(Failure&) { return stack.push_null(), true; }
+  bool on_comment_part(Text, Failure&) { return true; }
+  bool on_comment(Text, Failure&) { return true; }
+
+  boost::json::value_stack stack;
+};
+
+boost::json::parse_options options() {
+  boost::json::parse_options out;
+  out.max_depth = 128;
+  return out;
+}
+
 }  // namespace
 
-Json parse_json(std::string_view text, std::string_view what) {
-  boost::json::parse_options options;
-  options.max_depth = 128;
+Json parse_json_prefix(std::string_view text, size_t& used, boost::json::error_code& error) {
+  boost::json::basic_parser<Builder> parser(options());
+  parser.handler().stack.reset();
+  used = parser.write_some(false, text.data(), text.size(), error);
+  if (!error && !parser.done()) error = boost::json::error::incomplete;
+  return error ? Json() : parser.handler().stack.release();
+}
+
+namespace {
+
+Json parse_whole(std::string_view text, size_t& used, boost::json::error_code& error) {
+  Json value = parse_json_prefix(text, used, error);
+  if (!error && text.find_first_not_of(" \t\r\n", used) != text.npos)
+    error = boost::json::error::extra_data;
+  return value;
+}
+
+}  // namespace
+
+std::optional<Json> json_in(std::string_view text) {
   boost::json::error_code error;
-  boost::json::stream_parser parser({}, options);
-  const size_t read = parser.write_some(text.data(), text.size(), error);
-  if (!error && read == text.size()) parser.finish(error);
-  if (!error && read < text.size()) {
-    const auto rest = text.substr(read);
-    if (rest.find_first_not_of(" \t\r\n") != rest.npos)
-      error = boost::json::error::extra_data;
-    else
-      parser.finish(error);
-  }
+  size_t used = 0;
+  Json value = parse_whole(text, used, error);
+  if (error) return std::nullopt;
+  return value;
+}
+
+Json parse_json(std::string_view text, std::string_view what) {
+  boost::json::error_code error;
+  size_t used = 0;
+  Json value = parse_whole(text, used, error);
   if (error) {
     const auto line =
-        1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(read), '\n');
+        1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(used), '\n');
     fail(Code::kInvalid, "json: ", what, " line ", line, ": ", error.message());
   }
-  return parser.release();
+  return value;
 }
 
 Json read_json(const std::filesystem::path& file) {

@@ -5,6 +5,7 @@
 #include <boost/json.hpp>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,8 +18,16 @@ using JsonObject = boost::json::object;
 using JsonArray = boost::json::array;
 
 // Parses one document. `what` names it in errors ("model/config.json"). Error kInvalid: with line
-// and cause.
+// and cause. Doubles are those nearest to their digits (Boost 1.81's own parser rounds some
+// wrongly).
 Json parse_json(std::string_view text, std::string_view what);
+
+// The document, or nothing when `text` is none.
+std::optional<Json> json_in(std::string_view text);
+
+// The value at the start of `text`. Sets `used` to its length with the white space around it, or on
+// an error, which is set in `error` (the result is then null), to where it was found.
+Json parse_json_prefix(std::string_view text, size_t& used, boost::json::error_code& error);
 
 // Reads and parses a file. Error kNotFound: no such file; kInvalid: broken JSON, with its line.
 Json read_json(const std::filesystem::path& file);

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
 #include "twinkle/base/error_for_test.h"
 
 namespace twinkle {
@@ -27,6 +32,28 @@ TEST(Json, NamesTheFieldItsValueAndWhatWasExpected) {
 TEST(Json, PrettyTextParsesBackToTheSameValue) {
   const Json value = parse_json(R"({"a":[1,2.5,{"b":"c\n"}],"d":{},"e":[],"f":null})", "v");
   EXPECT_EQ(parse_json(pretty(value), "again"), value);
+}
+
+TEST(Json, TextThatIsNoDocumentIsNothing) {
+  EXPECT_EQ(json_in(" {\"a\": [0.1]} "), Json(JsonObject{{"a", JsonArray{0.1}}}));
+  for (const char* text : {"", "{", "{} {}", "[1,]", "nul"}) EXPECT_FALSE(json_in(text)) << text;
+}
+
+// strtod is the reference: it rounds correctly, as every JSON writer expects of a reader.
+TEST(Json, DoublesReadBackToTheSameBits) {
+  uint64_t bits = 0x9E3779B97F4A7C15;
+  for (int i = 0; i < 1000;) {
+    bits = bits * 6364136223846793005 + 1442695040888963407;
+    const auto value = std::bit_cast<double>(bits);
+    if (!std::isfinite(value)) continue;
+    ++i;
+    char digits[64];
+    std::snprintf(digits, sizeof(digits), "%.17g", value);
+    if (std::string_view(digits).find_first_of(".e") == std::string_view::npos) continue;
+    const Json read = parse_json(std::string("[") + digits + "]", "numbers");
+    EXPECT_EQ(read.get_array()[0].get_double(), std::strtod(digits, nullptr)) << digits;
+    EXPECT_EQ(parse_json(pretty(Json(value)), "again").get_double(), value) << digits;
+  }
 }
 
 }  // namespace

@@ -18,9 +18,8 @@ std::string_view strip_newlines(std::string_view text) {
 // The value of a text that holds JSON of the wanted kind, else nothing.
 std::optional<Json> parsed(const Json& text, bool (Json::*is_wanted)() const noexcept) {
   if (!text.is_string()) return std::nullopt;
-  boost::json::error_code error;
-  Json value = boost::json::parse(text.get_string(), error);
-  if (error || !(value.*is_wanted)()) return std::nullopt;
+  std::optional<Json> value = json_in(text.get_string());
+  if (!value || !((*value).*is_wanted)()) return std::nullopt;
   return value;
 }
 
@@ -185,9 +184,7 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
       }
   if (!value) return std::nullopt;
   if (!value->is_string()) return *value;
-  boost::json::error_code error;
-  Json inner = boost::json::parse(value->get_string(), error);
-  return error ? *value : inner;
+  return json_in(value->get_string()).value_or(*value);
 }
 
 Prepared prepare(const Json& trajectory, const MessageOptions& options) {

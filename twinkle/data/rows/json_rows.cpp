@@ -1,8 +1,6 @@
 #include "twinkle/data/rows/json_rows.h"
 
 #include <algorithm>
-#include <boost/json/basic_parser_impl.hpp>
-#include <charconv>
 #include <iterator>
 #include <utility>
 
@@ -14,59 +12,12 @@ namespace {
 constexpr std::string_view kBlank = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-// Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one
-// asks from_chars.
-struct Builder {
-  static constexpr size_t max_object_size = boost::json::object::max_size();
-  static constexpr size_t max_array_size = boost::json::array::max_size();
-  static constexpr size_t max_key_size = boost::json::string::max_size();
-  static constexpr size_t max_string_size = boost::json::string::max_size();
-  using Text = boost::json::string_view;
-  using Failure = boost::json::error_code;
-
-  bool on_document_begin(Failure&) { return true; }
-  bool on_document_end(Failure&) { return true; }
-  bool on_object_begin(Failure&) { return true; }
-  bool on_object_end(size_t n, Failure&) { return stack.push_object(n), true; }
-  bool on_array_begin(Failure&) { return true; }
-  bool on_array_end(size_t n, Failure&) { return stack.push_array(n), true; }
-  bool on_key_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
-  bool on_key(Text s, size_t, Failure&) { return stack.push_key(s), true; }
-  bool on_string_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
-  bool on_string(Text s, size_t, Failure&) { return stack.push_string(s), true; }
-  bool on_number_part(Text, Failure&) { return true; }
-  bool on_int64(int64_t i, Text, Failure&) { return stack.push_int64(i), true; }
-  bool on_uint64(uint64_t u, Text, Failure&) { return stack.push_uint64(u), true; }
-  bool on_double(double rough, Text s, Failure&) {
-    double exact = rough;  // kept for NaN, Infinity and what is out of range
-    const auto end = s.data() + s.size();
-    if (const auto read = std::from_chars(s.data(), end, exact); read.ec != std::errc{})
-      exact = rough;
-    return stack.push_double(exact), true;
-  }
-  bool on_bool(bool b, Failure&) { return stack.push_bool(b), true; }
-  bool on_null(Failure&) { return stack.push_null(), true; }
-  bool on_comment_part(Text, Failure&) { return true; }
-  bool on_comment(Text, Failure&) { return true; }
-
-  boost::json::value_stack stack;
-};
-
-boost::json::parse_options options() {
-  boost::json::parse_options out;
-  out.max_depth = 128;
-  return out;
-}
-
 // The value at the start of `text`; sets `used` to its length with the white space around it.
 Json parse_prefix(std::string_view text, const std::string& where, size_t& used) {
-  boost::json::basic_parser<Builder> parser(options());
-  parser.handler().stack.reset();
   boost::json::error_code error;
-  used = parser.write_some(false, text.data(), text.size(), error);
-  if (!error && !parser.done()) error = boost::json::error::incomplete;
+  Json value = parse_json_prefix(text, used, error);
   require(!error, Code::kInvalid, "data: ", where, " column ", used + 1, ": ", error.message());
-  return parser.handler().stack.release();
+  return value;
 }
 
 const char* kind(const Json& value) {
