@@ -14,6 +14,7 @@
 #include <string>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/mapped_file.h"
 
 namespace twinkle {
 
@@ -162,6 +163,13 @@ void AtomicFile::commit() {
 void write_file_atomically(const fs::path& target, std::string_view text) {
   AtomicFile file(target);
   file.write(text);
+  file.commit();
+}
+
+void copy_file_atomically(const fs::path& source, const fs::path& target) {
+  const MappedFile from(source);
+  AtomicFile file(target);
+  file.write(from.bytes());
   file.commit();
 }
 

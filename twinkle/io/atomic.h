@@ -53,6 +53,9 @@ class AtomicFile {
 
 void write_file_atomically(const std::filesystem::path& target, std::string_view text);
 
+// The bytes of another file; its errors are AtomicFile's, or a MappedFile's for `source`.
+void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& target);
+
 // A folder of files that belong together. commit() replaces the target as a whole: files of the old
 // one that were not written again are gone. Where the file system cannot exchange two folders at
 // once (some network mounts), the old one waits as `.<name>.old` for the moment between two

@@ -82,16 +82,19 @@ std::unique_ptr<SafetensorsSource> open_sharded(const fs::path& index) {
   return source;
 }
 
-// The one file that ends in `extension`, or nothing; adapters are no model. Error kInvalid:
-// several.
+// Files that a training run leaves beside a model, or instead of one.
+bool holds_no_model(const fs::path& file) {
+  return file.filename() == "adapter_model.safetensors" ||
+         file.filename() == "training.safetensors" || file.filename() == "optimizer.safetensors";
+}
+
+// The one file that ends in `extension`, or nothing. Error kInvalid: several.
 fs::path only_file(const fs::path& dir, std::string_view extension) {
   std::vector<fs::path> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (entry.path().extension() == extension &&
-        entry.path().filename() != "adapter_model.safetensors") {
+    if (entry.path().extension() == extension && !holds_no_model(entry.path()))
       found.push_back(entry.path());
-    }
   }
   require(!error, Code::kInvalid, "io: cannot read the folder ", dir.string(), ": ",
           error.message());

@@ -101,6 +101,15 @@ TEST(Checkpoint, RefusesABrokenIndex) {
             where + ": shard '../x.safetensors' must be a file name without folders");
 }
 
+TEST(Checkpoint, ATrainingStateIsNoModel) {
+  const ScratchDir dir;
+  write_weights(dir / "training.safetensors", {"a"});
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: " + dir.path().string() +
+                " holds no weights: a checkpoint has model.safetensors, "
+                "model.safetensors.index.json, one *.safetensors or one *.gguf");
+}
+
 TEST(Checkpoint, SaysWhatAFolderLacks) {
   const ScratchDir dir;
   const std::string path = dir.path().string();
@@ -117,6 +126,9 @@ TEST(Checkpoint, SaysWhatAFolderLacks) {
                 "model.safetensors.index.json, one *.safetensors or one *.gguf; name the base "
                 "model's directory");
   write_weights(dir / "1.safetensors", {"a"});
+  write_weights(dir / "training.safetensors", {"b"});
+  EXPECT_EQ(Checkpoint::open(dir.path()).names(), std::vector<std::string>{"a"})
+      << "an adapter and a training state are no model";
   write_weights(dir / "2.safetensors", {"a"});
   EXPECT_EQ(error_of_open(dir.path()),
             "io: " + path +

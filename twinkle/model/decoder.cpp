@@ -112,8 +112,8 @@ at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch
   at::Tensor q = project(layer.q), k = project(layer.k);
   const at::Tensor v = project(layer.v);
   if (layer.q_norm.weight.defined()) {
-    q = nn::rms_norm(q, layer.q_norm, batch.packing);
-    k = nn::rms_norm(k, layer.k_norm, batch.packing);
+    q = nn::rms_norm(q, layer.q_norm, batch.packing, batch.owners);
+    k = nn::rms_norm(k, layer.k_norm, batch.packing, batch.owners);
   }
   std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.packing.position_ids);
   const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window};
@@ -127,9 +127,11 @@ at::Tensor Decoder::run_layer(size_t index, const at::Tensor& x, const Batch& ba
   const auto apply = [&](const at::Tensor& in, const nn::Linear& w) {
     return nn::linear(in, w, batch.packing, batch.owners);
   };
-  const at::Tensor middle =
-      x + attend(index, nn::rms_norm(x, layer.input_norm, batch.packing), batch);
-  const at::Tensor normed = nn::rms_norm(middle, layer.post_norm, batch.packing);
+  const auto norm = [&](const at::Tensor& in, const nn::RmsNorm& n) {
+    return nn::rms_norm(in, n, batch.packing, batch.owners);
+  };
+  const at::Tensor middle = x + attend(index, norm(x, layer.input_norm), batch);
+  const at::Tensor normed = norm(middle, layer.post_norm);
   return middle + nn::swiglu_linear(apply(normed, layer.gate), apply(normed, layer.up), layer.down,
                                     batch.packing, batch.owners);
 }
@@ -140,7 +142,7 @@ at::Tensor Decoder::forward(const Batch& batch) {
   at::Tensor x = embed(batch);
   const auto run = [&] {
     for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
-    x = nn::rms_norm(x, final_norm_, batch.packing);
+    x = nn::rms_norm(x, final_norm_, batch.packing, batch.owners);
   };
   // The library's products would run on one thread of a team.
   const bool own_products = dtype_ == at::kBFloat16 && kernels::linear_bf16_is_fast();
@@ -154,7 +156,7 @@ at::Tensor Decoder::forward(const Batch& batch) {
 
 at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {
   return index < layers_.size() ? run_layer(index, x, batch)
-                                : nn::rms_norm(x, final_norm_, batch.packing);
+                                : nn::rms_norm(x, final_norm_, batch.packing, batch.owners);
 }
 
 int64_t Decoder::activation_bytes(const Batch& batch) const {

@@ -1,6 +1,9 @@
 #include "twinkle/model/family.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
+#include <limits>
 
 namespace twinkle::model {
 
@@ -23,10 +26,94 @@ int64_t positive(const Json& config, std::string_view key) {
   return value;
 }
 
+// Options of other decoders, each with the value that leaves a llama as it is; NaN: there is none.
+// Our families do not have them, and a model that was trained with one would be computed wrongly.
+struct Foreign {
+  std::string_view key;
+  double neutral;  // 0 and 1 are false and true, too
+};
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr Foreign kForeign[] = {
+    {"attention_multiplier", kNone},
+    {"embedding_multiplier", 1},
+    {"residual_multiplier", 1},
+    {"logits_scaling", 1},
+    {"logit_scale", 1},
+    {"logits_scale", 1},
+    {"scale_emb", 1},
+    {"scale_depth", kNone},
+    {"dim_model_base", kNone},
+    {"final_logit_softcapping", kNone},
+    {"attn_logit_softcapping", kNone},
+    {"query_pre_attn_scalar", kNone},
+    {"clip_qkv", kNone},
+    {"attention_chunk_size", kNone},
+    {"attn_temperature_tuning", 0},
+    {"no_rope_layers", kNone},
+    {"no_rope_layer_interval", kNone},
+    {"rope_interleaved", 0},
+    {"rope_local_base_freq", kNone},
+    {"rotary_pct", 1},
+    {"use_mrope", 0},
+    {"use_qk_norm", 0},
+    {"qk_layernorm", 0},
+    {"alibi", 0},
+    {"use_parallel_residual", 0},
+    {"use_bidirectional_attention", 0},
+    {"is_causal", 1},
+    {"num_experts", 0},
+    {"num_local_experts", 0},
+    {"n_routed_experts", 0},
+    {"kv_lora_rank", kNone},
+};
+
+void refuse_foreign(const Json& config) {
+  for (const auto& [key, neutral] : kForeign) {
+    const Json* value = find(config, key);
+    if (!value || (value->is_array() && value->get_array().empty())) continue;
+    const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
+                      (value->is_number() && neutral == value->to_number<double>());
+    require(same, Code::kInvalid, "model: config field '", key, "' is ",
+            boost::json::serialize(*value),
+            "; it changes the arithmetic, and the families known so far do not have it");
+  }
+}
+
+constexpr std::string_view kRopeKeys[] = {"rope_type",
+                                          "type",
+                                          "rope_theta",
+                                          "factor",
+                                          "original_max_position_embeddings",
+                                          "low_freq_factor",
+                                          "high_freq_factor",
+                                          "beta_fast",
+                                          "beta_slow",
+                                          "truncate",
+                                          "attention_factor",
+                                          "mscale",
+                                          "mscale_all_dim",
+                                          "partial_rotary_factor",
+                                          "finetuned"};  // a remark of some yarn checkpoints
+
+void check_rope_keys(const Json& rope) {
+  require(rope.is_object(), Code::kInvalid, "model: the config's rope is ",
+          boost::json::serialize(rope), ", it must be an object");
+  for (const auto& [name, value] : rope.get_object()) {
+    const std::string_view key(name.data(), name.size());
+    const bool known =
+        std::find(std::begin(kRopeKeys), std::end(kRopeKeys), key) != std::end(kRopeKeys);
+    require(known || value.is_null(), Code::kInvalid, "model: the config's rope has the field '",
+            key, "', which may change the arithmetic and is not known");
+  }
+}
+
 std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
   std::vector<int64_t> windows(static_cast<size_t>(num_layers), 0);
-  if (!get_or(config, "use_sliding_window", false) || !find(config, "sliding_window"))
-    return windows;
+  if (!get_or(config, "use_sliding_window", false)) return windows;
+  require(config.get_object().contains("sliding_window"), Code::kInvalid,
+          "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
+  if (!find(config, "sliding_window")) return windows;  // null: none, as in transformers
   const int64_t window = positive(config, "sliding_window");
   const Json* types = find(config, "layer_types");
   if (!types) {
@@ -61,10 +148,14 @@ nn::RopeSpec read_rope(const Json& config) {
       get_or(p, "partial_rotary_factor", get_or(config, "partial_rotary_factor", 1.0));
   require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
           "; the families known so far turn whole heads");
-  if (kind == "default") return rope;
+  if (kind == "default") {
+    check_rope_keys(p);
+    return rope;
+  }
   // Before the factor, which other kinds do not have.
   require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
           "model: rope kind '", kind, "' is not known; known: default, linear, yarn, llama3");
+  check_rope_keys(p);
   // The field beside the rope goes before the one in it, as in transformers.
   const auto original =
       get_or<int64_t>(config, "original_max_position_embeddings",
@@ -91,6 +182,7 @@ nn::RopeSpec read_rope(const Json& config) {
 }
 
 DecoderSpec llama_like(const Json& config) {
+  refuse_foreign(config);
   DecoderSpec spec;
   spec.vocab_size = positive(config, "vocab_size");
   spec.width = positive(config, "hidden_size");

@@ -90,6 +90,48 @@ TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
             "whole heads");
 }
 
+TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
+  const struct {
+    const char* key;
+    Json changes, neutral;
+  } cases[] = {{"attention_multiplier", 0.0883, nullptr},
+               {"logit_scale", 0.0625, 1.0},
+               {"embedding_multiplier", 12, 1},
+               {"final_logit_softcapping", 30.0, nullptr},
+               {"rope_interleaved", true, false},
+               {"use_mrope", true, false},
+               {"rotary_pct", 0.25, 1.0},
+               {"no_rope_layers", JsonArray{1, 0}, JsonArray{}},
+               {"num_local_experts", 8, 0},
+               {"is_causal", false, true},
+               {"use_qk_norm", true, false},
+               {"alibi", "yes", false}};
+  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+    for (const auto& [key, changes, neutral] : cases) {
+      EXPECT_EQ(refusal(with(key, changes, tiny_config(family))),
+                std::string("model: config field '") + key + "' is " +
+                    boost::json::serialize(changes) +
+                    "; it changes the arithmetic, and the families known so far do not have it");
+      EXPECT_EQ(refusal(with(key, neutral, tiny_config(family))), "no error") << key;
+    }
+  }
+}
+
+TEST(Family, AnUnknownFieldOfTheRopeIsRefusedByName) {
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    EXPECT_EQ(refusal(with_rope(key, R"({"rope_type": "default", "mrope_section": [1, 2]})")),
+              "model: the config's rope has the field 'mrope_section', which may change the "
+              "arithmetic and is not known");
+    EXPECT_EQ(
+        refusal(with_rope(key, R"({"type": "yarn", "factor": 2, "llama_4_scaling_beta": 1})")),
+        "model: the config's rope has the field 'llama_4_scaling_beta', which may change the "
+        "arithmetic and is not known");
+    EXPECT_EQ(refusal(with_rope(key, R"({"type": "yarn", "factor": 2, "finetuned": true})")),
+              "no error");
+    EXPECT_EQ(refusal(with_rope(key, "3")), "model: the config's rope is 3, it must be an object");
+  }
+}
+
 TEST(Family, ImpossibleSizesAreRefused) {
   for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
                           "max_position_embeddings", "num_attention_heads"}) {
@@ -119,6 +161,10 @@ TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
   config["sliding_window"] = 9;
   EXPECT_EQ(read_spec(config).attention.windows, std::vector<int64_t>(4, 0)) << "not used";
   config["use_sliding_window"] = true;
+  JsonObject unsaid = config;
+  unsaid.erase("sliding_window");
+  EXPECT_EQ(refusal(unsaid),
+            "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
   config["max_window_layers"] = 3;
   EXPECT_EQ(read_spec(config).attention.windows, (std::vector<int64_t>{0, 0, 0, 9}));
   config["layer_types"] =

@@ -33,6 +33,29 @@ at::Tensor copy_of(const TensorView& view, WeightMemory* memory = nullptr) {
   return out;
 }
 
+// Whether all bits of an exponent are set, which is NaN or infinity, in any of n words.
+template <class Word>
+bool has_full_exponent(const void* data, int64_t n, Word exponent) {
+  const auto* words = static_cast<const Word*>(data);
+  Word found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= static_cast<Word>((words[i] & exponent) == exponent);
+  return found != 0;
+}
+
+bool is_finite(const at::Tensor& t) {
+  const void* data = t.const_data_ptr();
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return !has_full_exponent<uint32_t>(data, t.numel(), 0x7F800000);
+    case at::kBFloat16:
+      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7F80);
+    case at::kHalf:
+      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7C00);
+    default:
+      return at::isfinite(t).all().item<bool>();
+  }
+}
+
 }  // namespace
 
 at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
@@ -43,8 +66,13 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
   const TensorView view = checkpoint.at(name);
   require(view.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
           shape_text(view.shape), ", config.json asks for ", shape_text(shape));
-  if (scalar_type(view.dtype, name) == dtype) return copy_of(view, memory);
-  const at::Tensor converted = copy_of(view).to(dtype);
+  const auto check = [&](const at::Tensor& t) {
+    require(is_finite(t), Code::kInvalid, "model: tensor ", name, " of ",
+            checkpoint.path().string(), " holds NaN or infinity; fetch the checkpoint again");
+    return t;
+  };
+  if (scalar_type(view.dtype, name) == dtype) return check(copy_of(view, memory));
+  const at::Tensor converted = check(copy_of(view)).to(dtype);
   return memory ? memory->empty(shape, dtype).copy_(converted) : converted;
 }
 

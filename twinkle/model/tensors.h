@@ -11,8 +11,9 @@
 
 namespace twinkle::model {
 
-// A copy of tensor `name` in `dtype`. Error: it is missing, its shape is not `shape`, its type is
-// no float type. `memory` gives it its place; without one it has its own.
+// A copy of tensor `name` in `dtype`. Error kInvalid: it is missing, its shape is not `shape`, its
+// type is no float type, it holds NaN or infinity. `memory` gives it its place; without one it has
+// its own.
 at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
                      const std::vector<int64_t>& shape, at::ScalarType dtype,
                      WeightMemory* memory = nullptr);

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir.h"
 
@@ -54,6 +56,26 @@ TEST(Tensors, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
   EXPECT_EQ(error_of([&] { tensor_of(checkpoint, "ids", {2}, at::kFloat); }),
             "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
   EXPECT_EQ(error_of([&] { view_of("w", w.to(at::kHalf)); }), "model: cannot write w of type Half");
+}
+
+TEST(Tensors, OneNumberThatIsNotFiniteIsFoundWhereverItIs) {
+  const ScratchDir dir;
+  const auto file = dir / "model.safetensors";
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      for (const int64_t place : {0, 100, 1000}) {
+        const at::Tensor w = at::full({1001}, -3e38).to(type);  // near the end of the range
+        w[place] = bad;
+        write_safetensors(file, std::vector{view_of("w", w)});
+        EXPECT_EQ(error_of([&] { tensor_of(Checkpoint::open(file), "w", {1001}, at::kFloat); }),
+                  "model: tensor w of " + file.string() +
+                      " holds NaN or infinity; fetch the checkpoint again");
+        w[place] = 0;
+        write_safetensors(file, std::vector{view_of("w", w)});
+        EXPECT_TRUE(tensor_of(Checkpoint::open(file), "w", {1001}, type).equal(w));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/nn/attention/packing.h"
+#include "twinkle/nn/linear.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {
@@ -16,7 +17,9 @@ struct RmsNorm {
 };
 
 // x [T, D], or [T, heads, D] for a norm of each head; bf16, float32 or float64, the sums in float32
-// (float64). `packing` gives the sequences over which a trained weight's gradient is summed.
-at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing);
+// (float64). `packing` gives the sequences over which a trained weight's gradient is summed,
+// `owners` those that learn; of a trained weight both must outlive the backward pass.
+at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing,
+                    const Owners& owners);
 
 }  // namespace twinkle::nn
