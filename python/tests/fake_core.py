@@ -149,14 +149,14 @@ class Engine:
         if loss == "CrossEntropyLoss":
             value = -sum(p.sum() for p in logps)
             if options.get("reduction") == "mean":
-                value, count = value / count, 0
+                value, count = value / count, 1
         else:
             grads = [torch.as_tensor(s["extras"]["grad"]) for s in sequences]
             value = sum((p * g).sum() for p, g in zip(logps, grads, strict=True))
             count = options["num_tokens"]
         value.backward()
         t["grad"] += weight.grad
-        t["tokens"] += count or 1
+        t["tokens"] += count
         logps = [p.detach().float().numpy() for p in logps]
         return Done({"loss": value.item(), "num_tokens": count, "logps": logps, "entropies": []})
 

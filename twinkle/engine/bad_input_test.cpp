@@ -49,6 +49,13 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
       {set("rope_scaling", JsonObject{{"rope_type", "longrope"}}),
        "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"},
       {set("hidden_act", "relu"), "hidden_act 'relu' is not known; known: silu"},
+      {[](const fs::path& d) {
+         const at::Tensor nan = at::full({48}, NAN);
+         auto weights = model::tiny_weights(tiny_config());
+         weights["model.norm.weight"] = nan;
+         model::write_tiny(d, tiny_config(), weights);
+       },
+       "model: tensor model.norm.weight of "},
       {set("vocab_size", 0), "config field 'vocab_size' is 0, it must be at least 1"},
   };
   for (const auto& [spoil, want] : cases) {
@@ -118,6 +125,11 @@ TEST_F(BadInput, BatchesThatTheModelCannotTake) {
                  "truncate it");
   Sequence token = drawn(1, 3), label = drawn(1, 3), nan = drawn(1, 3);
   token.input_ids[1] = 131;
+  Sequence ignored = drawn(1, 3), unlabelled = drawn(1, 3);
+  ignored.labels = {-100, -100, -100};
+  unlabelled.labels.clear();
+  expect_refused(batch({ignored, unlabelled}),
+                 "engine: the batch has no label to learn from, all are -100 (ignored) or missing");
   expect_refused(batch({token}),
                  "engine: sequence 0: token 131 at position 1 is outside the vocabulary of 131");
   label.labels[2] = -7;

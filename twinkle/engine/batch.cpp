@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "twinkle/base/error.h"
@@ -306,6 +307,16 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
               " is outside the vocabulary of ", spec.vocab_size, " and is not -100");
     }
   }
+}
+
+void check_labels(const std::vector<Sequence>& sequences) {
+  const auto scored = [](const Sequence& s) {
+    return std::any_of(s.labels.begin(), s.labels.end(), [](int32_t l) { return l != kIgnored; });
+  };
+  require(
+      std::any_of(sequences.begin(), sequences.end(), scored), Code::kInvalid,
+      "engine: the batch has no label to learn from, all are -100 (ignored) or missing; look at "
+      "the template, and at what max_length cuts off");
 }
 
 int64_t run_parts(std::vector<Part>& parts, model::Decoder& decoder, int64_t token_budget) {

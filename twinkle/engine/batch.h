@@ -24,6 +24,9 @@ struct Part {
 // Error kInvalid.
 void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec);
 
+// Refuses a batch of a ForwardBackward that scores nothing. Error kInvalid.
+void check_labels(const std::vector<Sequence>& sequences);
+
 // Number of tokens in all sequences.
 int64_t num_tokens(const std::vector<Sequence>& sequences);
 

@@ -143,6 +143,7 @@ void Engine::State::check(const Operation& operation) const {
     check_temperature(f->temperature);
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
     check_sequences(b->sequences, spec);
+    check_labels(b->sequences);
     check_temperature(b->temperature);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     require(!s->prompts.empty(), Code::kInvalid, "engine: sample: prompts is empty");

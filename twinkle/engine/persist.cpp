@@ -34,14 +34,13 @@ void write_training(const Save& operation, Tenant& tenant, const fs::path& stagi
   write_file_atomically(staging / kFields, pretty(fields));
 }
 
-struct Training {
-  Json fields;
-  std::map<std::string, at::Tensor> tensors;
+struct Resumed {
+  Tenant::Training training;
   std::string extra;
 };
 
-Training read_training(const fs::path& directory) {
-  Training out;
+// Nothing of the checkpoint may be used unless all of it fits.
+Resumed read_training(const fs::path& directory, Tenant& tenant) {
   const Json state = read_json(directory / kFields);
   require(get<int64_t>(state, "checkpoint_version") == 1, Code::kInvalid,
           "engine: ", (directory / kFields).string(), " has checkpoint_version ",
@@ -50,11 +49,14 @@ Training read_training(const fs::path& directory) {
   require(fields && fields->is_object(), Code::kInvalid,
           "engine: load: ", (directory / kFields).string(),
           ": field 'training' is missing or no object");
-  out.fields = *fields;
-  out.extra = get_or<std::string>(state, "extra", "");
   const SafetensorsFile file(directory / kTensors);
-  for (const TensorView& view : file.tensors()) out.tensors[view.name] = model::to_float32(view);
-  return out;
+  std::map<std::string, at::Tensor> tensors;
+  for (const TensorView& view : file.tensors()) {
+    const at::Tensor& t = tensors[view.name] = model::to_float32(view);
+    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
+            view.name, " holds NaN or infinity");
+  }
+  return {tenant.parse_training(*fields, tensors), get_or<std::string>(state, "extra", "")};
 }
 
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
@@ -94,15 +96,6 @@ void check_target(const fs::path& directory, const BaseModel& base) {
   }
 }
 
-// Nothing of the checkpoint may be used unless all of it fits.
-void check_training(const Training& training, Tenant& tenant) {
-  for (const auto& [name, t] : training.tensors) {
-    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
-            name, " holds NaN or infinity");
-  }
-  tenant.check_training(training.fields, training.tensors);
-}
-
 }  // namespace
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
@@ -127,7 +120,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
   }
   for (const char* name : kCarried) {
     if (fs::exists(base.directory / name))
-      fs::copy_file(base.directory / name, target.staging() / name);
+      copy_file_atomically(base.directory / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(operation, tenant, target.staging());
   target.commit();
@@ -138,12 +131,11 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
   const fs::path directory = operation.directory;
   require(fs::is_directory(directory), Code::kNotFound, "engine: load: no checkpoint directory ",
           directory.string());
-  std::optional<Training> training;
+  std::optional<Resumed> resumed;
   if (operation.optimizer) {
     require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
             " has no ", kFields, "; it was saved without the optimizer");
-    training = read_training(directory);
-    check_training(*training, tenant);
+    resumed = read_training(directory, tenant);
   }
   if (tenant.mode() == Mode::kLora) {
     tenant.own_adapter().load(read_peft(directory));
@@ -160,9 +152,9 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
     for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(values[i]);
   }
   tenant.reset_training();
-  if (!training) return {};
-  tenant.load_training(training->fields, training->tensors);
-  return {training->extra};
+  if (!resumed) return {};
+  tenant.load_training(std::move(resumed->training));
+  return {resumed->extra};
 }
 
 }  // namespace twinkle::engine

@@ -101,7 +101,7 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
   } cases[] = {
       {[&] { shorten(weights()); }, weights().filename()},
       {[&] { fs::remove(weights()); },
-       GetParam() ? "has no tensor model.embed_tokens.weight" : "adapter_model.safetensors"},
+       GetParam() ? "holds no weights: a checkpoint has " : "adapter_model.safetensors"},
       {[&] { shorten(file("training.safetensors")); }, "training.safetensors"},
       {[&] { fs::remove(file("training.safetensors")); }, "training.safetensors"},
       {[&] { shorten(file("trainer_state.json")); }, "trainer_state.json line "},
@@ -167,6 +167,30 @@ TEST_P(Persist, AFullDiskKeepsTheOldCheckpointAndTheTenant) {
 }
 
 INSTANTIATE_TEST_SUITE_P(LoraAndFull, Persist, testing::Bool());
+
+// The base model's tokenizer is larger than what is trained, and is what a disk is full of first.
+TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
+  const model::TinyModel model;
+  write_text(fs::path(model.path()) / "tokenizer.json", std::string(200000, ' '));
+  const ScratchDir scratch;
+  const fs::path target = scratch / "checkpoint";
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit tight{100000, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &tight);
+  const std::string text =
+      error_of([&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  EXPECT_NE(text.find("tokenizer.json: File too large; free space there or save elsewhere"),
+            text.npos)
+      << text;
+  EXPECT_TRUE(files_of(scratch.path()).empty());
+  engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+  EXPECT_EQ(read_text(target / "tokenizer.json").size(), 200000u);
+}
 
 TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {
   const model::TinyModel model;

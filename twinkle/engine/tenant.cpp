@@ -116,7 +116,7 @@ uint64_t Tenant::stream(int64_t index) const {
 }
 
 void Tenant::count(double num_tokens) {
-  num_tokens_ += num_tokens > 0 ? num_tokens : 1;
+  num_tokens_ += num_tokens;
   ++calls_;
   ++pending_;
 }

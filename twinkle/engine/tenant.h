@@ -43,8 +43,8 @@ class Tenant {
 
   // Of dropout, for sequence `index` of the next ForwardBackward.
   uint64_t stream(int64_t index) const;
-  // What a successful ForwardBackward adds beside gradients. A loss that is a mean counts as one
-  // token.
+  // What a successful ForwardBackward adds beside gradients: what its loss says that a step divides
+  // by.
   void count(double num_tokens);
 
   // The gradients as they are, to go back to when an operation fails.
@@ -63,9 +63,17 @@ class Tenant {
   // JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
-  // What load_training would throw. Changes nothing.
-  void check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
-  void load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
+  // Reads and checks all of it, and changes nothing; then takes it.
+  struct Training {
+    std::unique_ptr<optim::Optimizer> optimizer;
+    Json options = JsonObject{};  // the optimizer's
+    std::vector<at::Tensor> grads, masters;
+    uint64_t seed = 0;
+    int64_t calls = 0, pending = 0, published = 0;
+    double num_tokens = 0;
+  };
+  Training parse_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
+  void load_training(Training training);
   // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
   // derives from weights.
   void reset_training();
@@ -83,8 +91,6 @@ class Tenant {
 
  private:
   std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
-  struct Training;
-  Training parse(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
   struct Change {
     double scale = 1, norm = 0;
   };

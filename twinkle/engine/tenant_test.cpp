@@ -51,6 +51,24 @@ double distance(const std::map<std::string, std::vector<float>>& a,
   return most;
 }
 
+TEST_P(TenantTest, ASumCountsItsScoredRowsAMeanOneAndRowsWithoutWeightNothing) {
+  ForwardBackward operation{.tenant = "me", .sequences = {drawn(1, 5), drawn(2, 4)}};
+  operation.sequences[1].labels = {-100, 3, -100, 4};
+  const auto tokens = [&] {
+    const double counted = engine_->run<ForwardResult>(operation).num_tokens;
+    EXPECT_EQ(engine_->run<InspectResult>(Inspect{"me"}).num_tokens, counted);
+    engine_->run<Done>(ZeroGrad{"me"});
+    return counted;
+  };
+  EXPECT_EQ(tokens(), 7);
+  operation.loss_options = R"({"reduction": "mean"})";
+  EXPECT_EQ(tokens(), 1);
+  for (Sequence& s : operation.sequences) s.weights.assign(s.labels.size(), 0.0f);
+  EXPECT_EQ(tokens(), 0);
+  operation.loss_options = "";
+  EXPECT_EQ(tokens(), 0);
+}
+
 TEST_P(TenantTest, MicroBatchesAndOneStepEqualOneBatchOfAllOfThem) {
   const std::vector<Sequence> all{drawn(1, 5), drawn(2, 12), drawn(3, 1), drawn(4, 7)};
   const double loss =

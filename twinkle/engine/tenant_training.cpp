@@ -41,17 +41,8 @@ Json Tenant::training_fields() {
   return out;
 }
 
-struct Tenant::Training {
-  std::unique_ptr<optim::Optimizer> optimizer;
-  Json options = JsonObject{};  // the optimizer's
-  std::vector<at::Tensor> grads, masters;
-  uint64_t seed;
-  int64_t calls, pending, published;
-  double num_tokens;
-};
-
-Tenant::Training Tenant::parse(const Json& fields,
-                               const std::map<std::string, at::Tensor>& tensors) {
+Tenant::Training Tenant::parse_training(const Json& fields,
+                                        const std::map<std::string, at::Tensor>& tensors) {
   Training out;
   const auto all = params();
   const auto take = [&](const std::string& name, at::IntArrayRef shape) {
@@ -98,12 +89,7 @@ Tenant::Training Tenant::parse(const Json& fields,
   return out;
 }
 
-void Tenant::check_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
-  parse(fields, tensors);
-}
-
-void Tenant::load_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors) {
-  Training training = parse(fields, tensors);
+void Tenant::load_training(Training training) {
   for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(training.masters[i]);
   restore({std::move(training.grads)});
   resumed_ = training.optimizer != nullptr;

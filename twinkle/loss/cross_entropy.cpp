@@ -2,6 +2,7 @@
 // Options: reduction "sum" (default) or "mean"; dft (default false): each row is also weighted with
 // its own probability, taken as a constant (dynamic fine-tuning, Wu et al. 2025, eq. 9);
 // ignore_index -100 (which rows are scored is told by the weights).
+#include <algorithm>
 #include <cmath>
 
 #include "twinkle/loss/loss.h"
@@ -51,7 +52,8 @@ Output run_all(const Inputs& in, const Json& json) {
   const auto logprobs = elements(in.logprobs);
   const auto weights = elements(in.weights);
   const double num_tokens = num_scored(in.weights);
-  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = o.mean ? 0 : num_tokens};
+  Output out{.grad = at::empty_like(in.logprobs),
+             .num_tokens = o.mean ? std::min(num_tokens, 1.0) : num_tokens};
   prepare_rows(in, json)(0, logprobs, {out.grad.mutable_data_ptr<float>(), logprobs.size()});
   double sum = 0;
   for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {

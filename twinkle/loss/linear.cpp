@@ -1,6 +1,6 @@
 // A loss whose derivative is given: sum of grad * log p(target) over rows with weight != 0. It
 // carries a loss that was computed elsewhere, by its gradient in extras "grad" [N].
-// Options: num_tokens (default 0, a mean), what a step divides by.
+// Options: num_tokens (default 1, of a mean), what a step divides by.
 #include <cmath>
 
 #include "twinkle/loss/loss.h"
@@ -12,7 +12,7 @@ namespace {
 
 double parse_num_tokens(const Json& json) {
   check_known(json, "LinearLoss", {"num_tokens"});
-  const auto num_tokens = get_or<double>(json, "num_tokens", 0);
+  const auto num_tokens = get_or<double>(json, "num_tokens", 1);
   require(num_tokens >= 0 && std::isfinite(num_tokens), Code::kInvalid,
           "loss: num_tokens of LinearLoss is ", num_tokens, ", it must be at least 0 and finite");
   return num_tokens;

@@ -22,11 +22,12 @@ TEST(Linear, CarriesAGivenGradientOnTheScoredRows) {
   const Output out = run(find("LinearLoss"), example());
   EXPECT_EQ(out.loss, -0.5 + 2.0 - 8.0);
   EXPECT_TRUE(at::equal(out.grad, at::tensor({0.5F, -1.0F, 0.0F, 2.0F})));
-  EXPECT_EQ(out.num_tokens, 0);
+  EXPECT_EQ(out.num_tokens, 1) << "a mean";
 }
 
 TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
   EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
+  EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 0}}).num_tokens, 0);
 }
 
 TEST(Linear, RefusesWhatItCannotUse) {

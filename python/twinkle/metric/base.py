@@ -7,7 +7,7 @@ class Metric:
     accumulate(inputs, outputs, **kwargs) is called after every forward_backward (training) or
     calculate_loss (evaluation): `inputs` as losses get them, `outputs` a ModelOutput; kwargs: lr,
     step (micro-batches so far), gradient_accumulation_steps, grad_norm (of the last step or None),
-    loss_tokens (what `loss` is a sum over; 0: it is a mean), seq_tokens (tokens of the batch),
+    loss_tokens (what `loss` is a sum over; 1: it is a mean), seq_tokens (tokens of the batch),
     started (time.perf_counter() before the call).
     calculate() returns the dict of what was collected; reset() forgets it.
     """

@@ -17,12 +17,12 @@ class LossMetric(Metric):
         self._grad_norm = None
         self.reset()
 
-    def accumulate(self, inputs, outputs, *, loss_tokens=0, **kwargs):
+    def accumulate(self, inputs, outputs, *, loss_tokens=1, **kwargs):
         del inputs, kwargs
         if outputs.get("loss") is None:
             return
         self._loss += outputs["loss"]
-        self._divisor += loss_tokens or 1
+        self._divisor += loss_tokens
         self._num_tokens += outputs.get("num_tokens", 0)
 
     def on_step(self, *, grad_norm=None, **kwargs):

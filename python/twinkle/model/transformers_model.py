@@ -195,7 +195,7 @@ class TransformersModel(Checkpoints):
         status.outputs["loss"] = value.item()
         if not training:
             group.accumulate_metrics(
-                False, status.batch, status.outputs, loss_tokens=loss_tokens, started=started
+                False, status.batch, status.outputs, loss_tokens=loss_tokens or 1, started=started
             )
         return value.item()
 
@@ -244,13 +244,14 @@ class TransformersModel(Checkpoints):
             ).result()
             value, loss_tokens = result["loss"], result["num_tokens"]
         else:
-            value, loss_tokens, sequences = self._python_loss(
+            value, counts, sequences = self._python_loss(
                 group, batch, loss_kwargs, micro_batch_size, common
             )
+            loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
             result = self.engine.forward_backward(
                 sequences=sequences,
                 loss="LinearLoss",
-                loss_options=json.dumps({"num_tokens": loss_tokens}),
+                loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 **common,
             ).result()
         outputs = {
@@ -266,9 +267,10 @@ class TransformersModel(Checkpoints):
         return dict(outputs)
 
     def _python_loss(self, group, batch, loss_kwargs, micro_batch_size, common):
-        """(loss, num_tokens, sequences whose extras hold d loss / d logps) of a Python loss."""
+        """Of a Python loss: its value, num_tokens of each micro-batch (0: it is a mean), and the
+        sequences, whose extras hold d loss / d logps."""
         if len(batch) == 0:
-            return 0.0, 0.0, []
+            return 0.0, [], []
         scores = self.engine.forward(sequences=batch.sequences, train=True, **common).result()
         scores = scores["logps"]
         parts, values, counts, sequences = batch.split(micro_batch_size), [], [], []
@@ -282,9 +284,8 @@ class TransformersModel(Checkpoints):
             for sequence, row in zip(part.sequences, part.unpadded(grad), strict=True):
                 sequences.append({**sequence, "extras": {"grad": row}})
             begin += len(part)
-        num_tokens = sum(count or 1 for count in counts) if len(parts) > 1 else counts[0]
         value = sum(values) / (1 if any(counts) else len(values))
-        return value, num_tokens, sequences
+        return value, counts, sequences
 
     # ---- steps
 
