@@ -63,9 +63,17 @@ Future submit(Engine& engine, engine::Operation operation) {
   return Future(engine.submit(std::move(operation)));
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& model, const std::string& mixed_precision,
+std::string text_of(const py::object& value, const char* name) {
+  require(py::isinstance<py::str>(value), Code::kInvalid, "engine: ", name, " is ",
+          std::string(py::repr(value)), ", it must be a text");
+  return value.cast<std::string>();
+}
+
+std::shared_ptr<Engine> make_engine(const py::object& directory, const py::object& precision,
                                     int64_t token_budget, int64_t kv_tokens,
                                     int64_t activation_bytes) {
+  const std::string model = text_of(directory, "model"),
+                    mixed_precision = text_of(precision, "mixed_precision");
   const py::gil_scoped_release release;
   // The engine's end waits for its thread, without the GIL.
   return {new Engine({model, mixed_precision, token_budget, kv_tokens, activation_bytes}),

@@ -1,6 +1,6 @@
 // Python values to JSON and back: None, bool, int, float, str, list, tuple, dict, and what offers
-// .tolist() (NumPy's arrays and scalars). Needs the GIL. Errors are Python's TypeError and
-// ValueError, with the path of the value.
+// .tolist() (NumPy's arrays and scalars). Needs the GIL. Error kInvalid: a value that JSON
+// does not have, with its path.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -23,7 +23,7 @@ inline Json integer_to_json(const py::handle& value, const std::string& path) {
   const unsigned long long large = overflow > 0 ? PyLong_AsUnsignedLongLong(value.ptr()) : 0;
   if (overflow < 0 || PyErr_Occurred()) {
     PyErr_Clear();
-    throw py::value_error(path + " is an integer that does not fit in 64 bits");
+    fail(Code::kInvalid, path, " is an integer that does not fit in 64 bits");
   }
   return Json(static_cast<uint64_t>(large));
 }
@@ -59,9 +59,8 @@ inline Json to_json(const py::handle& value, const std::string& path) {
   if (py::hasattr(value, "tolist")) return to_json(value.attr("tolist")(), path);
   if (py::hasattr(value, "items"))
     return dict_to_json(py::dict(py::reinterpret_borrow<py::object>(value)), path);
-  throw py::type_error(path + " is a " +
-                       std::string(py::str(py::type::of(value).attr("__name__"))) +
-                       ", which has no JSON form");
+  fail(Code::kInvalid, path, " is a ", std::string(py::str(py::type::of(value).attr("__name__"))),
+       ", which has no JSON form");
 }
 
 inline py::object from_json(const Json& value) {

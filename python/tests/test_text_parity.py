@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from twinkle.errors import InvalidError
+
 core = pytest.importorskip("twinkle._core")
 transformers = pytest.importorskip("transformers")
 
@@ -448,7 +450,7 @@ def test_encoding_is_linear_in_the_number_of_turns(directory):
 
 def test_python_values_without_a_json_form_are_named(directory):
     template = core.Template(str(directory))
-    with pytest.raises(TypeError, match=r"messages\[0\].content is a set"):
+    with pytest.raises(InvalidError, match=r"messages\[0\].content is a set"):
         template.encode({"messages": [{"role": "user", "content": {1}}]})
     with pytest.raises(ValueError, match="does not fit in 64 bits"):
         template.encode({"messages": [USER], "tools": [1 << 70]})

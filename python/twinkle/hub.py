@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -39,6 +40,7 @@ def get(model_id, *, weights=True):
 
     `weights=False` leaves the weights of a download out: for its tokenizer and config alone.
     """
+    model_id = checks.path("hub: model_id", model_id)
     aliases = _aliases()
     if model_id in aliases:
         return _local(aliases[model_id], f"the alias of {model_id!r}")

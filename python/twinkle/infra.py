@@ -5,6 +5,7 @@ import os
 import random
 from dataclasses import dataclass, field
 
+from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.platform import Platform
@@ -81,6 +82,8 @@ def is_master():
 
 def check_mesh(mesh, what):
     """Refuses a mesh that this process count cannot hold, naming both."""
+    if not isinstance(mesh, DeviceMesh):
+        checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
     world = Platform.get_world_size()
     if mesh.world_size != world:
         sizes = ", ".join(
@@ -169,7 +172,7 @@ def _seed_everything(seed, full_determinism):
 
 def register(instance, mesh=None):
     """Notes that an object was built, for get_device_placement(). Returns its mesh."""
-    mesh = mesh or _run.mesh
+    mesh = _run.mesh if mesh is None else mesh
     if mesh is not None:
         check_mesh(mesh, f"device_mesh of {type(instance).__name__}")
     _run.objects.append((type(instance).__name__, mesh))

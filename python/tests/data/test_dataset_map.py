@@ -92,7 +92,7 @@ def test_a_failing_row_is_named_and_nothing_changes(tmp_path):
     with pytest.raises(InvalidError, match=r"rows\.jsonl line 3: broken: TypeError"):
         rows.map(broken)
     with pytest.raises(InvalidError, match=r"rows\.jsonl line 3: <lambda>: KeyError\('answer'\)"):
-        rows.filter(lambda row: row["answer"])
+        rows.filter(lambda row: row["answer"] != "")
     with pytest.raises(InvalidError, match="returned 1 rows for 2"):
         rows.map(lambda columns: {"n": [1]})
     with pytest.raises(InvalidError, match="returned int, it must return a dict of columns"):

@@ -1,10 +1,12 @@
 """LoraConfig, with the fields of peft's class of that name; both are accepted everywhere."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from twinkle import checks
 from twinkle.errors import InvalidError, NotFoundError, require
 
 # Fields of peft that change nothing here.
@@ -13,6 +15,10 @@ _INERT = {
     'inference_mode', 'peft_version', 'runtime_config', 'loftq_config', 'ensure_weight_tying',
     'megatron_core', 'lora_ga_config', 'qalora_group_size',
 }  # fmt: skip
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass
@@ -49,15 +55,25 @@ class LoraConfig:
             f"lora: rank is {self.r}, it must be at least 1",
         )
         require(
-            isinstance(self.lora_alpha, (int, float)) and self.lora_alpha > 0,
+            _is_number(self.lora_alpha) and self.lora_alpha > 0,
             f"lora: lora_alpha is {self.lora_alpha!r}, it must be above 0",
         )
         require(
-            isinstance(self.lora_dropout, (int, float)) and 0 <= self.lora_dropout < 1,
+            _is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1,
             f"lora: lora_dropout is {self.lora_dropout!r}, it must be at least 0 and below 1",
         )
         if isinstance(self.target_modules, (set, tuple)):
-            self.target_modules = sorted(self.target_modules)
+            self.target_modules = sorted(map(str, self.target_modules))
+        modules = self.target_modules
+        if modules is not None and not (isinstance(modules, str) and modules):
+            require(
+                isinstance(modules, list)
+                and modules
+                and all(isinstance(name, str) and name for name in modules),
+                f"lora: target_modules is {modules!r}, it must be 'all-linear', a list of names or "
+                "a regular expression",
+            )
+        checks.flag("lora: use_rslora", self.use_rslora)
         for name in ('fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
                      'rank_pattern', 'alpha_pattern', 'use_dora', 'exclude_modules'):  # fmt: skip
             require(

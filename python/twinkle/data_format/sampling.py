@@ -1,8 +1,10 @@
 """How to sample, and what was sampled."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from twinkle import checks
 from twinkle.errors import require
 
 DEFAULT_MAX_TOKENS = 2048
@@ -19,7 +21,7 @@ def _number(name, value, *, least, most=None, above=False, integer=False, none=F
     )
     bound = f"above {least}" if above else f"at least {least}"
     require(
-        value > least if above else value >= least,
+        math.isfinite(value) and (value > least if above else value >= least),
         f"sampler: {name} is {value}, it must be {bound}",
     )
     require(most is None or value <= most, f"sampler: {name} is {value}, it must be at most {most}")
@@ -62,10 +64,14 @@ class SamplingParams:
             least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True,
         )  # fmt: skip
         _number("num_samples", self.num_samples, least=1, integer=True)
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        stop = [] if stop is None else stop
         require(
             isinstance(stop, (list, tuple))
-            and (all(isinstance(s, str) for s in stop) or all(isinstance(s, int) for s in stop)),
+            and (
+                all(isinstance(s, str) for s in stop)
+                or all(isinstance(s, int) and not isinstance(s, bool) for s in stop)
+            ),
             f"sampler: stop is {self.stop!r}, it must be a text, a list of texts or of token ids",
         )
         require("" not in stop, "sampler: stop holds an empty text, which would end at once")
@@ -95,7 +101,7 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values):
         """From a dict; `max_new_tokens` is taken for `max_tokens`, unknown names are refused."""
-        values = dict(values)
+        values = dict(checks.mapping("sampler: sampling parameters", values))
         if "max_new_tokens" in values:
             values.setdefault("max_tokens", values.pop("max_new_tokens"))
         known = [field.name for field in fields(cls)]

@@ -1,9 +1,12 @@
 """DataLoader. The order of rows is the C++ core's; this reads them."""
 
+from twinkle import checks
 from twinkle.core import core
+from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.plugin import construct_class
 
+_INT64_MAX = 2**63 - 1
 # Of torch's DataLoader: rows are in memory, so there is nothing for workers to do.
 _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
@@ -39,11 +42,22 @@ class DataLoader:
         if callable(dataset) and not hasattr(dataset, "__getitem__"):
             dataset = dataset()
         require(
-            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"),
+            hasattr(dataset, "__len__")
+            and hasattr(dataset, "__getitem__")
+            and not isinstance(dataset, (str, bytes, dict)),
             f"dataloader: dataset is a {type(dataset).__name__}, it must be a Dataset or a "
             "callable that makes one",
         )
-        require(min_batch_size is None or min_batch_size >= 1, _below_one(min_batch_size))
+        batch_size = checks.integer("dataloader: batch_size", batch_size, 1, _INT64_MAX)
+        min_batch_size = checks.integer(
+            "dataloader: min_batch_size", min_batch_size, 1, _INT64_MAX, none=True
+        )
+        checks.integer("dataloader: max_retries", max_retries, least=0)
+        seed = checks.integer("dataloader: seed", seed, 0, 2**64 - 1)
+        shuffle = checks.flag("dataloader: shuffle", shuffle)
+        drop_last = checks.flag("dataloader: drop_last", drop_last)
+        if collate_fn is not None and not callable(collate_fn):
+            checks.refuse("dataloader: collate_fn", collate_fn, "callable")
         if drop_last:
             min_batch_size = batch_size
         rank, world = _place(device_mesh)
@@ -93,7 +107,11 @@ class DataLoader:
 
     def skip_consumed_samples(self, consumed_train_samples):
         """The next epoch begins behind these rows, which are not read again."""
-        self._loader.skip(consumed_train_samples)
+        self._loader.skip(
+            checks.integer(
+                "dataloader: consumed_train_samples", consumed_train_samples, 0, _INT64_MAX
+            )
+        )
         self._epoch = 0
 
     def resume_from_checkpoint(self, consumed_train_samples):
@@ -104,14 +122,12 @@ class DataLoader:
         return {"consumed_train_samples": self._loader.consumed}
 
 
-def _below_one(value):
-    return f"dataloader: min_batch_size is {value}, it must be at least 1"
-
-
 def _place(device_mesh):
     """(data rank, data ranks)."""
     if device_mesh is None:
         return 0, 1
+    if not isinstance(device_mesh, DeviceMesh):
+        checks.refuse("dataloader: device_mesh", device_mesh, "a DeviceMesh")
     rank = device_mesh.data_rank
     require(rank is not None, "dataloader: device_mesh does not hold this process's rank")
     return rank, device_mesh.data_world_size

@@ -1,9 +1,8 @@
 """Dataset: what scripts call; rows and work are the C++ core's."""
 
 import inspect
-import os
 
-from twinkle import preprocessor, template
+from twinkle import checks, preprocessor, template
 from twinkle.core import core
 from twinkle.dataset import rowwise, source
 from twinkle.dataset.meta import DatasetMeta
@@ -52,6 +51,7 @@ class Dataset:
 
     def mix_dataset(self, interleave=True):
         """One of all sources: a row of each in turn until the shortest ends, or all of each."""
+        interleave = checks.flag("dataset: interleave", interleave)
         parts = list(self._sources.values())
         require(bool(parts), "dataset: there is nothing to mix: add_dataset comes first")
         if len(parts) > 1:
@@ -84,6 +84,10 @@ class Dataset:
                 f"tell {what} which, by dataset_meta=",
             )
             return next(iter(self._sources))
+        require(
+            isinstance(dataset_meta, DatasetMeta),
+            f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
+        )
         key = dataset_meta.get_id()
         require(
             key in self._sources,
@@ -136,6 +140,7 @@ class Dataset:
         file and line, and the dataset stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
+        add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         rows, chosen = self._rows, self._require_template("encode")
         if _is_core_template(chosen):
             self._set_rows(rows.encode(chosen._template, add_generation_prompt))
@@ -172,11 +177,13 @@ class Dataset:
     def save_as(self, path, format=None, batch_size=1000, mode="immediate"):
         """Writes the rows as jsonl, json or csv (format, else the path's extension), whole or not
         at all. Nested values are JSON in a CSV's cells."""
-        require(batch_size >= 1, f"dataset: batch_size is {batch_size}, it must be at least 1")
+        checks.integer("dataset: batch_size", batch_size, least=1)
+        checks.text("dataset: format", format, none=True, empty=True)
+        path = checks.path("dataset: path", path)
         if mode == "training":
             raise NotAvailableError("dataset: save_as(mode='training') is not available yet")
         require(mode == "immediate", f"dataset: mode is {mode!r}, it must be 'immediate'")
-        self._rows.save(os.fspath(path), format or "")
+        self._rows.save(path, format or "")
 
     def _require_template(self, what):
         require(self.template is not None, f"dataset: {what} needs a template: call set_template()")
@@ -197,9 +204,10 @@ class Dataset:
             if all(cell is _MISSING for cell in column):
                 raise KeyError(f"dataset: no row has a field {index!r}")
             return [None if cell is _MISSING else cell for cell in column]
+        index = checks.integer("dataset: index", index)
         if not -len(rows) <= index < len(rows):
             raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
-        return rows.row(int(index))
+        return rows.row(index)
 
     def __iter__(self):
         rows = self._rows
@@ -211,6 +219,7 @@ _MISSING = object()
 
 def _construct(value, base, init_args):
     """A Preprocessor or Filter from what users pass; functions stay what they are."""
+    init_args = checks.mapping("dataset: init_args", init_args, none=True)
     if callable(value) and not inspect.isclass(value) and not isinstance(value, base):
         require(
             not init_args,
@@ -219,7 +228,7 @@ def _construct(value, base, init_args):
         return value
     if inspect.isclass(value) and not issubclass(value, base):
         raise InvalidError(f"dataset: {value.__name__} must be a subclass of {base.__name__}")
-    return construct_class(value, base, preprocessor, **(init_args or {}))
+    return construct_class(value, base, preprocessor, **init_args)
 
 
 def _is_core_template(chosen):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from twinkle import checks
 from twinkle.errors import require
 
 
@@ -27,9 +28,17 @@ class DatasetMeta:
     data: Any = None
 
     def __post_init__(self):
+        if not isinstance(self.dataset_id, (str, os.PathLike)):
+            checks.refuse("dataset: dataset_id", self.dataset_id, "an id or a path")
         self.dataset_id = os.fspath(self.dataset_id)
+        checks.text("dataset: subset_name", self.subset_name)
+        checks.text("dataset: split", self.split)
         require(
-            self.data_slice is None or isinstance(self.data_slice, Iterable),
+            self.data_slice is None
+            or (
+                isinstance(self.data_slice, Iterable)
+                and not isinstance(self.data_slice, (str, bytes, dict, type))
+            ),
             f"dataset: data_slice is {self.data_slice!r}, it must be an iterable of row indices",
         )
         if self.data_slice is not None and not isinstance(self.data_slice, range):

@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 
+from twinkle import checks
 from twinkle.errors import InvalidError, require
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 
 
 def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
     """`function` over batches of columns (or over single rows); its fields set on the rows."""
-    require(batch_size >= 1, f"dataset: batch_size is {batch_size}, it must be at least 1")
-    removed = {remove_columns} if isinstance(remove_columns, str) else set(remove_columns or ())
+    batch_size = checks.integer("dataset: batch_size", batch_size, least=1)
+    batched = checks.flag("dataset: batched", batched)
+    remove_columns = [remove_columns] if isinstance(remove_columns, str) else remove_columns
+    remove_columns = () if remove_columns is None else remove_columns
+    if not isinstance(remove_columns, (list, tuple, set)) or not all(
+        isinstance(name, str) for name in remove_columns
+    ):
+        checks.refuse("dataset: remove_columns", remove_columns, "a name or a list of names")
+    removed = set(remove_columns)
     out, origins = [], []
     for begin in range(0, len(rows), batch_size):
         end = min(begin + batch_size, len(rows))
@@ -34,7 +42,8 @@ def filter_rows(rows, function):
     """The rows for which `function(row)` is true."""
     kept = []
     for index in range(len(rows)):
-        if _called(rows, function, rows.row(index), index):
+        verdict = _called(rows, function, rows.row(index), index)
+        if checks.flag(f"dataset: {rows.where(index)}: what {_name(function)} returned", verdict):
             kept.append(index)
     return rows.slice(kept)
 

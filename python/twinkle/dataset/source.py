@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
 from twinkle.preprocessor.base import map_col_to_row
@@ -25,16 +26,16 @@ def _index(value):
         hasattr(value, "__index__") and not isinstance(value, bool),
         f"dataset: data_slice holds {value!r}, it must hold row indices",
     )
-    return int(value)
+    return checks.integer("dataset: a row index of data_slice", value, most=2**63 - 1)
 
 
 def _of_memory(data):
     if isinstance(data, Mapping):
         return core().Dataset.of(map_col_to_row(data))
-    if callable(data):
+    if callable(data) and not isinstance(data, type):
         data = data()
     require(
-        hasattr(data, "__iter__") and not isinstance(data, (str, bytes)),
+        hasattr(data, "__iter__") and not isinstance(data, (str, bytes, type)),
         f"dataset: data is a {type(data).__name__}, it must be a list of dicts, a dict of columns "
         "or a callable that gives dicts",
     )

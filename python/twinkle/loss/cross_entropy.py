@@ -1,5 +1,6 @@
 """Cross entropy of the labels."""
 
+from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.base import Loss
 
@@ -15,15 +16,15 @@ class CrossEntropyLoss(Loss):
 
     def __init__(self, ignore_index=-100, reduction="sum", dft=False):
         require(
-            ignore_index == -100,
+            ignore_index == -100 and not isinstance(ignore_index, bool),
             f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
         )
         require(
-            reduction in ("sum", "mean"),
+            isinstance(reduction, str) and reduction in ("sum", "mean"),
             f"loss: reduction is {reduction!r}, it must be 'sum' or 'mean'",
         )
         self.reduction = reduction
-        self.dft = bool(dft)
+        self.dft = checks.flag("loss: dft", dft)
 
     def engine_options(self):
         return {"reduction": self.reduction, "dft": self.dft}

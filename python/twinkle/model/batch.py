@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from twinkle import checks
 from twinkle.errors import InvalidError, require
 
+# NumPy's kinds of numbers; fractions of ids are the engine's to refuse.
+_KINDS = {"input_ids": "iuf", "labels": "iuf", "attention_mask": "iub", "position_ids": "iu"}
 _PAD = {"input_ids": 0, "labels": -100, "attention_mask": 0, "loss_scale": 0.0}
 
 
@@ -12,6 +15,8 @@ def as_list(inputs):
     require(inputs is not None, "model: inputs is missing, pass inputs=batch")
     if isinstance(inputs, dict) or hasattr(inputs, "sequences"):
         inputs = [inputs]
+    if not hasattr(inputs, "__iter__") or isinstance(inputs, (str, bytes, type)):
+        checks.refuse("model: inputs", inputs, "a dict, a list of dicts, or sample responses")
     out = []
     for item in inputs:
         if hasattr(item, "sequences"):  # a SampleResponse
@@ -38,7 +43,14 @@ def _vector(feature, name, index):
     values = feature.get(name)
     if values is None:
         return None
-    values = np.asarray(values)
+    try:
+        values = np.asarray(values)
+    except (ValueError, TypeError):
+        checks.refuse(f"model: {name} of inputs[{index}]", values, "one sequence [L] of numbers")
+    if values.size and values.dtype.kind not in ("iuf" if name == "loss_scale" else _KINDS[name]):
+        checks.refuse(
+            f"model: {name} of inputs[{index}]", values.tolist(), "one sequence [L] of integers"
+        )
     if values.ndim != 1:
         raise InvalidError(
             f"model: {name} of inputs[{index}] has shape {list(values.shape)}, it must be one "
@@ -71,6 +83,7 @@ class Batch:
 
     def _add(self, feature, index):
         ids = _vector(feature, "input_ids", index)
+        require(ids is not None and len(ids) > 0, f"model: input_ids of inputs[{index}] is empty")
         sequence = {"input_ids": ids}
         for name, key in (("labels", "labels"), ("loss_scale", "weights")):
             values = _vector(feature, name, index)
@@ -83,10 +96,17 @@ class Batch:
                 )
         kept = None
         mask = _vector(feature, "attention_mask", index)
-        if mask is not None and len(mask) == len(ids) and not mask.all():
+        positions = _vector(feature, "position_ids", index)
+        for name, values in (("attention_mask", mask), ("position_ids", positions)):
+            require(
+                values is None or len(values) == len(ids),
+                f"model: {name} of inputs[{index}] has {0 if values is None else len(values)} "
+                f"entries, input_ids has {len(ids)}, they must be equally many",
+            )
+        if mask is not None and not mask.all():
             kept = np.flatnonzero(mask)
             sequence = {key: values[kept] for key, values in sequence.items()}
-        self._check_positions(_vector(feature, "position_ids", index), kept, index)
+        self._check_positions(positions, kept, index)
         self.sequences.append(sequence)
         self._kept.append(kept)
         self.lengths.append(len(ids))

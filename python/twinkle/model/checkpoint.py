@@ -1,10 +1,10 @@
 """Saving, loading and uploading: the engine writes weights, this adds what it does not know."""
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from twinkle import checks
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.model.settings import Settings
 from twinkle.plugin import requires
@@ -43,10 +43,8 @@ class Checkpoints(Settings):
         """
         refuse_unknown("model: save", kwargs)
         group = self._group(adapter_name)
-        require(
-            isinstance(interval, int) and interval >= 1,
-            f"model: interval is {interval!r}, it must be at least 1",
-        )
+        checks.integer("model: interval", interval, least=1)
+        save_optimizer = checks.flag("model: save_optimizer", save_optimizer)
         if name is None:
             name = f"checkpoint-step-{group.cur_step}"
         directory = _directory_of(name, output_dir)
@@ -65,6 +63,7 @@ class Checkpoints(Settings):
         """Reads weights (and optimizer, schedule) from output_dir/name, a directory or hub id."""
         del token  # of a private hub repository: the hub's own log-in is used
         group = self._group(adapter_name)
+        load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
         directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
         state = _load(self.engine, self._tenant(group), resolve(directory), load_optimizer)
         group.accumulated, group.just_stepped = 0, False
@@ -80,6 +79,7 @@ class Checkpoints(Settings):
         directory = _path("checkpoint_dir", checkpoint_dir)
         if not Path(directory).is_dir():
             raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
+        resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
         group = self._group(adapter_name)
         state = _load(self.engine, self._tenant(group), directory, not resume_only_model)
         group.accumulated, group.just_stepped = 0, False
@@ -101,11 +101,7 @@ class Checkpoints(Settings):
 
 
 def _path(what, value):
-    require(
-        isinstance(value, (str, os.PathLike)) and str(value) != "",
-        f"model: {what} is {value!r}, it must be a path",
-    )
-    return str(value)
+    return checks.path(f"model: {what}", value)
 
 
 def _directory_of(name, output_dir):
@@ -169,6 +165,9 @@ def _state_dict(engine, tenant):
 
 def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):
     """Pushes to a private repository. NotAvailableError: the hub's package is missing."""
+    checkpoint_dir = checks.path("model: checkpoint_dir", checkpoint_dir)
+    checks.text("model: hub_model_id", hub_model_id)
+    checks.flag("model: async_upload", async_upload)
     if not Path(checkpoint_dir).is_dir():
         raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
     push = _push_hf if hub_model_id.startswith("hf://") else _push_ms

@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError, require
+from twinkle.errors import InvalidError
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric, TrainMetric
 from twinkle.processor import InputProcessor
@@ -38,6 +39,29 @@ def optimizer_name(optimizer_cls):
     return name
 
 
+def as_json(what, options):
+    """Options as JSON text."""
+    try:
+        return json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError):
+        pass
+    for name, value in options.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            checks.refuse(f"{what}: {name}", value, "a finite number, a text, True or False")
+    raise InvalidError(f"{what}: the options {options!r} are not JSON")
+
+
+def check_options(optimizer, options):
+    """What the engine would refuse, and None, which it takes for an absent option."""
+    text = as_json("model: optimizer", options)
+    for name in ("lr", "betas", "eps", "weight_decay", "momentum"):
+        if name in options and options[name] is None:
+            checks.refuse(f"model: optimizer: {name}", None, "a number, or left out")
+    core().check_optimizer(optimizer, text)
+
+
 class Group:
     """One adapter's, or the base model's, side of the training loop."""
 
@@ -66,12 +90,16 @@ class Group:
         name = optimizer_name(optimizer_cls)
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
         options.setdefault("lr", DEFAULT_LR)
-        core().check_optimizer(name, json.dumps(options))
+        check_options(name, options)
         self.optimizer, self.options = name, options
 
     def set_scheduler(self, scheduler_cls, options):
-        name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
-        self.schedule = core().Schedule(name, json.dumps(options))
+        name = scheduler_cls
+        if not isinstance(name, str):
+            name = getattr(scheduler_cls, "__name__", None)
+        if not isinstance(name, str):
+            checks.refuse("model: scheduler_cls", scheduler_cls, "a schedule's name or class")
+        self.schedule = core().Schedule(name, as_json("model: set_lr_scheduler", options))
         self.scheduler, self.scheduler_options, self.lr_step = name, dict(options), 0
 
     @property
@@ -82,11 +110,9 @@ class Group:
         return self.schedule.lr(self.options["lr"], self.lr_step)
 
     def set_gradient_accumulation_steps(self, steps):
-        require(
-            isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1,
-            f"model: gradient_accumulation_steps is {steps!r}, it must be an integer of at least 1",
+        self.gradient_accumulation_steps = checks.integer(
+            "model: gradient_accumulation_steps", steps, least=1
         )
-        self.gradient_accumulation_steps = steps
 
     @property
     def at_boundary(self):

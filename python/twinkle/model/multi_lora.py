@@ -1,5 +1,6 @@
 """MultiLoraTransformersModel: several adapters on one base model, each called by its name."""
 
+from twinkle import checks
 from twinkle.errors import require
 from twinkle.model.transformers_model import TransformersModel
 
@@ -22,12 +23,9 @@ class MultiLoraTransformersModel(TransformersModel):
         **kwargs,
     ):
         del target_modules  # adapters bring their own
-        super().__init__(model_cls, model_id, config, **kwargs)
         for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
-            require(
-                isinstance(value, int) and value >= 1,
-                f"model: {name} is {value!r}, it must be an integer of at least 1",
-            )
+            checks.integer(f"model: {name}", value, least=1)
+        super().__init__(model_cls, model_id, config, **kwargs)
         self.max_loras, self.max_r, self.max_length = max_loras, max_r, max_length
 
     def _group(self, adapter_name=None):

@@ -7,6 +7,7 @@ import twinkle.metric
 import twinkle.patch
 import twinkle.processor
 import twinkle.template
+from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable
@@ -22,7 +23,7 @@ class Settings(TwinkleModel):
             if len(self._groups) == 1:
                 return next(iter(self._groups.values()))
             adapter_name = "default"
-        if adapter_name not in self._groups:
+        if not isinstance(adapter_name, str) or adapter_name not in self._groups:
             names = ", ".join(repr(name) for name in self._groups if name) or "none"
             raise InvalidError(
                 f"model: there is no adapter {adapter_name!r}; there are {names}: pass adapter_name"
@@ -67,6 +68,8 @@ class Settings(TwinkleModel):
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
         """A Metric, a subclass, its name or a plugin id; is_training None: for both phases."""
         group = self._group(adapter_name)
+        if is_training is not None:
+            is_training = checks.flag("model: is_training", is_training)
         for training in (True, False):
             if is_training in (None, training):
                 metric = construct_class(
@@ -84,7 +87,7 @@ class Settings(TwinkleModel):
 
     def calculate_metric(self, is_training=True, adapter_name=None):
         """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ..."""
-        out = {}
+        out, is_training = {}, checks.flag("model: is_training", is_training)
         for metric in self._group(adapter_name).status(is_training).metrics:
             out.update(metric.calculate())
             metric.reset()

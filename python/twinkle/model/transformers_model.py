@@ -5,6 +5,7 @@ import json
 import time
 from types import SimpleNamespace
 
+from twinkle import checks
 from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.errors import InvalidError, refuse_unknown, require
@@ -13,8 +14,13 @@ from twinkle.loss.base import check_kwargs, evaluate, gradient
 from twinkle.model.arguments import INERT, check_arguments, forward_kwargs, slice_kwargs
 from twinkle.model.batch import Batch, as_list
 from twinkle.model.checkpoint import Checkpoints
-from twinkle.model.group import Group
+from twinkle.model.group import Group, check_options
 from twinkle.template.template import Template, resolve
+
+
+def _given(*values):
+    """The first one that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 class TransformersModel(Checkpoints):
@@ -45,7 +51,10 @@ class TransformersModel(Checkpoints):
         if model_id is None and isinstance(model_cls, str):  # TransformersModel('path')
             model_cls, model_id = None, model_cls
         require(model_id is not None, "model: model_id is missing")
-        dtype = kwargs.pop("torch_dtype", None) or kwargs.pop("dtype", None)
+        checks.path("model: model_id", model_id)
+        if tokenizer_id is not None:
+            checks.path("model: tokenizer_id", tokenizer_id)
+        dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
         refuse_unknown("model: TransformersModel", kwargs, INERT)
         check_arguments(model_cls, config, mixed_precision, strategy, dtype)
         del ddp_config, fsdp_config, grad_scaler_config  # of several devices, and of fp16
@@ -142,12 +151,14 @@ class TransformersModel(Checkpoints):
         return Batch(group.processor(features))
 
     def _run_forward(self, group, inputs, training, temperature, disable_lora):
+        temperature = checks.number("model: temperature", temperature, above=0)
+        disable_lora = checks.flag("model: disable_lora", disable_lora)
         batch = self._batch(group, inputs)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
             sequences=batch.sequences,
             disable_lora=disable_lora,
-            temperature=float(temperature),
+            temperature=temperature,
             train=training,
         ).result()
         outputs = {
@@ -220,11 +231,8 @@ class TransformersModel(Checkpoints):
         loss (as the loss defines it), logps [batch, longest], num_tokens. An error changes nothing.
         """
         loss_kwargs = forward_kwargs("forward_backward", kwargs, loss=True)
-        require(
-            micro_batch_size is None
-            or (isinstance(micro_batch_size, int) and micro_batch_size > 0),
-            f"model: micro_batch_size is {micro_batch_size!r}, it must be at least 1",
-        )
+        checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
+        temperature = checks.number("model: temperature", temperature, above=0)
         group = self._group(adapter_name)
         check_kwargs(group.loss, loss_kwargs)
         batch = self._batch(group, inputs)
@@ -234,7 +242,7 @@ class TransformersModel(Checkpoints):
     def _accumulate(self, group, batch, loss_kwargs, temperature, micro_batch_size):
         started = time.perf_counter()
         tenant = self._tenant(group)
-        common = {"tenant": tenant, "temperature": float(temperature)}
+        common = {"tenant": tenant, "temperature": temperature}
         if group.loss.engine_name is not None:
             result = self.engine.forward_backward(
                 sequences=batch.sequences,
@@ -295,12 +303,12 @@ class TransformersModel(Checkpoints):
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
         """
         group = self._group(adapter_name)
+        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0)
+        norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if group.just_stepped or not group.at_boundary:
             return None
         result = self.engine.clip_grad_norm(
-            tenant=self._tenant(group),
-            max_grad_norm=float(max_grad_norm),
-            norm_type=float(norm_type),
+            tenant=self._tenant(group), max_grad_norm=max_grad_norm, norm_type=norm_type
         ).result()
         group.clipped_norm = group.grad_norm = result["grad_norm"]
         return group.grad_norm
@@ -319,15 +327,16 @@ class TransformersModel(Checkpoints):
             )
         if not group.at_boundary:
             return
-        options = {**group.options, **(optim_params or {})}
-        core().check_optimizer(group.optimizer, json.dumps(options))
+        optim_params = checks.mapping("model: optim_params", optim_params, none=True)
+        options = {**group.options, **optim_params}
+        check_options(group.optimizer, options)
         lr = options["lr"] if optim_params and "lr" in optim_params else group.lr
         result = self.engine.step(
             tenant=self._tenant(group),
             optimizer=group.optimizer,
             options=json.dumps({**options, "lr": lr}),
-            max_grad_norm=float(max_grad_norm),
-            norm_type=float(norm_type),
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
         ).result()
         if group.schedule is not None:
             options["lr"] = group.options["lr"]
@@ -359,10 +368,13 @@ class TransformersModel(Checkpoints):
         """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
         None between boundaries. gradient_accumulation_steps: from now on."""
         group = self._group(adapter_name)
+        max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
+        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0)
+        norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         before = group.iters
-        self._step(group, None, max_grad_norm or 0.0, norm_type)
+        self._step(group, None, max_grad_norm, norm_type)
         if group.iters == before:
             return None
         self.lr_step(adapter_name)

@@ -1,10 +1,17 @@
 """What users subclass. Both run in Python, over plain rows."""
 
+from collections.abc import Mapping
+
+from twinkle import checks
 from twinkle.errors import InvalidError
 
 
 def map_col_to_row(columns):
     """{'a': [1, 2]} to [{'a': 1}, {'a': 2}]. InvalidError: columns of different lengths."""
+    if not isinstance(columns, Mapping) or not all(
+        isinstance(column, (list, tuple)) for column in columns.values()
+    ):
+        checks.refuse("data: the columns", columns, "a dict of lists")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidError(f"data: columns have different lengths: {lengths}")

@@ -1,5 +1,6 @@
 """InputProcessor."""
 
+from twinkle import checks
 from twinkle.errors import refuse_unknown, require
 
 
@@ -32,7 +33,7 @@ class InputProcessor:
             f"processor: framework is {framework!r}, it must be 'transformers' or 'megatron'",
         )
         self.device_mesh = device_mesh
-        self.padding_free = bool(padding_free)
+        self.padding_free = checks.flag("processor: padding_free", padding_free)
         self.framework = framework
         self.padding_side = padding_side
 

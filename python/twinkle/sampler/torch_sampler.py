@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from twinkle import checks
 from twinkle.core import core
 from twinkle.data_format import SampledSequence, SampleResponse, SamplingParams
 from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, register, stable_seed
+from twinkle.model import TransformersModel
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
 from twinkle.template.template import Template, resolve
@@ -90,13 +92,18 @@ class TorchSampler(Sampler):
             "samples on one device",
         )
         require(model_id is not None or model is not None, "sampler: model_id or model is missing")
+        if model is not None and not isinstance(model, TransformersModel):
+            checks.refuse("sampler: model", model, "a TransformersModel")
+        if model_id is not None:
+            checks.path("sampler: model_id", model_id)
         self.device_mesh = register(self, device_mesh)
         self.model_id = str(model_id if model_id is not None else model.tokenizer_id)
         self._model = model
         if model is not None:
             self.engine = model.engine
         else:
-            dtype = str(args.get("dtype") or "auto").removeprefix("torch.")
+            dtype = "auto" if args.get("dtype") is None else args["dtype"]
+            dtype = str(dtype).removeprefix("torch.")
             require(
                 dtype in _PRECISION,
                 f"sampler: dtype is {dtype!r}, it must be one of {', '.join(_PRECISION)}",
@@ -180,8 +187,15 @@ class TorchSampler(Sampler):
             f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
         )
         _check_widths(params)
+        checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
+        if adapter_path is not None:
+            checks.path("sampler: adapter_path", adapter_path)
+        use_base_model = checks.flag("sampler: use_base_model", use_base_model)
         features = self._features(inputs, params)
-        prompts = [np.asarray(feature["input_ids"]) for feature in features]
+        prompts = [
+            np.asarray(checks.ids(f"sampler: input_ids of inputs[{i}]", f["input_ids"]), np.int64)
+            for i, f in enumerate(features)
+        ]
         tenant = self._tenant(adapter_name, adapter_path, use_base_model)
         self._calls += 1
         completions = [[{}] for _ in prompts]

@@ -1,0 +1,223 @@
+"""What people get wrong with models, adapters, batches and data: each has its message, and leaves
+weights, adapters, gradients, optimizer, counters and every file as they were."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from twinkle import LoraConfig
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.errors import TwinkleError
+from twinkle.loss import CrossEntropyLoss
+from twinkle.model import TransformersModel
+from twinkle.template import Template
+
+pytestmark = pytest.mark.usefixtures("engine_built", "data_built")
+
+FEATURE = {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}
+
+
+class World:
+    """A model in training, two adapters, a checkpoint of one, and a folder for what goes wrong."""
+
+    def __init__(self, directory, folder):
+        self.directory, self.folder = Path(directory), folder
+        self.model = TransformersModel(model_id=directory, mixed_precision="no")
+        for name in ("a", "b"):
+            self.model.add_adapter_to_model(name, LoraConfig(r=2))
+            for _ in range(2):
+                self.model.set_optimizer("AdamW", adapter_name=name, lr=0.01)
+                self.model.forward_backward(inputs=[FEATURE], adapter_name=name)
+                self.model.clip_grad_and_step(adapter_name=name)
+            self.model.forward_backward(inputs=[FEATURE], adapter_name=name)
+        self.model.save("good", str(folder), save_optimizer=True, adapter_name="a")
+
+    def copy(self, name, spoil):
+        """A copy of the model's directory, spoilt."""
+        target = self.folder / name
+        if not target.exists():
+            shutil.copytree(self.directory, target)
+            spoil(target)
+        return target
+
+    def train(self, **feature):
+        self.model.forward_backward(inputs=[{**FEATURE, **feature}], adapter_name="a")
+
+    def state(self):
+        model = self.model
+        tenants = [model._group(name).tenant for name in ("a", "b")]
+        base = model.engine.forward(
+            tenant=model.frozen_tenant(),
+            sequences=[{k: np.asarray(v) for k, v in FEATURE.items()}],
+        ).result()
+        files = {
+            file: file.read_bytes()
+            for root in (self.folder, self.directory)
+            for file in sorted(root.rglob("*"))
+            if file.is_file()
+        }
+        counters = [model._group(name).state(0) for name in ("a", "b")]
+        states = [model.engine.inspect(tenant=tenant).result() for tenant in tenants]
+        return states, [row.tobytes() for row in base["logps"]], counters, files
+
+
+@pytest.fixture(scope="module")
+def world(tiny_llama_dir, tmp_path_factory):
+    return World(tiny_llama_dir, tmp_path_factory.mktemp("bad"))
+
+
+def _set(**fields):
+    def spoil(directory):
+        file = directory / "config.json"
+        config = json.loads(file.read_text())
+        config.pop("rope_parameters", None)
+        file.write_text(json.dumps({**config, **fields}))
+
+    return spoil
+
+
+def _cut(directory):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:20000])
+
+
+def _without_template(directory):
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("chat_template", None)
+    file.write_text(json.dumps(config))
+
+
+def _nan(directory):
+    from safetensors.torch import load_file, save_file
+
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][3] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _opened(name, spoil):
+    return lambda w: TransformersModel(model_id=str(w.copy(name, spoil)))
+
+
+def _adapter(change):
+    """The checkpoint's adapter, changed."""
+
+    def spoil(directory):
+        from safetensors.torch import load_file, save_file
+
+        for file in directory.iterdir():
+            file.unlink()
+        for file in (directory.parent / "good").iterdir():
+            shutil.copy(file, directory)
+        file = directory / "adapter_model.safetensors"
+        save_file({name: change(name, t) for name, t in load_file(file).items()}, file)
+
+    return spoil
+
+
+def _wider(name, tensor):
+    """As of a model with twice the width."""
+    return torch.cat([tensor, tensor], dim=1 if "lora_A" in name else 0).contiguous()
+
+
+def _rows(text):
+    def run(w):
+        file = w.folder / "rows.jsonl"
+        file.write_text(text)
+        try:
+            dataset = Dataset(DatasetMeta(str(file)))
+            dataset.set_template(Template(str(w.directory)))
+            dataset.encode()
+        finally:
+            file.unlink()
+
+    return run
+
+
+def _nan_loss(w):
+    w.model.set_loss(lambda inputs, outputs: outputs["logps"].sum() * torch.nan, adapter_name="a")
+    try:
+        w.train()
+    finally:
+        w.model.set_loss(CrossEntropyLoss(), adapter_name="a")
+
+
+TALK = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+CASES = {
+    "missing safetensors": (
+        _opened("none", lambda d: (d / "model.safetensors").unlink()), "holds no weights"),
+    "truncated safetensors": (_opened("cut", _cut), "model.safetensors"),
+    "shape mismatch": (
+        _opened("shape", _set(intermediate_size=96)), r"has shape \[.*config.json asks for \["),
+    "weights that are not finite": (_opened("nan", _nan), "model.norm.weight .* holds NaN"),
+    "unknown architecture": (
+        _opened("mamba", _set(model_type="mamba")), "model_type 'mamba' is not known; known: "),
+    "unknown rope kind": (
+        _opened("rope", _set(rope_scaling={"rope_type": "longrope"})),
+        "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"),
+    "unknown option": (
+        _opened("logits", _set(logit_scale=0.5)), "config field 'logit_scale' is "),
+    "a tokenizer without a chat template": (
+        lambda w: Template(str(w.copy("plain", _without_template))).encode(
+            {"messages": [{"role": "user", "content": "a"}]}), "has no chat template"),
+    "an adapter of another base model, loaded": (
+        lambda w: w.model.load(str(w.copy("wide", _adapter(_wider))), adapter_name="a"),
+        "is it of another base model"),
+    "an adapter of another base model, added": (
+        lambda w: w.model.add_adapter_to_model("c", str(w.copy("wide", _adapter(_wider)))),
+        "is it of another base model"),
+    "a target module that matches nothing": (
+        lambda w: w.model.add_adapter_to_model("c", LoraConfig(target_modules=["query"])),
+        "target module 'query' matches nothing; there is: q_proj"),
+    "rank 0": (
+        lambda w: w.model.add_adapter_to_model("c", {"r": 0}), "rank is 0, it must be at least 1"),
+    "an empty batch": (
+        lambda w: w.model.forward_backward(inputs=[], adapter_name="a"), "the batch is empty"),
+    "a sequence beyond the model's length": (
+        lambda w: w.train(input_ids=[5] * 513, labels=[5] * 513),
+        "513 tokens, the model's max_position_embeddings is 512; truncate it"),
+    "a token outside the vocabulary": (
+        lambda w: w.train(input_ids=[5, 6, 7, 99999]), "token 99999 at position 3 is outside"),
+    "a label outside the vocabulary": (
+        lambda w: w.train(labels=[6, 99999, 8, -100]), "label 99999 at position 1 is outside"),
+    "a label that is negative": (
+        lambda w: w.train(labels=[6, -1, 8, -100]), "label -1 at position 1 is outside"),
+    "no label at all": (
+        lambda w: w.train(labels=[-100] * 4), "the batch has no label to learn from"),
+    "a loss in Python that is NaN": (_nan_loss, "is nan, nothing was accumulated"),
+    "a loss of the engine that is NaN": (
+        lambda w: w.train(loss_scale=[1.0, np.nan, 1.0, 1.0]), "not finite .* nothing was changed"),
+    "a row without messages": (
+        _rows(TALK + '{"text": "x"}\n'), r"rows\.jsonl line 2: .*'messages' is missing"),
+    "a broken JSON line": (_rows(TALK * 2 + '{"messages": [}\n'), r"rows\.jsonl line 3 column 15"),
+    "a checkpoint that is not there": (
+        lambda w: w.model.load("none", str(w.folder), adapter_name="a"), "none"),
+    "a save over something else": (
+        lambda w: w.model.save("none", str(w.folder), adapter_name="nobody"), "'nobody'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_named_and_changes_nothing(world, name):
+    run, text = CASES[name]
+    with pytest.raises(TwinkleError):  # once before, to make what the case itself needs
+        run(world)
+    before = world.state()
+    with pytest.raises(TwinkleError, match=text):
+        run(world)
+    assert world.state() == before
+
+
+def test_a_training_goes_on_after_all_of_it(world):
+    model = world.model
+    before = model.engine.inspect(tenant=model._group("a").tenant).result()
+    model.clip_grad_and_step(adapter_name="a")
+    after = model.engine.inspect(tenant=model._group("a").tenant).result()
+    assert after["weights"] != before["weights"] and after["step"] == before["step"] + 1

@@ -1,0 +1,87 @@
+"""Checks of arguments: each takes what it is ("model: interval") and a value, which it returns in
+plain Python; or raises InvalidError with both, and what it must be."""
+
+import math
+import numbers
+import os
+import reprlib
+from collections.abc import Mapping
+
+from twinkle.errors import InvalidError
+
+
+def refuse(what, value, must):
+    raise InvalidError(f"{what} is {reprlib.repr(value)}, it must be {must}")
+
+
+def integer(what, value, least=None, most=None, none=False):
+    """An int; NumPy's too, True and False not."""
+    if value is None and none:
+        return None
+    right = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not right or (least is not None and value < least) or (most is not None and value > most):
+        bound = "" if least is None else f" of at least {least}"
+        refuse(what, value, f"an integer{bound}" + ("" if most is None else f", at most {most}"))
+    return int(value)
+
+
+def number(what, value, least=None, above=None, infinite=False):
+    """A float that is finite, unless `infinite`."""
+    right = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        out = float(value) if right else math.nan
+    except OverflowError:
+        out = math.nan
+    if (
+        math.isnan(out)
+        or (math.isinf(out) and not infinite)
+        or (least is not None and out < least)
+        or (above is not None and out <= above)
+    ):
+        bound = f" of at least {least}" if least is not None else ""
+        refuse(what, value, "a number" + (bound if above is None else f" above {above}"))
+    return out
+
+
+def flag(what, value):
+    """True or False; NumPy's too."""
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        refuse(what, value, "True or False")
+    return bool(value)
+
+
+def text(what, value, none=False, empty=False):
+    if value is None and none:
+        return None
+    if not isinstance(value, str) or (not value and not empty):
+        refuse(what, value, "a text" + ("" if empty else " that is not empty"))
+    return value
+
+
+def path(what, value):
+    """A text of a path that is not empty."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        refuse(what, value, "a path")
+    return str(value)
+
+
+def mapping(what, value, none=False):
+    """A dict with names as keys; {} for None where that is allowed."""
+    if value is None and none:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        refuse(what, value, "a dict with names as keys")
+    return value
+
+
+def ids(what, value):
+    """A list of token ids."""
+    import numpy as np
+
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        refuse(what, value, "one sequence of integers")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        refuse(what, value, "one sequence of integers")
+    return array.tolist()
