@@ -2,8 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <fstream>
+#include <mutex>
+#include <set>
+#include <thread>
 
 #include "twinkle/base/error_for_test.h"
 
@@ -82,6 +88,22 @@ TEST(Dataset, FilterAndEncodeDropAndSplitRowsInOrder) {
       [](const Row& row) { return Rows(static_cast<size_t>(row.at("i").as_int64()), row); });
   EXPECT_EQ(values(encoded), (std::vector<int64_t>{1, 2, 2}));
   EXPECT_EQ(encoded.where(2), "memory row 2");
+}
+
+// Work on a row does not end before every core has begun one.
+TEST(Dataset, EncodingUsesEveryCoreAtTheSameTime) {
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::mutex mutex;
+  std::condition_variable all_there;
+  std::set<std::thread::id> threads;
+  numbers(static_cast<int64_t>(16 * cores)).encode([&](const Row& row) {
+    std::unique_lock lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    all_there.notify_all();
+    all_there.wait_for(lock, std::chrono::seconds(20), [&] { return threads.size() == cores; });
+    return Rows{row};
+  });
+  EXPECT_EQ(threads.size(), cores);
 }
 
 TEST(Dataset, MixingConcatenatesOrInterleavesUntilTheShortestEnds) {

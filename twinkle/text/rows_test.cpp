@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "twinkle/text/tiny_model_test.h"
@@ -15,6 +21,21 @@ TEST(ForEachRow, WorksOnEachRowOnce) {
   for_each_row(times.size(), [&](size_t row) { ++times[row]; });
   for (const auto& n : times) EXPECT_EQ(n, 1);
   for_each_row(0, [](size_t) { FAIL(); });
+}
+
+// As many rows as there are cores, none of which ends before all have begun.
+TEST(ForEachRow, WorksOnOneRowForEveryCoreAtTheSameTime) {
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  std::mutex mutex;
+  std::condition_variable all_there;
+  std::set<std::thread::id> threads;
+  for_each_row(cores, [&](size_t) {
+    std::unique_lock lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    all_there.notify_all();
+    all_there.wait_for(lock, std::chrono::seconds(20), [&] { return threads.size() == cores; });
+  });
+  EXPECT_EQ(threads.size(), cores);
 }
 
 TEST(ForEachRow, ReportsTheLowestFailingRowWithItsCauseAndCode) {

@@ -72,9 +72,7 @@ def test_short_batches_meshes_callables_and_collators():
         InvalidError, match="batch_size is 3, it must be divisible by the 2 data ranks"
     ):
         DataLoader(numbers(3), batch_size=3, device_mesh=mesh)
-    with pytest.raises(
-        InvalidError, match="min_batch_size is 0, it must be an integer of at least 1"
-    ):
+    with pytest.raises(InvalidError, match="min_batch_size is 0, it must be an integer of at"):
         batch_lengths(min_batch_size=0)
     with pytest.raises(InvalidError, match="unknown argument 'sampler'"):
         batch_lengths(sampler=1)

@@ -164,7 +164,8 @@ def _state_dict(engine, tenant):
 
 
 def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):
-    """Pushes to a private repository. NotAvailableError: the hub's package is missing."""
+    """Pushes to a private repository. NotAvailableError: the hub's package is missing;
+    NotFoundError: the hub refuses, or cannot be reached."""
     checkpoint_dir = checks.path("model: checkpoint_dir", checkpoint_dir)
     checks.text("model: hub_model_id", hub_model_id)
     checks.flag("model: async_upload", async_upload)
@@ -173,12 +174,21 @@ def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):
     push = _push_hf if hub_model_id.startswith("hf://") else _push_ms
     repository = hub_model_id.split("://", 1)[-1]
     requires("huggingface_hub" if push is _push_hf else "modelscope", f"uploading {hub_model_id}")
+    arguments = (push, hub_model_id, str(checkpoint_dir), repository, hub_token)
     if not async_upload:
-        return push(str(checkpoint_dir), repository, hub_token)
+        return _told(*arguments)
     pool = ThreadPoolExecutor(max_workers=1)
-    future = pool.submit(push, str(checkpoint_dir), repository, hub_token)
+    future = pool.submit(_told, *arguments)
     pool.shutdown(wait=False)
     return future
+
+
+def _told(push, hub_model_id, *arguments):
+    try:
+        return push(*arguments)
+    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise NotFoundError(f"model: cannot upload to {hub_model_id!r}: {reason[0]}") from error
 
 
 def _push_hf(directory, repository, token):
