@@ -286,7 +286,7 @@ CALLS = {
     "Template.encode": (lambda w, v: w.template.encode(v), set()),
     "Template.encode(messages)": (lambda w, v: w.template.encode({"messages": v}), set()),
     "Template.encode([messages])": (lambda w, v: w.template.encode({"messages": [v]}), set()),
-    "Template.encode(role)": (message("role"), set()),
+    "Template.encode(role)": (message("role"), {"text", "empty text"}),  # the template knows its roles
     "Template.encode(content)": (message("content"), {"text", "empty text", "list", "None"}),
     "Template.encode(add_generation_prompt)": (
         lambda w, v: w.template.encode(TALK, add_generation_prompt=v), {"True"}),
@@ -365,7 +365,8 @@ CALLS = {
     "InputProcessor(framework)": (lambda w, v: InputProcessor(framework=v), set()),
     "SelfCognitionProcessor(model_name)": (
         lambda w, v: SelfCognitionProcessor(v, "me")(
-            {"query": ["a {{NAME}}"], "response": ["b"], "tag": ["en"]}), {"text"}),
+            {"query": ["a {{NAME}}"], "response": ["b"], "tag": ["en"]}),
+        {"text", "empty text"}),
     "SelfCognitionProcessor(rows)": (
         lambda w, v: SelfCognitionProcessor("a", "b")(v), {"dict"}),
     "hub.get": (lambda w, v: hub.get(v), set()),
