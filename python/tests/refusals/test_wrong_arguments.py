@@ -286,7 +286,7 @@ CALLS = {
     "Template.encode": (lambda w, v: w.template.encode(v), set()),
     "Template.encode(messages)": (lambda w, v: w.template.encode({"messages": v}), set()),
     "Template.encode([messages])": (lambda w, v: w.template.encode({"messages": [v]}), set()),
-    "Template.encode(role)": (message("role"), {"text", "empty text"}),  # the template knows its roles
+    "Template.encode(role)": (message("role"), {"text", "empty text"}),  # templates know roles
     "Template.encode(content)": (message("content"), {"text", "empty text", "list", "None"}),
     "Template.encode(add_generation_prompt)": (
         lambda w, v: w.template.encode(TALK, add_generation_prompt=v), {"True"}),
