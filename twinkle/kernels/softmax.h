@@ -6,14 +6,9 @@
 
 #include <cstdint>
 
-namespace twinkle::kernels {
+#include "twinkle/kernels/simd/row_stats.h"
 
-struct RowStats {
-  float logprob = 0;  // of `id`
-  float entropy = 0;  // -sum p log p; only when asked for
-  double top = 0;     // the largest logit / temperature
-  double sum = 1;     // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)
-};
+namespace twinkle::kernels {
 
 // logits [n, V] contiguous; 0 <= id < V; temperature > 0.
 RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
@@ -23,8 +18,8 @@ RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float 
 float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
                       const RowStats& stats);
 
-// Row := grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
+// Row := grad.grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
 void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperature,
-                   const RowStats& stats, float grad);
+                   const RowGrad& grad);
 
 }  // namespace twinkle::kernels

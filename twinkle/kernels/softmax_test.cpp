@@ -25,7 +25,7 @@ TEST_P(Softmax, EqualsLogSoftmaxItsEntropyAndItsGradient) {
         EXPECT_NEAR(got.logprob, want[r][id].item<double>(), 2e-5);
         EXPECT_NEAR(got.entropy, -(p[r] * want[r]).sum().item<double>(), 2e-5);
         auto grad = logits.clone();
-        softmax_grad_(grad, r, id, t, got, 0.5f);
+        softmax_grad_(grad, r, id, t, {got, 0.5f});
         auto expected = -p[r] * 0.5 / t;
         expected[id] += 0.5 / t;
         const double limit = GetParam() == at::kBFloat16 ? 4e-3 : 1e-6;

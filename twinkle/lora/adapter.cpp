@@ -198,8 +198,7 @@ std::unique_ptr<Adapter> Adapter::fork() {
 int64_t Adapter::num_bytes() const {
   size_t n = 0;
   for (const Factors& e : factors_) {
-    for (const at::Tensor* t :
-         {&e.f.a, &e.f.b, &e.f.a_IR, &e.f.b_OR, &e.f.b_rO, &e.grad_a, &e.grad_b})
+    for (const at::Tensor* t : {&e.f.a, &e.f.b, &e.f.b_rO, &e.grad_a, &e.grad_b})
       if (t->defined()) n += t->nbytes();
   }
   return static_cast<int64_t>(n);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "twinkle/io/peft/peft.h"
-#include "twinkle/kernels/lora.h"
+#include "twinkle/kernels/lora/lora.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::lora {

@@ -180,7 +180,7 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
     f.f.a.add_(1);
     f.f.b.add_(1);
     f.f.repack();
-    EXPECT_FALSE(at::equal(f.f.a_IR, from.factors()[i].f.a_IR));
+    EXPECT_FALSE(at::equal(f.f.b_rO, from.factors()[i].f.b_rO));
   }
   expect_same(values(from), before);
 }

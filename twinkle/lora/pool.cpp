@@ -15,14 +15,9 @@ class Pool::Seam : public nn::Delta {
 
   std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
                                   const nn::Owners& owners, at::Tensor& y) override {
-    const at::Tensor in = x.contiguous();
-    std::vector<at::Tensor> saved;
-    each(
-        packing, owners,
-        [&](Factors& entry, const kernels::LoraDropout& dropout, int64_t begin, int64_t end, bool) {
-          saved.push_back(kernels::lora_forward(in, begin, end, entry.f, dropout, y));
-        });
-    return saved;
+    const auto parts = parts_of(packing, owners, false);
+    if (parts.empty()) return {};
+    return {kernels::lora_forward(x.contiguous(), parts, y)};
   }
 
   int64_t saved_bytes(const nn::Packing& packing, const nn::Owners& owners) const override {
@@ -37,33 +32,32 @@ class Pool::Seam : public nn::Delta {
 
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
                 const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
-    const at::Tensor in = x.contiguous();
-    size_t next = 0;
-    each(packing, owners,
-         [&](Factors& entry, const kernels::LoraDropout& dropout, int64_t begin, int64_t end,
-             bool learn) {
-           at::Tensor none;
-           if (learn) entry.make_grads();
-           kernels::lora_backward(dy, in, saved[next++], begin, end, entry.f, dropout, dx,
-                                  learn ? entry.grad_a : none, learn ? entry.grad_b : none);
-         });
+    const auto parts = parts_of(packing, owners, true);
+    if (!parts.empty()) kernels::lora_backward({dy, x.contiguous(), saved.at(0)}, parts, dx);
   }
 
  private:
-  template <class F>
-  void each(const nn::Packing& packing, const nn::Owners& owners, F&& run) {
-    for (int64_t i = 0; i < packing.num_sequences(); ++i) {
-      const auto s = static_cast<size_t>(i);
+  // One for each sequence whose owner has an adapter here, in the order of the batch.
+  std::vector<kernels::LoraPart> parts_of(const nn::Packing& packing, const nn::Owners& owners,
+                                          bool with_grads) const {
+    std::vector<kernels::LoraPart> parts;
+    for (size_t s = 0; s < owners.slot.size(); ++s) {
       if (owners.slot[s] < 0) continue;
       Adapter& adapter = pool_.at(owners.slot[s]);
       Factors* entry = adapter.at(index_);
       if (!entry) continue;
       if (!entry->f.packed()) adapter.pack();
       const double p = adapter.config().dropout;
-      const bool drop = p > 0 && owners.key[s] != 0;
-      const kernels::LoraDropout dropout{p, drop ? key_of(owners.key[s], index_) | 1 : 0};
-      run(*entry, dropout, packing.cu_seqlens[s], packing.cu_seqlens[s + 1], owners.learn[s] != 0);
+      const bool drop = p > 0 && owners.key[s] != 0, learn = with_grads && owners.learn[s] != 0;
+      if (learn) entry->make_grads();
+      parts.push_back({.begin = packing.cu_seqlens[s],
+                       .end = packing.cu_seqlens[s + 1],
+                       .factors = &entry->f,
+                       .dropout = {p, drop ? key_of(owners.key[s], index_) | 1 : 0},
+                       .grad_a = learn ? entry->grad_a : at::Tensor(),
+                       .grad_b = learn ? entry->grad_b : at::Tensor()});
     }
+    return parts;
   }
 
   Pool& pool_;

@@ -52,6 +52,12 @@ int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Pa
   return std::min(end, static_cast<int64_t>(stop - targets.rows.begin()));
 }
 
+int64_t chunk_rows(const HeadOptions& options, const at::Tensor& weight) {
+  if (options.chunk > 0) return options.chunk;
+  const int64_t row = weight.size(0) * static_cast<int64_t>(weight.element_size());
+  return std::max<int64_t>(1, kLogitBytes / row);
+}
+
 void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
   for (int64_t i = 0; i < n; ++i) {
     out.logprobs.push_back(stats[static_cast<size_t>(i)].logprob);
@@ -79,7 +85,7 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
     for (int64_t r = lo; r < hi; ++r) {
       const auto i = static_cast<size_t>(r);
       kernels::softmax_grad_(logits, r, ids[i], temperature.empty() ? 1.0f : temperature[i],
-                             stats[i], grad[i]);
+                             {stats[i], grad[i]});
     }
   });
 }
@@ -87,10 +93,11 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 HeadOutput head_forward(const at::Tensor& hidden, const at::Tensor& weight, const Targets& targets,
                         const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
+  const int64_t chunk = chunk_rows(options, weight);
   HeadOutput out;
-  std::vector<RowStats> stats(static_cast<size_t>(options.chunk));
+  std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
-    const int64_t size = chunk_end(targets, begin, options.chunk, nullptr) - begin;
+    const int64_t size = chunk_end(targets, begin, chunk, nullptr) - begin;
     const at::Tensor logits = row_invariant_linear(take(hidden, targets.rows, begin, size), weight);
     logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
                 options.entropy, stats);
@@ -106,11 +113,12 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
   const auto n = static_cast<int64_t>(targets.rows.size());
   HeadOutput out;
   out.dhidden = at::zeros_like(hidden);
-  std::vector<RowStats> stats(static_cast<size_t>(options.chunk));
-  std::vector<float> scale(static_cast<size_t>(options.chunk));
+  const int64_t chunk = chunk_rows(options, head.weight);
+  std::vector<RowStats> stats(static_cast<size_t>(chunk));
+  std::vector<float> scale(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
     const int64_t size =
-        chunk_end(targets, begin, options.chunk, head.weight_grad ? &packing : nullptr) - begin;
+        chunk_end(targets, begin, chunk, head.weight_grad ? &packing : nullptr) - begin;
     const at::Tensor x = take(hidden, targets.rows, begin, size);
     at::Tensor logits = row_invariant_linear(x, head.weight);
     const auto ids = part(targets.ids, begin, size);

@@ -27,9 +27,13 @@ struct HeadOutput {
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
+// Of a chunk's logits: few enough that their memory is used again for the next chunk instead of
+// being given back (glibc returns every block beyond 32 MiB), many enough for the products.
+inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
+
 struct HeadOptions {
   bool entropy = false;
-  int64_t chunk = 512;  // rows whose logits exist at a time
+  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as kLogitBytes hold
 };
 
 // Given a chunk's first index in [0, N) and its log-probabilities, writes d loss / d logprob of

@@ -3,17 +3,14 @@
 // folder.
 #pragma once
 #include <cstdint>
-#include <type_traits>
+
+#include "twinkle/kernels/simd/wide.h"
 
 namespace twinkle::kernels {
 
 // Keys are worked through in tiles of this many, counted from the sequence's position 0. Also the
 // page size of the paged cache, in tokens.
 inline constexpr int64_t kKeyTile = 64;
-
-// The type that T is summed in.
-template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Either packed rows (pages is null) or pages of kKeyTile tokens, transposed for keys.
 template <class T>

@@ -92,7 +92,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
     const T* from = qc.const_data_ptr<T>();
     T* to = result.out.mutable_data_ptr<T>();
     A* lse = result.lse.mutable_data_ptr<A>();
-    for_each_task<A>(tasks.size(), forward_scratch(shape), [&](int64_t i, A* scratch) {
+    for_each_task<A>({std::ssize(tasks), forward_scratch(shape)}, [&](int64_t i, A* scratch) {
       const Task& task = tasks[i];
       const int64_t row = (task.start + task.first) * heads + task.head * shape.group;
       simd.loops<T>().attention_forward({.shape = shape,
@@ -129,7 +129,8 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
   for (const Task& task : tasks) longest = std::max(longest, task.length);
   with_type(q, "attention's q", [&]<class T>(T) {
     using A = Wide<T>;
-    for_each_task<A>(tasks.size(), backward_scratch(shape, longest), [&](int64_t i, A* scratch) {
+    for_each_task<A>({std::ssize(tasks), backward_scratch(shape, longest)}, [&](int64_t i,
+                                                                                A* scratch) {
       const Task& task = tasks[i];
       const int64_t row = task.start * heads + task.head * shape.group, at = row * shape.head_dim;
       const auto keys = keys_of<T>(kc, vc, task);

@@ -122,7 +122,7 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   const at::Tensor qc = q.contiguous(), out = at::empty_like(qc);
   with_type(q, "q", [&]<class T>(T) {
     using A = Wide<T>;
-    for_each_task<A>(num_blocks * heads, forward_scratch(shape), [&](int64_t i, A* scratch) {
+    for_each_task<A>({num_blocks * heads, forward_scratch(shape)}, [&](int64_t i, A* scratch) {
       const int64_t block = i / heads, head = i % heads, row = starts[block];
       const int64_t offset = (row * q.size(1) + head * shape.group) * shape.head_dim;
       simd.loops<T>().attention_forward(

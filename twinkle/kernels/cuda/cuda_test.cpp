@@ -74,7 +74,7 @@ TEST_P(Cuda, SoftmaxRowsEqualTheCpu) {
     const RowStats host = kernels::softmax_stats(logits, r, id, t, true);
     EXPECT_NEAR(back[r][0].item<double>(), host.logprob, 1e-4);
     EXPECT_NEAR(back[r][1].item<double>(), host.entropy, 1e-4);
-    softmax_grad_(logits, r, id, t, host, grad[r].item<float>());
+    softmax_grad_(logits, r, id, t, {host, grad[r].item<float>()});
   }
   expect_like(device, logits);
 }

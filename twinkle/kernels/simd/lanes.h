@@ -68,6 +68,14 @@ inline Lanes<A> load(const T* p) {
 template <class T, class A>
 inline void store(T* p, Lanes<A> x) {
   constexpr int n = kLanes<A>;
+#ifdef TWINKLE_BF16_INSTRUCTIONS
+  if constexpr (sizeof(T) == 2) {
+    typedef typename Pack<uint16_t, n>::type Narrow;
+    *reinterpret_cast<typename Pack<uint16_t, n>::Loose*>(p) =
+        reinterpret_cast<Narrow>(_mm512_cvtneps_pbh(x));
+    return;
+  }
+#endif
   if constexpr (sizeof(T) == 2) {
     typedef typename Pack<uint32_t, n>::type Wide;
     typedef typename Pack<uint16_t, n>::type Narrow;
@@ -123,6 +131,24 @@ template <class A>
 inline A sum(Lanes<A> x) {
 #pragma GCC unroll 4
   for (int width = kLanes<A> / 2; width > 0; width /= 2) x += swapped<A>(x, width);
+  return x[0];
+}
+
+// Element i of the result is sum(x[i]), bit for bit, of as many vectors as there are lanes; x is
+// used up.
+template <class A, int width = kLanes<A> / 2>
+inline Lanes<A> sums(Lanes<A>* x) {
+  constexpr int n = kLanes<A>;
+  typename Pack<typename LaneIndex<A>::Type, n>::type low, high;
+  for (int i = 0; i < n; ++i) {
+    low[i] = (i / width % 2) * n + i / (2 * width) * (2 * width) + i % width;
+    high[i] = low[i] + width;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < width; ++i) {
+    x[i] = __builtin_shuffle(x[i], x[i + width], low) + __builtin_shuffle(x[i], x[i + width], high);
+  }
+  if constexpr (width > 1) return sums<A, width / 2>(x);
   return x[0];
 }
 

@@ -10,6 +10,7 @@ std::vector<const Simd*> supported_simd() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (__builtin_cpu_supports("avx512bf16")) sets.push_back(&avx512bf16::simd());
     sets.push_back(&avx512::simd());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {

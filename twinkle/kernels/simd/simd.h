@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "twinkle/kernels/attention/attention_block.h"
+#include "twinkle/kernels/lora/lora_block.h"
+#include "twinkle/kernels/simd/row_stats.h"
 
 namespace twinkle::kernels {
 
-// See rows.h and attention_tiles.h for what each does.
+// See rows.h, softmax_rows.h, attention_tiles.h and lora_loops.h for what each does.
 template <class T>
 struct Loops {
   using A = Wide<T>;
@@ -29,6 +31,14 @@ struct Loops {
                           T* dup);
   void (*attention_forward)(const AttentionBlock<T>& block, A* scratch);
   void (*attention_backward)(const AttentionGradBlock<T>& block, A* scratch);
+  RowStats (*softmax_stats)(const T* row, int64_t vocab, int64_t id, A temperature, bool entropy);
+  float (*softmax_logprob)(const T* row, int64_t id, A temperature, const RowStats& stats);
+  void (*softmax_grad)(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad);
+  void (*lora_mask)(const LoraDropout& dropout, int64_t token, int64_t begin, int64_t count,
+                    A* factor);
+  void (*lora_shrink)(const LoraShrink<T>& rows, A* scratch);
+  void (*lora_expand)(const LoraExpand<T>& rows, A* scratch);
+  void (*lora_outer)(const LoraOuter<T>& columns, A* scratch);
 };
 
 struct Simd {

@@ -3,6 +3,9 @@
 #include "twinkle/kernels/simd/simd.h"
 
 namespace twinkle::kernels {
+namespace avx512bf16 {
+const Simd& simd();
+}
 namespace avx512 {
 const Simd& simd();
 }

@@ -2,7 +2,9 @@
 #pragma once
 #include "twinkle/kernels/attention/attention_backward_tiles.h"
 #include "twinkle/kernels/attention/attention_tiles.h"
+#include "twinkle/kernels/lora/lora_loops.h"
 #include "twinkle/kernels/simd/rows.h"
+#include "twinkle/kernels/simd/softmax_rows.h"
 
 namespace twinkle::kernels::TWINKLE_ISA {
 
@@ -17,7 +19,14 @@ constexpr Loops<T> loops() {
           .swiglu = swiglu<T, A>,
           .swiglu_backward = swiglu_backward<T, A>,
           .attention_forward = attention_forward<T, A>,
-          .attention_backward = attention_backward<T, A>};
+          .attention_backward = attention_backward<T, A>,
+          .softmax_stats = softmax_stats<T, A>,
+          .softmax_logprob = softmax_logprob<T, A>,
+          .softmax_grad = softmax_grad<T, A>,
+          .lora_mask = lora_mask<A>,
+          .lora_shrink = lora_shrink<T, A>,
+          .lora_expand = lora_expand<T, A>,
+          .lora_outer = lora_outer<T, A>};
 }
 
 #define TWINKLE_NAME_OF(x) #x

@@ -32,5 +32,43 @@ TEST(Simd, EverySetComputesTheSwigluOfTheFormula) {
   }
 }
 
+// 37 logits: whole vectors and a tail in every set.
+TEST(Simd, EverySetComputesTheSoftmaxOfTheFormula) {
+  std::vector<float> logits(37);
+  double total = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = static_cast<float>(i % 7) * 0.7f - static_cast<float>(i) * 0.1f;
+    total += std::exp(double{logits[i]} / 2);
+  }
+  for (const Simd* set : supported_simd()) {
+    const RowStats got = set->f32.softmax_stats(logits.data(), 37, 33, 2, true);
+    EXPECT_NEAR(got.logprob, logits[33] / 2.0 - std::log(total), 1e-5) << set->name;
+    auto grad = logits;
+    set->f32.softmax_grad(grad.data(), 37, 33, 2, {got, 3});
+    for (size_t i = 0; i < grad.size(); ++i) {
+      const double p = std::exp(double{logits[i]} / 2) / total;
+      EXPECT_NEAR(grad[i], ((i == 33) - p) * 3 / 2, 1e-5) << set->name << " element " << i;
+    }
+  }
+}
+
+TEST(Simd, EverySetRoundsToBf16ToTheNearestEvenAndKeepsNaN) {
+  // Gate 30 makes silu(gate) 30 exactly: y is 30 * up, rounded.
+  const c10::BFloat16 gate(30.0f);
+  for (const Simd* set : supported_simd()) {
+    for (const float up : {1.0f, 1.0078125f, 1.0234375f, -3.3f, std::nanf("")}) {
+      const c10::BFloat16 x(up);
+      c10::BFloat16 y;
+      set->bf16.swiglu(&gate, &x, 1, &y);
+      const c10::BFloat16 want(30.0f * static_cast<float>(x));
+      if (std::isnan(up)) {
+        EXPECT_TRUE(std::isnan(static_cast<float>(y))) << set->name;
+      } else {
+        EXPECT_EQ(static_cast<float>(y), static_cast<float>(want)) << set->name << " " << up;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::kernels

@@ -13,15 +13,21 @@
 
 namespace twinkle::kernels {
 
+struct Tasks {
+  int64_t count = 0;
+  int64_t scratch_size = 0;                      // elements that each thread may write
+  int64_t most_workers = at::get_num_threads();  // 1: the calling thread alone
+};
+
 // Calls work(i, scratch) once for each i in [0, count); scratch is `scratch_size` elements of A,
 // 64-byte aligned, uninitialised, the calling thread's own.
 template <class A, class Work>
-void for_each_task(int64_t count, int64_t scratch_size, const Work& work) {
+void for_each_task(const Tasks& tasks, const Work& work) {
   std::atomic<int64_t> next{0};
-  const int64_t workers = std::min<int64_t>(count, at::get_num_threads());
+  const int64_t workers = std::min(tasks.count, tasks.most_workers);
   parallel_for(0, workers, 1, [&](int64_t, int64_t) {
-    const at::Tensor scratch = at::empty({scratch_size}, c10::CppTypeToScalarType<A>::value);
-    for (int64_t i = next++; i < count; i = next++) work(i, scratch.mutable_data_ptr<A>());
+    const at::Tensor scratch = at::empty({tasks.scratch_size}, c10::CppTypeToScalarType<A>::value);
+    for (int64_t i = next++; i < tasks.count; i = next++) work(i, scratch.mutable_data_ptr<A>());
   });
 }
 

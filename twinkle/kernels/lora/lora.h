@@ -1,0 +1,62 @@
+// Low-rank products of the sequences of a batch, y += scale * (dropout(x) A^T) B^T, forward and
+// backward, in float32 (float64 for double inputs) whatever the type of x. Ragged: rank r costs r.
+// T tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
+// is reduced over the tokens of one sequence, in order, from zero, and the sequences' sums are
+// added in their order: the same bits whatever else is in the batch and however many threads run.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+#include "twinkle/kernels/lora/lora_block.h"
+#include "twinkle/kernels/simd/simd.h"
+
+namespace twinkle::kernels {
+
+// The two factors of one adapter on one linear.
+struct LoraFactors {
+  at::Tensor a;  // [r, I] float32 (or float64): the truth, PEFT's lora_A.weight
+  at::Tensor b;  // [O, r]: PEFT's lora_B.weight
+  double scale = 1.0;
+
+  // [r, O], b as the loops read it: derived by repack(), a new tensor each time, never written
+  // again. A change of b asks for it, or for unpack().
+  at::Tensor b_rO;
+
+  int64_t rank() const { return a.size(0); }
+  void repack();
+  bool packed() const { return b_rO.defined(); }
+  void unpack() { b_rO = at::Tensor(); }
+  // Bytes of what lora_forward returns for so many tokens.
+  int64_t saved_bytes(int64_t tokens) const;
+};
+
+// One sequence, rows [begin, end) of the packed tensors, and the adapter that works on it.
+struct LoraPart {
+  int64_t begin = 0, end = 0;
+  const LoraFactors* factors = nullptr;
+  LoraDropout dropout;
+  at::Tensor grad_a, grad_b;  // [r, I], [O, r]: backward adds to them; undefined: not wanted
+};
+
+// x [T, I], y [T, O] of one type, contiguous; adds to the rows of the parts. Returns
+// dropout(x) A^T of all of them, one after the other, for the backward.
+at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y,
+                        const Simd& simd = best_simd());
+
+// What a backward pass starts from: the gradient of y, the forward's x and what it returned.
+struct LoraSaved {
+  at::Tensor grad, x, h;
+};
+
+// Adds to dx's rows (when defined), and to the parts' gradients. Parts of one adapter name the same
+// factors.
+void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx,
+                   const Simd& simd = best_simd());
+
+// The mask itself, for tests: [rows, I] of 0 or 1 / (1 - p).
+at::Tensor lora_dropout_mask(int64_t rows, int64_t inputs, const LoraDropout& dropout,
+                             const Simd& simd = best_simd());
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,238 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "twinkle/kernels/lora/lora.h"
+#include "twinkle/kernels/simd/dispatch.h"
+#include "twinkle/kernels/simd/tasks.h"
+
+namespace twinkle::kernels {
+namespace {
+
+// Rows of one task: enough to keep a factor in the cache, few enough to share a sequence out.
+constexpr int64_t kTaskRows = 64;
+// Multiply-adds below which a second thread costs more than it brings: some 30 microseconds.
+constexpr int64_t kWorthAThread = int64_t{1} << 20;
+
+struct RowTask {
+  const LoraPart* part;
+  int64_t row, rows;
+  int64_t h;  // element of h where the row's begins
+};
+
+// Some columns of the gradient of one adapter's factor, over all of its parts.
+struct ColumnTask {
+  const std::vector<size_t>* parts;
+  bool of_b;
+  int64_t begin;
+};
+
+// How the parts of one call are shared out.
+struct Plan {
+  std::vector<RowTask> rows;
+  std::vector<int64_t> h{0};                  // [parts + 1] where each part's rows of h begin
+  std::vector<std::vector<size_t>> adapters;  // the parts of each, in order
+  int64_t longest_masked = 0, highest_rank = 0, work = 0;
+
+  Plan(std::span<const LoraPart> parts, int64_t width);
+  std::vector<ColumnTask> columns(std::span<const LoraPart> parts, bool of_b, int64_t width) const;
+  int64_t workers() const { return work < kWorthAThread ? 1 : at::get_num_threads(); }
+};
+
+Plan::Plan(std::span<const LoraPart> parts, int64_t width) {
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const LoraPart& part = parts[p];
+    const int64_t rank = part.factors->rank(), length = part.end - part.begin;
+    for (int64_t row = 0; row < length; row += kTaskRows) {
+      rows.push_back({&part, row, std::min(kTaskRows, length - row), h.back() + row * rank});
+    }
+    h.push_back(h.back() + length * rank);
+    if (part.dropout.key != 0) longest_masked = std::max(longest_masked, length);
+    highest_rank = std::max(highest_rank, rank);
+    work += length * rank * width;
+    const auto same = std::find_if(adapters.begin(), adapters.end(), [&](const auto& others) {
+      return parts[others[0]].factors == part.factors;
+    });
+    if (same == adapters.end()) {
+      adapters.push_back({p});
+    } else {
+      same->push_back(p);
+    }
+  }
+}
+
+std::vector<ColumnTask> Plan::columns(std::span<const LoraPart> parts, bool of_b,
+                                      int64_t width) const {
+  std::vector<ColumnTask> out;
+  for (const auto& mine : adapters) {
+    const bool wanted = std::any_of(mine.begin(), mine.end(), [&](size_t p) {
+      return of_b ? parts[p].grad_b.defined() : parts[p].grad_a.defined();
+    });
+    for (int64_t begin = 0; wanted && begin < width; begin += kLoraColumns) {
+      out.push_back({&mine, of_b, begin});
+    }
+  }
+  return out;
+}
+
+// The tensors of one call.
+template <class T>
+struct Call {
+  using A = Wide<T>;
+  std::span<const LoraPart> parts;
+  const Loops<T>& loops;
+  const Plan& plan;
+  int64_t inputs = 0, outputs = 0;
+  const T* x = nullptr;
+  T* y = nullptr;
+  const A* h = nullptr;
+  const T* dy = nullptr;
+  A* dh = nullptr;
+  T* dx = nullptr;
+
+  void forward(const RowTask& task, A* to, A* scratch) const;
+  void backward(const RowTask& task, A* scratch) const;
+  void gradient(const ColumnTask& task, A* scratch) const;
+};
+
+template <class T>
+LoraRows<T> rows_of(const LoraPart& part, const RowTask& task) {
+  return {.rows = task.rows, .rank = part.factors->rank(), .first = task.row};
+}
+
+template <class T>
+void Call<T>::forward(const RowTask& task, A* to, A* scratch) const {
+  const LoraPart& part = *task.part;
+  const int64_t row = part.begin + task.row;
+  LoraRows<T> of = rows_of<T>(part, task);
+  of.width = inputs, of.factor = part.factors->a.template const_data_ptr<A>();
+  of.dropout = part.dropout;
+  loops.lora_shrink({of, x + row * inputs, to + task.h}, scratch);
+  of.width = outputs, of.factor = part.factors->b_rO.template const_data_ptr<A>();
+  of.scale = static_cast<A>(part.factors->scale), of.dropout = {};
+  loops.lora_expand({of, to + task.h, y + row * outputs}, scratch);
+}
+
+template <class T>
+void Call<T>::backward(const RowTask& task, A* scratch) const {
+  const LoraPart& part = *task.part;
+  const int64_t row = part.begin + task.row;
+  LoraRows<T> of = rows_of<T>(part, task);
+  of.width = outputs, of.factor = part.factors->b_rO.template const_data_ptr<A>();
+  of.scale = static_cast<A>(part.factors->scale);
+  loops.lora_shrink({of, dy + row * outputs, dh + task.h}, scratch);
+  if (dx == nullptr) return;
+  of.width = inputs, of.factor = part.factors->a.template const_data_ptr<A>();
+  of.scale = 1, of.dropout = part.dropout;
+  loops.lora_expand({of, dh + task.h, dx + row * inputs}, scratch);
+}
+
+// The columns as they are, [rank][kLoraColumns], plus each sequence's sum, and back.
+template <class T>
+void Call<T>::gradient(const ColumnTask& task, A* scratch) const {
+  const LoraPart& any = parts[task.parts->front()];
+  const int64_t rank = any.factors->rank(), width = task.of_b ? outputs : inputs;
+  const int64_t count = std::min(kLoraColumns, width - task.begin);
+  A* sum = scratch;
+  const auto each = [&](A* grad, const auto& move) {
+    for (int64_t j = 0; j < rank; ++j) {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t column = task.begin + i;
+        move(grad[task.of_b ? column * rank + j : j * width + column], sum[j * kLoraColumns + i]);
+      }
+    }
+  };
+  at::Tensor grad;
+  for (const size_t p : *task.parts) {
+    const LoraPart& part = parts[p];
+    const at::Tensor& mine = task.of_b ? part.grad_b : part.grad_a;
+    if (!mine.defined()) continue;
+    if (!grad.defined()) {
+      grad = mine;
+      each(grad.mutable_data_ptr<A>(), [](A& from, A& to) { to = from; });
+    }
+    LoraRows<T> of{.rows = part.end - part.begin, .width = width, .rank = rank};
+    if (task.of_b) of.scale = static_cast<A>(part.factors->scale);
+    if (!task.of_b) of.dropout = part.dropout;
+    const T* in = (task.of_b ? dy : x) + part.begin * width;
+    const A* left = (task.of_b ? h : dh) + plan.h[p];
+    loops.lora_outer({of, left, in, task.begin, count, sum}, scratch + rank * kLoraColumns);
+  }
+  each(grad.mutable_data_ptr<A>(), [](A& to, A& from) { to = from; });
+}
+
+}  // namespace
+
+void LoraFactors::repack() { b_rO = b.t().contiguous(); }
+
+int64_t LoraFactors::saved_bytes(int64_t tokens) const {
+  return tokens * rank() * static_cast<int64_t>(a.element_size());
+}
+
+at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y,
+                        const Simd& simd) {
+  const int64_t inputs = x.size(1), outputs = y.size(1);
+  const Plan plan(parts, inputs + outputs);
+  return with_type(x, "lora's x", [&]<class T>(T) {
+    using A = Wide<T>;
+    const at::Tensor h = at::empty({plan.h.back()}, c10::CppTypeToScalarType<A>::value);
+    const Call<T> call{.parts = parts,
+                       .loops = simd.loops<T>(),
+                       .plan = plan,
+                       .inputs = inputs,
+                       .outputs = outputs,
+                       .x = x.const_data_ptr<T>(),
+                       .y = y.mutable_data_ptr<T>()};
+    A* to = h.mutable_data_ptr<A>();
+    for_each_task<A>(
+        {std::ssize(plan.rows), lora_row_scratch(std::max(inputs, outputs)), plan.workers()},
+        [&](int64_t i, A* scratch) { call.forward(plan.rows[i], to, scratch); });
+    return h;
+  });
+}
+
+void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx,
+                   const Simd& simd) {
+  const int64_t inputs = saved.x.size(1), outputs = saved.grad.size(1);
+  const Plan plan(parts, inputs + outputs);
+  with_type(saved.x, "lora's x", [&]<class T>(T) {
+    using A = Wide<T>;
+    const at::Tensor dh = at::empty_like(saved.h);
+    const Call<T> call{.parts = parts,
+                       .loops = simd.loops<T>(),
+                       .plan = plan,
+                       .inputs = inputs,
+                       .outputs = outputs,
+                       .x = saved.x.const_data_ptr<T>(),
+                       .h = saved.h.const_data_ptr<A>(),
+                       .dy = saved.grad.const_data_ptr<T>(),
+                       .dh = dh.mutable_data_ptr<A>(),
+                       .dx = dx.defined() ? dx.mutable_data_ptr<T>() : nullptr};
+    const int64_t columns =
+        plan.highest_rank * kLoraColumns + lora_outer_scratch(plan.longest_masked);
+    const int64_t rows = lora_row_scratch(std::max(inputs, outputs)), num_rows = plan.rows.size();
+    // B's gradient needs nothing of what the rows' tasks compute, A's needs all of it.
+    const auto of_b = plan.columns(parts, true, outputs), of_a = plan.columns(parts, false, inputs);
+    for_each_task<A>({num_rows + std::ssize(of_b), std::max(rows, columns), plan.workers()},
+                     [&](int64_t i, A* scratch) {
+                       if (i < num_rows) return call.backward(plan.rows[i], scratch);
+                       call.gradient(of_b[i - num_rows], scratch);
+                     });
+    for_each_task<A>({std::ssize(of_a), columns, plan.workers()},
+                     [&](int64_t i, A* scratch) { call.gradient(of_a[i], scratch); });
+  });
+}
+
+at::Tensor lora_dropout_mask(int64_t rows, int64_t inputs, const LoraDropout& dropout,
+                             const Simd& simd) {
+  at::Tensor mask = at::ones({rows, inputs}, at::kFloat);
+  if (dropout.key == 0) return mask;
+  float* to = mask.mutable_data_ptr<float>();
+  for (int64_t t = 0; t < rows; ++t) simd.f32.lora_mask(dropout, t, 0, inputs, to + t * inputs);
+  return mask;
+}
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,18 @@
+// What is known of one row of logits, and what its gradient takes.
+#pragma once
+
+namespace twinkle::kernels {
+
+struct RowStats {
+  float logprob = 0;  // of `id`
+  float entropy = 0;  // -sum p log p; only when asked for
+  double top = 0;     // the largest logit / temperature
+  double sum = 1;     // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)
+};
+
+struct RowGrad {
+  RowStats stats;
+  float grad = 0;  // d loss / d logprob
+};
+
+}  // namespace twinkle::kernels

@@ -1,0 +1,116 @@
+// The row loops of softmax. Compiled once per instruction set (see simd.h). A row's result depends
+// on that row alone.
+#pragma once
+#include "twinkle/kernels/simd/lanes.h"
+
+namespace twinkle::kernels::TWINKLE_ISA {
+
+// The first `count` logits, -inf behind them.
+template <class A, class T>
+inline Lanes<A> load_logits(const T* p, int64_t count) {
+  auto x = load<A>(p, count);
+  for (int i = 0; count < kLanes<A> && i < kLanes<A>; ++i) {
+    if (i >= count) x[i] = -static_cast<A>(__builtin_inf());
+  }
+  return x;
+}
+
+// A NaN is lost here, but not in the sum of exponentials.
+template <class T, class A>
+inline A largest_logit(const T* row, int64_t vocab) {
+  constexpr int n = kLanes<A>;
+  Lanes<A> tops[4];
+  for (auto& top : tops) top = splat(-static_cast<A>(__builtin_inf()));
+  int64_t i = 0;
+  for (; i + 4 * n <= vocab; i += 4 * n) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const auto x = load<A>(row + i + j * n);
+      tops[j] = tops[j] > x ? tops[j] : x;
+    }
+  }
+  for (; i < vocab; i += n) {
+    const auto x = load_logits<A>(row + i, vocab - i);
+    tops[0] = tops[0] > x ? tops[0] : x;
+  }
+  for (int j = 1; j < 4; ++j) tops[0] = tops[0] > tops[j] ? tops[0] : tops[j];
+  return largest<A>(tops[0]);
+}
+
+template <class A>
+struct ExpSums {
+  Lanes<A> sum{}, weighted{};
+
+  template <bool kEntropy>
+  __attribute__((always_inline)) void add(Lanes<A> shifted) {
+    const auto e = exp(shifted);
+    sum += e;
+    // 0 times -inf is 0 here: a logit that cannot be drawn.
+    if constexpr (kEntropy) weighted += e > 0 ? e * shifted : e;
+  }
+};
+
+template <bool kEntropy, class T, class A>
+inline ExpSums<A> exp_sums(const T* row, int64_t vocab, A inverse, A top) {
+  constexpr int n = kLanes<A>;
+  const auto scale = splat(inverse), shift = splat(-top);
+  ExpSums<A> parts[2];
+  int64_t i = 0;
+  for (; i + 2 * n <= vocab; i += 2 * n) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      parts[j].template add<kEntropy>(fma(load<A>(row + i + j * n), scale, shift));
+    }
+  }
+  for (; i < vocab; i += n) {
+    parts[0].template add<kEntropy>(fma(load_logits<A>(row + i, vocab - i), scale, shift));
+  }
+  return {parts[0].sum + parts[1].sum, parts[0].weighted + parts[1].weighted};
+}
+
+// log p(id) of a row whose stats are known.
+template <class T, class A>
+float softmax_logprob(const T* row, int64_t id, A temperature, const RowStats& stats) {
+  const auto shift = splat(-static_cast<A>(stats.top));
+  const auto shifted = fma(load<A>(row + id, 1), splat(1 / temperature), shift);
+  const A log_total = static_cast<A>(__builtin_log(static_cast<A>(stats.sum)));
+  return static_cast<float>(shifted[0] - log_total);
+}
+
+template <class T, class A>
+RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, bool entropy) {
+  const A inverse = 1 / temperature, top = largest_logit<T, A>(row, vocab) * inverse;
+  const auto sums = entropy ? exp_sums<true>(row, vocab, inverse, top)
+                            : exp_sums<false>(row, vocab, inverse, top);
+  const A total = sum<A>(sums.sum);
+  RowStats out;
+  out.top = top;
+  out.sum = total;
+  out.logprob = softmax_logprob(row, id, temperature, out);
+  if (entropy) {
+    out.entropy = static_cast<float>(__builtin_log(total) - sum<A>(sums.weighted) / total);
+  }
+  return out;
+}
+
+template <class T, class A>
+void softmax_grad(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad) {
+  constexpr int n = kLanes<A>;
+  const A inverse = 1 / temperature, slope = static_cast<A>(grad.grad) * inverse;
+  const auto scale = splat(inverse), shift = splat(-static_cast<A>(grad.stats.top));
+  const auto factor = splat(-slope / static_cast<A>(grad.stats.sum));
+  const auto probability = exp(fma(load<A>(row + id, 1), scale, shift)) * factor;
+  const auto at_id = splat(slope + probability[0]);
+  int64_t i = 0;
+#pragma GCC unroll 2
+  for (; i + n <= vocab; i += n) {
+    store<T, A>(row + i, exp(fma(load<A>(row + i), scale, shift)) * factor);
+  }
+  if (i < vocab) {
+    const auto e = exp(fma(load<A>(row + i, vocab - i), scale, shift));
+    store<T, A>(row + i, e * factor, vocab - i);
+  }
+  store<T, A>(row + id, at_id, 1);
+}
+
+}  // namespace twinkle::kernels::TWINKLE_ISA
