@@ -10,10 +10,12 @@ import os
 import sys
 from pathlib import Path
 
+import contention
 import decoding
 import limits
 import rows
 import tenants
+import together
 import training
 from foreign import LIMIT_CORES
 from worker import Worker
@@ -21,10 +23,14 @@ from worker import Worker
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = {
     "C1": training.c1,
+    "C2": training.c2,
     "C3": training.c3,
     "C4": training.c4,
+    "C5": together.c5,
+    "C6": together.c6,
     "C7": decoding.c7,
     "C8": decoding.c8,
+    "C11": contention.c11,
     "C12": tenants.c12,
 }
 

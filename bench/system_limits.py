@@ -14,12 +14,19 @@ class System:
         self.products = [
             (torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()) for m, k, n in SHAPES
         ]
+        self.wide = [(left.float(), right.float()) for left, right in self.products]
         self.memory = torch.ones(READ_MIB << 18, dtype=torch.float32)
 
     def gemm(self):
         """bf16 GFLOP/s of each shape."""
         with Meter() as meter:
             rates = [self._rate(left, right) for left, right in self.products]
+        return {"rates": rates, "foreign": meter.foreign}
+
+    def gemm_fp32(self):
+        """fp32 GFLOP/s of each shape."""
+        with Meter() as meter:
+            rates = [self._rate(left, right) for left, right in self.wide]
         return {"rates": rates, "foreign": meter.foreign}
 
     @staticmethod

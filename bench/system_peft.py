@@ -7,11 +7,13 @@ from foreign import Meter
 
 
 class System:
-    def load(self, model):
+    def load(self, model, precision="bf16"):
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa"
+            model,
+            dtype={"bf16": torch.bfloat16, "fp32": torch.float32}[precision],
+            attn_implementation="sdpa",
         )
         pad = self.model.config.pad_token_id
         self.pad = pad if pad is not None else 2
@@ -31,6 +33,13 @@ class System:
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.01)
 
     def train(self, ids, labels, lr):
+        batch = self.padded(ids, labels)
+        self.optimizer.param_groups[0]["lr"] = lr
+        with Meter() as meter:
+            loss = self.step(self.optimizer, batch)
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "loss": loss.item()}
+
+    def padded(self, ids, labels):
         """labels[t] is the token after t; here they move back one place, as the library wants."""
         longest = max(map(len, ids))
         shape = (len(ids), longest)
@@ -43,13 +52,14 @@ class System:
             batch["input_ids"][row, : len(i)] = torch.tensor(i)
             batch["attention_mask"][row, : len(i)] = 1
             batch["labels"][row, 1 : len(i)] = torch.tensor(t[:-1])
-        self.optimizer.param_groups[0]["lr"] = lr
-        with Meter() as meter:
-            loss = self.tuned(**batch).loss
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "loss": loss.item()}
+        return batch
+
+    def step(self, optimizer, batch):
+        loss = self.tuned(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
 
     def start_decoding(self, num_sequences):
         del num_sequences

@@ -9,8 +9,11 @@ from twinkle.core import core
 
 
 class System:
-    def load(self, model):
-        self.engine = core().Engine(model, mixed_precision="bf16")
+    def load(self, model, precision="bf16"):
+        """precision: bf16 or fp32, of weights and products."""
+        self.engine = core().Engine(
+            model, mixed_precision={"bf16": "bf16", "fp32": "no"}[precision]
+        )
 
     def start_training(self, adapter, rank, make):
         """make: draw an adapter and write it to the directory; else read it from there."""

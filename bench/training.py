@@ -1,5 +1,6 @@
-"""C1, C3, C4: LoRA training beside transformers + peft: speed, real texts, peak memory."""
+"""C1 to C4: LoRA training beside transformers + peft: speed, fp32, real texts, peak memory."""
 
+import statistics
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from worker import Worker
 
 RANK = 8
 LEARNING_RATE = 1e-3
-TOLERANCE = 2e-2  # of losses in bf16, relative
+TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # of losses, relative
 SIZE, LENGTH = 4, 256
 PEAK_STEPS = 2  # the second has all of the optimizer's state
 
@@ -22,9 +23,11 @@ class Question:
     id: str
     what: str
     floor: float
+    precision: str = "bf16"
 
 
 C1 = Question("C1", f"LoRA training, bf16, rank {RANK}, all linears, {SIZE} x {LENGTH} tokens", 1.6)
+C2 = Question("C2", "the same in fp32", 1.25, "fp32")
 C3 = Question("C3", "LoRA training on GSM8K, bf16, batches of 8, mixed lengths, real tokens", 1.85)
 C4 = Question("C4", "peak memory of C1", 2.0)
 
@@ -34,9 +37,9 @@ def differences(left, right):
     return max(abs(a - b) / abs(b) for a, b in zip(left, right, strict=True))
 
 
-def start(stack, run, system, adapter, make):
+def start(stack, run, system, adapter, make, precision="bf16"):
     worker = stack.enter_context(Worker(system, run.threads))
-    worker.ask("load", model=run.model)
+    worker.ask("load", model=run.model, precision=precision)
     worker.ask("start_training", adapter=adapter, rank=RANK, make=make)
     return worker
 
@@ -57,21 +60,22 @@ def num_scored(batch):
     return sum(label != -100 for row in batch["labels"] for label in row)
 
 
-def limit_tokens_s(run, batches):
+def limit_tokens_s(run, batches, gemm_gflops=None, rank=RANK):
     """Tokens per second of these batches at the measured rate of matrix products."""
     gflop = sum(
-        training_gflop(run.shape, RANK, lengths(batch), num_scored(batch)) for batch in batches
+        training_gflop(run.shape, rank, lengths(batch), num_scored(batch)) for batch in batches
     )
-    return sum(map(num_tokens, batches)) * run.machine.gemm_gflops / gflop
+    return sum(map(num_tokens, batches)) * (gemm_gflops or run.machine.gemm_gflops) / gflop
 
 
-def speed(run, question, batches):
+def speed(run, question, batches, gemm_gflops=None):
     """One row: both train the same batches from the same adapter, one after the other."""
     curves = {"ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         adapter = str(Path(folder) / "adapter")
-        workers = {"ours": start(stack, run, "system_twinkle", adapter, True)}
-        workers["peer"] = start(stack, run, "system_peft", adapter, False)
+        of = question.precision
+        workers = {"ours": start(stack, run, "system_twinkle", adapter, True, of)}
+        workers["peer"] = start(stack, run, "system_peft", adapter, False, of)
         peer_name = workers["peer"].ask("name")
 
         def take(index):
@@ -92,8 +96,8 @@ def speed(run, question, batches):
     return make_row(
         question.id, question.what, peer_name,
         {name: [round_[name]["rate"] for round_ in rounds] for name in workers},
-        limit_tokens_s(run, used), question.floor, unit="tokens/s", noisy=noisy,
-        valid=difference <= TOLERANCE,
+        limit_tokens_s(run, used, gemm_gflops), question.floor, unit="tokens/s", noisy=noisy,
+        valid=difference <= TOLERANCE[of],
         notes=[f"{len(curves['ours'])} losses differ by at most {difference:.1e} (relative)"],
         losses=curves, foreign=foreign_of(rounds), **run.machine_fields(),
     )  # fmt: skip
@@ -106,6 +110,13 @@ def foreign_of(rounds):
 
 def c1(run):
     yield speed(run, C1, run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH))
+
+
+def c2(run):
+    with Worker("system_limits", run.threads) as worker:
+        rates = [max(worker.ask("gemm_fp32")["rates"]) for _ in range(run.rounds)]
+    batches = run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH)
+    yield speed(run, C2, batches, statistics.median(rates))
 
 
 def c3(run):
@@ -131,7 +142,7 @@ def c4(run):
     limit = training_memory_mib(run.shape, RANK, SIZE * LENGTH)
     yield make_row(
         C4.id, C4.what, peer_name, peaks, limit, C4.floor, lower_is_better=True, unit="MiB",
-        noisy=False, valid=difference <= TOLERANCE,
+        noisy=False, valid=difference <= TOLERANCE["bf16"],
         notes=[f"losses differ by at most {difference:.1e} (relative)"],
         **run.machine_fields(),
     )  # fmt: skip

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
+import contention  # noqa: E402
 import decoding  # noqa: E402
 import foreign  # noqa: E402
 import inputs  # noqa: E402
@@ -15,6 +17,7 @@ import limits  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
 import tenants  # noqa: E402
+import together  # noqa: E402
 import training  # noqa: E402
 from worker import Worker, WorkerError  # noqa: E402
 
@@ -31,7 +34,7 @@ def row(id_="C1", what="training", lower=False, **more):
 
 
 def test_arguments_name_questions_and_unknown_ones_are_refused(capsys):
-    assert run.parse([]).only == ["C1", "C3", "C4", "C7", "C8", "C12"]
+    assert run.parse([]).only == list(rows.NOW)
     arguments = run.parse(["--only", "c1,C3", "--quick", "--threads", "3"])
     assert (arguments.only, arguments.quick, arguments.threads) == (["C1", "C3"], True, 3)
     for wrong, text in ((["--only", "C99"], "'C99'"), (["--rounds", "0"], "at least 1")):
@@ -72,7 +75,7 @@ def test_results_keep_what_this_run_did_not_measure(tmp_path):
     assert len({line.count("|") for line in table}) == 1
     assert "**noisy**" in table[2] and "**invalid**" in table[3] and "**" not in table[4]
     absent = [line.split("|")[1].strip() for line in table if "not measured yet" in line]
-    assert absent == ["C4", "C7", "C12", *rows.LATER]
+    assert absent == [i for i in rows.NOW if i not in ("C1", "C3", "C8")] + list(rows.LATER)
     assert list(rows.NOW) == list(run.QUESTIONS)
 
 
@@ -135,6 +138,33 @@ def test_the_formulas_give_the_known_figures_of_the_model():
 def test_the_limit_counts_the_tokens_and_scored_labels_of_the_batches():
     batch = {"ids": [[1] * 5, [2] * 3], "labels": [[-100] * 3 + [4, -100], [1, 1, -100]]}
     assert (training.num_tokens(batch), training.num_scored(batch)) == (8, 3)
+
+
+def test_tenants_take_batches_in_turn_and_one_tenant_can_take_them_all():
+    batches = [{"ids": [[i, i]], "labels": [[i, -100]]} for i in range(5)]
+    steps = together.dealt(batches, ["a", "b"])
+    assert steps == [{"a": batches[0], "b": batches[1]}, {"a": batches[2], "b": batches[3]}]
+    assert together.merged(steps[1]) == {
+        "all": {"ids": [[2, 2], [3, 3]], "labels": [[2, -100], [3, -100]]}
+    }
+    assert list(together.renamed(steps[0], "x-")) == ["x-a", "x-b"]
+    assert together.tokens_of(steps) == 8
+
+
+def test_mixed_ranks_cost_what_rank_16_costs():
+    work = sum(rank * count for rank, count in together.MIXED.items())
+    assert work == 16 * sum(together.MIXED.values())
+
+
+def test_the_thief_works_and_its_load_is_not_foreign(monkeypatch):
+    with contention.Thief() as thief:
+        before = thief.seconds()
+        time.sleep(0.3)
+        assert thief.seconds() > before
+    now = iter([1.0, 3.0])
+    monkeypatch.setattr(contention.Thief, "seconds", lambda _: next(now))
+    monkeypatch.setattr(contention, "step", lambda *_: {"wall_s": 2.0, "foreign": 1.03})
+    assert contention.disturbed(None, None) == {"wall_s": 2.0, "foreign": pytest.approx(0.03)}
 
 
 def test_curves_and_replies_are_compared():
