@@ -70,5 +70,19 @@ TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
   EXPECT_EQ(one.logprobs, all.logprobs);
 }
 
+TEST(Head, TakesAsManyRowsAtATimeAsTheLogitsMemoryHolds) {
+  Problem p;
+  const int64_t vocab = kLogitBytes / 4;  // two rows in bf16
+  const auto hidden = at::ones({12, 1}, at::kBFloat16),
+             weight = at::ones({vocab, 1}, at::kBFloat16);
+  std::vector<size_t> sizes;
+  const auto note = [&](int64_t, std::span<const float> logprobs, std::span<float> grad) {
+    sizes.push_back(logprobs.size());
+    std::fill(grad.begin(), grad.end(), 0.0f);
+  };
+  head_backward(hidden, {weight}, p.targets, note, p.packing, p.owners);
+  EXPECT_EQ(sizes, std::vector<size_t>(4, 2));
+}
+
 }  // namespace
 }  // namespace twinkle::nn

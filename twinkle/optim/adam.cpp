@@ -2,9 +2,9 @@
 // torch.optim's formulas: the bias corrections in double, the elements in float32.
 #include <cmath>
 
+#include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
-#include "twinkle/optim/vec.h"
 
 namespace twinkle::optim {
 namespace {
@@ -40,27 +40,6 @@ AdamOptions parse(const Json& json, std::string_view name) {
   return o;
 }
 
-// p -= rate * m / (sqrt(v) / root + eps) + shrink * p, after m and v took in g = grad * scale + l2
-// p. torch multiplies by 1 - lr * weight_decay instead, which in float32 is 1 - 1.2e-7 for 1e-7.
-struct Factors {
-  float scale, l2, shrink, first, second, keep_second, root, eps, rate;
-};
-
-TWINKLE_OPTIM_CLONES
-void adam_run(const Factors& f, int64_t n, const float* grad, float* value, float* mean,
-              float* square) {
-  const Factors c = f;
-  for_each(n, grad, value, mean, square,
-           [&](F16& g, F16& p, F16& m, F16& v) __attribute__((always_inline)) {
-             g = g * c.scale + p * c.l2;
-             m = m + (g - m) * c.first;
-             v = v * c.keep_second + g * g * c.second;
-             F16 root = v;
-             square_root(root);
-             p = p - (m * c.rate / (root / c.root + c.eps) + p * c.shrink);
-           });
-}
-
 class Adam : public Optimizer {
  public:
   explicit Adam(bool decoupled) : decoupled_(decoupled) {}
@@ -78,7 +57,9 @@ class Adam : public Optimizer {
   void update(const Run& run, double lr, double grad_scale) const override {
     const double decay = run.decay ? o_.weight_decay : 0;
     const auto step = static_cast<double>(run.step);
-    const Factors f{
+    // torch multiplies by 1 - lr * weight_decay instead of taking `shrink` off, which in float32 is
+    // 1 - 1.2e-7 for 1e-7.
+    const kernels::AdamFactors f{
         .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
         .l2 = static_cast<float>(decoupled_ ? 0 : decay),
         .shrink = static_cast<float>(decoupled_ ? lr * decay : 0),
@@ -89,7 +70,7 @@ class Adam : public Optimizer {
         .eps = static_cast<float>(o_.eps),
         .rate = static_cast<float>(lr / (1 - std::pow(o_.beta1, step))),
     };
-    adam_run(f, run.size, run.grad, run.value, run.buffers[0], run.buffers[1]);
+    kernels::adam_update(f, {run.grad, run.value, run.buffers[0], run.buffers[1]}, run.size);
   }
 
  private:

@@ -5,29 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/options.h"
 #include "twinkle/optim/params.h"
-#include "twinkle/optim/vec.h"
 
 namespace twinkle::optim {
 namespace {
 
 constexpr int64_t kChunk = 16384;  // elements that one partial sum covers, from the tensor's start
-
-TWINKLE_OPTIM_CLONES
-double sum_of_squares(const float* x, int64_t n) {
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int64_t j = 0; j < kLanes; ++j) {
-      const double v = x[i + j];
-      lanes[j] += v * v;
-    }
-  for (; i < n; ++i) lanes[i % kLanes] += static_cast<double>(x[i]) * x[i];
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
-}
 
 double sum_of_powers(const float* x, int64_t n, double power) {
   double sum = 0;
@@ -74,7 +59,7 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
     for (int64_t i = begin; i < end; ++i) {
       const auto& [grad, size, param] = chunks[i];
       parts[i] = std::isinf(norm_type) ? largest(grad, size)
-                 : norm_type == 2      ? sum_of_squares(grad, size)
+                 : norm_type == 2      ? kernels::sum_of_squares(grad, size)
                                        : sum_of_powers(grad, size, norm_type);
     }
   });

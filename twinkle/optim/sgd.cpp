@@ -1,8 +1,8 @@
 // Stochastic gradient descent with momentum (Sutskever et al. 2013), torch.optim.SGD's form: the
 // first update's momentum buffer is the gradient itself.
+#include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
-#include "twinkle/optim/vec.h"
 
 namespace twinkle::optim {
 namespace {
@@ -33,22 +33,6 @@ SgdOptions parse(const Json& json) {
   return o;
 }
 
-// b = b * momentum + g * share, with g = grad * scale + l2 p; p -= rate * (own g + of_buffer b).
-struct Factors {
-  float scale, l2, momentum, share, own, of_buffer, rate;
-};
-
-TWINKLE_OPTIM_CLONES
-void sgd_run(const Factors& f, int64_t n, const float* grad, float* value, float* buffer) {
-  const Factors c = f;
-  for_each(n, grad, value, buffer, nullptr,
-           [&](F16& g, F16& p, F16& b, F16&) __attribute__((always_inline)) {
-             g = g * c.scale + p * c.l2;
-             b = b * c.momentum + g * c.share;
-             p = p - (g * c.own + b * c.of_buffer) * c.rate;
-           });
-}
-
 class Sgd : public Optimizer {
  public:
   std::string_view name() const override { return "SGD"; }
@@ -66,7 +50,7 @@ class Sgd : public Optimizer {
 
   void update(const Run& run, double lr, double grad_scale) const override {
     const bool momentum = o_.momentum > 0;
-    const Factors f{
+    const kernels::SgdFactors f{
         .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
         .l2 = static_cast<float>(run.decay ? o_.weight_decay : 0),
         .momentum = static_cast<float>(o_.momentum),
@@ -77,7 +61,7 @@ class Sgd : public Optimizer {
                                    : 1.0F,
         .rate = static_cast<float>(lr),
     };
-    sgd_run(f, run.size, run.grad, run.value, momentum ? run.buffers[0] : nullptr);
+    kernels::sgd_update(f, {run.grad, run.value, momentum ? run.buffers[0] : nullptr}, run.size);
   }
 
  private:

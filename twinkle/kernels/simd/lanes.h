@@ -50,6 +50,18 @@ inline Lanes<double> fma(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
 #endif
 }
 
+// The square root of each.
+inline Lanes<float> root(Lanes<float> x) {
+#if TWINKLE_VECTOR_BYTES == 64
+  return _mm512_maskz_sqrt_ps(0xffff, x);  // GCC 12 warns of the unmasked one
+#elif TWINKLE_VECTOR_BYTES == 32
+  return _mm256_sqrt_ps(x);
+#else
+  for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
 template <class A, class T>
 inline Lanes<A> load(const T* p) {
   constexpr int n = kLanes<A>;

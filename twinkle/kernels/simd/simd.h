@@ -11,10 +11,11 @@
 #include "twinkle/kernels/attention/attention_block.h"
 #include "twinkle/kernels/lora/lora_block.h"
 #include "twinkle/kernels/simd/row_stats.h"
+#include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels {
 
-// See rows.h, softmax_rows.h, attention_tiles.h and lora_loops.h for what each does.
+// See rows.h, softmax_rows.h, update_rows.h, attention_tiles.h and lora_loops.h for what each does.
 template <class T>
 struct Loops {
   using A = Wide<T>;
@@ -46,6 +47,9 @@ struct Simd {
   Loops<c10::BFloat16> bf16;
   Loops<float> f32;
   Loops<double> f64;
+  void (*adam)(const AdamFactors& factors, const AdamArrays& arrays, int64_t n);
+  void (*sgd)(const SgdFactors& factors, const SgdArrays& arrays, int64_t n);
+  double (*sum_of_squares)(const float* x, int64_t n);
 
   template <class T>
   const Loops<T>& loops() const {

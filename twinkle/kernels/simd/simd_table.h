@@ -5,6 +5,7 @@
 #include "twinkle/kernels/lora/lora_loops.h"
 #include "twinkle/kernels/simd/rows.h"
 #include "twinkle/kernels/simd/softmax_rows.h"
+#include "twinkle/kernels/update/update_rows.h"
 
 namespace twinkle::kernels::TWINKLE_ISA {
 
@@ -33,8 +34,13 @@ constexpr Loops<T> loops() {
 #define TWINKLE_NAME(x) TWINKLE_NAME_OF(x)
 
 const Simd& simd() {
-  static constexpr Simd table{TWINKLE_NAME(TWINKLE_ISA), loops<c10::BFloat16>(), loops<float>(),
-                              loops<double>()};
+  static constexpr Simd table{TWINKLE_NAME(TWINKLE_ISA),
+                              loops<c10::BFloat16>(),
+                              loops<float>(),
+                              loops<double>(),
+                              adam,
+                              sgd,
+                              sum_of_squares};
   return table;
 }
 
