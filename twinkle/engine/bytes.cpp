@@ -18,7 +18,7 @@ void fields(A& a, T& v) {
   if constexpr (std::is_same_v<U, Sequence>) {
     a(v.input_ids, v.labels, v.weights, v.extras);
   } else if constexpr (std::is_same_v<U, Create>) {
-    a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen);
+    a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen, v.weight, v.priority);
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
     a(v.tenant);
   } else if constexpr (std::is_same_v<U, Forward>) {

@@ -19,8 +19,8 @@ auto all(T& v) {
     auto& [a, b, c, d] = v;
     return std::tie(a, b, c, d);
   } else if constexpr (std::is_same_v<U, Create>) {
-    auto& [a, b, c, d, e] = v;
-    return std::tie(a, b, c, d, e);
+    auto& [a, b, c, d, e, f, g] = v;
+    return std::tie(a, b, c, d, e, f, g);
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
     auto& [a] = v;
     return std::tie(a);
@@ -189,7 +189,7 @@ TEST(Bytes, WhatIsWrongWithThemIsSaid) {
     bytes[at] = value;
     return error_of([&] { from_bytes(bytes); });
   };
-  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 3");
+  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 4");
   EXPECT_EQ(text(good, 2, 77), "engine: operation kind 77 is unknown, the last is 10");
   EXPECT_EQ(text(good, 3, 4),
             "engine: an operation's bytes promise 4 items where 3 bytes are left");

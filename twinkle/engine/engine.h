@@ -1,59 +1,66 @@
-// Runs the operations of many tenants on one decoder. submit() may be called from any thread; one
-// thread of the engine's own executes. Operations of one tenant run in the order of their
-// submission; forwards and backwards of different tenants that wait at the same time share one
-// batch, and give each tenant the bits that it would get alone. An operation that fails changes
-// nothing and reports through its future.
+// Runs the operations of many tenants on one decoder, training and sampling side by side. submit()
+// and cancel() may be called from any thread; one thread of the engine's own executes. Operations
+// of one tenant begin in the order of their submission, each when the one before it has ended, but
+// a Sample, which goes on with the weights that it began with; those of different tenants share
+// batches and sampling steps, and give each tenant the bits that it would get alone. An operation
+// that fails changes nothing and reports through its future. docs/decisions/0005-scheduler.md says
+// who runs when.
 #pragma once
 #include <functional>
-#include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "twinkle/engine/execute/facts.h"
 #include "twinkle/engine/operation.h"
+#include "twinkle/engine/schedule/dispatcher.h"
 
 namespace twinkle::engine {
 
 struct EngineOptions {
   std::string model;                     // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision = "bf16";  // "bf16": weights and activations bf16; "no": float32
-  int64_t token_budget = 4096;  // tokens of one training batch; larger operations run in several
+  int64_t token_budget = 4096;  // tokens of one training batch; larger operations take several
   int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
   // Bytes of activations that a training batch keeps for its backward pass; layers beyond them are
   // computed a second time, which costs time and changes no bit. Layers' inputs stay even when they
   // alone exceed it. 0: no limit.
   int64_t activation_bytes = int64_t{8} << 30;
-};
-
-struct ModelFacts {
-  std::string family, directory, config_json;
-  int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
-  std::vector<int32_t> eos_ids;
+  int64_t max_sequences = 64;        // that are sampled at a time; more delay each other
+  double sampling_share = 0.5;       // of the time, while training waits too; above 0, below 1
+  int64_t max_queued = 1024;         // operations of one tenant that have not ended
+  int64_t max_queued_total = 16384;  // of all tenants
 };
 
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
-  ~Engine();  // finishes what runs, fails what waits with kBusy "engine: closed"
+  ~Engine();  // finishes what has begun, fails what waits with kBusy "engine: closed"
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   const ModelFacts& facts() const;
 
-  // Forwards, or forwards with their backward, that training batches have taken so far.
-  int64_t num_passes() const;
-  // Layers that backward passes computed a second time because of activation_bytes.
-  int64_t num_recomputed_layers() const;
-
-  // Turns token ids into text, for stop strings; without it `stop` is refused. Set before the first
-  // Sample.
+  // Turns token ids into text, for stop strings; without it `stop` is refused. Counts for Samples
+  // that begin later.
   using Decode = std::function<std::string(std::span<const int32_t>)>;
   void set_decode(Decode decode);
 
-  // Checks what can be checked at once (throws), queues the rest.
-  std::future<Result> submit(Operation operation);
+  // Checks what can be checked at once (throws), queues the rest. Error kBusy: the tenant's queue,
+  // or that of all, is full.
+  Future submit(Operation operation);
   // All of them enter the queue together, so that they meet in one batch.
-  std::vector<std::future<Result>> submit(std::vector<Operation> operations);
+  std::vector<Future> submit(std::vector<Operation> operations);
+  // True: the operation's future fails with kConflict "engine: cancelled", and its tenant is as if
+  // it had never been. False: it has ended, or can't be stopped any more.
+  bool cancel(int64_t id);
+
+  Stats stats() const;
+  // Forwards, or forwards with their backward, that training batches have taken so far.
+  int64_t num_passes() const { return stats().num_passes; }
+  // Layers that backward passes computed a second time because of activation_bytes.
+  int64_t num_recomputed_layers() const;
 
   // submit and wait.
   template <class R>

@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 3;
+inline constexpr uint16_t kVersion = 4;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -36,6 +36,9 @@ struct Create {
   std::string directory;  // non-empty: read adapter and config from this PEFT directory instead
   uint64_t seed = 0;      // of the initial weights and of dropout
   bool frozen = false;
+  double weight = 1.0;  // its share of every training batch, and of the sequences that are sampled,
+                        // beside tenants of its priority; 0.001 to 1000
+  int32_t priority = 0;  // higher first: lower ones get what is left over
 };
 
 struct Delete {

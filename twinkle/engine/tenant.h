@@ -47,6 +47,8 @@ class Tenant {
   // by.
   void count(double num_tokens);
 
+  // False: all gradients are zero.
+  bool has_gradients() const { return pending_ > 0; }
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
     std::vector<at::Tensor> grads;  // undefined: zero

@@ -1,10 +1,11 @@
-#include "twinkle/engine/batch.h"
+#include "twinkle/engine/execute/batch.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "twinkle/engine/engine.h"
+#include "twinkle/engine/execute/check.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -40,11 +41,6 @@ TEST(Batch, WhatAModelCannotTakeIsNamedWithItsPlace) {
               "engine: sequence 0: label " + std::to_string(label) +
                   " at position 1 is outside the vocabulary of 10 and is not -100");
   }
-}
-
-TEST(Batch, TokensAreCountedOverAllSequences) {
-  EXPECT_EQ(num_tokens({}), 0);
-  EXPECT_EQ(num_tokens({{.input_ids = {1, 2, 3}}, {.input_ids = {4}}}), 4);
 }
 
 class BatchOnEngine : public testing::Test {

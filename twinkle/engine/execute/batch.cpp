@@ -1,0 +1,149 @@
+#include "twinkle/engine/execute/batch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/base/error.h"
+#include "twinkle/nn/head.h"
+
+namespace twinkle::engine {
+namespace {
+
+// The packed batch of a pass, and which scored rows are whose.
+struct Pass {
+  model::Tape tape;
+  nn::Targets targets;
+  std::vector<int64_t> cu_targets{0};   // [pieces + 1]
+  std::vector<size_t> cu_sequences{0};  // [pieces + 1]
+};
+
+void pack_pass(Pass& pass, std::span<const Piece> pieces) {
+  std::vector<int64_t> lengths, ids;
+  nn::Owners& owners = pass.tape.batch.owners;
+  bool tempered = false;
+  for (const Piece& piece : pieces) {
+    const Running& op = *piece.op;
+    const Forward* forward = op.forward();
+    const auto temperature = static_cast<float>(op.temperature());
+    tempered = tempered || op.temperature() != 1.0;
+    for (size_t s = piece.first; s < piece.last; ++s) {
+      const Sequence& sequence = op.sequences()[s];
+      for (size_t t = 0; t < sequence.labels.size(); ++t) {
+        if (sequence.labels[t] == kIgnored) continue;
+        pass.targets.rows.push_back(static_cast<int64_t>(ids.size() + t));
+        pass.targets.ids.push_back(sequence.labels[t]);
+        pass.targets.temperature.push_back(temperature);
+      }
+      ids.insert(ids.end(), sequence.input_ids.begin(), sequence.input_ids.end());
+      lengths.push_back(std::ssize(sequence.input_ids));
+      owners.slot.push_back(forward && forward->disable_lora ? -1 : op.tenant().slot());
+      const bool random = !forward || forward->train;
+      owners.key.push_back(random ? op.tenant().stream(static_cast<int64_t>(s)) : 0);
+      owners.learn.push_back(op.learns() ? 1 : 0);
+    }
+    pass.cu_targets.push_back(std::ssize(pass.targets.rows));
+    pass.cu_sequences.push_back(lengths.size());
+  }
+  if (!tempered) pass.targets.temperature.clear();
+  pass.tape.batch.packing = nn::pack(lengths);
+  pass.tape.batch.input_ids = at::empty({std::ssize(ids)}, at::kLong);
+  std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
+}
+
+void keep(std::span<const Piece> pieces, const Pass& pass, const nn::HeadOutput& out) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto begin = static_cast<size_t>(pass.cu_targets[i]),
+               n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
+    const Forward* forward = pieces[i].op->forward();
+    const std::span entropies(out.entropies);
+    pieces[i].op->keep(
+        std::span(out.logprobs).subspan(begin, n),
+        forward && forward->entropy ? entropies.subspan(begin, n) : std::span<const float>(),
+        pieces[i].last);
+  }
+}
+
+std::exception_ptr not_finite(const Tenant& tenant) {
+  return std::make_exception_ptr(
+      Error(Code::kInvalid,
+            "engine: the log-probabilities or the gradient of tenant '" + tenant.name() +
+                "' are not finite (NaN or infinity): nothing was changed; look at its learning "
+                "rate, its weights and its extras"));
+}
+
+// The derivatives of all pieces' losses, and whether they are finite.
+nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
+                        const nn::Linear& head) {
+  std::vector<char> finite(pieces.size(), 1);
+  const auto grad = [&](int64_t begin, std::span<const float> logprobs, std::span<float> out) {
+    // A chunk of the head may span pieces: each asks its own loss for its own rows.
+    const int64_t end = begin + std::ssize(logprobs);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const int64_t lo = std::max(begin, pass.cu_targets[i]),
+                    hi = std::min(end, pass.cu_targets[i + 1]);
+      if (lo >= hi) continue;
+      const auto from = static_cast<size_t>(lo - begin), n = static_cast<size_t>(hi - lo);
+      pieces[i].op->derive(pieces[i].first, lo - pass.cu_targets[i], logprobs.subspan(from, n),
+                           out.subspan(from, n));
+      for (size_t k = from; k < from + n; ++k) {
+        if (!std::isfinite(logprobs[k]) || !std::isfinite(out[k])) finite[i] = 0;
+      }
+    }
+  };
+  nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, pass.tape.batch.packing,
+                                         pass.tape.batch.owners);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!finite[i]) pieces[i].op->error = not_finite(pieces[i].op->tenant());
+  }
+  return out;
+}
+
+// The sequences of piece `i` learn nothing.
+void mute(Pass& pass, size_t i, at::Tensor& dhidden) {
+  const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
+  auto& learn = pass.tape.batch.owners.learn;
+  std::fill(learn.begin() + static_cast<ptrdiff_t>(first),
+            learn.begin() + static_cast<ptrdiff_t>(last), uint8_t{0});
+  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  dhidden.slice(0, cu[first], cu[last]).zero_();
+}
+
+}  // namespace
+
+void forward_pass(std::span<const Piece> pieces, model::Decoder& decoder) {
+  Pass pass;
+  pack_pass(pass, pieces);
+  const bool entropy = std::any_of(pieces.begin(), pieces.end(), [](const Piece& p) {
+    return p.op->forward() && p.op->forward()->entropy;
+  });
+  const at::Tensor hidden = decoder.forward(pass.tape.batch);
+  const at::NoGradGuard no_grad;
+  keep(pieces, pass,
+       nn::head_forward(hidden, decoder.head().weight, pass.targets, {.entropy = entropy}));
+}
+
+void backward_pass(std::span<const Piece> pieces, model::Decoder& decoder) {
+  Pass pass;
+  pack_pass(pass, pieces);
+  const at::Tensor hidden = decoder.forward_train(pass.tape);
+  const at::NoGradGuard no_grad;
+  for (const Piece& piece : pieces) piece.op->mark();  // a trained head adds its gradient at once
+  nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
+  keep(pieces, pass, out);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    Running& op = *pieces[i].op;
+    if (!op.error && op.complete()) {
+      try {
+        op.finish();
+      } catch (const Error&) {
+        op.error = std::current_exception();
+      }
+    }
+    if (op.error) mute(pass, i, out.dhidden);
+  }
+  decoder.backward(pass.tape, out.dhidden);
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,26 @@
+// One pass over the decoder for sequences of several operations, packed. Each sequence is a unit of
+// its own: its numbers and its gradients' partial sums have the same bits in any company, and
+// partial sums are added in the order of the tenant's submissions. The engine's thread's alone.
+#pragma once
+#include <span>
+
+#include "twinkle/engine/execute/running.h"
+#include "twinkle/model/decoder.h"
+
+namespace twinkle::engine {
+
+// Sequences [first, last) of an operation, at most one piece of each in a pass.
+struct Piece {
+  Running* op;
+  size_t first, last;
+};
+
+// The pieces' rows are kept by their operations. Whatever is thrown is the arithmetic's.
+void forward_pass(std::span<const Piece> pieces, model::Decoder& decoder);
+
+// The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
+// gets `op->error` and adds nothing; so does one that completes its operation with a loss that
+// can't be. What throws may leave some of the gradients added.
+void backward_pass(std::span<const Piece> pieces, model::Decoder& decoder);
+
+}  // namespace twinkle::engine

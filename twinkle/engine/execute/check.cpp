@@ -1,0 +1,93 @@
+#include "twinkle/engine/execute/check.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/base/error.h"
+#include "twinkle/engine/execute/running.h"
+
+namespace twinkle::engine {
+namespace {
+
+void check_temperature(double t) {
+  require(t > 0 && std::isfinite(t), Code::kInvalid, "engine: temperature is ", t,
+          ", it must be above 0");
+}
+
+void check_create(const Create& op) {
+  constexpr double kLeast = 0.001, kMost = 1000;
+  require(op.weight >= kLeast && op.weight <= kMost, Code::kInvalid, "engine: weight of tenant '",
+          op.tenant, "' is ", op.weight, ", it must be from ", kLeast, " to ", kMost);
+}
+
+void check_sample(const Sample& op) {
+  require(!op.prompts.empty(), Code::kInvalid, "engine: sample: prompts is empty");
+  require(op.params.size() == 1 || op.params.size() == op.prompts.size(), Code::kInvalid,
+          "engine: sample: ", op.params.size(), " parameters for ", op.prompts.size(),
+          " prompts; give one, or one for each");
+  for (const auto& params : op.params) sampler::validate(params);
+}
+
+}  // namespace
+
+void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+  require(!sequences.empty(), Code::kInvalid,
+          "engine: the batch is empty; give at least one sequence");
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& s = sequences[i];
+    const size_t n = s.input_ids.size();
+    require(n > 0, Code::kInvalid, "engine: sequence ", i, " is empty");
+    require(static_cast<int64_t>(n) <= spec.max_positions, Code::kInvalid, "engine: sequence ", i,
+            " has ", n, " tokens, the model's max_position_embeddings is ", spec.max_positions,
+            "; truncate it");
+    for (size_t t = 0; t < n; ++t) {
+      require(s.input_ids[t] >= 0 && s.input_ids[t] < spec.vocab_size, Code::kInvalid,
+              "engine: sequence ", i, ": token ", s.input_ids[t], " at position ", t,
+              " is outside the vocabulary of ", spec.vocab_size);
+    }
+    const auto sized = [&](size_t size, std::string_view what) {
+      require(size == 0 || size == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
+              " tokens but ", size, " ", what);
+    };
+    sized(s.labels.size(), "labels");
+    sized(s.weights.size(), "weights");
+    for (const auto& [name, values] : s.extras) {
+      require(values.size() == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
+              " tokens but ", values.size(), " values of '", name, "'");
+    }
+    for (size_t t = 0; t < s.labels.size(); ++t) {
+      const int32_t label = s.labels[t];
+      require(label == kIgnored || (label >= 0 && label < spec.vocab_size), Code::kInvalid,
+              "engine: sequence ", i, ": label ", label, " at position ", t,
+              " is outside the vocabulary of ", spec.vocab_size, " and is not -100");
+    }
+  }
+}
+
+void check_labels(const std::vector<Sequence>& sequences) {
+  const auto scored = [](const Sequence& s) {
+    return std::any_of(s.labels.begin(), s.labels.end(), [](int32_t l) { return l != kIgnored; });
+  };
+  require(
+      std::any_of(sequences.begin(), sequences.end(), scored), Code::kInvalid,
+      "engine: the batch has no label to learn from, all are -100 (ignored) or missing; look at "
+      "the template, and at what max_length cuts off");
+}
+
+void check(const Operation& operation, const model::DecoderSpec& spec) {
+  require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
+  if (const auto* f = std::get_if<Forward>(&operation)) {
+    check_sequences(f->sequences, spec);
+    check_temperature(f->temperature);
+  } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
+    check_sequences(b->sequences, spec);
+    check_labels(b->sequences);
+    check_temperature(b->temperature);
+  } else if (const auto* s = std::get_if<Sample>(&operation)) {
+    check_sample(*s);
+  } else if (const auto* c = std::get_if<Create>(&operation)) {
+    check_create(*c);
+  }
+}
+
+}  // namespace twinkle::engine

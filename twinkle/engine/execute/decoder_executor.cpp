@@ -1,0 +1,148 @@
+#include "twinkle/engine/execute/decoder_executor.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "twinkle/io/peft/peft.h"
+#include "twinkle/model/family.h"
+#include "twinkle/model/tensors.h"
+
+namespace twinkle::engine {
+
+DecoderExecutor::DecoderExecutor(const ModelOptions& o) : path_(o.model) {
+  require(!o.model.empty(), Code::kInvalid,
+          "engine: model is empty; give a model directory or a .gguf file");
+  require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
+          ", it must be at least 1");
+  const at::ScalarType dtype = dtype_named(o.mixed_precision);
+  const Checkpoint checkpoint = Checkpoint::open(o.model);
+  base_.directory = checkpoint.path();
+  base_.config = checkpoint.config();
+  decoder_ = std::make_unique<model::Decoder>(model::read_spec(base_.config), checkpoint, dtype);
+  decoder_->limit_activations(o.activation_bytes);
+  pool_ = std::make_unique<lora::Pool>(*decoder_);
+  facts_ = facts_of(*decoder_, checkpoint);
+  training_ = std::make_unique<Training>(
+      *decoder_, [this](const std::string& name) -> Tenant& { return tenant(name); });
+  sampler::SamplerOptions sampling;
+  sampling.kv_tokens = o.kv_tokens;
+  sampling.max_batch = o.max_sequences;
+  sampling.eos_ids = facts_.eos_ids;
+  sampling_ = std::make_unique<Sampling>(*decoder_, sampling);
+}
+
+DecoderExecutor::~DecoderExecutor() = default;
+
+void DecoderExecutor::set_decode(sampler::Decode decode) {
+  const Lock lock(mutex_);
+  decode_ = std::move(decode);
+}
+
+Tenant& DecoderExecutor::tenant(const std::string& name) {
+  const auto it = tenants_.find(name);
+  require(it != tenants_.end(), Code::kNotFound, "engine: no tenant '", name, "'");
+  return *it->second;
+}
+
+bool DecoderExecutor::changes_base(const Operation& operation) {
+  if (!std::holds_alternative<Step>(operation) && !std::holds_alternative<Load>(operation) &&
+      !std::holds_alternative<Delete>(operation))
+    return false;
+  const auto it = tenants_.find(tenant_of(operation));
+  return it != tenants_.end() && it->second->mode() == Mode::kFull;
+}
+
+Result DecoderExecutor::run(const Operation& operation) {
+  if (const auto* op = std::get_if<Create>(&operation)) return create(*op);
+  Tenant& who = tenant(tenant_of(operation));
+  if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
+  if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
+  if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
+  if (std::holds_alternative<ZeroGrad>(operation)) {
+    who.zero_grad();
+    return Done{};
+  }
+  if (const auto* op = std::get_if<Save>(&operation))
+    return save_tenant(*op, who, *decoder_, *pool_, base_);
+  if (const auto* op = std::get_if<Load>(&operation)) return load_tenant(*op, who, *decoder_);
+  return who.inspect(std::get<Inspect>(operation).tensors);
+}
+
+std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
+  if (op.frozen) return nullptr;
+  if (!op.directory.empty()) {
+    const PeftAdapter saved = read_peft(op.directory);
+    auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
+    adapter->load(saved);
+    return adapter;
+  }
+  if (op.lora_json.empty()) return nullptr;
+  Json config = parse_json(op.lora_json, "lora config");
+  if (config.is_object() && !find(config, "peft_type")) config.as_object()["peft_type"] = "LORA";
+  return std::make_unique<lora::Adapter>(peft_config(config, "lora config"), pool_->linears(),
+                                         op.seed);
+}
+
+Done DecoderExecutor::create(const Create& op) {
+  require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
+          "' exists already");
+  const auto busy = [&](Mode mode) {
+    return std::any_of(tenants_.begin(), tenants_.end(),
+                       [&](const auto& t) { return t.second->mode() == mode; });
+  };
+  require(!busy(Mode::kFull) || op.frozen, Code::kConflict,
+          "engine: a tenant trains all weights of the base model; delete it first");
+  std::unique_ptr<lora::Adapter> adapter = new_adapter(op);
+  const Mode mode = adapter ? Mode::kLora : op.frozen ? Mode::kFrozen : Mode::kFull;
+  require(mode != Mode::kFull || !busy(Mode::kLora), Code::kConflict,
+          "engine: other tenants train adapters on the base model; delete them before training all "
+          "of its weights");
+  lora::Pin pin = adapter ? pool_->add(std::move(adapter)) : lora::Pin();
+  tenants_[op.tenant] =
+      std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
+  return {};
+}
+
+Done DecoderExecutor::remove(const Delete& op) {
+  const bool trained_base = tenant(op.tenant).mode() == Mode::kFull;
+  tenants_.erase(op.tenant);
+  if (!trained_base) return {};
+  // The weights that were there before it.
+  const Checkpoint checkpoint = Checkpoint::open(path_);
+  for (const auto& w : decoder_->weights()) {
+    w.value->copy_(model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder_->dtype()));
+  }
+  pool_->base_changed();
+  return {};
+}
+
+BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
+  return training_->run_batch(batch);
+}
+
+void DecoderExecutor::start(int64_t id, const Sample& sample) {
+  sampler::Decode decode;
+  {
+    const Lock lock(mutex_);
+    decode = decode_;
+  }
+  lora::Pin pin = tenant(sample.tenant).pinned();
+  const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
+  sampling_->start(id, sample, {std::move(pin), version}, std::move(decode));
+}
+
+void DecoderExecutor::admit(const Admitted& request) { sampling_->admit(request); }
+
+StepOutcome DecoderExecutor::step() { return sampling_->step(); }
+
+Result DecoderExecutor::commit(int64_t id) {
+  if (training_->has(id)) return training_->commit(id);
+  return sampling_->commit(id);
+}
+
+void DecoderExecutor::undo(int64_t id) {
+  if (!training_->undo(id)) sampling_->undo(id);
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,65 @@
+// The Executor over a decoder: owns all mutable state of the model, its adapters, tenants and the
+// sampler. Constructed and asked for facts anywhere; everything else is the dispatcher's thread's,
+// but for set_decode.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/sampling.h"
+#include "twinkle/engine/execute/training.h"
+#include "twinkle/engine/persist.h"
+#include "twinkle/engine/schedule/executor.h"
+#include "twinkle/engine/tenant.h"
+
+namespace twinkle::engine {
+
+struct ModelOptions {
+  std::string model;            // a Hugging Face model directory, or a .gguf file
+  std::string mixed_precision;  // "bf16" or "no"
+  int64_t kv_tokens;            // tokens that the sampler's cache holds
+  int64_t activation_bytes;     // Decoder::limit_activations
+  int64_t max_sequences;        // that it runs at a time
+};
+
+class DecoderExecutor : public Executor {
+ public:
+  explicit DecoderExecutor(const ModelOptions& options);
+  ~DecoderExecutor() override;
+
+  const ModelFacts& facts() const { return facts_; }
+  int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
+  const model::DecoderSpec& spec() const { return decoder_->spec(); }
+  void set_decode(sampler::Decode decode);  // any thread
+
+  bool changes_base(const Operation& operation) override;
+  Result run(const Operation& operation) override;
+  BatchOutcome run_batch(std::span<const Work> batch) override;
+  void start(int64_t id, const Sample& sample) override;
+  void admit(const Admitted& request) override;
+  StepOutcome step() override;
+  Result commit(int64_t id) override;
+  void undo(int64_t id) override;
+
+ private:
+  Tenant& tenant(const std::string& name);
+  Done create(const Create& operation);
+  std::unique_ptr<lora::Adapter> new_adapter(const Create& operation);
+  Done remove(const Delete& operation);
+
+  BaseModel base_;
+  ModelFacts facts_;
+  std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<lora::Pool> pool_;
+  std::map<std::string, std::unique_ptr<Tenant>> tenants_;
+  std::unique_ptr<Training> training_;
+  std::unique_ptr<Sampling> sampling_;
+  const std::string path_;  // of the model
+
+  Mutex mutex_;
+  sampler::Decode decode_ GUARDED_BY(mutex_);
+};
+
+}  // namespace twinkle::engine

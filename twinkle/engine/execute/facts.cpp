@@ -1,0 +1,54 @@
+#include "twinkle/engine/execute/facts.h"
+
+#include <algorithm>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/json.h"
+
+namespace twinkle::engine {
+namespace {
+
+std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config) {
+  std::vector<int32_t> out;
+  const auto add = [&](const Json& from) {
+    const Json* eos = find(from, "eos_token_id");
+    if (!eos) return;
+    const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
+    for (const Json& id : ids) {
+      require(id.is_int64(), Code::kInvalid, "engine: eos_token_id is ",
+              boost::json::serialize(*eos), ", expected an integer or a list of them");
+      out.push_back(static_cast<int32_t>(id.get_int64()));
+    }
+  };
+  add(config);
+  const auto generation = path / "generation_config.json";
+  if (std::filesystem::exists(generation)) add(read_json(generation));
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+}  // namespace
+
+at::ScalarType dtype_named(const std::string& precision) {
+  if (precision == "bf16") return at::kBFloat16;
+  require(precision == "no" || precision == "fp32", Code::kInvalid, "engine: mixed_precision is '",
+          precision, "'; known: bf16, no");
+  return at::kFloat;
+}
+
+ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
+  const model::DecoderSpec& spec = decoder.spec();
+  ModelFacts facts;
+  facts.family = spec.family;
+  facts.directory = checkpoint.path().string();
+  facts.config_json = boost::json::serialize(checkpoint.config());
+  facts.vocab_size = spec.vocab_size;
+  facts.max_positions = spec.max_positions;
+  facts.num_layers = spec.num_layers;
+  for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
+  facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config());
+  return facts;
+}
+
+}  // namespace twinkle::engine

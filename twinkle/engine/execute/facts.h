@@ -1,0 +1,24 @@
+// What a model's folder says of itself beside its weights.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/model/decoder.h"
+
+namespace twinkle::engine {
+
+struct ModelFacts {
+  std::string family, directory, config_json;
+  int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
+  std::vector<int32_t> eos_ids;
+};
+
+// "bf16" or "no". Error kInvalid: neither.
+at::ScalarType dtype_named(const std::string& precision);
+
+// Error kInvalid: eos_token_id, in config.json or generation_config.json, is neither an integer nor
+// a list of them.
+ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint);
+
+}  // namespace twinkle::engine

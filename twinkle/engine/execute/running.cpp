@@ -1,0 +1,131 @@
+#include "twinkle/engine/execute/running.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::engine {
+namespace {
+
+at::Tensor copy_of(const std::vector<float>& values) {
+  at::Tensor out = at::empty({std::ssize(values)}, at::kFloat);
+  std::copy(values.begin(), values.end(), out.mutable_data_ptr<float>());
+  return out;
+}
+
+std::vector<std::vector<float>> spread(const std::vector<Sequence>& sequences,
+                                       const std::vector<float>& scored) {
+  std::vector<std::vector<float>> out;
+  size_t next = 0;
+  for (const Sequence& s : sequences) {
+    std::vector<float> row(s.input_ids.size(), 0.0f);
+    for (size_t t = 0; t < s.labels.size(); ++t) {
+      if (s.labels[t] != kIgnored) row[t] = scored[next++];
+    }
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
+}  // namespace
+
+Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
+    : id_(id),
+      tenant_(&tenant),
+      forward_(std::get_if<Forward>(&operation)),
+      backward_(std::get_if<ForwardBackward>(&operation)) {
+  require(forward_ || tenant.mode() != Mode::kFrozen, Code::kInvalid,
+          "engine: forward_backward: tenant '", tenant.name(),
+          "' is the frozen base model; add an adapter, or create it for full-parameter training");
+  std::vector<float> weights;
+  std::map<std::string, std::vector<float>> extras;
+  for (const Sequence& s : sequences()) {
+    for (size_t t = 0; t < s.labels.size(); ++t) {
+      if (s.labels[t] == kIgnored) continue;
+      weights.push_back(s.weights.empty() ? 1.0f : s.weights[t]);
+      for (const auto& [name, values] : s.extras) extras[name].push_back(values[t]);
+    }
+    cu_.push_back(std::ssize(weights));
+  }
+  if (forward_) return;
+  loss_ = &loss::find(backward_->loss);
+  if (!backward_->loss_options.empty())
+    options_ = parse_json(backward_->loss_options, "loss options");
+  inputs_.weights = copy_of(weights);
+  inputs_.cu_seqlens = cu_;
+  for (const auto& [name, values] : extras) {
+    require(values.size() == weights.size(), Code::kInvalid, "engine: extra '", name,
+            "' must be given for every sequence of a forward_backward, or for none");
+    inputs_.extras[name] = copy_of(values);
+  }
+  if (loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
+}
+
+const std::vector<Sequence>& Running::sequences() const {
+  return forward_ ? forward_->sequences : backward_->sequences;
+}
+
+double Running::temperature() const {
+  return forward_ ? forward_->temperature : backward_->temperature;
+}
+
+void Running::derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
+                     std::span<float> grad) const {
+  grad_(cu_[first_sequence] + row, logprobs, grad);
+}
+
+void Running::keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last) {
+  logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
+  entropies_.insert(entropies_.end(), entropies.begin(), entropies.end());
+  num_done_ = last;
+}
+
+void Running::prepare() {
+  inputs_.logprobs = copy_of(logprobs_);
+  const loss::Output out = loss::run(*loss_, inputs_, options_);
+  const float* values = out.grad.const_data_ptr<float>();
+  grad_ = [kept = out.grad, values](int64_t begin, std::span<const float>, std::span<float> grad) {
+    std::copy_n(values + begin, grad.size(), grad.begin());
+  };
+  logprobs_.clear();
+  num_done_ = 0;
+}
+
+void Running::finish() {
+  result_.logps = spread(sequences(), logprobs_);
+  if (!entropies_.empty()) result_.entropies = spread(sequences(), entropies_);
+  result_.num_tokens = static_cast<double>(logprobs_.size());
+  for (const float logp : logprobs_) {
+    require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
+            tenant_->name(), "' is ", logp, "; look at its weights");
+  }
+  if (!loss_) return;
+  inputs_.logprobs = copy_of(logprobs_);
+  const loss::Output out = loss::run(*loss_, inputs_, options_);
+  require(loss::finite(out), Code::kInvalid, "engine: the loss of tenant '", tenant_->name(),
+          "' is ", out.loss,
+          ": nothing was changed; look at its learning rate, its weights and its extras");
+  result_.loss = out.loss;
+  result_.num_tokens = out.num_tokens;
+}
+
+void Running::mark() {
+  if (marked_) return;
+  if (tenant_->has_gradients()) before_ = tenant_->snapshot();
+  marked_ = true;
+}
+
+void Running::restore() {
+  if (marked_ && before_) tenant_->restore(*before_);
+  if (marked_ && !before_) tenant_->zero_grad();
+  marked_ = false;
+  before_.reset();
+  logprobs_.clear();
+  entropies_.clear();
+  num_done_ = 0;
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,70 @@
+// One Forward or ForwardBackward while it runs, in as many batches as it takes: which of its rows
+// are scored, its loss, what it has got so far, and the way back. The engine's thread's alone.
+#pragma once
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "twinkle/engine/operation.h"
+#include "twinkle/engine/tenant.h"
+#include "twinkle/loss/loss.h"
+
+namespace twinkle::engine {
+
+inline constexpr int32_t kIgnored = -100;  // the label of a row that is not scored
+
+class Running {
+ public:
+  // Error kInvalid: the tenant can't run it, or its loss, options or extras are wrong.
+  Running(int64_t id, Tenant& tenant, const Operation& operation);
+
+  int64_t id() const { return id_; }
+  Tenant& tenant() const { return *tenant_; }
+  const Forward* forward() const { return forward_; }  // or null: a ForwardBackward
+  const std::vector<Sequence>& sequences() const;
+  double temperature() const;
+
+  // Whether its sequences go backwards too. A loss whose derivative needs the whole operation's
+  // log-probabilities takes all sequences forwards first, and again from the first one.
+  bool learns() const { return loss_ && grad_; }
+  // d loss / d logprob of the rows that follow row `row` of the sequences from `first_sequence` on.
+  void derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
+              std::span<float> grad) const;
+
+  // The scored rows of the sequences up to `last`, in order.
+  void keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last);
+  bool complete() const { return num_done_ == sequences().size(); }
+  // After the last row: the loss's derivative where it was not known yet; then learns().
+  void prepare();
+  // After the last row: the result. Error kInvalid: it is not finite.
+  void finish();
+  const ForwardResult& result() const { return result_; }
+
+  // Before gradients are added to the tenant's: keeps what they were, once.
+  void mark();
+  // The tenant's gradients as before the first mark(). Everything is to run again.
+  void restore();
+
+  std::exception_ptr error;  // why it ends without a result
+
+ private:
+  int64_t id_;
+  Tenant* tenant_;
+  const Forward* forward_ = nullptr;
+  const ForwardBackward* backward_ = nullptr;
+
+  std::vector<int64_t> cu_{0};    // [S + 1] scored rows of each sequence
+  std::vector<float> logprobs_;   // [N], in order, as far as it has got
+  std::vector<float> entropies_;  // the same, or empty
+  size_t num_done_ = 0;           // sequences
+  loss::Inputs inputs_;
+  Json options_ = JsonObject{};
+  const loss::Loss* loss_ = nullptr;
+  loss::TokenGrad grad_;
+  ForwardResult result_;
+
+  bool marked_ = false;
+  std::optional<Tenant::Snapshot> before_;  // none: the gradients were zero
+};
+
+}  // namespace twinkle::engine

@@ -1,0 +1,168 @@
+// Who runs when, seen through the engine: sharing, cancelling and interleaving change no bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+using model::TinyModel;
+
+constexpr const char* kLora =
+    R"({"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj", "down_proj"]})";
+
+ForwardBackward many(const std::string& tenant, uint64_t seed, size_t num_sequences) {
+  ForwardBackward out{.tenant = tenant};
+  for (size_t s = 0; s < num_sequences; ++s)
+    out.sequences.push_back(drawn(key_of(seed, s), 3 + (s * 7) % 20));
+  return out;
+}
+
+Sample prompts(const std::string& tenant, size_t count, int64_t max_tokens) {
+  Sample out{.tenant = tenant, .params = {{.max_tokens = max_tokens, .ignore_eos = true}}};
+  for (size_t i = 0; i < count; ++i) out.prompts.push_back(drawn(i + 50, 4 + i).input_ids);
+  return out;
+}
+
+std::vector<std::vector<std::vector<int32_t>>> tokens_of(const SampleResult& result) {
+  std::vector<std::vector<std::vector<int32_t>>> out;
+  for (const auto& samples : result.completions) {
+    out.emplace_back();
+    for (const Completion& c : samples) out.back().push_back(c.tokens);
+  }
+  return out;
+}
+
+class Scheduling : public testing::Test {
+ protected:
+  std::unique_ptr<Engine> open(int64_t budget = 64) {
+    auto engine = std::make_unique<Engine>(
+        EngineOptions{.model = model_.path(), .mixed_precision = "no", .token_budget = budget});
+    for (const char* name : {"a", "b"})
+      engine->run<Done>(Create{.tenant = name, .lora_json = kLora, .seed = 5});
+    return engine;
+  }
+  static void wait_for_passes(Engine& engine, int64_t count) {
+    while (engine.num_passes() < count) std::this_thread::yield();
+  }
+  const TinyModel model_;
+};
+
+TEST_F(Scheduling, AnOperationOfAHundredBudgetsDoesNotDelayASmallTenant) {
+  auto engine = open();
+  const ForwardBackward huge = many("a", 1, 520);
+  Future slow = engine->submit(huge);
+  wait_for_passes(*engine, 2);
+  const int64_t before = engine->num_passes();
+  engine->run<ForwardResult>(work("b"));
+  EXPECT_LE(engine->num_passes() - before, 20);
+  const auto result = std::get<ForwardResult>(slow.get());
+  EXPECT_GE(engine->num_passes(), 100);
+  EXPECT_EQ(engine->stats().tenants.at("b").num_tokens, 15);
+
+  auto alone = open(100000);
+  EXPECT_EQ(result.logps, alone->run<ForwardResult>(huge).logps);
+  EXPECT_EQ(state_of(*engine, "a"), state_of(*alone, "a"));
+}
+
+TEST_F(Scheduling, ACancelledOperationLeavesItsTenantAndItsNeighboursAsWithoutIt) {
+  for (const bool accumulated : {false, true}) {
+    auto engine = open(), reference = open();
+    for (Engine* e : {engine.get(), reference.get()}) {
+      if (accumulated) e->run<ForwardResult>(work("a", 7));
+    }
+    const int64_t passes = engine->num_passes();
+    auto futures = engine->submit(std::vector<Operation>{many("a", 1, 5000), many("a", 2, 9),
+                                                         work("a", 3), many("b", 4, 30)});
+    EXPECT_TRUE(engine->cancel(futures[1].id)) << "queued";
+    wait_for_passes(*engine, passes + 3);
+    EXPECT_TRUE(engine->cancel(futures[0].id)) << "runs";
+    for (size_t i : {0, 1}) EXPECT_EQ(error_of([&] { futures[i].get(); }), "engine: cancelled");
+    const auto kept = std::get<ForwardResult>(futures[2].get());
+    EXPECT_FALSE(engine->cancel(futures[2].id)) << "has ended";
+    futures[3].get();
+
+    EXPECT_EQ(reference->run<ForwardResult>(work("a", 3)).logps, kept.logps);
+    reference->run<ForwardResult>(many("b", 4, 30));
+    for (const char* tenant : {"a", "b"})
+      EXPECT_EQ(state_of(*engine, tenant), state_of(*reference, tenant)) << tenant << accumulated;
+  }
+}
+
+TEST_F(Scheduling, SamplingGoesOnWhileTrainingRunsAndTheOtherWayRound) {
+  auto alone = open();
+  const auto want = tokens_of(alone->run<SampleResult>(prompts("a", 5, 12)));
+  alone->run<ForwardResult>(many("b", 1, 60));
+  alone->run<StepResult>(Step{.tenant = "b", .options = R"({"lr": 0.01})"});
+
+  auto engine = open();
+  // Training that would last, and a sample that would last, beside a short one of the other kind.
+  Future training = engine->submit(many("a", 2, 20000));
+  wait_for_passes(*engine, 2);
+  EXPECT_EQ(tokens_of(engine->run<SampleResult>(prompts("b", 5, 12))).size(), 5u);
+  EXPECT_EQ(tokens_of(engine->run<SampleResult>(prompts("b", 5, 12))).size(), 5u);
+  EXPECT_TRUE(engine->cancel(training.id));
+
+  Future sampling = engine->submit(prompts("a", 5, 200));
+  const auto trained = engine->run<ForwardResult>(many("b", 1, 60));
+  engine->run<StepResult>(Step{.tenant = "b", .options = R"({"lr": 0.01})"});
+  EXPECT_TRUE(engine->cancel(sampling.id)) << "it runs still";
+  EXPECT_EQ(error_of([&] { sampling.get(); }), "engine: cancelled");
+  EXPECT_EQ(state_of(*engine, "b"), state_of(*alone, "b"));
+
+  auto both = engine->submit(
+      std::vector<Operation>{prompts("a", 5, 12), many("b", 3, 40), prompts("a", 2, 3)});
+  EXPECT_EQ(tokens_of(std::get<SampleResult>(both[0].get())), want);
+  both[1].get();
+  both[2].get();
+  EXPECT_GT(engine->stats().tenants.at("a").num_sampled, 0);
+}
+
+TEST_F(Scheduling, ASampleKeepsTheWeightsThatItBeganWith) {
+  auto alone = open();
+  const auto want = tokens_of(alone->run<SampleResult>(prompts("a", 3, 30)));
+  auto engine = open();
+  auto futures = engine->submit(std::vector<Operation>{
+      prompts("a", 3, 30), work("a"), Step{.tenant = "a", .options = R"({"lr": 0.1})"},
+      prompts("a", 3, 30), Delete{"a"}});
+  EXPECT_EQ(tokens_of(std::get<SampleResult>(futures[0].get())), want);
+  EXPECT_NE(tokens_of(std::get<SampleResult>(futures[3].get())), want);
+  futures[4].get();
+}
+
+TEST_F(Scheduling, FullParameterStepsWaitForAllThatReadTheBase) {
+  Engine engine({.model = model_.path(), .mixed_precision = "no", .token_budget = 64});
+  Engine alone({.model = model_.path(), .mixed_precision = "no"});
+  for (Engine* e : {&engine, &alone}) {
+    e->run<Done>(Create{.tenant = "base", .frozen = true});
+    e->run<Done>(Create{.tenant = "full"});
+  }
+  Forward score{.tenant = "base", .sequences = many("", 1, 300).sequences};
+  const auto want = alone.run<ForwardResult>(score).logps;
+  const auto text = tokens_of(alone.run<SampleResult>(prompts("base", 2, 20)));
+  engine.run<ForwardResult>(work("full"));
+  auto futures = engine.submit(std::vector<Operation>{prompts("base", 2, 20), score});
+  wait_for_passes(engine, 3);
+  const int64_t steps = engine.run<StepResult>(Step{.tenant = "full"}).step;
+  EXPECT_EQ(steps, 1);
+  EXPECT_EQ(std::get<ForwardResult>(futures[1].get()).logps, want);
+  EXPECT_EQ(tokens_of(std::get<SampleResult>(futures[0].get())), text);
+  EXPECT_NE(engine.run<ForwardResult>(score).logps, want);
+}
+
+TEST_F(Scheduling, AWeightOutsideItsRangeIsNamed) {
+  auto engine = open();
+  for (const double weight : {0.0, -1.0, 1001.0, std::nan("")}) {
+    const std::string text = error_of(
+        [&] { engine->run<Done>(Create{.tenant = "new", .lora_json = kLora, .weight = weight}); });
+    EXPECT_TRUE(text.starts_with("engine: weight of tenant 'new' is ")) << text;
+    EXPECT_TRUE(text.ends_with("it must be from 0.001 to 1000")) << text;
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::engine

@@ -1,0 +1,98 @@
+#include "twinkle/engine/execute/training.h"
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::engine {
+
+Running& Training::begun(const Work& work) {
+  auto& op = running_[work.id];
+  if (!op) {
+    try {
+      op = std::make_unique<Running>(work.id, tenant_(tenant_of(*work.operation)), *work.operation);
+    } catch (...) {
+      running_.erase(work.id);
+      throw;
+    }
+  }
+  return *op;
+}
+
+BatchOutcome Training::run_batch(std::span<const Work> batch) {
+  BatchOutcome outcome;
+  std::vector<Piece> forwards, backwards;
+  for (const Work& work : batch) {
+    try {
+      Running& op = begun(work);
+      (op.learns() ? backwards : forwards).push_back({&op, work.first, work.last});
+    } catch (...) {
+      outcome.ended.push_back({work.id, std::current_exception()});
+    }
+  }
+  // Two passes, so that a forward costs no backward. Neither changes what the other reads.
+  pass(forwards, forward_pass, outcome);
+  pass(backwards, backward_pass, outcome);
+  return outcome;
+}
+
+void Training::pass(std::span<const Piece> pieces, Run run, BatchOutcome& outcome) {
+  if (pieces.empty()) return;
+  ++outcome.num_passes;
+  try {
+    run(pieces, decoder_);
+  } catch (...) {
+    return blame(pieces, std::current_exception(), outcome);
+  }
+  for (const Piece& piece : pieces) settle(*piece.op, outcome);
+}
+
+// The arithmetic itself failed: memory ran out, say. Whoever was alone is to blame; otherwise each
+// begins again, alone, so that only the one to blame pays.
+void Training::blame(std::span<const Piece> pieces, std::exception_ptr error,
+                     BatchOutcome& outcome) {
+  for (const Piece& piece : pieces) {
+    Running& op = *piece.op;
+    if (pieces.size() == 1) op.error = error;
+    if (op.error) {
+      settle(op, outcome);
+    } else {
+      op.restore();
+      outcome.rewound.push_back({op.id(), true});
+    }
+  }
+}
+
+void Training::settle(Running& op, BatchOutcome& outcome) {
+  try {
+    if (!op.error && op.complete()) {
+      if (op.forward()) {
+        op.finish();
+      } else if (!op.learns()) {
+        op.prepare();
+        outcome.rewound.push_back({op.id(), false});
+        return;
+      }
+    }
+  } catch (...) {
+    op.error = std::current_exception();
+  }
+  if (!op.error && !op.complete()) return;
+  outcome.ended.push_back({op.id(), op.error});
+  if (op.error) undo(op.id());
+}
+
+ForwardResult Training::commit(int64_t id) {
+  const auto it = running_.extract(id);
+  const Running& op = *it.mapped();
+  if (!op.forward()) op.tenant().count(op.result().num_tokens);
+  return op.result();
+}
+
+bool Training::undo(int64_t id) {
+  const auto it = running_.find(id);
+  if (it == running_.end()) return false;
+  it->second->restore();
+  running_.erase(it);
+  return true;
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,41 @@
+// The Forwards and ForwardBackwards that have begun, and the batches that carry them on. An
+// operation that fails, or is undone, leaves its tenant's gradients as they were. The engine's
+// thread's alone.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twinkle/engine/execute/batch.h"
+#include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/schedule/executor.h"
+
+namespace twinkle::engine {
+
+class Training {
+ public:
+  using TenantOf = std::function<Tenant&(const std::string& name)>;  // Error kNotFound
+  Training(model::Decoder& decoder, TenantOf tenant) : decoder_(decoder), tenant_(tenant) {}
+
+  // As Executor says of them.
+  BatchOutcome run_batch(std::span<const Work> batch);
+  bool has(int64_t id) const { return running_.contains(id); }
+  ForwardResult commit(int64_t id);
+  bool undo(int64_t id);  // false: it is not here
+
+ private:
+  using Run = void (*)(std::span<const Piece> pieces, model::Decoder& decoder);
+  Running& begun(const Work& work);
+  void pass(std::span<const Piece> pieces, Run run, BatchOutcome& outcome);
+  void blame(std::span<const Piece> pieces, std::exception_ptr error, BatchOutcome& outcome);
+  void settle(Running& op, BatchOutcome& outcome);
+
+  model::Decoder& decoder_;
+  TenantOf tenant_;
+  std::map<int64_t, std::unique_ptr<Running>> running_;
+};
+
+}  // namespace twinkle::engine

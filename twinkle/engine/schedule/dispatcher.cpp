@@ -1,0 +1,356 @@
+#include "twinkle/engine/schedule/dispatcher.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::engine {
+namespace {
+
+DispatcherOptions checked(DispatcherOptions o) {
+  validate(o);
+  if (!o.clock) {
+    o.clock = [] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      return std::chrono::duration<double>(now).count();
+    };
+  }
+  return o;
+}
+
+std::vector<int64_t> tokens_of(const Operation& operation) {
+  std::vector<int64_t> out;
+  const auto add = [&](const std::vector<Sequence>& sequences) {
+    for (const Sequence& s : sequences) out.push_back(std::ssize(s.input_ids));
+  };
+  if (const auto* f = std::get_if<Forward>(&operation)) add(f->sequences);
+  if (const auto* b = std::get_if<ForwardBackward>(&operation)) add(b->sequences);
+  return out;
+}
+
+int64_t num_sampled(const Result& result) {
+  int64_t out = 0;
+  const auto* sampled = std::get_if<SampleResult>(&result);
+  if (!sampled) return out;
+  for (const auto& samples : sampled->completions) {
+    for (const Completion& c : samples) out += std::ssize(c.tokens);
+  }
+  return out;
+}
+
+std::exception_ptr cancelled() {
+  return std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"));
+}
+
+// What it threw, to be handed to a future.
+template <class F>
+std::exception_ptr attempt(F&& run) {
+  try {
+    run();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
+
+void validate(const DispatcherOptions& o) {
+  const auto at_least_one = [](const char* field, int64_t value) {
+    require(value >= 1, Code::kInvalid, "engine: ", field, " is ", value,
+            ", it must be at least 1");
+  };
+  at_least_one("token_budget", o.token_budget);
+  at_least_one("max_queued", o.max_queued);
+  at_least_one("max_queued_total", o.max_queued_total);
+  at_least_one("max_sequences", o.max_sequences);
+  require(o.sampling_share > 0 && o.sampling_share < 1, Code::kInvalid,
+          "engine: sampling_share is ", o.sampling_share, ", it must be above 0 and below 1");
+}
+
+Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
+    : options_(checked(options)),
+      executor_(executor),
+      scheduler_(options.token_budget),
+      admission_(options.max_sequences),
+      turns_(options.sampling_share),
+      thread_([this] { loop(); }) {}
+
+Dispatcher::~Dispatcher() {
+  {
+    const Lock lock(mutex_);
+    closed_ = true;
+  }
+  ready_.notify_all();
+  thread_.join();
+  const Lock lock(mutex_);
+  for (auto& [id, job] : jobs_) {
+    job.promise.set_exception(std::make_exception_ptr(Error(Code::kBusy, "engine: closed")));
+  }
+}
+
+void Dispatcher::require_room(const std::vector<Operation>& operations) const {
+  std::map<std::string, int64_t> more;
+  for (const Operation& operation : operations) ++more[tenant_of(operation)];
+  for (const auto& [tenant, n] : more) {
+    const auto it = num_queued_.find(tenant);
+    const int64_t queued = it == num_queued_.end() ? 0 : it->second;
+    require(queued + n <= options_.max_queued, Code::kBusy, "engine: tenant '", tenant, "' has ",
+            queued, " operations in its queue and submits ", n, ", max_queued is ",
+            options_.max_queued, "; wait for some of their results");
+  }
+  const auto all = static_cast<int64_t>(jobs_.size() + operations.size());
+  require(all <= options_.max_queued_total, Code::kBusy, "engine: tenant '",
+          operations.empty() ? "" : tenant_of(operations[0]), "' submits ", operations.size(),
+          " operations while ", jobs_.size(), " of all tenants are queued, max_queued_total is ",
+          options_.max_queued_total, "; try again later");
+}
+
+std::vector<Future> Dispatcher::submit(std::vector<Operation> operations) {
+  std::vector<Future> futures;
+  {
+    const Lock lock(mutex_);
+    require(!closed_, Code::kBusy, "engine: closed");
+    require_room(operations);
+    for (Operation& operation : operations) {
+      const int64_t id = next_id_++;
+      Job& job = jobs_[id];
+      job.id = id;
+      job.operation = std::move(operation);
+      const std::string& tenant = tenant_of(job.operation);
+      ++num_queued_[tenant];
+      scheduler_.push(tenant, id, tokens_of(job.operation));
+      futures.push_back({job.promise.get_future(), id});
+    }
+  }
+  ready_.notify_one();
+  return futures;
+}
+
+bool Dispatcher::cancel(int64_t id) {
+  Jobs::node_type job;
+  {
+    const Lock lock(mutex_);
+    const auto it = jobs_.find(id);
+    if (it == jobs_.end() || it->second.state == Job::kLast) return false;
+    if (it->second.state == Job::kBegun) {
+      if (!it->second.cancelled) cancelled_.push_back(id);
+      it->second.cancelled = true;
+      return true;
+    }
+    job = extract(id);
+  }
+  job.mapped().promise.set_exception(cancelled());
+  return true;
+}
+
+Stats Dispatcher::stats() const {
+  const Lock lock(mutex_);
+  Stats out = stats_;
+  for (const auto& [tenant, load] : scheduler_.load())
+    out.tenants[tenant].num_tokens = load.num_tokens;
+  for (const auto& [tenant, n] : num_queued_) out.tenants[tenant].num_queued = n;
+  return out;
+}
+
+Dispatcher::Jobs::node_type Dispatcher::extract(int64_t id) {
+  if (!scheduler_.remove(id)) admission_.remove(id);
+  Jobs::node_type job = jobs_.extract(id);
+  const auto queued = num_queued_.find(tenant_of(job.mapped().operation));
+  if (--queued->second == 0) num_queued_.erase(queued);
+  return job;
+}
+
+void Dispatcher::loop() {
+  while (true) {
+    drop_cancelled();
+    const std::optional<Side> side = next_turn();
+    if (!side) return;
+    const double begin = options_.clock();
+    if (*side == Side::kTraining)
+      train();
+    else
+      sample();
+    const double seconds = options_.clock() - begin;
+    turns_.ran(*side, seconds, contested_);
+    const Lock lock(mutex_);
+    (*side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
+  }
+}
+
+// Waits for something to do. None: closed, and what had begun has ended.
+std::optional<Side> Dispatcher::next_turn() {
+  Lock lock(mutex_);
+  while (true) {
+    const bool training = !take_heads().empty() || scheduler_.has_batch(!closed_ && !draining_);
+    const bool sampling = admission_.size() > 0;
+    contested_ = training && sampling;
+    if (training || sampling) return turns_.next(training, sampling);
+    if (closed_) return std::nullopt;
+    lock.wait(ready_);
+  }
+}
+
+// Operations that run by themselves and whose turn it is in their tenant's order.
+std::vector<Dispatcher::Job*> Dispatcher::take_heads() {
+  std::vector<Job*> out;
+  for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
+  draining_ = std::any_of(out.begin(), out.end(), [this](const Job* job) {
+    return executor_.changes_base(job->operation);
+  });
+  if (closed_) return {};
+  std::erase_if(out, [this](const Job* job) { return held_back(job->operation); });
+  return out;
+}
+
+bool Dispatcher::held_back(const Operation& operation) {
+  if (std::holds_alternative<Sample>(operation)) return draining_;
+  return executor_.changes_base(operation) &&
+         (admission_.size() > 0 || scheduler_.others_have_begun(tenant_of(operation)));
+}
+
+void Dispatcher::drop_cancelled() {
+  std::vector<Jobs::node_type> jobs;
+  {
+    const Lock lock(mutex_);
+    for (const int64_t id : std::exchange(cancelled_, {})) {
+      if (jobs_.contains(id)) jobs.push_back(extract(id));
+    }
+  }
+  for (auto& job : jobs) {
+    executor_.undo(job.key());
+    job.mapped().promise.set_exception(cancelled());
+  }
+}
+
+void Dispatcher::train() {
+  std::vector<Job*> heads;
+  {
+    const Lock lock(mutex_);
+    heads = take_heads();
+    for (Job* job : heads)
+      job->state = std::holds_alternative<Sample>(job->operation) ? Job::kBegun : Job::kLast;
+  }
+  for (Job* job : heads) run_head(*job);
+  run_batch();
+}
+
+void Dispatcher::run_head(Job& job) {
+  if (const auto* sample = std::get_if<Sample>(&job.operation)) return start(job, *sample);
+  Result result;
+  if (const auto error = attempt([&] { result = executor_.run(job.operation); }))
+    return fail(job.id, error);
+  Jobs::node_type done;
+  {
+    const Lock lock(mutex_);
+    const std::string& tenant = tenant_of(job.operation);
+    if (const auto* create = std::get_if<Create>(&job.operation))
+      scheduler_.set_share(tenant, {create->weight, create->priority});
+    if (std::holds_alternative<Delete>(job.operation)) {
+      scheduler_.forget(tenant);
+      stats_.tenants.erase(tenant);
+    }
+    done = extract(job.id);
+  }
+  done.mapped().promise.set_value(std::move(result));
+}
+
+void Dispatcher::start(Job& job, const Sample& sample) {
+  if (const auto error = attempt([&] { executor_.start(job.id, sample); }))
+    return fail(job.id, error);
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < sample.prompts.size(); ++i)
+    sizes.push_back(sample.params[sample.params.size() == 1 ? 0 : i].num_samples);
+  const Lock lock(mutex_);
+  scheduler_.remove(job.id);  // what comes after it need not wait for it
+  admission_.push(sample.tenant, scheduler_.share(sample.tenant), job.id, std::move(sizes));
+}
+
+void Dispatcher::run_batch() {
+  std::vector<Work> batch;
+  {
+    const Lock lock(mutex_);
+    take_heads();  // those that ran may have let others go on
+    for (const Slice& slice : scheduler_.next_batch(!closed_ && !draining_)) {
+      Job& job = jobs_.at(slice.id);
+      job.state = Job::kBegun;
+      batch.push_back({slice.id, &job.operation, slice.first, slice.last});
+    }
+    if (batch.empty()) return;
+    ++stats_.num_batches;
+  }
+  const BatchOutcome outcome = executor_.run_batch(batch);
+  {
+    const Lock lock(mutex_);
+    stats_.num_passes += outcome.num_passes;
+    for (const Rewound& r : outcome.rewound) scheduler_.rewind(r.id, r.alone);
+  }
+  end(outcome.ended);
+}
+
+std::optional<Admitted> Dispatcher::next_request() {
+  const Lock lock(mutex_);
+  return admission_.next();
+}
+
+void Dispatcher::sample() {
+  StepOutcome outcome;
+  const auto error = attempt([&] {
+    while (const auto request = next_request()) executor_.admit(*request);
+    outcome = executor_.step();
+  });
+  if (error) {
+    // Most likely memory ran out: the newest pays, the others are tried again without it.
+    int64_t id;
+    {
+      const Lock lock(mutex_);
+      id = admission_.newest();
+    }
+    executor_.undo(id);
+    return fail(id, error);
+  }
+  {
+    const Lock lock(mutex_);
+    ++stats_.num_steps;
+    for (const Admitted& request : outcome.requests) admission_.release(request);
+  }
+  end(outcome.samples);
+}
+
+void Dispatcher::end(std::span<const Ended> ended) {
+  for (const Ended& e : ended) {
+    if (e.error) {
+      fail(e.id, e.error);
+      continue;
+    }
+    Jobs::node_type done;
+    {
+      const Lock lock(mutex_);
+      done = extract(e.id);  // from here on cancel() is too late
+    }
+    if (done.mapped().cancelled) {
+      executor_.undo(e.id);
+      done.mapped().promise.set_exception(cancelled());
+      continue;
+    }
+    Result result = executor_.commit(e.id);
+    if (const int64_t n = num_sampled(result)) {
+      const Lock lock(mutex_);
+      stats_.tenants[tenant_of(done.mapped().operation)].num_sampled += n;
+    }
+    done.mapped().promise.set_value(std::move(result));
+  }
+}
+
+void Dispatcher::fail(int64_t id, std::exception_ptr error) {
+  Jobs::node_type failed;
+  {
+    const Lock lock(mutex_);
+    failed = extract(id);
+  }
+  failed.mapped().promise.set_exception(failed.mapped().cancelled ? cancelled() : error);
+}
+
+}  // namespace twinkle::engine

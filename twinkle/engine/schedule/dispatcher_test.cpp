@@ -1,0 +1,370 @@
+#include "twinkle/engine/schedule/dispatcher.h"
+
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <thread>
+
+#include "twinkle/base/random.h"
+#include "twinkle/engine/schedule/null_executor.h"
+
+namespace twinkle::engine {
+namespace {
+
+std::string error_of(Future& future) {
+  try {
+    future.get();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
+  ForwardBackward out{.tenant = tenant};
+  out.sequences.resize(num_sequences);
+  for (Sequence& s : out.sequences) s.input_ids.resize(tokens);
+  return out;
+}
+
+Sample sampled(const std::string& tenant, int64_t tokens, size_t prompts = 1) {
+  SamplingParams params;
+  params.max_tokens = tokens;
+  return {tenant, std::vector<std::vector<int32_t>>(prompts, {1}), {params}};
+}
+
+class Dispatched : public testing::Test {
+ protected:
+  void open(DispatcherOptions options = {.token_budget = 100, .max_sequences = 4}) {
+    options.clock = [this] { return time_.load(); };
+    dispatcher_ = std::make_unique<Dispatcher>(options, executor_);
+  }
+  Future submit(Operation operation) {
+    std::vector<Operation> one;
+    one.push_back(std::move(operation));
+    return std::move(dispatcher_->submit(std::move(one))[0]);
+  }
+  void create(const std::string& tenant, double weight = 1, int32_t priority = 0) {
+    submit(Create{.tenant = tenant, .weight = weight, .priority = priority}).get();
+  }
+  // What has been done to a tenant, in order.
+  std::vector<std::string> state(const std::string& tenant) {
+    std::vector<std::string> out;
+    const auto result = std::get<InspectResult>(submit(Inspect{tenant}).get());
+    for (const auto& t : result.tensors) out.push_back(t.name);
+    return out;
+  }
+  // The next batch waits in its middle until it is let go.
+  void hold_batch() {
+    executor_.on_batch = [this] {
+      if (held_.exchange(true)) return;
+      in_batch_.count_down();
+      go_on_.wait();
+    };
+  }
+
+  std::atomic<double> time_ = 0;
+  std::atomic<bool> held_ = false;
+  std::latch in_batch_{1}, go_on_{1};
+  NullExecutor executor_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+};
+
+TEST_F(Dispatched, OperationsOfATenantRunInOrderFromItsCreateToItsDelete) {
+  open();
+  std::vector<Operation> operations{Create{"a"},  work("a", 2), Step{"a", "AdamW", "one"},
+                                    work("a", 1), Inspect{"a"}, Delete{"a"},
+                                    work("a", 1), Create{"a"},  Inspect{"a"}};
+  auto futures = dispatcher_->submit(std::move(operations));
+  for (size_t i : {0, 1, 2, 3, 5, 7}) EXPECT_EQ(error_of(futures[i]), "no error") << i;
+  EXPECT_EQ(error_of(futures[6]), "null: no tenant 'a'");
+  const auto seen = std::get<InspectResult>(futures[4].get()).tensors;
+  const std::string first = std::to_string(futures[1].id), second = std::to_string(futures[3].id);
+  ASSERT_EQ(seen.size(), 4u);
+  EXPECT_EQ(seen[0].name, first + "/0");
+  EXPECT_EQ(seen[2].name, "step one");
+  EXPECT_EQ(seen[3].name, second + "/0");
+  EXPECT_TRUE(std::get<InspectResult>(futures[8].get()).tensors.empty());
+}
+
+TEST_F(Dispatched, AnErrorIsThatOfItsOperationAlone) {
+  open();
+  create("a");
+  create("b");
+  ForwardBackward bad = work("a", 30);
+  bad.loss = "fail";
+  auto futures = dispatcher_->submit(
+      {bad, work("b", 3), Step{"a", "fail"}, work("a", 1), Create{"b"}, Step{"ghost"}});
+  EXPECT_EQ(error_of(futures[0]), "null: failed");
+  EXPECT_EQ(error_of(futures[1]), "no error");
+  EXPECT_EQ(error_of(futures[2]), "null: failed");
+  EXPECT_EQ(error_of(futures[3]), "no error");
+  EXPECT_EQ(error_of(futures[4]), "null: 'b' exists");
+  EXPECT_EQ(error_of(futures[5]), "null: no tenant 'ghost'");
+  EXPECT_EQ(state("a").size(), 1u);
+  EXPECT_EQ(state("b").size(), 3u);
+}
+
+TEST_F(Dispatched, AHugeOperationDoesNotDelayASmallTenant) {
+  open();
+  create("hog");
+  create("small");
+  hold_batch();
+  Future huge = submit(work("hog", 1000));
+  in_batch_.wait();
+  Future quick = submit(work("small", 1));
+  go_on_.count_down();
+  quick.get();
+  EXPECT_LE(executor_.num_batches, 10) << "of a hundred: it ran in the second";
+  huge.get();
+  EXPECT_EQ(dispatcher_->stats().tenants.at("hog").num_tokens, 10000);
+}
+
+TEST_F(Dispatched, AQueuedOperationIsCancelledAndNothingElse) {
+  open();
+  create("a");
+  hold_batch();
+  auto futures = dispatcher_->submit({work("a", 1), work("a", 2), work("a", 1)});
+  in_batch_.wait();
+  EXPECT_TRUE(dispatcher_->cancel(futures[1].id));
+  EXPECT_EQ(error_of(futures[1]), "engine: cancelled") << "at once";
+  EXPECT_FALSE(dispatcher_->cancel(futures[1].id));
+  go_on_.count_down();
+  futures[0].get();
+  futures[2].get();
+  EXPECT_FALSE(dispatcher_->cancel(futures[0].id)) << "it has ended";
+  EXPECT_FALSE(dispatcher_->cancel(12345));
+  EXPECT_EQ(state("a").size(), 2u);
+}
+
+TEST_F(Dispatched, AnOperationThatRunsIsUndoneWhenItIsCancelled) {
+  for (const size_t num_sequences : {1000, 1}) {  // in the middle, and in its last batch
+    NullExecutor executor;
+    std::latch in_batch(1), go_on(1);
+    std::atomic<bool> held = false;
+    executor.on_batch = [&] {
+      if (held.exchange(true)) return;
+      in_batch.count_down();
+      go_on.wait();
+    };
+    Dispatcher dispatcher({.token_budget = 100}, executor);
+    auto futures = dispatcher.submit({Create{"a"}, work("a", num_sequences), Inspect{"a"}});
+    in_batch.wait();
+    EXPECT_TRUE(dispatcher.cancel(futures[1].id));
+    EXPECT_TRUE(dispatcher.cancel(futures[1].id)) << "twice is the same";
+    go_on.count_down();
+    EXPECT_EQ(error_of(futures[1]), "engine: cancelled");
+    EXPECT_TRUE(std::get<InspectResult>(futures[2].get()).tensors.empty());
+    EXPECT_EQ(executor.num_batches, 1);
+  }
+}
+
+TEST_F(Dispatched, ARunningSampleIsDroppedAtTheNextStep) {
+  open();
+  create("a");
+  std::latch sampling(1), go_on(1);
+  std::atomic<bool> held = false;
+  executor_.on_step = [&] {
+    if (held.exchange(true)) return;
+    sampling.count_down();
+    go_on.wait();
+  };
+  Future endless = submit(sampled("a", 1000000, 9));
+  Future step = submit(Step{"a"});
+  sampling.wait();
+  EXPECT_TRUE(dispatcher_->cancel(endless.id));
+  go_on.count_down();
+  EXPECT_EQ(error_of(endless), "engine: cancelled");
+  step.get();
+  EXPECT_EQ(executor_.num_steps, 1);
+}
+
+TEST_F(Dispatched, ASampleHoldsNothingBackThatComesAfterIt) {
+  open();
+  create("a");
+  std::atomic<int64_t> steps_before_last_batch = 0;
+  executor_.on_step = [&] { time_ = time_ + 1; };
+  executor_.on_batch = [&] {
+    time_ = time_ + 1;
+    steps_before_last_batch = executor_.num_steps.load();
+  };
+  auto futures = dispatcher_->submit({sampled("a", 200), work("a", 1), Step{"a"}, work("a", 1)});
+  for (Future& future : futures) EXPECT_EQ(error_of(future), "no error");
+  EXPECT_LT(steps_before_last_batch, 10);
+  EXPECT_EQ(executor_.num_steps, 200);
+}
+
+TEST_F(Dispatched, WhatChangesTheBaseWaitsForAllThatReadIt) {
+  open();
+  create("base");
+  create("frozen");
+  hold_batch();
+  Forward forward{.tenant = "frozen", .sequences = work("", 500).sequences};
+  Future reads = submit(forward);
+  in_batch_.wait();
+  // The step waits for the forward that has begun; what comes later waits for the step.
+  auto futures = dispatcher_->submit({Step{"base", "AdamW", "x"}, sampled("frozen", 2)});
+  Forward next = forward;
+  next.sequences.resize(1);
+  Future later = submit(next);
+  go_on_.count_down();
+  reads.get();
+  futures[0].get();
+  later.get();
+  futures[1].get();
+  dispatcher_.reset();
+  int64_t after = 0;
+  for (const auto& batch : executor_.batches) {
+    for (const Work& work : batch) after += work.id == later.id;
+  }
+  EXPECT_EQ(after, 1);
+  EXPECT_EQ(executor_.batches.back().back().id, later.id);
+}
+
+TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
+  open({.token_budget = 100, .max_queued = 3, .max_queued_total = 5});
+  create("a");
+  create("b");
+  hold_batch();
+  Future first = submit(work("a", 1));
+  in_batch_.wait();
+  auto second = submit(work("a", 1));
+  const auto text = [&](std::vector<Operation> operations) {
+    try {
+      dispatcher_->submit(std::move(operations));
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Code::kBusy);
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text({work("a", 1), work("a", 1)}),
+            "engine: tenant 'a' has 2 operations in its queue and submits 2, max_queued is 3; wait "
+            "for some of their results");
+  EXPECT_EQ(text({work("b", 1), work("b", 1), work("c", 1), work("c", 1)}),
+            "engine: tenant 'b' submits 4 operations while 2 of all tenants are queued, "
+            "max_queued_total is 5; try again later");
+  EXPECT_EQ(dispatcher_->stats().tenants.at("a").num_queued, 2) << "nothing of them is queued";
+  go_on_.count_down();
+  first.get();
+  second.get();
+  EXPECT_EQ(text({work("a", 1), work("a", 1), work("a", 1)}), "no error");
+}
+
+TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
+  open();
+  create("a");
+  create("b");
+  hold_batch();
+  Future begun = submit(work("a", 35));
+  in_batch_.wait();
+  auto waiting = dispatcher_->submit({work("a", 1), work("b", 1), Step{"b"}});
+  std::thread closing([this] { dispatcher_.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  go_on_.count_down();
+  closing.join();
+  EXPECT_EQ(error_of(begun), "no error");
+  for (Future& future : waiting) EXPECT_EQ(error_of(future), "engine: closed");
+}
+
+TEST_F(Dispatched, WhenBothWaitTrainingAndSamplingShareTheTime) {
+  DispatcherOptions options{.token_budget = 100};
+  options.sampling_share = 0.25;
+  open(options);
+  create("a");
+  create("b");
+  executor_.on_batch = [this] { time_ = time_ + 2.0; };
+  executor_.on_step = [this] { time_ = time_ + 0.1; };
+  // Both long enough that neither ends before the other.
+  auto futures = dispatcher_->submit({sampled("a", 1000), work("b", 1500)});
+  futures[1].get();
+  const Stats stats = dispatcher_->stats();
+  EXPECT_NEAR(stats.sampling_seconds / (stats.sampling_seconds + stats.training_seconds), 0.25,
+              0.01);
+  futures[0].get();
+  EXPECT_EQ(dispatcher_->stats().num_steps, 1000);
+}
+
+TEST_F(Dispatched, WhenASamplingStepThrowsTheNewestSamplePays) {
+  open();
+  executor_.on_step = [&] {
+    time_ = time_ + 1;  // so that both have begun before the second step
+    executor_.failing_steps = executor_.num_steps == 2 ? 1 : 0;
+  };
+  auto futures = dispatcher_->submit(
+      {Create{"a"}, Create{"b"}, ZeroGrad{"b"}, sampled("a", 5), sampled("b", 5)});
+  EXPECT_EQ(error_of(futures[3]), "no error");
+  EXPECT_EQ(error_of(futures[4]), "null: no memory");
+}
+
+TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
+  const auto text = [&](DispatcherOptions options) {
+    try {
+      Dispatcher(options, executor_);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text({.token_budget = 0}), "engine: token_budget is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued_total = -1}),
+            "engine: max_queued_total is -1, it must be at least 1");
+  EXPECT_EQ(text({.max_sequences = 0}), "engine: max_sequences is 0, it must be at least 1");
+  for (const double share : {0.0, 1.0}) {
+    EXPECT_NE(text({.sampling_share = share}).find("must be above 0 and below 1"),
+              std::string::npos);
+  }
+}
+
+// Many threads submit and cancel; every future gets an answer, and every tenant's state is what its
+// operations that were not cancelled make of it, in their order.
+TEST_F(Dispatched, ManyThreadsSubmitAndCancelAndNothingIsLost) {
+  open({.token_budget = 64, .max_queued = 100000, .max_queued_total = 100000});
+  constexpr int kThreads = 6, kOperations = 150;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([this, t] {
+      const std::string tenant = std::to_string(t);
+      std::vector<Future> futures;
+      std::vector<size_t> sequences;
+      std::vector<bool> cancelled;
+      futures.push_back(submit(Create{.tenant = tenant, .weight = 1.0 + t}));
+      sequences.push_back(0);
+      cancelled.push_back(false);
+      for (uint64_t i = 0; i < kOperations; ++i) {
+        const uint64_t draw = key_of(static_cast<uint64_t>(t), i);
+        sequences.push_back(0);
+        if (draw % 7 == 0) {
+          futures.push_back(submit(Step{tenant}));
+        } else if (draw % 7 == 1) {
+          futures.push_back(submit(sampled(tenant, 1 + static_cast<int64_t>(draw % 5))));
+        } else {
+          sequences.back() = 1 + draw % 20;
+          futures.push_back(submit(work(tenant, sequences.back())));
+        }
+        cancelled.push_back(false);
+        const size_t victim = (draw >> 20) % futures.size();
+        if (draw % 3 == 0 && victim > 0) {
+          if (dispatcher_->cancel(futures[victim].id)) cancelled[victim] = true;
+        }
+        if (draw % 11 == 0) dispatcher_->stats();
+      }
+      std::vector<std::string> want;
+      for (size_t i = 0; i < futures.size(); ++i) {
+        EXPECT_EQ(error_of(futures[i]), cancelled[i] ? "engine: cancelled" : "no error");
+        for (size_t s = 0; s < sequences[i] && !cancelled[i]; ++s)
+          want.push_back(std::to_string(futures[i].id) + "/" + std::to_string(s));
+      }
+      std::vector<std::string> got = state(tenant);
+      std::erase_if(got, [](const std::string& s) { return s.starts_with("step"); });
+      EXPECT_EQ(got, want);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& [tenant, stats] : dispatcher_->stats().tenants)
+    EXPECT_EQ(stats.num_queued, 0) << tenant;
+}
+
+}  // namespace
+}  // namespace twinkle::engine

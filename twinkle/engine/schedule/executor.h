@@ -1,0 +1,69 @@
+// What the dispatcher asks of whoever holds the model. All calls come from the dispatcher's thread.
+// An Operation that is passed lives until its id has ended: committed, undone, or reported with an
+// error. Nothing here knows torch: tests put a null model behind it.
+#pragma once
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <vector>
+
+#include "twinkle/engine/operation.h"
+#include "twinkle/engine/schedule/admission.h"
+
+namespace twinkle::engine {
+
+// Sequences [first, last) of a Forward or ForwardBackward, in order from one batch to the next.
+struct Work {
+  int64_t id;
+  const Operation* operation;
+  size_t first, last;
+};
+
+struct Ended {
+  int64_t id;
+  std::exception_ptr error;  // null: it waits for commit() or undo()
+};
+
+struct Rewound {
+  int64_t id;
+  bool alone;  // it may have to do with an error: it runs again where it can hurt nobody
+};
+
+struct BatchOutcome {
+  std::vector<Ended> ended;
+  std::vector<Rewound> rewound;  // all their sequences are to run once more
+  int64_t num_passes = 0;        // over the decoder
+};
+
+struct StepOutcome {
+  std::vector<Admitted> requests;  // that ended
+  std::vector<Ended> samples;      // whose last request ended, or that failed
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Whether it changes weights that other tenants read: it waits until nothing reads them.
+  virtual bool changes_base(const Operation& operation) = 0;
+  // Any but Forward, ForwardBackward and Sample. Throws what went wrong; then nothing has changed.
+  virtual Result run(const Operation& operation) = 0;
+
+  // One batch. An operation that fails leaves its tenant as it was before the operation.
+  virtual BatchOutcome run_batch(std::span<const Work> batch) = 0;
+
+  // Checks all requests. Throws what is wrong with them; otherwise admit() follows for each.
+  virtual void start(int64_t id, const Sample& sample) = 0;
+  // These two may throw for want of memory; the dispatcher then undoes the newest Sample and calls
+  // step() again.
+  virtual void admit(const Admitted& request) = 0;
+  // One token of everything that was admitted.
+  virtual StepOutcome step() = 0;
+
+  // The result of what ended without an error; from here on it counts.
+  virtual Result commit(int64_t id) = 0;
+  // Forgets what has begun, ended or not: its tenant is as it was before it.
+  virtual void undo(int64_t id) = 0;
+};
+
+}  // namespace twinkle::engine

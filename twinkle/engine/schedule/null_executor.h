@@ -1,0 +1,144 @@
+// For tests: an Executor without a model. A tenant's state is the list of what has been done to it;
+// a Sample takes one step for every token that its longest request asks for. Runs under the thread
+// sanitizer.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/error.h"
+#include "twinkle/engine/schedule/executor.h"
+
+namespace twinkle::engine {
+
+// Knobs by an operation's text: the loss "fail" makes a ForwardBackward end with an error at its
+// last sequence, the optimizer "fail" a Step; weights named "base" are the base model's.
+class NullExecutor : public Executor {
+ public:
+  std::function<void()> on_batch, on_step;  // called in the middle of each
+  int64_t failing_steps = 0;                // that throw, from now on
+  std::atomic<int64_t> num_batches = 0, num_steps = 0;
+  std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
+
+  bool changes_base(const Operation& operation) override {
+    return std::holds_alternative<Step>(operation) && tenant_of(operation) == "base";
+  }
+
+  Result run(const Operation& operation) override {
+    const std::string& name = tenant_of(operation);
+    if (std::holds_alternative<Create>(operation)) {
+      require(!state_.contains(name), Code::kConflict, "null: '", name, "' exists");
+      state_[name];
+      return Done{};
+    }
+    auto& state = state_of(name);
+    if (std::holds_alternative<Delete>(operation)) {
+      state_.erase(name);
+    } else if (const auto* step = std::get_if<Step>(&operation)) {
+      require(name != "base" || (samples_.empty() && running_.empty()), Code::kInternal,
+              "null: the base is stepped while it is read");
+      require(step->optimizer != "fail", Code::kInvalid, "null: failed");
+      state.push_back("step " + step->options);
+    } else if (std::holds_alternative<Inspect>(operation)) {
+      InspectResult out;
+      for (const std::string& done : state) out.tensors.push_back({done, {}, {}});
+      return out;
+    }
+    return Done{};
+  }
+
+  BatchOutcome run_batch(std::span<const Work> batch) override {
+    ++num_batches;
+    batches.emplace_back(batch.begin(), batch.end());
+    if (on_batch) on_batch();
+    BatchOutcome out;
+    out.num_passes = 1;
+    for (const Work& work : batch) {
+      const auto* op = std::get_if<ForwardBackward>(work.operation);
+      const auto& sequences = op ? op->sequences : std::get<Forward>(*work.operation).sequences;
+      try {
+        auto& state = state_of(tenant_of(*work.operation));
+        auto [it, fresh] = running_.try_emplace(work.id, Running{work.operation, state.size(), 0});
+        require(it->second.done == work.first, Code::kInternal, "null: out of order");
+        it->second.done = work.last;
+        for (size_t s = work.first; s < work.last; ++s)
+          state.push_back(std::to_string(work.id) + "/" + std::to_string(s));
+        if (work.last < sequences.size()) continue;
+        require(!op || op->loss != "fail", Code::kInvalid, "null: failed");
+        out.ended.push_back({work.id, nullptr});
+      } catch (const Error&) {
+        out.ended.push_back({work.id, std::current_exception()});
+        undo(work.id);
+      }
+    }
+    return out;
+  }
+
+  void start(int64_t id, const Sample& sample) override {
+    state_of(sample.tenant);
+    require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
+    samples_[id] = {sample.params[0].max_tokens, sample.prompts.size(), {}};
+  }
+  void admit(const Admitted& request) override {
+    auto& sample = samples_.at(request.id);
+    sample.left[request.index] = sample.tokens;
+  }
+  StepOutcome step() override {
+    ++num_steps;
+    if (on_step) on_step();
+    if (failing_steps > 0) {
+      --failing_steps;
+      fail(Code::kInternal, "null: no memory");
+    }
+    StepOutcome out;
+    for (auto& [id, sample] : samples_) {
+      for (auto& [index, left] : sample.left) {
+        if (left > 0 && --left == 0) {
+          out.requests.push_back({id, index});
+          if (--sample.num_left == 0) out.samples.push_back({id, nullptr});
+        }
+      }
+    }
+    return out;
+  }
+
+  Result commit(int64_t id) override {
+    if (running_.erase(id)) return ForwardResult{};
+    samples_.erase(id);
+    return SampleResult{{{Completion{.tokens = {1, 2, 3}}}}};
+  }
+  void undo(int64_t id) override {
+    const auto it = running_.find(id);
+    if (it == running_.end()) {
+      samples_.erase(id);
+      return;
+    }
+    state_of(tenant_of(*it->second.operation)).resize(it->second.before);
+    running_.erase(it);
+  }
+
+ private:
+  struct Running {
+    const Operation* operation;
+    size_t before, done;
+  };
+  struct Sampled {
+    int64_t tokens;
+    size_t num_left;
+    std::map<size_t, int64_t> left;
+  };
+  std::vector<std::string>& state_of(const std::string& name) {
+    const auto it = state_.find(name);
+    require(it != state_.end(), Code::kNotFound, "null: no tenant '", name, "'");
+    return it->second;
+  }
+
+  std::map<std::string, std::vector<std::string>> state_;
+  std::map<int64_t, Running> running_;
+  std::map<int64_t, Sampled> samples_;
+};
+
+}  // namespace twinkle::engine

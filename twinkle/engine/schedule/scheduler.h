@@ -1,0 +1,94 @@
+// Which sequences run next: deficit round robin by tokens (Shreedhar and Varghese 1995) over the
+// ordered queues of many tenants, in the limit of a small quantum. Credit flows to every tenant
+// with sequences to run, by weight; the first whose credit pays for its next sequence runs it.
+// Tenants of a higher priority come first, always; the others get the room that they leave. An
+// operation may take several batches; a tenant's next one begins when it has ended. A tenant that
+// has nothing to run keeps no credit, and nobody keeps more than one batch's worth.
+// Plain data: no model, no thread, no clock. The same calls give the same batches.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace twinkle::engine {
+
+struct Share {
+  double weight = 1.0;   // > 0; of the tokens, among tenants of one priority
+  int32_t priority = 0;  // higher first
+};
+
+// Sequences [first, last) of an operation.
+struct Slice {
+  int64_t id;
+  size_t first, last;
+};
+
+class Scheduler {
+ public:
+  struct Load {
+    int64_t num_queued = 0;  // operations that have not ended
+    int64_t num_tokens = 0;  // in batches so far
+  };
+
+  // Tokens of a batch, at least 1. A longer sequence is a batch of its own.
+  explicit Scheduler(int64_t token_budget) : budget_(token_budget) {}
+
+  void set_share(const std::string& tenant, Share share);
+  // Back to the default, and the count of tokens to zero.
+  void forget(const std::string& tenant);
+  Share share(const std::string& tenant) const;
+
+  // `tokens` of each sequence, at least one each; without sequences the operation runs by itself.
+  void push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens);
+  // The operation has ended, or is not wanted any more. False: it is not here.
+  bool remove(int64_t id);
+  // All its sequences run once more; `alone`: in batches that hold nothing else.
+  void rewind(int64_t id, bool alone);
+
+  // Operations without sequences that are first in their tenant's order, the oldest first.
+  std::vector<int64_t> heads() const;
+  // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
+  std::vector<Slice> next_batch(bool begin = true);
+  bool has_batch(bool begin = true) const;
+
+  // Operations that have begun and not ended, other than this tenant's.
+  bool others_have_begun(const std::string& tenant) const;
+  bool empty() const { return tenant_of_.empty(); }
+  std::map<std::string, Load> load() const;
+
+ private:
+  struct Entry {
+    int64_t id;
+    std::vector<int64_t> tokens;
+    size_t next = 0;
+    bool begun = false, alone = false;
+  };
+  struct Tenant {
+    Share share;
+    bool known = false;  // from set_share to forget
+    std::deque<Entry> entries;
+    double credit = 0;       // tokens
+    uint64_t last_turn = 0;  // when it last ran a sequence, or came back with some
+    int64_t num_tokens = 0;
+  };
+  struct Filling {  // a batch in the making
+    std::vector<Slice> slices;
+    int64_t room;
+    bool closed = false;  // by an operation that wants to be alone
+  };
+
+  static bool can_run(const Tenant& tenant, bool begin);
+  bool fits(const Tenant& tenant, const Filling& batch) const;
+  void fill(std::vector<Tenant*> tenants, Filling& batch);
+  void take(Tenant& tenant, Filling& batch);
+  Entry* find(int64_t id);
+
+  int64_t budget_;
+  uint64_t turn_ = 0;
+  std::map<std::string, Tenant> tenants_;
+  std::map<int64_t, std::string> tenant_of_;
+};
+
+}  // namespace twinkle::engine
