@@ -110,8 +110,8 @@ lora::Adapter& Tenant::own_adapter() {
   return pool_.at(slot());
 }
 
-uint64_t Tenant::stream(int64_t index) const {
-  const uint64_t call = key_of(key_of(seed_, "dropout"), static_cast<uint64_t>(calls_));
+uint64_t Tenant::stream(int64_t index, int64_t later) const {
+  const uint64_t call = key_of(key_of(seed_, "dropout"), static_cast<uint64_t>(calls_ + later));
   return key_of(call, static_cast<uint64_t>(index)) | 1;
 }
 

@@ -41,8 +41,8 @@ class Tenant {
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
-  // Of dropout, for sequence `index` of the next ForwardBackward.
-  uint64_t stream(int64_t index) const;
+  // Of dropout, for sequence `index` of the next ForwardBackward, or of one `later`.
+  uint64_t stream(int64_t index, int64_t later = 0) const;
   // What a successful ForwardBackward adds beside gradients: what its loss says that a step divides
   // by.
   void count(double num_tokens);

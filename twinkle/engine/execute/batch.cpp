@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "twinkle/base/error.h"
 #include "twinkle/nn/head.h"
@@ -40,7 +41,7 @@ void pack_pass(Pass& pass, std::span<const Piece> pieces) {
       lengths.push_back(std::ssize(sequence.input_ids));
       owners.slot.push_back(forward && forward->disable_lora ? -1 : op.tenant().slot());
       const bool random = !forward || forward->train;
-      owners.key.push_back(random ? op.tenant().stream(static_cast<int64_t>(s)) : 0);
+      owners.key.push_back(random ? op.tenant().stream(static_cast<int64_t>(s), piece.later) : 0);
       owners.learn.push_back(op.learns() ? 1 : 0);
     }
     pass.cu_targets.push_back(std::ssize(pass.targets.rows));
@@ -112,7 +113,7 @@ void mute(Pass& pass, size_t i, at::Tensor& dhidden) {
 
 }  // namespace
 
-void forward_pass(std::span<const Piece> pieces, model::Decoder& decoder) {
+void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   Pass pass;
   pack_pass(pass, pieces);
   const bool entropy = std::any_of(pieces.begin(), pieces.end(), [](const Piece& p) {
@@ -124,24 +125,31 @@ void forward_pass(std::span<const Piece> pieces, model::Decoder& decoder) {
        nn::head_forward(hidden, decoder.head().weight, pass.targets, {.entropy = entropy}));
 }
 
-void backward_pass(std::span<const Piece> pieces, model::Decoder& decoder) {
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   Pass pass;
   pack_pass(pass, pieces);
   const at::Tensor hidden = decoder.forward_train(pass.tape);
   const at::NoGradGuard no_grad;
-  for (const Piece& piece : pieces) piece.op->mark();  // a trained head adds its gradient at once
+  for (const Piece& piece : pieces) {
+    if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
+  }
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
   keep(pieces, pass, out);
+  std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
     Running& op = *pieces[i].op;
-    if (!op.error && op.complete()) {
+    pieces[i].again = failed.contains(&op.tenant());
+    if (!pieces[i].again && !op.error && op.complete()) {
       try {
         op.finish();
       } catch (const Error&) {
         op.error = std::current_exception();
       }
     }
-    if (op.error) mute(pass, i, out.dhidden);
+    if (op.error || pieces[i].again) {
+      mute(pass, i, out.dhidden);
+      failed.insert(&op.tenant());
+    }
   }
   decoder.backward(pass.tape, out.dhidden);
 }

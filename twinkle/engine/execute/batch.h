@@ -9,18 +9,21 @@
 
 namespace twinkle::engine {
 
-// Sequences [first, last) of an operation, at most one piece of each in a pass.
+// Sequences [first, last) of an operation, at most one piece of each in a pass; those of one tenant
+// in the order of its submissions.
 struct Piece {
   Running* op;
   size_t first, last;
+  int64_t later = 0;   // ForwardBackwards of its tenant before it in the pass
+  bool again = false;  // set by backward_pass: one of those failed, this one added nothing
 };
 
 // The pieces' rows are kept by their operations. Whatever is thrown is the arithmetic's.
-void forward_pass(std::span<const Piece> pieces, model::Decoder& decoder);
+void forward_pass(std::span<Piece> pieces, model::Decoder& decoder);
 
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
 // gets `op->error` and adds nothing; so does one that completes its operation with a loss that
 // can't be. What throws may leave some of the gradients added.
-void backward_pass(std::span<const Piece> pieces, model::Decoder& decoder);
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder);
 
 }  // namespace twinkle::engine

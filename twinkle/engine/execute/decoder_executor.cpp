@@ -53,6 +53,18 @@ bool DecoderExecutor::changes_base(const Operation& operation) {
   return it != tenants_.end() && it->second->mode() == Mode::kFull;
 }
 
+bool DecoderExecutor::joins(const Operation& operation) const {
+  // With its tenant's dropout, a forward waits until it is known whose turn of dropout it is.
+  if (const auto* op = std::get_if<Forward>(&operation)) return !op->train;
+  const auto* op = std::get_if<ForwardBackward>(&operation);
+  if (!op) return false;
+  const auto& known = loss::all();
+  const auto it = std::find_if(known.begin(), known.end(), [&](const loss::Loss& l) {
+    return l.class_name == op->loss || l.name == op->loss;
+  });
+  return it != known.end() && it->separable();
+}
+
 Result DecoderExecutor::run(const Operation& operation) {
   if (const auto* op = std::get_if<Create>(&operation)) return create(*op);
   Tenant& who = tenant(tenant_of(operation));

@@ -35,6 +35,7 @@ class DecoderExecutor : public Executor {
   void set_decode(sampler::Decode decode);  // any thread
 
   bool changes_base(const Operation& operation) override;
+  bool joins(const Operation& operation) const override;
   Result run(const Operation& operation) override;
   BatchOutcome run_batch(std::span<const Work> batch) override;
   void start(int64_t id, const Sample& sample) override;

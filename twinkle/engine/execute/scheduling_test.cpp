@@ -154,6 +154,42 @@ TEST_F(Scheduling, FullParameterStepsWaitForAllThatReadTheBase) {
   EXPECT_NE(engine.run<ForwardResult>(score).logps, want);
 }
 
+TEST_F(Scheduling, OperationsThatShareAPassGetTheBitsThatTheyGetOneByOne) {
+  const auto run = [&](bool together, bool poisoned) {
+    auto engine = open(4096);
+    std::vector<Operation> operations;
+    for (uint64_t i = 0; i < 5; ++i) {
+      for (const char* tenant : {"a", "b"}) operations.push_back(work(tenant, 10 * i));
+    }
+    if (poisoned) {
+      ForwardBackward bad = work("a", 77);
+      bad.sequences[1].weights.assign(9, std::nanf(""));
+      for (const ptrdiff_t at : {4, 0}) operations.insert(operations.begin() + at, bad);
+    }
+    std::vector<std::vector<std::vector<float>>> logps;
+    const auto get = [&](Future future) {
+      try {
+        logps.push_back(std::get<ForwardResult>(future.get()).logps);
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("not finite"), std::string::npos);
+      }
+    };
+    const int64_t before = engine->num_passes();
+    if (together) {
+      for (Future& future : engine->submit(std::move(operations))) get(std::move(future));
+      EXPECT_LE(engine->num_passes() - before, poisoned ? 3 : 1);
+    } else {
+      for (Operation& operation : operations) get(engine->submit(std::move(operation)));
+    }
+    EXPECT_EQ(logps.size(), 10u);
+    return std::tuple(logps, state_of(*engine, "a"), state_of(*engine, "b"));
+  };
+  const auto want = run(false, false);
+  EXPECT_EQ(run(true, false), want);
+  EXPECT_EQ(run(false, true), want);
+  EXPECT_EQ(run(true, true), want);
+}
+
 TEST_F(Scheduling, AWeightOutsideItsRangeIsNamed) {
   auto engine = open();
   for (const double weight : {0.0, -1.0, 1001.0, std::nan("")}) {

@@ -20,10 +20,22 @@ Running& Training::begun(const Work& work) {
 BatchOutcome Training::run_batch(std::span<const Work> batch) {
   BatchOutcome outcome;
   std::vector<Piece> forwards, backwards;
+  std::map<const Tenant*, int64_t> num_backwards;
   for (const Work& work : batch) {
     try {
       Running& op = begun(work);
-      (op.learns() ? backwards : forwards).push_back({&op, work.first, work.last});
+      if (!op.learns()) {
+        forwards.push_back({&op, work.first, work.last});
+        continue;
+      }
+      const int64_t later = num_backwards[&op.tenant()]++;
+      if (later > 0 && op.tenant().mode() == Mode::kFull) {
+        // A trained head adds its gradient before it is known whether the loss is finite.
+        outcome.rewound.push_back({work.id, false});
+        running_.erase(work.id);
+      } else {
+        backwards.push_back({&op, work.first, work.last, later});
+      }
     } catch (...) {
       outcome.ended.push_back({work.id, std::current_exception()});
     }
@@ -34,7 +46,7 @@ BatchOutcome Training::run_batch(std::span<const Work> batch) {
   return outcome;
 }
 
-void Training::pass(std::span<const Piece> pieces, Run run, BatchOutcome& outcome) {
+void Training::pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome) {
   if (pieces.empty()) return;
   ++outcome.num_passes;
   try {
@@ -42,7 +54,14 @@ void Training::pass(std::span<const Piece> pieces, Run run, BatchOutcome& outcom
   } catch (...) {
     return blame(pieces, std::current_exception(), outcome);
   }
-  for (const Piece& piece : pieces) settle(*piece.op, outcome);
+  for (const Piece& piece : pieces) {
+    if (piece.again) {
+      outcome.rewound.push_back({piece.op->id(), false});
+      running_.erase(piece.op->id());
+    } else {
+      settle(*piece.op, outcome);
+    }
+  }
 }
 
 // The arithmetic itself failed: memory ran out, say. Whoever was alone is to blame; otherwise each

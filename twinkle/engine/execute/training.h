@@ -27,9 +27,9 @@ class Training {
   bool undo(int64_t id);  // false: it is not here
 
  private:
-  using Run = void (*)(std::span<const Piece> pieces, model::Decoder& decoder);
+  using Run = void (*)(std::span<Piece> pieces, model::Decoder& decoder);
   Running& begun(const Work& work);
-  void pass(std::span<const Piece> pieces, Run run, BatchOutcome& outcome);
+  void pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome);
   void blame(std::span<const Piece> pieces, std::exception_ptr error, BatchOutcome& outcome);
   void settle(Running& op, BatchOutcome& outcome);
 

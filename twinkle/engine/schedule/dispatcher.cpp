@@ -121,7 +121,7 @@ std::vector<Future> Dispatcher::submit(std::vector<Operation> operations) {
       job.operation = std::move(operation);
       const std::string& tenant = tenant_of(job.operation);
       ++num_queued_[tenant];
-      scheduler_.push(tenant, id, tokens_of(job.operation));
+      scheduler_.push(tenant, id, tokens_of(job.operation), executor_.joins(job.operation));
       futures.push_back({job.promise.get_future(), id});
     }
   }
@@ -272,11 +272,16 @@ void Dispatcher::run_batch() {
   std::vector<Work> batch;
   {
     const Lock lock(mutex_);
-    take_heads();  // those that ran may have let others go on
+    if (!cancelled_.empty()) return;  // first of all
+    take_heads();                     // those that ran may have let others go on
+    std::map<std::string, Job*> first;
     for (const Slice& slice : scheduler_.next_batch(!closed_ && !draining_)) {
       Job& job = jobs_.at(slice.id);
-      job.state = Job::kBegun;
       batch.push_back({slice.id, &job.operation, slice.first, slice.last});
+      // Gradients of operations that join can't be told apart any more.
+      const auto [it, alone] = first.emplace(tenant_of(job.operation), &job);
+      job.state = alone ? Job::kBegun : Job::kLast;
+      if (!alone) it->second->state = Job::kLast;
     }
     if (batch.empty()) return;
     ++stats_.num_batches;
@@ -285,7 +290,10 @@ void Dispatcher::run_batch() {
   {
     const Lock lock(mutex_);
     stats_.num_passes += outcome.num_passes;
-    for (const Rewound& r : outcome.rewound) scheduler_.rewind(r.id, r.alone);
+    for (const Rewound& r : outcome.rewound) {
+      scheduler_.rewind(r.id, r.alone);
+      jobs_.at(r.id).state = Job::kBegun;
+    }
   }
   end(outcome.ended);
 }

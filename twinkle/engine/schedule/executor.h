@@ -12,7 +12,9 @@
 
 namespace twinkle::engine {
 
-// Sequences [first, last) of a Forward or ForwardBackward, in order from one batch to the next.
+// Sequences [first, last) of a Forward or ForwardBackward, in order from one batch to the next. Of
+// the operations of one tenant in a batch, in their order, all but the first begin in it, and all
+// but the last are completed by it; when there are several, all are.
 struct Work {
   int64_t id;
   const Operation* operation;
@@ -46,6 +48,9 @@ class Executor {
 
   // Whether it changes weights that other tenants read: it waits until nothing reads them.
   virtual bool changes_base(const Operation& operation) = 0;
+  // Whether a Forward or ForwardBackward may run in one batch with its tenant's operations before
+  // and after it: it needs nothing of them, and takes its sequences once. Any thread.
+  virtual bool joins(const Operation& operation) const = 0;
   // Any but Forward, ForwardBackward and Sample. Throws what went wrong; then nothing has changed.
   virtual Result run(const Operation& operation) = 0;
 

@@ -27,6 +27,11 @@ class NullExecutor : public Executor {
     return std::holds_alternative<Step>(operation) && tenant_of(operation) == "base";
   }
 
+  bool joins(const Operation& operation) const override {
+    const auto* op = std::get_if<ForwardBackward>(&operation);
+    return op && op->loss != "by itself";
+  }
+
   Result run(const Operation& operation) override {
     const std::string& name = tenant_of(operation);
     if (std::holds_alternative<Create>(operation)) {

@@ -1,6 +1,7 @@
 #include "twinkle/engine/schedule/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace twinkle::engine {
 
@@ -24,10 +25,12 @@ Share Scheduler::share(const std::string& tenant) const {
   return it == tenants_.end() ? Share{} : it->second.share;
 }
 
-void Scheduler::push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens) {
+void Scheduler::push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens,
+                     bool joins) {
   Tenant& to = tenants_[tenant];
   if (to.entries.empty()) to.last_turn = ++turn_;
-  to.entries.push_back({id, std::move(tokens)});
+  const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  to.entries.push_back({id, std::move(tokens), total, joins});
   tenant_of_.emplace(id, tenant);
 }
 
@@ -37,9 +40,8 @@ bool Scheduler::remove(int64_t id) {
   const std::string name = std::move(it->second);
   Tenant& tenant = tenants_.at(name);
   tenant_of_.erase(it);
-  // Credit was saved for a sequence that will not run.
-  if (tenant.entries.front().id == id) tenant.credit = 0;
   std::erase_if(tenant.entries, [id](const Entry& e) { return e.id == id; });
+  if (tenant.entries.empty() || tenant.entries.front().tokens.empty()) tenant.credit = 0;
   if (tenant.entries.empty() && !tenant.known) tenants_.erase(name);
   return true;
 }
@@ -87,22 +89,41 @@ bool Scheduler::others_have_begun(const std::string& tenant) const {
   });
 }
 
-bool Scheduler::fits(const Tenant& tenant, const Filling& batch) const {
-  const Entry& entry = tenant.entries.front();
+// Tokens of what the tenant would run next: one sequence, or all of an operation that joins.
+int64_t Scheduler::unit(const Tenant& tenant) {
+  const Entry& entry = tenant.entries[tenant.at];
+  return tenant.at == 0 ? entry.tokens[entry.next] : entry.total;
+}
+
+bool Scheduler::fits(const Tenant& tenant, const Filling& batch) {
+  const Entry& entry = tenant.entries[tenant.at];
   if (batch.slices.empty()) return true;  // even one that is longer than the budget
   const bool mine = batch.slices.front().id == entry.id;
   if ((batch.closed || entry.alone) && !mine) return false;
-  return entry.tokens[entry.next] <= batch.room;
+  return unit(tenant) <= batch.room;
+}
+
+// Whether the tenant has more to run in this batch.
+bool Scheduler::goes_on(Tenant& tenant, const Filling& batch) {
+  const Entry& entry = tenant.entries[tenant.at];
+  if (entry.next < entry.tokens.size()) return true;
+  if (!batch.begin || tenant.at + 1 == tenant.entries.size()) return false;
+  const Entry& after = tenant.entries[tenant.at + 1];
+  if (!entry.joins || !after.joins || entry.alone || after.alone || after.tokens.empty())
+    return false;
+  ++tenant.at;
+  return true;
 }
 
 void Scheduler::take(Tenant& tenant, Filling& batch) {
-  Entry& entry = tenant.entries.front();
-  const int64_t n = entry.tokens[entry.next];
+  Entry& entry = tenant.entries[tenant.at];
+  const int64_t n = unit(tenant);
   auto slice = std::find_if(batch.slices.begin(), batch.slices.end(),
                             [&](const Slice& s) { return s.id == entry.id; });
   if (slice == batch.slices.end())
     slice = batch.slices.insert(slice, Slice{entry.id, entry.next, entry.next});
-  slice->last = ++entry.next;
+  entry.next = tenant.at == 0 ? entry.next + 1 : entry.tokens.size();
+  slice->last = entry.next;
   entry.begun = true;
   batch.room -= n;
   batch.closed = batch.closed || entry.alone;
@@ -115,8 +136,7 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
 void Scheduler::fill(std::vector<Tenant*> tenants, Filling& batch) {
   // What is missing until the tenant can pay for its next sequence, in tokens per weight.
   const auto missing = [](const Tenant& t) {
-    const Entry& entry = t.entries.front();
-    return std::max(0.0, static_cast<double>(entry.tokens[entry.next]) - t.credit) / t.share.weight;
+    return std::max(0.0, static_cast<double>(unit(t)) - t.credit) / t.share.weight;
   };
   while (true) {
     Tenant* first = nullptr;
@@ -130,12 +150,11 @@ void Scheduler::fill(std::vector<Tenant*> tenants, Filling& batch) {
     // One whose sequence does not fit gets its credit all the same, and is first in the next batch.
     const double flow = missing(*first);
     for (Tenant* t : tenants) {
-      const Entry& entry = t->entries.front();
-      const auto most = static_cast<double>(std::max(budget_, entry.tokens[entry.next]));
+      const auto most = static_cast<double>(std::max(budget_, unit(*t)));
       t->credit = std::min(most, t->credit + flow * t->share.weight);
     }
     take(*first, batch);
-    if (can_run(*first, true)) continue;
+    if (goes_on(*first, batch)) continue;
     first->credit = 0;
     std::erase(tenants, first);
   }
@@ -144,9 +163,10 @@ void Scheduler::fill(std::vector<Tenant*> tenants, Filling& batch) {
 std::vector<Slice> Scheduler::next_batch(bool begin) {
   std::map<int32_t, std::vector<Tenant*>, std::greater<>> levels;
   for (auto& [name, tenant] : tenants_) {
+    tenant.at = 0;
     if (can_run(tenant, begin)) levels[tenant.share.priority].push_back(&tenant);
   }
-  Filling batch{{}, budget_};
+  Filling batch{{}, budget_, begin};
   for (auto& [priority, tenants] : levels) fill(std::move(tenants), batch);
   return std::move(batch.slices);
 }

@@ -2,8 +2,9 @@
 // ordered queues of many tenants, in the limit of a small quantum. Credit flows to every tenant
 // with sequences to run, by weight; the first whose credit pays for its next sequence runs it.
 // Tenants of a higher priority come first, always; the others get the room that they leave. An
-// operation may take several batches; a tenant's next one begins when it has ended. A tenant that
-// has nothing to run keeps no credit, and nobody keeps more than one batch's worth.
+// operation may take several batches; a tenant's next one begins when it has ended, or joins the
+// batch that completes it, when both are of a kind that may and it fits whole. A tenant that has
+// nothing to run keeps no credit, and nobody keeps more than one batch's worth.
 // Plain data: no model, no thread, no clock. The same calls give the same batches.
 #pragma once
 #include <cstdint>
@@ -41,7 +42,8 @@ class Scheduler {
   Share share(const std::string& tenant) const;
 
   // `tokens` of each sequence, at least one each; without sequences the operation runs by itself.
-  void push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens);
+  // `joins`: it may run in one batch with its tenant's operations before and after it.
+  void push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens, bool joins = false);
   // The operation has ended, or is not wanted any more. False: it is not here.
   bool remove(int64_t id);
   // All its sequences run once more; `alone`: in batches that hold nothing else.
@@ -62,6 +64,8 @@ class Scheduler {
   struct Entry {
     int64_t id;
     std::vector<int64_t> tokens;
+    int64_t total;  // of tokens
+    bool joins;
     size_t next = 0;
     bool begun = false, alone = false;
   };
@@ -69,6 +73,7 @@ class Scheduler {
     Share share;
     bool known = false;  // from set_share to forget
     std::deque<Entry> entries;
+    size_t at = 0;           // the entry that the batch in the making has come to
     double credit = 0;       // tokens
     uint64_t last_turn = 0;  // when it last ran a sequence, or came back with some
     int64_t num_tokens = 0;
@@ -76,11 +81,14 @@ class Scheduler {
   struct Filling {  // a batch in the making
     std::vector<Slice> slices;
     int64_t room;
+    bool begin;           // operations that have not run yet may
     bool closed = false;  // by an operation that wants to be alone
   };
 
   static bool can_run(const Tenant& tenant, bool begin);
-  bool fits(const Tenant& tenant, const Filling& batch) const;
+  static int64_t unit(const Tenant& tenant);
+  static bool fits(const Tenant& tenant, const Filling& batch);
+  static bool goes_on(Tenant& tenant, const Filling& batch);
   void fill(std::vector<Tenant*> tenants, Filling& batch);
   void take(Tenant& tenant, Filling& batch);
   Entry* find(int64_t id);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <utility>
 
 #include "twinkle/base/random.h"
 
@@ -21,12 +21,14 @@ class Drawn {
 
   uint64_t below(uint64_t n) { return key_of(seed_, draws_++) % n; }
 
-  int64_t push(const std::string& tenant, size_t num_sequences, int64_t longest) {
+  int64_t push(const std::string& tenant, size_t num_sequences, int64_t longest,
+               bool joins = true) {
     std::vector<int64_t> tokens(num_sequences);
     for (int64_t& n : tokens) n = 1 + static_cast<int64_t>(below(static_cast<uint64_t>(longest)));
     const int64_t id = next_id_++;
-    operations_[id] = {tenant, tokens};
-    scheduler_.push(tenant, id, std::move(tokens));
+    for (const int64_t n : tokens) queued_[tenant] += n;
+    operations_[id] = {tenant, tokens, joins};
+    scheduler_.push(tenant, id, std::move(tokens), joins);
     return id;
   }
 
@@ -35,10 +37,13 @@ class Drawn {
     Served served;
     int64_t total = 0;
     size_t sequences = 0;
-    std::set<std::string> tenants;
+    std::map<std::string, const Op*> before;
     for (const Slice& slice : scheduler_.next_batch()) {
       Op& op = operations_.at(slice.id);
-      EXPECT_TRUE(tenants.insert(op.tenant).second) << "two operations of a tenant in one batch";
+      if (const Op* other = std::exchange(before[op.tenant], &op)) {
+        EXPECT_TRUE(other->joins && op.joins) << "two operations of a tenant in one batch";
+        EXPECT_EQ(slice.last, op.tokens.size()) << "one that joins is whole";
+      }
       EXPECT_EQ(slice.first, op.done) << "lost, run twice or out of order";
       EXPECT_LT(slice.first, slice.last);
       for (const auto& [id, other] : operations_) {
@@ -47,6 +52,7 @@ class Drawn {
       }
       for (size_t s = slice.first; s < slice.last; ++s, ++sequences) {
         served[op.tenant] += op.tokens[s];
+        queued_[op.tenant] -= op.tokens[s];
         total += op.tokens[s];
       }
       op.done = slice.last;
@@ -58,6 +64,8 @@ class Drawn {
     return served;
   }
 
+  int64_t queued(const std::string& tenant) { return queued_[tenant]; }
+
   bool all_ended() const {
     return std::all_of(operations_.begin(), operations_.end(),
                        [](const auto& op) { return op.second.ended; });
@@ -67,6 +75,7 @@ class Drawn {
   struct Op {
     std::string tenant;
     std::vector<int64_t> tokens;
+    bool joins = false;
     size_t done = 0;
     bool ended = false;
   };
@@ -74,6 +83,7 @@ class Drawn {
   uint64_t seed_, draws_ = 0;
   int64_t next_id_ = 1;
   std::map<int64_t, Op> operations_;
+  std::map<std::string, int64_t> queued_;  // tokens
 };
 
 TEST(Scheduler, RunsEverySequenceOnceInOrderWithinTheBudget) {
@@ -89,7 +99,8 @@ TEST(Scheduler, RunsEverySequenceOnceInOrderWithinTheBudget) {
     int batches = 0;
     for (int round = 0; round < 30; ++round) {
       for (uint64_t n = drawn.below(4); n > 0; --n)
-        drawn.push(std::to_string(drawn.below(num_tenants)), 1 + drawn.below(12), 2 * budget);
+        drawn.push(std::to_string(drawn.below(num_tenants)), 1 + drawn.below(12), 2 * budget,
+                   drawn.below(4) > 0);
       drawn.batch(budget);
     }
     while (!scheduler.empty() && ++batches < 10000) drawn.batch(budget);
@@ -117,8 +128,8 @@ double worst_share(uint64_t seed, size_t num_tenants, bool weighted, size_t wind
   for (size_t b = 0; b < 120; ++b) {
     for (size_t t = 1; t < num_tenants; ++t) {
       // Never without work, though in operations of all sizes.
-      while (scheduler.load()[std::to_string(t)].num_queued < 3)
-        drawn.push(std::to_string(t), 200 + drawn.below(100), 100 + drawn.below(100));
+      while (drawn.queued(std::to_string(t)) < 4 * budget)
+        drawn.push(std::to_string(t), 1 + drawn.below(100), 1 + drawn.below(200));
     }
     history.push_back(drawn.batch(budget));
   }
@@ -176,6 +187,31 @@ TEST(Scheduler, ASmallTenantWaitsNoLongerBehindAHugeOperation) {
   drawn.batch(100);
   drawn.push("small", 1, 30);
   EXPECT_TRUE(drawn.batch(100).contains("small"));
+}
+
+TEST(Scheduler, SmallOperationsOfATenantShareABatchUpToOneThatStandsByItself) {
+  Scheduler scheduler(100);
+  for (int64_t id = 1; id <= 6; ++id) scheduler.push("a", id, {10, 10}, id != 5);
+  auto batch = scheduler.next_batch();
+  ASSERT_EQ(batch.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(batch[i].id, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(batch[i].last, 2u);
+    scheduler.remove(batch[i].id);
+  }
+  batch = scheduler.next_batch();
+  ASSERT_EQ(batch.size(), 1u);
+  EXPECT_EQ(batch[0].id, 5);
+  scheduler.remove(5);
+  EXPECT_TRUE(scheduler.next_batch(false).empty());
+  EXPECT_EQ(scheduler.next_batch().at(0).id, 6);
+}
+
+TEST(Scheduler, AnOperationThatDoesNotFitWholeWaitsForTheNextBatch) {
+  Scheduler scheduler(100);
+  scheduler.push("a", 1, {60}, true);
+  scheduler.push("a", 2, {30, 30}, true);
+  EXPECT_EQ(scheduler.next_batch().size(), 1u);
 }
 
 TEST(Scheduler, RoomThatATenantCanNotUseGoesToOthers) {

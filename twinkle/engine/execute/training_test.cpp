@@ -1,0 +1,122 @@
+// What happens when the arithmetic itself fails, as for want of memory.
+#include "twinkle/engine/execute/training.h"
+
+#include <gtest/gtest.h>
+
+#include <new>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/io/peft/peft.h"
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+// Throws in the backward pass of every batch that holds a sequence of the slot.
+class Failing : public nn::Delta {
+ public:
+  Failing(nn::Linear& linear, int32_t slot) : linear_(linear), inner_(linear.delta), slot_(slot) {
+    linear.delta = this;
+  }
+  ~Failing() override { linear_.delta = inner_; }
+
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
+                                  const nn::Owners& owners, at::Tensor& y) override {
+    return inner_->forward(x, packing, owners, y);
+  }
+  void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
+                const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
+    for (const int32_t slot : owners.slot) {
+      if (slot == slot_) throw std::bad_alloc();
+    }
+    inner_->backward(dy, x, saved, packing, owners, dx);
+  }
+
+ private:
+  nn::Linear& linear_;
+  nn::Delta* inner_;
+  int32_t slot_;
+};
+
+class TrainingOnADecoder : public testing::Test {
+ protected:
+  TrainingOnADecoder()
+      : checkpoint_(Checkpoint::open(model_.path())),
+        decoder_(model::read_spec(checkpoint_.config()), checkpoint_, at::kFloat),
+        pool_(decoder_),
+        training_(decoder_,
+                  [this](const std::string& name) -> Tenant& { return *tenants_.at(name); }) {
+    for (const char* name : {"a", "b"}) {
+      const Json config =
+          parse_json(R"({"peft_type": "LORA", "r": 4, "target_modules": "all-linear"})", "test");
+      auto adapter =
+          std::make_unique<lora::Adapter>(peft_config(config, "test"), pool_.linears(), 3);
+      tenants_[name] = std::make_unique<Tenant>(name, Mode::kLora, pool_.add(std::move(adapter)), 3,
+                                                decoder_, pool_);
+    }
+  }
+
+  uint64_t gradients(const char* tenant) { return tenants_.at(tenant)->inspect(false).gradients; }
+  BatchOutcome run(const std::vector<Work>& batch) { return training_.run_batch(batch); }
+  void succeed(int64_t id, const Operation& operation) {
+    const BatchOutcome outcome = run({{id, &operation, 0, 2}});
+    ASSERT_EQ(outcome.ended.size(), 1u);
+    ASSERT_FALSE(outcome.ended[0].error);
+    training_.commit(id);
+  }
+
+  const model::TinyModel model_;
+  const Checkpoint checkpoint_;
+  model::Decoder decoder_;
+  lora::Pool pool_;
+  std::map<std::string, std::unique_ptr<Tenant>> tenants_;
+  Training training_;
+};
+
+TEST_F(TrainingOnADecoder, WhoeverMakesAPassThrowFailsAloneAndNobodyIsChanged) {
+  const Operation first = work("a", 1), theirs = work("a", 2), mine = work("b", 2);
+  succeed(1, first);  // gradients to go back to: a's are not zero, b's are
+  const uint64_t before_a = gradients("a"), before_b = gradients("b");
+  {
+    // The first layer's, whose backward pass is the last: the others have added their gradients.
+    const Failing failing(*decoder_.linears().at(0).linear, tenants_.at("a")->slot());
+    BatchOutcome outcome = run({{2, &theirs, 0, 2}, {3, &mine, 0, 2}});
+    EXPECT_TRUE(outcome.ended.empty());
+    ASSERT_EQ(outcome.rewound.size(), 2u) << "nobody knows yet who is to blame";
+    for (const Rewound& rewound : outcome.rewound) EXPECT_TRUE(rewound.alone);
+    EXPECT_EQ(gradients("a"), before_a);
+    EXPECT_EQ(gradients("b"), before_b);
+
+    outcome = run({{2, &theirs, 0, 2}});
+    ASSERT_EQ(outcome.ended.size(), 1u);
+    EXPECT_THROW(std::rethrow_exception(outcome.ended[0].error), std::bad_alloc);
+    EXPECT_EQ(gradients("a"), before_a);
+    succeed(3, mine);
+  }
+  const uint64_t after_b = gradients("b");
+  EXPECT_NE(after_b, before_b);
+  tenants_.at("b")->zero_grad();
+  succeed(4, mine);
+  EXPECT_EQ(gradients("b"), after_b);
+  succeed(5, theirs);
+  EXPECT_NE(gradients("a"), before_a);
+}
+
+TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) {
+  const Operation mine = work("b", 2), theirs = work("a", 2);
+  succeed(1, mine);
+  const uint64_t whole = gradients("b");
+  tenants_.at("b")->zero_grad();
+  EXPECT_TRUE(run({{2, &mine, 0, 1}}).ended.empty());
+  {
+    const Failing failing(*decoder_.linears().at(0).linear, tenants_.at("a")->slot());
+    const BatchOutcome outcome = run({{2, &mine, 1, 2}, {3, &theirs, 0, 1}});
+    EXPECT_EQ(outcome.rewound.size(), 2u);
+  }
+  succeed(2, mine);
+  EXPECT_EQ(gradients("b"), whole);
+}
+
+}  // namespace
+}  // namespace twinkle::engine
