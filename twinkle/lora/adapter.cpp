@@ -11,6 +11,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
+#include "twinkle/kernels/random/uniform.h"
 #include "twinkle/model/tensors.h"
 
 namespace twinkle::lora {
@@ -56,12 +57,8 @@ void check(const PeftConfig& c) {
 // lora_A's first values, uniform in +-1/sqrt(inputs).
 at::Tensor drawn(uint64_t key, int64_t rank, int64_t inputs) {
   at::Tensor out = at::empty({rank, inputs}, at::kFloat);
-  const double bound = 1.0 / std::sqrt(static_cast<double>(inputs));
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, out.numel(), 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k)
-      to[k] = static_cast<float>(bound * (2 * uniform_at(key, static_cast<uint64_t>(k)) - 1));
-  });
+  kernels::fill_uniform(key, 1.0 / std::sqrt(static_cast<double>(inputs)),
+                        {out.mutable_data_ptr<float>(), static_cast<size_t>(out.numel())});
   return out;
 }
 
