@@ -125,8 +125,8 @@ engine::SamplingParams params_of(const py::dict& d) {
 }
 
 Future sample(Engine& engine, const std::string& tenant, const py::list& prompts,
-              const std::vector<py::dict>& params) {
-  engine::Sample operation{.tenant = tenant, .prompts = {}, .params = {}};
+              const std::vector<py::dict>& params, int64_t version) {
+  engine::Sample operation{.tenant = tenant, .prompts = {}, .params = {}, .version = version};
   for (const py::handle prompt : prompts)
     operation.prompts.push_back(
         int32s(prompt, "engine: prompt " + std::to_string(operation.prompts.size())));
@@ -194,7 +194,17 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
 }
 
 void bind_state(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
-  engine.def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a)
+  engine.def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a, "version"_a = 0)
+      .def(
+          "publish",
+          [](Engine& e, std::string tenant) { return submit(e, engine::Publish{tenant}); },
+          py::kw_only(), "tenant"_a)
+      .def(
+          "release",
+          [](Engine& e, std::string tenant, int64_t version) {
+            return submit(e, engine::Release{tenant, version});
+          },
+          py::kw_only(), "tenant"_a, "version"_a)
       .def(
           "save",
           [](Engine& e, std::string tenant, std::string directory, bool optimizer,

@@ -61,6 +61,7 @@ struct ToPython {
     }
     return prompts;
   }
+  py::object operator()(const engine::PublishResult& r) const { return py::int_(r.version); }
   py::object operator()(const engine::SaveResult& r) const { return py::str(r.directory); }
   py::object operator()(const engine::LoadResult& r) const { return py::str(r.extra_json); }
   py::object operator()(const engine::InspectResult& r) const {

@@ -19,7 +19,8 @@ void fields(A& a, T& v) {
     a(v.input_ids, v.labels, v.weights, v.extras);
   } else if constexpr (std::is_same_v<U, Create>) {
     a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen, v.weight, v.priority);
-  } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
+  } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad> ||
+                       std::is_same_v<U, Publish>) {
     a(v.tenant);
   } else if constexpr (std::is_same_v<U, Forward>) {
     a(v.tenant, v.sequences, v.disable_lora, v.temperature, v.entropy, v.train);
@@ -34,11 +35,13 @@ void fields(A& a, T& v) {
       v.repetition_penalty, v.num_samples, v.logprobs, v.ignore_eos, v.min_p, v.top_logprobs,
       v.prompt_logprobs, v.top_prompt_logprobs);
   } else if constexpr (std::is_same_v<U, Sample>) {
-    a(v.tenant, v.prompts, v.params);
+    a(v.tenant, v.prompts, v.params, v.version);
   } else if constexpr (std::is_same_v<U, Save>) {
     a(v.tenant, v.directory, v.optimizer, v.extra_json);
   } else if constexpr (std::is_same_v<U, Load>) {
     a(v.tenant, v.directory, v.optimizer);
+  } else if constexpr (std::is_same_v<U, Release>) {
+    a(v.tenant, v.version);
   } else {
     static_assert(std::is_same_v<U, Inspect>);
     a(v.tenant, v.tensors);

@@ -21,7 +21,8 @@ auto all(T& v) {
   } else if constexpr (std::is_same_v<U, Create>) {
     auto& [a, b, c, d, e, f, g] = v;
     return std::tie(a, b, c, d, e, f, g);
-  } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad>) {
+  } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad> ||
+                       std::is_same_v<U, Publish>) {
     auto& [a] = v;
     return std::tie(a);
   } else if constexpr (std::is_same_v<U, Forward>) {
@@ -30,13 +31,13 @@ auto all(T& v) {
   } else if constexpr (std::is_same_v<U, ForwardBackward> || std::is_same_v<U, Step>) {
     auto& [a, b, c, d, e] = v;
     return std::tie(a, b, c, d, e);
-  } else if constexpr (std::is_same_v<U, Save>) {
+  } else if constexpr (std::is_same_v<U, Save> || std::is_same_v<U, Sample>) {
     auto& [a, b, c, d] = v;
     return std::tie(a, b, c, d);
   } else if constexpr (std::is_same_v<U, SamplingParams>) {
     auto& [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = v;
     return std::tie(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o);
-  } else if constexpr (std::is_same_v<U, Inspect>) {
+  } else if constexpr (std::is_same_v<U, Inspect> || std::is_same_v<U, Release>) {
     auto& [a, b] = v;
     return std::tie(a, b);
   } else {
@@ -189,8 +190,8 @@ TEST(Bytes, WhatIsWrongWithThemIsSaid) {
     bytes[at] = value;
     return error_of([&] { from_bytes(bytes); });
   };
-  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 4");
-  EXPECT_EQ(text(good, 2, 77), "engine: operation kind 77 is unknown, the last is 10");
+  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 5");
+  EXPECT_EQ(text(good, 2, 77), "engine: operation kind 77 is unknown, the last is 12");
   EXPECT_EQ(text(good, 3, 4),
             "engine: an operation's bytes promise 4 items where 3 bytes are left");
   EXPECT_EQ(text(good, 10, 1),

@@ -11,7 +11,8 @@ ModelOptions model_options(const EngineOptions& o) {
           .mixed_precision = o.mixed_precision,
           .kv_tokens = o.kv_tokens,
           .activation_bytes = o.activation_bytes,
-          .max_sequences = o.max_sequences};
+          .max_sequences = o.max_sequences,
+          .parking = {o.resident_bytes, o.park_directory}};
 }
 
 DispatcherOptions dispatcher_options(const EngineOptions& o) {
@@ -54,6 +55,8 @@ Future Engine::submit(Operation operation) {
 }
 
 bool Engine::cancel(int64_t id) { return state_->dispatcher.cancel(id); }
+
+ParkingStats Engine::parking() const { return state_->executor.parking(); }
 
 int64_t Engine::num_recomputed_layers() const { return state_->executor.num_recomputed_layers(); }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/operation.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 
@@ -31,6 +32,11 @@ struct EngineOptions {
   double sampling_share = 0.5;       // of the time, while training waits too; above 0, below 1
   int64_t max_queued = 1024;         // operations of one tenant that have not ended
   int64_t max_queued_total = 16384;  // of all tenants
+  // Bytes that all adapters' state may take in memory; beyond them tenants that rest wait in files
+  // of park_directory and come back, bit for bit, with their next operation, which takes the time
+  // of reading them. 0: no limit, nothing is parked.
+  int64_t resident_bytes = 0;
+  std::string park_directory;  // a folder of the engine's own is made there, and goes with it
 };
 
 class Engine {
@@ -61,6 +67,8 @@ class Engine {
   int64_t num_passes() const { return stats().num_passes; }
   // Layers that backward passes computed a second time because of activation_bytes.
   int64_t num_recomputed_layers() const;
+  // What resident_bytes has led to.
+  ParkingStats parking() const;
 
   // submit and wait.
   template <class R>

@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 4;
+inline constexpr uint16_t kVersion = 5;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -93,6 +93,20 @@ struct Sample {
   std::string tenant;
   std::vector<std::vector<int32_t>> prompts;
   std::vector<SamplingParams> params;  // one for all prompts, or one each
+  int64_t version = 0;  // of the weights: a published one; 0: as they are at the Sample's place in
+                        // the tenant's order. Training goes on meanwhile
+};
+
+// Keeps the weights of an adapter as they are at its place in the tenant's order, for Samples that
+// name their number. Costs nothing before the weights change, then a copy of them.
+struct Publish {
+  std::string tenant;
+};
+
+// Lets a published version go. Samples that have begun with it keep it to their end.
+struct Release {
+  std::string tenant;
+  int64_t version = 0;
 };
 
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
@@ -117,7 +131,7 @@ struct Inspect {
 };
 
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
-                               ZeroGrad, Sample, Save, Load, Inspect>;
+                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release>;
 
 const std::string& tenant_of(const Operation& operation);
 std::string to_bytes(const Operation& operation);
@@ -147,6 +161,10 @@ struct SampleResult {
   std::vector<sampler::PromptScores> prompts;        // [prompt]
 };
 
+struct PublishResult {
+  int64_t version = 0;  // 1, 2, ... of this tenant
+};
+
 struct SaveResult {
   std::string directory;
 };
@@ -171,6 +189,6 @@ struct InspectResult {
 struct Done {};
 
 using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult,
-                            InspectResult>;
+                            InspectResult, PublishResult>;
 
 }  // namespace twinkle::engine

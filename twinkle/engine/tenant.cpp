@@ -54,7 +54,7 @@ int64_t Tenant::publish() {
 }
 
 void Tenant::release(int64_t version) {
-  pinned(version > 0 ? version : -1);
+  pinned(version);
   published_.erase(version);
 }
 

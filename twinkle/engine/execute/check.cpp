@@ -26,6 +26,8 @@ void check_sample(const Sample& op) {
           "engine: sample: ", op.params.size(), " parameters for ", op.prompts.size(),
           " prompts; give one, or one for each");
   for (const auto& params : op.params) sampler::validate(params);
+  require(op.version >= 0, Code::kInvalid, "engine: sample: version is ", op.version,
+          ", it must be at least 1, or 0 for the present weights");
 }
 
 }  // namespace
@@ -87,6 +89,9 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
     check_sample(*s);
   } else if (const auto* c = std::get_if<Create>(&operation)) {
     check_create(*c);
+  } else if (const auto* r = std::get_if<Release>(&operation)) {
+    require(r->version >= 1, Code::kInvalid, "engine: release: version is ", r->version,
+            ", it must be at least 1");
   }
 }
 

@@ -10,7 +10,7 @@
 
 namespace twinkle::engine {
 
-DecoderExecutor::DecoderExecutor(const ModelOptions& o) : path_(o.model) {
+DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), path_(o.model) {
   require(!o.model.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
   require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
@@ -39,10 +39,16 @@ void DecoderExecutor::set_decode(sampler::Decode decode) {
   decode_ = std::move(decode);
 }
 
-Tenant& DecoderExecutor::tenant(const std::string& name) {
+Tenant& DecoderExecutor::look_up(const std::string& name) const {
   const auto it = tenants_.find(name);
   require(it != tenants_.end(), Code::kNotFound, "engine: no tenant '", name, "'");
   return *it->second;
+}
+
+Tenant& DecoderExecutor::tenant(const std::string& name) {
+  Tenant& found = look_up(name);
+  parking_.use(found);
+  return found;
 }
 
 bool DecoderExecutor::changes_base(const Operation& operation) {
@@ -66,13 +72,24 @@ bool DecoderExecutor::joins(const Operation& operation) const {
 }
 
 Result DecoderExecutor::run(const Operation& operation) {
-  if (const auto* op = std::get_if<Create>(&operation)) return create(*op);
-  Tenant& who = tenant(tenant_of(operation));
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
+  if (const auto* op = std::get_if<Create>(&operation)) create(*op);
+  Result result = run_on(tenant(tenant_of(operation)), operation);
+  parking_.settle(training_->tenants());
+  return result;
+}
+
+Result DecoderExecutor::run_on(Tenant& who, const Operation& operation) {
+  if (std::holds_alternative<Create>(operation)) return Done{};
   if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
   if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
   if (std::holds_alternative<ZeroGrad>(operation)) {
     who.zero_grad();
+    return Done{};
+  }
+  if (std::holds_alternative<Publish>(operation)) return PublishResult{who.publish()};
+  if (const auto* op = std::get_if<Release>(&operation)) {
+    who.release(op->version);
     return Done{};
   }
   if (const auto* op = std::get_if<Save>(&operation))
@@ -96,7 +113,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
                                          op.seed);
 }
 
-Done DecoderExecutor::create(const Create& op) {
+void DecoderExecutor::create(const Create& op) {
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
   const auto busy = [&](Mode mode) {
@@ -113,11 +130,12 @@ Done DecoderExecutor::create(const Create& op) {
   lora::Pin pin = adapter ? pool_->add(std::move(adapter)) : lora::Pin();
   tenants_[op.tenant] =
       std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
-  return {};
 }
 
 Done DecoderExecutor::remove(const Delete& op) {
-  const bool trained_base = tenant(op.tenant).mode() == Mode::kFull;
+  Tenant& gone = look_up(op.tenant);  // it need not come back for this
+  const bool trained_base = gone.mode() == Mode::kFull;
+  parking_.forget(gone);
   tenants_.erase(op.tenant);
   if (!trained_base) return {};
   // The weights that were there before it.
@@ -130,7 +148,9 @@ Done DecoderExecutor::remove(const Delete& op) {
 }
 
 BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
-  return training_->run_batch(batch);
+  BatchOutcome outcome = training_->run_batch(batch);
+  parking_.settle(training_->tenants());
+  return outcome;
 }
 
 void DecoderExecutor::start(int64_t id, const Sample& sample) {
@@ -139,7 +159,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample) {
     const Lock lock(mutex_);
     decode = decode_;
   }
-  lora::Pin pin = tenant(sample.tenant).pinned();
+  lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
   sampling_->start(id, sample, {std::move(pin), version}, std::move(decode));
 }

@@ -10,6 +10,7 @@
 #include "twinkle/engine/execute/facts.h"
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
+#include "twinkle/engine/memory/parking.h"
 #include "twinkle/engine/persist.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
@@ -22,6 +23,7 @@ struct ModelOptions {
   int64_t kv_tokens;            // tokens that the sampler's cache holds
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time
+  ParkingOptions parking;
 };
 
 class DecoderExecutor : public Executor {
@@ -31,6 +33,7 @@ class DecoderExecutor : public Executor {
 
   const ModelFacts& facts() const { return facts_; }
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
+  ParkingStats parking() const { return parking_.stats(); }                            // any thread
   const model::DecoderSpec& spec() const { return decoder_->spec(); }
   void set_decode(sampler::Decode decode);  // any thread
 
@@ -45,8 +48,10 @@ class DecoderExecutor : public Executor {
   void undo(int64_t id) override;
 
  private:
-  Tenant& tenant(const std::string& name);
-  Done create(const Create& operation);
+  Tenant& look_up(const std::string& name) const;
+  Tenant& tenant(const std::string& name);  // back in memory, when it was parked
+  Result run_on(Tenant& who, const Operation& operation);
+  void create(const Create& operation);
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation);
   Done remove(const Delete& operation);
 
@@ -55,6 +60,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
+  Parking parking_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
   const std::string path_;  // of the model

@@ -17,6 +17,12 @@ Running& Training::begun(const Work& work) {
   return *op;
 }
 
+std::set<const Tenant*> Training::tenants() const {
+  std::set<const Tenant*> out;
+  for (const auto& [id, op] : running_) out.insert(&op->tenant());
+  return out;
+}
+
 BatchOutcome Training::run_batch(std::span<const Work> batch) {
   BatchOutcome outcome;
   std::vector<Piece> forwards, backwards;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ class Training {
   // As Executor says of them.
   BatchOutcome run_batch(std::span<const Work> batch);
   bool has(int64_t id) const { return running_.contains(id); }
+  std::set<const Tenant*> tenants() const;  // of what has begun
   ForwardResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 

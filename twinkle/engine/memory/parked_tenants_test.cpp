@@ -1,0 +1,90 @@
+// Parking seen from outside: the engine's numbers do not change, and a tenant whose file is lost
+// harms nobody else.
+#include <gtest/gtest.h>
+
+#include "twinkle/engine/engine.h"
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ParkedTenants : public testing::Test {
+ protected:
+  std::unique_ptr<Engine> start(int64_t resident_bytes) {
+    auto engine = std::make_unique<Engine>(
+        EngineOptions{.model = model_.path(),
+                      .token_budget = 16,  // an operation takes several batches
+                      .resident_bytes = resident_bytes,
+                      .park_directory = resident_bytes ? folder().string() : ""});
+    for (int i = 0; i < 6; ++i) {
+      engine->run<Done>(Create{.tenant = name(i),
+                               .lora_json = R"({"r": 4, "target_modules": "all-linear"})",
+                               .seed = static_cast<uint64_t>(i)});
+    }
+    return engine;
+  }
+  static std::string name(int i) { return {static_cast<char>('a' + i)}; }
+  fs::path folder() const { return scratch_ / "park"; }
+
+  const model::TinyModel model_;
+  const ScratchDir scratch_{memory_folder()};
+};
+
+TEST_F(ParkedTenants, TrainingSamplingAndPublishingInTurnGiveTheBitsOfNoLimit) {
+  const auto run = [&](Engine& engine) {
+    std::vector<std::vector<float>> numbers;
+    for (uint64_t round = 0; round < 3; ++round) {
+      std::vector<Operation> all;
+      for (int i = 0; i < 6; ++i) {
+        all.push_back(work(name(i), round));
+        all.push_back(Step{.tenant = name(i), .options = R"({"lr": 0.05})"});
+        if (round == 1) all.push_back(Publish{name(i)});
+        all.push_back(Sample{.tenant = name(i),
+                             .prompts = {{3, 4}},
+                             .params = {{.max_tokens = 5, .ignore_eos = true}},
+                             .version = round == 2 ? 1 : 0});
+      }
+      for (auto& future : engine.submit(std::move(all))) {
+        const Result result = future.get();
+        if (const auto* f = std::get_if<ForwardResult>(&result)) numbers.push_back(f->logps[1]);
+        if (const auto* s = std::get_if<SampleResult>(&result))
+          numbers.push_back(s->completions[0][0].logprobs);
+      }
+    }
+    std::vector<State> states;
+    for (int i = 0; i < 6; ++i) states.push_back(state_of(engine, name(i)));
+    return std::pair(numbers, states);
+  };
+  const auto free = start(0), tight = start(100'000);
+  EXPECT_EQ(run(*tight), run(*free));
+  EXPECT_GT(tight->parking().num_returns, 5);
+  EXPECT_EQ(free->parking().num_returns, 0);
+}
+
+TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) {
+  const auto engine = start(1);
+  EXPECT_EQ(engine->parking().num_parked, 5);
+  for (const auto& entry : fs::recursive_directory_iterator(folder())) {
+    if (entry.path().filename() == "1") fs::remove(entry.path());  // the first: tenant a
+  }
+  auto futures = engine->submit(std::vector<Operation>{work("a"), work("b")});
+  EXPECT_NE(error_of([&] { futures[0].get(); }).find("engine: tenant 'a' is parked in"),
+            std::string::npos);
+  futures[1].get();
+  engine->run<Done>(Delete{"a"});
+  engine->run<Done>(
+      Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
+  engine->run<ForwardResult>(work("a"));
+}
+
+TEST_F(ParkedTenants, ALimitWithoutAFolderIsRefused) {
+  EXPECT_EQ(error_of([&] { Engine({.model = model_.path(), .resident_bytes = 5}); }),
+            "engine: resident_bytes is 5 but park_directory is empty; name a folder for idle "
+            "tenants");
+}
+
+}  // namespace
+}  // namespace twinkle::engine
