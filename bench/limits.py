@@ -77,10 +77,10 @@ def training_memory_mib(shape, rank, tokens):
     """Weights in bf16, adapter with gradient and two moments in fp32, and what backward must see.
 
     Per token and layer, bf16: both residuals, both norms' outputs, q, k, v, attention's output,
-    gate, up and their product. No logits; the libraries' own memory is not counted.
+    gate and up. No logits; the libraries' own memory is not counted.
     """
     activations = 2 * tokens * shape.layers * (
-        6 * shape.hidden + 2 * shape.kv_width + 3 * shape.inner
+        6 * shape.hidden + 2 * shape.kv_width + 2 * shape.inner
     )  # fmt: skip
     return (shape.bytes + 16 * shape.adapter_weights(rank) + activations) / 2**20
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import contention
 import decoding
 import limits
+import publishing
 import rows
 import tenants
 import together
@@ -32,6 +33,7 @@ QUESTIONS = {
     "C8": decoding.c8,
     "C11": contention.c11,
     "C12": tenants.c12,
+    "R2": publishing.r2,
 }
 
 

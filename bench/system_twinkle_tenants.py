@@ -1,6 +1,7 @@
 """Twinkle's engine as a worker that holds many tenants."""
 
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 from twinkle.core import core
 
 TOKENS = 8  # of each tenant's one step: enough to make its optimizer's state
+ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0, "logprobs": False, "ignore_eos": True}
 
 
 def rss_mib():
@@ -41,3 +43,42 @@ class System:
             if index == 0:
                 before = rss_mib()
         return {"each_mib": (rss_mib() - before) / count, "create_ms": create_ms[1:]}
+
+    def publish(self, count, rank):
+        """Milliseconds from a step to the first token with the new weights, beyond what a token
+        takes anyway: at once, and by way of a file. Every prompt is new: no cache helps."""
+        config = json.dumps({"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"})
+        self.engine.create(tenant="one", lora_json=config, seed=1).result()
+        draws = np.random.default_rng(0)
+        self._first_token_ms("one", draws)
+        at_once, by_file = [], []
+        for _ in range(count):
+            ids = draws.integers(100, 40000, TOKENS)
+            batch = [{"input_ids": ids, "labels": np.roll(ids, -1)}]
+            self.engine.forward_backward(tenant="one", sequences=batch).result()
+            self.engine.step(tenant="one", options='{"lr": 1e-3}').result()
+            fresh_ms = self._first_token_ms("one", draws)
+            usual_ms = self._first_token_ms("one", draws)
+            at_once.append(fresh_ms - usual_ms)
+            by_file.append(self._by_file_ms(draws) - usual_ms)
+        return {"at_once": at_once, "by_file": by_file}
+
+    def forget(self):
+        self.engine.delete(tenant="one").result()
+
+    def _first_token_ms(self, tenant, draws):
+        prompt = draws.integers(100, 40000, TOKENS)
+        start = time.perf_counter()
+        self.engine.sample(tenant=tenant, prompts=[prompt], params=[ONE_TOKEN]).result()
+        return 1e3 * (time.perf_counter() - start)
+
+    def _by_file_ms(self, draws):
+        with tempfile.TemporaryDirectory() as folder:
+            directory = str(Path(folder) / "adapter")
+            start = time.perf_counter()
+            self.engine.save(tenant="one", directory=directory).result()
+            self.engine.create(tenant="reader", directory=directory).result()
+            ready_ms = 1e3 * (time.perf_counter() - start)
+            token_ms = self._first_token_ms("reader", draws)
+        self.engine.delete(tenant="reader").result()
+        return ready_ms + token_ms

@@ -74,6 +74,29 @@ TEST_P(Versions, ASampleKeepsTheWeightsOfItsPlaceInTheOrderThoughAStepOvertakesI
   EXPECT_NE(after, std::vector<float>(alone.begin(), alone.begin() + 4)) << "the new weights";
 }
 
+TEST_P(Versions, ALongPromptIsReadWithTheWeightsOfItsOwnVersionThoughAnotherReadItBefore) {
+  Sample op = sample(0);
+  for (int32_t t = 0; t < 150; ++t) op.prompts[0].push_back(t % 131);
+  const auto run = [&](Engine& engine, int64_t version) {
+    op.version = version;
+    return logprobs(engine.submit(op).get());
+  };
+  const auto first = run(engine_, 0);
+  publish();
+  train(7);
+  const auto second = run(engine_, 0);
+  EXPECT_EQ(run(engine_, 1), first);
+  Engine fresh({.model = model_.path(), .mixed_precision = GetParam()});
+  fresh.run<Done>(Create{
+      .tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})", .seed = 3});
+  for (const uint64_t seed : {1, 7}) {
+    fresh.run<ForwardResult>(work("me", seed));
+    fresh.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.05})"});
+  }
+  EXPECT_EQ(run(fresh, 0), second);
+  EXPECT_NE(first, second);
+}
+
 TEST_P(Versions, ADeletedTenantsRunningSampleEndsWithItsWeights) {
   const auto want = sampled(0);
   auto futures = engine_.submit(std::vector<Operation>{sample(0), Delete{"me"}});
