@@ -1,7 +1,7 @@
 // How fast does one sequence, and how fast do eight, decode, and what share of it is reading the
-// weights? Usage: decode_bench MODEL_DIR [tokens]. Prints tokens per second (the best of the steps:
-// other load only adds), then one pass over all weights by
-// at::linear and by linear_bf16, and one by which gradients go back.
+// weights? Usage: decode_bench MODEL_DIR [tokens [sequences]]. Prints tokens per second (the best
+// of the steps: other load only adds), then one pass over all weights by at::linear and by
+// linear_bf16, and one by which gradients go back.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -84,13 +84,17 @@ void sweep(Decoder& decoder, int64_t rows, bool backward) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: decode_bench MODEL_DIR [tokens]\n");
+    std::fprintf(stderr, "usage: decode_bench MODEL_DIR [tokens [sequences]]\n");
     return 2;
   }
   const int64_t tokens = argc > 2 ? std::atol(argv[2]) : 40;
   const auto checkpoint = twinkle::Checkpoint::open(argv[1]);
   Decoder decoder(twinkle::model::read_spec(checkpoint.config()), checkpoint, at::kBFloat16);
   std::printf("%d threads\n", at::get_num_threads());
+  if (argc > 3) {
+    decode(decoder, std::atol(argv[3]), tokens);
+    return 0;
+  }
   for (const int64_t batch : {1, 8, 32}) decode(decoder, batch, tokens);
   for (const int64_t rows : {1, 8, 32, 128, 1024}) sweep(decoder, rows, false);
   for (const int64_t rows : {8, 1024}) sweep(decoder, rows, true);

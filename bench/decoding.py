@@ -1,7 +1,7 @@
 """C7, C8: greedy decoding beside llama.cpp and transformers; prompts are not counted."""
 
 import importlib.util
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from foreign import take_rounds
@@ -84,7 +84,9 @@ def rows_of(run, id_, num_sequences, floors, workers):
     return rows
 
 
-def measure(run, id_):
+@contextmanager
+def started(run):
+    """The workers by name, their models loaded."""
     with ExitStack() as stack:
         names = ["system_twinkle", "system_peft"] + ["system_llama"] * has_llama()
         workers = {name: stack.enter_context(Worker(name, run.threads)) for name in names}
@@ -95,6 +97,11 @@ def measure(run, id_):
                 worker.ask("load", model=run.model)
         run.peer_names = {name: workers[name].ask("name") for name in names[1:]}
         run.peer_names["system_peft"] = run.peer_names["system_peft"].split(" +")[0]
+        yield workers
+
+
+def measure(run, id_):
+    with started(run) as workers:
         for num_sequences, floors in QUESTIONS[id_]:
             yield from rows_of(run, id_, num_sequences, floors, workers)
 

@@ -91,6 +91,13 @@ def decoding_tokens_s(shape, machine, num_sequences):
     return min(by_memory, machine.gemm_gflops * 1e9 / shape.bytes)
 
 
+def prompt_tokens_s(shape, machine, length):
+    """Products of every token with the layers' weights, of the last with the head; attention."""
+    gflop = 2 * (length * shape.layer_weights + shape.head_weights)
+    gflop += 2 * shape.hidden * shape.layers * length * length
+    return machine.gemm_gflops * 1e9 * length / gflop
+
+
 def measure(worker, wanted, attempts, on_round):
     def medians(call, field):
         rounds, noisy = take_rounds(

@@ -18,14 +18,14 @@ NOW = {
     "C6": "adapters of different ranks in one batch",
     "C7": "decoding, 1 sequence",
     "C8": "decoding, 8 and 32 sequences",
+    "C9": "decoding with eight different adapters",
+    "C10": "prompt processing",
     "C11": "training while another program takes a core",
     "C12": "memory and latency of 64 resident tenants",
     "R2": "from a step to the first token with the new weights",
 }
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
-    "C9": "decoding with eight different adapters",
-    "C10": "prompt processing",
     "G1-G11": "training and decoding on one GPU",
     "R1, R3, R4": "reinforcement learning",
     "S1-S5": "the server: latency, requests per second, fairness",

@@ -10,10 +10,12 @@ import os
 import sys
 from pathlib import Path
 
+import adapters
 import contention
 import decoding
 import limits
 import publishing
+import prompts
 import rows
 import tenants
 import together
@@ -31,6 +33,8 @@ QUESTIONS = {
     "C6": together.c6,
     "C7": decoding.c7,
     "C8": decoding.c8,
+    "C9": adapters.c9,
+    "C10": prompts.c10,
     "C11": contention.c11,
     "C12": tenants.c12,
     "R2": publishing.r2,

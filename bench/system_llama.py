@@ -57,6 +57,14 @@ class System:
         self.context = llama.llama_init_from_model(self.model, options)
         self.batch = llama.llama_batch_init(options.n_ctx, 0, 1)
 
+    def prefill(self, prompt):
+        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
+        last = len(prompt) - 1
+        entries = [(token, position, 0, position == last) for position, token in enumerate(prompt)]
+        with Meter() as meter:
+            tokens = self._run(entries, [last])
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": [tokens]}
+
     def decode(self, prompts, num_tokens):
         llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
         entries, last = [], []

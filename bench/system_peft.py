@@ -65,6 +65,13 @@ class System:
         del num_sequences
         self.model.eval()
 
+    def prefill(self, prompt):
+        ids = torch.tensor([prompt])
+        with Meter() as meter:
+            out, _ = self._generate(ids, torch.ones_like(ids), 1)
+        tokens = out[:, len(prompt) :].tolist()
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
+
     def decode(self, prompts, num_tokens):
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest), self.pad)
