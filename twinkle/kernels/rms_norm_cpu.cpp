@@ -27,14 +27,20 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, c
   if (x.is_cuda()) return cuda::rms_norm(x, weight, eps);
   const at::Tensor in = x.contiguous(), out = at::empty_like(in);
   with_type(x, "rms_norm's x", [&]<class T>(T) {
-    const at::Tensor w = wide<T>(weight);
+    using A = Wide<T>;
     const int64_t width = x.size(-1);
     const T* from = in.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
-      simd.loops<T>().rms_norm(from + begin * width, w.const_data_ptr<Wide<T>>(), end - begin,
-                               width, static_cast<Wide<T>>(eps), to + begin * width);
-    });
+    const auto rows = [&](const auto loop, const auto* w) {
+      parallel_for(0, in.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+        loop(from + begin * width, w, end - begin, width, static_cast<A>(eps), to + begin * width);
+      });
+    };
+    if (weight.scalar_type() == x.scalar_type() && weight.is_contiguous()) {
+      return rows(simd.loops<T>().rms_norm, weight.const_data_ptr<T>());
+    }
+    const at::Tensor w = wide<T>(weight);
+    rows(simd.loops<T>().rms_norm_wide, w.template const_data_ptr<A>());
   });
   return out;
 }

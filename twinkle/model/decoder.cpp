@@ -39,6 +39,11 @@ void visit(Layer& layer, const std::string& path, F&& f) {
 // Rows up to which waking threads for each loop costs more than keeping them awake.
 constexpr int64_t kShortBatch = 64;
 
+// The next product's weights, which threads fetch while they wait for it.
+void expect(const nn::Linear& w) {
+  kernels::will_read(w.weight.const_data_ptr(), static_cast<int64_t>(w.weight.nbytes()));
+}
+
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
 }  // namespace
@@ -111,6 +116,7 @@ at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch
   };
   at::Tensor q = project(layer.q), k = project(layer.k);
   const at::Tensor v = project(layer.v);
+  expect(layer.o);
   if (layer.q_norm.weight.defined()) {
     q = nn::rms_norm(q, layer.q_norm, batch.packing, batch.owners);
     k = nn::rms_norm(k, layer.k_norm, batch.packing, batch.owners);
@@ -130,10 +136,21 @@ at::Tensor Decoder::run_layer(size_t index, const at::Tensor& x, const Batch& ba
   const auto norm = [&](const at::Tensor& in, const nn::RmsNorm& n) {
     return nn::rms_norm(in, n, batch.packing, batch.owners);
   };
-  const at::Tensor middle = x + attend(index, norm(x, layer.input_norm), batch);
+  const at::Tensor mixed = attend(index, norm(x, layer.input_norm), batch);
+  expect(layer.gate);
+  const at::Tensor middle = x + mixed;
   const at::Tensor normed = norm(middle, layer.post_norm);
-  return middle + nn::swiglu_linear(apply(normed, layer.gate), apply(normed, layer.up), layer.down,
-                                    batch.packing, batch.owners);
+  const at::Tensor gate = apply(normed, layer.gate), up = apply(normed, layer.up);
+  expect(layer.down);
+  const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.packing, batch.owners);
+  expect(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
+  return middle + out;
+}
+
+bool Decoder::is_short(int64_t num_tokens) const {
+  // The library's products would run on one thread of a team.
+  const bool own_products = dtype_ == at::kBFloat16 && kernels::linear_bf16_is_fast();
+  return own_products && num_tokens <= kShortBatch;
 }
 
 at::Tensor Decoder::forward(const Batch& batch) {
@@ -144,9 +161,7 @@ at::Tensor Decoder::forward(const Batch& batch) {
     for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
     x = nn::rms_norm(x, final_norm_, batch.packing, batch.owners);
   };
-  // The library's products would run on one thread of a team.
-  const bool own_products = dtype_ == at::kBFloat16 && kernels::linear_bf16_is_fast();
-  if (own_products && x.size(0) <= kShortBatch) {
+  if (is_short(x.size(0))) {
     kernels::with_team(run);
   } else {
     run();

@@ -70,6 +70,9 @@ class Decoder {
 
   // Both return the final norm's output [T, D]; the first keeps nothing.
   at::Tensor forward(const Batch& batch);
+  // Whether forward() of so many tokens keeps the threads awake, as kernels::with_team does; a
+  // caller who goes on with its output may open the team around both.
+  bool is_short(int64_t num_tokens) const;
   at::Tensor forward_train(Tape& tape);
   // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
   void backward(Tape& tape, const at::Tensor& dhidden);

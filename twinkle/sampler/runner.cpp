@@ -1,6 +1,5 @@
 #include "twinkle/sampler/runner.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/simd/team.h"
 #include "twinkle/kernels/softmax.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/sampler/logits/sampling.h"
@@ -28,11 +28,6 @@ struct Sampler::Chosen {
 };
 
 namespace {
-
-// torch computes the bf16 product of a single row (and any below 4096 multiplications) by another
-// kernel, which rounds differently, so a sequence that decodes alone gets a row beside it that
-// nobody reads.
-constexpr int64_t kInvariantRows = 2;
 
 int64_t generation_limit(const Request& request, int64_t max_positions) {
   return std::min(request.params.max_tokens, max_positions - std::ssize(request.prompt));
@@ -52,6 +47,12 @@ std::string not_finite(int64_t token) {
   text << "sampler: the logits of token " << token
        << " hold NaN or infinity: no token can be chosen; look at the weights";
   return text.str();
+}
+
+int64_t num_tokens(const std::vector<Sequence*>& batch) {
+  int64_t count = 0;
+  for (const Sequence* s : batch) count += s->next - s->computed;
+  return count;
 }
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
@@ -114,15 +115,11 @@ int64_t Sampler::add(Request request, Decode decode) {
 
 // The state [T, D] behind every token that the batch computes, in its order.
 at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
-  int64_t num_tokens = 0;
-  for (const Sequence* s : batch) num_tokens += s->next - s->computed;
-  const bool pad = num_tokens < kInvariantRows;
-  const int64_t num_rows = std::max(num_tokens, kInvariantRows);
   model::Batch packed;
-  packed.input_ids = at::empty({num_rows}, at::kLong);
-  packed.packing.position_ids = at::empty({num_rows}, at::kLong);
+  packed.input_ids = at::empty({num_tokens(batch)}, at::kLong);
+  packed.packing.position_ids = at::empty({num_tokens(batch)}, at::kLong);
   packed.packing.cu_seqlens = {0};
-  packed.owners = nn::Owners::nobody(std::ssize(batch) + (pad ? 1 : 0));
+  packed.owners = nn::Owners::nobody(std::ssize(batch));
   packed.kv = &cache_;
   auto* id = packed.input_ids.mutable_data_ptr<int64_t>();
   auto* position = packed.packing.position_ids.mutable_data_ptr<int64_t>();
@@ -137,13 +134,9 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     packed.owners.slot[i] = s.job->request.slot;
     chunks.push_back({&s.blocks, s.computed, s.next});
   }
-  if (pad) {
-    *id = *position = 0;
-    packed.packing.cu_seqlens.push_back(num_rows);
-  }
   cache_.start(chunks);
   const at::Tensor hidden = decoder_.forward(packed);
-  num_computed_ += num_tokens;
+  num_computed_ += num_tokens(batch);
   return hidden;
 }
 
@@ -179,20 +172,20 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
     if (s->finishes()) last.push_back(end - 1);
   }
   if (last.empty()) return {};
-  while (std::ssize(last) < kInvariantRows) last.push_back(last.back());
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
   return nn::row_invariant_linear(hidden.index_select(0, index), decoder_.head().weight);
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
-  const at::Tensor wide = logits.to(at::kFloat).contiguous();
-  const int64_t vocab = wide.size(1);
-  at::parallel_for(0, std::ssize(chosen), 1, [&](int64_t begin, int64_t end) {
+  const int64_t vocab = logits.size(1);
+  kernels::parallel_for(0, std::ssize(chosen), 1, [&](int64_t begin, int64_t end) {
     PickScratch scratch;
+    const at::Tensor wide = at::empty({vocab}, at::kFloat);
     for (int64_t i = begin; i < end; ++i) {
       Chosen& c = chosen[static_cast<size_t>(i)];
       const SamplingParams& params = c.sequence->job->request.params;
-      const std::span row(wide.const_data_ptr<float>() + c.row * vocab, static_cast<size_t>(vocab));
+      wide.copy_(logits.select(0, c.row));
+      const std::span row(wide.const_data_ptr<float>(), static_cast<size_t>(vocab));
       const double u = uniform(params.seed, static_cast<uint64_t>(c.sequence->sample),
                                static_cast<uint64_t>(c.sequence->size()));
       c.token = pick(row, params, c.sequence->tokens, u, scratch);
@@ -264,23 +257,35 @@ void Sampler::sweep() {
   std::erase_if(jobs_, [](const auto& job) { return job.second->num_left == 0; });
 }
 
-bool Sampler::step() {
-  if (schedule_.empty()) return false;
-  const at::NoGradGuard no_grad;
-  const Schedule::Work work = schedule_.plan();
-  for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
-  const at::Tensor hidden = forward(work.batch);
-  score_prompts(hidden, work.batch);
-  const at::Tensor logits = last_logits(hidden, work.batch);
-  schedule_.advance(work.batch);
+// The batch's forward, and the tokens that follow.
+std::vector<Sampler::Chosen> Sampler::run(const std::vector<Sequence*>& batch) {
+  const at::Tensor hidden = forward(batch);
+  score_prompts(hidden, batch);
+  const at::Tensor logits = last_logits(hidden, batch);
+  schedule_.advance(batch);
   std::vector<Chosen> chosen;
   int64_t row = 0;
-  for (Sequence* sequence : work.batch) {
+  for (Sequence* sequence : batch) {
     if (!sequence->finishes()) continue;
     for (Sequence* s : schedule_.fork(*sequence)) chosen.push_back({s, row});
     ++row;
   }
   if (logits.defined()) choose(logits, chosen);
+  return chosen;
+}
+
+bool Sampler::step() {
+  if (schedule_.empty()) return false;
+  const at::NoGradGuard no_grad;
+  const Schedule::Work work = schedule_.plan();
+  for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
+  std::vector<Chosen> chosen;
+  const auto compute = [&] { chosen = run(work.batch); };
+  if (decoder_.is_short(num_tokens(work.batch))) {
+    kernels::with_team(compute);
+  } else {
+    compute();
+  }
   for (Chosen& c : chosen) {
     if (c.sequence->job->num_left == 0) continue;  // its prompt or another sample of it failed
     if (c.token == kNoToken) {

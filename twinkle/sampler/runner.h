@@ -72,6 +72,7 @@ class Sampler {
  private:
   struct Chosen;
 
+  std::vector<Chosen> run(const std::vector<Sequence*>& batch);
   at::Tensor forward(const std::vector<Sequence*>& batch);
   void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);

@@ -24,7 +24,7 @@ constexpr int kWide = 3;             // tiles of a wide panel
 constexpr int64_t kWideDepth = 192;  // inputs of a wide panel: 18 KB, which the first cache holds
 constexpr int64_t kWideRows = 512;   // rows whose sums stay in the second cache
 constexpr int kGroup = 8;            // rows that add their products together
-constexpr int kThinGroup = 4;        // with one tile, more rows would only crowd the registers
+constexpr int kThinGroup = 16;       // the same of a panel of one tile
 
 constexpr __mmask16 kWords = 0xffff;  // all of them: GCC 12 warns of the unmasked intrinsics
 constexpr __mmask8 kLongs = 0xff;
@@ -130,7 +130,10 @@ TWINKLE_BF16 void group(const uint16_t* x, int64_t stride, const uint32_t* panel
 using Group = void (*)(const uint16_t*, int64_t, const uint32_t*, int64_t, float*);
 constexpr Group kGroups[] = {group<1, kWide>, group<2, kWide>, group<3, kWide>, group<4, kWide>,
                              group<5, kWide>, group<6, kWide>, group<7, kWide>, group<8, kWide>};
-constexpr Group kThinGroups[] = {group<1, 1>, group<2, 1>, group<3, 1>, group<4, 1>};
+constexpr Group kThinGroups[] = {group<1, 1>,  group<2, 1>,  group<3, 1>,  group<4, 1>,
+                                 group<5, 1>,  group<6, 1>,  group<7, 1>,  group<8, 1>,
+                                 group<9, 1>,  group<10, 1>, group<11, 1>, group<12, 1>,
+                                 group<13, 1>, group<14, 1>, group<15, 1>, group<16, 1>};
 
 // y[r][o ...] = sums[r] + bias for `rows` rows, sums `stride` apart.
 TWINKLE_BF16_INLINE void finish(const Bf16Product& p, int64_t first_row, int64_t rows, int64_t o,

@@ -29,8 +29,8 @@ void rms_scales(const T* x, int64_t rows, int64_t width, A eps, A* scale) {
   for (int64_t r = 0; r < rows; ++r) scale[r] = rms_scale(x + r * width, width, eps);
 }
 
-template <class T, class A>
-void rms_norm(const T* x, const A* weight, int64_t rows, int64_t width, A eps, T* y) {
+template <class T, class A, class W>
+void rms_norm(const T* x, const W* weight, int64_t rows, int64_t width, A eps, T* y) {
   for (int64_t r = 0; r < rows; ++r, x += width, y += width) {
     const auto scale = splat(rms_scale(x, width, eps));
     for (int64_t i = 0; i < width; i += kLanes<A>) {

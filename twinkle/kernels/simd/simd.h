@@ -20,7 +20,8 @@ template <class T>
 struct Loops {
   using A = Wide<T>;
   void (*rms_scales)(const T* x, int64_t rows, int64_t width, A eps, A* scale);
-  void (*rms_norm)(const T* x, const A* weight, int64_t rows, int64_t width, A eps, T* y);
+  void (*rms_norm)(const T* x, const T* weight, int64_t rows, int64_t width, A eps, T* y);
+  void (*rms_norm_wide)(const T* x, const A* weight, int64_t rows, int64_t width, A eps, T* y);
   void (*rms_norm_backward)(const T* grad, const T* x, const A* weight, int64_t rows, int64_t width,
                             A eps, T* dx);
   void (*rms_norm_weight)(const T* grad, const T* x, const A* scale, int64_t rows, int64_t width,

@@ -13,7 +13,8 @@ template <class T>
 constexpr Loops<T> loops() {
   using A = Wide<T>;
   return {.rms_scales = rms_scales<T, A>,
-          .rms_norm = rms_norm<T, A>,
+          .rms_norm = rms_norm<T, A, T>,
+          .rms_norm_wide = rms_norm<T, A, A>,
           .rms_norm_backward = rms_norm_backward<T, A>,
           .rms_norm_weight = rms_norm_weight<T, A>,
           .rope = rope<T, A>,

@@ -16,7 +16,9 @@ namespace {
 using Run = std::function<void(int64_t, int64_t)>;
 
 constexpr int64_t kPiecesPerThread = 8;  // so that a thread that is late leaves its share to others
-constexpr int kPatience = 20000;         // looks, about half a millisecond, before giving way
+constexpr int64_t kFetched = int64_t{384}
+                             << 10;  // bytes that stay in a core's cache beside its data
+constexpr int kPatience = 20000;     // looks, about half a millisecond, before giving way
 
 void pause() {
 #if defined(__x86_64__)
@@ -56,14 +58,20 @@ class Team {
 
   void stop() { round_.store(kStopped); }
 
+  void will_read(const char* first, int64_t bytes) {
+    bytes_.store(bytes, std::memory_order_relaxed);
+    first_.store(first, std::memory_order_release);
+  }
+
   // The side of thread `self`, until stop().
   void help(size_t self) {
     uint64_t seen = 0;
+    Ahead ahead;
     for (int looks = 0;; ++looks) {
       const uint64_t now = round_.load();
       if (now == kStopped) return;
       if (now == seen || now % 2 == 0) {
-        wait(looks);
+        if (!fetch(ahead, self)) wait(looks);
         continue;
       }
       active_.fetch_add(1);
@@ -76,6 +84,28 @@ class Team {
 
  private:
   static constexpr uint64_t kStopped = ~uint64_t{0} - 1;
+
+  // What a helper still has to fetch, of what it was told.
+  struct Ahead {
+    const char* told = nullptr;
+    const char* line = nullptr;
+    const char* end = nullptr;
+  };
+
+  // A few lines; false when there is nothing left.
+  bool fetch(Ahead& ahead, size_t self) const {
+    const char* first = first_.load(std::memory_order_acquire);
+    if (first != ahead.told) {
+      const int64_t bytes = bytes_.load(std::memory_order_relaxed);
+      const auto threads = std::ssize(shares_), part = static_cast<std::ptrdiff_t>(self);
+      ahead.told = first;
+      ahead.line = first + bytes * part / threads;
+      ahead.end = std::min(first + bytes * (part + 1) / threads, ahead.line + kFetched);
+    }
+    if (ahead.line >= ahead.end) return false;
+    for (int i = 0; i < 4; ++i, ahead.line += 64) __builtin_prefetch(ahead.line, 0, 2);
+    return true;
+  }
 
   static void wait(int looks) {
     pause();
@@ -101,7 +131,9 @@ class Team {
   int64_t begin_ = 0, end_ = 0, step_ = 1;
   const Run* work_ = nullptr;
   alignas(64) std::atomic<uint64_t> round_{
-      0};                                   // twice the number of loops, plus one while one is open
+      0};  // twice the number of loops, plus one while one is open
+  std::atomic<const char*> first_{nullptr};  // what will_read() said
+  std::atomic<int64_t> bytes_{0};
   alignas(64) std::atomic<int> active_{0};  // helpers that may be at a piece
   std::mutex error_mutex_;
   std::exception_ptr error_;
@@ -126,6 +158,10 @@ void with_team(const std::function<void()>& body) {
     } const scope(team);
     body();
   });
+}
+
+void will_read(const void* first, int64_t bytes) {
+  if (current) current->will_read(static_cast<const char*>(first), bytes);
 }
 
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const Run& run) {

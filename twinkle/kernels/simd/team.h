@@ -17,4 +17,8 @@ void with_team(const std::function<void()>& body);
 void parallel_for(int64_t begin, int64_t end, int64_t grain,
                   const std::function<void(int64_t first, int64_t last)>& run);
 
+// Says what the team's next loop will read, spread evenly over its pieces: until it begins, threads
+// that wait fetch their part. Without a team: nothing.
+void will_read(const void* first, int64_t bytes);
+
 }  // namespace twinkle::kernels

@@ -60,6 +60,21 @@ TEST(Team, ALoopWithinALoopAndATeamWithinATeamRunToo) {
   EXPECT_EQ(count, 100);
 }
 
+TEST(Team, WhatIsFetchedAheadChangesNothing) {
+  std::vector<int32_t> numbers(1 << 20, 1);
+  std::atomic<int64_t> sum{0};
+  will_read(numbers.data(), 4 << 20);
+  with_team([&] {
+    for (int round = 0; round < 20; ++round) {
+      will_read(numbers.data() + (round << 10), 4 << 10);
+      parallel_for(round << 10, (round + 1) << 10, 16, [&](int64_t first, int64_t last) {
+        sum += std::accumulate(numbers.begin() + first, numbers.begin() + last, int64_t{0});
+      });
+    }
+  });
+  EXPECT_EQ(sum, 20 << 10);
+}
+
 TEST(Team, AnExceptionOfALoopOrOfTheBodyReachesTheCaller) {
   const auto text_of = [](const std::function<void()>& body) -> std::string {
     try {
