@@ -135,9 +135,10 @@ constexpr Group kThinGroups[] = {group<1, 1>,  group<2, 1>,  group<3, 1>,  group
                                  group<9, 1>,  group<10, 1>, group<11, 1>, group<12, 1>,
                                  group<13, 1>, group<14, 1>, group<15, 1>, group<16, 1>};
 
-// y[r][o ...] = sums[r] + bias for `rows` rows, sums `stride` apart.
+// y[r][o ...] = sums[r] + bias for `rows` rows, sums kTiles tiles apart.
+template <int kTiles>
 TWINKLE_BF16_INLINE void finish(const Bf16Product& p, int64_t first_row, int64_t rows, int64_t o,
-                                const float* sums, int64_t stride) {
+                                const float* sums) {
   const int64_t count = p.outputs - o;
   const auto outputs = static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
   __m512 bias = _mm512_setzero_ps();
@@ -146,7 +147,7 @@ TWINKLE_BF16_INLINE void finish(const Bf16Product& p, int64_t first_row, int64_t
     bias = (__m512)(_mm512_maskz_slli_epi32(kWords, _mm512_maskz_cvtepu16_epi32(kWords, half), 16));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    __m512 sum = _mm512_load_ps(sums + r * stride);
+    __m512 sum = _mm512_load_ps(sums + r * kTiles * kTile);
     if (p.bias) sum += bias;
     _mm256_mask_storeu_epi16(p.y + (first_row + r) * p.outputs + o, outputs,
                              (__m256i)_mm512_cvtneps_pbh(sum));
@@ -182,7 +183,7 @@ TWINKLE_BF16 void few_rows(const Bf16Product& p, int64_t o) {
   }
   alignas(64) float sums[kRows * kTile];
   for (int j = 0; j < kRows; ++j) _mm512_store_ps(sums + j * kTile, s[j]);
-  finish(p, 0, kRows, o, sums, kTile);
+  finish<1>(p, 0, kRows, o, sums);
 }
 
 template <int kRows>
@@ -214,16 +215,17 @@ TWINKLE_BF16 void thin_tile(const Bf16Product& p, int64_t o) {
       kThinGroups[p.rows - r - 1](x + r * p.x_stride, p.x_stride, panel, pairs, sums + r * kTile);
     }
   }
-  finish(p, 0, p.rows, o, sums, kTile);
+  finish<1>(p, 0, p.rows, o, sums);
 }
 
 TWINKLE_BF16 void thin_loop(const Bf16Product& p, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kTile) thin_tile(p, o);
 }
 
-// Inputs [begin, end) of kWide tiles into a panel [pair][tile][16 outputs].
-TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin, int64_t end,
-                                    Ahead& ahead, uint32_t* panel) {
+// kWideDepth inputs from `begin` on of kWide tiles into a panel [pair][tile][16 outputs].
+TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin, Ahead& ahead,
+                                    uint32_t* panel) {
+  const int64_t end = std::min(p.inputs, begin + kWideDepth);
   for (int n = 0; n < kWide && o + n * kTile < p.outputs; ++n) {
     for (int64_t i = begin; i < end; i += kDepth) {
       __m512i c[16];
@@ -248,7 +250,7 @@ TWINKLE_BF16 void wide_tiles(const Bf16Product& p, int64_t o, int64_t first_row)
   Ahead ahead{reinterpret_cast<const char*>(p.w + (o + kWide * kTile) * p.inputs)};
   for (int64_t begin = 0; begin < p.inputs; begin += kWideDepth) {
     const int64_t end = std::min(p.inputs, begin + kWideDepth);
-    fill_panel(p, o, begin, end, ahead, panel);
+    fill_panel(p, o, begin, ahead, panel);
     for (int64_t r = 0; r < rows; r += kGroup) {
       const int64_t count = std::min<int64_t>(kGroup, rows - r);
       kGroups[count - 1](p.x + (first_row + r) * p.x_stride + begin, p.x_stride, panel,
@@ -256,7 +258,7 @@ TWINKLE_BF16 void wide_tiles(const Bf16Product& p, int64_t o, int64_t first_row)
     }
   }
   for (int n = 0; n < kWide && o + n * kTile < p.outputs; ++n) {
-    finish(p, first_row, rows, o + n * kTile, sums + n * kTile, kWide * kTile);
+    finish<kWide>(p, first_row, rows, o + n * kTile, sums + n * kTile);
   }
 }
 
