@@ -2,12 +2,14 @@
 
 #include "twinkle/base/random.h"
 #include "twinkle/kernels/random/uniform.h"
-#include "twinkle/kernels/simd/vec.h"
 
 namespace twinkle::kernels {
 namespace {
 
-TWINKLE_CLONES void fill(uint64_t key, double bound, uint64_t begin, uint64_t end, float* out) {
+// One clone per instruction set, chosen when the program is loaded; each value is an integer hash
+// and two float64 operations, the same bits in all.
+__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"))) void fill(
+    uint64_t key, double bound, uint64_t begin, uint64_t end, float* out) {
   for (uint64_t k = begin; k < end; ++k)
     out[k] = static_cast<float>(bound * (2 * uniform_at(key, k) - 1));
 }
