@@ -12,7 +12,8 @@ ModelOptions model_options(const EngineOptions& o) {
           .kv_tokens = o.kv_tokens,
           .activation_bytes = o.activation_bytes,
           .max_sequences = o.max_sequences,
-          .parking = {o.resident_bytes, o.park_directory}};
+          .parking = {o.resident_bytes, o.park_directory},
+          .deterministic = o.deterministic};
 }
 
 DispatcherOptions dispatcher_options(const EngineOptions& o) {

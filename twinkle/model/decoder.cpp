@@ -94,6 +94,17 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   rope_ = nn::make_rope_table(a.rope, a.head_dim, std::min<int64_t>(spec.max_positions, 4096));
 }
 
+void Decoder::set_exact(bool exact) {
+  std::vector<nn::Linear*> all{&head_};
+  for (const NamedLinear& linear : linears()) all.push_back(linear.linear);
+  for (nn::Linear* linear : all) {
+    linear->exact = exact;
+    if (!exact) continue;
+    nn::row_plan(nn::Product::of(linear->weight, linear->bias));
+    nn::row_plan(nn::Product::of(linear->weight.t(), {}));
+  }
+}
+
 at::Tensor Decoder::embed(const Batch& batch) const {
   return embedding_.index_select(0, batch.input_ids);
 }

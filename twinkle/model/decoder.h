@@ -91,6 +91,10 @@ class Decoder {
   // V x D and its gradient buffer.
   const nn::Linear& head() const { return head_; }
 
+  // Whether a row's bits may depend on the other rows of a batch. exact: tries every product that
+  // forward and backward take, and throws Error kInternal where that cannot be had.
+  void set_exact(bool exact);
+
   std::vector<NamedLinear>
   linears();  // every linear that an adapter may attach to, in the model's order
   std::vector<NamedWeight>

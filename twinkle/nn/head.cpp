@@ -90,15 +90,15 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
   });
 }
 
-HeadOutput head_forward(const at::Tensor& hidden, const at::Tensor& weight, const Targets& targets,
+HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                         const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
-  const int64_t chunk = chunk_rows(options, weight);
+  const int64_t chunk = chunk_rows(options, head.weight);
   HeadOutput out;
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
     const int64_t size = chunk_end(targets, begin, chunk, nullptr) - begin;
-    const at::Tensor logits = row_invariant_linear(take(hidden, targets.rows, begin, size), weight);
+    const at::Tensor logits = product(take(hidden, targets.rows, begin, size), head);
     logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
                 options.entropy, stats);
     keep(out, stats, size, options.entropy);
@@ -120,7 +120,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     const int64_t size =
         chunk_end(targets, begin, chunk, head.weight_grad ? &packing : nullptr) - begin;
     const at::Tensor x = take(hidden, targets.rows, begin, size);
-    at::Tensor logits = row_invariant_linear(x, head.weight);
+    at::Tensor logits = product(x, head);
     const auto ids = part(targets.ids, begin, size);
     const auto temperature = part(targets.temperature, begin, size);
     logprobs_of(logits, ids, temperature, options.entropy, stats);
@@ -128,7 +128,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     const auto g = std::span(scale).first(static_cast<size_t>(size));
     grad(begin, std::span(out.logprobs).last(static_cast<size_t>(size)), g);
     logits_grad_(logits, ids, temperature, stats, g);
-    put(out.dhidden, targets.rows, begin, row_invariant_linear(logits, head.weight.t()));
+    put(out.dhidden, targets.rows, begin, transposed_product(logits, head.weight, head.exact));
     if (head.weight_grad) {
       const int64_t row = targets.rows[static_cast<size_t>(begin)];
       const auto& cu = packing.cu_seqlens;

@@ -42,14 +42,14 @@ using TokenGrad =
     std::function<void(int64_t first, std::span<const float> logprobs, std::span<float> grad)>;
 
 // Forward alone. hidden [T, D].
-HeadOutput head_forward(const at::Tensor& hidden_TD, const at::Tensor& weight_VD,
-                        const Targets& targets, const HeadOptions& options = {});
+HeadOutput head_forward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
+                        const HeadOptions& options = {});
 
 // Forward and backward in one pass over the logits, for losses whose derivative by a token's
 // log-probability is known as soon as that log-probability is. For others: head_forward, the loss,
-// and this with the finished derivatives. `weight` carries the trained head's gradient buffer;
+// and this with the finished derivatives. `head` carries the trained head's gradient buffer;
 // `packing` and `owners` say whose rows are whose.
-HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& weight, const Targets& targets,
+HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
                          const TokenGrad& grad, const Packing& packing, const Owners& owners,
                          const HeadOptions& options = {});
 

@@ -37,7 +37,8 @@ TEST(Head, ForwardAndBackwardInOnePassEqualPlainAutograd) {
     const auto picked = logp.gather(1, ids.unsqueeze(1)).squeeze(1);
     const auto want = torch::autograd::grad(
         {picked}, {h, w}, {at::tensor(at::ArrayRef<double>(p.grad), at::kDouble)});
-    const auto forward = head_forward(p.hidden, p.weight, p.targets, {.entropy = true, .chunk = 3});
+    const auto forward =
+        head_forward(p.hidden, Linear{p.weight}, p.targets, {.entropy = true, .chunk = 3});
     for (int64_t i = 0; i < 8; ++i) {
       EXPECT_NEAR(out.logprobs[i], picked[i].item<double>(), 1e-5);
       EXPECT_EQ(out.logprobs[i], forward.logprobs[i]);
@@ -65,8 +66,8 @@ TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
   Problem p;
   const auto hidden = at::randn({12, 64}).to(at::kBFloat16),
              weight = at::randn({500, 64}).to(at::kBFloat16);
-  const auto one = head_forward(hidden, weight, p.targets, {.chunk = 1});
-  const auto all = head_forward(hidden, weight, p.targets, {.chunk = 512});
+  const auto one = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 1});
+  const auto all = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 512});
   EXPECT_EQ(one.logprobs, all.logprobs);
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/nn/linear_node.h"
 
 namespace twinkle::nn {
@@ -13,18 +12,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Rows from which the library computes each row in one way. float32: below 16 it takes another
-// path. bfloat16: products of at most 16^3 multiply-adds go to ATen's own loop instead of oneDNN,
-// and a lone row is summed in another order for some shapes.
-int64_t invariant_rows(at::ScalarType type, const at::Tensor& weight) {
-  return type == at::kBFloat16 ? std::max<int64_t>(2, 4096 / weight.numel() + 1) : 16;
-}
-
-bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
-  return x.scalar_type() == at::kBFloat16 && x.is_cpu() && kernels::linear_bf16_is_fast() &&
-         (weight.is_contiguous() || weight.t().is_contiguous());
-}
 
 template <class T>
 const T* pointer(AutogradContext* ctx, const char* name) {
@@ -54,13 +41,14 @@ Owners Owners::nobody(int64_t num_sequences) {
 
 at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linear& w,
                           const Packing& packing, const Owners& owners) {
-  at::Tensor y = row_invariant_linear(x, w.weight, w.bias);
+  at::Tensor y = product(x, w);
   c10::List<at::Tensor> saved;
   if (w.delta) {
     for (at::Tensor& t : w.delta->forward(x, packing, owners, y)) saved.push_back(std::move(t));
   }
   ctx->saved_data["saved"] = saved;
   ctx->saved_data["weight"] = w.weight;
+  ctx->saved_data["exact"] = w.exact;
   // The Linear itself may be a copy on the caller's stack: what is kept are the objects it points
   // to.
   ctx->saved_data["delta"] = reinterpret_cast<int64_t>(w.delta);
@@ -81,7 +69,7 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
   auto* bias_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "bias_grad"));
   const at::Tensor weight = ctx->saved_data.at("weight").toTensor();
   at::Tensor dx;
-  if (needs_dx) dx = row_invariant_linear(dy, weight.t());
+  if (needs_dx) dx = transposed_product(dy, weight, ctx->saved_data.at("exact").toBool());
   if (delta) {
     delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *packing, *owners, dx);
   }
@@ -98,14 +86,12 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
   return dx;
 }
 
-at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
-                                const at::Tensor& bias) {
-  if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  const int64_t rows = x.size(0), needed = invariant_rows(x.scalar_type(), weight);
-  if (rows >= needed) return at::linear(x, weight, bias);
-  const at::Tensor padded = at::zeros({needed, x.size(1)}, x.options());
-  padded.narrow(0, 0, rows).copy_(x);
-  return at::linear(padded, weight, bias).narrow(0, 0, rows).contiguous();
+at::Tensor product(const at::Tensor& x, const Linear& w) {
+  return w.exact ? row_invariant_linear(x, w.weight, w.bias) : plain_linear(x, w.weight, w.bias);
+}
+
+at::Tensor transposed_product(const at::Tensor& dy, const at::Tensor& weight, bool exact) {
+  return exact ? row_invariant_linear(dy, weight.t()) : plain_linear(dy, weight.t(), {});
 }
 
 void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
@@ -121,7 +107,7 @@ void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor
 at::Tensor linear(const at::Tensor& x, const Linear& w, const Packing& packing,
                   const Owners& owners) {
   if (at::GradMode::is_enabled()) return LinearFunction::apply(x, &w, &packing, &owners);
-  at::Tensor y = row_invariant_linear(x, w.weight, w.bias);
+  at::Tensor y = product(x, w);
   if (w.delta) w.delta->forward(x, packing, owners, y);
   return y;
 }

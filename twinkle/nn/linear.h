@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twinkle/nn/attention/packing.h"
+#include "twinkle/nn/row_invariance.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {
@@ -43,6 +44,7 @@ struct Linear {
   WeightGrad* weight_grad = nullptr;  // not owned; nullptr: frozen
   WeightGrad* bias_grad = nullptr;
   Delta* delta = nullptr;  // not owned; nullptr: no adapters here
+  bool exact = true;       // false: a row's bits may depend on the other rows
 
   // Whether its backward pass reads its input.
   bool needs_input() const { return delta || weight_grad; }
@@ -52,11 +54,9 @@ struct Linear {
 at::Tensor linear(const at::Tensor& x_TI, const Linear& w, const Packing& packing,
                   const Owners& owners);
 
-// x W^T + b for any number of rows, each row's bits independent of the others: thin float32
-// products are padded to the number of rows from which the library's bits no longer depend on their
-// number. `weight_OI` may be a transposed view.
-at::Tensor row_invariant_linear(const at::Tensor& x_TI, const at::Tensor& weight_OI,
-                                const at::Tensor& bias = {});
+// x W^T + b of w alone, without its delta; and dy W.
+at::Tensor product(const at::Tensor& x_TI, const Linear& w);
+at::Tensor transposed_product(const at::Tensor& dy_TO, const at::Tensor& weight_OI, bool exact);
 
 // grad += dy^T x of each learning sequence, one product a sequence, in order. dy [T, O], x [T, I].
 void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& weight,

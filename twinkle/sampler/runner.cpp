@@ -151,7 +151,7 @@ void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence
       const SamplingParams& params = job.request.params;
       const auto ids = std::span(job.request.prompt)
                            .subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count));
-      score_tokens(hidden.narrow(0, row + begin - s->computed, count), decoder_.head().weight, ids,
+      score_tokens(hidden.narrow(0, row + begin - s->computed, count), decoder_.head(), ids,
                    temperature_of(params), params.top_prompt_logprobs, job.prompt);
       for (; job.num_scored <= begin + count; ++job.num_scored) {
         if (std::isnan(job.prompt.logprobs[static_cast<size_t>(job.num_scored - 1)])) {
@@ -173,7 +173,7 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
   }
   if (last.empty()) return {};
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
-  return nn::row_invariant_linear(hidden.index_select(0, index), decoder_.head().weight);
+  return nn::product(hidden.index_select(0, index), decoder_.head());
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {

@@ -121,8 +121,7 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   });
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
-  keep(pieces, pass,
-       nn::head_forward(hidden, decoder.head().weight, pass.targets, {.entropy = entropy}));
+  keep(pieces, pass, nn::head_forward(hidden, decoder.head(), pass.targets, {.entropy = entropy}));
 }
 
 void backward_pass(std::span<Piece> pieces, model::Decoder& decoder) {

@@ -1,6 +1,7 @@
 #include "twinkle/engine/execute/decoder_executor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 
@@ -21,6 +22,8 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   base_.config = checkpoint.config();
   decoder_ = std::make_unique<model::Decoder>(model::read_spec(base_.config), checkpoint, dtype);
   decoder_->limit_activations(o.activation_bytes);
+  decoder_->set_exact(o.deterministic);
+  num_threads_ = at::get_num_threads();
   pool_ = std::make_unique<lora::Pool>(*decoder_);
   facts_ = facts_of(*decoder_, checkpoint);
   training_ = std::make_unique<Training>(
@@ -114,6 +117,8 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
 }
 
 void DecoderExecutor::create(const Create& op) {
+  // The thread that runs the model began with torch's default.
+  at::set_num_threads(num_threads_);
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
   const auto busy = [&](Mode mode) {

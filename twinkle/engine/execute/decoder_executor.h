@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time
   ParkingOptions parking;
+  bool deterministic;           // Decoder::set_exact
 };
 
 class DecoderExecutor : public Executor {
@@ -64,6 +65,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
   const std::string path_;  // of the model
+  int num_threads_ = 1;     // of torch, for which exactness was proven
 
   Mutex mutex_;
   sampler::Decode decode_ GUARDED_BY(mutex_);

@@ -8,8 +8,6 @@
 #include <numeric>
 #include <vector>
 
-#include "twinkle/nn/linear.h"
-
 namespace twinkle::sampler {
 namespace {
 
@@ -41,12 +39,12 @@ TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float te
   return out;
 }
 
-void score_tokens(const at::Tensor& hidden, const at::Tensor& head, std::span<const int32_t> ids,
+void score_tokens(const at::Tensor& hidden, const nn::Linear& head, std::span<const int32_t> ids,
                   float temperature, int64_t k, PromptScores& out) {
   const int64_t n = std::ssize(ids);
   for (int64_t begin = 0; begin < n; begin += kRows) {
     const int64_t count = std::min(kRows, n - begin);
-    const at::Tensor logits = nn::row_invariant_linear(hidden.narrow(0, begin, count), head);
+    const at::Tensor logits = nn::product(hidden.narrow(0, begin, count), head);
     const size_t first = out.logprobs.size();
     out.logprobs.resize(first + static_cast<size_t>(count));
     if (k > 0) out.top_logprobs.resize(out.logprobs.size());

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "twinkle/kernels/softmax.h"
+#include "twinkle/nn/linear.h"
 #include "twinkle/sampler/params.h"
 
 namespace twinkle::sampler {
@@ -19,7 +20,7 @@ TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float te
 
 // Appends the scores of `ids` [N] at the states [N, D] behind which they stand, with the k
 // likeliest tokens at each. Logits exist for a few rows at a time.
-void score_tokens(const at::Tensor& hidden_ND, const at::Tensor& head_VD,
-                  std::span<const int32_t> ids, float temperature, int64_t k, PromptScores& out);
+void score_tokens(const at::Tensor& hidden_ND, const nn::Linear& head, std::span<const int32_t> ids,
+                  float temperature, int64_t k, PromptScores& out);
 
 }  // namespace twinkle::sampler

@@ -45,7 +45,7 @@ TEST_P(Scores, OfTokensAreTheTrainersHeadsBitForBit) {
   at::manual_seed(2);
   constexpr int64_t kTokens = 300;  // more than two chunks
   const at::Tensor hidden = at::randn({kTokens, 32}).to(GetParam());
-  const at::Tensor head = at::randn({97, 32}).to(GetParam());
+  const nn::Linear head{at::randn({97, 32}).to(GetParam())};
   nn::Targets targets;
   for (int64_t t = 0; t < kTokens; ++t) {
     targets.rows.push_back(t);
