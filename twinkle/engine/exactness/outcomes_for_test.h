@@ -1,0 +1,94 @@
+// For tests: what an operation returned as text, doubles and floats by their bits, so that two
+// runs are compared whole; and a model so small that thousands of operations take seconds.
+#pragma once
+#include <cstring>
+#include <future>
+#include <sstream>
+#include <string>
+
+#include "twinkle/base/error.h"
+#include "twinkle/engine/operation.h"
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+
+inline JsonObject smallest_config() {
+  JsonObject c = model::tiny_config();
+  c["vocab_size"] = 41;
+  c["hidden_size"] = 16;
+  c["num_hidden_layers"] = 1;
+  c["intermediate_size"] = 24;
+  c["num_attention_heads"] = 2;
+  c["num_key_value_heads"] = 1;
+  c["head_dim"] = 8;
+  return c;
+}
+
+class OutcomeText {
+ public:
+  std::string of(const Result& result) {
+    std::visit([this](const auto& r) { add(r); }, result);
+    return out_.str();
+  }
+
+ private:
+  void add(double x) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &x, 8);
+    out_ << std::hex << bits << ' ';
+  }
+  void add(const std::vector<std::vector<float>>& rows) {
+    for (const auto& row : rows) {
+      for (const float x : row) add(static_cast<double>(x));
+      out_ << '\n';
+    }
+  }
+  void add(const Done&) { out_ << "done"; }
+  void add(const ForwardResult& r) {
+    out_ << "forward ";
+    add(r.loss);
+    add(r.num_tokens);
+    add(r.logps);
+    add(r.entropies);
+  }
+  void add(const StepResult& r) {
+    out_ << "step " << r.step << ' ';
+    add(r.grad_norm);
+    add(r.num_tokens);
+  }
+  void add(const SampleResult& r) {
+    out_ << "sample ";
+    for (const auto& prompt : r.completions) {
+      for (const Completion& c : prompt) {
+        for (const int32_t token : c.tokens) out_ << token << ',';
+        for (const float x : c.logprobs) add(static_cast<double>(x));
+        out_ << c.stop_reason << c.matched << '\n';
+      }
+    }
+  }
+  void add(const SaveResult&) { out_ << "saved"; }  // where differs from run to run
+  void add(const LoadResult& r) { out_ << "loaded " << r.extra_json; }
+  void add(const InspectResult& r) {
+    out_ << "state " << r.weights << ' ' << r.gradients << ' ' << r.optimizer << ' '
+         << r.num_parameters << ' ' << r.step << ' ';
+    add(r.num_tokens);
+  }
+  template <class R>
+  void add(const R&) {
+    out_ << "other";
+  }
+
+  std::ostringstream out_;
+};
+
+// The result, or the error's text.
+inline std::string outcome_of(std::future<Result>& future) {
+  try {
+    return OutcomeText().of(future.get());
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+}  // namespace twinkle::engine
