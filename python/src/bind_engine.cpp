@@ -23,12 +23,21 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kSlice_s = 0.05;  // how long Ctrl-C may go unseen
 
+using Pending = std::shared_future<engine::Result>;
+
 class Future {
  public:
-  explicit Future(std::future<engine::Result> future) : future_(future.share()) {}
+  Future(const std::shared_ptr<Engine>& engine, engine::Future future)
+      : engine_(engine), id_(future.id), future_(future.share()) {}
 
   bool done() const {
     return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+
+  bool cancel() {
+    const py::gil_scoped_release release;
+    const std::shared_ptr<Engine> engine = engine_.lock();
+    return engine && engine->cancel(id_);
   }
 
   // Waits in slices, so that Ctrl-C is seen.
@@ -46,7 +55,14 @@ class Future {
       }
       slice_s = std::min(kSlice_s, left_s);
     }
-    return to_python(future_.get());
+    const engine::Result& result = future_.get();
+    if (!value_) {
+      // Arrays are views into the result, which lives as long as they do.
+      const py::capsule owner(new Pending(future_),
+                              [](void* pending) { delete static_cast<Pending*>(pending); });
+      value_ = to_python(result, owner);
+    }
+    return value_;
   }
 
  private:
@@ -55,12 +71,21 @@ class Future {
     return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
   }
 
-  std::shared_future<engine::Result> future_;
+  std::weak_ptr<Engine> engine_;
+  int64_t id_;
+  Pending future_;
+  py::object value_;
 };
 
-Future submit(Engine& engine, engine::Operation operation) {
-  const py::gil_scoped_release release;
-  return Future(engine.submit(std::move(operation)));
+using EnginePointer = std::shared_ptr<Engine>;
+
+Future submit(const EnginePointer& engine, engine::Operation operation) {
+  std::optional<engine::Future> future;
+  {
+    const py::gil_scoped_release release;
+    future = engine->submit(std::move(operation));
+  }
+  return Future(engine, std::move(*future));
 }
 
 std::string text_of(const py::object& value, const char* name) {
@@ -69,15 +94,10 @@ std::string text_of(const py::object& value, const char* name) {
   return value.cast<std::string>();
 }
 
-std::shared_ptr<Engine> make_engine(const py::object& directory, const py::object& precision,
-                                    int64_t token_budget, int64_t kv_tokens,
-                                    int64_t activation_bytes) {
-  const std::string model = text_of(directory, "model"),
-                    mixed_precision = text_of(precision, "mixed_precision");
+std::shared_ptr<Engine> make_engine(const engine::EngineOptions& options) {
   const py::gil_scoped_release release;
   // The engine's end waits for its thread, without the GIL.
-  return {new Engine({model, mixed_precision, token_budget, kv_tokens, activation_bytes}),
-          [](Engine* engine) {
+  return {new Engine(options), [](Engine* engine) {
             const py::gil_scoped_release released;
             std::unique_ptr<Engine>(engine).reset();
           }};
@@ -124,7 +144,7 @@ engine::SamplingParams params_of(const py::dict& d) {
   return p;
 }
 
-Future sample(Engine& engine, const std::string& tenant, const py::list& prompts,
+Future sample(const EnginePointer& engine, const std::string& tenant, const py::list& prompts,
               const std::vector<py::dict>& params, int64_t version) {
   engine::Sample operation{.tenant = tenant, .prompts = {}, .params = {}, .version = version};
   for (const py::handle prompt : prompts)
@@ -137,6 +157,9 @@ Future sample(Engine& engine, const std::string& tenant, const py::list& prompts
 void bind_future(py::module_& m) {
   py::class_<Future>(m, "Future", "The result of an operation that may still run.")
       .def("done", &Future::done, "Whether it has ended.")
+      .def("cancel", &Future::cancel,
+           "True: result() raises ConflictError, and the operation never was. False: it has ended, "
+           "or can't be stopped any more.")
       .def("result", &Future::result, "timeout"_a = py::none(),
            "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
            "operation failed with. TimeoutError: it has not ended.");
@@ -146,18 +169,22 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
   engine
       .def(
           "create",
-          [](Engine& e, std::string tenant, std::string lora_json, std::string directory,
-             uint64_t seed, bool frozen) {
-            return submit(e, engine::Create{tenant, lora_json, directory, seed, frozen});
+          [](const EnginePointer& e, std::string tenant, std::string lora_json,
+             std::string directory, uint64_t seed, bool frozen, double weight, int32_t priority) {
+            return submit(
+                e, engine::Create{tenant, lora_json, directory, seed, frozen, weight, priority});
           },
           py::kw_only(), "tenant"_a, "lora_json"_a = "", "directory"_a = "", "seed"_a = 0,
-          "frozen"_a = false)
+          "frozen"_a = false, "weight"_a = 1.0, "priority"_a = 0)
       .def(
-          "delete", [](Engine& e, std::string tenant) { return submit(e, engine::Delete{tenant}); },
+          "delete",
+          [](const EnginePointer& e, std::string tenant) {
+            return submit(e, engine::Delete{tenant});
+          },
           py::kw_only(), "tenant"_a)
       .def(
           "forward",
-          [](Engine& e, std::string tenant, const py::list& items, bool disable_lora,
+          [](const EnginePointer& e, std::string tenant, const py::list& items, bool disable_lora,
              double temperature, bool entropy, bool train) {
             return submit(e, engine::Forward{tenant, sequences(items), disable_lora, temperature,
                                              entropy, train});
@@ -166,7 +193,7 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           "entropy"_a = false, "train"_a = false)
       .def(
           "forward_backward",
-          [](Engine& e, std::string tenant, const py::list& items, std::string loss,
+          [](const EnginePointer& e, std::string tenant, const py::list& items, std::string loss,
              std::string loss_options, double temperature) {
             return submit(e, engine::ForwardBackward{tenant, sequences(items), loss, loss_options,
                                                      temperature});
@@ -175,7 +202,7 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           "loss_options"_a = "", "temperature"_a = 1.0)
       .def(
           "step",
-          [](Engine& e, std::string tenant, std::string optimizer, std::string options,
+          [](const EnginePointer& e, std::string tenant, std::string optimizer, std::string options,
              double max_grad_norm, double norm_type) {
             return submit(e, engine::Step{tenant, optimizer, options, max_grad_norm, norm_type});
           },
@@ -183,13 +210,15 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           "max_grad_norm"_a = 0.0, "norm_type"_a = 2.0)
       .def(
           "clip_grad_norm",
-          [](Engine& e, std::string tenant, double max_grad_norm, double norm_type) {
+          [](const EnginePointer& e, std::string tenant, double max_grad_norm, double norm_type) {
             return submit(e, engine::ClipGradNorm{tenant, max_grad_norm, norm_type});
           },
           py::kw_only(), "tenant"_a, "max_grad_norm"_a = 1.0, "norm_type"_a = 2.0)
       .def(
           "zero_grad",
-          [](Engine& e, std::string tenant) { return submit(e, engine::ZeroGrad{tenant}); },
+          [](const EnginePointer& e, std::string tenant) {
+            return submit(e, engine::ZeroGrad{tenant});
+          },
           py::kw_only(), "tenant"_a);
 }
 
@@ -197,30 +226,32 @@ void bind_state(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
   engine.def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a, "version"_a = 0)
       .def(
           "publish",
-          [](Engine& e, std::string tenant) { return submit(e, engine::Publish{tenant}); },
+          [](const EnginePointer& e, std::string tenant) {
+            return submit(e, engine::Publish{tenant});
+          },
           py::kw_only(), "tenant"_a)
       .def(
           "release",
-          [](Engine& e, std::string tenant, int64_t version) {
+          [](const EnginePointer& e, std::string tenant, int64_t version) {
             return submit(e, engine::Release{tenant, version});
           },
           py::kw_only(), "tenant"_a, "version"_a)
       .def(
           "save",
-          [](Engine& e, std::string tenant, std::string directory, bool optimizer,
+          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer,
              std::string extra_json) {
             return submit(e, engine::Save{tenant, directory, optimizer, extra_json});
           },
           py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "extra_json"_a = "")
       .def(
           "load",
-          [](Engine& e, std::string tenant, std::string directory, bool optimizer) {
+          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer) {
             return submit(e, engine::Load{tenant, directory, optimizer});
           },
           py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false)
       .def(
           "inspect",
-          [](Engine& e, std::string tenant, bool tensors) {
+          [](const EnginePointer& e, std::string tenant, bool tensors) {
             return submit(e, engine::Inspect{tenant, tensors});
           },
           py::kw_only(), "tenant"_a, "tensors"_a = false);
@@ -237,10 +268,21 @@ void bind_engine(py::module_& m) {
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");
   engine
-      .def(py::init(&here::make_engine), "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
+      .def(py::init([](const py::object& model, const py::object& precision, int64_t token_budget,
+                       int64_t kv_tokens, int64_t activation_bytes, bool deterministic) {
+             return here::make_engine(
+                 {.model = here::text_of(model, "model"),
+                  .mixed_precision = here::text_of(precision, "mixed_precision"),
+                  .token_budget = token_budget,
+                  .kv_tokens = kv_tokens,
+                  .activation_bytes = activation_bytes,
+                  .deterministic = deterministic});
+           }),
+           "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
            "token_budget"_a = twinkle::engine::EngineOptions{}.token_budget,
            "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens,
-           "activation_bytes"_a = twinkle::engine::EngineOptions{}.activation_bytes)
+           "activation_bytes"_a = twinkle::engine::EngineOptions{}.activation_bytes,
+           "deterministic"_a = true)
       .def("facts", &here::facts, "What is known of the model, as a dict.")
       .def("set_template", &here::set_template, "template"_a, py::keep_alive<1, 2>(),
            "Whose tokenizer turns tokens into text, for stop strings.");

@@ -18,8 +18,15 @@ py::array vector_of(py::handle values, const std::string& what) {
   return array;
 }
 
-py::array_t<float> array_of(const std::vector<float>& values) {
-  return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data());
+// A writable view: nobody else reads the result of an operation.
+py::array_t<float> view_of(const std::vector<float>& values, py::handle owner) {
+  return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data(), owner);
+}
+
+py::list views_of(const std::vector<std::vector<float>>& vectors, py::handle owner) {
+  py::list out;
+  for (const auto& v : vectors) out.append(view_of(v, owner));
+  return out;
 }
 
 // Per place [(token id, log p)], the likeliest first.
@@ -34,11 +41,14 @@ py::list pairs_of(const std::vector<sampler::TopLogprobs>& all) {
 }
 
 struct ToPython {
+  py::handle owner;
+
   py::object operator()(const engine::Done&) const { return py::none(); }
   py::object operator()(const engine::ForwardResult& r) const {
     using namespace py::literals;
-    return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens, "logps"_a = arrays(r.logps),
-                    "entropies"_a = arrays(r.entropies));
+    return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens,
+                    "logps"_a = views_of(r.logps, owner),
+                    "entropies"_a = views_of(r.entropies, owner));
   }
   py::object operator()(const engine::StepResult& r) const {
     using namespace py::literals;
@@ -68,7 +78,7 @@ struct ToPython {
     using namespace py::literals;
     py::dict tensors;
     for (const engine::NamedTensor& t : r.tensors)
-      tensors[py::str(t.name)] = array_of(t.values).reshape(t.shape);
+      tensors[py::str(t.name)] = view_of(t.values, owner).reshape(t.shape);
     return py::dict("weights"_a = r.weights, "gradients"_a = r.gradients,
                     "optimizer"_a = r.optimizer, "num_parameters"_a = r.num_parameters,
                     "step"_a = r.step, "num_tokens"_a = r.num_tokens, "tensors"_a = tensors);
@@ -125,12 +135,8 @@ std::vector<engine::Sequence> sequences(const py::list& items) {
   return out;
 }
 
-py::list arrays(const std::vector<std::vector<float>>& vectors) {
-  py::list out;
-  for (const auto& v : vectors) out.append(array_of(v));
-  return out;
+py::object to_python(const engine::Result& result, py::handle owner) {
+  return std::visit(ToPython{owner}, result);
 }
-
-py::object to_python(const engine::Result& result) { return std::visit(ToPython{}, result); }
 
 }  // namespace twinkle::python

@@ -17,10 +17,7 @@ std::vector<float> floats(pybind11::handle values, const std::string& what);
 // A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional.
 std::vector<engine::Sequence> sequences(const pybind11::list& items);
 
-// list of float32 arrays, one per vector.
-pybind11::list arrays(const std::vector<std::vector<float>>& vectors);
-
-// What an operation returned, as dicts and lists.
-pybind11::object to_python(const engine::Result& result);
+// What an operation returned, as dicts and lists; its arrays are views that keep `owner` alive.
+pybind11::object to_python(const engine::Result& result, pybind11::handle owner);
 
 }  // namespace twinkle::python

@@ -78,7 +78,7 @@ class Template:
 
 
 class Engine:
-    def __init__(self, model, mixed_precision="bf16", token_budget=4096, kv_tokens=32768):
+    def __init__(self, model, *, mixed_precision="bf16", deterministic=True):
         torch.manual_seed(1)
         self.base = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
         self.tenants, self.calls = {}, []

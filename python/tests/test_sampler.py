@@ -122,11 +122,20 @@ def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
         (tmp_path / name).mkdir(exist_ok=True)
         sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / name)
     assert [call for call in sampler.engine.calls if call[0] == "create"] == [
-        ("create", f"sampler/{i}/{tmp_path / n}") for i, n in ((0, "a"), (1, "b"), (3, "c"))
+        ("create", f"sampler/{sampler._name}/{i}/{tmp_path / n}")
+        for i, n in ((0, "a"), (1, "b"), (3, "c"))
     ]
     assert len(sampler.engine.tenants) == 2
     sampler.shutdown()
     assert not sampler.engine.tenants
+
+
+def test_samplers_of_one_engine_load_the_same_adapter_without_a_clash(fake_core, tmp_path):
+    model = TransformersModel(model_id=str(tmp_path))
+    (tmp_path / "a").mkdir()
+    for sampler in (TorchSampler(model=model), vLLMSampler(model=model)):
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / "a")
+    assert len(model.engine.tenants) == 2
 
 
 def test_an_adapter_that_was_saved_again_is_loaded_anew(make, tmp_path):

@@ -122,6 +122,43 @@ class Batch:
             "not available in this version, pass them one by one",
         )
 
+    def add_extra(self, name, values):
+        """What a loss asks for per token: for each sequence a vector as long as its input_ids, or
+        one number for all of its tokens."""
+        require(
+            len(values) == len(self),
+            f"model: {name} has {len(values)} entries for {len(self)} inputs, they must be equally "
+            "many",
+        )
+        for index, given in enumerate(values):
+            value = np.asarray(given)
+            require(
+                value.dtype.kind in "fiub" and value.ndim <= 1,
+                f"model: {name} of inputs[{index}] must be a number or a list of numbers",
+            )
+            if value.ndim == 0:
+                value = np.full(self.lengths[index], value, dtype=np.float32)
+            require(
+                len(value) == self.lengths[index],
+                f"model: {name} of inputs[{index}] has {len(value)} entries, input_ids has "
+                f"{self.lengths[index]}, they must be equally many",
+            )
+            kept = self._kept[index]
+            extras = self.sequences[index].setdefault("extras", {})
+            extras[name] = value if kept is None else value[kept]
+
+    def rows(self, vectors):
+        """The engine's vectors as float32 arrays as long as the input_ids that were given."""
+        out = []
+        for vector, kept, length in zip(vectors, self._kept, self.lengths, strict=True):
+            if kept is None:
+                out.append(vector)
+                continue
+            wide = np.zeros(length, dtype=np.float32)
+            wide[kept] = vector
+            out.append(wide)
+        return out
+
     def padded(self, vectors):
         """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere."""
         import torch

@@ -1,14 +1,22 @@
 """MultiLoraTransformersModel: several adapters on one base model, each called by its name."""
 
+import os
+
 from twinkle import checks
+from twinkle.data_format import LoraConfig
 from twinkle.errors import require
 from twinkle.model.transformers_model import TransformersModel
+from twinkle.template.template import resolve
 
 
 class MultiLoraTransformersModel(TransformersModel):
-    """As TransformersModel; adapter_name is mandatory in every method.
+    """As TransformersModel; adapter_name is mandatory in every method. Every adapter is a tenant of
+    one engine: threads may drive different adapters at the same time; they share batches, and each
+    gets the bits that it gets alone.
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
+    max_length: tokens of all inputs of one call together. lora_config and target_modules, which
+    describe upstream's preallocated slots, change nothing.
     """
 
     def __init__(
@@ -16,13 +24,14 @@ class MultiLoraTransformersModel(TransformersModel):
         model_cls=None,
         model_id=None,
         config=None,
+        lora_config=None,
         max_loras=5,
         max_r=32,
         max_length=8192,
         target_modules="all-linear",
         **kwargs,
     ):
-        del target_modules  # adapters bring their own
+        del lora_config, target_modules  # of upstream's slots; adapters bring their own
         for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
             checks.integer(f"model: {name}", value, least=1)
         super().__init__(model_cls, model_id, config, **kwargs)
@@ -41,11 +50,19 @@ class MultiLoraTransformersModel(TransformersModel):
             f"model: {len(adapters)} adapters exist ({', '.join(adapters)}), max_loras is "
             f"{self.max_loras}: remove one with remove_adapter",
         )
-        rank = getattr(config_or_dir, "r", None)
-        require(
-            rank is None or rank <= self.max_r,
-            f"model: the rank is {rank}, max_r is {self.max_r}",
-        )
+        if isinstance(config_or_dir, (str, os.PathLike)):
+            config_or_dir = resolve(config_or_dir)
+        rank = LoraConfig.from_any(config_or_dir).r
+        require(rank <= self.max_r, f"model: the rank is {rank}, max_r is {self.max_r}")
         super().add_adapter_to_model(
             adapter_name, config_or_dir, gradient_accumulation_steps, **kwargs
         )
+
+    def _batch(self, group, inputs):
+        batch = super()._batch(group, inputs)
+        require(
+            batch.num_tokens <= self.max_length,
+            f"model: the inputs have {batch.num_tokens} tokens together, max_length is "
+            f"{self.max_length}: pass fewer at a time",
+        )
+        return batch

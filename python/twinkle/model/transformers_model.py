@@ -6,7 +6,6 @@ import time
 from types import SimpleNamespace
 
 from twinkle import checks
-from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, register, stable_seed
@@ -62,7 +61,9 @@ class TransformersModel(Checkpoints):
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
         self.mixed_precision = mixed_precision
-        self.engine = core().Engine(resolve(model_id), mixed_precision=mixed_precision)
+        from twinkle.engine.engine import Engine  # which takes its batches from this package
+
+        self.engine = Engine(model_id, mixed_precision=mixed_precision).operations
         self.facts = self.engine.facts()
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(

@@ -1,13 +1,14 @@
 """TorchSampler and vLLMSampler: two names of the engine's own sampler."""
 
+import uuid
 from pathlib import Path
 
 import numpy as np
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.data_format import SampledSequence, SampleResponse, SamplingParams
-from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
+from twinkle.data_format import SamplingParams
+from twinkle.engine.sampling import engine_params, response_of
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, register, stable_seed
 from twinkle.model import TransformersModel
@@ -120,6 +121,7 @@ class TorchSampler(Sampler):
         self._max_loras = _integer("max_loras", args, 1, least=1)
         self._loaded = {}  # adapter's directory: (_version of its files, tenant), oldest first
         self._calls = 0
+        self._name = uuid.uuid4().hex  # samplers may share an engine, and tenants' names are its
         self._frozen = False
 
     # ---- whose weights
@@ -148,7 +150,7 @@ class TorchSampler(Sampler):
         known, tenant = self._loaded.get(directory, (None, None))
         if known == version:
             return tenant
-        tenant = f"sampler/{self._calls}/{directory}"
+        tenant = f"sampler/{self._name}/{self._calls}/{directory}"
         self.engine.create(tenant=tenant, directory=directory).result()
         self._forget(directory)
         while len(self._loaded) >= self._max_loras:
@@ -206,19 +208,9 @@ class TorchSampler(Sampler):
                 params=[self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
             ).result()
         return [
-            self._response(feature, prompt, samples, params)
+            response_of(feature, prompt, samples, params, self.template)
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
-
-    def _response(self, feature, prompt, samples, params):
-        response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
-        if params.max_tokens != 0:
-            response.sequences = [self._sequence(feature, item, params) for item in samples]
-        if params.prompt_logprobs is not None:
-            response.prompt_logprobs = [None, *samples[0]["prompt_logprobs"]]
-        if (params.prompt_logprobs or 0) > 1:
-            response.topk_prompt_logprobs = [None, *samples[0]["top_prompt_logprobs"]]
-        return response
 
     def _features(self, inputs, params):
         features = as_list(inputs)
@@ -241,41 +233,8 @@ class TorchSampler(Sampler):
                 f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
                 f"together they must fit max_model_len, {self.max_model_len}"
             )
-        seed = params.seed
-        if seed is None:
-            run = current_run().seed if self._seed is None else self._seed
-            seed = stable_seed(run, "sample", self._calls, index)
-        return {
-            "max_tokens": min(room, DEFAULT_MAX_TOKENS) if wanted is None else wanted,
-            "seed": seed,
-            "stop": params.stop_texts,
-            "stop_token_ids": params.stop_token_ids,
-            "temperature": float(params.temperature),
-            "top_k": params.top_k or -1,
-            "top_p": float(params.top_p),
-            "repetition_penalty": float(params.repetition_penalty),
-            "num_samples": params.num_samples,
-            "ignore_eos": False,
-            "min_p": float(params.min_p),
-            **params.engine_logprobs,
-        }
-
-    def _sequence(self, feature, item, params):
-        tokens = item["tokens"]
-        logprobs = None
-        if params.logprobs is not None:
-            own = list(zip(tokens, item["logprobs"], strict=True))
-            logprobs = [[pair] for pair in own]
-            if params.logprobs > 1:
-                logprobs = [
-                    top if any(token == pair[0] for token, _ in top) else [*top, pair]
-                    for top, pair in zip(item["top_logprobs"], own, strict=True)
-                ]
-        sequence = SampledSequence(item["stop_reason"], tokens, logprobs)
-        if self.template is not None:
-            sequence.decoded = self.decode_response(tokens)
-            sequence.new_input_feature = self.template.concat_input_feature(feature, tokens)
-        return sequence
+        run = current_run().seed if self._seed is None else self._seed
+        return engine_params(params, room, stable_seed(run, "sample", self._calls, index))
 
     # ---- vLLM's other verbs
 

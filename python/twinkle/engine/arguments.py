@@ -1,0 +1,51 @@
+"""What twinkle.engine's arguments become; an error names the field, the value and its limits."""
+
+import json
+
+from twinkle import checks
+from twinkle.data_format import SamplingParams
+from twinkle.errors import require
+
+
+def features_of(what, values):
+    """A list of dicts, one of which may come alone."""
+    if not isinstance(values, (list, tuple, dict)):
+        checks.refuse(what, values, "a list of InputFeatures")
+    return [values] if isinstance(values, dict) else list(values)
+
+
+def as_json(name, values):
+    try:
+        return json.dumps(values) if values else ""
+    except (TypeError, ValueError) as error:
+        wrong = [key for key, value in values.items() if not _is_json(value)]
+        require(False, f"engine: {name}: {', '.join(wrong)} is not JSON: {error}")
+
+
+def _is_json(value):
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def params_of(params):
+    """SamplingParams of what sample() was given."""
+    params = SamplingParams() if params is None else params
+    if isinstance(params, dict):
+        params = SamplingParams.from_dict(params)
+    if not isinstance(params, SamplingParams):
+        checks.refuse("engine: sampling_params", params, "SamplingParams or a dict")
+    return params
+
+
+def room_for(params, index, room):
+    """`room`, the tokens that fit behind prompt `index`."""
+    wanted = params.max_tokens
+    require(
+        room >= (wanted != 0) and (wanted is None or wanted <= room),
+        f"engine: max_tokens of prompt {index} is {wanted}, the model's positions leave room for "
+        f"{room}",
+    )
+    return room

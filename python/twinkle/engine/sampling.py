@@ -1,0 +1,54 @@
+"""Sampling parameters as the engine takes them, and what it sampled as SampleResponses."""
+
+from twinkle.data_format import SampledSequence, SampleResponse
+from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
+
+
+def engine_params(params, room, seed):
+    """What the engine takes for one prompt. room: tokens that fit behind it; seed: without one."""
+    return {
+        "max_tokens": min(room, DEFAULT_MAX_TOKENS)
+        if params.max_tokens is None
+        else params.max_tokens,
+        "seed": seed if params.seed is None else params.seed,
+        "stop": params.stop_texts,
+        "stop_token_ids": params.stop_token_ids,
+        "temperature": float(params.temperature),
+        "top_k": params.top_k or -1,
+        "top_p": float(params.top_p),
+        "repetition_penalty": float(params.repetition_penalty),
+        "num_samples": params.num_samples,
+        "ignore_eos": False,
+        "min_p": float(params.min_p),
+        **params.engine_logprobs,
+    }
+
+
+def response_of(feature, prompt, samples, params, template):
+    """A prompt's SampleResponse of the engine's samples; `template` (or None) decodes them."""
+    response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
+    if params.max_tokens != 0:
+        response.sequences = [_sequence(feature, item, params, template) for item in samples]
+    if params.prompt_logprobs is not None:
+        response.prompt_logprobs = [None, *samples[0]["prompt_logprobs"]]
+    if (params.prompt_logprobs or 0) > 1:
+        response.topk_prompt_logprobs = [None, *samples[0]["top_prompt_logprobs"]]
+    return response
+
+
+def _sequence(feature, item, params, template):
+    tokens = item["tokens"]
+    logprobs = None
+    if params.logprobs is not None:
+        own = list(zip(tokens, item["logprobs"], strict=True))
+        logprobs = [[pair] for pair in own]
+        if params.logprobs > 1:
+            logprobs = [
+                top if any(token == pair[0] for token, _ in top) else [*top, pair]
+                for top, pair in zip(item["top_logprobs"], own, strict=True)
+            ]
+    sequence = SampledSequence(item["stop_reason"], tokens, logprobs)
+    if template is not None:
+        sequence.decoded = template.decode(tokens, skip_special_tokens=True)
+        sequence.new_input_feature = template.concat_input_feature(feature, tokens)
+    return sequence

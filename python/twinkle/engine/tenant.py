@@ -1,0 +1,239 @@
+"""Tenant: an owner's operations."""
+
+import itertools
+
+import numpy as np
+
+from twinkle import checks
+from twinkle.core import core
+from twinkle.engine.arguments import as_json, features_of, params_of, room_for
+from twinkle.engine.future import Future, Result
+from twinkle.engine.sampling import engine_params, response_of
+from twinkle.errors import require
+from twinkle.infra import current_run, stable_seed
+from twinkle.model.batch import Batch, as_list
+
+
+class Tenant:
+    """One owner on an engine. Methods submit an operation and return its Future.
+
+    inputs are lists of InputFeatures: input_ids [L] integers; labels [L], already shifted
+    (labels[t] is the token after t, -100 where nothing is scored); optionally attention_mask [L]
+    (0: the position is dropped) and loss_scale [L], weights of the labels. Trajectories with
+    `messages` are encoded with the model's own template. An operation that fails raises at once
+    when it can be seen at once, else by its Future; it changes nothing.
+    """
+
+    def __init__(self, engine, name):
+        self.engine = engine
+        self.name = name
+        self._core = engine.operations
+        self._num_samples = itertools.count()
+
+    def forward(self, inputs, *, disable_lora=False, temperature=1.0, entropy=False, train=False):
+        """Scores inputs and touches nothing. disable_lora: with the base model. entropy: also of
+        each scored token's distribution, in nats. train: with the dropout of the next
+        forward_backward. Future of a Result:
+
+        loss: None; logps: list of float32 arrays [L], log p(label) in nats, 0 where the label is
+        -100; num_tokens: how many are scored; entropies: as logps, only when asked for.
+        """
+        batch = self._batch(inputs)
+        future = self._core.forward(
+            tenant=self.name,
+            sequences=batch.sequences,
+            disable_lora=checks.flag("engine: disable_lora", disable_lora),
+            temperature=checks.number("engine: temperature", temperature, above=0),
+            entropy=checks.flag("engine: entropy", entropy),
+            train=checks.flag("engine: train", train),
+        )
+
+        def convert(result):
+            out = Result(
+                loss=None, logps=batch.rows(result["logps"]), num_tokens=result["num_tokens"]
+            )
+            if entropy:
+                out["entropies"] = batch.rows(result["entropies"])
+            return out
+
+        return Future(future, convert)
+
+    def logprobs(self, inputs, **options):
+        """forward, with a Future of its logps alone: a list of float32 arrays [L]."""
+        future = self.forward(inputs, **options)
+        return Future(future, lambda result: result["logps"])
+
+    def forward_backward(self, inputs, loss="CrossEntropyLoss", *, temperature=1.0, **extras):
+        """Adds the loss's gradient to the accumulated ones. loss: a name of the engine's.
+
+        extras: what the loss asks for. A list with one item per input is per token: each an array
+        [L], or a number for all tokens of that input (old_logps, advantages, grad, ...). Anything
+        else is an option of the loss: reduction='mean', num_tokens=12.
+        Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
+        scored tokens); logps as forward's; num_tokens, what the step will divide by.
+        """
+        batch = self._batch(inputs)
+        checks.text("engine: loss", loss)
+        options = {}
+        for name, value in extras.items():
+            if isinstance(value, (list, tuple, np.ndarray)):
+                batch.add_extra(name, value)
+            else:
+                options[name] = value
+        future = self._core.forward_backward(
+            tenant=self.name,
+            sequences=batch.sequences,
+            loss=loss,
+            loss_options=as_json("extras", options),
+            temperature=checks.number("engine: temperature", temperature, above=0),
+        )
+        return Future(
+            future,
+            lambda result: Result(
+                loss=result["loss"],
+                logps=batch.rows(result["logps"]),
+                num_tokens=result["num_tokens"],
+            ),
+        )
+
+    def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, **options):
+        """Divides the accumulated gradients by the accumulated token count, clips them to
+        max_grad_norm (0: not at all), takes one optimizer step and zeroes them.
+
+        options: the optimizer's: lr, weight_decay, betas, eps, momentum, ... Future of a Result:
+        grad_norm before clipping, num_tokens, step (how many have been taken).
+        ConflictError: nothing is accumulated.
+        """
+        checks.text("engine: optimizer", optimizer)
+        max_grad_norm = checks.number("engine: max_grad_norm", max_grad_norm, least=0)
+        norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
+        options_json = as_json("options", options)
+        core().check_optimizer(optimizer, options_json)
+        future = self._core.step(
+            tenant=self.name,
+            optimizer=optimizer,
+            options=options_json,
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
+        )
+        return Future(future, Result)
+
+    def clip_grad_norm(self, max_grad_norm=1.0, *, norm_type=2.0):
+        """Divides the accumulated gradients by the token count and clips them; step takes them.
+        Future of a Result like step's."""
+        max_grad_norm = checks.number("engine: max_grad_norm", max_grad_norm, least=0)
+        norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
+        future = self._core.clip_grad_norm(
+            tenant=self.name, max_grad_norm=max_grad_norm, norm_type=norm_type
+        )
+        return Future(future, Result)
+
+    def zero_grad(self):
+        """Forgets the accumulated gradients. Future of None."""
+        return Future(self._core.zero_grad(tenant=self.name), _same)
+
+    def sample(self, prompts, sampling_params=None):
+        """Continues prompts: a list of InputFeatures, or of Trajectories, which are encoded with
+        the generation prompt. sampling_params: SamplingParams, a dict of its fields, or a list
+        with one for each prompt. Without a seed, every prompt of every call draws its own from the
+        run's seed and the tenant's name.
+
+        Future of a list of SampleResponse, one per prompt: sequences (tokens, logprobs where asked
+        for, stop_reason, decoded where a template is in use), prompt_token_ids, prompt_logprobs
+        where asked for. max_tokens=0 only scores the prompts.
+        """
+        features = self._features(prompts)
+        prompts = [np.asarray(feature["input_ids"]) for feature in features]
+        given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+        require(
+            len(given) in (1, len(prompts)),
+            f"engine: sampling_params has {len(given)} entries for {len(prompts)} prompts, give "
+            "one, or one for each",
+        )
+        params = [params_of(p) for p in given] * (len(prompts) if len(given) == 1 else 1)
+        if any(p.stop_texts for p in params):
+            self._core.set_template(self.engine.template()._template)
+        limit, call = self.engine.facts()["max_positions"], next(self._num_samples)
+        run = current_run().seed
+        future = self._core.sample(
+            tenant=self.name,
+            prompts=prompts,
+            params=[
+                engine_params(
+                    p,
+                    room_for(p, i, limit - len(prompts[i])),
+                    stable_seed(run, "engine", self.name, call, i),
+                )
+                for i, p in enumerate(params)
+            ],
+        )
+        template = self.engine._template
+
+        def convert(completions):
+            return [
+                response_of(feature, prompt, samples, p, template)
+                for feature, prompt, samples, p in zip(
+                    features, prompts, completions, params, strict=True
+                )
+            ]
+
+        return Future(future, convert)
+
+    def save(self, directory, *, optimizer=False, extra=None):
+        """Writes the adapter (PEFT's files) or the model (Hugging Face's); with optimizer=True all
+        that a run needs to go on bit for bit. The directory appears whole or not at all. extra: a
+        text that load gives back. Future of the directory's path."""
+        return Future(
+            self._core.save(
+                tenant=self.name,
+                directory=checks.path("engine: directory", directory),
+                optimizer=checks.flag("engine: optimizer", optimizer),
+                extra_json=checks.text("engine: extra", extra, none=True, empty=True) or "",
+            ),
+            _same,
+        )
+
+    def load(self, directory, *, optimizer=False):
+        """Reads what save wrote; accumulated gradients are forgotten, with optimizer=True they are
+        read too. Future of save's extra. NotFoundError: a file is missing; InvalidError: it is of
+        another model or shape; nothing changes then."""
+        return Future(
+            self._core.load(
+                tenant=self.name,
+                directory=checks.path("engine: directory", directory),
+                optimizer=checks.flag("engine: optimizer", optimizer),
+            ),
+            _same,
+        )
+
+    def inspect(self, tensors=False):
+        """Future of a Result: checksums weights, gradients and optimizer, num_parameters, step,
+        num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}."""
+        future = self._core.inspect(
+            tenant=self.name, tensors=checks.flag("engine: tensors", tensors)
+        )
+        return Future(future, Result)
+
+    def delete(self):
+        """Forgets the tenant, after its earlier operations. Future of None."""
+        return Future(self._core.delete(tenant=self.name), _same)
+
+    # ---- arguments
+
+    def _batch(self, inputs):
+        features = as_list(features_of("engine: inputs", inputs))
+        if any("input_ids" not in feature for feature in features):
+            features = self.engine.template().batch_encode(features)
+        return Batch(features)
+
+    def _features(self, prompts):
+        return [
+            feature
+            if "input_ids" in feature
+            else self.engine.template().encode(feature, add_generation_prompt=True)
+            for feature in as_list(features_of("engine: prompts", prompts))
+        ]
+
+
+def _same(value):
+    return value
