@@ -14,8 +14,8 @@ import adapters
 import contention
 import decoding
 import limits
-import publishing
 import prompts
+import publishing
 import rows
 import tenants
 import together
