@@ -17,7 +17,8 @@ std::vector<Sequence> some_sequences(uint64_t& key) {
   std::vector<Sequence> out;
   for (uint64_t n = 1 + draw(key, 3); n > 0; --n) {
     Sequence s = drawn(key, 1 + draw(key, 9), 41);
-    if (draw(key, 3) == 0) s.labels[draw(key, s.labels.size())] = -100;
+    // The first keeps its labels: a batch without any is refused when it is submitted.
+    if (draw(key, 3) == 0 && !out.empty()) s.labels[draw(key, s.labels.size())] = -100;
     out.push_back(std::move(s));
   }
   return out;
