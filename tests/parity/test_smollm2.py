@@ -1,5 +1,8 @@
 """SmolLM2-135M-Instruct, a real model: scores, gradients, bfloat16, and its GGUF file."""
 
+import json
+import statistics
+
 import peft
 import pytest
 import torch
@@ -70,24 +73,35 @@ def adapted(smollm2_dir, directory):
 
 
 def test_adapter_gradients_equal_peft(smollm2_dir, sequences, tmp_path):
-    """In float32; and in bfloat16 they are no farther from those than peft's in bfloat16 are."""
     model = adapted(smollm2_dir, tmp_path)
     made = ours.engine(smollm2_dir, directory=str(tmp_path))
     grads, loss = ours.gradients(made, sequences[:2])
     with torch.no_grad():
         assert loss == pytest.approx(reference.loss(model, sequences[:2]).item(), rel=1e-5)
-    truth = reference.adapter_gradients(model, sequences[:2])
-    check(grads, truth)
+    check(grads, reference.adapter_gradients(model, sequences[:2]))
+
+
+def test_bfloat16_gradients_are_no_farther_from_float32s_than_pefts(
+    smollm2_dir, smollm2_tokenizer, data_dir, tmp_path
+):
+    """The mean over 12 texts: of one text either may be nearer, by up to two thirds."""
+    model = adapted(smollm2_dir, tmp_path)
     base = models.load_reference(smollm2_dir, torch.bfloat16)
     half = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
-    theirs = reference.adapter_gradients(half, sequences[:2])
-    made = ours.engine(smollm2_dir, precision="bf16", directory=str(tmp_path))
-    grads, _ = ours.gradients(made, sequences[:2])
-    assert grads.keys() == theirs.keys() == truth.keys()
-    mine, other = (
-        sum(((g[name] - t).norm() / t.norm()).item() for name, t in truth.items()) / len(truth)
-        for g in (grads, theirs)
-    )
+    mine, other = [], []
+    with (data_dir / "gsm8k_train.jsonl").open() as lines:
+        rows = [json.loads(next(lines)) for _ in range(12)]
+    for row in rows:
+        ids = smollm2_tokenizer(row["question"] + "\n" + row["answer"])["input_ids"][:160]
+        text = [{"input_ids": ids[:-1], "labels": ids[1:]}]
+        truth = reference.adapter_gradients(model, text)
+        made = ours.engine(smollm2_dir, precision="bf16", directory=str(tmp_path))
+        grads, _ = ours.gradients(made, text)
+        theirs = reference.adapter_gradients(half, text)
+        assert grads.keys() == theirs.keys() == truth.keys()
+        for errors, found in ((mine, grads), (other, theirs)):
+            errors += [((found[k] - t).norm() / t.norm()).item() for k, t in truth.items()]
+    mine, other = statistics.mean(mine), statistics.mean(other)
     print(f"mean relative error of the gradients: ours {mine:.4f}, peft {other:.4f}")
     assert mine <= other
 

@@ -24,7 +24,7 @@ struct ModelOptions {
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time
   ParkingOptions parking;
-  bool deterministic;           // Decoder::set_exact
+  bool deterministic;  // Decoder::set_exact
 };
 
 class DecoderExecutor : public Executor {
