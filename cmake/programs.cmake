@@ -38,3 +38,10 @@ if(TWINKLE_TESTS)
   twinkle_programs(examples example_)
   twinkle_programs(bench "")
 endif()
+
+# The engine's scheduling alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
+if(TWINKLE_TESTS)
+  file(GLOB scheduling CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/engine/schedule/*.cpp)
+  add_executable(schedule_test EXCLUDE_FROM_ALL ${scheduling} ${CMAKE_SOURCE_DIR}/twinkle/engine/bytes.cpp)
+  target_link_libraries(schedule_test PRIVATE twinkle_base GTest::gtest GTest::gtest_main)
+endif()

@@ -22,6 +22,6 @@ case "${1:-both}" in asan | both)
   check sanitizers base_test io_test text_test data_test sampler_test engine_test
 esac
 case "${1:-both}" in tsan | both)
-  check tsan base_test io_test text_test data_test
+  check tsan base_test io_test text_test data_test schedule_test
 esac
 exit $status

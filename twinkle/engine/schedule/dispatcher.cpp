@@ -201,7 +201,7 @@ std::vector<Dispatcher::Job*> Dispatcher::take_heads() {
     return executor_.changes_base(job->operation);
   });
   if (closed_) return {};
-  std::erase_if(out, [this](const Job* job) { return held_back(job->operation); });
+  std::erase_if(out, [this](const Job* job) REQUIRES(mutex_) { return held_back(job->operation); });
   return out;
 }
 
