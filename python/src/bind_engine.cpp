@@ -35,8 +35,9 @@ class Future {
   }
 
   bool cancel() {
-    const py::gil_scoped_release release;
+    // Declared first: if this is the last to hold the engine, it ends with the GIL held again.
     const std::shared_ptr<Engine> engine = engine_.lock();
+    const py::gil_scoped_release release;
     return engine && engine->cancel(id_);
   }
 

@@ -68,7 +68,7 @@ def test_our_lora_config_has_pefts_defaults():
     ours = LoraConfig().to_dict()
     for name in ("r", "lora_alpha", "lora_dropout", "bias", "use_rslora", "target_modules"):
         assert ours[name] == theirs[name], name
-    assert set(ours) <= set(theirs)
+    assert set(ours) == set(theirs)
 
 
 def test_a_config_of_peft_is_accepted_equally():
@@ -98,6 +98,7 @@ def test_a_directory_of_peft_is_read(tmp_path):
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"layers_to_transform": [1]}, "layers_to_transform is"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is"),
     ],
 )
 def test_wrong_lora_fields_are_named(fields, text):

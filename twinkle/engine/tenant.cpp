@@ -36,10 +36,10 @@ Tenant::Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model:
       decoder_(decoder),
       pool_(pool) {
   if (mode_ != Mode::kFull) return;
-  decoder_.train_all();
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
-  // float32.
+  // float32. Copied first: without memory for them the decoder stays frozen.
   for (const auto& w : decoder_.weights()) masters_.push_back(w.value->to(at::kFloat));
+  decoder_.train_all();
 }
 
 Tenant::~Tenant() {
@@ -156,9 +156,8 @@ Tenant::Snapshot Tenant::snapshot() {
   return out;
 }
 
-void Tenant::restore(const Snapshot& snapshot) {
-  std::vector<at::Tensor> grads;  // the snapshot may be gone back to again
-  for (const at::Tensor& g : snapshot.grads) grads.push_back(g.defined() ? g.clone() : g);
+void Tenant::restore(Snapshot snapshot) {
+  const std::vector<at::Tensor>& grads = snapshot.grads;
   if (mode_ == Mode::kLora) {
     auto& factors = pool_.at(slot()).factors();
     for (size_t i = 0; i < factors.size(); ++i) {

@@ -54,7 +54,7 @@ class Tenant {
     std::vector<at::Tensor> grads;  // undefined: zero
   };
   Snapshot snapshot();
-  void restore(const Snapshot& snapshot);
+  void restore(Snapshot snapshot);  // takes its tensors: memory may be what is short
 
   StepResult step(const Step& operation);
   StepResult clip(const ClipGradNorm& operation);

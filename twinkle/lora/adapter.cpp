@@ -126,6 +126,9 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
 void Adapter::load(const PeftAdapter& saved) {
   require(saved.config.rank == config_.rank, Code::kInvalid, "lora: the saved adapter has rank ",
           saved.config.rank, ", this one ", config_.rank);
+  require(scale_of(saved.config) == scale_of(config_), Code::kInvalid,
+          "lora: the saved adapter is scaled by ", scale_of(saved.config), ", this one by ",
+          scale_of(config_), ": give it the lora_alpha and use_rslora that it was saved with");
   std::vector<std::pair<at::Tensor, at::Tensor>> values(factors_.size());
   for (const PeftEntry& entry : saved.entries) {
     const auto mine = std::find_if(factors_.begin(), factors_.end(),

@@ -114,5 +114,39 @@ TEST(Events, OfARequestThatIsCancelledAreDropped) {
   EXPECT_EQ(drain(sampler).size(), 1u);
 }
 
+TEST(Sampler, AStepThatThrowsLosesNoTokens) {
+  TinyDecoder decoder({});
+  std::vector<Request> requests = mixed_requests();
+  requests[0].params.stop = {"never"};
+  Sampler whole(*decoder, {.kv_tokens = 4096});
+  const auto expected = whole.generate(requests, numbers());
+  Sampler sampler(*decoder, {.kv_tokens = 4096});
+  int calls = 0;
+  const Decode broken = [&](std::span<const int32_t> ids) {
+    if (++calls == 2) throw std::bad_alloc();
+    return numbers()(ids);
+  };
+  for (const Request& request : requests) sampler.add(request, broken);
+  int thrown = 0;
+  for (bool more = true; more;) {
+    try {
+      more = sampler.step();
+    } catch (const std::bad_alloc&) {
+      ++thrown;
+    }
+  }
+  EXPECT_EQ(thrown, 1);
+  const auto outcomes = sampler.take_outcomes();
+  ASSERT_EQ(outcomes.size(), requests.size());
+  for (const Outcome& outcome : outcomes) {
+    const auto& completions = expected[static_cast<size_t>(outcome.ticket)];
+    ASSERT_EQ(outcome.completions.size(), completions.size());
+    for (size_t s = 0; s < completions.size(); ++s) {
+      EXPECT_EQ(outcome.completions[s].tokens, completions[s].tokens) << outcome.ticket;
+      EXPECT_EQ(outcome.completions[s].logprobs, completions[s].logprobs) << outcome.ticket;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::sampler

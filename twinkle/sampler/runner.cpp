@@ -277,6 +277,15 @@ std::vector<Sampler::Chosen> Sampler::run(const std::vector<Sequence*>& batch) {
 bool Sampler::step() {
   if (schedule_.empty()) return false;
   const at::NoGradGuard no_grad;
+  // When something throws, for want of memory, say, the tokens that were not taken are computed
+  // again.
+  struct Guard {
+    Schedule& schedule;
+    bool whole = false;
+    ~Guard() {
+      if (!whole) schedule.resume();
+    }
+  } guard{schedule_};
   const Schedule::Work work = schedule_.plan();
   for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
   std::vector<Chosen> chosen;
@@ -294,6 +303,7 @@ bool Sampler::step() {
       accept(c);
     }
   }
+  guard.whole = true;
   sweep();
   return true;
 }

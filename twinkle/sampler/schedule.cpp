@@ -135,17 +135,21 @@ void Schedule::advance(const std::vector<Sequence*>& batch) {
 
 // A prompt that has just been computed becomes all its samples: they share its pages.
 void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out) {
-  out.push_back(&sequence);
   Job& job = *sequence.job;
-  job.forked = true;
-  auto at = std::find_if(sequences_.begin(), sequences_.end(),
-                         [&](const auto& s) { return s.get() == &sequence; });
+  std::vector<std::unique_ptr<Sequence>> samples;  // all of them, or the prompt is not split
   for (int64_t i = 1; i < job.request.params.num_samples; ++i) {
-    auto sample = std::make_unique<Sequence>(&job, i);
-    sample->adopt(sequence);
-    out.push_back(sample.get());
-    at = sequences_.insert(at + 1, std::move(sample));
+    samples.push_back(std::make_unique<Sequence>(&job, i));
+    samples.back()->adopt(sequence);
   }
+  sequences_.reserve(sequences_.size() + samples.size());
+  out.reserve(out.size() + samples.size() + 1);
+  out.push_back(&sequence);
+  for (const auto& sample : samples) out.push_back(sample.get());
+  const auto at = std::find_if(sequences_.begin(), sequences_.end(),
+                               [&](const auto& s) { return s.get() == &sequence; });
+  sequences_.insert(at + 1, std::make_move_iterator(samples.begin()),
+                    std::make_move_iterator(samples.end()));
+  job.forked = true;
 }
 
 std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
@@ -166,6 +170,13 @@ void Schedule::sweep() {
     if (over) s->release();
     return over;
   });
+}
+
+void Schedule::resume() {
+  followers_.clear();
+  for (const auto& s : sequences_) {
+    if (!s->done && s->left() == 0) s->release();
+  }
 }
 
 void Schedule::clear() {

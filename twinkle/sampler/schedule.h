@@ -37,6 +37,8 @@ class Schedule {
 
   // Lets go of sequences that have ended, and of those whose job has.
   void sweep();
+  // After a step that threw: what was computed and led to no token is computed again.
+  void resume();
   void clear();
   // Forgets the pages that no sequence holds; those that run neither take nor leave any from here
   // on.

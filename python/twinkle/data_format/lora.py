@@ -15,6 +15,14 @@ _INERT = {
     'inference_mode', 'peft_version', 'runtime_config', 'loftq_config', 'ensure_weight_tying',
     'megatron_core', 'lora_ga_config', 'qalora_group_size',
 }  # fmt: skip
+# Fields of peft that change the arithmetic, and of which only the default is taken.
+_REFUSED = {
+    'fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern', 'rank_pattern',
+    'alpha_pattern', 'use_dora', 'exclude_modules', 'megatron_config', 'trainable_token_indices',
+    'eva_config', 'corda_config', 'velora_config', 'alora_invocation_tokens', 'use_qalora',
+    'monteclora_config', 'layer_replication', 'lora_bias', 'target_parameters', 'use_bdlora',
+    'arrow_config', 'kasa_config',
+}  # fmt: skip
 
 
 def _is_number(value):
@@ -48,6 +56,29 @@ class LoraConfig:
     base_model_name_or_path: str | None = None
     inference_mode: bool = False
     peft_type: str = "LORA"
+    auto_mapping: dict | None = None
+    peft_version: str | None = None
+    revision: str | None = None
+    megatron_config: dict | None = None
+    megatron_core: str | None = "megatron.core"
+    trainable_token_indices: list | dict | None = None
+    loftq_config: dict = field(default_factory=dict)
+    eva_config: Any = None
+    corda_config: Any = None
+    lora_ga_config: Any = None
+    velora_config: Any = None
+    alora_invocation_tokens: list | None = None
+    use_qalora: bool = False
+    qalora_group_size: int = 16
+    monteclora_config: Any = None
+    layer_replication: list | None = None
+    runtime_config: Any = None
+    lora_bias: bool = False
+    target_parameters: list | None = None
+    use_bdlora: Any = None
+    arrow_config: Any = None
+    kasa_config: Any = None
+    ensure_weight_tying: bool = False
 
     def __post_init__(self):
         require(
@@ -74,8 +105,7 @@ class LoraConfig:
                 "a regular expression",
             )
         checks.flag("lora: use_rslora", self.use_rslora)
-        for name in ('fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
-                     'rank_pattern', 'alpha_pattern', 'use_dora', 'exclude_modules'):  # fmt: skip
+        for name in sorted(_REFUSED):
             require(
                 getattr(self, name) in (None, {}, [], "") or getattr(self, name) is False,
                 f"lora: {name} is {getattr(self, name)!r}, this version takes only its default",
@@ -87,7 +117,8 @@ class LoraConfig:
         )
 
     def to_dict(self):
-        return asdict(self)
+        # As peft: how it runs is not part of what is saved.
+        return {k: v for k, v in asdict(self).items() if k != "runtime_config"}
 
     def to_json(self):
         """The text of PEFT's adapter_config.json."""

@@ -139,15 +139,20 @@ void DecoderExecutor::create(const Create& op) {
 
 Done DecoderExecutor::remove(const Delete& op) {
   Tenant& gone = look_up(op.tenant);  // it need not come back for this
-  const bool trained_base = gone.mode() == Mode::kFull;
+  // The weights that were there before it, all read before anything changes.
+  std::vector<at::Tensor> before;
+  if (gone.mode() == Mode::kFull) {
+    const Checkpoint checkpoint = Checkpoint::open(path_);
+    for (const auto& w : decoder_->weights()) {
+      before.push_back(
+          model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder_->dtype()));
+    }
+  }
   parking_.forget(gone);
   tenants_.erase(op.tenant);
-  if (!trained_base) return {};
-  // The weights that were there before it.
-  const Checkpoint checkpoint = Checkpoint::open(path_);
-  for (const auto& w : decoder_->weights()) {
-    w.value->copy_(model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder_->dtype()));
-  }
+  if (before.empty()) return {};
+  const auto weights = decoder_->weights();
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(before[i]);
   pool_->base_changed();
   return {};
 }
@@ -167,6 +172,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample) {
   lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
   sampling_->start(id, sample, {std::move(pin), version}, std::move(decode));
+  parking_.settle(training_->tenants());
 }
 
 void DecoderExecutor::admit(const Admitted& request) { sampling_->admit(request); }

@@ -119,7 +119,7 @@ void Running::mark() {
 }
 
 void Running::restore() {
-  if (marked_ && before_) tenant_->restore(*before_);
+  if (marked_ && before_) tenant_->restore(std::move(*before_));
   if (marked_ && !before_) tenant_->zero_grad();
   marked_ = false;
   before_.reset();
