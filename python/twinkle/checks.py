@@ -85,3 +85,12 @@ def ids(what, value):
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         refuse(what, value, "one sequence of integers")
     return array.tolist()
+
+
+def newest(name, revision):
+    """Refuses any revision of a hub's model but the newest: ids are fetched without one."""
+    if revision is not None:
+        raise InvalidError(
+            f"{name} is {revision!r}, this version fetches the newest only: give the directory of "
+            "the revision that you want"
+        )

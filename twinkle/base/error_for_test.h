@@ -31,4 +31,11 @@ std::string invalid_of(Action&& action) {
   return "no error";
 }
 
+// Fails the test unless `action` throws an Error whose text holds `text`.
+template <class Action>
+void expect_error(const std::string& text, Action&& action) {
+  const std::string error = error_of(action);
+  EXPECT_NE(error.find(text), std::string::npos) << error << "; expected: " << text;
+}
+
 }  // namespace twinkle

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -85,16 +85,6 @@ TEST_P(RmsNormOfType, a_weights_gradient_is_the_ordered_sum_of_that_of_each_sequ
 INSTANTIATE_TEST_SUITE_P(types, RmsNormOfType,
                          testing::Values(at::kBFloat16, at::kFloat, at::kDouble),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
-
-template <class Body>
-void expect_error(const std::string& text, const Body& body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error, expected: " << text;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
-}
 
 TEST(RmsNorm, mistakes_are_named) {
   const auto x = at::ones({4, 8}), w = at::ones({8});

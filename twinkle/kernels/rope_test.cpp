@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -70,16 +70,6 @@ TEST_P(RopeOfType, a_token_has_the_same_bits_alone_and_among_others) {
 
 INSTANTIATE_TEST_SUITE_P(types, RopeOfType, testing::Values(at::kBFloat16, at::kFloat, at::kDouble),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
-
-template <class Body>
-void expect_error(const std::string& text, const Body& body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error, expected: " << text;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
-}
 
 TEST(Rope, mistakes_are_named_and_change_nothing) {
   const Table table(8, 16);

@@ -211,6 +211,12 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   ranked.rank = 4;
   Adapter rank_four(ranked, linears_, 1);
   EXPECT_EQ(refusal(saved(rank_four)), "lora: the saved adapter has rank 4, this one 3");
+  PeftConfig scaled = config();
+  scaled.alpha = 12;
+  Adapter twice(scaled, linears_, 1);
+  EXPECT_EQ(refusal(saved(twice)),
+            "lora: the saved adapter is scaled by 4, this one by 2: give it the lora_alpha and "
+            "use_rslora that it was saved with");
 
   Adapter more(config({"q_proj", "up_proj", "down_proj"}), linears_, 1);
   EXPECT_EQ(refusal(saved(more)),

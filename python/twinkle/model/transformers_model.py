@@ -55,6 +55,7 @@ class TransformersModel(Checkpoints):
             checks.path("model: tokenizer_id", tokenizer_id)
         dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
         refuse_unknown("model: TransformersModel", kwargs, INERT)
+        checks.newest("model: revision", kwargs.get("revision"))
         check_arguments(model_cls, config, mixed_precision, strategy, dtype)
         del ddp_config, fsdp_config, grad_scaler_config  # of several devices, and of fp16
         self.device_mesh = register(self, device_mesh)

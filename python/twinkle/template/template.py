@@ -28,6 +28,7 @@ class Template:
         **kwargs,
     ):
         refuse_unknown("template: Template", kwargs, _INERT)
+        checks.newest("template: revision", kwargs.get("revision"))
         self.model_id = checks.path("template: model_id", model_id)
         checks.integer("template: max_length", max_length, 0, 2**63 - 1, none=True)
         checks.text("template: truncation_strategy", truncation_strategy)

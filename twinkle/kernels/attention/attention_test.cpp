@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -224,16 +224,6 @@ TEST_P(AttentionOfType, paged_prefill_in_chunks_and_decode_have_the_bits_of_the_
 INSTANTIATE_TEST_SUITE_P(types, AttentionOfType,
                          testing::Values(at::kBFloat16, at::kFloat, at::kDouble),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
-
-template <class Body>
-void expect_error(const std::string& text, const Body& body) {
-  try {
-    body();
-    ADD_FAILURE() << "no error, expected: " << text;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-  }
-}
 
 TEST(Attention, mistakes_are_named) {
   const Input in({.lengths = {5}});
