@@ -21,7 +21,8 @@ DispatcherOptions dispatcher_options(const EngineOptions& o) {
                               .max_queued = o.max_queued,
                               .max_queued_total = o.max_queued_total,
                               .max_sequences = o.max_sequences,
-                              .sampling_share = o.sampling_share};
+                              .sampling_share = o.sampling_share,
+                              .gather_ms = o.gather_ms};
   validate(out);  // before the model is read
   return out;
 }

@@ -68,6 +68,8 @@ void validate(const DispatcherOptions& o) {
   at_least_one("max_sequences", o.max_sequences);
   require(o.sampling_share > 0 && o.sampling_share < 1, Code::kInvalid,
           "engine: sampling_share is ", o.sampling_share, ", it must be above 0 and below 1");
+  require(o.gather_ms >= 0 && o.gather_ms <= 1000, Code::kInvalid, "engine: gather_ms is ",
+          o.gather_ms, ", it must be from 0 to 1000");
 }
 
 Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
@@ -182,15 +184,33 @@ void Dispatcher::loop() {
 
 // Waits for something to do. None: closed, and what had begun has ended.
 std::optional<Side> Dispatcher::next_turn() {
+  using Clock = std::chrono::steady_clock;
+  std::optional<Clock::time_point> gathers_until;
   Lock lock(mutex_);
   while (true) {
-    const bool training = !take_heads().empty() || scheduler_.has_batch(!closed_ && !draining_);
+    const bool heads = !take_heads().empty();
+    const bool training = heads || scheduler_.has_batch(!closed_ && !draining_);
     const bool sampling = admission_.size() > 0;
     contested_ = training && sampling;
-    if (training || sampling) return turns_.next(training, sampling);
+    if (heads || sampling || (training && !somebody_is_missing()))
+      return turns_.next(training, sampling);
+    if (training) {
+      const std::chrono::duration<double, std::milli> most(options_.gather_ms);
+      if (!gathers_until)
+        gathers_until = Clock::now() + std::chrono::duration_cast<Clock::duration>(most);
+      if (!lock.wait_until(ready_, *gathers_until)) return Side::kTraining;
+      continue;
+    }
     if (closed_) return std::nullopt;
     lock.wait(ready_);
   }
+}
+
+bool Dispatcher::somebody_is_missing() const {
+  if (closed_ || draining_ || options_.gather_ms == 0) return false;
+  return std::any_of(gathered_.begin(), gathered_.end(),
+                     [this](const std::string& tenant)
+                         REQUIRES(mutex_) { return !num_queued_.contains(tenant); });
 }
 
 // Operations that run by themselves and whose turn it is in their tenant's order.
@@ -250,6 +270,7 @@ void Dispatcher::run_head(Job& job) {
       scheduler_.set_share(tenant, {create->weight, create->priority});
     if (std::holds_alternative<Delete>(job.operation)) {
       scheduler_.forget(tenant);
+      gathered_.erase(tenant);
       stats_.tenants.erase(tenant);
     }
     done = extract(job.id);
@@ -284,6 +305,8 @@ void Dispatcher::run_batch() {
       if (!alone) it->second->state = Job::kLast;
     }
     if (batch.empty()) return;
+    gathered_.clear();
+    for (const auto& [tenant, job] : first) gathered_.insert(tenant);
     ++stats_.num_batches;
   }
   const BatchOutcome outcome = executor_.run_batch(batch);

@@ -6,6 +6,7 @@
 #include <future>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,11 +21,14 @@
 namespace twinkle::engine {
 
 struct DispatcherOptions {
-  int64_t token_budget = 4096;         // of one batch
-  int64_t max_queued = 1024;           // operations of one tenant that have not ended
-  int64_t max_queued_total = 16384;    // of all tenants
-  int64_t max_sequences = 64;          // that are sampled at a time
-  double sampling_share = 0.5;         // of the time, while training waits too
+  int64_t token_budget = 4096;       // of one batch
+  int64_t max_queued = 1024;         // operations of one tenant that have not ended
+  int64_t max_queued_total = 16384;  // of all tenants
+  int64_t max_sequences = 64;        // that are sampled at a time
+  double sampling_share = 0.5;       // of the time, while training waits too
+  // What a batch waits at most for tenants of the last one that have nothing queued: those who
+  // wait for a result before they go on then share the next batch too. 0: it never waits.
+  double gather_ms = 1.0;
   std::function<double()> clock = {};  // seconds; empty: the steady clock
 };
 
@@ -77,6 +81,7 @@ class Dispatcher {
 
   void loop();
   std::optional<Side> next_turn();
+  bool somebody_is_missing() const REQUIRES(mutex_);
   void drop_cancelled();
   void train();
   void run_head(Job& job);
@@ -106,6 +111,7 @@ class Dispatcher {
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
   bool closed_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
+  std::set<std::string> gathered_ GUARDED_BY(mutex_);  // tenants of the last batch
 
   Turns turns_;             // the thread's, like the next
   bool contested_ = false;  // both sides waited when the turn began

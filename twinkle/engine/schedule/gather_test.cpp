@@ -1,0 +1,131 @@
+// A batch waits a little for the tenants of the one before it.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "twinkle/engine/schedule/dispatcher.h"
+#include "twinkle/engine/schedule/null_executor.h"
+
+namespace twinkle::engine {
+namespace {
+
+constexpr double kLong = 1000;  // ms, where the test would take that long if somebody waited for it
+constexpr auto kSoon = std::chrono::milliseconds(500);
+
+ForwardBackward work(const std::string& tenant, size_t tokens = 10) {
+  ForwardBackward out{.tenant = tenant};
+  out.sequences.resize(1);
+  out.sequences[0].input_ids.resize(tokens);
+  return out;
+}
+
+class Gathering : public testing::Test {
+ protected:
+  void open(double gather_ms) {
+    dispatcher_ = std::make_unique<Dispatcher>(
+        DispatcherOptions{.token_budget = 100, .gather_ms = gather_ms}, executor_);
+    run({Create{"a"}, Create{"b"}, Create{"c"}});
+  }
+  std::vector<Future> submit(std::vector<Operation> operations) {
+    return dispatcher_->submit(std::move(operations));
+  }
+  void run(std::vector<Operation> operations) {
+    for (Future& future : submit(std::move(operations))) future.get();
+  }
+  // Tenants of each batch.
+  std::vector<std::set<std::string>> batches() {
+    dispatcher_.reset();
+    return seen_;
+  }
+
+  std::vector<std::set<std::string>> seen_;
+  NullExecutor executor_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+
+  void SetUp() override {
+    executor_.on_batch = [this] {
+      seen_.emplace_back();
+      for (const Work& w : executor_.batches.back()) seen_.back().insert(tenant_of(*w.operation));
+    };
+  }
+};
+
+TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
+  open(kLong);
+  run({work("a"), work("b")});
+  for (int round = 0; round < 3; ++round) {
+    auto a = submit({work("a")}), b = submit({work("b")});
+    a[0].get();
+    b[0].get();
+  }
+  const auto seen = batches();
+  ASSERT_EQ(seen.size(), 4u);
+  for (const auto& batch : seen) EXPECT_EQ(batch, (std::set<std::string>{"a", "b"}));
+}
+
+TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
+  open(20);
+  run({work("a"), work("b")});
+  for (int i = 0; i < 3; ++i) run({work("a")});
+  const auto seen = batches();
+  ASSERT_EQ(seen.size(), 4u);
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(seen[i], (std::set<std::string>{"a"}));
+}
+
+TEST_F(Gathering, NobodyWaitsForATenantThatIsGone) {
+  open(kLong);
+  run({work("a"), work("b")});
+  run({Delete{"b"}});
+  auto future = submit({work("a")});
+  EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
+}
+
+TEST_F(Gathering, WhatRunsByItselfAndWhatIsSampledDoNotWait) {
+  open(kLong);
+  run({work("a"), work("b")});
+  auto step = submit({Step{"a"}});
+  EXPECT_EQ(step[0].wait_for(kSoon), std::future_status::ready);
+  SamplingParams params;
+  params.max_tokens = 2;
+  auto sample = submit({Sample{"a", {{1}}, {params}}});
+  EXPECT_EQ(sample[0].wait_for(kSoon), std::future_status::ready);
+}
+
+TEST_F(Gathering, ALoneTenantNeverWaits) {
+  open(kLong);
+  for (int i = 0; i < 5; ++i) {
+    auto future = submit({work("a")});
+    EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
+    future[0].get();
+  }
+}
+
+TEST_F(Gathering, NobodyWaitsWhenItIsTurnedOff) {
+  open(0);
+  run({work("a"), work("b")});
+  run({work("a")});
+  EXPECT_EQ(batches().size(), 2u);
+}
+
+TEST_F(Gathering, ClosingEndsTheWait) {
+  open(kLong);
+  run({work("a"), work("b")});
+  auto future = submit({work("a")});
+  dispatcher_.reset();
+  EXPECT_THROW(future[0].get(), Error);
+}
+
+TEST(GatherOptions, AreChecked) {
+  NullExecutor executor;
+  for (const double bad : {-1.0, 1001.0, std::numeric_limits<double>::quiet_NaN()}) {
+    try {
+      Dispatcher dispatcher({.gather_ms = bad}, executor);
+      ADD_FAILURE() << bad;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("it must be from 0 to 1000"), std::string::npos);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::engine
