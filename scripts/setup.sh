@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # setup.sh PROFILE...: installs what the named profiles need, once.
 # Profiles: base (toolchain, torch), demo, test, lint, bench, cuda (the compiler; optional: where its
-# wheels do not install, that is said and the rest goes on). A profile is done again only when this
-# script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE.
+# wheels do not install, that is said once and the rest goes on). A profile is done again only when
+# this script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE, and one that
+# is removed makes its profile be tried again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -125,12 +126,16 @@ elif ! find_python > /dev/null; then
   stop_if_missing
 fi
 make_venv
+ready=()
 for profile in "${todo[@]}"; do
-  if ! pip_install "$profile"; then
-    [ "$profile" = cuda ] || exit 1
+  if pip_install "$profile"; then
+    ready+=("$profile")
+  elif [ "$profile" = cuda ]; then
     say "no CUDA compiler: its wheels did not install, the kernels for CUDA are not compiled" >&2
-    continue
+    say "to try again: rm .venv/.setup-cuda" >&2
+  else
+    exit 1
   fi
   hash_of "$profile" > ".venv/.setup-$profile"
 done
-say "ready: ${todo[*]}"
+[ ${#ready[@]} -eq 0 ] || say "ready: ${ready[*]}"

@@ -84,6 +84,41 @@ def test_set_up_refuses_tools_that_are_too_old(tmp_path):
     assert "rustc is 1.63.0, it must be 1.80 or newer" in result.stderr
 
 
+# A Python whose pip installs everything but the CUDA compiler, and notes what it was asked for.
+PYTHON = """#!/bin/bash
+case "$*" in
+  "-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  *requirements/*) echo "$*" >> pip.log; [[ "$*" != *cuda.txt* ]] ;;
+esac
+"""
+
+
+def test_a_cuda_compiler_that_did_not_install_is_said_once_and_not_tried_again(tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {})
+    for tool in ("mkdir", "cp"):
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    (tmp_path / "tools/python3.11").write_text(PYTHON)
+    (tmp_path / "tools/python3.11").chmod(0o755)
+    log = tmp_path / "pip.log"
+
+    def set_up():
+        log.unlink(missing_ok=True)
+        result = run(tmp_path / "scripts/setup.sh", "lint", "cuda", env=environment)
+        assert result.returncode == 0, result.stderr
+        asked = re.findall(r"-r requirements/(\w+)\.txt", log.read_text()) if log.exists() else []
+        return asked, result.stdout, result.stderr
+
+    asked, out, error = set_up()
+    assert asked == ["lint", "cuda"] and out.endswith("setup: ready: lint\n")
+    assert "setup: no CUDA compiler" in error and "rm .venv/.setup-cuda" in error
+    assert set_up() == ([], "", "")
+    with (tmp_path / "requirements/cuda.txt").open("a") as file:
+        file.write("# another list\n")
+    assert set_up()[0] == ["cuda"]
+    (tmp_path / ".venv/.setup-cuda").unlink()
+    assert set_up()[0] == ["cuda"]
+
+
 def test_set_up_refuses_a_profile_that_does_not_exist():
     result = run("scripts/setup.sh", "nothing")
     assert result.returncode == 2

@@ -1,5 +1,7 @@
-"""Three short sequences, their loss on the fake bigram model in plain torch, a loss in Python."""
+"""Inputs: drawn ones, and three short ones with their loss on the fake bigram model in plain torch;
+a loss in Python."""
 
+import numpy as np
 import torch
 
 from twinkle.loss import Loss
@@ -7,6 +9,18 @@ from twinkle.loss import Loss
 A = {"input_ids": [1, 2, 3], "labels": [2, 3, -100]}
 B = {"input_ids": [4, 5, 6, 7], "labels": [-100, 6, 7, -100]}
 C = {"input_ids": [8, 9], "labels": [9, -100]}
+
+
+def drawn(lengths, seed=0, vocab=300):
+    """InputFeatures of random tokens; of each the first third is not scored."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for length in lengths:
+        ids = rng.integers(3, vocab, length)
+        labels = np.append(ids[1:], -100)
+        labels[: length // 3] = -100
+        out.append({"input_ids": ids, "labels": labels})
+    return out
 
 
 def reference(weight, features):

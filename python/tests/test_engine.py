@@ -4,9 +4,9 @@ import resource
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from features import drawn
 
 import twinkle
 from twinkle import InvalidError, LoraConfig, NotFoundError
@@ -16,19 +16,7 @@ from twinkle.sampler import TorchSampler, vLLMSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 
-
-def features(lengths, seed=0, vocab=300):
-    rng = np.random.default_rng(seed)
-    out = []
-    for length in lengths:
-        ids = rng.integers(3, vocab, length)
-        labels = np.append(ids[1:], -100)
-        labels[: length // 3] = -100
-        out.append({"input_ids": ids, "labels": labels})
-    return out
-
-
-BATCH = features([5, 17, 9])
+BATCH = drawn([5, 17, 9])
 
 
 @pytest.fixture
@@ -78,7 +66,7 @@ def test_full_training_equals_transformers_with_adamw(fp32, tiny_llama_dir):
     )
     fp32.set_optimizer("AdamW", lr=1e-3)
     for step in range(4):
-        batch = features([8, 12], seed=step)
+        batch = drawn([8, 12], seed=step)
         logps = reference_logps(model, batch)
         count = int((logps != 0).sum())
         (-logps.sum() / count).backward()
@@ -96,7 +84,7 @@ def test_step_by_step_equals_forward_backward(tiny_llama_dir):
         model = add(TransformersModel(model_id=tiny_llama_dir))
         model.set_optimizer("AdamW", lr=1e-2)
         for step in range(3):
-            batch = features([6, 11], seed=step)
+            batch = drawn([6, 11], seed=step)
             if together:
                 model.forward_backward(inputs=batch)
                 gradients.append(model.engine.inspect(tenant=model._group().tenant).result())
@@ -178,7 +166,7 @@ def test_temperature_divides_the_logits(fp32, reference):
     ("batch", "text"),
     [
         ([], "empty|no sequences|at least 1"),
-        (features([513]), "513"),
+        (drawn([513]), "513"),
         ([{"input_ids": [5, 100000], "labels": [5, -100]}], "100000"),
         ([{"input_ids": [5, 6], "labels": [100000, -100]}], "100000"),
         ([{"input_ids": [5, -1], "labels": [5, -100]}], "-1"),
@@ -289,7 +277,7 @@ def test_a_run_cut_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(
 
     def train(model, steps):
         for step in steps:
-            model.forward_backward(inputs=features([7, 9], seed=step))
+            model.forward_backward(inputs=drawn([7, 9], seed=step))
             model.clip_grad_and_step(gradient_accumulation_steps=2)
         return model
 
@@ -354,7 +342,7 @@ def test_two_adapters_train_side_by_side_as_each_alone(tiny_llama_dir):
     def one(model, name, rank, loss_seed):
         add(model, name, r=rank)
         model.set_optimizer("SGD", lr=0.1, adapter_name=name)
-        model.forward_backward(inputs=features([9, 6], seed=loss_seed), adapter_name=name)
+        model.forward_backward(inputs=drawn([9, 6], seed=loss_seed), adapter_name=name)
         model.clip_grad_and_step(adapter_name=name)
         return model.get_state_dict(adapter_name=name)
 
@@ -371,7 +359,7 @@ def test_two_adapters_train_side_by_side_as_each_alone(tiny_llama_dir):
 
 def test_a_future_can_be_asked_and_waited_for(fp32):
     tenant = fp32.frozen_tenant()
-    future = fp32.engine.forward(tenant=tenant, sequences=features([400] * 100))
+    future = fp32.engine.forward(tenant=tenant, sequences=drawn([400] * 100))
     with pytest.raises(TimeoutError, match="has not ended in time"):
         future.result(timeout=0.0)
     first, second = future.result(), future.result()
@@ -380,7 +368,7 @@ def test_a_future_can_be_asked_and_waited_for(fp32):
 
 def test_ctrl_c_ends_the_waiting_and_leaves_the_engine_usable(fp32):
     tenant = fp32.frozen_tenant()
-    future = fp32.engine.forward(tenant=tenant, sequences=features([500] * 400))
+    future = fp32.engine.forward(tenant=tenant, sequences=drawn([500] * 400))
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from features import drawn
 
 import twinkle.engine
 from twinkle import (
@@ -21,20 +22,7 @@ from twinkle.model import MultiLoraTransformersModel
 pytestmark = pytest.mark.usefixtures("engine_built")
 
 LORA = LoraConfig(r=4, target_modules="all-linear")
-
-
-def features(lengths, seed=0, vocab=300):
-    rng = np.random.default_rng(seed)
-    out = []
-    for length in lengths:
-        ids = rng.integers(3, vocab, length)
-        labels = np.append(ids[1:], -100)
-        labels[: length // 3] = -100
-        out.append({"input_ids": ids, "labels": labels})
-    return out
-
-
-BATCH = features([5, 17, 9])
+BATCH = drawn([5, 17, 9])
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +139,7 @@ def test_saved_and_loaded_a_tenant_goes_on_bit_for_bit(engine, tenant, tmp_path)
 def test_a_cancelled_operation_never_was(engine, tenant):
     want = tenant.inspect().result()
     slow = engine.tenant("slow", LORA)
-    waiting = [slow.forward_backward(features([400] * 8, seed=i)) for i in range(3)]
+    waiting = [slow.forward_backward(drawn([400] * 8, seed=i)) for i in range(3)]
     future = tenant.forward_backward(BATCH)
     if future.cancel():
         with pytest.raises(ConflictError, match="engine: cancelled"):
@@ -186,9 +174,9 @@ def test_neighbours_change_no_bit(tiny_llama_dir):
         futures = []
         for step in range(3):
             for i, other in enumerate(others):
-                futures.append(other.forward_backward(features([7 + i, 30], seed=step)))
+                futures.append(other.forward_backward(drawn([7 + i, 30], seed=step)))
                 futures.append(other.step("SGD", lr=0.1))
-            futures.append(me.forward_backward(features([12, 5, 20], seed=step)))
+            futures.append(me.forward_backward(drawn([12, 5, 20], seed=step)))
             futures.append(me.step(lr=0.01, max_grad_norm=0.5))
         for future in futures:
             future.result()
@@ -205,7 +193,7 @@ def test_two_threads_that_drive_two_adapters_get_the_bits_of_each_alone(tiny_lla
         model.set_optimizer("AdamW", lr=1e-2, adapter_name=name)
         losses = []
         for step in range(5):
-            batch = features([6 + seed, 21], seed=10 * seed + step)
+            batch = drawn([6 + seed, 21], seed=10 * seed + step)
             losses.append(model.forward_backward(inputs=batch, adapter_name=name)["loss"])
             losses.append(model.clip_grad_and_step(0.5, adapter_name=name))
         state = model.get_state_dict(adapter_name=name)

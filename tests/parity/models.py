@@ -19,6 +19,8 @@ SEED = int(os.environ.get("TWINKLE_PARITY_SEED", "20260301"))
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPES = ("default", "linear", "yarn", "llama3")
 COUNT = len(FAMILIES) * len(ROPES) * 2 * 2
+# One of every family and rope kind; tied or not, and windowed, biased or not, in turn.
+ONE_OF_EACH = [index + 12 * ((index % 3 + index // 3) % 4) for index in range(12)]
 MAX_POSITIONS = 256
 LENGTHS = (1, 2, 3, 5, 8, 17, 31, 33, 63, 65, 97, 130)
 

@@ -55,9 +55,10 @@ def adapter_gradients(model, sequences):
 def greedy(model, prompt, count):
     """The most probable tokens after the prompt.
 
-    With a window of 1, transformers 5.23 generates other tokens than its own forward gives:
+    With a window of 1 the whole text is computed anew for every token: there transformers 5.23
+    generates other tokens than its own forward gives (test_generation.py proves it).
     DynamicSlidingWindowLayer keeps keys[-window + 1 :], which for 1 is keys[0:], all of them, in
-    place of none. There the whole text is computed anew for every token.
+    place of none.
     """
     ids = torch.as_tensor(prompt)[None]
     out = model.generate(
@@ -69,3 +70,13 @@ def greedy(model, prompt, count):
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
+
+
+def step_by_step(model, ids):
+    """The logits of every token, from one forward each with transformers' own cache."""
+    rows, cache = [], None
+    for token in ids:
+        out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        rows.append(out.logits[0, 0])
+        cache = out.past_key_values
+    return torch.stack(rows)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from parity import models, ours, reference
 
-ONE_OF_EACH = range(models.COUNT // 2)  # every family and rope kind, tied and not, with windows
+ALL = range(models.COUNT)
 TEXTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nWrite two sentences about rivers.<|im_end|>\n<|im_start|>assistant\n",
@@ -13,7 +13,11 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("index", ONE_OF_EACH, ids=models.name_of)
+def window(index):
+    return models.draw(index).fields.get("sliding_window")
+
+
+@pytest.mark.parametrize("index", ALL, ids=models.name_of)
 def test_greedy_tokens_equal_transformers(index):
     case = models.case(index)
     made = ours.engine(case.directory, frozen=True)
@@ -23,7 +27,23 @@ def test_greedy_tokens_equal_transformers(index):
         assert tokens == reference.greedy(case.reference, prompt, 64)
 
 
-@pytest.mark.parametrize("index", range(models.COUNT), ids=models.name_of)
+@pytest.mark.parametrize("of_one", [True, False], ids=["1", "wider"])
+def test_with_a_window_of_1_transformers_cache_disagrees_with_its_own_forward(of_one):
+    """Why reference.greedy goes without it there, and only there."""
+    cases = [models.case(i) for i in ALL if window(i) and (window(i) == 1) == of_one]
+    if not cases:
+        pytest.skip("no such window was drawn")
+    far = []
+    for case in cases:
+        prompt = max(case.prompts, key=len)
+        with torch.no_grad():
+            whole = case.reference(torch.tensor([prompt])).logits[0]
+            stepped = reference.step_by_step(case.reference, prompt)
+        far.append((whole - stepped).abs().max().item())
+    assert max(far) > 0.1 if of_one else max(far) < 1e-3, far
+
+
+@pytest.mark.parametrize("index", ALL, ids=models.name_of)
 def test_sampled_logprobs_equal_transformers_scores_of_the_same_tokens(index):
     """At temperature 0 the engine reports them under the unmodified distribution."""
     case = models.case(index)

@@ -1,5 +1,5 @@
 // What people get wrong, each with the text that they see, and that nothing changed by it: neither
-// any tenant's weights, gradients and optimizer, nor any file.
+// any tenant's weights, gradients and optimizer, nor the base model's weights, nor any file.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,14 +89,17 @@ class BadInput : public testing::Test {
       engine_.run<StepResult>(Step{.tenant = name, .options = R"({"lr": 0.01})"});
       engine_.run<ForwardResult>(work(name, 2));
     }
+    engine_.run<Done>(Create{.tenant = "base", .frozen = true});
   }
 
   void expect_refused(const Operation& operation, const std::string& want) {
-    const State mine = state_of(engine_, "me"), others = state_of(engine_, "neighbour");
+    const State mine = state_of(engine_, "me"), others = state_of(engine_, "neighbour"),
+                base = state_of(engine_, "base");
     const auto files = files_of(model_.path()), saved = files_of(scratch_.path());
     expect_contains(error_of([&] { engine_.submit(operation).get(); }), want);
     EXPECT_EQ(state_of(engine_, "me"), mine) << want;
     EXPECT_EQ(state_of(engine_, "neighbour"), others) << want;
+    EXPECT_EQ(state_of(engine_, "base"), base) << want;
     EXPECT_EQ(files_of(model_.path()), files) << want;
     EXPECT_EQ(files_of(scratch_.path()), saved) << want;
   }

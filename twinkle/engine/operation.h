@@ -124,7 +124,8 @@ struct Load {
   bool optimizer = false;
 };
 
-// Checksums of the tenant's state, for tests and reports.
+// Checksums of the tenant's state, for tests and reports. Of a frozen tenant: the base model's
+// weights, and nothing else.
 struct Inspect {
   std::string tenant;
   bool tensors = false;  // also return the tensors (weights, gradients, optimizer), as float32

@@ -24,7 +24,7 @@ inline ForwardBackward work(const std::string& tenant, uint64_t seed = 1) {
   return {.tenant = tenant, .sequences = {drawn(seed, 6), drawn(seed + 100, 9)}};
 }
 
-// Weights, gradients, optimizer, steps and tokens of a tenant.
+// Weights, gradients, optimizer, steps and tokens of a tenant; of a frozen one the base's weights.
 using State = std::tuple<uint64_t, uint64_t, uint64_t, int64_t, double>;
 inline State state_of(Engine& engine, const std::string& tenant) {
   const auto r = engine.run<InspectResult>(Inspect{tenant});

@@ -278,6 +278,11 @@ InspectResult Tenant::inspect(bool tensors) {
     out.step = optimizer_->num_steps();
   }
   out.num_tokens = num_tokens_;
+  if (mode_ != Mode::kFrozen) return out;
+  for (const auto& w : decoder_.weights()) {
+    out.weights = checksum(out.weights, *w.value);
+    add(w.name, *w.value);
+  }
   return out;
 }
 

@@ -188,5 +188,22 @@ TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
   engine.run<Done>(ZeroGrad{"base"});
 }
 
+TEST(Tenant, TheFrozenBasesChecksumIsThatOfTheBaseWeights) {
+  const model::TinyModel model;
+  Engine engine({.model = model.path()});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  const auto weights = [&] { return engine.run<InspectResult>(Inspect{"base"}).weights; };
+  const uint64_t before = weights();
+  EXPECT_EQ(weights(), before);
+  engine.run<Done>(Create{.tenant = "all"});
+  EXPECT_EQ(weights(), before);
+  engine.run<ForwardResult>(work("all"));
+  engine.run<StepResult>(Step{.tenant = "all", .options = R"({"lr": 0.01})"});
+  EXPECT_NE(weights(), before);
+  const auto read = engine.run<InspectResult>(Inspect{"base", true});
+  EXPECT_EQ(read.tensors.size(), model::tiny_weights(model::tiny_config()).size());
+  EXPECT_EQ(read.num_parameters, 0);
+}
+
 }  // namespace
 }  // namespace twinkle::engine

@@ -1,5 +1,5 @@
 """What people get wrong with models, adapters, batches and data: each has its message, and leaves
-weights, adapters, gradients, optimizer, counters and every file as they were."""
+the base's weights, adapters, gradients, optimizer, counters and every file as they were."""
 
 import json
 import shutil
@@ -22,11 +22,13 @@ FEATURE = {"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}
 
 
 class World:
-    """A model in training, two adapters, a checkpoint of one, and a folder for what goes wrong."""
+    """A model in training, two adapters, a checkpoint of one, and a folder with all that is wrong,
+    made before any of it is tried."""
 
     def __init__(self, directory, folder):
         self.directory, self.folder = Path(directory), folder
         self.model = TransformersModel(model_id=directory, mixed_precision="no")
+        self.model.frozen_tenant()
         for name in ("a", "b"):
             self.model.add_adapter_to_model(name, LoraConfig(r=2))
             for _ in range(2):
@@ -35,34 +37,31 @@ class World:
                 self.model.clip_grad_and_step(adapter_name=name)
             self.model.forward_backward(inputs=[FEATURE], adapter_name=name)
         self.model.save("good", str(folder), save_optimizer=True, adapter_name="a")
-
-    def copy(self, name, spoil):
-        """A copy of the model's directory, spoilt."""
-        target = self.folder / name
-        if not target.exists():
-            shutil.copytree(self.directory, target)
-            spoil(target)
-        return target
+        for name, spoil in SPOILT.items():
+            shutil.copytree(self.directory, folder / name)
+            spoil(folder / name)
+        for name, text in ROWS.items():
+            (folder / name).write_text(text)
 
     def train(self, **feature):
         self.model.forward_backward(inputs=[{**FEATURE, **feature}], adapter_name="a")
 
     def state(self):
+        """Checksums of the base's weights and of the adapters with gradients and optimizer, what
+        the loop counts and was set to, and every file."""
         model = self.model
-        tenants = [model._group(name).tenant for name in ("a", "b")]
-        base = model.engine.forward(
-            tenant=model.frozen_tenant(),
-            sequences=[{k: np.asarray(v) for k, v in FEATURE.items()}],
-        ).result()
+        tenants = [model.frozen_tenant(), *(model._group(name).tenant for name in ("a", "b"))]
+        states = [model.engine.inspect(tenant=tenant).result() for tenant in tenants]
+        assert all(state["weights"] for state in states)
+        groups = [model._group(name) for name in ("a", "b")]
+        loop = json.dumps([[group.state(0), group.options] for group in groups])
         files = {
             file: file.read_bytes()
             for root in (self.folder, self.directory)
             for file in sorted(root.rglob("*"))
             if file.is_file()
         }
-        counters = [model._group(name).state(0) for name in ("a", "b")]
-        states = [model.engine.inspect(tenant=tenant).result() for tenant in tenants]
-        return states, [row.tobytes() for row in base["logps"]], counters, files
+        return states, loop, files
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +101,8 @@ def _nan(directory):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def _opened(name, spoil):
-    return lambda w: TransformersModel(model_id=str(w.copy(name, spoil)))
+def _opened(name):
+    return lambda w: TransformersModel(model_id=str(w.folder / name))
 
 
 def _adapter(change):
@@ -127,18 +126,10 @@ def _wider(name, tensor):
     return torch.cat([tensor, tensor], dim=1 if "lora_A" in name else 0).contiguous()
 
 
-def _rows(text):
-    def run(w):
-        file = w.folder / "rows.jsonl"
-        file.write_text(text)
-        try:
-            dataset = Dataset(DatasetMeta(str(file)))
-            dataset.set_template(Template(str(w.directory)))
-            dataset.encode()
-        finally:
-            file.unlink()
-
-    return run
+def _encoded(w, name):
+    dataset = Dataset(DatasetMeta(str(w.folder / name)))
+    dataset.set_template(Template(str(w.directory)))
+    dataset.encode()
 
 
 def _nan_loss(w):
@@ -149,29 +140,38 @@ def _nan_loss(w):
         w.model.set_loss(CrossEntropyLoss(), adapter_name="a")
 
 
+# Copies of the model's directory, spoilt.
+SPOILT = {
+    "none": lambda d: (d / "model.safetensors").unlink(),
+    "cut": _cut,
+    "shape": _set(intermediate_size=96),
+    "nan": _nan,
+    "mamba": _set(model_type="mamba"),
+    "rope": _set(rope_scaling={"rope_type": "longrope"}),
+    "logits": _set(logit_scale=0.5),
+    "plain": _without_template,
+    "wide": _adapter(_wider),
+}
 TALK = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+ROWS = {"without.jsonl": TALK + '{"text": "x"}\n', "broken.jsonl": TALK * 2 + '{"messages": [}\n'}
 CASES = {
-    "missing safetensors": (
-        _opened("none", lambda d: (d / "model.safetensors").unlink()), "holds no weights"),
-    "truncated safetensors": (_opened("cut", _cut), "model.safetensors"),
-    "shape mismatch": (
-        _opened("shape", _set(intermediate_size=96)), r"has shape \[.*config.json asks for \["),
-    "weights that are not finite": (_opened("nan", _nan), "model.norm.weight .* holds NaN"),
-    "unknown architecture": (
-        _opened("mamba", _set(model_type="mamba")), "model_type 'mamba' is not known; known: "),
+    "missing safetensors": (_opened("none"), "holds no weights"),
+    "truncated safetensors": (_opened("cut"), "model.safetensors"),
+    "shape mismatch": (_opened("shape"), r"has shape \[.*config.json asks for \["),
+    "weights that are not finite": (_opened("nan"), "model.norm.weight .* holds NaN"),
+    "unknown architecture": (_opened("mamba"), "model_type 'mamba' is not known; known: "),
     "unknown rope kind": (
-        _opened("rope", _set(rope_scaling={"rope_type": "longrope"})),
+        _opened("rope"),
         "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"),
-    "unknown option": (
-        _opened("logits", _set(logit_scale=0.5)), "config field 'logit_scale' is "),
+    "unknown option": (_opened("logits"), "config field 'logit_scale' is "),
     "a tokenizer without a chat template": (
-        lambda w: Template(str(w.copy("plain", _without_template))).encode(
+        lambda w: Template(str(w.folder / "plain")).encode(
             {"messages": [{"role": "user", "content": "a"}]}), "has no chat template"),
     "an adapter of another base model, loaded": (
-        lambda w: w.model.load(str(w.copy("wide", _adapter(_wider))), adapter_name="a"),
+        lambda w: w.model.load(str(w.folder / "wide"), adapter_name="a"),
         "is it of another base model"),
     "an adapter of another base model, added": (
-        lambda w: w.model.add_adapter_to_model("c", str(w.copy("wide", _adapter(_wider)))),
+        lambda w: w.model.add_adapter_to_model("c", str(w.folder / "wide")),
         "is it of another base model"),
     "a target module that matches nothing": (
         lambda w: w.model.add_adapter_to_model("c", LoraConfig(target_modules=["query"])),
@@ -195,8 +195,9 @@ CASES = {
     "a loss of the engine that is NaN": (
         lambda w: w.train(loss_scale=[1.0, np.nan, 1.0, 1.0]), "not finite .* nothing was changed"),
     "a row without messages": (
-        _rows(TALK + '{"text": "x"}\n'), r"rows\.jsonl line 2: .*'messages' is missing"),
-    "a broken JSON line": (_rows(TALK * 2 + '{"messages": [}\n'), r"rows\.jsonl line 3 column 15"),
+        lambda w: _encoded(w, "without.jsonl"), r"without\.jsonl line 2: .*'messages' is missing"),
+    "a broken JSON line": (
+        lambda w: _encoded(w, "broken.jsonl"), r"broken\.jsonl line 3 column 15"),
     "a checkpoint that is not there": (
         lambda w: w.model.load("none", str(w.folder), adapter_name="a"), "none"),
     "a save over something else": (
@@ -207,12 +208,25 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_is_named_and_changes_nothing(world, name):
     run, text = CASES[name]
-    with pytest.raises(TwinkleError):  # once before, to make what the case itself needs
-        run(world)
     before = world.state()
     with pytest.raises(TwinkleError, match=text):
         run(world)
     assert world.state() == before
+
+
+def test_a_change_of_any_part_would_be_seen(world, tmp_path_factory):
+    other = World(world.directory, tmp_path_factory.mktemp("other"))
+    model, seen = other.model, [other.state()]
+    for change in (
+        lambda: model.forward_backward(inputs=[FEATURE], adapter_name="b"),  # gradients, loop
+        lambda: model.clip_grad_and_step(adapter_name="b"),  # weights, optimizer
+        lambda: model.set_optimizer("AdamW", adapter_name="a", lr=0.02),
+        lambda: (other.folder / "none/config.json").write_text("{}"),
+        (other.folder / "left.tmp").touch,
+    ):
+        change()
+        assert other.state() not in seen
+        seen.append(other.state())
 
 
 def test_a_training_goes_on_after_all_of_it(world):

@@ -208,7 +208,8 @@ class Tenant:
 
     def inspect(self, tensors=False):
         """Future of a Result: checksums weights, gradients and optimizer, num_parameters, step,
-        num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}."""
+        num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}. Of the
+        base model as it is: its weights."""
         future = self._core.inspect(
             tenant=self.name, tensors=checks.flag("engine: tensors", tensors)
         )
