@@ -4,6 +4,8 @@
 #   TWINKLE_CUDA_ARCH  what nvcc's -arch gets
 # twinkle_add_cuda(TARGET): adds the kernels and CUDA's libraries, or the one source that says that there is no
 # CUDA here.
+# cuda_emulation_test: the kernels compiled as C++ against kernels/emulation, which runs them on the CPU, and
+# their tests, on any machine.
 set(TWINKLE_CUDA AUTO CACHE STRING "build the CUDA kernels: AUTO, ON, OFF")
 set(TWINKLE_CUDA_ARCH sm_90a CACHE STRING "nvcc -arch=")
 get_filename_component(site_packages ${TORCH_DIR} DIRECTORY)
@@ -50,13 +52,27 @@ function(twinkle_add_cuda target)
     return()
   endif()
   twinkle_cuda_objects(objects)
-  target_sources(${target} PRIVATE ${dir}/tensors.cpp ${objects})
+  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/tensors*.cpp ${dir}/place.cpp)
+  target_sources(${target} PRIVATE ${tensors} ${objects})
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
-    set_source_files_properties(${dir}/tensors.cpp PROPERTIES COMPILE_OPTIONS "-isystem;${cuda_wheels}/include")
+    set_source_files_properties(${tensors} PROPERTIES COMPILE_OPTIONS "-isystem;${cuda_wheels}/include")
   endif()
   find_library(CUDART NAMES libcudart.so.13 libcudart.so PATHS ${cuda_wheels}/lib /usr/local/cuda/lib64
     NO_DEFAULT_PATH REQUIRED)
   # Nothing names libtorch_cuda: it registers itself with ATen when it is loaded.
   target_link_libraries(${target} PUBLIC -Wl,--no-as-needed ${TORCH_DIR}/lib/libtorch_cuda.so
     ${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed ${CUDART})
+endfunction()
+
+function(twinkle_cuda_emulation_test)
+  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
+  file(GLOB kernels CONFIGURE_DEPENDS ${dir}/cuda/*.cu)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors*.cpp ${dir}/cuda/*_test.cpp ${dir}/emulation/*.cpp)
+  set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-x;c++")
+  add_executable(cuda_emulation_test ${kernels} ${sources})
+  target_include_directories(cuda_emulation_test BEFORE PRIVATE ${dir}/emulation)
+  # Its own cuda:: functions come before those of the library.
+  target_link_libraries(cuda_emulation_test PRIVATE twinkle_kernels GTest::gtest GTest::gtest_main)
+  target_precompile_headers(cuda_emulation_test REUSE_FROM twinkle_pch)
+  add_test(NAME cuda_emulation_test COMMAND cuda_emulation_test)
 endfunction()

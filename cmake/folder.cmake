@@ -28,9 +28,10 @@ function(twinkle_folder name)
   file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cpp ${dir}/*/*_test.cpp)
   if(tests)
     list(REMOVE_ITEM sources ${tests})
+    list(FILTER tests EXCLUDE REGEX "/kernels/emulation/")
   endif()
-  # main.cpp is a program's; cuda.cmake chooses among those of kernels/cuda.
-  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/cuda/")
+  # main.cpp is a program's; cuda.cmake chooses among those of kernels/cuda and kernels/emulation.
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/(cuda|emulation)/")
   if(arg_TORCH)
     list(APPEND arg_LINK torch_wheel)
   endif()

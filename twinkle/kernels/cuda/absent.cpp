@@ -14,6 +14,7 @@ namespace {
 }  // namespace
 
 bool available() { return false; }
+at::Device current_device() { absent(); }
 
 at::Tensor rms_norm(const at::Tensor&, const at::Tensor&, double) { absent(); }
 at::Tensor rms_norm_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {

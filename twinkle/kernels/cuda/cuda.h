@@ -14,6 +14,8 @@ namespace twinkle::kernels::cuda {
 
 // Whether this build has the kernels and the machine a device that runs them.
 bool available();
+// Where the caller's tensors would lie.
+at::Device current_device();
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,

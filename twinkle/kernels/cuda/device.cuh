@@ -1,5 +1,7 @@
 // What every .cu file of this folder shares: element types, a sum over a block in a fixed order,
-// the check after a launch. Internal to this folder.
+// the launch. Kernels keep to what kernels/emulation has of CUDA: blocks of one dimension, dynamic
+// shared memory, __syncthreads, __shfl_xor_sync by whole warps, no atomics. Internal to this
+// folder.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -10,6 +12,7 @@
 namespace twinkle::kernels::cuda {
 
 constexpr int kThreads = 256;  // of a block; a multiple of the warp
+constexpr int kWarps = kThreads / 32;
 
 template <class T>
 struct WideOf {
@@ -34,18 +37,33 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// The block's shared memory, as many bytes as its Grid says.
+template <class A>
+__device__ A* shared() {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  return reinterpret_cast<A*>(shared_bytes);
+}
+
+// combine() over the lanes of the calling warp, the same value in all of them.
+template <class A, class Combine>
+__device__ A over_warp(A value, const Combine& combine) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  }
+  return value;
+}
+
 // combine() over the block's threads, the same value in all: within a warp by a butterfly, then
-// over the warps in order. Ends with a barrier, so it may be called again at once.
+// over the warps in order. Takes the first kWarps elements of the shared memory. Ends with a
+// barrier, so it may be called again at once.
 template <class A, class Combine>
 __device__ A over_block(A value, A empty, const Combine& combine) {
-  __shared__ A of_warp[kThreads / 32];
-  for (int lane = 16; lane > 0; lane /= 2) {
-    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lane));
-  }
+  A* of_warp = shared<A>();
+  value = over_warp(value, combine);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
   A total = empty;
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) total = combine(total, of_warp[w]);
+  for (int w = 0; w < kWarps; ++w) total = combine(total, of_warp[w]);
   __syncthreads();
   return total;
 }
@@ -55,9 +73,40 @@ __device__ A block_sum(A value) {
   return over_block(value, A(0), [](A a, A b) { return a + b; });
 }
 
-inline void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  require(error == cudaSuccess, Code::kInternal, "kernels: ", kernel,
+// Blocks of kThreads threads, each with so many bytes of shared memory: for over_block alone unless
+// it says more.
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+  size_t shared = kWarps * sizeof(double);
+};
+
+// Blocks of a thread per element.
+inline Grid grid_for(int64_t count) { return {.x = (count + kThreads - 1) / kThreads}; }
+
+// Queues the kernel, unless the grid is empty. `name` is for the error.
+template <class... P, class... A>
+void launch(const char* name, const Grid& grid, Stream stream, void (*kernel)(P...),
+            const A&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  require(grid.x <= 0x7fffffff && grid.y <= 0xffff && grid.z <= 0xffff, Code::kInvalid,
+          "kernels: ", name, " takes ", grid.x, " x ", grid.y, " x ", grid.z,
+          " blocks, at most 2^31 - 1 x 65,535 x 65,535 can be: give it less at a time");
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                    static_cast<unsigned>(grid.z)};
+  config.blockDim = {kThreads, 1, 1};
+  config.dynamicSmemBytes = grid.shared;
+  config.stream = stream;
+  cudaError_t error = cudaSuccess;
+  constexpr size_t kWithoutAsking = 48 << 10;
+  if (grid.shared > kWithoutAsking) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(grid.shared));
+  }
+  if (error == cudaSuccess) {
+    error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+  }
+  require(error == cudaSuccess, Code::kInternal, "kernels: ", name,
           " did not start: ", cudaGetErrorString(error));
 }
 
@@ -72,10 +121,6 @@ void with_type(Type type, const Body& body) {
     case Type::kDouble:
       return body(double{});
   }
-}
-
-inline unsigned blocks_for(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -1,8 +1,8 @@
 // The launches of the CUDA kernels over raw device pointers: what the .cu files define. No torch in
 // here, so that nvcc compiles them in seconds. Every kernel computes bf16 and float32 in float32
 // and float64 in float64; a row's (an element's) bits depend on it alone. Pointers are of the
-// current device; nothing waits for the end of a kernel. Errors: Code::kInternal with CUDA's own
-// text.
+// current device; nothing here allocates or waits, so a CUDA graph may hold any of it. Errors:
+// Code::kInternal with CUDA's own text.
 #pragma once
 #include <cstdint>
 
@@ -22,10 +22,15 @@ struct RmsNormRows {
 };
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream);
 void rms_norm_backward(Type type, const RmsNormRows& in, const void* grad, void* dx, Stream stream);
-// Adds to sum [width] one partial per sequence, in order; rows_of [num_sequences + 1] on the device
-// counts rows. `weight` is not read.
-void rms_norm_weight_grad(Type type, const RmsNormRows& in, const void* grad,
-                          const int64_t* rows_of, int64_t num_sequences, void* sum, Stream stream);
+// Adds to sum [width] one partial per sequence, in order. `weight` is not read.
+struct RmsNormSum {
+  const void* grad;
+  void* scales;            // [rows] of the computing type, to work in
+  const int64_t* rows_of;  // [num_sequences + 1] counts rows
+  int64_t num_sequences;
+  void* sum;
+};
+void rms_norm_weight_grad(Type type, const RmsNormRows& in, const RmsNormSum& out, Stream stream);
 
 // x [tokens, heads, dim] turned into y (which may be x); cos and sin [positions, half].
 struct RopeRows {

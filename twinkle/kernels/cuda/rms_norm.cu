@@ -13,10 +13,10 @@ __device__ Wide<T> scale_of(const T* x, int64_t width, Wide<T> eps) {
 
 template <class T>
 __global__ void forward(const T* x, const Wide<T>* weight, int64_t width, Wide<T> eps, T* y) {
-  const T* row = x + blockIdx.x * width;
+  const T* row = x + int64_t{blockIdx.x} * width;
   const Wide<T> scale = scale_of(row, width, eps);
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    y[blockIdx.x * width + i] = narrow<T>(wide(row[i]) * scale * weight[i]);
+    y[int64_t{blockIdx.x} * width + i] = narrow<T>(wide(row[i]) * scale * weight[i]);
   }
 }
 
@@ -24,8 +24,8 @@ __global__ void forward(const T* x, const Wide<T>* weight, int64_t width, Wide<T
 template <class T>
 __global__ void backward(const T* grad, const T* x, const Wide<T>* weight, int64_t width,
                          Wide<T> eps, T* dx) {
-  const T* row = x + blockIdx.x * width;
-  const T* g = grad + blockIdx.x * width;
+  const T* row = x + int64_t{blockIdx.x} * width;
+  const T* g = grad + int64_t{blockIdx.x} * width;
   const Wide<T> scale = scale_of(row, width, eps);
   Wide<T> dot = 0;
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
@@ -33,13 +33,14 @@ __global__ void backward(const T* grad, const T* x, const Wide<T>* weight, int64
   }
   const Wide<T> pull = block_sum(dot) * scale * scale / static_cast<Wide<T>>(width);
   for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    dx[blockIdx.x * width + i] = narrow<T>(scale * (wide(g[i]) * weight[i] - wide(row[i]) * pull));
+    dx[int64_t{blockIdx.x} * width + i] =
+        narrow<T>(scale * (wide(g[i]) * weight[i] - wide(row[i]) * pull));
   }
 }
 
 template <class T>
 __global__ void row_scales(const T* x, int64_t width, Wide<T> eps, Wide<T>* scale) {
-  const Wide<T> s = scale_of(x + blockIdx.x * width, width, eps);
+  const Wide<T> s = scale_of(x + int64_t{blockIdx.x} * width, width, eps);
   if (threadIdx.x == 0) scale[blockIdx.x] = s;
 }
 
@@ -63,45 +64,31 @@ __global__ void weight_grad(const T* grad, const T* x, const Wide<T>* scale, int
 }  // namespace
 
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream) {
-  if (in.rows == 0) return;
   with_type(type, [&]<class T>(T) {
-    forward<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(in.x), static_cast<const Wide<T>*>(in.weight), in.width,
-        static_cast<Wide<T>>(in.eps), static_cast<T*>(y));
+    launch("rms_norm", {.x = in.rows}, stream, forward<T>, static_cast<const T*>(in.x),
+           static_cast<const Wide<T>*>(in.weight), in.width, in.eps, static_cast<T*>(y));
   });
-  check_launch("rms_norm");
 }
 
 void rms_norm_backward(Type type, const RmsNormRows& in, const void* grad, void* dx,
                        Stream stream) {
-  if (in.rows == 0) return;
   with_type(type, [&]<class T>(T) {
-    backward<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad), static_cast<const T*>(in.x),
-        static_cast<const Wide<T>*>(in.weight), in.width, static_cast<Wide<T>>(in.eps),
-        static_cast<T*>(dx));
+    launch("rms_norm_backward", {.x = in.rows}, stream, backward<T>, static_cast<const T*>(grad),
+           static_cast<const T*>(in.x), static_cast<const Wide<T>*>(in.weight), in.width, in.eps,
+           static_cast<T*>(dx));
   });
-  check_launch("rms_norm_backward");
 }
 
-void rms_norm_weight_grad(Type type, const RmsNormRows& in, const void* grad,
-                          const int64_t* rows_of, int64_t num_sequences, void* sum, Stream stream) {
-  if (in.rows == 0) return;
+void rms_norm_weight_grad(Type type, const RmsNormRows& in, const RmsNormSum& out, Stream stream) {
   with_type(type, [&]<class T>(T) {
-    Wide<T>* scale = nullptr;
-    const size_t bytes = static_cast<size_t>(in.rows) * sizeof(Wide<T>);
-    const cudaError_t error = cudaMallocAsync(&scale, bytes, stream);
-    require(error == cudaSuccess, Code::kInternal, "kernels: rms_norm_weight_grad: ", bytes,
-            " bytes of device memory: ", cudaGetErrorString(error));
+    using A = Wide<T>;
     const T* x = static_cast<const T*>(in.x);
-    row_scales<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
-        x, in.width, static_cast<Wide<T>>(in.eps), scale);
-    weight_grad<T><<<blocks_for(in.width, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad), x, scale, in.width, rows_of, num_sequences,
-        static_cast<Wide<T>*>(sum));
-    cudaFreeAsync(scale, stream);
+    launch("rms_norm_weight_grad", {.x = in.rows}, stream, row_scales<T>, x, in.width, in.eps,
+           static_cast<A*>(out.scales));
+    launch("rms_norm_weight_grad", grid_for(in.width), stream, weight_grad<T>,
+           static_cast<const T*>(out.grad), x, static_cast<const A*>(out.scales), in.width,
+           out.rows_of, out.num_sequences, static_cast<A*>(out.sum));
   });
-  check_launch("rms_norm_weight_grad");
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -36,12 +36,9 @@ void rope(Type type, const RopeRows& in, void* y, Stream stream) {
   with_type(type, [&]<class T>(T) {
     const T* x = static_cast<const T*>(in.x);
     T* to = static_cast<T*>(y);
-    if (turned > 0) turn<T><<<blocks_for(turned, kThreads), kThreads, 0, stream>>>(in, x, to);
-    if (rest > 0 && in.x != y) {
-      copy_rest<T><<<blocks_for(rest, kThreads), kThreads, 0, stream>>>(in, x, to);
-    }
+    launch("rope", grid_for(turned), stream, turn<T>, in, x, to);
+    if (in.x != y) launch("rope", grid_for(rest), stream, copy_rest<T>, in, x, to);
   });
-  check_launch("rope");
 }
 
 }  // namespace twinkle::kernels::cuda

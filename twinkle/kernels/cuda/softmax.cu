@@ -11,7 +11,7 @@ template <class T>
 __global__ void row_stats(const T* logits, const int32_t* ids, const float* temperature,
                           int64_t vocab, Wide<T>* stats) {
   using A = Wide<T>;
-  const T* row = logits + blockIdx.x * vocab;
+  const T* row = logits + int64_t{blockIdx.x} * vocab;
   const A inverse = A(1) / (temperature != nullptr ? A(temperature[blockIdx.x]) : A(1));
   A top = -INFINITY;
   for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) top = max(top, wide(row[i]) * inverse);
@@ -36,7 +36,7 @@ template <class T>
 __global__ void row_grad(T* logits, const int32_t* ids, const float* temperature, int64_t vocab,
                          const Wide<T>* stats, const float* grad) {
   using A = Wide<T>;
-  T* row = logits + blockIdx.x * vocab;
+  T* row = logits + int64_t{blockIdx.x} * vocab;
   const A inverse = A(1) / (temperature != nullptr ? A(temperature[blockIdx.x]) : A(1));
   const A top = stats[int64_t{blockIdx.x} * 4 + 2], sum = stats[int64_t{blockIdx.x} * 4 + 3];
   const A scale = A(grad[blockIdx.x]) * inverse;
@@ -50,24 +50,18 @@ __global__ void row_grad(T* logits, const int32_t* ids, const float* temperature
 }  // namespace
 
 void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream) {
-  if (in.rows == 0) return;
   with_type(type, [&]<class T>(T) {
-    row_stats<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(in.logits), in.ids, in.temperature, in.vocab,
-        static_cast<Wide<T>*>(stats));
+    launch("softmax_stats", {.x = in.rows}, stream, row_stats<T>, static_cast<const T*>(in.logits),
+           in.ids, in.temperature, in.vocab, static_cast<Wide<T>*>(stats));
   });
-  check_launch("softmax_stats");
 }
 
 void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
                   Stream stream) {
-  if (in.rows == 0) return;
   with_type(type, [&]<class T>(T) {
-    row_grad<T><<<static_cast<unsigned>(in.rows), kThreads, 0, stream>>>(
-        static_cast<T*>(in.logits), in.ids, in.temperature, in.vocab,
-        static_cast<const Wide<T>*>(stats), grad);
+    launch("softmax_grad", {.x = in.rows}, stream, row_grad<T>, static_cast<T*>(in.logits), in.ids,
+           in.temperature, in.vocab, static_cast<const Wide<T>*>(stats), grad);
   });
-  check_launch("softmax_grad");
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -25,23 +25,19 @@ __global__ void backward(const T* grad, const T* gate, const T* up, int64_t coun
 }  // namespace
 
 void swiglu(Type type, const void* gate, const void* up, int64_t count, void* y, Stream stream) {
-  if (count == 0) return;
   with_type(type, [&]<class T>(T) {
-    forward<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(gate), static_cast<const T*>(up), count, static_cast<T*>(y));
+    launch("swiglu", grid_for(count), stream, forward<T>, static_cast<const T*>(gate),
+           static_cast<const T*>(up), count, static_cast<T*>(y));
   });
-  check_launch("swiglu");
 }
 
 void swiglu_backward(Type type, const void* grad, const void* gate, const void* up, int64_t count,
                      const SwigluGradOut& out, Stream stream) {
-  if (count == 0) return;
   with_type(type, [&]<class T>(T) {
-    backward<T><<<blocks_for(count, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad), static_cast<const T*>(gate), static_cast<const T*>(up), count,
-        static_cast<T*>(out.dgate), static_cast<T*>(out.dup));
+    launch("swiglu_backward", grid_for(count), stream, backward<T>, static_cast<const T*>(grad),
+           static_cast<const T*>(gate), static_cast<const T*>(up), count,
+           static_cast<T*>(out.dgate), static_cast<T*>(out.dup));
   });
-  check_launch("swiglu_backward");
 }
 
 }  // namespace twinkle::kernels::cuda

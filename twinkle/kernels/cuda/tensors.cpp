@@ -1,22 +1,10 @@
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
-#include "twinkle/kernels/cuda/launch.h"
+#include "twinkle/kernels/cuda/place.h"
 
 namespace twinkle::kernels::cuda {
-namespace {
-
-// The device of a call's tensors, current until its end, and the stream that work there queues on.
-struct Place {
-  explicit Place(const at::Tensor& x)
-      : guard(x.device()), stream(c10::cuda::getCurrentCUDAStream(x.device().index())) {}
-  c10::cuda::CUDAGuard guard;
-  Stream stream;
-};
 
 Type type_of(const at::Tensor& x) {
   switch (x.scalar_type()) {
@@ -36,6 +24,8 @@ at::ScalarType wide_of(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+namespace {
+
 RmsNormRows rows_of(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1);
   return {x.const_data_ptr(), weight.defined() ? weight.const_data_ptr() : nullptr,
@@ -52,8 +42,6 @@ LogitRows rows_of(const at::Tensor& logits, const at::Tensor& ids, const at::Ten
 }
 
 }  // namespace
-
-bool available() { return c10::cuda::device_count() > 0; }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const Place place(x);
@@ -78,14 +66,19 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
   const Place place(x);
   const at::Tensor in = x.contiguous(), g = grad.contiguous();
   const int64_t per_token = in.numel() / x.size(-1) / x.size(0);
-  at::Tensor starts = at::empty({static_cast<int64_t>(cu_seqlens.size())}, at::kLong);
-  for (size_t s = 0; s < cu_seqlens.size(); ++s) {
-    starts.mutable_data_ptr<int64_t>()[s] = cu_seqlens[s] * per_token;
-  }
-  starts = starts.to(x.device());
-  cuda::rms_norm_weight_grad(type_of(x), rows_of(in, {}, eps), g.const_data_ptr(),
-                             starts.const_data_ptr<int64_t>(), starts.size(0) - 1,
-                             sum.mutable_data_ptr(), place.stream);
+  std::vector<int64_t> starts(cu_seqlens.begin(), cu_seqlens.end());
+  for (int64_t& start : starts) start *= per_token;
+  const at::Tensor rows_of_sequence = table_on<int64_t>(place.device, starts);
+  const RmsNormRows rows = rows_of(in, {}, eps);
+  const at::Tensor scales = at::empty({rows.rows}, sum.options());
+  cuda::rms_norm_weight_grad(
+      type_of(x), rows,
+      {.grad = g.const_data_ptr(),
+       .scales = scales.mutable_data_ptr(),
+       .rows_of = static_cast<const int64_t*>(rows_of_sequence.const_data_ptr()),
+       .num_sequences = std::ssize(starts) - 1,
+       .sum = sum.mutable_data_ptr()},
+      place.stream);
 }
 
 void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, const at::Tensor& sin,

@@ -1,0 +1,37 @@
+// Where a kernel runs: the device of its tensors, and the stream that work there queues on. Defined
+// by place.cpp over CUDA, and by kernels/emulation. Internal to this folder.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <cstddef>
+#include <span>
+
+#include "twinkle/kernels/cuda/launch.h"
+
+namespace twinkle::kernels::cuda {
+
+Stream current_stream(const at::Device& device);
+
+// A uint8 tensor of these bytes there; `bytes` may go at once, the host does not wait.
+at::Tensor table_on(const at::Device& device, std::span<const std::byte> bytes);
+
+template <class Row>
+at::Tensor table_on(const at::Device& device, std::span<const Row> rows) {
+  return table_on(device, std::as_bytes(rows));
+}
+
+// Makes the tensor's device the current one until its end.
+struct Place {
+  explicit Place(const at::Tensor& x)
+      : guard(x.device()), device(x.device()), stream(current_stream(device)) {}
+  c10::DeviceGuard guard;
+  at::Device device;
+  Stream stream;
+};
+
+Type type_of(const at::Tensor& x);
+// float64 for float64, else float32: what `x` is computed in.
+at::ScalarType wide_of(const at::Tensor& x);
+
+}  // namespace twinkle::kernels::cuda

@@ -1,0 +1,148 @@
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "twinkle/kernels/emulation/cuda_runtime.h"
+
+namespace twinkle::kernels::cuda {
+// What the kernels declare as `extern __shared__`.
+alignas(16) unsigned char shared_bytes[228 << 10];
+}  // namespace twinkle::kernels::cuda
+
+namespace twinkle::kernels::emulation {
+namespace {
+
+constexpr size_t kStack = 64 << 10, kGuard = 256;
+constexpr int kNan = 0xff, kGuardByte = 0xa5;
+
+enum class State { kReady, kAtWarp, kAtBlock, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+  State state = State::kReady;
+  unsigned exchanges = 0;
+  // Two sets of slots: a lane may begin its next exchange before another has read of this one.
+  alignas(16) unsigned char slots[2][16];
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  ucontext_t scheduler;
+  const std::function<void()>* thread = nullptr;
+  unsigned current = 0;
+  uint64_t random = 1;
+
+  unsigned size() const { return blockDim.x; }
+  Fiber& self() { return fibers[current]; }
+  // A fixed sequence, so that a failure comes again.
+  unsigned draw() {
+    return static_cast<unsigned>((random = random * 0xd1342543de82ef95u + 1) >> 33);
+  }
+  void wait(State state);
+  void resume(unsigned i);
+  State step_warp(unsigned warp);
+  void run();
+} block;
+
+void enter() {
+  (*block.thread)();
+  block.wait(State::kDone);
+}
+
+void Block::wait(State state) {
+  self().state = state;
+  swapcontext(&self().context, &scheduler);
+}
+
+void Block::resume(unsigned i) {
+  current = i;
+  threadIdx = {i, 0, 0};
+  fibers[i].state = State::kReady;
+  swapcontext(&scheduler, &fibers[i].context);
+}
+
+// Runs a warp to the next barrier of the block, or its end. Its lanes run one after the other.
+State Block::step_warp(unsigned warp) {
+  const unsigned first = warp * kWarp, last = std::min(first + kWarp, size());
+  if (fibers[first].state == State::kDone) return State::kDone;
+  do {
+    const bool backwards = draw() % 2 != 0;
+    for (unsigned i = first; i < last; ++i) resume(backwards ? last - 1 - (i - first) : i);
+    for (unsigned i = first; i < last; ++i) {
+      if (fibers[i].state == fibers[first].state) continue;
+      throw std::logic_error("emulation: lanes 0 and " + std::to_string(i - first) +
+                             " of a warp part before a barrier");
+    }
+  } while (fibers[first].state == State::kAtWarp);
+  return fibers[first].state;
+}
+
+void Block::run() {
+  for (unsigned i = 0; i < size(); ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.state = State::kReady;
+    fiber.exchanges = 0;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack = {fiber.stack.get(), 0, kStack};
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+  }
+  std::vector<unsigned> warps((size() + kWarp - 1) / kWarp);
+  std::iota(warps.begin(), warps.end(), 0u);
+  for (State state = State::kReady; state != State::kDone;) {
+    for (size_t i = warps.size(); i > 1; --i) std::swap(warps[i - 1], warps[draw() % i]);
+    state = step_warp(warps[0]);
+    for (size_t i = 1; i < warps.size(); ++i) {
+      if (step_warp(warps[i]) == state) continue;
+      throw std::logic_error("emulation: warps part before a barrier of the block");
+    }
+  }
+}
+
+}  // namespace
+
+void block_barrier() { block.wait(State::kAtBlock); }
+void warp_barrier() { block.wait(State::kAtWarp); }
+
+void* exchange_slot(unsigned lane) {
+  Fiber& fiber = block.fibers[block.current / kWarp * kWarp + lane];
+  return fiber.slots[block.self().exchanges % 2];
+}
+
+void end_exchange() { ++block.self().exchanges; }
+
+cudaError_t run(const cudaLaunchConfig_t& config, const std::function<void()>& thread) {
+  unsigned char* const shared = cuda::shared_bytes;
+  gridDim = config.gridDim, blockDim = config.blockDim;
+  if (blockDim.x % kWarp != 0 || config.dynamicSmemBytes + kGuard > sizeof cuda::shared_bytes ||
+      gridDim.y > 65535 || gridDim.z > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  while (block.fibers.size() < blockDim.x) block.fibers.emplace_back();
+  block.thread = &thread;
+  // A GPU promises no order of the blocks: here the last one comes first.
+  const uint64_t count = uint64_t{gridDim.x} * gridDim.y * gridDim.z;
+  for (uint64_t i = count; i-- > 0;) {
+    blockIdx = {static_cast<unsigned>(i % gridDim.x),
+                static_cast<unsigned>(i / gridDim.x % gridDim.y),
+                static_cast<unsigned>(i / gridDim.x / gridDim.y)};
+    std::memset(shared, kNan, config.dynamicSmemBytes);
+    std::memset(shared + config.dynamicSmemBytes, kGuardByte, kGuard);
+    block.run();
+    const unsigned char* guard = shared + config.dynamicSmemBytes;
+    if (std::any_of(guard, guard + kGuard, [](unsigned char c) { return c != kGuardByte; })) {
+      throw std::logic_error("emulation: a block wrote behind its shared memory of " +
+                             std::to_string(config.dynamicSmemBytes) + " bytes");
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace twinkle::kernels::emulation
