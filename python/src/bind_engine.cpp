@@ -1,93 +1,24 @@
-// twinkle._core.Engine: every operation as a method that returns a Future. Waiting releases the GIL
-// and stops at Ctrl-C; the operation itself goes on.
+// twinkle._core.Engine: every operation as a method that returns a Future.
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
-#include <optional>
 
+#include "python/src/fields.h"
+#include "python/src/future.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
 #include "twinkle/engine/engine.h"
-#include "twinkle/text/template.h"
 
 namespace py = pybind11;
 using namespace py::literals;
 
 namespace twinkle::python {
+
+void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& engine);
+
 namespace {
 
 using engine::Engine;
-using Clock = std::chrono::steady_clock;
-
-constexpr double kSlice_s = 0.05;  // how long Ctrl-C may go unseen
-
-using Pending = std::shared_future<engine::Result>;
-
-class Future {
- public:
-  Future(const std::shared_ptr<Engine>& engine, engine::Future future)
-      : engine_(engine), id_(future.id), future_(future.share()) {}
-
-  bool done() const {
-    return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
-  }
-
-  bool cancel() {
-    // Declared first: if this is the last to hold the engine, it ends with the GIL held again.
-    const std::shared_ptr<Engine> engine = engine_.lock();
-    const py::gil_scoped_release release;
-    return engine && engine->cancel(id_);
-  }
-
-  // Waits in slices, so that Ctrl-C is seen.
-  py::object result(std::optional<double> timeout_s) {
-    const auto start = Clock::now();
-    double slice_s = timeout_s ? std::min(kSlice_s, std::max(0.0, *timeout_s)) : kSlice_s;
-    while (!wait(slice_s)) {
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      if (!timeout_s) continue;
-      const double left_s =
-          *timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
-      if (left_s <= 0) {
-        PyErr_SetString(PyExc_TimeoutError, "engine: the operation has not ended in time");
-        throw py::error_already_set();
-      }
-      slice_s = std::min(kSlice_s, left_s);
-    }
-    const engine::Result& result = future_.get();
-    if (!value_) {
-      // Arrays are views into the result, which lives as long as they do.
-      const py::capsule owner(new Pending(future_),
-                              [](void* pending) { delete static_cast<Pending*>(pending); });
-      value_ = to_python(result, owner);
-    }
-    return value_;
-  }
-
- private:
-  bool wait(double seconds) const {
-    const py::gil_scoped_release release;
-    return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
-  }
-
-  std::weak_ptr<Engine> engine_;
-  int64_t id_;
-  Pending future_;
-  py::object value_;
-};
-
-using EnginePointer = std::shared_ptr<Engine>;
-
-Future submit(const EnginePointer& engine, engine::Operation operation) {
-  std::optional<engine::Future> future;
-  {
-    const py::gil_scoped_release release;
-    future = engine->submit(std::move(operation));
-  }
-  return Future(engine, std::move(*future));
-}
 
 std::string text_of(const py::object& value, const char* name) {
   require(py::isinstance<py::str>(value), Code::kInvalid, "engine: ", name, " is ",
@@ -95,7 +26,7 @@ std::string text_of(const py::object& value, const char* name) {
   return value.cast<std::string>();
 }
 
-std::shared_ptr<Engine> make_engine(const engine::EngineOptions& options) {
+EnginePointer make_engine(const engine::EngineOptions& options) {
   const py::gil_scoped_release release;
   // The engine's end waits for its thread, without the GIL.
   return {new Engine(options), [](Engine* engine) {
@@ -112,61 +43,60 @@ py::dict facts(const Engine& engine) {
                   "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids);
 }
 
-// Stop strings are looked for in the text with special tokens written out.
-void set_template(Engine& engine, const text::Template& text) {
-  engine.set_decode([&text](std::span<const int32_t> ids) {
-    return text.decode(std::vector<int64_t>(ids.begin(), ids.end()));
-  });
+engine::EngineOptions options_of(const py::object& model, const py::kwargs& given) {
+  engine::EngineOptions o;
+  o.model = text_of(model, "model");
+  if (given.contains("mixed_precision")) text_of(given["mixed_precision"], "mixed_precision");
+  Fields fields(given, "engine: options");
+  fields.take("mixed_precision", o.mixed_precision);
+  fields.take("token_budget", o.token_budget);
+  fields.take("kv_tokens", o.kv_tokens);
+  fields.take("activation_bytes", o.activation_bytes);
+  fields.take("max_sequences", o.max_sequences);
+  fields.take("sampling_share", o.sampling_share);
+  fields.take("max_queued", o.max_queued);
+  fields.take("max_queued_total", o.max_queued_total);
+  fields.take("resident_bytes", o.resident_bytes);
+  fields.take("park_directory", o.park_directory);
+  fields.take("deterministic", o.deterministic);
+  fields.finish();
+  return o;
 }
 
-template <class T>
-void take(const py::dict& d, const char* name, T& value) {
-  if (d.contains(name)) value = d[name].cast<T>();
+py::dict batch(const engine::BatchStats& b) {
+  return py::dict("num_tokens"_a = b.num_tokens, "num_tenants"_a = b.num_tenants);
 }
 
-// A field that is absent has the engine's default.
-engine::SamplingParams params_of(const py::dict& d) {
-  engine::SamplingParams p;
-  take(d, "max_tokens", p.max_tokens);
-  take(d, "seed", p.seed);
-  take(d, "stop", p.stop);
-  take(d, "stop_token_ids", p.stop_token_ids);
-  take(d, "temperature", p.temperature);
-  take(d, "top_k", p.top_k);
-  take(d, "top_p", p.top_p);
-  take(d, "repetition_penalty", p.repetition_penalty);
-  take(d, "num_samples", p.num_samples);
-  take(d, "logprobs", p.logprobs);
-  take(d, "ignore_eos", p.ignore_eos);
-  take(d, "min_p", p.min_p);
-  take(d, "top_logprobs", p.top_logprobs);
-  take(d, "prompt_logprobs", p.prompt_logprobs);
-  take(d, "top_prompt_logprobs", p.top_prompt_logprobs);
-  return p;
+py::dict tenants_of(const engine::Stats& s) {
+  py::dict out;
+  for (const auto& [name, t] : s.tenants)
+    out[py::str(name)] = py::dict("num_queued"_a = t.num_queued, "num_tokens"_a = t.num_tokens,
+                                  "num_sampled_tokens"_a = t.num_sampled);
+  return out;
 }
 
-Future sample(const EnginePointer& engine, const std::string& tenant, const py::list& prompts,
-              const std::vector<py::dict>& params, int64_t version) {
-  engine::Sample operation{.tenant = tenant, .prompts = {}, .params = {}, .version = version};
-  for (const py::handle prompt : prompts)
-    operation.prompts.push_back(
-        int32s(prompt, "engine: prompt " + std::to_string(operation.prompts.size())));
-  for (const py::dict& p : params) operation.params.push_back(params_of(p));
-  return submit(engine, std::move(operation));
+py::dict stats(const Engine& engine) {
+  const engine::Stats s = engine.stats();
+  const engine::SamplingStats sampling = engine.sampling();
+  const engine::ParkingStats parking = engine.parking();
+  py::list last;
+  for (const engine::BatchStats& b : s.last_batches) last.append(batch(b));
+  return py::dict(
+      "num_queued"_a = s.num_queued, "num_batches"_a = s.num_batches, "num_passes"_a = s.num_passes,
+      "batches"_a = batch(s.batches), "last_batches"_a = last,
+      "num_recomputed_layers"_a = engine.num_recomputed_layers(),
+      "training_seconds"_a = s.training_seconds, "num_sampling_steps"_a = s.num_steps,
+      "sampling_seconds"_a = s.sampling_seconds, "num_samples"_a = sampling.num_samples,
+      "num_sequences"_a = sampling.num_sequences,
+      "num_computed_tokens"_a = sampling.num_computed_tokens,
+      "num_prefix_tokens"_a = sampling.num_shared_tokens, "num_kv_pages"_a = sampling.num_pages,
+      "num_free_kv_pages"_a = sampling.num_free_pages, "kv_page_tokens"_a = sampling.page_tokens,
+      "num_parked"_a = parking.num_parked, "resident_bytes"_a = parking.resident_bytes,
+      "num_returns"_a = parking.num_returns, "num_parking_failures"_a = parking.num_failures,
+      "last_parking_failure"_a = parking.last_failure, "tenants"_a = tenants_of(s));
 }
 
-void bind_future(py::module_& m) {
-  py::class_<Future>(m, "Future", "The result of an operation that may still run.")
-      .def("done", &Future::done, "Whether it has ended.")
-      .def("cancel", &Future::cancel,
-           "True: result() raises ConflictError, and the operation never was. False: it has ended, "
-           "or can't be stopped any more.")
-      .def("result", &Future::result, "timeout"_a = py::none(),
-           "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
-           "operation failed with. TimeoutError: it has not ended.");
-}
-
-void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
+void bind_training(py::class_<Engine, EnginePointer>& engine) {
   engine
       .def(
           "create",
@@ -223,8 +153,8 @@ void bind_training(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
           py::kw_only(), "tenant"_a);
 }
 
-void bind_state(py::class_<Engine, std::shared_ptr<Engine>>& engine) {
-  engine.def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a, "version"_a = 0)
+void bind_state(py::class_<Engine, EnginePointer>& engine) {
+  engine
       .def(
           "publish",
           [](const EnginePointer& e, std::string tenant) {
@@ -265,28 +195,19 @@ void bind_engine(py::module_& m) {
   namespace here = twinkle::python;
   using twinkle::engine::Engine;
   here::bind_future(m);
-  py::class_<Engine, std::shared_ptr<Engine>> engine(
+  py::class_<Engine, here::EnginePointer> engine(
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");
   engine
-      .def(py::init([](const py::object& model, const py::object& precision, int64_t token_budget,
-                       int64_t kv_tokens, int64_t activation_bytes, bool deterministic) {
-             return here::make_engine(
-                 {.model = here::text_of(model, "model"),
-                  .mixed_precision = here::text_of(precision, "mixed_precision"),
-                  .token_budget = token_budget,
-                  .kv_tokens = kv_tokens,
-                  .activation_bytes = activation_bytes,
-                  .deterministic = deterministic});
+      .def(py::init([](const py::object& model, const py::kwargs& options) {
+             return here::make_engine(here::options_of(model, options));
            }),
-           "model"_a, py::kw_only(), "mixed_precision"_a = "bf16",
-           "token_budget"_a = twinkle::engine::EngineOptions{}.token_budget,
-           "kv_tokens"_a = twinkle::engine::EngineOptions{}.kv_tokens,
-           "activation_bytes"_a = twinkle::engine::EngineOptions{}.activation_bytes,
-           "deterministic"_a = true)
+           "model"_a, "Options: the fields of EngineOptions, by name.")
       .def("facts", &here::facts, "What is known of the model, as a dict.")
-      .def("set_template", &here::set_template, "template"_a, py::keep_alive<1, 2>(),
-           "Whose tokenizer turns tokens into text, for stop strings.");
+      .def("stats", &here::stats, "What has been done and what waits, as a dict.")
+      .def("reset_prefix_cache", &Engine::reset_prefix_cache,
+           "Samples submitted from here on share no keys and values with earlier ones.");
   here::bind_training(engine);
   here::bind_state(engine);
+  here::bind_sampling(m, engine);
 }

@@ -199,7 +199,8 @@ void bind_tokenizer(py::module_& m) {
 }
 
 void bind_template(py::module_& m) {
-  py::class_<Template>(m, "Template", "Rows of messages to tokens and labels, and back.")
+  py::class_<Template, std::shared_ptr<Template>>(
+      m, "Template", "Rows of messages to tokens and labels, and back.")
       .def(py::init(&make_template), py::arg("directory"), py::arg("use_chat_template") = true,
            py::arg("max_length") = 8192, py::arg("truncation_strategy") = "raise",
            py::arg("default_system") = py::none(), py::arg("enable_thinking") = true)

@@ -22,9 +22,29 @@ class Done:
     def done(self):
         return True
 
+    def cancel(self):
+        return False
+
     def result(self, timeout=None):
         del timeout
         return self.value
+
+
+class Stream:
+    """Tokens in twos."""
+
+    def __init__(self, future):
+        self.future = future
+        (((item, *_),),) = (future.value,)
+        last = len(item["tokens"]) - 1
+        self.left = [
+            (0, 0, token, logprob, item["stop_reason"] if i == last else "")
+            for i, (token, logprob) in enumerate(zip(item["tokens"], item["logprobs"], strict=True))
+        ]
+
+    def take(self):
+        out, self.left = self.left[:2], self.left[2:]
+        return out
 
 
 class Schedule:
@@ -192,10 +212,13 @@ class Engine:
         self.calls.append(("zero_grad",))
         return Done(None)
 
-    def set_template(self, template):
-        self.template = template
+    def reset_prefix_cache(self):
+        self.calls.append(("reset_prefix_cache",))
 
-    def sample(self, *, tenant, prompts, params):
+    def sample_stream(self, *, params, **request):
+        return Stream(self.sample(params=params, **request))
+
+    def sample(self, *, tenant, prompts, params, version=0, template=None):
         self.calls.append(("sample", tenant, params))
         out = []
         for prompt, p in zip(prompts, params, strict=True):

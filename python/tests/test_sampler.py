@@ -32,6 +32,7 @@ def test_one_response_per_prompt_with_tokens_logprobs_text_and_feature(make, cls
     sampler = make(cls)
     sampler.set_template("Template")
     assert sampler.reset_prefix_cache() is True
+    assert sampler.engine.calls[-1] == ("reset_prefix_cache",)
     params = SamplingParams(max_tokens=3, num_samples=2, logprobs=1)
     responses = sampler.sample([ROW, {"input_ids": [5, 4]}], params)
     assert len(responses) == 2 and responses[0].prompt_token_ids == [3, 2]

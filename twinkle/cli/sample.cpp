@@ -21,9 +21,6 @@ void run(const Options& o) {
   engine::Engine engine({.model = path});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
-  engine.set_decode([&tmpl](std::span<const int32_t> ids) {
-    return tmpl.decode(std::vector<int64_t>(ids.begin(), ids.end()));
-  });
   engine::Sample sample{.tenant = "me", .params = {o.params}};
   for (const std::string& prompt : o.prompts) {
     JsonObject message{{"role", "user"}, {"content", prompt}};
@@ -31,7 +28,10 @@ void run(const Options& o) {
         tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
     sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
   }
-  const auto result = engine.run<engine::SampleResult>(sample);
+  const engine::SampleHooks hooks{.decode = [&tmpl](std::span<const int32_t> ids) {
+    return tmpl.decode(std::vector<int64_t>(ids.begin(), ids.end()));
+  }};
+  const auto result = engine.run<engine::SampleResult>(sample, hooks);
   for (size_t i = 0; i < o.prompts.size(); ++i) {
     for (const auto& completion : result.completions[i]) {
       const std::vector<int64_t> ids(completion.tokens.begin(), completion.tokens.end());

@@ -43,17 +43,15 @@ Engine::~Engine() = default;
 
 const ModelFacts& Engine::facts() const { return state_->executor.facts(); }
 
-void Engine::set_decode(Decode decode) { state_->executor.set_decode(std::move(decode)); }
-
-std::vector<Future> Engine::submit(std::vector<Operation> operations) {
+std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
   for (const Operation& operation : operations) check(operation, state_->executor.spec());
-  return state_->dispatcher.submit(std::move(operations));
+  return state_->dispatcher.submit(std::move(operations), hooks);
 }
 
-Future Engine::submit(Operation operation) {
+Future Engine::submit(Operation operation, const SampleHooks& hooks) {
   std::vector<Operation> one;
   one.push_back(std::move(operation));
-  return std::move(submit(std::move(one))[0]);
+  return std::move(submit(std::move(one), hooks)[0]);
 }
 
 bool Engine::cancel(int64_t id) { return state_->dispatcher.cancel(id); }
@@ -61,6 +59,10 @@ bool Engine::cancel(int64_t id) { return state_->dispatcher.cancel(id); }
 ParkingStats Engine::parking() const { return state_->executor.parking(); }
 
 int64_t Engine::num_recomputed_layers() const { return state_->executor.num_recomputed_layers(); }
+
+void Engine::reset_prefix_cache() { state_->executor.reset_prefix_cache(); }
+
+SamplingStats Engine::sampling() const { return state_->executor.sampling(); }
 
 Stats Engine::stats() const { return state_->dispatcher.stats(); }
 

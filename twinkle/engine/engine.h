@@ -6,13 +6,12 @@
 // that fails changes nothing and reports through its future. docs/decisions/0005-scheduler.md says
 // who runs when.
 #pragma once
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/operation.h"
 #include "twinkle/engine/schedule/dispatcher.h"
@@ -54,21 +53,21 @@ class Engine {
 
   const ModelFacts& facts() const;
 
-  // Turns token ids into text, for stop strings; without it `stop` is refused. Counts for Samples
-  // that begin later.
-  using Decode = std::function<std::string(std::span<const int32_t>)>;
-  void set_decode(Decode decode);
-
-  // Checks what can be checked at once (throws), queues the rest. Error kBusy: the tenant's queue,
-  // or that of all, is full.
-  Future submit(Operation operation);
+  // Checks what can be checked at once (throws), queues the rest. `hooks` go with a Sample. Error
+  // kBusy: the tenant's queue, or that of all, is full.
+  Future submit(Operation operation, const SampleHooks& hooks = {});
   // All of them enter the queue together, so that they meet in one batch.
-  std::vector<Future> submit(std::vector<Operation> operations);
+  std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
   // True: the operation's future fails with kConflict "engine: cancelled", and its tenant is as if
   // it had never been. False: it has ended, or can't be stopped any more.
   bool cancel(int64_t id);
 
+  // Samples that are submitted from here on share no keys and values with earlier ones. They never
+  // do when the weights are others: this is for measuring, and for who wants the pages back.
+  void reset_prefix_cache();
+
   Stats stats() const;
+  SamplingStats sampling() const;
   // Forwards, or forwards with their backward, that training batches have taken so far.
   int64_t num_passes() const { return stats().num_passes; }
   // Layers that backward passes computed a second time because of activation_bytes.
@@ -78,8 +77,8 @@ class Engine {
 
   // submit and wait.
   template <class R>
-  R run(Operation operation) {
-    return std::get<R>(submit(std::move(operation)).get());
+  R run(Operation operation, const SampleHooks& hooks = {}) {
+    return std::get<R>(submit(std::move(operation), hooks).get());
   }
 
  private:

@@ -206,6 +206,38 @@ TEST(Engine, ARunCutInTwoEqualsOneThatWasNot) {
   }
 }
 
+// A second reader of the base model would see it change.
+TEST(Engine, WhoTrainsAllWeightsIsAlone) {
+  const TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  const Create all{.tenant = "all"}, base{.tenant = "base", .frozen = true},
+      adapter{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"};
+  const auto conflict = [&](const Create& create) {
+    try {
+      engine.run<Done>(create);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Code::kConflict);
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  for (const Create& other : {base, adapter}) {
+    engine.run<Done>(other);
+    EXPECT_EQ(conflict(all),
+              "engine: tenant 'all' is to train all weights of the base model, which 1 others use, "
+              "'" +
+                  other.tenant + "' among them; delete them first");
+    engine.run<Done>(Delete{other.tenant});
+    engine.run<Done>(all);
+    for (const Create& refused : {base, adapter, Create{.tenant = "second"}}) {
+      EXPECT_EQ(conflict(refused),
+                "engine: tenant 'all' trains all weights of the base model; delete it first");
+    }
+    engine.run<Done>(Delete{"all"});
+  }
+  EXPECT_EQ(conflict(base), "no error");
+}
+
 TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
   const TinyModel model;
   Engine engine({.model = model.path(), .mixed_precision = "bf16"});
@@ -230,7 +262,7 @@ TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
   EXPECT_EQ(engine.run<ForwardResult>(score).logps, fresh.run<ForwardResult>(score).logps);
   engine.run<Done>(
       Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
-  EXPECT_NE(error_of([&] { engine.run<Done>(Create{.tenant = "full"}); }).find("train adapters"),
+  EXPECT_NE(error_of([&] { engine.run<Done>(Create{.tenant = "full"}); }).find("delete them first"),
             std::string::npos);
 }
 

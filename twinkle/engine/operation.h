@@ -28,7 +28,7 @@ struct Sequence {
 };
 
 // What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
-// weight of the base model (one tenant at a time), or, with `frozen`, the base model as it is.
+// weight of the base model (alone on the engine), or, with `frozen`, the base model as it is.
 struct Create {
   std::string tenant;
   std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules,

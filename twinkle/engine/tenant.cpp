@@ -25,6 +25,21 @@ uint64_t checksum(uint64_t hash, const at::Tensor& tensor) {
   return hash;
 }
 
+// Lends the state of one optimizer to another, which may keep it.
+struct StateLoan {
+  StateLoan(optim::Optimizer* from, optim::Optimizer& to) : from(from), to(to) { swap(); }
+  ~StateLoan() {
+    if (!taken) swap();
+  }
+  void swap() const noexcept {
+    if (from) from->swap_state(to);
+  }
+
+  optim::Optimizer* from;  // or null: there is none
+  optim::Optimizer& to;
+  bool taken = false;
+};
+
 }  // namespace
 
 Tenant::Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model::Decoder& decoder,
@@ -188,22 +203,24 @@ StepResult Tenant::step(const Step& operation) {
   require_trainable("step");
   require(pending_ > 0, Code::kConflict, "engine: step: tenant '", name_,
           "' has no accumulated gradients; run forward_backward first");
-  const Json options = operation.options.empty() ? Json(JsonObject{})
-                                                 : parse_json(operation.options, "step options");
+  Json options = operation.options.empty() ? Json(JsonObject{})
+                                           : parse_json(operation.options, "step options");
   const Change change = scaled(operation.max_grad_norm, operation.norm_type);
-  if (!optimizer_) {
-    optimizer_ = optim::make(operation.optimizer, options);
-  } else if (optimizer_->name() != operation.optimizer) {
-    require(!resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
-            ", the checkpoint's is ", optimizer_->name(),
-            "; use that one, or load without the optimizer");
-    optimizer_ = optim::make(operation.optimizer, options);  // another optimizer starts afresh
-  } else {
-    optimizer_->configure(options);
-  }
-  options_ = options;
+  const bool goes_on = optimizer_ && optimizer_->name() == operation.optimizer;
+  require(goes_on || !resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
+          ", the checkpoint's is ", optimizer_ ? optimizer_->name() : "",
+          "; use that one, or load without the optimizer");
+  std::unique_ptr<optim::Optimizer> next = optim::make(operation.optimizer, options);
   if (mode_ == Mode::kLora) own_adapter();
-  optimizer_->step(params(), optimizer_->lr(), change.scale);
+  {
+    // Another optimizer starts afresh. What throws, for want of memory, say, leaves the one that
+    // was there with its state.
+    StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
+    next->step(params(), next->lr(), change.scale);
+    loan.taken = true;
+  }
+  optimizer_ = std::move(next);
+  options_.swap(options);
   weights_changed();
   const StepResult result{change.norm, num_tokens_, optimizer_->num_steps()};
   zero_grad();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/engine/shortage_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -167,6 +168,64 @@ TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
     EXPECT_EQ(state_of(*engine_, "me"), before);
   }
   EXPECT_EQ(error_of([&] { step(-2); }), "engine: max_grad_norm is -2, it must be at least 0");
+}
+
+// Wherever it runs out: with the state of the optimizer, with another one, with a version that
+// keeps the weights, so that they are copied first.
+TEST_P(TenantTest, AStepThatRunsOutOfMemoryChangesNothing) {
+  for (const Step& operation :
+       {Step{.tenant = "me", .options = R"({"lr": 0.01, "eps": 0.1})"},
+        Step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 0.01, "momentum": 0.5})"}}) {
+    const auto prepare = [&] {
+      start();
+      if (!GetParam()) engine_->run<PublishResult>(Publish{"me"});
+      engine_->run<ForwardResult>(work("me", 2));
+    };
+    prepare();
+    engine_->run<StepResult>(operation);
+    const State want = state_of(*engine_, "me");
+    prepare();
+    const State before = state_of(*engine_, "me");
+    const auto taken = [&](int64_t num_allocations) {
+      const Shortage shortage(num_allocations);
+      try {
+        engine_->run<StepResult>(operation);
+      } catch (const std::bad_alloc&) {
+        return false;
+      }
+      return true;
+    };
+    int64_t n = 0;
+    for (; !taken(n); ++n)
+      EXPECT_EQ(state_of(*engine_, "me"), before) << operation.optimizer << " " << n;
+    EXPECT_GT(n, 0);
+    EXPECT_EQ(state_of(*engine_, "me"), want);
+  }
+}
+
+TEST(FullTenant, ADeleteThatFailsChangesNothing) {
+  namespace fs = std::filesystem;
+  const model::TinyModel model;
+  const fs::path weights = fs::path(model.path()) / "model.safetensors",
+                 away = weights.string() + "x";
+  const Forward score{.tenant = "me", .sequences = {drawn(1, 20)}};
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "me"});
+  const auto base = engine.run<ForwardResult>(score).logps;
+  engine.run<ForwardResult>(work("me"));
+  engine.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.1})"});
+  engine.run<ForwardResult>(work("me"));
+  const State before = state_of(engine, "me");
+  const auto trained = engine.run<ForwardResult>(score).logps;
+  fs::rename(weights, away);
+  EXPECT_NE(error_of([&] { engine.run<Done>(Delete{"me"}); }).find(model.path()),
+            std::string::npos);
+  EXPECT_EQ(state_of(engine, "me"), before);
+  EXPECT_EQ(engine.run<ForwardResult>(score).logps, trained);
+  fs::rename(away, weights);
+  engine.run<Done>(Delete{"me"});
+  engine.run<Done>(Create{.tenant = "me", .frozen = true});
+  EXPECT_EQ(engine.run<ForwardResult>(score).logps, base);
 }
 
 INSTANTIATE_TEST_SUITE_P(LoraAndFull, TenantTest, testing::Bool());

@@ -97,7 +97,9 @@ Adapter& Pool::at(int32_t slot) {
 }
 
 void Pool::own(Pin& pin) {
-  if (pin.num_shares() > 1) pin = put(at(pin.slot()).fork(), pin.version());
+  if (pin.num_shares() <= 1) return;
+  slots_.reserve(slots_.size() + 1);  // the gradients move with the copy: nothing may throw then
+  pin = put(at(pin.slot()).fork(), pin.version());
 }
 
 void Pool::weights_changed(const Pin& pin) {

@@ -57,12 +57,18 @@ const std::vector<Loss>& all() {
   return losses;
 }
 
-const Loss& find(std::string_view name) {
-  std::string known;
+const Loss* look_up(std::string_view name) {
   for (const Loss& loss : all()) {
-    if (loss.name == name || loss.class_name == name) return loss;
-    known += (known.empty() ? "" : ", ") + std::string(loss.class_name);
+    if (loss.name == name || loss.class_name == name) return &loss;
   }
+  return nullptr;
+}
+
+const Loss& find(std::string_view name) {
+  if (const Loss* loss = look_up(name)) return *loss;
+  std::string known;
+  for (const Loss& loss : all())
+    known += (known.empty() ? "" : ", ") + std::string(loss.class_name);
   fail(Code::kInvalid, "loss: unknown loss '", name, "', known are ", known);
 }
 

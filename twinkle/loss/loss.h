@@ -54,7 +54,9 @@ struct Loss {
   bool separable() const { return prepare != nullptr; }
 };
 
-// By either name. Error kInvalid: unknown, with the names that are known.
+// By either name; null: unknown.
+const Loss* look_up(std::string_view name);
+// The same. Error kInvalid: unknown, with the names that are known.
 const Loss& find(std::string_view name);
 const std::vector<Loss>& all();
 

@@ -23,9 +23,10 @@ struct Optimizer::Target {
   const Param* param;
   Slot* slot;
   bool fresh;
+  std::vector<at::Tensor> buffers;  // the slot's; when fresh, those that it is to get
 };
 
-// Checks everything, then makes the slots, so that what throws leaves values and state as they are.
+// Checks everything and takes the memory, so that what throws leaves values and state as they are.
 std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params) {
   const std::vector<std::string> names = buffers();
   check(params);
@@ -41,13 +42,11 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params)
     if (!param.grad.defined()) continue;
     Slot& slot = slots_[param.name];
     const bool fresh = slot.steps == 0 || slot.buffers.size() != names.size();
-    if (fresh) {
-      std::vector<at::Tensor> zeros;
-      for (size_t i = 0; i < names.size(); ++i)
-        zeros.push_back(at::zeros(param.value.sizes(), at::kFloat));
-      slot.buffers = std::move(zeros);
-    }
-    out.push_back({&param, &slot, fresh});
+    Target target{&param, &slot, fresh, {}};
+    if (!fresh) target.buffers = slot.buffers;
+    while (target.buffers.size() < names.size())
+      target.buffers.push_back(at::zeros(param.value.sizes(), at::kFloat));
+    out.push_back(std::move(target));
   }
   return out;
 }
@@ -58,8 +57,8 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   require(std::isfinite(grad_scale), Code::kInvalid, "optim: grad_scale is ", grad_scale,
           ", it must be finite");
   std::vector<Run> runs;
-  for (const Target& target : targets(params)) {
-    ++target.slot->steps;
+  std::vector<Target> all = targets(params);
+  for (const Target& target : all) {
     float* value = target.param->value.mutable_data_ptr<float>();
     const float* grad = target.param->grad.const_data_ptr<float>();
     const int64_t n = target.param->value.numel();
@@ -68,13 +67,17 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
               .grad = grad + begin,
               .buffers = {nullptr, nullptr},
               .size = std::min(kChunk, n - begin),
-              .step = target.slot->steps,
+              .step = target.slot->steps + 1,
               .fresh = target.fresh,
               .decay = target.param->decay};
-      for (size_t i = 0; i < target.slot->buffers.size(); ++i)
-        run.buffers[i] = target.slot->buffers[i].mutable_data_ptr<float>() + begin;
+      for (size_t i = 0; i < target.buffers.size(); ++i)
+        run.buffers[i] = target.buffers[i].mutable_data_ptr<float>() + begin;
       runs.push_back(run);
     }
+  }
+  for (Target& target : all) {
+    ++target.slot->steps;
+    target.slot->buffers.swap(target.buffers);
   }
   at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) update(runs[i], lr, grad_scale);

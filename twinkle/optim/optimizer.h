@@ -45,7 +45,8 @@ class Optimizer {
 
   // One update of every parameter that has a gradient, from grad * grad_scale (one over the token
   // count, times the clipping factor). Gradients are only read. Error kInvalid: dtype, shape or
-  // layout, two parameters of one name, lr or grad_scale not finite; nothing changes then.
+  // layout, two parameters of one name, lr or grad_scale not finite. What throws, want of memory
+  // too, changes nothing.
   void step(std::span<const Param> params, double lr, double grad_scale = 1.0);
 
   int64_t num_steps() const;  // updates of the parameter that has had most
@@ -54,6 +55,8 @@ class Optimizer {
   // All buffers, in one order until the next step: to be taken out of memory and put back.
   std::vector<at::Tensor*> tensors();
   void load(const State& state);  // copies. Error kInvalid: another optimizer's; nothing changes
+  // Exchanges the states, not the options. Only between optimizers of one name.
+  void swap_state(Optimizer& other) noexcept { slots_.swap(other.slots_); }
 
  protected:
   // A run of elements of one parameter, its gradient and its buffers.

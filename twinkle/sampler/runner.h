@@ -68,6 +68,9 @@ class Sampler {
   int64_t num_running() const { return schedule_.num_running(); }
   // Tokens, of prompts and generated, that forwards have computed so far.
   int64_t num_computed_tokens() const { return num_computed_; }
+  // Tokens of prompts, and of sequences that gave their pages back, that were found computed.
+  int64_t num_shared_tokens() const { return schedule_.num_shared_tokens(); }
+  int64_t num_pages() const { return schedule_.pool().num_pages(); }
 
  private:
   struct Chosen;

@@ -44,6 +44,7 @@ void Schedule::attach(Sequence& s) {
     if (!found) return;
     s.blocks.push_back(std::move(found->block));
     s.computed += kPageTokens;
+    num_shared_ += kPageTokens;
     s.linked_id = found->id;
     ++s.num_linked;
   }
@@ -158,6 +159,7 @@ std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
   split(sequence, out);
   for (const auto& [leader, follower] : followers_) {
     if (leader != &sequence) continue;
+    num_shared_ += sequence.computed - follower->computed;
     follower->adopt(sequence);
     split(*follower, out);
   }

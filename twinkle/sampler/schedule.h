@@ -47,6 +47,7 @@ class Schedule {
   bool empty() const { return sequences_.empty(); }
   int64_t num_sequences() const { return std::ssize(sequences_); }
   int64_t num_running() const;
+  int64_t num_shared_tokens() const { return num_shared_; }  // taken from others' pages so far
   const BlockPool& pool() const { return pool_; }
 
  private:
@@ -61,6 +62,7 @@ class Schedule {
   std::vector<std::unique_ptr<Sequence>> sequences_;  // by ticket, then sample; the oldest first
   std::vector<std::pair<Sequence*, Sequence*>>
       followers_;  // of the plan: who waits for whose prompt
+  int64_t num_shared_ = 0;
 };
 
 }  // namespace twinkle::sampler

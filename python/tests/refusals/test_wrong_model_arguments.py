@@ -186,6 +186,18 @@ CALLS = {
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, adapter_path=v), NONE),
     "sample(use_base_model)": (
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, use_base_model=v), {"True"}),
+    "sample_stream(inputs)": (
+        lambda w, v: w.sampler.sample_stream(v, {"max_tokens": 1}), set()),
+    "sample_stream(sampling_params)": (
+        lambda w, v: w.sampler.sample_stream([FEATURE], v), NONE | {"dict"}),
+    "sample_stream(adapter_name)": (
+        lambda w, v: w.sampler.sample_stream([FEATURE], {"max_tokens": 1}, adapter_name=v),
+        NONE | {"empty text"}),
+    "sample_stream(adapter_path)": (
+        lambda w, v: w.sampler.sample_stream([FEATURE], {"max_tokens": 1}, adapter_path=v), NONE),
+    "sample_stream(use_base_model)": (
+        lambda w, v: w.sampler.sample_stream([FEATURE], {"max_tokens": 1}, use_base_model=v),
+        {"True"}),
     "Sampler.set_template": (lambda w, v: w.sampler.set_template(v), set()),
     "SamplingParams.from_dict": (
         lambda w, v: data_format.SamplingParams.from_dict(v), {"dict"}),

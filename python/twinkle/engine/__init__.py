@@ -7,6 +7,7 @@ different tenants share batches. Any thread may submit. docs/engine.md shows its
 
 from twinkle.engine.engine import Engine
 from twinkle.engine.future import Future, Result
+from twinkle.engine.stream import Token, TokenStream
 from twinkle.engine.tenant import Tenant
 
-__all__ = ["Engine", "Future", "Result", "Tenant"]
+__all__ = ["Engine", "Future", "Result", "Tenant", "Token", "TokenStream"]

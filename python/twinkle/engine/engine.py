@@ -10,7 +10,26 @@ from twinkle.engine.tenant import Tenant
 from twinkle.errors import refuse_unknown, require
 from twinkle.template.template import Template, resolve
 
+# Options that are integers, with the least that they may be.
+_LEAST = {
+    "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1, "max_queued": 1,
+    "max_queued_total": 1, "resident_bytes": 0,
+}  # fmt: skip
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
+
+
+def checked_options(options):
+    """Those that are not None, each checked."""
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options.keys() & _LEAST.keys():
+        options[name] = checks.integer(f"engine: {name}", options[name], _LEAST[name], 2**50)
+    if "sampling_share" in options:
+        share = checks.number("engine: sampling_share", options["sampling_share"], above=0)
+        require(share < 1, f"engine: sampling_share is {share}, it must be below 1")
+        options["sampling_share"] = share
+    if "park_directory" in options:
+        options["park_directory"] = checks.path("engine: park_directory", options["park_directory"])
+    return options
 
 
 class Engine:
@@ -23,7 +42,12 @@ class Engine:
     False: no proof, and a tenant's last bits may depend on its neighbours. token_budget: tokens of
     one training batch (None: 4096); larger operations run in several. kv_tokens: tokens that the
     sampler's cache holds (None: 32768). activation_bytes: of activations kept for a backward pass
-    (None: 8 GiB; 0: no limit); layers beyond it are computed twice.
+    (None: 8 GiB; 0: no limit); layers beyond it are computed twice. max_sequences: that are sampled
+    at a time (None: 64). sampling_share: of the time, while training waits too (None: 0.5; above 0,
+    below 1). max_queued: operations of one tenant that have not ended (None: 1024),
+    max_queued_total: of all tenants (None: 16384); beyond them BusyError. resident_bytes: that all
+    adapters' state may take in memory (None or 0: no limit); beyond them tenants that rest wait in
+    files below park_directory and come back, bit for bit, with their next operation.
     InvalidError: a value that cannot be; NotFoundError: no such model.
     """
 
@@ -33,18 +57,15 @@ class Engine:
         checks.path("engine: model_id", model_id)
         if mixed_precision not in ("bf16", "no"):
             checks.refuse("engine: mixed_precision", mixed_precision, "'bf16' or 'no'")
-        refuse_unknown("engine: Engine", options, ("kv_tokens", "activation_bytes"))
-        options["token_budget"] = token_budget
-        for name, value in options.items():
-            least = 0 if name == "activation_bytes" else 1
-            checks.integer(f"engine: {name}", value, least, 2**50, none=True)
+        refuse_unknown("engine: Engine", options, (*_LEAST, "sampling_share", "park_directory"))
+        options = checked_options({**options, "token_budget": token_budget})
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.
         self.operations = core().Engine(
             resolve(model_id),
             mixed_precision=mixed_precision,
             deterministic=checks.flag("engine: deterministic", deterministic),
-            **{name: value for name, value in options.items() if value is not None},
+            **options,
         )
         self._template = None
 
@@ -52,6 +73,26 @@ class Engine:
         """What is known of the model: family, directory, config_json, vocab_size, max_positions
         (tokens), num_layers, num_parameters, eos_ids."""
         return self.operations.facts()
+
+    def stats(self):
+        """What has been done and what waits, as a dict. Counts are from the engine's start:
+
+        num_queued (operations that have not ended); num_batches, num_passes, training_seconds,
+        batches (num_tokens and num_tenants, each summed over all training batches) and
+        last_batches (the same of each of the newest 20), num_recomputed_layers;
+        num_sampling_steps, sampling_seconds, num_samples and num_sequences (that are being
+        sampled), num_computed_tokens, num_prefix_tokens (that the prefix cache spared),
+        num_kv_pages, num_free_kv_pages, kv_page_tokens (of a page; all 0 before the first sample);
+        num_parked (tenants in files), resident_bytes (of the others; 0 without a limit),
+        num_returns, num_parking_failures, last_parking_failure; tenants, by name: num_queued,
+        num_tokens (in training batches), num_sampled_tokens.
+        """
+        return self.operations.stats()
+
+    def reset_prefix_cache(self):
+        """Samples that are submitted from here on compute their prompts themselves, whatever
+        earlier ones have left in the cache. Changes no result."""
+        self.operations.reset_prefix_cache()
 
     def template(self):
         """The Template of the model's own tokenizer, made when it is first asked for."""
@@ -73,10 +114,10 @@ class Engine:
 
         lora_config: a LoraConfig (ours or peft's), a dict of its fields, or a PEFT directory to
         start from. None: the base model as it is, to score and sample with; or, with
-        full_parameters=True, the right to train all its weights, which one tenant has at a time,
-        while there are no adapters. seed: of initial weights and dropout, from 0 to 2**64 - 1.
-        weight: the tenant's share of batches beside others of its priority, 0.001 to 1000;
-        priority: higher ones first.
+        full_parameters=True, the right to train all its weights, which excludes every other
+        tenant, those of the base model as it is too. seed: of initial weights and dropout, from 0
+        to 2**64 - 1. weight: the tenant's share of batches beside others of its priority, 0.001 to
+        1000; priority: higher ones first.
         ConflictError: the name is taken, or full training excludes it; InvalidError: a value that
         cannot be, named.
         """

@@ -9,6 +9,7 @@ from twinkle.core import core
 from twinkle.engine.arguments import as_json, features_of, params_of, room_for
 from twinkle.engine.future import Future, Result
 from twinkle.engine.sampling import engine_params, response_of
+from twinkle.engine.stream import TokenStream
 from twinkle.errors import require
 from twinkle.infra import current_run, stable_seed
 from twinkle.model.batch import Batch, as_list
@@ -132,52 +133,72 @@ class Tenant:
         """Forgets the accumulated gradients. Future of None."""
         return Future(self._core.zero_grad(tenant=self.name), _same)
 
-    def sample(self, prompts, sampling_params=None):
+    def sample(self, prompts, sampling_params=None, *, version=0):
         """Continues prompts: a list of InputFeatures, or of Trajectories, which are encoded with
         the generation prompt. sampling_params: SamplingParams, a dict of its fields, or a list
         with one for each prompt. Without a seed, every prompt of every call draws its own from the
-        run's seed and the tenant's name.
+        run's seed and the tenant's name. version: whose weights, as publish() numbered them; 0:
+        those that the tenant's earlier operations leave. They are kept to the end of the sample,
+        whatever is trained meanwhile.
 
         Future of a list of SampleResponse, one per prompt: sequences (tokens, logprobs where asked
         for, stop_reason, decoded where a template is in use), prompt_token_ids, prompt_logprobs
-        where asked for. max_tokens=0 only scores the prompts.
+        where asked for. max_tokens=0 only scores the prompts. NotFoundError: no such version.
         """
         features = self._features(prompts)
-        prompts = [np.asarray(feature["input_ids"]) for feature in features]
         given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
         require(
-            len(given) in (1, len(prompts)),
-            f"engine: sampling_params has {len(given)} entries for {len(prompts)} prompts, give "
+            len(given) in (1, len(features)),
+            f"engine: sampling_params has {len(given)} entries for {len(features)} prompts, give "
             "one, or one for each",
         )
-        params = [params_of(p) for p in given] * (len(prompts) if len(given) == 1 else 1)
-        if any(p.stop_texts for p in params):
-            self._core.set_template(self.engine.template()._template)
-        limit, call = self.engine.facts()["max_positions"], next(self._num_samples)
-        run = current_run().seed
-        future = self._core.sample(
-            tenant=self.name,
-            prompts=prompts,
-            params=[
-                engine_params(
-                    p,
-                    room_for(p, i, limit - len(prompts[i])),
-                    stable_seed(run, "engine", self.name, call, i),
-                )
-                for i, p in enumerate(params)
-            ],
-        )
+        params = [params_of(p) for p in given] * (len(features) if len(given) == 1 else 1)
+        request = self._request(features, params, version)
+        future = self._core.sample(**request)
         template = self.engine._template
 
         def convert(completions):
             return [
                 response_of(feature, prompt, samples, p, template)
                 for feature, prompt, samples, p in zip(
-                    features, prompts, completions, params, strict=True
+                    features, request["prompts"], completions, params, strict=True
                 )
             ]
 
         return Future(future, convert)
+
+    def sample_stream(self, prompt, sampling_params=None, *, version=0):
+        """Continues one prompt and returns a TokenStream: an iterator over Tokens (id, text,
+        logprob, sequence, stop_reason) as they are sampled, whose result() is the SampleResponse
+        that sample() gives for the same seed. With stop strings a token comes when none can begin
+        in its text any more. Closing the stream, or dropping it, ends the sampling."""
+        if not isinstance(prompt, dict):
+            checks.refuse("engine: prompt", prompt, "an InputFeature or a Trajectory")
+        params = params_of(sampling_params)
+        template = self.engine.template()
+        (feature,) = self._features([prompt])
+        request = self._request([feature], [params], version)
+        return TokenStream(
+            self._core.sample_stream(**request),
+            lambda ids: template.decode(ids, skip_special_tokens=True),
+            params.logprobs is not None,
+            lambda completions: response_of(
+                feature, request["prompts"][0], completions[0], params, template
+            ),
+        )
+
+    def publish(self):
+        """Keeps the adapter's weights as they are here in the tenant's order, for samples that name
+        their version, while training goes on. Future of the version, 1, 2, ... of this tenant.
+        Costs nothing before the weights change, then a copy of them. InvalidError: a tenant without
+        an adapter."""
+        return Future(self._core.publish(tenant=self.name), _same)
+
+    def release(self, version):
+        """Lets a published version go; samples that have begun with it keep it to their end. Future
+        of None. NotFoundError: no such version is kept."""
+        version = checks.integer("engine: version", version, 1, 2**63 - 1)
+        return Future(self._core.release(tenant=self.name, version=version), _same)
 
     def save(self, directory, *, optimizer=False, extra=None):
         """Writes the adapter (PEFT's files) or the model (Hugging Face's); with optimizer=True all
@@ -226,6 +247,31 @@ class Tenant:
         if any("input_ids" not in feature for feature in features):
             features = self.engine.template().batch_encode(features)
         return Batch(features)
+
+    def _request(self, features, params, version):
+        """What the engine's sample takes."""
+        prompts = [
+            np.asarray(checks.ids(f"engine: input_ids of prompts[{i}]", f["input_ids"]), np.int64)
+            for i, f in enumerate(features)
+        ]
+        version = checks.integer("engine: version", version, 0, 2**63 - 1)
+        stops = any(p.stop_texts for p in params)
+        limit, call = self.engine.facts()["max_positions"], next(self._num_samples)
+        run = current_run().seed
+        return {
+            "tenant": self.name,
+            "prompts": prompts,
+            "params": [
+                engine_params(
+                    p,
+                    room_for(p, i, limit - len(prompts[i])),
+                    stable_seed(run, "engine", self.name, call, i),
+                )
+                for i, p in enumerate(params)
+            ],
+            "version": version,
+            "template": self.engine.template()._template if stops else None,
+        }
 
     def _features(self, prompts):
         return [

@@ -84,13 +84,16 @@ class TransformersModel(Checkpoints):
         if group.tenant is not None:
             return group.tenant
         if training:
+            if self._frozen:  # who trains all weights is alone with the model
+                self.engine.delete(tenant="frozen").result()
+                self._frozen = False
             self.engine.create(tenant="full", seed=current_run().seed).result()
             group.tenant = "full"
             return "full"
         return self.frozen_tenant()
 
     def frozen_tenant(self):
-        """The engine's tenant of the base model as it is."""
+        """The engine's tenant of the base model as it is. ConflictError: it is being trained."""
         if not self._frozen:
             self.engine.create(tenant="frozen", frozen=True).result()
             self._frozen = True

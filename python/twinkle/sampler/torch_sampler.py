@@ -9,6 +9,7 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.data_format import SamplingParams
 from twinkle.engine.sampling import engine_params, response_of
+from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, register, stable_seed
 from twinkle.model import TransformersModel
@@ -51,6 +52,25 @@ def _check_widths(params):
             value is None or least <= value <= _INT32_MAX,
             f"sampler: {name} is {value}, it must be from {least} to {_INT32_MAX}",
         )
+
+
+def _params(given):
+    params = SamplingParams() if given is None else given
+    if isinstance(params, dict):
+        params = SamplingParams.from_dict(params)
+    require(
+        isinstance(params, SamplingParams),
+        f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
+    )
+    _check_widths(params)
+    return params
+
+
+def _deltas(tokens):
+    with tokens:
+        for token in tokens:
+            if token.text or token.stop_reason:
+                yield token.text, token.stop_reason
 
 
 def _version(directory):
@@ -181,36 +201,64 @@ class TorchSampler(Sampler):
         its own from the run's seed. adapter_path: a PEFT directory to sample with.
         """
         require(not return_encoded, "sampler: return_encoded is not available in this version")
-        params = SamplingParams() if sampling_params is None else sampling_params
-        if isinstance(params, dict):
-            params = SamplingParams.from_dict(params)
+        params = _params(sampling_params)
+        features = self._features(inputs, params)
+        request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+        prompts, completions = request["prompts"], [[{}] for _ in features]
+        if params.max_tokens != 0 or params.prompt_logprobs is not None:
+            completions = self.engine.sample(**request).result()
+        return [
+            response_of(feature, prompt, samples, params, self.template)
+            for feature, prompt, samples in zip(features, prompts, completions, strict=True)
+        ]
+
+    def sample_stream(
+        self,
+        inputs,
+        sampling_params=None,
+        adapter_name="",
+        adapter_path=None,
+        *,
+        use_base_model=False,
+    ):
+        """sample() of one input, as a generator of (delta, reason): the text that has come since
+        the last one, and 'stop' or 'length' with the last, None before. The deltas together are the
+        `decoded` of sample() with the same seed. Closing the generator ends the sampling."""
+        params = _params(sampling_params)
         require(
-            isinstance(params, SamplingParams),
-            f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
+            params.num_samples == 1,
+            f"sampler: num_samples is {params.num_samples}, sample_stream takes 1",
         )
-        _check_widths(params)
+        if self.template is None:
+            self.template = Template(self.model_id)
+        features = self._features(inputs, params)
+        require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
+        request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+        template = self.template
+        tokens = TokenStream(
+            self.engine.sample_stream(**request),
+            lambda ids: template.decode(ids, skip_special_tokens=True),
+        )
+        return _deltas(tokens)
+
+    def _request(self, features, params, adapter_name, adapter_path, use_base_model):
+        """What the engine's sample takes."""
         checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
         if adapter_path is not None:
             checks.path("sampler: adapter_path", adapter_path)
         use_base_model = checks.flag("sampler: use_base_model", use_base_model)
-        features = self._features(inputs, params)
         prompts = [
             np.asarray(checks.ids(f"sampler: input_ids of inputs[{i}]", f["input_ids"]), np.int64)
             for i, f in enumerate(features)
         ]
         tenant = self._tenant(adapter_name, adapter_path, use_base_model)
         self._calls += 1
-        completions = [[{}] for _ in prompts]
-        if params.max_tokens != 0 or params.prompt_logprobs is not None:
-            completions = self.engine.sample(
-                tenant=tenant,
-                prompts=prompts,
-                params=[self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
-            ).result()
-        return [
-            response_of(feature, prompt, samples, params, self.template)
-            for feature, prompt, samples in zip(features, prompts, completions, strict=True)
-        ]
+        return {
+            "tenant": tenant,
+            "prompts": prompts,
+            "params": [self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
+            "template": self.template._template if params.stop_texts else None,
+        }
 
     def _features(self, inputs, params):
         features = as_list(inputs)
@@ -218,8 +266,6 @@ class TorchSampler(Sampler):
             params.stop_texts or any("input_ids" not in feature for feature in features)
         ):
             self.template = Template(self.model_id)
-        if params.stop_texts:
-            self.engine.set_template(self.template._template)
         return [
             feature if "input_ids" in feature else self.encode_trajectory(feature)
             for feature in features
@@ -239,7 +285,9 @@ class TorchSampler(Sampler):
     # ---- vLLM's other verbs
 
     def reset_prefix_cache(self):
-        """True: the cache never outlives the weights it was computed with."""
+        """True: samples from here on compute their prompts themselves. New weights need no call:
+        what other weights have computed is never taken."""
+        self.engine.reset_prefix_cache()
         return True
 
     def reset_mm_cache(self):

@@ -37,10 +37,8 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
 
 DecoderExecutor::~DecoderExecutor() = default;
 
-void DecoderExecutor::set_decode(sampler::Decode decode) {
-  const Lock lock(mutex_);
-  decode_ = std::move(decode);
-}
+// A thread begins with torch's default.
+void DecoderExecutor::begin() { at::set_num_threads(num_threads_); }
 
 Tenant& DecoderExecutor::look_up(const std::string& name) const {
   const auto it = tenants_.find(name);
@@ -66,12 +64,8 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   // With its tenant's dropout, a forward waits until it is known whose turn of dropout it is.
   if (const auto* op = std::get_if<Forward>(&operation)) return !op->train;
   const auto* op = std::get_if<ForwardBackward>(&operation);
-  if (!op) return false;
-  const auto& known = loss::all();
-  const auto it = std::find_if(known.begin(), known.end(), [&](const loss::Loss& l) {
-    return l.class_name == op->loss || l.name == op->loss;
-  });
-  return it != known.end() && it->separable();
+  const loss::Loss* loss = op ? loss::look_up(op->loss) : nullptr;
+  return loss && loss->separable();
 }
 
 Result DecoderExecutor::run(const Operation& operation) {
@@ -116,22 +110,24 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
                                          op.seed);
 }
 
-void DecoderExecutor::create(const Create& op) {
-  // The thread that runs the model began with torch's default.
-  at::set_num_threads(num_threads_);
+// Who trains the base model is alone with it: there is one copy, and whoever else read it would see
+// it change.
+void DecoderExecutor::require_room(const Create& op) const {
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
-  const auto busy = [&](Mode mode) {
-    return std::any_of(tenants_.begin(), tenants_.end(),
-                       [&](const auto& t) { return t.second->mode() == mode; });
-  };
-  require(!busy(Mode::kFull) || op.frozen, Code::kConflict,
-          "engine: a tenant trains all weights of the base model; delete it first");
+  if (tenants_.empty()) return;
+  const auto& [name, first] = *tenants_.begin();
+  require(first->mode() != Mode::kFull, Code::kConflict, "engine: tenant '", name,
+          "' trains all weights of the base model; delete it first");
+  require(op.frozen || !op.lora_json.empty() || !op.directory.empty(), Code::kConflict,
+          "engine: tenant '", op.tenant, "' is to train all weights of the base model, which ",
+          tenants_.size(), " others use, '", name, "' among them; delete them first");
+}
+
+void DecoderExecutor::create(const Create& op) {
+  require_room(op);
   std::unique_ptr<lora::Adapter> adapter = new_adapter(op);
   const Mode mode = adapter ? Mode::kLora : op.frozen ? Mode::kFrozen : Mode::kFull;
-  require(mode != Mode::kFull || !busy(Mode::kLora), Code::kConflict,
-          "engine: other tenants train adapters on the base model; delete them before training all "
-          "of its weights");
   lora::Pin pin = adapter ? pool_->add(std::move(adapter)) : lora::Pin();
   tenants_[op.tenant] =
       std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
@@ -163,15 +159,10 @@ BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
   return outcome;
 }
 
-void DecoderExecutor::start(int64_t id, const Sample& sample) {
-  sampler::Decode decode;
-  {
-    const Lock lock(mutex_);
-    decode = decode_;
-  }
+void DecoderExecutor::start(int64_t id, const Sample& sample, SampleHooks hooks) {
   lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
-  sampling_->start(id, sample, {std::move(pin), version}, std::move(decode));
+  sampling_->start(id, sample, {std::move(pin), version}, std::move(hooks));
   parking_.settle(training_->tenants());
 }
 

@@ -1,12 +1,11 @@
 // The Executor over a decoder: owns all mutable state of the model, its adapters, tenants and the
-// sampler. Constructed and asked for facts anywhere; everything else is the dispatcher's thread's,
-// but for set_decode.
+// sampler. Constructed and asked for facts and statistics anywhere; everything else is the
+// dispatcher's thread's, but for reset_prefix_cache.
 #pragma once
 #include <map>
 #include <memory>
 #include <string>
 
-#include "twinkle/base/guarded.h"
 #include "twinkle/engine/execute/facts.h"
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
@@ -36,13 +35,15 @@ class DecoderExecutor : public Executor {
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
   ParkingStats parking() const { return parking_.stats(); }                            // any thread
   const model::DecoderSpec& spec() const { return decoder_->spec(); }
-  void set_decode(sampler::Decode decode);  // any thread
+  SamplingStats sampling() const { return sampling_->stats(); }  // any thread
+  void reset_prefix_cache() { sampling_->forget_prefixes(); }    // any thread
 
+  void begin() override;
   bool changes_base(const Operation& operation) override;
   bool joins(const Operation& operation) const override;
   Result run(const Operation& operation) override;
   BatchOutcome run_batch(std::span<const Work> batch) override;
-  void start(int64_t id, const Sample& sample) override;
+  void start(int64_t id, const Sample& sample, SampleHooks hooks) override;
   void admit(const Admitted& request) override;
   StepOutcome step() override;
   Result commit(int64_t id) override;
@@ -53,6 +54,7 @@ class DecoderExecutor : public Executor {
   Tenant& tenant(const std::string& name);  // back in memory, when it was parked
   Result run_on(Tenant& who, const Operation& operation);
   void create(const Create& operation);
+  void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation);
   Done remove(const Delete& operation);
 
@@ -66,9 +68,6 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<Sampling> sampling_;
   const std::string path_;  // of the model
   int num_threads_ = 1;     // of torch, for which exactness was proven
-
-  Mutex mutex_;
-  sampler::Decode decode_ GUARDED_BY(mutex_);
 };
 
 }  // namespace twinkle::engine

@@ -38,7 +38,8 @@ class Running {
   void prepare();
   // After the last row: the result. Error kInvalid: it is not finite.
   void finish();
-  const ForwardResult& result() const { return result_; }
+  const ForwardResult& result() const& { return result_; }
+  ForwardResult result() && { return std::move(result_); }
 
   // Before gradients are added to the tenant's: keeps what they were, once.
   void mark();

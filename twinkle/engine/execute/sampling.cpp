@@ -4,34 +4,89 @@
 
 namespace twinkle::engine {
 
-void Sampling::start(int64_t id, const Sample& sample, Weights weights, sampler::Decode decode) {
+void Sampling::start(int64_t id, const Sample& sample, Weights weights, SampleHooks hooks) {
   if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_);
   std::vector<sampler::Request> requests;
   for (size_t i = 0; i < sample.prompts.size(); ++i) {
     requests.push_back({sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
-                        weights.adapter.slot(), weights.version});
-    sampler_->check(requests.back(), static_cast<bool>(decode));
+                        weights.adapter.slot(), weights.version,
+                        static_cast<bool>(hooks.on_tokens)});
+    sampler_->check(requests.back(), static_cast<bool>(hooks.decode));
   }
   SampleResult result;
   result.completions.resize(requests.size());
   result.prompts.resize(requests.size());
   const size_t num_left = requests.size();
-  begun_.emplace(id, Begun{std::move(requests), std::move(weights), std::move(decode),
+  begun_.emplace(id, Begun{std::move(requests), std::move(weights), std::move(hooks),
                            std::move(result), num_left});
+  report();
 }
 
 void Sampling::admit(const Admitted& request) {
+  forget_if_asked();
   Begun& sample = begun_.at(request.id);
-  const int64_t ticket = sampler_->add(std::move(sample.requests[request.index]), sample.decode);
+  const int64_t ticket =
+      sampler_->add(std::move(sample.requests[request.index]), sample.hooks.decode);
   sample.tickets.push_back(ticket);
   requests_[ticket] = request;
 }
 
 StepOutcome Sampling::step() {
+  forget_if_asked();
   sampler_->step();
   StepOutcome out;
+  for (const sampler::Event& event : sampler_->take_events()) hear(event);
   for (sampler::Outcome& outcome : sampler_->take_outcomes()) settle(outcome, out);
+  for (auto& [id, sample] : begun_) {
+    if (sample.heard.empty()) continue;
+    sample.hooks.on_tokens(sample.heard);
+    sample.heard.clear();
+  }
+  report();
   return out;
+}
+
+void Sampling::Begun::hear(TokenEvent event) {
+  ++num_heard[{event.prompt, event.sample}];
+  heard.push_back(std::move(event));
+}
+
+// The tokens of a stop string that was found come with the outcome alone.
+void Sampling::Begun::hear_rest(size_t prompt, const std::vector<Completion>& completions) {
+  for (size_t s = 0; s < completions.size(); ++s) {
+    const Completion& c = completions[s];
+    for (size_t i = num_heard[{prompt, s}]; i < c.tokens.size(); ++i)
+      hear({prompt, s, c.tokens[i], c.logprobs.empty() ? 0 : c.logprobs[i],
+            i + 1 == c.tokens.size() ? c.stop_reason : ""});
+  }
+}
+
+void Sampling::hear(const sampler::Event& event) {
+  const auto it = requests_.find(event.ticket);
+  if (it == requests_.end()) return;  // its Sample has failed meanwhile
+  begun_.at(it->second.id)
+      .hear({it->second.index, static_cast<size_t>(event.sample), event.token, event.logprob,
+             event.stop_reason});
+}
+
+void Sampling::forget_if_asked() {
+  if (forget_.exchange(false)) sampler_->reset_prefix_cache();
+}
+
+void Sampling::report() {
+  const Lock lock(mutex_);
+  reported_ = {.num_samples = std::ssize(begun_),
+               .num_sequences = sampler_->num_sequences(),
+               .num_computed_tokens = sampler_->num_computed_tokens(),
+               .num_shared_tokens = sampler_->num_shared_tokens(),
+               .num_pages = sampler_->num_pages(),
+               .num_free_pages = sampler_->num_free_pages(),
+               .page_tokens = sampler::kPageTokens};
+}
+
+SamplingStats Sampling::stats() const {
+  const Lock lock(mutex_);
+  return reported_;
 }
 
 void Sampling::settle(sampler::Outcome& outcome, StepOutcome& out) {
@@ -46,13 +101,18 @@ void Sampling::settle(sampler::Outcome& outcome, StepOutcome& out) {
     return;
   }
   Begun& sample = begun_.at(request.id);
+  if (sample.hooks.on_tokens) sample.hear_rest(request.index, outcome.completions);
   sample.result.completions[request.index] = std::move(outcome.completions);
   sample.result.prompts[request.index] = std::move(outcome.prompt);
   out.requests.push_back(request);
   if (--sample.num_left == 0) out.samples.push_back({request.id, nullptr});
 }
 
-SampleResult Sampling::commit(int64_t id) { return std::move(begun_.extract(id).mapped().result); }
+SampleResult Sampling::commit(int64_t id) {
+  auto ended = begun_.extract(id);
+  report();
+  return std::move(ended.mapped().result);
+}
 
 bool Sampling::undo(int64_t id) {
   const auto it = begun_.find(id);
@@ -61,6 +121,7 @@ bool Sampling::undo(int64_t id) {
     if (requests_.erase(ticket)) sampler_->cancel(ticket);
   }
   begun_.erase(it);
+  report();
   return true;
 }
 

@@ -1,10 +1,13 @@
 // The Samples that have begun: their requests inside the sampler, and what has come back. The
-// engine's thread's alone.
+// engine's thread's alone, but for stats() and forget_prefixes().
 #pragma once
+#include <atomic>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/sampler/runner.h"
@@ -22,31 +25,46 @@ class Sampling {
   Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options)
       : decoder_(decoder), options_(options) {}
 
-  // `weights` stay as they are until the Sample has ended. `decode` as Sampler's. Error kInvalid: a
-  // request is wrong.
-  void start(int64_t id, const Sample& sample, Weights weights, sampler::Decode decode);
+  // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong.
+  void start(int64_t id, const Sample& sample, Weights weights, SampleHooks hooks);
   // As Executor says of them.
   void admit(const Admitted& request);
   StepOutcome step();
   SampleResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 
+  // What is admitted from here on takes no pages of what was before. Any thread.
+  void forget_prefixes() { forget_ = true; }
+  SamplingStats stats() const;  // as after the last of the above; any thread
+
  private:
   struct Begun {
     std::vector<sampler::Request> requests;
     Weights weights;
-    sampler::Decode decode;
+    SampleHooks hooks;
     SampleResult result;
-    size_t num_left;                 // requests that have not ended
-    std::vector<int64_t> tickets{};  // the sampler's, of those that were admitted
+    size_t num_left;                  // requests that have not ended
+    std::vector<int64_t> tickets{};   // the sampler's, of those that were admitted
+    std::vector<TokenEvent> heard{};  // since its listener was told last
+    std::map<std::pair<size_t, size_t>, size_t> num_heard{};  // by prompt and sample
+
+    void hear(TokenEvent event);
+    void hear_rest(size_t prompt, const std::vector<Completion>& completions);
   };
+  void hear(const sampler::Event& event);
   void settle(sampler::Outcome& outcome, StepOutcome& out);
+  void forget_if_asked();
+  void report();
 
   model::Decoder& decoder_;
   sampler::SamplerOptions options_;
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Admitted> requests_;  // by ticket
+  std::atomic<bool> forget_ = false;
+
+  mutable Mutex mutex_;
+  SamplingStats reported_ GUARDED_BY(mutex_);
 };
 
 }  // namespace twinkle::engine

@@ -107,9 +107,9 @@ void Training::settle(Running& op, BatchOutcome& outcome) {
 
 ForwardResult Training::commit(int64_t id) {
   const auto it = running_.extract(id);
-  const Running& op = *it.mapped();
+  Running& op = *it.mapped();
   if (!op.forward()) op.tenant().count(op.result().num_tokens);
-  return op.result();
+  return std::move(op).result();
 }
 
 bool Training::undo(int64_t id) {

@@ -64,6 +64,21 @@ TEST_F(ParkedTenants, TrainingSamplingAndPublishingInTurnGiveTheBitsOfNoLimit) {
   EXPECT_EQ(free->parking().num_returns, 0);
 }
 
+TEST_F(ParkedTenants, SamplesAloneSendIdleTenantsToTheirFilesAndBack) {
+  const auto sampled = [](Engine& engine, int i) {
+    const auto result = engine.run<SampleResult>(
+        Sample{.tenant = name(i), .prompts = {{3, 4}}, .params = {{.max_tokens = 4}}});
+    return result.completions[0][0].logprobs;
+  };
+  const auto free = start(0), tight = start(1);
+  const int64_t before = tight->parking().num_returns;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 6; ++i) EXPECT_EQ(sampled(*tight, i), sampled(*free, i)) << i;
+  }
+  EXPECT_GE(tight->parking().num_returns - before, 11);
+  EXPECT_GE(tight->parking().num_parked, 4);
+}
+
 TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) {
   const auto engine = start(1);
   EXPECT_EQ(engine->parking().num_parked, 5);

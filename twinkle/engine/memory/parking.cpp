@@ -111,12 +111,14 @@ void Parking::make_room(int64_t bytes, Busy&& busy) {
 }
 
 bool Parking::park(Place& place) {
-  const std::vector<at::Tensor*> tensors = place.tenant->movable_tensors();
-  if (tensors.empty()) return false;
+  std::vector<at::Tensor*> tensors;
   std::vector<Shape> shapes;
   uint64_t checksum = 0;
-  const fs::path file = folder_ / std::to_string(++num_files_);
+  fs::path file;
   try {
+    tensors = place.tenant->movable_tensors();
+    if (tensors.empty()) return false;
+    file = folder_ / std::to_string(++num_files_);
     AtomicFile out(file);
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!tensors[i]->defined()) continue;
@@ -126,7 +128,8 @@ bool Parking::park(Place& place) {
       shapes.push_back({t.sizes().vec(), t.scalar_type(), i});
     }
     out.commit();
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
+    // Whatever it is: the work before it has been done, and must not be reported as failed.
     place.failed = true;
     ++now_.num_failures;
     now_.last_failure = e.what();
@@ -134,7 +137,7 @@ bool Parking::park(Place& place) {
   }
   for (at::Tensor* t : tensors) *t = at::Tensor();
   now_.resident_bytes -= place.bytes;
-  place.file = file;
+  place.file = std::move(file);
   place.shapes = std::move(shapes);
   place.checksum = checksum;
   return true;

@@ -36,7 +36,8 @@ class Parking {
   // Before the tenant is destroyed: its file goes.
   void forget(const Tenant& tenant);
   // Between two pieces of work: parks what exceeds the limit, but none of `held`, whose work goes
-  // on. A write that fails leaves its tenant in memory until it was used again, and is counted.
+  // on. Parking that fails, for want of disk or memory, leaves its tenant in memory until it was
+  // used again, and is counted.
   void settle(const std::set<const Tenant*>& held = {});
 
   ParkingStats stats() const;  // any thread

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/random.h"
+#include "twinkle/engine/shortage_for_test.h"
 #include "twinkle/io/scratch_dir.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
@@ -182,6 +183,24 @@ TEST_F(ParkingTest, AFolderThatCannotBeWrittenToLeavesTenantsInMemoryAndSaysSo) 
   fs::create_directory(folder);
   for (size_t i = 0; i < 6; ++i) crew.state(i);
   EXPECT_GE(crew.parking.stats().num_parked, 2) << "it is tried again";
+}
+
+// What was done before has been done: an operation must not fail after it.
+TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
+  Crew crew({1, (scratch_ / "park").string()}, 2), free({}, 2);
+  for (Crew* c : {&crew, &free}) {
+    c->learn(0, 1);
+    at::Tensor& g = c->pool().at((*c)[0].slot()).factors()[0].grad_b;
+    g = g.t().contiguous().t();  // only a copy can be written
+  }
+  {
+    const Shortage shortage(0);
+    crew.parking.use(crew[1]);
+    crew.parking.settle();
+  }
+  EXPECT_EQ(crew.parking.stats().num_failures, 1);
+  EXPECT_EQ(crew.parking.stats().num_parked, 0);
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(crew.state(i), free.state(i)) << i;
 }
 
 TEST_F(ParkingTest, WhatIsUsedTogetherStaysTogetherThoughItExceedsTheLimit) {

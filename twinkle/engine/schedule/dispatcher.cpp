@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -110,7 +112,8 @@ void Dispatcher::require_room(const std::vector<Operation>& operations) const {
           options_.max_queued_total, "; try again later");
 }
 
-std::vector<Future> Dispatcher::submit(std::vector<Operation> operations) {
+std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
+                                       const SampleHooks& hooks) {
   std::vector<Future> futures;
   {
     const Lock lock(mutex_);
@@ -121,6 +124,7 @@ std::vector<Future> Dispatcher::submit(std::vector<Operation> operations) {
       Job& job = jobs_[id];
       job.id = id;
       job.operation = std::move(operation);
+      if (std::holds_alternative<Sample>(job.operation)) job.hooks = hooks;
       const std::string& tenant = tenant_of(job.operation);
       ++num_queued_[tenant];
       scheduler_.push(tenant, id, tokens_of(job.operation), executor_.joins(job.operation));
@@ -151,6 +155,7 @@ bool Dispatcher::cancel(int64_t id) {
 Stats Dispatcher::stats() const {
   const Lock lock(mutex_);
   Stats out = stats_;
+  out.num_queued = std::ssize(jobs_);
   for (const auto& [tenant, load] : scheduler_.load())
     out.tenants[tenant].num_tokens = load.num_tokens;
   for (const auto& [tenant, n] : num_queued_) out.tenants[tenant].num_queued = n;
@@ -166,6 +171,7 @@ Dispatcher::Jobs::node_type Dispatcher::extract(int64_t id) {
 }
 
 void Dispatcher::loop() {
+  executor_.begin();
   while (true) {
     drop_cancelled();
     const std::optional<Side> side = next_turn();
@@ -279,7 +285,8 @@ void Dispatcher::run_head(Job& job) {
 }
 
 void Dispatcher::start(Job& job, const Sample& sample) {
-  if (const auto error = attempt([&] { executor_.start(job.id, sample); }))
+  if (const auto error =
+          attempt([&] { executor_.start(job.id, sample, std::exchange(job.hooks, {})); }))
     return fail(job.id, error);
   std::vector<int64_t> sizes;
   for (size_t i = 0; i < sample.prompts.size(); ++i)
@@ -307,9 +314,11 @@ void Dispatcher::run_batch() {
     if (batch.empty()) return;
     gathered_.clear();
     for (const auto& [tenant, job] : first) gathered_.insert(tenant);
-    ++stats_.num_batches;
+    count(batch);
   }
-  const BatchOutcome outcome = executor_.run_batch(batch);
+  BatchOutcome outcome;
+  if (const auto error = attempt([&] { outcome = executor_.run_batch(batch); }))
+    return fail_all(batch, error);
   {
     const Lock lock(mutex_);
     stats_.num_passes += outcome.num_passes;
@@ -319,6 +328,30 @@ void Dispatcher::run_batch() {
     }
   }
   end(outcome.ended);
+}
+
+void Dispatcher::count(std::span<const Work> batch) {
+  std::set<std::string> tenants;
+  BatchStats now;
+  for (const Work& work : batch) {
+    tenants.insert(tenant_of(*work.operation));
+    const std::vector<int64_t> tokens = tokens_of(*work.operation);
+    now.num_tokens =
+        std::accumulate(tokens.begin() + static_cast<ptrdiff_t>(work.first),
+                        tokens.begin() + static_cast<ptrdiff_t>(work.last), now.num_tokens);
+  }
+  now.num_tenants = std::ssize(tenants);
+  ++stats_.num_batches;
+  stats_.batches.num_tokens += now.num_tokens;
+  stats_.batches.num_tenants += now.num_tenants;
+  stats_.last_batches.push_back(now);
+  if (stats_.last_batches.size() > kLastBatches) stats_.last_batches.pop_front();
+}
+
+// Their tenants go back to before the first of theirs.
+void Dispatcher::fail_all(std::span<const Work> batch, std::exception_ptr error) {
+  for (auto work = batch.rbegin(); work != batch.rend(); ++work) executor_.undo(work->id);
+  for (const Work& work : batch) fail(work.id, error);
 }
 
 std::optional<Admitted> Dispatcher::next_request() {

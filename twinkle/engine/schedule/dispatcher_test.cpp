@@ -6,69 +6,10 @@
 #include <thread>
 
 #include "twinkle/base/random.h"
-#include "twinkle/engine/schedule/null_executor.h"
+#include "twinkle/engine/schedule/dispatched_for_test.h"
 
 namespace twinkle::engine {
 namespace {
-
-std::string error_of(Future& future) {
-  try {
-    future.get();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
-  ForwardBackward out{.tenant = tenant};
-  out.sequences.resize(num_sequences);
-  for (Sequence& s : out.sequences) s.input_ids.resize(tokens);
-  return out;
-}
-
-Sample sampled(const std::string& tenant, int64_t tokens, size_t prompts = 1) {
-  SamplingParams params;
-  params.max_tokens = tokens;
-  return {tenant, std::vector<std::vector<int32_t>>(prompts, {1}), {params}};
-}
-
-class Dispatched : public testing::Test {
- protected:
-  void open(DispatcherOptions options = {.token_budget = 100, .max_sequences = 4}) {
-    options.clock = [this] { return time_.load(); };
-    dispatcher_ = std::make_unique<Dispatcher>(options, executor_);
-  }
-  Future submit(Operation operation) {
-    std::vector<Operation> one;
-    one.push_back(std::move(operation));
-    return std::move(dispatcher_->submit(std::move(one))[0]);
-  }
-  void create(const std::string& tenant, double weight = 1, int32_t priority = 0) {
-    submit(Create{.tenant = tenant, .weight = weight, .priority = priority}).get();
-  }
-  // What has been done to a tenant, in order.
-  std::vector<std::string> state(const std::string& tenant) {
-    std::vector<std::string> out;
-    const auto result = std::get<InspectResult>(submit(Inspect{tenant}).get());
-    for (const auto& t : result.tensors) out.push_back(t.name);
-    return out;
-  }
-  // The next batch waits in its middle until it is let go.
-  void hold_batch() {
-    executor_.on_batch = [this] {
-      if (held_.exchange(true)) return;
-      in_batch_.count_down();
-      go_on_.wait();
-    };
-  }
-
-  std::atomic<double> time_ = 0;
-  std::atomic<bool> held_ = false;
-  std::latch in_batch_{1}, go_on_{1};
-  NullExecutor executor_;
-  std::unique_ptr<Dispatcher> dispatcher_;
-};
 
 TEST_F(Dispatched, OperationsOfATenantRunInOrderFromItsCreateToItsDelete) {
   open();
@@ -238,102 +179,6 @@ TEST_F(Dispatched, WhatChangesTheBaseWaitsForAllThatReadIt) {
   }
   EXPECT_EQ(after, 1);
   EXPECT_EQ(executor_.batches.back().back().id, later.id);
-}
-
-TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
-  open({.token_budget = 100, .max_queued = 3, .max_queued_total = 5});
-  create("a");
-  create("b");
-  hold_batch();
-  Future first = submit(work("a", 1));
-  in_batch_.wait();
-  auto second = submit(work("a", 1));
-  const auto text = [&](std::vector<Operation> operations) {
-    try {
-      dispatcher_->submit(std::move(operations));
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code, Code::kBusy);
-      return std::string(e.what());
-    }
-    return std::string("no error");
-  };
-  EXPECT_EQ(text({work("a", 1), work("a", 1)}),
-            "engine: tenant 'a' has 2 operations in its queue and submits 2, max_queued is 3; wait "
-            "for some of their results");
-  EXPECT_EQ(text({work("b", 1), work("b", 1), work("c", 1), work("c", 1)}),
-            "engine: tenant 'b' submits 4 operations while 2 of all tenants are queued, "
-            "max_queued_total is 5; try again later");
-  EXPECT_EQ(dispatcher_->stats().tenants.at("a").num_queued, 2) << "nothing of them is queued";
-  go_on_.count_down();
-  first.get();
-  second.get();
-  EXPECT_EQ(text({work("a", 1), work("a", 1), work("a", 1)}), "no error");
-}
-
-TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
-  open();
-  create("a");
-  create("b");
-  hold_batch();
-  Future begun = submit(work("a", 35));
-  in_batch_.wait();
-  auto waiting = dispatcher_->submit({work("a", 1), work("b", 1), Step{"b"}});
-  std::thread closing([this] { dispatcher_.reset(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  go_on_.count_down();
-  closing.join();
-  EXPECT_EQ(error_of(begun), "no error");
-  for (Future& future : waiting) EXPECT_EQ(error_of(future), "engine: closed");
-}
-
-TEST_F(Dispatched, WhenBothWaitTrainingAndSamplingShareTheTime) {
-  DispatcherOptions options{.token_budget = 100};
-  options.sampling_share = 0.25;
-  open(options);
-  create("a");
-  create("b");
-  executor_.on_batch = [this] { time_ = time_ + 2.0; };
-  executor_.on_step = [this] { time_ = time_ + 0.1; };
-  // Both long enough that neither ends before the other.
-  auto futures = dispatcher_->submit({sampled("a", 1000), work("b", 1500)});
-  futures[1].get();
-  const Stats stats = dispatcher_->stats();
-  EXPECT_NEAR(stats.sampling_seconds / (stats.sampling_seconds + stats.training_seconds), 0.25,
-              0.01);
-  futures[0].get();
-  EXPECT_EQ(dispatcher_->stats().num_steps, 1000);
-}
-
-TEST_F(Dispatched, WhenASamplingStepThrowsTheNewestSamplePays) {
-  open();
-  executor_.on_step = [&] {
-    time_ = time_ + 1;  // so that both have begun before the second step
-    executor_.failing_steps = executor_.num_steps == 2 ? 1 : 0;
-  };
-  auto futures = dispatcher_->submit(
-      {Create{"a"}, Create{"b"}, ZeroGrad{"b"}, sampled("a", 5), sampled("b", 5)});
-  EXPECT_EQ(error_of(futures[3]), "no error");
-  EXPECT_EQ(error_of(futures[4]), "null: no memory");
-}
-
-TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
-  const auto text = [&](DispatcherOptions options) {
-    try {
-      Dispatcher(options, executor_);
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string("no error");
-  };
-  EXPECT_EQ(text({.token_budget = 0}), "engine: token_budget is 0, it must be at least 1");
-  EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0, it must be at least 1");
-  EXPECT_EQ(text({.max_queued_total = -1}),
-            "engine: max_queued_total is -1, it must be at least 1");
-  EXPECT_EQ(text({.max_sequences = 0}), "engine: max_sequences is 0, it must be at least 1");
-  for (const double share : {0.0, 1.0}) {
-    EXPECT_NE(text({.sampling_share = share}).find("must be above 0 and below 1"),
-              std::string::npos);
-  }
 }
 
 // Many threads submit and cancel; every future gets an answer, and every tenant's state is what its

@@ -9,6 +9,7 @@
 
 #include "twinkle/engine/operation.h"
 #include "twinkle/engine/schedule/admission.h"
+#include "twinkle/engine/schedule/hooks.h"
 
 namespace twinkle::engine {
 
@@ -46,6 +47,9 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
+  // The first call on the dispatcher's thread.
+  virtual void begin() {}
+
   // Whether it changes weights that other tenants read: it waits until nothing reads them.
   virtual bool changes_base(const Operation& operation) = 0;
   // Whether a Forward or ForwardBackward may run in one batch with its tenant's operations before
@@ -54,18 +58,19 @@ class Executor {
   // Any but Forward, ForwardBackward and Sample. Throws what went wrong; then nothing has changed.
   virtual Result run(const Operation& operation) = 0;
 
-  // One batch. An operation that fails leaves its tenant as it was before the operation.
+  // One batch. An operation that fails leaves its tenant as it was before the operation. What is
+  // thrown fails all of them; the dispatcher then undoes them, the last one first.
   virtual BatchOutcome run_batch(std::span<const Work> batch) = 0;
 
   // Checks all requests. Throws what is wrong with them; otherwise admit() follows for each.
-  virtual void start(int64_t id, const Sample& sample) = 0;
+  virtual void start(int64_t id, const Sample& sample, SampleHooks hooks) = 0;
   // These two may throw for want of memory; the dispatcher then undoes the newest Sample and calls
   // step() again.
   virtual void admit(const Admitted& request) = 0;
   // One token of everything that was admitted.
   virtual StepOutcome step() = 0;
 
-  // The result of what ended without an error; from here on it counts.
+  // The result of what ended without an error; from here on it counts. Does not throw.
   virtual Result commit(int64_t id) = 0;
   // Forgets what has begun, ended or not: its tenant is as it was before it.
   virtual void undo(int64_t id) = 0;

@@ -1,0 +1,155 @@
+// twinkle._core.Engine.sample and sample_stream: prompts and parameters in, a Future or the tokens
+// as they come.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "python/src/fields.h"
+#include "python/src/future.h"
+#include "python/src/sequences.h"
+#include "twinkle/text/template.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace twinkle::python {
+namespace {
+
+using engine::TokenEvent;
+using TemplatePointer = std::shared_ptr<text::Template>;
+
+engine::SamplingParams params_of(const py::dict& given) {
+  engine::SamplingParams p;
+  Fields fields(given, "engine: sampling parameters");
+  fields.take("max_tokens", p.max_tokens);
+  fields.take("seed", p.seed);
+  fields.take("stop", p.stop);
+  fields.take("stop_token_ids", p.stop_token_ids);
+  fields.take("temperature", p.temperature);
+  fields.take("top_k", p.top_k);
+  fields.take("top_p", p.top_p);
+  fields.take("repetition_penalty", p.repetition_penalty);
+  fields.take("num_samples", p.num_samples);
+  fields.take("logprobs", p.logprobs);
+  fields.take("ignore_eos", p.ignore_eos);
+  fields.take("min_p", p.min_p);
+  fields.take("top_logprobs", p.top_logprobs);
+  fields.take("prompt_logprobs", p.prompt_logprobs);
+  fields.take("top_prompt_logprobs", p.top_prompt_logprobs);
+  fields.finish();
+  return p;
+}
+
+engine::Sample sample_of(const std::string& tenant, const py::list& prompts,
+                         const std::vector<py::dict>& params, int64_t version) {
+  engine::Sample out{.tenant = tenant, .prompts = {}, .params = {}, .version = version};
+  for (const py::handle prompt : prompts)
+    out.prompts.push_back(int32s(prompt, "engine: prompt " + std::to_string(out.prompts.size())));
+  for (const py::dict& p : params) out.params.push_back(params_of(p));
+  return out;
+}
+
+// Stop strings are looked for in the text with special tokens written out.
+engine::SampleHooks hooks_of(const TemplatePointer& text) {
+  if (!text) return {};
+  return {.decode = [text](std::span<const int32_t> ids) {
+    return text->decode(std::vector<int64_t>(ids.begin(), ids.end()));
+  }};
+}
+
+Future sample(const EnginePointer& engine, const std::string& tenant, const py::list& prompts,
+              const std::vector<py::dict>& params, int64_t version, const TemplatePointer& text) {
+  return submit(engine, sample_of(tenant, prompts, params, version), hooks_of(text));
+}
+
+// Tokens on their way from the engine's thread to whoever reads them. Neither waits for the other:
+// what is not read yet is kept, which is at most what the Sample asks for.
+class TokenQueue {
+ public:
+  void put(std::span<const TokenEvent> events) {
+    {
+      const std::lock_guard lock(mutex_);
+      events_.insert(events_.end(), events.begin(), events.end());
+    }
+    ready_.notify_one();
+  }
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+    }
+    ready_.notify_one();
+  }
+  // Waits for some, or for the end. True: there is no more to come.
+  bool take(double seconds, std::vector<TokenEvent>& out) {
+    std::unique_lock lock(mutex_);
+    ready_.wait_for(lock, std::chrono::duration<double>(seconds),
+                    [this] { return closed_ || !events_.empty(); });
+    out.swap(events_);
+    return closed_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<TokenEvent> events_;
+  bool closed_ = false;
+};
+
+// Held by the operation: the queue closes when it goes.
+struct Listener {
+  explicit Listener(std::shared_ptr<TokenQueue> queue) : queue(std::move(queue)) {}
+  ~Listener() { queue->close(); }
+  std::shared_ptr<TokenQueue> queue;
+};
+
+struct TokenStream {
+  std::shared_ptr<TokenQueue> queue;
+  Future future;
+
+  py::list take() {
+    std::vector<TokenEvent> events;
+    for (bool over = false; events.empty() && !over;) {
+      {
+        const py::gil_scoped_release release;
+        over = queue->take(kSlice_s, events);
+      }
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    py::list out;
+    for (const TokenEvent& e : events)
+      out.append(py::make_tuple(e.prompt, e.sample, e.token, e.logprob, e.stop_reason));
+    return out;
+  }
+};
+
+TokenStream sample_stream(const EnginePointer& engine, const std::string& tenant,
+                          const py::list& prompts, const std::vector<py::dict>& params,
+                          int64_t version, const TemplatePointer& text) {
+  auto queue = std::make_shared<TokenQueue>();
+  engine::SampleHooks hooks = hooks_of(text);
+  hooks.on_tokens = [listener = std::make_shared<Listener>(queue)](
+                        std::span<const TokenEvent> events) { listener->queue->put(events); };
+  return {queue, submit(engine, sample_of(tenant, prompts, params, version), hooks)};
+}
+
+}  // namespace
+
+void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& engine) {
+  py::class_<TokenStream>(m, "TokenStream", "The tokens of a Sample as they come.")
+      .def("take", &TokenStream::take,
+           "Waits for tokens that were not taken yet: a list of (prompt, sample, token, logprob, "
+           "stop_reason), stop_reason '' but for a completion's last. []: it has ended.")
+      .def_readonly("future", &TokenStream::future);
+  engine
+      .def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a, "version"_a = 0,
+           "template"_a = py::none(), "template: whose tokenizer finds stop strings.")
+      .def("sample_stream", &sample_stream, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a,
+           "version"_a = 0, "template"_a = py::none(), "As sample; a TokenStream.");
+}
+
+}  // namespace twinkle::python

@@ -1,0 +1,82 @@
+#include "python/src/future.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "python/src/sequences.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace twinkle::python {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Pending = std::shared_future<engine::Result>;
+
+}  // namespace
+
+bool Future::done() const {
+  return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+bool Future::cancel() {
+  // Declared first: if this is the last to hold the engine, it ends with the GIL held again.
+  const EnginePointer engine = engine_.lock();
+  const py::gil_scoped_release release;
+  return engine && engine->cancel(id_);
+}
+
+// Waits in slices, so that Ctrl-C is seen.
+py::object Future::result(std::optional<double> timeout_s) {
+  const auto start = Clock::now();
+  double slice_s = timeout_s ? std::min(kSlice_s, std::max(0.0, *timeout_s)) : kSlice_s;
+  while (!wait(slice_s)) {
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!timeout_s) continue;
+    const double left_s = *timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
+    if (left_s <= 0) {
+      PyErr_SetString(PyExc_TimeoutError, "engine: the operation has not ended in time");
+      throw py::error_already_set();
+    }
+    slice_s = std::min(kSlice_s, left_s);
+  }
+  const engine::Result& result = future_.get();
+  if (!value_) {
+    // Arrays are views into the result, which lives as long as they do.
+    const py::capsule owner(new Pending(future_),
+                            [](void* pending) { delete static_cast<Pending*>(pending); });
+    value_ = to_python(result, owner);
+  }
+  return value_;
+}
+
+bool Future::wait(double seconds) const {
+  const py::gil_scoped_release release;
+  return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+}
+
+Future submit(const EnginePointer& engine, engine::Operation operation,
+              const engine::SampleHooks& hooks) {
+  std::optional<engine::Future> future;
+  {
+    const py::gil_scoped_release release;
+    future = engine->submit(std::move(operation), hooks);
+  }
+  return Future(engine, std::move(*future));
+}
+
+void bind_future(py::module_& m) {
+  py::class_<Future>(m, "Future", "The result of an operation that may still run.")
+      .def("done", &Future::done, "Whether it has ended.")
+      .def("cancel", &Future::cancel,
+           "True: result() raises ConflictError, and the operation never was. False: it has ended, "
+           "or can't be stopped any more.")
+      .def("result", &Future::result, "timeout"_a = py::none(),
+           "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
+           "operation failed with. TimeoutError: it has not ended.");
+}
+
+}  // namespace twinkle::python

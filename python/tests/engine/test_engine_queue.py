@@ -1,0 +1,98 @@
+"""What waits, what is cancelled, what is refused for want of room, and what is counted."""
+
+import pytest
+from engine_batches import BATCH, LORA
+from features import drawn
+
+from twinkle import BusyError, ConflictError, NotFoundError
+from twinkle.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+
+
+def test_a_cancelled_operation_never_was(engine, tenant):
+    want = tenant.inspect().result()
+    slow = engine.tenant("slow", LORA)
+    waiting = [slow.forward_backward(drawn([400] * 8, seed=i)) for i in range(3)]
+    future = tenant.forward_backward(BATCH)
+    if future.cancel():
+        with pytest.raises(ConflictError, match="engine: cancelled"):
+            future.result()
+        assert tenant.inspect().result() == want
+    assert future.done() or future.result()
+    for each in waiting:
+        each.result()
+    assert not waiting[0].cancel()  # it has ended
+    slow.delete().result()
+
+
+def test_operations_that_cannot_succeed_say_so_in_their_future(tenant, tmp_path):
+    with pytest.raises(ConflictError, match="has no accumulated gradients"):
+        tenant.step().result()
+    with pytest.raises(NotFoundError):
+        tenant.load(tmp_path / "nowhere").result()
+
+
+def test_a_full_queue_refuses_clearly_and_takes_more_when_there_is_room(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir, max_queued=3, max_queued_total=4)
+    a, b = engine.tenant("a", LORA), engine.tenant("b", LORA)
+    slow = drawn([400] * 8)
+    waiting = [a.forward_backward(slow) for _ in range(3)]
+    with pytest.raises(BusyError, match=r"tenant 'a' has 3 operations in its queue .* wait for"):
+        a.step()
+    waiting.append(b.zero_grad())
+    with pytest.raises(BusyError, match="max_queued_total is 4; try again later"):
+        b.zero_grad()
+    assert engine.stats()["tenants"]["a"]["num_queued"] == 3
+    for future in waiting:
+        future.result()
+    assert a.step().result().step == 1
+    assert engine.stats()["num_queued"] == 0
+
+
+def test_statistics_count_what_was_done(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir, token_budget=64)
+    a, b = engine.tenant("a", LORA), engine.tenant("b", LORA, priority=1, weight=2.0)
+    a.forward_backward(drawn([60, 60])).result()
+    b.forward_backward(drawn([30])).result()
+    a.sample([{"input_ids": [5]}], {"max_tokens": 7, "temperature": 0}).result()
+    stats = engine.stats()
+    assert stats["num_batches"] == 3 and stats["batches"] == {"num_tokens": 150, "num_tenants": 3}
+    assert [batch["num_tokens"] for batch in stats["last_batches"]] == [60, 60, 30]
+    assert stats["tenants"]["a"]["num_tokens"] == 120 and stats["tenants"]["b"]["num_tokens"] == 30
+    assert 1 <= stats["tenants"]["a"]["num_sampled_tokens"] <= 7
+    assert stats["num_sampling_steps"] == stats["tenants"]["a"]["num_sampled_tokens"]
+    assert stats["num_free_kv_pages"] == stats["num_kv_pages"] == 32768 // stats["kv_page_tokens"]
+    assert stats["training_seconds"] > 0 and stats["sampling_seconds"] > 0
+    assert all(isinstance(value, (int, float, str, dict, list)) for value in stats.values())
+
+
+def test_tenants_beyond_the_bytes_wait_in_files_and_come_back_bit_for_bit(tiny_llama_dir, tmp_path):
+    def train(**options):
+        engine = Engine(tiny_llama_dir, **options)
+        tenants = [engine.tenant(f"tenant {i}", LORA, seed=i) for i in range(4)]
+        for step in range(2):
+            for tenant in tenants:
+                tenant.forward_backward(drawn([9, 20], seed=step)).result()
+                tenant.step(lr=0.05).result()
+        stats = engine.stats()
+        return [tenant.inspect().result() for tenant in tenants], stats
+
+    free, stats = train()
+    assert stats["num_parked"] == stats["num_returns"] == stats["resident_bytes"] == 0
+    tight, stats = train(resident_bytes=1, park_directory=tmp_path)
+    assert tight == free
+    assert stats["num_parked"] == 3 and stats["num_returns"] >= 4
+    assert stats["resident_bytes"] > 0 and stats["last_parking_failure"] == ""
+    assert list(tmp_path.iterdir()) == []  # its folder goes with the engine
+
+
+def test_layers_beyond_the_activation_budget_are_computed_twice_with_the_same_bits(tiny_llama_dir):
+    def train(activation_bytes):
+        engine = Engine(tiny_llama_dir, activation_bytes=activation_bytes)
+        tenant = engine.tenant("me", LORA)
+        tenant.forward_backward(drawn([50, 60])).result()
+        return tenant.inspect().result(), engine.stats()["num_recomputed_layers"]
+
+    (want, none), (got, some) = train(0), train(1)
+    assert got == want and none == 0 and some > 0

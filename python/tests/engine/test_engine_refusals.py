@@ -1,0 +1,140 @@
+"""Wrong arguments of engines, tenants and operations."""
+
+import pytest
+from engine_batches import BATCH, LORA
+
+from twinkle import ConflictError, InvalidError, NotFoundError, TwinkleError
+from twinkle.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model_id": 5}, "engine: model_id is 5, it must be a path"),
+        ({"model_id": ""}, "engine: model_id is '', it must be a path"),
+        ({"mixed_precision": "fp8"}, "engine: mixed_precision is 'fp8', it must be 'bf16' or 'no'"),
+        ({"deterministic": 1}, "engine: deterministic is 1, it must be True or False"),
+        ({"token_budget": 0}, "engine: token_budget is 0, it must be an integer of at least 1"),
+        ({"token_budget": "x"}, "engine: token_budget is 'x', it must be an integer"),
+        ({"kv_tokens": 1.5}, "engine: kv_tokens is 1.5, it must be an integer"),
+        ({"max_queued": 0}, "engine: max_queued is 0, it must be an integer of at least 1"),
+        ({"max_queued_total": -1}, "engine: max_queued_total is -1, it must be an integer of at"),
+        ({"max_sequences": True}, "engine: max_sequences is True, it must be an integer of at"),
+        ({"sampling_share": 1}, "engine: sampling_share is 1.0, it must be below 1"),
+        ({"sampling_share": 0}, "engine: sampling_share is 0, it must be a number above 0"),
+        ({"activation_bytes": -1}, "engine: activation_bytes is -1, it must be an integer of at"),
+        ({"resident_bytes": "1 GiB"}, "engine: resident_bytes is '1 GiB', it must be an integer"),
+        ({"resident_bytes": 5}, "engine: resident_bytes is 5 but park_directory is empty; name"),
+        ({"park_directory": 5}, "engine: park_directory is 5, it must be a path"),
+        (
+            {"resident_bytes": 5, "park_directory": "/proc/none"},
+            "engine: park_directory /proc/none cannot be written to; name a folder that can",
+        ),
+        ({"colour": 1}, "engine: Engine: unknown argument 'colour'"),
+    ],
+)
+def test_wrong_arguments_of_an_engine_are_named(tiny_llama_dir, arguments, text):
+    with pytest.raises(InvalidError, match=text):
+        Engine(**{"model_id": tiny_llama_dir, **arguments})
+
+
+def test_a_model_that_does_not_exist_is_named():
+    with pytest.raises((NotFoundError, TwinkleError), match="/no/such/model"):
+        Engine("/no/such/model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"name": 5}, "engine: name is 5, it must be a text that is not empty"),
+        ({"name": ""}, "engine: name is '', it must be a text"),
+        ({"lora_config": 5}, "lora: the config is a int, it must be a LoraConfig"),
+        ({"lora_config": {"r": 0}}, "lora: rank is 0, it must be at least 1"),
+        ({"lora_config": {"target_modules": ["no"]}}, "target module 'no' matches nothing"),
+        ({"seed": -1}, "engine: seed is -1, it must be an integer of at least 0"),
+        ({"weight": 0}, "engine: weight is 0, it must be a number of at least 0.001"),
+        ({"weight": 1001}, "engine: weight is 1001.0, it must be at most 1000"),
+        ({"weight": float("nan")}, "engine: weight is nan, it must be a number"),
+        ({"priority": "high"}, "engine: priority is 'high', it must be an integer"),
+        ({"full_parameters": 1}, "engine: full_parameters is 1, it must be True or False"),
+        ({"lora_config": LORA, "full_parameters": True}, "lora_config and full_parameters=True"),
+    ],
+)
+def test_wrong_arguments_of_a_tenant_are_named(engine, arguments, text):
+    with pytest.raises(InvalidError, match=text):
+        engine.tenant(**{"name": "wrong", **arguments})
+
+
+def test_a_name_is_one_tenants(engine, tenant):
+    with pytest.raises(ConflictError, match="exists"):
+        engine.tenant(tenant.name)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda t: t.forward(5), "engine: inputs is 5, it must be a list of InputFeatures"),
+        (lambda t: t.forward([{}]), r"inputs\[0\] must be an InputFeature with input_ids"),
+        (lambda t: t.forward([{"input_ids": [[1]]}]), r"input_ids of inputs\[0\] has shape"),
+        (lambda t: t.forward([]), "the batch is empty"),
+        (lambda t: t.forward([{"input_ids": [9999]}]), "token 9999 .*outside the vocabulary"),
+        (lambda t: t.forward([{"input_ids": [1.5]}]), "input_ids must be integers"),
+        (
+            lambda t: t.forward(BATCH, temperature=0),
+            "engine: temperature is 0, it must be a number abo",
+        ),
+        (lambda t: t.forward(BATCH, train=2), "engine: train is 2, it must be True or False"),
+        (lambda t: t.forward(BATCH, entropy=2), "engine: entropy is 2, it must be True or False"),
+        (lambda t: t.forward(BATCH, disable_lora=2), "engine: disable_lora is 2, it must be"),
+        (lambda t: t.forward_backward(BATCH, loss=5), "engine: loss is 5, it must be a text"),
+        (lambda t: t.forward_backward(BATCH, "No").result(), "[Uu]nknown loss 'No'|no loss"),
+        (
+            lambda t: t.forward_backward(BATCH, "LinearLoss", grad=[1.0]),
+            "grad has 1 entries for 3 inputs",
+        ),
+        (
+            lambda t: t.forward_backward(BATCH, "LinearLoss", grad=[[1.0]] * 3),
+            r"grad of inputs\[0\] has 1 entries, input_ids has 5",
+        ),
+        (
+            lambda t: t.forward_backward(BATCH, "LinearLoss", grad=["a"] * 3),
+            r"grad of inputs\[0\] must be a number or a list of numbers",
+        ),
+        (lambda t: t.forward_backward(BATCH, mean=object()), "engine: extras: mean is not JSON"),
+        (lambda t: t.step(5), "engine: optimizer is 5, it must be a text"),
+        (lambda t: t.step("Adams"), "Adams"),
+        (lambda t: t.step(warmth=3), "warmth"),
+        (lambda t: t.step(max_grad_norm=-1), "engine: max_grad_norm is -1, it must be a number of"),
+        (lambda t: t.step(norm_type="a"), "engine: norm_type is 'a', it must be a number"),
+        (lambda t: t.clip_grad_norm("a"), "engine: max_grad_norm is 'a', it must be a number"),
+        (lambda t: t.sample(5), "engine: prompts is 5, it must be a list of InputFeatures"),
+        (lambda t: t.sample(BATCH, 5), "engine: sampling_params is 5, it must be SamplingParams"),
+        (lambda t: t.sample(BATCH, [None] * 2), "sampling_params has 2 entries for 3 prompts"),
+        (lambda t: t.sample(BATCH, {"max_tokens": 600}), "max_tokens of prompt 0 is 600, the mod"),
+        (lambda t: t.sample([{"input_ids": "x"}]), r"input_ids of prompts\[0\] is 'x', it must be"),
+        (lambda t: t.sample(BATCH, version=-1), "engine: version is -1, it must be an integer of"),
+        (lambda t: t.sample(BATCH, version="1"), "engine: version is '1', it must be an integer"),
+        (lambda t: t.sample_stream(BATCH), "engine: prompt is .*, it must be an InputFeature or a"),
+        (lambda t: t.sample_stream(BATCH[0], 5), "engine: sampling_params is 5, it must be"),
+        (
+            lambda t: t.sample_stream(BATCH[0], [None]),
+            r"sampling_params is \[None\], it must",
+        ),
+        (lambda t: t.sample_stream(BATCH[0], version=1.5), "engine: version is 1.5, it must be"),
+        (lambda t: t.release(0), "engine: version is 0, it must be an integer of at least 1"),
+        (lambda t: t.release("1"), "engine: version is '1', it must be an integer of at least 1"),
+        (lambda t: t.save(5), "engine: directory is 5, it must be a path"),
+        (lambda t: t.save("x", optimizer=1), "engine: optimizer is 1, it must be True or False"),
+        (lambda t: t.save("x", extra=1), "engine: extra is 1, it must be a text"),
+        (lambda t: t.load(""), "engine: directory is '', it must be a path"),
+        (lambda t: t.inspect(3), "engine: tensors is 3, it must be True or False"),
+        (lambda t: t.forward(BATCH).result("soon"), "engine: timeout is 'soon', it must be a num"),
+    ],
+)
+def test_wrong_arguments_of_operations_are_named_and_change_nothing(tenant, call, text):
+    before = tenant.inspect().result()
+    with pytest.raises(InvalidError, match=text):
+        call(tenant)
+    assert tenant.inspect().result() == before

@@ -1,0 +1,85 @@
+"""Sampling through tenants: responses, versions, what the cache spares."""
+
+import numpy as np
+import pytest
+from engine_batches import BATCH
+from features import drawn
+
+from twinkle import InvalidError, NotFoundError
+from twinkle.data_format import SamplingParams
+from twinkle.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+
+PROMPT = {"input_ids": [5, 6, 7]}
+
+
+def test_a_sample_gives_responses_and_its_logprobs_are_those_of_forward(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir, mixed_precision="no", token_budget=64)
+    base = engine.tenant("base")
+    params = SamplingParams(max_tokens=5, seed=7, logprobs=1, num_samples=2)
+    prompts = [{"input_ids": [5, 6, 7]}, {"messages": [{"role": "user", "content": "Hello!"}]}]
+    responses = base.sample(prompts, params).result()
+    assert [len(r.sequences) for r in responses] == [2, 2]
+    assert responses[0].prompt_token_ids == [5, 6, 7]
+    assert isinstance(responses[1].sequences[0].decoded, str)
+    for sequence in responses[0].sequences:
+        ids = np.array([5, 6, 7, *sequence.tokens])
+        (row,) = base.logprobs([{"input_ids": ids, "labels": np.append(ids[1:], -100)}]).result()
+        assert [pair[0][1] for pair in sequence.logprobs] == list(row[2:-1])
+    again = base.sample(prompts[:1], {"max_tokens": 5, "seed": 7, "num_samples": 2}).result()
+    assert [s.tokens for s in again[0].sequences] == [s.tokens for s in responses[0].sequences]
+    one, two = (base.sample(prompts[:1], {"max_tokens": 12}).result() for _ in range(2))
+    assert one[0].sequences[0].tokens != two[0].sequences[0].tokens  # no seed: its own each time
+
+
+def test_a_published_version_is_sampled_while_training_goes_on(tenant):
+    def tokens(version=0):
+        params = {"max_tokens": 8, "seed": 3, "logprobs": 1}
+        (response,) = tenant.sample([PROMPT], params, version=version).result()
+        return response.sequences[0].logprobs
+
+    def train():
+        tenant.forward_backward(BATCH).result()
+        tenant.step(lr=0.1).result()
+
+    before = tokens()
+    assert tenant.publish().result() == 1
+    train()
+    now = tokens()  # the next token comes from the new weights; no file was written
+    assert now != before and tokens(version=1) == before
+    assert tenant.publish().result() == 2
+    pinned = tenant.sample([PROMPT], {"max_tokens": 8, "seed": 3, "logprobs": 1}, version=1)
+    tenant.release(1).result()
+    train()
+    assert pinned.result()[0].sequences[0].logprobs == before
+    assert tokens(version=2) == now
+    with pytest.raises(NotFoundError, match="keeps no version 1; it has published 2 and keeps 1"):
+        tokens(version=1)
+    with pytest.raises(NotFoundError, match="keeps no version 7"):
+        tenant.release(7).result()
+
+
+def test_only_adapters_have_versions(engine):
+    base = engine.tenant("base of versions")
+    with pytest.raises(InvalidError, match="has no adapter; only adapters have versions"):
+        base.publish().result()
+    base.delete().result()
+
+
+def test_the_prefix_cache_spares_tokens_until_it_is_reset(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir)
+    base = engine.tenant("base")
+    prompt = drawn([200])[0]
+
+    def computed():
+        before = engine.stats()["num_computed_tokens"]
+        (response,) = base.sample([prompt], {"max_tokens": 2, "temperature": 0}).result()
+        return engine.stats()["num_computed_tokens"] - before, response.sequences[0].tokens
+
+    first, want = computed()
+    second, again = computed()
+    assert (first, second) == (201, 201 - 192) and again == want
+    assert engine.stats()["num_prefix_tokens"] == 192
+    engine.reset_prefix_cache()
+    assert computed() == (201, want)

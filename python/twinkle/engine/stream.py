@@ -1,0 +1,103 @@
+"""Tokens as they come, and the text that each adds."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from twinkle import checks
+
+_INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a sample that runs."""
+
+    id: int
+    text: str  # what it adds to the sequence's text; '' while it is a part of a character
+    logprob: float | None  # in nats, where sampling_params asks for logprobs
+    sequence: int  # which of num_samples
+    stop_reason: str | None  # 'stop' or 'length' with a sequence's last token
+
+
+class TextPieces:
+    """The text of one sequence in pieces, which together are decode() of all its tokens."""
+
+    def __init__(self, decode):
+        self._decode = decode  # of a list of ids
+        self._ids = []
+        self._given = ""
+        self._start = self._read = 0  # ids[start:read] are given, and stand before what comes
+
+    def add(self, token, last=False):
+        self._ids.append(token)
+        if last:
+            text = self._decode(self._ids)
+            return text[len(self._given) :]
+        before = self._decode(self._ids[self._start : self._read])
+        text = self._decode(self._ids[self._start :])
+        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
+            return ""
+        piece = text[len(before) :]
+        self._start, self._read = self._read, len(self._ids)
+        self._given += piece
+        return piece
+
+
+class TokenStream:
+    """An iterator over the Tokens of one prompt's sequences; then result() has the whole response.
+
+    Sampling does not wait for whoever reads. close(), leaving a `with` block, or dropping the
+    stream stops the sampling of what has not ended.
+    """
+
+    def __init__(self, stream, decode, logprobs=False, convert=None):
+        self._stream = stream
+        self._decode = decode
+        self._logprobs = logprobs
+        self._convert = convert
+        self._pieces = {}
+        self._ready = deque()
+        self._closed = False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._closed:
+            raise StopIteration
+        if not self._ready:
+            self._ready.extend(self._stream.take())
+        if not self._ready:
+            self._stream.future.result()  # which raises what the sample failed with
+            raise StopIteration
+        _, sequence, token, logprob, reason = self._ready.popleft()
+        pieces = self._pieces.setdefault(sequence, TextPieces(self._decode))
+        return Token(
+            token,
+            pieces.add(token, last=bool(reason)),
+            logprob if self._logprobs else None,
+            sequence,
+            reason or None,
+        )
+
+    def result(self, timeout=None):
+        """Waits for the end, whether or not the tokens were read, and returns the SampleResponse,
+        whose tokens and text are those of the stream. timeout as a Future's. ConflictError: closed
+        before the end."""
+        if timeout is not None:
+            checks.number("engine: timeout", timeout, least=0)
+        return self._convert(self._stream.future.result(timeout))
+
+    def close(self):
+        """Ends the iteration, and the sampling."""
+        self._closed = True
+        self._stream.future.cancel()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()

@@ -1,0 +1,187 @@
+// Samples that tell their tokens as they come, each with its own tokenizer; and what the cache of
+// their prompts remembers.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::engine {
+namespace {
+
+// Writes token 7 as "<7>", or with other brackets.
+auto numbers(const std::string& open, const std::string& close) {
+  return [open, close](std::span<const int32_t> ids) {
+    std::string text;
+    for (const int32_t id : ids) text += open + std::to_string(id) + close;
+    return text;
+  };
+}
+
+Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_samples = 1) {
+  Sample out{.tenant = tenant, .params = {{}}};
+  for (uint64_t i = 0; i < 3; ++i) out.prompts.push_back(drawn(i + 50, 4 + i).input_ids);
+  out.params[0].max_tokens = max_tokens;
+  out.params[0].seed = 9;
+  out.params[0].num_samples = num_samples;
+  out.params[0].ignore_eos = true;
+  return out;
+}
+
+// What a listener has been told, as completions.
+class Ear {
+ public:
+  SampleHooks hooks(std::function<std::string(std::span<const int32_t>)> decode = {}) {
+    return {std::move(decode), [this](std::span<const TokenEvent> events) {
+              const std::lock_guard lock(mutex_);
+              for (const TokenEvent& e : events) {
+                Completion& c = heard_[{e.prompt, e.sample}];
+                EXPECT_EQ(c.stop_reason, "") << "nothing comes behind the last one";
+                c.tokens.push_back(e.token);
+                c.logprobs.push_back(e.logprob);
+                c.stop_reason = e.stop_reason;
+              }
+            }};
+  }
+  void expect(const SampleResult& result) {
+    const std::lock_guard lock(mutex_);
+    for (size_t p = 0; p < result.completions.size(); ++p) {
+      for (size_t s = 0; s < result.completions[p].size(); ++s) {
+        const Completion &want = result.completions[p][s], &got = heard_[{p, s}];
+        EXPECT_EQ(got.tokens, want.tokens) << p << " " << s;
+        EXPECT_EQ(got.logprobs, want.logprobs) << p << " " << s;
+        EXPECT_EQ(got.stop_reason, want.stop_reason) << p << " " << s;
+      }
+    }
+  }
+  size_t num_tokens() {
+    const std::lock_guard lock(mutex_);
+    size_t n = 0;
+    for (const auto& [place, c] : heard_) n += c.tokens.size();
+    return n;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<size_t, size_t>, Completion> heard_;
+};
+
+class Streaming : public testing::Test {
+ protected:
+  Streaming() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+    engine_.run<Done>(Create{.tenant = "base", .frozen = true});
+  }
+  const model::TinyModel model_;
+  Engine engine_;
+};
+
+TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
+  const Sample sample = drawn_sample("base", 12, 2);
+  const auto want = engine_.run<SampleResult>(sample);
+  Ear ear, other;
+  auto first = engine_.submit(sample, ear.hooks()), second = engine_.submit(sample, other.hooks());
+  for (Future* future : {&first, &second}) {
+    const auto result = std::get<SampleResult>(future->get());
+    EXPECT_EQ(result.completions[2][1].tokens, want.completions[2][1].tokens);
+  }
+  ear.expect(want);
+  other.expect(want);
+  EXPECT_EQ(ear.num_tokens(), 3u * 2 * 12);
+}
+
+TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
+  Sample sample = drawn_sample("base", 20);
+  const auto free = engine_.run<SampleResult>(sample).completions;
+  const auto word = [](const char* open, int32_t id, const char* close) {
+    return open + std::to_string(id) + close;
+  };
+  // Both ask for all four words, and each finds those of its own brackets.
+  const int32_t at3 = free[0][0].tokens[3], at8 = free[0][0].tokens[8];
+  Ear ear, other;
+  sample.prompts.resize(1);
+  Sample round = sample, square = sample;
+  round.params[0].stop = {word("(", at3, ")") + "(", word("[", at8, "]")};
+  square.params[0].stop = {word("(", at8, ")"), word("[", at3, "]")};
+  auto a = engine_.submit(round, ear.hooks(numbers("(", ")")));
+  auto b = engine_.submit(square, other.hooks(numbers("[", "]")));
+  const auto first = std::get<SampleResult>(a.get()), second = std::get<SampleResult>(b.get());
+  EXPECT_EQ(first.completions[0][0].matched, round.params[0].stop[0]);
+  EXPECT_EQ(second.completions[0][0].matched, square.params[0].stop[1]);
+  EXPECT_EQ(second.completions[0][0].tokens.size(), 4u);
+  ear.expect(first);
+  other.expect(second);
+  EXPECT_NE(error_of([&] { engine_.run<SampleResult>(round); }).find("no tokenizer"),
+            std::string::npos);
+}
+
+TEST_F(Streaming, NothingComesAfterACancelAndTheListenerIsLetGo) {
+  Ear ear;
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> alive = held;
+  SampleHooks hooks = ear.hooks();
+  hooks.on_tokens = [listener = hooks.on_tokens, held](std::span<const TokenEvent> events) {
+    listener(events);
+  };
+  Sample sample = drawn_sample("base", 200);
+  Future future = engine_.submit(sample, hooks);
+  hooks = {};
+  held.reset();
+  while (ear.num_tokens() < 3) std::this_thread::yield();
+  EXPECT_TRUE(engine_.cancel(future.id));
+  EXPECT_EQ(error_of([&] { future.get(); }), "engine: cancelled");
+  const size_t heard = ear.num_tokens();
+  EXPECT_LT(heard, 600u);
+  EXPECT_TRUE(alive.expired());
+  engine_.run<SampleResult>(drawn_sample("base", 3));
+  EXPECT_EQ(ear.num_tokens(), heard);
+}
+
+TEST_F(Streaming, ASampleThatFailsTellsItsListenerNothingMore) {
+  Sample sample = drawn_sample("base", 5);
+  sample.prompts[1] = {500};
+  Ear ear;
+  Future future = engine_.submit(sample, ear.hooks());
+  EXPECT_NE(error_of([&] { future.get(); }), "no error");
+  EXPECT_EQ(ear.num_tokens(), 0u);
+}
+
+TEST_F(Streaming, ResetThePrefixCacheAndPromptsAreComputedAgain) {
+  Sample sample = drawn_sample("base", 2);
+  sample.prompts = {drawn(1, 130).input_ids};
+  const auto computed = [&] {
+    const int64_t before = engine_.sampling().num_computed_tokens;
+    const auto result = engine_.run<SampleResult>(sample);
+    return std::pair(engine_.sampling().num_computed_tokens - before, result.completions[0][0]);
+  };
+  const auto [first, want] = computed();
+  EXPECT_EQ(first, 131);
+  const auto [second, again] = computed();
+  EXPECT_EQ(second, 131 - 128);
+  EXPECT_EQ(engine_.sampling().num_shared_tokens, 128);
+  engine_.reset_prefix_cache();
+  const auto [third, fresh] = computed();
+  EXPECT_EQ(third, 131);
+  EXPECT_EQ(engine_.sampling().num_shared_tokens, 128);
+  EXPECT_EQ(fresh.tokens, want.tokens);
+  EXPECT_EQ(again.logprobs, want.logprobs);
+}
+
+TEST_F(Streaming, StatisticsSayWhatRunsAndWhatTheCacheHolds) {
+  EXPECT_EQ(engine_.sampling().num_pages, 0);
+  Future future = engine_.submit(drawn_sample("base", 200));
+  while (engine_.sampling().num_sequences < 3) std::this_thread::yield();
+  const SamplingStats running = engine_.sampling();
+  EXPECT_EQ(running.num_samples, 1);
+  EXPECT_LE(running.num_free_pages, running.num_pages - 3);
+  future.get();
+  const SamplingStats after = engine_.sampling();
+  EXPECT_EQ(after.num_samples + after.num_sequences, 0);
+  EXPECT_EQ(after.num_free_pages, after.num_pages);
+  EXPECT_EQ(after.num_pages * after.page_tokens, EngineOptions{}.kv_tokens);
+}
+
+}  // namespace
+}  // namespace twinkle::engine

@@ -1,0 +1,145 @@
+// What a Dispatcher refuses, counts and survives.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "twinkle/engine/schedule/dispatched_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
+  open({.token_budget = 100, .max_queued = 3, .max_queued_total = 5});
+  create("a");
+  create("b");
+  hold_batch();
+  Future first = submit(work("a", 1));
+  in_batch_.wait();
+  auto second = submit(work("a", 1));
+  const auto text = [&](std::vector<Operation> operations) {
+    try {
+      dispatcher_->submit(std::move(operations));
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Code::kBusy);
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text({work("a", 1), work("a", 1)}),
+            "engine: tenant 'a' has 2 operations in its queue and submits 2, max_queued is 3; wait "
+            "for some of their results");
+  EXPECT_EQ(text({work("b", 1), work("b", 1), work("c", 1), work("c", 1)}),
+            "engine: tenant 'b' submits 4 operations while 2 of all tenants are queued, "
+            "max_queued_total is 5; try again later");
+  EXPECT_EQ(dispatcher_->stats().tenants.at("a").num_queued, 2) << "nothing of them is queued";
+  go_on_.count_down();
+  first.get();
+  second.get();
+  EXPECT_EQ(text({work("a", 1), work("a", 1), work("a", 1)}), "no error");
+}
+
+TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
+  open();
+  create("a");
+  create("b");
+  hold_batch();
+  Future begun = submit(work("a", 35));
+  in_batch_.wait();
+  auto waiting = dispatcher_->submit({work("a", 1), work("b", 1), Step{"b"}});
+  std::thread closing([this] { dispatcher_.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  go_on_.count_down();
+  closing.join();
+  EXPECT_EQ(error_of(begun), "no error");
+  for (Future& future : waiting) EXPECT_EQ(error_of(future), "engine: closed");
+}
+
+TEST_F(Dispatched, WhenBothWaitTrainingAndSamplingShareTheTime) {
+  DispatcherOptions options{.token_budget = 100};
+  options.sampling_share = 0.25;
+  open(options);
+  create("a");
+  create("b");
+  executor_.on_batch = [this] { time_ = time_ + 2.0; };
+  executor_.on_step = [this] { time_ = time_ + 0.1; };
+  // Both long enough that neither ends before the other.
+  auto futures = dispatcher_->submit({sampled("a", 1000), work("b", 1500)});
+  futures[1].get();
+  const Stats stats = dispatcher_->stats();
+  EXPECT_NEAR(stats.sampling_seconds / (stats.sampling_seconds + stats.training_seconds), 0.25,
+              0.01);
+  futures[0].get();
+  EXPECT_EQ(dispatcher_->stats().num_steps, 1000);
+}
+
+TEST_F(Dispatched, WhenASamplingStepThrowsTheNewestSamplePays) {
+  open();
+  executor_.on_step = [&] {
+    time_ = time_ + 1;  // so that both have begun before the second step
+    executor_.failing_steps = executor_.num_steps == 2 ? 1 : 0;
+  };
+  auto futures = dispatcher_->submit(
+      {Create{"a"}, Create{"b"}, ZeroGrad{"b"}, sampled("a", 5), sampled("b", 5)});
+  EXPECT_EQ(error_of(futures[3]), "no error");
+  EXPECT_EQ(error_of(futures[4]), "null: no memory");
+}
+
+TEST_F(Dispatched, StatisticsCountTheTokensAndTenantsOfBatches) {
+  open();
+  for (const char* tenant : {"a", "b"}) create(tenant);
+  hold_batch();
+  auto futures = dispatcher_->submit({work("a", 3), work("b", 4), work("b", 30)});
+  in_batch_.wait();
+  EXPECT_EQ(dispatcher_->stats().num_queued, 3);
+  go_on_.count_down();
+  for (Future& future : futures) future.get();
+  const Stats stats = dispatcher_->stats();
+  EXPECT_EQ(stats.num_queued, 0);
+  EXPECT_EQ(stats.batches.num_tokens, 370);
+  ASSERT_EQ(std::ssize(stats.last_batches), stats.num_batches);
+  EXPECT_EQ(stats.last_batches[0].num_tokens, 70);
+  EXPECT_EQ(stats.last_batches[0].num_tenants, 2);
+  EXPECT_EQ(stats.last_batches.back().num_tenants, 1);
+  EXPECT_EQ(stats.batches.num_tenants, stats.num_batches + 1);
+  submit(work("a", 300)).get();
+  EXPECT_EQ(dispatcher_->stats().last_batches.size(), kLastBatches);
+}
+
+TEST_F(Dispatched, ABatchThatThrowsFailsItsOperationsAloneAndUndoesThem) {
+  open();
+  create("a");
+  create("b");
+  submit(work("a", 1)).get();
+  bool thrown = false;
+  executor_.on_batch = [&] {
+    if (!std::exchange(thrown, true)) throw std::bad_alloc();
+  };
+  auto futures = dispatcher_->submit({work("a", 2), work("a", 3), work("b", 30), work("b", 1)});
+  for (size_t i : {0, 1, 2}) EXPECT_THROW(futures[i].get(), std::bad_alloc) << i;
+  EXPECT_EQ(error_of(futures[3]), "no error");
+  EXPECT_EQ(state("a").size(), 1u);
+  EXPECT_EQ(state("b").size(), 1u);
+}
+
+TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
+  const auto text = [&](DispatcherOptions options) {
+    try {
+      Dispatcher(options, executor_);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(text({.token_budget = 0}), "engine: token_budget is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued_total = -1}),
+            "engine: max_queued_total is -1, it must be at least 1");
+  EXPECT_EQ(text({.max_sequences = 0}), "engine: max_sequences is 0, it must be at least 1");
+  for (const double share : {0.0, 1.0}) {
+    EXPECT_NE(text({.sampling_share = share}).find("must be above 0 and below 1"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::engine

@@ -1,0 +1,29 @@
+// What goes with a Sample beside its value: functions of whoever submits it, so no part of the
+// operation that is stored and replayed. Both are called on the engine's thread, which waits for
+// them: they must be quick. They are let go of before the Sample's future is ready.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+namespace twinkle::engine {
+
+// A token of a Sample that runs.
+struct TokenEvent {
+  size_t prompt = 0, sample = 0;  // which of its completions
+  int32_t token = 0;
+  float logprob = 0;        // 0 when the Sample wants none
+  std::string stop_reason;  // of the completion, with its last token; else empty
+};
+
+struct SampleHooks {
+  // Token ids to text, for stop strings: without it `stop` is refused.
+  std::function<std::string(std::span<const int32_t>)> decode = {};
+  // Is told every token of the result, those of a completion in order, as soon as it is known; with
+  // stop strings, when none can begin in it any more. Must not throw. Nothing more comes when the
+  // Sample fails or is cancelled. Empty: nobody listens.
+  std::function<void(std::span<const TokenEvent>)> on_tokens = {};
+};
+
+}  // namespace twinkle::engine
