@@ -67,6 +67,30 @@ TEST_F(Dispatched, AHugeOperationDoesNotDelayASmallTenant) {
   EXPECT_EQ(which, 1u) << "it came during the first batch";
 }
 
+TEST_F(Dispatched, ATenantThatStepsBetweenItsOperationsMissesNoBatch) {
+  open();
+  create("hog");
+  create("small");
+  hold_batch();
+  const Future first = submit(work("hog", 1));
+  in_batch_.wait();
+  const Future hog = submit(work("hog", 200));
+  std::vector<Future> futures;
+  for (int i = 0; i < 6; ++i) {
+    futures.push_back(submit(work("small", 2)));
+    for (const char* options : {"clip", "step", "zero"})
+      futures.push_back(submit(Step{.tenant = "small", .options = options}));
+  }
+  go_on_.count_down();
+  for (Future& f : futures) f.get();
+  dispatcher_.reset();
+  for (size_t b = 1; b <= 6; ++b) {
+    const auto& batch = executor_.batches[b];
+    EXPECT_TRUE(
+        std::ranges::any_of(batch, [&](const Work& w) { return w.id == futures[(b - 1) * 4].id; }));
+  }
+}
+
 TEST_F(Dispatched, AQueuedOperationIsCancelledAndNothingElse) {
   open();
   create("a");

@@ -8,6 +8,7 @@ namespace twinkle::engine {
 void Scheduler::set_share(const std::string& tenant, Share share) {
   Tenant& to = tenants_[tenant];
   to.share = share;
+  to.account.weight = share.weight;
   to.known = true;
 }
 
@@ -15,6 +16,7 @@ void Scheduler::forget(const std::string& tenant) {
   const auto it = tenants_.find(tenant);
   if (it == tenants_.end()) return;
   it->second.share = {};
+  it->second.account = {};
   it->second.num_tokens = 0;
   it->second.known = false;
   if (it->second.entries.empty()) tenants_.erase(it);
@@ -28,7 +30,7 @@ Share Scheduler::share(const std::string& tenant) const {
 void Scheduler::push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens,
                      bool joins) {
   Tenant& to = tenants_[tenant];
-  if (to.entries.empty()) to.last_turn = ++turn_;
+  if (to.entries.empty()) to.account.last_turn = ++turn_;
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
   to.entries.push_back({id, std::move(tokens), total, joins});
   tenant_of_.emplace(id, tenant);
@@ -41,7 +43,6 @@ bool Scheduler::remove(int64_t id) {
   Tenant& tenant = tenants_.at(name);
   tenant_of_.erase(it);
   std::erase_if(tenant.entries, [id](const Entry& e) { return e.id == id; });
-  if (tenant.entries.empty() || tenant.entries.front().tokens.empty()) tenant.credit = 0;
   if (tenant.entries.empty() && !tenant.known) tenants_.erase(name);
   return true;
 }
@@ -95,6 +96,17 @@ int64_t Scheduler::unit(const Tenant& tenant) {
   return tenant.at == 0 ? entry.tokens[entry.next] : entry.total;
 }
 
+// Tokens of the operations that it can run before something else has to come.
+int64_t Scheduler::at_once(const Tenant& tenant) {
+  int64_t out = 0;
+  for (const Entry& entry : tenant.entries) {
+    if (entry.tokens.empty() || (out > 0 && !entry.joins)) break;
+    out += entry.total;
+    if (!entry.joins) break;
+  }
+  return out;
+}
+
 bool Scheduler::fits(const Tenant& tenant, const Filling& batch) {
   const Entry& entry = tenant.entries[tenant.at];
   if (batch.slices.empty()) return true;  // even one that is longer than the budget
@@ -128,35 +140,55 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
   batch.room -= n;
   batch.closed = batch.closed || entry.alone;
   tenant.num_tokens += n;
-  tenant.last_turn = ++turn_;
-  tenant.credit = std::max(0.0, tenant.credit - static_cast<double>(n));
+  tenant.account.last_turn = ++turn_;
 }
 
-// Tenants of one priority. Each has sequences to run.
-void Scheduler::fill(std::vector<Tenant*> tenants, Filling& batch) {
-  // What is missing until the tenant can pay for its next sequence, in tokens per weight.
-  const auto missing = [](const Tenant& t) {
-    return std::max(0.0, static_cast<double>(unit(t)) - t.credit) / t.share.weight;
-  };
+// Operations that join come whole: they may begin when they leave no more to be paid than one of
+// their sequences would, or a tenant would be served for many batches at once, and then not at all.
+Claim Scheduler::claim(Tenant& tenant) {
+  const Entry& entry = tenant.entries[tenant.at];
+  const int64_t n = unit(tenant);
+  const int64_t from = tenant.at == 0 ? 0 : n - *std::ranges::max_element(entry.tokens);
+  return {&tenant.account, static_cast<double>(n), static_cast<double>(from)};
+}
+
+// Whether somebody who is owed something is there whose next sequence needs the next batch.
+bool Scheduler::waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch) {
+  return std::ranges::any_of(
+      tenants, [&](const Tenant* t) { return t->account.credit > 0 && !fits(*t, batch); });
+}
+
+// Tenants of one priority, also those that have nothing to run.
+void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
+  std::vector<Account*> accounts;
+  std::vector<Tenant*> runnable;
+  double weight = 0;
+  for (Tenant* t : tenants) {
+    accounts.push_back(&t->account);
+    t->account.most = 0;
+    if (!can_run(*t, batch.begin)) continue;
+    runnable.push_back(t);
+    weight += t->account.weight;
+    t->account.most = static_cast<double>(std::max(std::min(budget_, at_once(*t)), unit(*t)));
+  }
+  balance(accounts);
+  const bool mine = batch.slices.empty();
   while (true) {
-    Tenant* first = nullptr;
-    for (Tenant* t : tenants) {
+    std::vector<Tenant*> fitting;
+    std::vector<Claim> claims;
+    for (Tenant* t : runnable) {
       if (!fits(*t, batch)) continue;
-      if (!first || missing(*t) < missing(*first) ||
-          (missing(*t) == missing(*first) && t->last_turn < first->last_turn))
-        first = t;
+      fitting.push_back(t);
+      claims.push_back(claim(*t));
     }
-    if (!first) return;
-    // One whose sequence does not fit gets its credit all the same, and is first in the next batch.
-    const double flow = missing(*first);
-    for (Tenant* t : tenants) {
-      const auto most = static_cast<double>(std::max(budget_, unit(*t)));
-      t->credit = std::min(most, t->credit + flow * t->share.weight);
-    }
-    take(*first, batch);
-    if (goes_on(*first, batch)) continue;
-    first->credit = 0;
-    std::erase(tenants, first);
+    if (claims.empty()) return;
+    const size_t first = next_of(claims);
+    const Account& account = *claims[first].account;
+    const double share = account.weight / weight * static_cast<double>(budget_);
+    if (mine && -account.credit > 2 * share && waits_for_room(runnable, batch)) return;
+    take(*fitting[first], batch);
+    charge(accounts, *claims[first].account, claims[first].cost);
+    if (!goes_on(*fitting[first], batch)) std::erase(runnable, fitting[first]);
   }
 }
 
@@ -164,10 +196,10 @@ std::vector<Slice> Scheduler::next_batch(bool begin) {
   std::map<int32_t, std::vector<Tenant*>, std::greater<>> levels;
   for (auto& [name, tenant] : tenants_) {
     tenant.at = 0;
-    if (can_run(tenant, begin)) levels[tenant.share.priority].push_back(&tenant);
+    levels[tenant.share.priority].push_back(&tenant);
   }
   Filling batch{{}, budget_, begin};
-  for (auto& [priority, tenants] : levels) fill(std::move(tenants), batch);
+  for (const auto& [priority, tenants] : levels) fill(tenants, batch);
   return std::move(batch.slices);
 }
 

@@ -1,10 +1,10 @@
-// Which sequences run next: deficit round robin by tokens (Shreedhar and Varghese 1995) over the
-// ordered queues of many tenants, in the limit of a small quantum. Credit flows to every tenant
-// with sequences to run, by weight; the first whose credit pays for its next sequence runs it.
-// Tenants of a higher priority come first, always; the others get the room that they leave. An
-// operation may take several batches; a tenant's next one begins when it has ended, or joins the
-// batch that completes it, when both are of a kind that may and it fits whole. A tenant that has
-// nothing to run keeps no credit, and nobody keeps more than one batch's worth.
+// Which sequences run next: deficit round robin by tokens over the ordered queues of many tenants
+// (base/fair_share.h). Whoever has sequences to run when a batch is formed earns its share of that
+// whole batch, by weight, even when a Step has to come before it can run more. Tenants of a higher
+// priority come first, always; the others get the room that they leave. An operation may take
+// several batches; a tenant's next one begins when it has ended, or joins the batch that completes
+// it, when both are of a kind that may and it fits whole. Nobody keeps more credit than one batch's
+// worth, and nobody earns while it has nothing to run. docs/decisions/0005-scheduler.md says why.
 // Plain data: no model, no thread, no clock. The same calls give the same batches.
 #pragma once
 #include <cstdint>
@@ -12,6 +12,8 @@
 #include <map>
 #include <string>
 #include <vector>
+
+#include "twinkle/base/fair_share.h"
 
 namespace twinkle::engine {
 
@@ -37,7 +39,7 @@ class Scheduler {
   explicit Scheduler(int64_t token_budget) : budget_(token_budget) {}
 
   void set_share(const std::string& tenant, Share share);
-  // Back to the default, and the count of tokens to zero.
+  // Back to the default; the count of tokens, and what is owed, to zero.
   void forget(const std::string& tenant);
   Share share(const std::string& tenant) const;
 
@@ -73,9 +75,8 @@ class Scheduler {
     Share share;
     bool known = false;  // from set_share to forget
     std::deque<Entry> entries;
-    size_t at = 0;           // the entry that the batch in the making has come to
-    double credit = 0;       // tokens
-    uint64_t last_turn = 0;  // when it last ran a sequence, or came back with some
+    size_t at = 0;    // the entry that the batch in the making has come to
+    Account account;  // in tokens; its last turn: when it ran a sequence, or came back with some
     int64_t num_tokens = 0;
   };
   struct Filling {  // a batch in the making
@@ -87,9 +88,12 @@ class Scheduler {
 
   static bool can_run(const Tenant& tenant, bool begin);
   static int64_t unit(const Tenant& tenant);
+  static int64_t at_once(const Tenant& tenant);
   static bool fits(const Tenant& tenant, const Filling& batch);
+  static Claim claim(Tenant& tenant);
+  static bool waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch);
   static bool goes_on(Tenant& tenant, const Filling& batch);
-  void fill(std::vector<Tenant*> tenants, Filling& batch);
+  void fill(const std::vector<Tenant*>& tenants, Filling& batch);
   void take(Tenant& tenant, Filling& batch);
   Entry* find(int64_t id);
 
