@@ -37,5 +37,7 @@ void softmax_grad_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::
                    const at::Tensor&) {
   absent();
 }
+at::Tensor lora_forward(const at::Tensor&, std::span<const LoraPart>, at::Tensor&) { absent(); }
+void lora_backward(const LoraSaved&, std::span<const LoraPart>, at::Tensor&) { absent(); }
 
 }  // namespace twinkle::kernels::cuda

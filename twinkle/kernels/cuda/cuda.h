@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "twinkle/kernels/lora/lora.h"
 #include "twinkle/kernels/rope.h"
 #include "twinkle/kernels/swiglu.h"
 
@@ -40,5 +41,9 @@ at::Tensor softmax_stats(const at::Tensor& logits, const at::Tensor& ids,
 // float32.
 void softmax_grad_(at::Tensor& logits, const at::Tensor& ids, const at::Tensor& temperature,
                    const at::Tensor& stats, const at::Tensor& grad);
+
+// As lora.h's; the factors must be packed.
+at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y);
+void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx);
 
 }  // namespace twinkle::kernels::cuda

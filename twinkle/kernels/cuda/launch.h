@@ -65,4 +65,49 @@ void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream);
 void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
                   Stream stream);
 
+// What lora's kernels know of one part: a row of a table on the device. Factors and gradients are
+// of the computing type.
+struct LoraRow {
+  int64_t begin, rows, rank;
+  int64_t h;           // element of h where its [rows][rank] begin
+  int64_t first_tile;  // tiles of kLoraTileRows rows of all the parts before
+  const void* a;       // [rank][inputs]
+  const void* b;       // [rank][outputs]
+  double scale;
+  uint64_t key;    // of the dropout; 0: none
+  uint64_t limit;  // 32 random bits below it drop
+  double keep;     // what the others are multiplied by
+};
+inline constexpr int64_t kLoraTileRows = 16;
+
+struct LoraTable {
+  const LoraRow* parts;
+  int64_t num_parts, num_tiles;
+};
+enum class LoraFactor { kA, kB };  // x meets A, with dropout; y and its gradient meet B, with scale
+
+// h := in factor^T, for in [T, width]: of x with A, of the gradient of y with B.
+struct LoraIn {
+  LoraTable table;
+  LoraFactor factor;
+  const void* in;
+  int64_t width;
+};
+void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream);
+// out [T, width] += h factor: y with B, the gradient of x with A. `in` is not read.
+void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream stream);
+
+// The gradient of one adapter's factor, and which of the table's parts it is the sum of.
+struct LoraGradRow {
+  int64_t first, count;  // in `order`
+  void* grad;            // A: [rank][inputs], B: [outputs][rank]
+};
+struct LoraGrads {
+  const LoraGradRow* rows;
+  const int64_t* order;
+  int64_t num_rows, highest_rank;
+};
+// Adds h^T in of each part, in `order`. A part's own sum depends on its rows alone.
+void lora_outer(Type type, const LoraIn& of, const void* h, const LoraGrads& grads, Stream stream);
+
 }  // namespace twinkle::kernels::cuda

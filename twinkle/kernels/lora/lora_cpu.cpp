@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/lora/lora.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
@@ -174,6 +175,7 @@ int64_t LoraFactors::saved_bytes(int64_t tokens) const {
 
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y,
                         const Simd& simd) {
+  if (x.is_cuda()) return cuda::lora_forward(x, parts, y);
   const int64_t inputs = x.size(1), outputs = y.size(1);
   const Plan plan(parts, inputs + outputs);
   return with_type(x, "lora's x", [&]<class T>(T) {
@@ -196,6 +198,7 @@ at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at
 
 void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx,
                    const Simd& simd) {
+  if (saved.x.is_cuda()) return cuda::lora_backward(saved, parts, dx);
   const int64_t inputs = saved.x.size(1), outputs = saved.grad.size(1);
   const Plan plan(parts, inputs + outputs);
   with_type(saved.x, "lora's x", [&]<class T>(T) {
