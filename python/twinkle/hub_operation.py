@@ -61,38 +61,24 @@ class HubOperation:
         return f"{source}://{name}"
 
     @classmethod
-    def push_to_hub(cls, repo_id, folder_path, *, token=None, private=True, **options):
-        """Uploads a folder to a model's repository, which is made if need be. Returns what the hub
-        says of the commit, as text.
+    def push_to_hub(cls, repo_id, folder_path, **options):
+        """Uploads a folder to a model's repository, which is made, private, if need be. Returns
+        what the hub says of the commit, as text.
 
-        options: path_in_repo, commit_message, commit_description, revision (the branch),
-        ignore_patterns.
+        options: token, private, path_in_repo, commit_message, commit_description, revision (the
+        branch), ignore_patterns.
         """
-        source, name = _split(checks.text("hub: repo_id", repo_id))
-        folder = checks.path("hub: folder_path", folder_path)
-        private = checks.flag("hub: private", private)
-        unknown = sorted(set(options) - set(_PUSH))
-        require(not unknown, f"hub: push_to_hub takes no {unknown}, it takes {', '.join(_PUSH)}")
-        if not Path(folder).is_dir():
-            raise NotFoundError(f"hub: folder_path {folder} does not exist")
-        options = {key: value for key, value in options.items() if value is not None}
-        hub = _hub(source, repo_id)
-
-        def push():
-            hub.create(name, token, private)
-            return str(hub.upload(name, folder, token, options))
-
-        return _told(f"upload to {repo_id!r}", push)
+        return _upload(repo_id, folder_path, **options)()
 
     @classmethod
     def async_push_to_hub(cls, repo_id, folder_path, **options):
-        """push_to_hub in a thread. Returns a Future; wait_for collects it, too."""
-        checks.text("hub: repo_id", repo_id)
+        """push_to_hub in a thread; what is wrong here and now is raised at once. Returns a Future;
+        wait_for collects it, too."""
+        upload = _upload(repo_id, folder_path, **options)
         if cls._pool is None:
             HubOperation._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="hub")
-        future = cls._pool.submit(cls.push_to_hub, repo_id, folder_path, **options)
-        cls._uploads[repo_id] = future
-        return future
+        cls._uploads[repo_id] = cls._pool.submit(upload)
+        return cls._uploads[repo_id]
 
     @classmethod
     def wait_for(cls, repo_ids=None):
@@ -159,6 +145,25 @@ class HubOperation:
 
 _PUSH = ("path_in_repo", "commit_message", "commit_description", "revision", "ignore_patterns")
 _TOKENS = ("MODELSCOPE_API_TOKEN", "MODELSCOPE_TOKEN")
+
+
+def _upload(repo_id, folder_path, token=None, private=True, **options):
+    """A function that uploads; the arguments are right, and the hub's package is there."""
+    source, name = _split(checks.text("hub: repo_id", repo_id))
+    folder = checks.path("hub: folder_path", folder_path)
+    private = checks.flag("hub: private", private)
+    unknown = sorted(set(options) - set(_PUSH))
+    require(not unknown, f"hub: push_to_hub takes no {unknown}, it takes {', '.join(_PUSH)}")
+    if not Path(folder).is_dir():
+        raise NotFoundError(f"hub: folder_path {folder} does not exist")
+    options = {key: value for key, value in options.items() if value is not None}
+    hub = _hub(source, repo_id)
+
+    def push():
+        hub.create(name, token, private)
+        return str(hub.upload(name, folder, token, options))
+
+    return lambda: _told(f"upload to {repo_id!r}", push)
 
 
 def _split(name):

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from twinkle import checks
 from twinkle.data_format import LoraConfig
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, register, stable_seed
+from twinkle.infra import current_run, register
 from twinkle.loss.base import check_kwargs, evaluate, gradient
 from twinkle.model.arguments import INERT, check_arguments, forward_kwargs, slice_kwargs
 from twinkle.model.batch import Batch, as_list
 from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group, check_options
+from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
 

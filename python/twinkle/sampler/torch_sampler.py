@@ -10,10 +10,11 @@ from twinkle.core import core
 from twinkle.data_format import SamplingParams
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, register, stable_seed
+from twinkle.infra import current_run, register
 from twinkle.model import TransformersModel
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
+from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
 # vLLM's engine arguments: those with an effect here, and those without.
