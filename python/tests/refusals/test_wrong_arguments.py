@@ -240,6 +240,10 @@ CALLS = {
         NONE | {"empty text"}),
     "Dataset.save_as(batch_size)": (
         lambda w, v: w.dataset.save_as(str(w.folder / "a.jsonl"), batch_size=v), SIZES),
+    "Dataset.cast_column": (
+        lambda w, v: w.dataset.cast_column(v, decode=False), set()),
+    "Dataset.cast_column(decode)": (
+        lambda w, v: w.dataset.cast_column("a", decode=v), set()),
     "Dataset.save_as(mode)": (
         lambda w, v: w.dataset.save_as(str(w.folder / "a.jsonl"), mode=v), set()),
     # dataloader

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.core import core
+from twinkle.dataset import columnar
 from twinkle.errors import NotFoundError, require
 from twinkle.hub_operation import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
-_EXTENSIONS = (".jsonl", ".json", ".csv")
+_EXTENSIONS = (".jsonl", ".json", ".csv", *columnar.EXTENSIONS)
 
 
 def load(meta, **kwargs):
@@ -47,9 +48,15 @@ def _of_id(meta, kwargs):
     path = local_path(meta.dataset_id)
     if path is None:
         return core().Dataset.of(_from_hub(meta, kwargs), meta.dataset_id)
-    files = _files(path, meta.split) if path.is_dir() else [path]
-    parts = [core().Dataset.read(file) for file in files]
+    alone = path.is_file() or path.suffix == ".lance"
+    parts = [_read(file) for file in ([path] if alone else _files(path, meta.split))]
     return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
+
+
+def _read(file):
+    if file.suffix in columnar.EXTENSIONS:
+        return core().Dataset.of(columnar.read(file), str(file))
+    return core().Dataset.read(file)
 
 
 def local_path(dataset_id):
@@ -94,7 +101,7 @@ def _files(directory, split):
     """A directory's data files: those with the split in their name, else all."""
     files = sorted(file for file in directory.iterdir() if file.suffix in _EXTENSIONS)
     if not files:
-        raise NotFoundError(f"dataset: {directory} holds no .jsonl, .json or .csv file")
+        raise NotFoundError(f"dataset: {directory} holds no file of {', '.join(_EXTENSIONS)}")
     return [file for file in files if split in file.stem] or files
 
 
