@@ -102,9 +102,7 @@ def test_a_missing_package_is_named_with_what_brings_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lance", None)
     for name, wanted in (("a.parquet", "'twinkle-kit[data]'"), ("b.lance", "pylance")):
         (tmp_path / name).touch()
-        with pytest.raises(
-            NotAvailableError, match=f"pip install {re.escape(wanted)}"
-        ):
+        with pytest.raises(NotAvailableError, match=f"pip install {re.escape(wanted)}"):
             dataset(tmp_path / name)
     rows = dataset(numbers(2))
     with pytest.raises(NotAvailableError, match="needs the package pyarrow"):

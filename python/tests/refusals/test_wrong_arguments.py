@@ -11,7 +11,7 @@ from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
-from twinkle.preprocessor import SelfCognitionProcessor
+from twinkle.preprocessor import CLEVRProcessor, OlympiadBenchProcessor, SelfCognitionProcessor
 from twinkle.processor import InputProcessor
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
@@ -291,6 +291,20 @@ CALLS = {
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, adapter_path=v), NONE),
     "sample(use_base_model)": (
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, use_base_model=v), {"True"}),
+    "sample(return_encoded)": (
+        lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, return_encoded=v), {"True"}),
+    "CLEVRProcessor": (lambda w, v: CLEVRProcessor(v), NONE | {"text", "empty text"}),
+    "CLEVRProcessor(problem)": (
+        lambda w, v: CLEVRProcessor()({"image": ["a"], "problem": [v]}), {"text"}),
+    "CLEVRProcessor(solution)": (
+        lambda w, v: CLEVRProcessor()({"image": ["a"], "problem": ["b"], "solution": [v]}),
+        NONE | {"text", "empty text"}),
+    "OlympiadBenchProcessor(system)": (
+        lambda w, v: OlympiadBenchProcessor(v), NONE | {"text", "empty text"}),
+    "OlympiadBenchProcessor(language)": (
+        lambda w, v: OlympiadBenchProcessor(language=v), set()),
+    "OlympiadBenchProcessor(question)": (
+        lambda w, v: OlympiadBenchProcessor()({"question": [v]}), {"text"}),
     "Sampler.set_template": (lambda w, v: w.sampler.set_template(v), set()),
     "SamplingParams.from_dict": (
         lambda w, v: data_format.SamplingParams.from_dict(v), {"dict"}),

@@ -23,7 +23,7 @@ _INERT = (
     "tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enable_lora",
     "max_lora_rank", "enable_sleep_mode", "enable_prefix_caching", "enforce_eager",
     "trust_remote_code", "quantization", "load_format", "logprobs_mode", "disable_log_stats",
-    "max_num_batched_tokens", "model", "swap_space",
+    "max_num_batched_tokens", "model", "swap_space", "enable_tower_connector_lora",
 )  # fmt: skip
 _INT32_MAX = 2**31 - 1
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
@@ -179,9 +179,11 @@ class TorchSampler(Sampler):
 
         inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
         dict. max_tokens=0 only scores the prompts. Without a seed every prompt of every call draws
-        its own from the run's seed. adapter_path: a PEFT directory to sample with.
+        its own from the run's seed. adapter_path: a PEFT directory to sample with. return_encoded:
+        every sequence has its new_input_feature and text even where the inputs are tokens and no
+        template was set; the model's own is used then.
         """
-        require(not return_encoded, "sampler: return_encoded is not available in this version")
+        return_encoded = checks.flag("sampler: return_encoded", return_encoded)
         params = SamplingParams() if sampling_params is None else sampling_params
         if isinstance(params, dict):
             params = SamplingParams.from_dict(params)
@@ -194,7 +196,7 @@ class TorchSampler(Sampler):
         if adapter_path is not None:
             checks.path("sampler: adapter_path", adapter_path)
         use_base_model = checks.flag("sampler: use_base_model", use_base_model)
-        features = self._features(inputs, params)
+        features = self._features(inputs, params, return_encoded)
         prompts = [
             np.asarray(checks.ids(f"sampler: input_ids of inputs[{i}]", f["input_ids"]), np.int64)
             for i, f in enumerate(features)
@@ -213,10 +215,12 @@ class TorchSampler(Sampler):
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
 
-    def _features(self, inputs, params):
+    def _features(self, inputs, params, return_encoded):
         features = as_list(inputs)
         if self.template is None and (
-            params.stop_texts or any("input_ids" not in feature for feature in features)
+            return_encoded
+            or params.stop_texts
+            or any("input_ids" not in feature for feature in features)
         ):
             self.template = Template(self.model_id)
         if params.stop_texts:
