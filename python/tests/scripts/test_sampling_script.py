@@ -21,9 +21,7 @@ from twinkle.sampler import vLLMSampler
 
 logger = get_logger()
 
-MODEL_ID = os.environ.get('MODEL_ID', 'Qwen/Qwen3.5-4B')
-LORA_PATH = os.environ.get('LORA_PATH', 'ms://twinkle-kit/Qwen3.5-4B-Condenser')
-SAMPLER_GPUS = int(os.environ.get('SAMPLER_GPUS', 1))
+HEAD
 
 SYSTEM = 'You compress texts. Keep names, numbers and dates.'
 USER = 'Compress to at most {budget} characters.\\n\\n## Query\\n{query}\\n\\n## Passage\\n{text}'
@@ -106,6 +104,21 @@ if __name__ == '__main__':
 """
 
 
+# How the script's settings came in two of its versions.
+BY_ENVIRONMENT = """
+MODEL_ID = os.environ.get('MODEL_ID', 'Qwen/Qwen3.5-4B')
+LORA_PATH = os.environ.get('LORA_PATH', 'ms://twinkle-kit/Qwen3.5-4B-Condenser')
+SAMPLER_GPUS = int(os.environ.get('SAMPLER_GPUS', 1))
+"""
+BY_ARGUMENTS = """
+from twinkle.cli import CLI
+args = CLI.from_args()
+MODEL_ID = args.model.model_id
+LORA_PATH = args.lora.lora_path or '/path/to/lora'
+SAMPLER_GPUS = args.infra.sampler_gpus or 1
+"""
+
+
 @pytest.fixture
 def long_model(tiny_llama_dir, tmp_path):
     """The tiny model with room for 16,384 tokens."""
@@ -116,14 +129,17 @@ def long_model(tiny_llama_dir, tmp_path):
     return folder
 
 
-def test_the_sampling_script_answers_with_an_adapter(run, long_model, tmp_path):
+@pytest.mark.parametrize("head", [BY_ENVIRONMENT, BY_ARGUMENTS], ids=["environment", "arguments"])
+def test_the_sampling_script_answers_with_an_adapter(run, long_model, tmp_path, head):
     from twinkle import LoraConfig
     from twinkle.model import TransformersModel
 
     model = TransformersModel(model_id=str(long_model))
     model.add_adapter_to_model("default", LoraConfig(r=32, target_modules="all-linear"))
     adapter = model.save("condenser", output_dir=str(tmp_path))
-    printed = run(SAMPLE, model=long_model, LORA_PATH=adapter).stderr
+    settings = {"LORA_PATH": adapter, "TWINKLE_LORA_PATH": adapter}
+    settings["TWINKLE_MODEL_ID"] = "Qwen/Qwen3.5-4B"
+    printed = run(SAMPLE.replace("HEAD", head), model=long_model, **settings).stderr
     assert "group sampler: 1 x GPU, ranks [0]" in printed and "vLLMSampler" in printed
     found = re.findall(r"case (\d): (\w+) .*, (\d+) tokens, (\w+)", printed)
     assert [(case, tag) for case, tag, _, _ in found] == [
