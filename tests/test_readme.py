@@ -44,3 +44,16 @@ def test_the_first_script_teaches_the_name_to_the_real_model(tmp_path, smollm2_d
     printed = run_first_script(tmp_path, TWINKLE_MODEL_ID_ALIASES=f"smollm2={smollm2_dir}")
     assert losses(printed)[-1] < losses(printed)[0]
     assert "Nova" in printed.splitlines()[-1]
+
+
+def test_every_environment_variable_is_described(tracked):
+    read = set()
+    for path in tracked("python/twinkle/*.py", "python/twinkle/**/*.py", "twinkle/cli/*.cpp"):
+        read |= set(re.findall(r'"((?:TWINKLE|MODELSCOPE)_[A-Z_]+|LOG_LEVEL)"', path_text(path)))
+    described = (ROOT / "docs/environment.md").read_text()
+    assert len(read) > 8
+    assert not [name for name in sorted(read) if f"`{name}`" not in described]
+
+
+def path_text(path):
+    return (ROOT / path).read_text()

@@ -1,6 +1,7 @@
 """Fixtures: what skips without the compiled engine, and a fake of it."""
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def data_built():
             pytest.skip("twinkle._core has no data")
     except NotAvailableError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def logged():
+    """The texts that go to the logger `twinkle` meanwhile."""
+    from twinkle import get_logger
+
+    texts, handler = [], logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    get_logger().addHandler(handler)
+    yield texts
+    get_logger().removeHandler(handler)
 
 
 @pytest.fixture

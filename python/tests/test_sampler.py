@@ -52,6 +52,16 @@ def test_logprobs_are_only_given_when_asked_for(make):
     assert response.sequences[0].logprobs is None
 
 
+def test_return_encoded_gives_features_and_texts_where_the_prompts_are_tokens(make):
+    feature, params = {"input_ids": [5, 4], "id": 7}, {"max_tokens": 2}
+    sequence = make().sample(feature, params)[0].sequences[0]
+    assert sequence.new_input_feature is None and sequence.decoded is None
+    sequence = make().sample(feature, params, return_encoded=True)[0].sequences[0]
+    assert sequence.new_input_feature["input_ids"] == [5, 4, *sequence.tokens]
+    assert sequence.new_input_feature["id"] == 7
+    assert sequence.decoded == " ".join(map(str, sequence.tokens))
+
+
 def test_without_a_seed_every_prompt_of_every_call_draws_its_own(make):
     sampler = make()
     for _ in range(2):
@@ -199,7 +209,7 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
         ({"top_k": 2**70}, {}, "top_k is 1180591620717411303424, it must be from -1 to 2147483647"),
         ({"num_samples": 2**70}, {}, "num_samples is .*, it must be from 1 to 2147483647"),
         ({"warmth": 5}, {}, "unknown sampling parameter 'warmth'"),
-        ({}, {"return_encoded": True}, "return_encoded is not available"),
+        ({}, {"return_encoded": 1}, "return_encoded is 1, it must be True or False"),
         ({}, {"adapter_name": "x"}, "there is no adapter 'x'; pass model="),
     ],
 )

@@ -37,16 +37,19 @@ _EXPORTS = {
     "find_free_port": "platform",
     "find_node_ip": "platform",
     "LoraConfig": "data_format",
+    "remote_class": "remote",
+    "remote_function": "remote",
+    "__version__": "version",
+    "__release_datetime__": "version",
 }
+
+# name: the module that it is
+_MODULES = {"framework_util": "seeding", "torch_util": "tensors"}
 
 # name of the specification: what it needs, which this version does not have yet
 _LATER = {
-    "remote_class": "Ray mode",
-    "remote_function": "Ray mode",
     "init_tinker_client": "the HTTP service",
     "init_twinkle_client": "the HTTP service",
-    "framework_util": "upstream's internal helpers",
-    "torch_util": "upstream's internal helpers",
 }
 
 __all__ = [
@@ -57,25 +60,16 @@ __all__ = [
     "NotAvailableError",
     "NotFoundError",
     "TwinkleError",
-    "__version__",
 ]
 __all__ += list(_EXPORTS)
-
-
-def _version():
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("twinkle-kit")
-    except PackageNotFoundError:
-        return "0.0.0"
+__all__ += list(_MODULES)
 
 
 def __getattr__(name):
     if name in _EXPORTS:
         value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
-    elif name == "__version__":
-        value = _version()
+    elif name in _MODULES:
+        value = importlib.import_module(f"twinkle.{_MODULES[name]}")
     elif name in _LATER:
         raise NotAvailableError(
             f"twinkle: {name} needs {_LATER[name]}, which this version does not have"

@@ -128,7 +128,7 @@ class DeviceMesh:
             vpp_size=vpp_size,
             ulysses_size=ulysses_size,
             sequence_parallel=sequence_parallel,
-            device_type=Platform.of(device_type).device_prefix if device_type else "cpu",
+            device_type=Platform.of(device_type).device_prefix() if device_type else "cpu",
         )
 
     # ---- axes

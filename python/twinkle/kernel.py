@@ -1,12 +1,34 @@
-"""kernelize(): the engine has its own kernels; the call is accepted and changes nothing."""
+"""kernelize() and its words: the engine has kernels of its own, so the call changes nothing."""
 
-from twinkle.errors import require
+from collections.abc import Mapping
+
+from twinkle import checks
+from twinkle.errors import NotAvailableError
+from twinkle.logger import get_logger
+
+
+class KernelChoice:
+    """Names of backends ('liger', 'npu') or replacements, in the order in which they are tried."""
+
+    def __init__(self, *choices):
+        self.choices = choices
+
+
+DEFAULT_KERNEL_CONFIG = {}  # dotted path of a module: KernelChoice
 
 
 def kernelize(model, mapping=None):
-    """Returns `model`. mapping: None, or a dict, which has no effect here."""
-    require(
-        mapping is None or isinstance(mapping, dict),
-        f"kernel: mapping is a {type(mapping).__name__}, it must be a dict or None",
-    )
+    """Returns `model`. mapping: None, or a dict as DEFAULT_KERNEL_CONFIG; one that asks for other
+    kernels than the engine's is met with a warning."""
+    mapping = checks.mapping("kernel: mapping", mapping, none=True)
+    if isinstance(mapping, Mapping) and mapping:
+        get_logger().warning_once("kernel: mapping has no effect: the engine has its own kernels")
     return model
+
+
+def hub(repository, **kwargs):
+    """Layers of the kernels hub, which are code for another engine."""
+    raise NotAvailableError(
+        f"kernel: {repository!r} is of the kernels hub, whose layers this engine does not take; "
+        "leave it out"
+    )

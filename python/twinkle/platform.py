@@ -3,7 +3,7 @@
 import os
 import socket
 
-from twinkle.errors import InvalidError
+from twinkle.errors import InvalidError, NotAvailableError
 
 
 def _environment_int(name, default):
@@ -20,9 +20,7 @@ class Platform:
     """One kind of device; `Platform.of('cuda')` finds it by any of its names."""
 
     names = ()
-    device_prefix = "cpu"
-    visible_device_env = None
-    device_backend = "gloo"
+    _prefix, _visible, _backend = "cpu", None, "gloo"
 
     @staticmethod
     def of(device_type):
@@ -35,7 +33,54 @@ class Platform:
         )
 
     @staticmethod
+    def get_platform(device_type=None):
+        """The Platform class of a device name; None: of this machine, by what torch can use."""
+        if device_type is not None:
+            return Platform.of(device_type)
+        import torch
+
+        if torch.cuda.is_available():
+            return GPU
+        if hasattr(torch, "npu") and torch.npu.is_available():
+            return NPU
+        return MPS if torch.backends.mps.is_available() else CPU
+
+    @classmethod
+    def device_prefix(cls, platform=None):
+        """torch's name of the device: 'cuda', 'npu', 'mps' or 'cpu'."""
+        return cls._of(platform)._prefix
+
+    @classmethod
+    def visible_device_env(cls, platform=None):
+        """The environment variable that limits a process to some devices; None: there is none."""
+        return cls._of(platform)._visible
+
+    @classmethod
+    def device_backend(cls, platform=None):
+        """torch.distributed's backend: 'nccl', 'hccl' or 'gloo'."""
+        return cls._of(platform)._backend
+
+    @classmethod
+    def get_vllm_device_uuid(cls, device_id=0, platform=None):
+        """The UUID of a GPU. NotAvailableError: of other devices."""
+        if cls._of(platform) is not GPU:
+            raise NotAvailableError(
+                f"platform: devices of kind {cls.device_prefix(platform)} have no UUID, GPUs have"
+            )
+        import torch
+
+        return f"GPU-{torch.cuda.get_device_properties(device_id).uuid}"
+
+    @classmethod
+    def _of(cls, platform):
+        """On Platform itself: that of the name, or of this machine; on a subclass: the subclass."""
+        if cls is not Platform:
+            return cls
+        return Platform.get_platform(platform)
+
+    @staticmethod
     def get_rank():
+        """The global rank, which the launcher put into RANK."""
         return _environment_int("RANK", 0)
 
     @staticmethod
@@ -47,34 +92,44 @@ class Platform:
         return _environment_int("WORLD_SIZE", 1)
 
     @staticmethod
+    def get_local_world_size():
+        """Processes on this machine."""
+        return _environment_int("LOCAL_WORLD_SIZE", Platform.get_world_size())
+
+    @staticmethod
     def is_master():
         return Platform.get_rank() == 0
 
+    @staticmethod
+    def is_local_master():
+        return Platform.get_local_rank() == 0
+
+    @staticmethod
+    def is_last_rank():
+        return Platform.get_rank() == Platform.get_world_size() - 1
+
     @classmethod
-    def get_local_device(cls):
-        """The device string of this process: 'cpu', 'cuda:0', ..."""
-        if cls.device_prefix in ("cpu", "mps"):
-            return cls.device_prefix
-        return f"{cls.device_prefix}:{cls.get_local_rank()}"
+    def get_local_device(cls, idx=None, platform=None):
+        """The device string of this process, or of device `idx`: 'cpu', 'cuda:0', ..."""
+        prefix = cls.device_prefix(platform)
+        if prefix in ("cpu", "mps"):
+            return prefix
+        return f"{prefix}:{cls.get_local_rank() if idx is None else idx}"
 
 
 class GPU(Platform):
     names = ("cuda", "gpu")
-    device_prefix = "cuda"
-    visible_device_env = "CUDA_VISIBLE_DEVICES"
-    device_backend = "nccl"
+    _prefix, _visible, _backend = "cuda", "CUDA_VISIBLE_DEVICES", "nccl"
 
 
 class NPU(Platform):
     names = ("npu",)
-    device_prefix = "npu"
-    visible_device_env = "ASCEND_RT_VISIBLE_DEVICES"
-    device_backend = "hccl"
+    _prefix, _visible, _backend = "npu", "ASCEND_RT_VISIBLE_DEVICES", "hccl"
 
 
 class MPS(Platform):
     names = ("mps",)
-    device_prefix = "mps"
+    _prefix = "mps"
 
 
 class CPU(Platform):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from data_rows import conversation, dataset, numbers
+from data_rows import conversation, dataset
 
 from twinkle.errors import InvalidError, NotAvailableError
 
@@ -48,23 +48,13 @@ def test_sources_are_mapped_apart_and_mixed():
         Dataset().mix_dataset()
 
 
-def test_what_is_not_there_yet_says_so(tmp_path):
+def test_what_is_not_there_yet_says_so():
     from twinkle.dataset import Dataset, DatasetMeta
 
     with pytest.raises(NotAvailableError, match="streaming=True is not available"):
         Dataset(DatasetMeta(data=[]), streaming=True)
-    rows = dataset(numbers(1))
-    with pytest.raises(NotAvailableError, match="cast_column"):
-        rows.cast_column("image", decode=False)
-    with pytest.raises(NotAvailableError, match="mode='training'"):
-        rows.save_as(tmp_path / "a.jsonl", mode="training")
-    with pytest.raises(InvalidError, match="cannot write format 'parquet'"):
-        rows.save_as(tmp_path / "a.parquet")
-    with pytest.raises(InvalidError, match="mode is 'x'"):
-        rows.save_as(tmp_path / "a.jsonl", mode="x")
     with pytest.raises(InvalidError, match="dataset_meta is a str, it must be a DatasetMeta"):
         Dataset("file.jsonl")
-    assert not list(tmp_path.iterdir())
 
 
 def test_encode_keeps_the_row_and_adds_lists(tiny_llama_dir):

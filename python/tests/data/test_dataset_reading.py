@@ -128,7 +128,7 @@ def test_ids_come_from_aliases_local_paths_and_then_hubs(tmp_path, monkeypatch):
     with pytest.raises(InvalidError, match="begins with 'ftp://', it must be hf:// or ms://"):
         dataset("ftp://o/x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFoundError, match=r"holds no \.jsonl, \.json or \.csv file"):
+    with pytest.raises(NotFoundError, match=r"holds no file of \.jsonl, \.json, \.csv, \.txt"):
         dataset(tmp_path / "empty")
     monkeypatch.setenv("TWINKLE_DATASET_ID_ALIASES", "x")
     with pytest.raises(InvalidError, match="has 'x', it must have the form id=path"):

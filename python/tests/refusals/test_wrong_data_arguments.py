@@ -1,22 +1,13 @@
-"""The same of data sets, loaders, templates and preprocessors."""
+"""The same of data sets, loaders and preprocessors."""
 
 import pytest
-from refusals.wrong import (
-    COUNTS,
-    FEATURE,
-    IDS,
-    NONE,
-    SIZES,
-    TALK,
-    World,
-    expect_refusals,
-)
+from refusals.values import COUNTS, NONE, SIZES
+from refusals.wrong import TALK, World, expect_refusals
 
 from twinkle import hub
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
-from twinkle.preprocessor import SelfCognitionProcessor
-from twinkle.template import Template
+from twinkle.preprocessor import CLEVRProcessor, OlympiadBenchProcessor, SelfCognitionProcessor
 
 pytestmark = pytest.mark.usefixtures("engine_built", "data_built")
 
@@ -26,11 +17,6 @@ ROWS = [{"a": 1}, {"a": 2}]
 @pytest.fixture(scope="module")
 def world(tiny_llama_dir, tmp_path_factory):
     return World(tiny_llama_dir, tmp_path_factory.mktemp("saved"))
-
-
-def message(name):
-    turn = {"role": "user", "content": "a"}
-    return lambda w, v: w.template.encode({"messages": [{**turn, name: v}]})
 
 
 def _talks(world):
@@ -78,6 +64,10 @@ CALLS = {
         NONE | {"empty text"}),
     "Dataset.save_as(batch_size)": (
         lambda w, v: w.dataset.save_as(str(w.folder / "a.jsonl"), batch_size=v), SIZES),
+    "Dataset.cast_column": (
+        lambda w, v: w.dataset.cast_column(v, decode=False), set()),
+    "Dataset.cast_column(decode)": (
+        lambda w, v: w.dataset.cast_column("a", decode=v), set()),
     "Dataset.save_as(mode)": (
         lambda w, v: w.dataset.save_as(str(w.folder / "a.jsonl"), mode=v), set()),
     # dataloader
@@ -99,38 +89,6 @@ CALLS = {
     "DataLoader.set_processor": (lambda w, v: w.loader.set_processor(v), set()),
     "DataLoader.skip_consumed_samples": (
         lambda w, v: DataLoader(ROWS, batch_size=1).skip_consumed_samples(v), {"0", "5"}),
-    # template
-    "Template(model_id)": (lambda w, v: Template(v), set()),
-    "Template(max_length)": (
-        lambda w, v: Template(w.directory, max_length=v), COUNTS - {"2**70"} | NONE),
-    "Template(truncation_strategy)": (
-        lambda w, v: Template(w.directory, truncation_strategy=v), set()),
-    "Template(default_system)": (
-        lambda w, v: Template(w.directory, default_system=v), NONE | {"text", "empty text"}),
-    "Template(use_chat_template)": (
-        lambda w, v: Template(w.directory, use_chat_template=v), {"True"}),
-    "Template(enable_thinking)": (
-        lambda w, v: Template(w.directory, enable_thinking=v), {"True"}),
-    "Template.encode": (lambda w, v: w.template.encode(v), set()),
-    "Template.encode(messages)": (lambda w, v: w.template.encode({"messages": v}), set()),
-    "Template.encode([messages])": (lambda w, v: w.template.encode({"messages": [v]}), set()),
-    "Template.encode(role)": (message("role"), {"text", "empty text"}),  # templates know roles
-    "Template.encode(content)": (message("content"), {"text", "empty text", "list", "None"}),
-    "Template.encode(add_generation_prompt)": (
-        lambda w, v: w.template.encode(TALK, add_generation_prompt=v), {"True"}),
-    "Template.batch_encode": (lambda w, v: w.template.batch_encode(v), {"list", "dict"}),
-    "Template.batch_encode([])": (lambda w, v: w.template.batch_encode([v]), set()),
-    "Template.check": (lambda w, v: w.template.check(v), {"dict"}),
-    "Template.batch_check": (lambda w, v: w.template.batch_check(v), {"list"}),
-    "Template.decode": (lambda w, v: w.template.decode(v), {"list"}),
-    "Template.batch_decode": (lambda w, v: w.template.batch_decode(v), {"list", "list of lists"}),
-    "Template.concat_input_feature(feature)": (
-        lambda w, v: w.template.concat_input_feature(v, IDS), set()),
-    "Template.concat_input_feature(input_ids)": (
-        lambda w, v: w.template.concat_input_feature({"input_ids": v}, IDS), {"list"}),
-    "Template.concat_input_feature(new_tokens)": (
-        lambda w, v: w.template.concat_input_feature(FEATURE, v), {"list"}),
-    "Template.render": (lambda w, v: w.template.render(v), set()),
     "SelfCognitionProcessor(model_name)": (
         lambda w, v: SelfCognitionProcessor(v, "me")(
             {"query": ["a {{NAME}}"], "response": ["b"], "tag": ["en"]}),
@@ -138,6 +96,18 @@ CALLS = {
     "SelfCognitionProcessor(rows)": (
         lambda w, v: SelfCognitionProcessor("a", "b")(v), {"dict"}),
     "hub.get": (lambda w, v: hub.get(v), set()),
+    "CLEVRProcessor": (lambda w, v: CLEVRProcessor(v), NONE | {"text", "empty text"}),
+    "CLEVRProcessor(problem)": (
+        lambda w, v: CLEVRProcessor()({"image": ["a"], "problem": [v]}), {"text"}),
+    "CLEVRProcessor(solution)": (
+        lambda w, v: CLEVRProcessor()({"image": ["a"], "problem": ["b"], "solution": [v]}),
+        NONE | {"text", "empty text"}),
+    "OlympiadBenchProcessor(system)": (
+        lambda w, v: OlympiadBenchProcessor(v), NONE | {"text", "empty text"}),
+    "OlympiadBenchProcessor(language)": (
+        lambda w, v: OlympiadBenchProcessor(language=v), set()),
+    "OlympiadBenchProcessor(question)": (
+        lambda w, v: OlympiadBenchProcessor()({"question": [v]}), {"text"}),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@ by an error of twinkle, and nothing has changed by it."""
 
 import pytest
 from engine_batches import BATCH, LORA
-from wrong_values import expect_refusals
+from refusals.values import refuses
 
 import twinkle
 from twinkle.engine import Engine
@@ -124,5 +124,5 @@ def test_wrong_arguments_are_refused_and_change_nothing(world, name, monkeypatch
     monkeypatch.chdir(world.folder)
     call, right = CALLS[name]
     before = world.state()
-    expect_refusals(name, call, world, right)
+    refuses(name, lambda value: call(world, value), right)
     assert world.state() == before

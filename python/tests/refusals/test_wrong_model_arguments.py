@@ -2,16 +2,8 @@
 values: each is refused by an error of twinkle, and nothing has changed by it."""
 
 import pytest
-from refusals.wrong import (
-    COUNTS,
-    FEATURE,
-    NONE,
-    NUMBERS,
-    POSITIVE,
-    SIZES,
-    World,
-    expect_refusals,
-)
+from refusals.values import COUNTS, NONE, NUMBERS, POSITIVE, SIZES
+from refusals.wrong import FEATURE, World, expect_refusals
 
 import twinkle
 from twinkle import data_format
@@ -55,6 +47,15 @@ CALLS = {
         lambda w, v: MultiLoraTransformersModel(model_id=w.directory, max_loras=v), SIZES),
     "MultiLora(max_r)": (
         lambda w, v: MultiLoraTransformersModel(model_id=w.directory, max_r=v), SIZES),
+    "TransformersModel(grad_scaler_config)": (
+        lambda w, v: TransformersModel(model_id=w.directory, grad_scaler_config={"a": v}), set()),
+    "set_grad_scaler": (lambda w, v: w.model.set_grad_scaler(init_scale=v), set()),
+    "reload_initial_weights": (
+        lambda w, v: w.model.reload_initial_weights(adapter_name=v), NONE),
+    "get_peft_config_dict": (
+        lambda w, v: w.model.get_peft_config_dict(adapter_name=v), NONE),
+    "set_lr_scheduler(StepLR of torch)": (
+        lambda w, v: w.model.set_lr_scheduler("MultiStepLR", milestones=v), {"list"}),
     "add_adapter(adapter_name)": (
         lambda w, v: w.model.add_adapter_to_model(v, twinkle.LoraConfig(r=1)), {"text"}),
     "add_adapter(config)": (lambda w, v: w.model.add_adapter_to_model("new", v), {"dict"}),
@@ -186,6 +187,8 @@ CALLS = {
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, adapter_path=v), NONE),
     "sample(use_base_model)": (
         lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, use_base_model=v), {"True"}),
+    "sample(return_encoded)": (
+        lambda w, v: w.sampler.sample([FEATURE], {"max_tokens": 1}, return_encoded=v), {"True"}),
     "sample_stream(inputs)": (
         lambda w, v: w.sampler.sample_stream(v, {"max_tokens": 1}), set()),
     "sample_stream(sampling_params)": (

@@ -4,7 +4,7 @@ import inspect
 
 from twinkle import checks, preprocessor, template
 from twinkle.core import core
-from twinkle.dataset import rowwise, source
+from twinkle.dataset import recorder, rowwise, source
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.plugin import construct_class
@@ -26,6 +26,7 @@ class Dataset:
     def __init__(self, dataset_meta=None, **kwargs):
         self._sources = {}
         self._mixed = None
+        self._recorder = None  # of save_as(mode='training')
         self.template = None
         if dataset_meta is not None:
             self.add_dataset(dataset_meta, **kwargs)
@@ -168,22 +169,53 @@ class Dataset:
             self._set_rows(rowwise.filter_rows(rows, lambda row: chosen.check(row) is not None))
 
     def cast_column(self, column, decode=True):
-        """Image columns come with multimodal models."""
-        raise NotAvailableError(
-            f"dataset: cast_column({column!r}, decode={decode!r}) is for image columns, which this "
-            "version does not have"
-        )
+        """decode=False: images stay as they were read, which they do anyway. True is refused:
+        images come with multimodal models. InvalidError: no row has the column."""
+        checks.text("dataset: column", column)
+        if checks.flag("dataset: decode", decode):
+            raise NotAvailableError(
+                f"dataset: cast_column({column!r}, decode=True) is for image columns, which this "
+                "version does not have"
+            )
+        rows = self._rows
+        found = any(column in rows.row(index) for index in range(len(rows)))
+        require(found, f"dataset: no row has a field {column!r}")
 
     def save_as(self, path, format=None, batch_size=1000, mode="immediate"):
-        """Writes the rows as jsonl, json or csv (format, else the path's extension), whole or not
-        at all. Nested values are JSON in a CSV's cells."""
+        """Writes the rows as jsonl, json, csv or parquet (format, else the path's extension), whole
+        or not at all. Nested values are JSON in a CSV's cells.
+
+        mode='training': writes not now, but every row that is read from now on, by index or in a
+        loop, until flush_save. batch_size: rows that are written at a time, and of a row group.
+        """
         checks.integer("dataset: batch_size", batch_size, least=1)
         checks.text("dataset: format", format, none=True, empty=True)
         path = checks.path("dataset: path", path)
-        if mode == "training":
-            raise NotAvailableError("dataset: save_as(mode='training') is not available yet")
-        require(mode == "immediate", f"dataset: mode is {mode!r}, it must be 'immediate'")
-        self._rows.save(path, format or "")
+        require(
+            mode in ("immediate", "training"),
+            f"dataset: mode is {mode!r}, it must be 'immediate' or 'training'",
+        )
+        format = recorder.format_of(path, format)
+        if mode == "immediate":
+            recorder.write(self._rows, path, format, batch_size)
+            return
+        require(
+            self._recorder is None,
+            "dataset: rows are being saved to another file: call flush_save() first",
+        )
+        self._recorder = recorder.Recorder(path, format, batch_size)
+
+    def flush_save(self):
+        """Ends save_as(mode='training'): its file is there now. Without one it does nothing."""
+        if self._recorder is not None:
+            writing, self._recorder = self._recorder, None
+            writing.close()
+
+    def _read_row(self, rows, index):
+        row = rows.row(index)
+        if self._recorder is not None:
+            self._recorder.add(row)
+        return row
 
     def _require_template(self, what):
         require(self.template is not None, f"dataset: {what} needs a template: call set_template()")
@@ -198,7 +230,9 @@ class Dataset:
         """A row for an index; a dict of columns for a slice; a column for its name."""
         rows = self._rows
         if isinstance(index, slice):
-            return map_row_to_col([rows.row(i) for i in range(*index.indices(len(rows)))])
+            return map_row_to_col(
+                [self._read_row(rows, i) for i in range(*index.indices(len(rows)))]
+            )
         if isinstance(index, str):
             column = [row.get(index, _MISSING) for row in rows.rows(0, len(rows))]
             if all(cell is _MISSING for cell in column):
@@ -207,11 +241,11 @@ class Dataset:
         index = checks.integer("dataset: index", index)
         if not -len(rows) <= index < len(rows):
             raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
-        return rows.row(index)
+        return self._read_row(rows, index)
 
     def __iter__(self):
         rows = self._rows
-        return (rows.row(index) for index in range(len(rows)))
+        return (self._read_row(rows, index) for index in range(len(rows)))
 
 
 _MISSING = object()

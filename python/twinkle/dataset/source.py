@@ -6,10 +6,12 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.dataset import columnar
+from twinkle.errors import NotFoundError, require
+from twinkle.hub_operation import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
-_EXTENSIONS = (".jsonl", ".json", ".csv")
+_EXTENSIONS = (".jsonl", ".json", ".csv", *columnar.EXTENSIONS)
 
 
 def load(meta, **kwargs):
@@ -46,9 +48,15 @@ def _of_id(meta, kwargs):
     path = local_path(meta.dataset_id)
     if path is None:
         return core().Dataset.of(_from_hub(meta, kwargs), meta.dataset_id)
-    files = _files(path, meta.split) if path.is_dir() else [path]
-    parts = [core().Dataset.read(file) for file in files]
+    alone = path.is_file() or path.suffix == ".lance"
+    parts = [_read(file) for file in ([path] if alone else _files(path, meta.split))]
     return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
+
+
+def _read(file):
+    if file.suffix in columnar.EXTENSIONS:
+        return core().Dataset.of(columnar.read(file), str(file))
+    return core().Dataset.read(file)
 
 
 def local_path(dataset_id):
@@ -93,53 +101,9 @@ def _files(directory, split):
     """A directory's data files: those with the split in their name, else all."""
     files = sorted(file for file in directory.iterdir() if file.suffix in _EXTENSIONS)
     if not files:
-        raise NotFoundError(f"dataset: {directory} holds no .jsonl, .json or .csv file")
+        raise NotFoundError(f"dataset: {directory} holds no file of {', '.join(_EXTENSIONS)}")
     return [file for file in files if split in file.stem] or files
 
 
 def _from_hub(meta, kwargs):
-    source, mark, name = meta.dataset_id.partition("://")
-    if not mark:
-        source, name = "ms", meta.dataset_id
-    if source not in ("ms", "hf"):
-        raise InvalidError(
-            f"dataset: {meta.dataset_id!r} begins with {source + '://'!r}, it must be hf:// or ms://"
-        )
-    subset = None if meta.subset_name == "default" else meta.subset_name
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
-    if source == "hf":
-        if os.environ.get("TWINKLE_FORBID_HF", "").strip().lower() in ("1", "true", "yes", "on"):
-            raise InvalidError(
-                f"dataset: 'hf://{name}' is not fetched, because TWINKLE_FORBID_HF is set: "
-                f"use ms://{name}, or unset it"
-            )
-        try:
-            from datasets import load_dataset
-        except ImportError:
-            raise _needs("datasets", meta.dataset_id) from None
-        return _fetch(meta, lambda: load_dataset(name, subset, split=meta.split, **kwargs))
-    try:
-        from modelscope.msdatasets import MsDataset
-    except ImportError:
-        raise _needs("modelscope", meta.dataset_id) from None
-    return _fetch(
-        meta, lambda: MsDataset.load(name, subset_name=subset, split=meta.split, **kwargs)
-    )
-
-
-def _needs(package, dataset_id):
-    return NotAvailableError(
-        f"dataset: {dataset_id!r} needs the package {package}, which cannot be imported: "
-        f"pip install {package}; or name a local .jsonl, .json or .csv file, as "
-        f"TWINKLE_DATASET_ID_ALIASES='{dataset_id}=FILE' does without a change to the script"
-    )
-
-
-def _fetch(meta, download):
-    try:
-        rows = download()
-    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
-        reason = str(error).strip().splitlines()
-        text = reason[0] if reason else type(error).__name__
-        raise NotFoundError(f"dataset: cannot fetch {meta.dataset_id!r}: {text}") from error
-    return rows.to_hf_dataset() if hasattr(rows, "to_hf_dataset") else rows
+    return HubOperation.load_dataset(meta.dataset_id, meta.subset_name, meta.split, **kwargs)

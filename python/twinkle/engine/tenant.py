@@ -11,8 +11,9 @@ from twinkle.engine.future import Future, Result
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import require
-from twinkle.infra import current_run, stable_seed
+from twinkle.infra import current_run
 from twinkle.model.batch import Batch, as_list
+from twinkle.seeding import stable_seed
 
 
 class Tenant:

@@ -13,6 +13,9 @@ class Metric:
     """
 
     needs_inputs = True  # False saves the padding of inputs
+    # True: outputs has predictions [B, L] int64, the likeliest next tokens (-1 where the label is
+    # ignored), for which every batch goes through the model once more
+    needs_predictions = False
 
     def __init__(self, device_mesh=None, process_group=None, **kwargs):
         self.device_mesh = device_mesh

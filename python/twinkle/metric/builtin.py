@@ -2,7 +2,6 @@
 
 import time
 
-from twinkle.errors import NotAvailableError
 from twinkle.metric.base import Metric
 
 
@@ -86,14 +85,3 @@ class TrainMetric(Metric):
         self._steps = self._tokens = 0
         if self._since is not None:
             self._since = time.perf_counter()
-
-
-class Accuracy(Metric):
-    """Needs logits, which the engine never holds."""
-
-    def __init__(self, device_mesh=None, process_group=None):
-        del device_mesh, process_group
-        raise NotAvailableError(
-            "metric: Accuracy needs logits, which this version does not keep; LossMetric has the "
-            "mean loss per token"
-        )

@@ -11,12 +11,14 @@ INERT = (
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
 
-def check_arguments(model_cls, config, mixed_precision, strategy, dtype):
+def check_arguments(model_cls, config, mixed_precision, strategy, dtype, router_replay):
     name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
     require(
         model_cls is None or name.endswith("ForCausalLM"),
         f"model: model_cls is {model_cls!r}, this version has causal language models only",
     )
+    if router_replay:
+        raise NotAvailableError("model: enable_router_replay needs mixture-of-experts models")
     require(
         config is None, "model: config is given, but the engine reads the config of model_id alone"
     )
@@ -40,12 +42,21 @@ def check_arguments(model_cls, config, mixed_precision, strategy, dtype):
     )
 
 
+def refuse_grad_scaler(what):
+    raise NotAvailableError(
+        f"model: {what} is for mixed_precision='fp16', which this version does not have: 'bf16' "
+        "and 'no' need no scaled gradients, leave it out"
+    )
+
+
 def forward_kwargs(method, kwargs, loss=False):
     """The loss's keyword arguments; refuses what this version does not have, by name."""
     kwargs = dict(kwargs)
     task = kwargs.pop("task", "causal_lm")
-    if task != "causal_lm":
-        raise NotAvailableError(f"model: task is {task!r}, this version has 'causal_lm' only")
+    if task not in ("causal_lm", "fused_lm_ce"):  # the head is fused in either case
+        raise NotAvailableError(
+            f"model: task is {task!r}, this version has 'causal_lm' and 'fused_lm_ce' only"
+        )
     if kwargs.pop("return_logits", False):
         raise NotAvailableError(
             "model: return_logits: logits [B, L, V] are never held; the output has logps"

@@ -171,6 +171,13 @@ class Batch:
             out[row, slice(0, len(values)) if kept is None else torch.from_numpy(kept)] = values
         return out
 
+    def wide(self, vectors, pad):
+        """[B, longest] int64 array of the engine's vectors of integers, `pad` elsewhere."""
+        out = np.full((len(self), max(self.lengths, default=0)), pad, dtype=np.int64)
+        for row, (vector, kept) in enumerate(zip(vectors, self._kept, strict=True)):
+            out[row, slice(0, len(vector)) if kept is None else kept] = vector
+        return out
+
     def unpadded(self, tensor):
         """Per sequence the entries of a [B, longest] tensor that the engine has, as float32."""
         rows = tensor.detach().cpu().numpy().astype(np.float32)

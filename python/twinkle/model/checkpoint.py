@@ -1,13 +1,12 @@
 """Saving, loading and uploading: the engine writes weights, this adds what it does not know."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from twinkle import checks
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
+from twinkle.hub_operation import HubOperation
 from twinkle.model.settings import Settings
-from twinkle.plugin import requires
 from twinkle.template.template import resolve
 
 # What save() keeps of the loop in trainer_state.json: name, least value.
@@ -96,7 +95,10 @@ class Checkpoints(Settings):
         }
 
     def upload_to_hub(self, checkpoint_dir, hub_model_id, hub_token=None, async_upload=True):
-        """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload."""
+        """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload.
+
+        NotAvailableError: the hub's package is missing; NotFoundError: the hub refuses, or cannot
+        be reached."""
         return _upload(checkpoint_dir, hub_model_id, hub_token, async_upload)
 
 
@@ -164,46 +166,10 @@ def _state_dict(engine, tenant):
 
 
 def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):
-    """Pushes to a private repository. NotAvailableError: the hub's package is missing;
-    NotFoundError: the hub refuses, or cannot be reached."""
     checkpoint_dir = checks.path("model: checkpoint_dir", checkpoint_dir)
     checks.text("model: hub_model_id", hub_model_id)
     checks.flag("model: async_upload", async_upload)
     if not Path(checkpoint_dir).is_dir():
         raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
-    push = _push_hf if hub_model_id.startswith("hf://") else _push_ms
-    repository = hub_model_id.split("://", 1)[-1]
-    requires("huggingface_hub" if push is _push_hf else "modelscope", f"uploading {hub_model_id}")
-    arguments = (push, hub_model_id, str(checkpoint_dir), repository, hub_token)
-    if not async_upload:
-        return _told(*arguments)
-    pool = ThreadPoolExecutor(max_workers=1)
-    future = pool.submit(_told, *arguments)
-    pool.shutdown(wait=False)
-    return future
-
-
-def _told(push, hub_model_id, *arguments):
-    try:
-        return push(*arguments)
-    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotFoundError(f"model: cannot upload to {hub_model_id!r}: {reason[0]}") from error
-
-
-def _push_hf(directory, repository, token):
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=token)
-    api.create_repo(repository, private=True, exist_ok=True)
-    return str(api.upload_folder(repo_id=repository, folder_path=directory))
-
-
-def _push_ms(directory, repository, token):
-    from modelscope.hub.api import HubApi
-
-    api = HubApi()
-    if token:
-        api.login(token)
-    api.create_repo(repository, visibility="private", exist_ok=True)
-    return str(api.upload_folder(repo_id=repository, folder_path=directory))
+    push = HubOperation.async_push_to_hub if async_upload else HubOperation.push_to_hub
+    return push(hub_model_id, checkpoint_dir, token=hub_token)

@@ -9,6 +9,7 @@ from twinkle.core import core
 from twinkle.errors import InvalidError
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric, TrainMetric
+from twinkle.model.schedule import make_schedule
 from twinkle.processor import InputProcessor
 
 DEFAULT_LR = 1e-5
@@ -21,6 +22,7 @@ class Status:
     batch: Any = None
     outputs: dict | None = None
     temperature: float = 1.0
+    tenant: str = ""  # of the engine, whose weights scored the batch
     loss_kwargs: dict | None = None
     metrics: list = field(default_factory=list)
 
@@ -69,6 +71,7 @@ class Group:
         self.name = name
         self.tenant = None  # of the engine; None: not created yet
         self.config = None  # LoraConfig, or None for the base model
+        self.created = {}  # what an adapter's tenant was made with
         self.gradient_accumulation_steps = 1
         self.loss = CrossEntropyLoss()
         self.optimizer, self.options = "AdamW", {"lr": DEFAULT_LR}
@@ -94,12 +97,7 @@ class Group:
         self.optimizer, self.options = name, options
 
     def set_scheduler(self, scheduler_cls, options):
-        name = scheduler_cls
-        if not isinstance(name, str):
-            name = getattr(scheduler_cls, "__name__", None)
-        if not isinstance(name, str):
-            checks.refuse("model: scheduler_cls", scheduler_cls, "a schedule's name or class")
-        self.schedule = core().Schedule(name, as_json("model: set_lr_scheduler", options))
+        name, self.schedule = make_schedule(scheduler_cls, as_json, options)
         self.scheduler, self.scheduler_options, self.lr_step = name, dict(options), 0
 
     @property
@@ -132,8 +130,11 @@ class Group:
     def status(self, is_training):
         return self.train if is_training else self.eval
 
-    def accumulate_metrics(self, is_training, batch, outputs, **kwargs):
+    def accumulate_metrics(self, is_training, batch, outputs, predict, **kwargs):
+        """predict: a function that gives the predictions, for the metrics that need them."""
         status = self.status(is_training)
+        if any(m.needs_predictions for m in status.metrics):
+            outputs = {**outputs, "predictions": predict()}
         inputs = batch.tensors() if any(m.needs_inputs for m in status.metrics) else None
         for metric in status.metrics:
             metric.accumulate(

@@ -11,6 +11,7 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable
+from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
 from twinkle.plugin import construct_class
 
@@ -48,7 +49,9 @@ class Settings(TwinkleModel):
         self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
 
     def set_lr_scheduler(self, scheduler_cls, adapter_name=None, **kwargs):
-        """scheduler_cls: a name such as 'CosineWarmupScheduler', or torch's class; starts anew."""
+        """scheduler_cls: a name such as 'CosineWarmupScheduler', or the name or class of one of
+        torch's schedulers; kwargs as in torch; it starts anew. Refused: one that follows a metric.
+        """
         self._group(adapter_name).set_scheduler(scheduler_cls, kwargs)
 
     def set_template(self, template_cls, adapter_name=None, **kwargs):
@@ -83,7 +86,17 @@ class Settings(TwinkleModel):
         patch = construct_class(patch_cls, twinkle.patch.Patch, twinkle.patch, **kwargs)
         patch(self.model)
 
+    def set_grad_scaler(self, adapter_name=None, **kwargs):
+        """Gradients are scaled with mixed_precision='fp16' alone, which this version refuses."""
+        del adapter_name, kwargs
+        refuse_grad_scaler("set_grad_scaler")
+
     # ---- reports
+
+    def get_peft_config_dict(self, adapter_name=None):
+        """The fields of an adapter's LoraConfig, as peft names them; None of the base model."""
+        config = self._group(adapter_name).config
+        return None if config is None else config.to_dict()
 
     def calculate_metric(self, is_training=True, adapter_name=None):
         """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ..."""

@@ -1,20 +1,24 @@
 """TransformersModel: the training loop's verbs, each an operation of the C++ engine."""
 
-import dataclasses
 import json
 import time
 from types import SimpleNamespace
 
 from twinkle import checks
-from twinkle.data_format import LoraConfig
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, register, stable_seed
+from twinkle.infra import register
 from twinkle.loss.base import check_kwargs, evaluate, gradient
-from twinkle.model.arguments import INERT, check_arguments, forward_kwargs, slice_kwargs
+from twinkle.model.adapters import Adapters
+from twinkle.model.arguments import (
+    INERT,
+    check_arguments,
+    forward_kwargs,
+    refuse_grad_scaler,
+    slice_kwargs,
+)
 from twinkle.model.batch import Batch, as_list
-from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group, check_options
-from twinkle.template.template import Template, resolve
+from twinkle.model.predictions import predictions
 
 
 def _given(*values):
@@ -22,7 +26,7 @@ def _given(*values):
     return next((value for value in values if value is not None), None)
 
 
-class TransformersModel(Checkpoints):
+class TransformersModel(Adapters):
     """A causal language model: base weights, and adapters by name.
 
     model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.
@@ -56,8 +60,11 @@ class TransformersModel(Checkpoints):
         dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
         refuse_unknown("model: TransformersModel", kwargs, INERT)
         checks.newest("model: revision", kwargs.get("revision"))
-        check_arguments(model_cls, config, mixed_precision, strategy, dtype)
-        del ddp_config, fsdp_config, grad_scaler_config  # of several devices, and of fp16
+        replay = kwargs.get("enable_router_replay", False)
+        check_arguments(model_cls, config, mixed_precision, strategy, dtype, replay)
+        del ddp_config, fsdp_config  # of several devices
+        if grad_scaler_config:
+            refuse_grad_scaler("grad_scaler_config")
         self.device_mesh = register(self, device_mesh)
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
@@ -73,79 +80,6 @@ class TransformersModel(Checkpoints):
         )
         self._groups = {"": Group("", self._default_template)}
         self._frozen = False
-
-    def _default_template(self):
-        return Template(self.tokenizer_id)
-
-    # ---- adapters
-
-    def _tenant(self, group, training=True):
-        """The engine's tenant of a group; the base model's is made when it is first needed."""
-        if group.tenant is not None:
-            return group.tenant
-        if training:
-            if self._frozen:  # who trains all weights is alone with the model
-                self.engine.delete(tenant="frozen").result()
-                self._frozen = False
-            self.engine.create(tenant="full", seed=current_run().seed).result()
-            group.tenant = "full"
-            return "full"
-        return self.frozen_tenant()
-
-    def frozen_tenant(self):
-        """The engine's tenant of the base model as it is. ConflictError: it is being trained."""
-        if not self._frozen:
-            self.engine.create(tenant="frozen", frozen=True).result()
-            self._frozen = True
-        return "frozen"
-
-    def tenant_for_sampling(self, adapter_name=None):
-        return self._tenant(self._group(adapter_name), training=False)
-
-    def add_adapter_to_model(
-        self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
-    ):
-        """Adds a LoRA adapter: a LoraConfig (ours or peft's), or a PEFT directory or hub id.
-
-        Settings made before the first adapter was added are its own. NotFoundError: no such
-        directory; InvalidError: a target that matches nothing, a rank below 1, ...; ConflictError:
-        the name is taken.
-        """
-        refuse_unknown("model: add_adapter_to_model", kwargs)
-        require(
-            isinstance(adapter_name, str) and adapter_name != "",
-            f"model: adapter_name is {adapter_name!r}, it must be a text that is not empty",
-        )
-        directory = ""
-        if isinstance(config_or_dir, str) or hasattr(config_or_dir, "__fspath__"):
-            directory = resolve(config_or_dir)
-        config = LoraConfig.from_any(directory or config_or_dir)
-        if config.target_modules is None:  # as peft does for these families
-            config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
-        group = Group(adapter_name, self._default_template)
-        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        tenant = f"adapter/{adapter_name}"
-        self.engine.create(
-            tenant=tenant,
-            lora_json="" if directory else config.to_json(),
-            directory=directory,
-            seed=stable_seed(current_run().seed, "adapter", adapter_name),
-        ).result()
-        group.tenant, group.config = tenant, config
-        base = self._groups.get("")
-        if base is not None and base.tenant is None:
-            group.take_settings(base)
-            del self._groups[""]
-        self._groups[adapter_name] = group
-
-    def remove_adapter(self, adapter_name):
-        """Forgets an adapter and its optimizer's state."""
-        group = self._group(adapter_name)
-        require(group.config is not None, "model: the base model cannot be removed")
-        self.engine.delete(tenant=group.tenant).result()
-        del self._groups[adapter_name]
-        if not self._groups:
-            self._groups[""] = Group("", self._default_template)
 
     # ---- forward and backward
 
@@ -173,6 +107,7 @@ class TransformersModel(Checkpoints):
         }
         status = group.status(training)
         status.batch, status.outputs, status.temperature = batch, outputs, temperature
+        status.tenant = self.frozen_tenant() if disable_lora else self._tenant(group, training)
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
         return dict(outputs)
@@ -211,7 +146,12 @@ class TransformersModel(Checkpoints):
         status.outputs["loss"] = value.item()
         if not training:
             group.accumulate_metrics(
-                False, status.batch, status.outputs, loss_tokens=loss_tokens or 1, started=started
+                False,
+                status.batch,
+                status.outputs,
+                lambda: predictions(self.engine, status.tenant, status.batch),
+                loss_tokens=loss_tokens or 1,
+                started=started,
             )
         return value.item()
 
@@ -276,7 +216,14 @@ class TransformersModel(Checkpoints):
         group.accumulated += 1
         group.just_stepped, group.clipped_norm = False, None
         group.train.outputs = outputs
-        group.accumulate_metrics(True, batch, outputs, loss_tokens=loss_tokens, started=started)
+        group.accumulate_metrics(
+            True,
+            batch,
+            outputs,
+            lambda: predictions(self.engine, tenant, batch),
+            loss_tokens=loss_tokens,
+            started=started,
+        )
         return dict(outputs)
 
     def _python_loss(self, group, batch, loss_kwargs, micro_batch_size, common):

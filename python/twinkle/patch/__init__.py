@@ -1,6 +1,10 @@
 """Patches: changes to a model. The engine's models take one kind."""
 
+import contextlib
+import sys
+
 from twinkle.errors import refuse_unknown
+from twinkle.plugin import construct_class
 
 
 class Patch:
@@ -29,4 +33,24 @@ class NoSplitModulesPatch(Patch):
         module._no_split_modules = self._before
 
 
-__all__ = ["NoSplitModulesPatch", "Patch"]
+def apply_patch(module, patch_cls, *args, **kwargs):
+    """Applies a Patch, a subclass, its name or a plugin id to `module`; what it returns."""
+    return _patch(patch_cls)(module, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def apply_context(module, patch_cls, *args, **kwargs):
+    """apply_patch for the length of a `with` block, at whose end unpatch takes it back."""
+    patch = _patch(patch_cls)
+    patch(module, *args, **kwargs)
+    try:
+        yield patch
+    finally:
+        patch.unpatch(module)
+
+
+def _patch(patch_cls):
+    return construct_class(patch_cls, Patch, sys.modules[__name__])
+
+
+__all__ = ["NoSplitModulesPatch", "Patch", "apply_context", "apply_patch"]

@@ -6,8 +6,9 @@ The built-in classes are made when they are asked for, one for each preprocessor
 import importlib
 
 from twinkle.preprocessor.base import DataFilter, Filter, Preprocessor
+from twinkle.preprocessor.visual import CLEVRProcessor, OlympiadBenchProcessor
 
-__all__ = ["DataFilter", "Filter", "Preprocessor"]
+__all__ = ["CLEVRProcessor", "DataFilter", "Filter", "OlympiadBenchProcessor", "Preprocessor"]
 
 
 def __getattr__(name):

@@ -11,10 +11,11 @@ from twinkle.data_format import SamplingParams
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, register, stable_seed
+from twinkle.infra import current_run, register
 from twinkle.model import TransformersModel
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
+from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
 # vLLM's engine arguments: those with an effect here, and those without.
@@ -23,7 +24,7 @@ _INERT = (
     "tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enable_lora",
     "max_lora_rank", "enable_sleep_mode", "enable_prefix_caching", "enforce_eager",
     "trust_remote_code", "quantization", "load_format", "logprobs_mode", "disable_log_stats",
-    "max_num_batched_tokens", "model", "swap_space",
+    "max_num_batched_tokens", "model", "swap_space", "enable_tower_connector_lora",
 )  # fmt: skip
 _INT32_MAX = 2**31 - 1
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
@@ -198,11 +199,13 @@ class TorchSampler(Sampler):
 
         inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
         dict. max_tokens=0 only scores the prompts. Without a seed every prompt of every call draws
-        its own from the run's seed. adapter_path: a PEFT directory to sample with.
+        its own from the run's seed. adapter_path: a PEFT directory to sample with. return_encoded:
+        every sequence has its new_input_feature and text even where the inputs are tokens and no
+        template was set; the model's own is used then.
         """
-        require(not return_encoded, "sampler: return_encoded is not available in this version")
+        return_encoded = checks.flag("sampler: return_encoded", return_encoded)
         params = _params(sampling_params)
-        features = self._features(inputs, params)
+        features = self._features(inputs, params, return_encoded)
         request = self._request(features, params, adapter_name, adapter_path, use_base_model)
         prompts, completions = request["prompts"], [[{}] for _ in features]
         if params.max_tokens != 0 or params.prompt_logprobs is not None:
@@ -260,10 +263,12 @@ class TorchSampler(Sampler):
             "template": self.template._template if params.stop_texts else None,
         }
 
-    def _features(self, inputs, params):
+    def _features(self, inputs, params, return_encoded=False):
         features = as_list(inputs)
         if self.template is None and (
-            params.stop_texts or any("input_ids" not in feature for feature in features)
+            return_encoded
+            or params.stop_texts
+            or any("input_ids" not in feature for feature in features)
         ):
             self.template = Template(self.model_id)
         return [

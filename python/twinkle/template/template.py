@@ -1,8 +1,13 @@
 """Template, over the C++ one."""
 
+import numpy as np
+
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import refuse_unknown
+from twinkle.errors import NotAvailableError, refuse_unknown
+from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
+from twinkle.template.messages import standard
+from twinkle.template.tools import FORMATS
 
 _SKIP = "template: skip_special_tokens"
 _INERT = ("trust_remote_code", "revision", "token")
@@ -35,6 +40,9 @@ class Template:
         checks.text("template: default_system", default_system, none=True, empty=True)
         checks.flag("template: use_chat_template", use_chat_template)
         checks.flag("template: enable_thinking", enable_thinking)
+        self.use_chat_template = use_chat_template
+        self.default_system = default_system
+        self.enable_thinking = enable_thinking
         self.max_length = max_length
         self.truncation_strategy = truncation_strategy
         self.directory = resolve(model_id, weights=False)
@@ -56,13 +64,18 @@ class Template:
         """Whether images, videos or audios can be encoded: not yet."""
         return False
 
-    def encode(self, trajectory, add_generation_prompt=False):
+    map_col_to_row = staticmethod(map_col_to_row)
+    map_row_to_col = staticmethod(map_row_to_col)
+
+    def encode(self, trajectory, add_generation_prompt=False, **kwargs):
         """The trajectory with input_ids, labels (already shifted), attention_mask, position_ids
         and length; None when it is too long and truncation_strategy is 'delete'."""
+        refuse_unknown("template: encode", kwargs)
         return self._template.encode(_row(trajectory), _generation(add_generation_prompt))
 
-    def batch_encode(self, trajectories, add_generation_prompt=False):
+    def batch_encode(self, trajectories, add_generation_prompt=False, **kwargs):
         """encode of a list of rows or a dict of columns, on all cores; a list."""
+        refuse_unknown("template: batch_encode", kwargs)
         return self._template.batch_encode(_rows(trajectories), _generation(add_generation_prompt))
 
     def check(self, trajectory):
@@ -72,12 +85,16 @@ class Template:
     def batch_check(self, trajectories):
         return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
 
-    def decode(self, ids, skip_special_tokens=False):
+    def decode(self, ids, skip_special_tokens=False, **kwargs):
+        """The text of token ids."""
+        refuse_unknown("template: decode", kwargs)
         return self._template.decode(
             checks.ids("template: ids", ids), checks.flag(_SKIP, skip_special_tokens)
         )
 
-    def batch_decode(self, rows, skip_special_tokens=False):
+    def batch_decode(self, rows, skip_special_tokens=False, **kwargs):
+        """The text of each list of token ids."""
+        refuse_unknown("template: batch_decode", kwargs)
         return self._template.batch_decode(
             [checks.ids("template: ids", row) for row in _list("rows", rows)],
             checks.flag(_SKIP, skip_special_tokens),
@@ -97,6 +114,67 @@ class Template:
         """The text that encode tokenises."""
         return self._template.render(_row(trajectory), _generation(add_generation_prompt))
 
+    def format_trajectory(self, trajectory, add_default_system=False):
+        """A copy with messages in the standard form: contents are text, <think> is taken out into
+        reasoning_content, arguments of tool calls are dicts. encode does so by itself.
+
+        add_default_system: default_system comes first where the row begins with a user message.
+        InvalidError: messages that encode refuses, too.
+        """
+        wanted = checks.flag("template: add_default_system", add_default_system)
+        wanted = wanted and self.use_chat_template and self.default_system
+        return standard(_row(trajectory), wanted or "")
+
+    # ---- tool calls in a model's text
+
+    def parse_tool_call(self, decoded):
+        """list[ToolCall] of a reply, whose arguments are dicts; [] when it calls nothing.
+
+        The first format of twinkle.template.tools that finds its marks reads the whole text.
+        """
+        parser = FORMATS.detect_first(_reply(decoded))
+        return parser.parse(decoded) if parser else []
+
+    def clean_tool_call(self, decoded):
+        """The reply without its tool calls, and without white space at its end."""
+        parser = FORMATS.detect_first(_reply(decoded))
+        return (parser.clean(decoded) if parser else decoded or "").rstrip()
+
+    # ---- what media and other engines need; of text nothing is to be done
+
+    def get_vllm_input_ids(self, input_ids):
+        """The prompt's token ids as a sampler takes them: the same, as a list."""
+        return checks.ids("template: input_ids", input_ids)
+
+    def set_mm_position_ids(self, input_feature):
+        """[L] int64 positions of a feature's L tokens: 0, 1, ..."""
+        feature = _row(input_feature, "input_feature")
+        return np.arange(len(checks.ids("template: input_ids", feature.get("input_ids"))))
+
+    def pre_forward_hook(self, model, args, kwargs):
+        """(args, kwargs) of a model's forward, as they are: only media would be embedded here."""
+        del model
+        return args, kwargs
+
+    def preprocess_image(self, image):
+        """Images come with multimodal models; so do videos and audios."""
+        raise _no_media("images")
+
+    def preprocess_video(self, video):
+        raise _no_media("videos")
+
+    def preprocess_audio(self, audio):
+        raise _no_media("audios")
+
+    def preprocess_images(self, images):
+        return [self.preprocess_image(image) for image in _list("images", images)]
+
+    def preprocess_videos(self, videos):
+        return [self.preprocess_video(video) for video in _list("videos", videos)]
+
+    def preprocess_audios(self, audios):
+        return [self.preprocess_audio(audio) for audio in _list("audios", audios)]
+
 
 def _row(value, what="trajectory"):
     return dict(checks.mapping(f"template: {what}", value))
@@ -113,6 +191,17 @@ def _rows(value):
     if isinstance(value, dict):
         return {key: list(_list(f"column {key}", column)) for key, column in value.items()}
     return [_row(row) for row in _list("trajectories", value)]
+
+
+def _reply(value):
+    return checks.text("template: decoded", value, none=True, empty=True) or ""
+
+
+def _no_media(what):
+    return NotAvailableError(
+        f"template: {what} need a multimodal model, which this version does not have: leave "
+        "them out of the row"
+    )
 
 
 def _generation(value):

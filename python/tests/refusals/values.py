@@ -1,4 +1,4 @@
-"""Values of all kinds, and that a call refuses those that are wrong for it."""
+"""Values of wrong types and sizes, and the check that a call refuses them."""
 
 import math
 
@@ -13,14 +13,21 @@ VALUES = {
     "object": object(), "class": int, "bytes": b"x", "list of lists": [[1], [2, 3]],
 }  # fmt: skip
 
+SIZES = {"5", "2**70"}  # integers of at least 1
+NONE = {"None"}
+COUNTS = SIZES | {"0"}
+POSITIVE = {"5", "1.5", "2**70"}
+NUMBERS = POSITIVE | {"0"}
 
-def expect_refusals(name, call, world, right):
-    """call(world, value) raises a TwinkleError with a text for every value but those named."""
+
+def refuses(name, call, right):
+    """Calls `call` with every value but those whose names are in `right`: each must raise an error
+    of twinkle that has a text."""
     for label, value in VALUES.items():
         if label in right:
             continue
         try:
-            call(world, value)
+            call(value)
         except TwinkleError as error:
             assert str(error).strip(), f"{name} with {label}: no text"
         except Exception as error:

@@ -116,6 +116,6 @@ def test_every_file_arrives_in_a_private_repository(hub, checkpoint, how):
 @pytest.mark.parametrize("how", ["now", "async"])
 def test_a_refusal_of_the_hub_is_told(hub, checkpoint, how):
     done = upload(hub, checkpoint[0], how, token="wrong")
-    assert done.stdout.startswith("NotFoundError model: cannot upload to 'hf://me/mine': "), done
+    assert done.stdout.startswith("NotFoundError hub: cannot upload to 'hf://me/mine': "), done
     assert "401" in done.stdout
     assert not hub.files

@@ -38,8 +38,9 @@ def test_the_seed_fixes_the_random_streams():
         twinkle.initialize(seed=seed)
         draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
     assert draws[0] == draws[1] != draws[2]
-    assert infra.stable_seed("a", 1) == infra.stable_seed("a", 1) != infra.stable_seed("a", 2)
-    assert 0 <= infra.stable_seed("a") < 2**32
+    stable_seed = twinkle.framework_util.stable_seed
+    assert stable_seed("a", 1) == stable_seed("a", 1) != stable_seed("a", 2)
+    assert 0 <= stable_seed("a") < 2**32
 
 
 def test_full_determinism_switches_deterministic_kernels_on():
@@ -58,9 +59,21 @@ def test_modes_of_later_versions_are_refused_by_name(mode):
         twinkle.initialize(mode=mode)
 
 
+def test_ray_with_one_rank_is_this_process():
+    group = DeviceGroup("sampler", [0], "GPU", gpus_per_worker=1)
+    twinkle.initialize(mode="ray", nproc_per_node=1, groups=[group])
+    assert infra.current_run().mode == "ray" and twinkle.is_master()
+    twinkle.initialize()
+    for groups in ([DeviceGroup("a", 1), DeviceGroup("b", 1)], [DeviceGroup("a", 2)], [], [3]):
+        with pytest.raises(ImportError, match="and 'ray' with groups of one rank together"):
+            twinkle.initialize(mode="ray", groups=groups)
+    assert infra.current_run().mode == "local"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        ({"notifier": 3}, "notifier is 3, it must be a Notifier, or a function of a text"),
         ({"mode": "cloud"}, "mode is 'cloud'"),
         ({"seed": -1}, "seed is -1"),
         ({"nproc_per_node": 0}, "nproc_per_node is 0"),

@@ -99,7 +99,7 @@ def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
     monkeypatch.setitem(sys.modules, package, fake)
     assert hub.get(model_id) == "/somewhere"
     hub.get(model_id, weights=False)
-    assert calls[0] == ("a/b", {option: None})
+    assert calls[0] == ("a/b", {})
     assert "*.safetensors" in calls[1][1][option]
 
     def refuse(name, **options):

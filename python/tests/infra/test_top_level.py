@@ -23,10 +23,32 @@ def test_every_export_exists(name):
     assert getattr(twinkle, name) is not None
 
 
-@pytest.mark.parametrize("name", ["remote_class", "init_tinker_client", "init_twinkle_client"])
+@pytest.mark.parametrize("name", ["init_tinker_client", "init_twinkle_client"])
 def test_names_of_later_versions_say_what_they_need(name):
     with pytest.raises(ImportError, match=f"twinkle: {name} needs .*this version does not have"):
         getattr(twinkle, name)
+
+
+def test_the_release_has_a_version_and_a_time():
+    from datetime import datetime
+    from importlib.metadata import version
+
+    assert twinkle.__version__ == version("twinkle-kit")
+    assert datetime.strptime(twinkle.__release_datetime__, "%Y-%m-%d %H:%M:%S")
+
+
+def test_the_tensor_functions_equal_torchs():
+    import torch
+
+    logits = torch.randn(3, 4, 50, dtype=torch.bfloat16)
+    index = torch.randint(50, (3, 4))
+    expected = logits.float().log_softmax(-1).gather(-1, index[..., None])[..., 0]
+    torch.testing.assert_close(twinkle.torch_util.selective_log_softmax(logits, index), expected)
+    nested = {"a": [torch.zeros(2), (torch.ones(1), "text")], "b": None}
+    moved = twinkle.torch_util.to_device(nested, "meta")
+    assert moved["a"][0].device.type == moved["a"][1][0].device.type == "meta"
+    assert moved["a"][1][1] == "text" and moved["b"] is None
+    assert nested["a"][0].device.type == "cpu"
 
 
 def test_unknown_names_are_attribute_errors():

@@ -1,0 +1,9 @@
+"""The base class of advantages."""
+
+
+class Advantage:
+    """__call__(rewards, num_generations=1, scale='group'): rewards [N], of which num_generations
+    that follow each other belong to one prompt. Returns a float32 tensor [N]."""
+
+    def __call__(self, rewards, num_generations=1, scale="group", **kwargs):
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")

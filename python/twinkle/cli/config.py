@@ -1,0 +1,163 @@
+"""CLI.from_args(): a script's arguments from defaults, .env, the environment, YAML and flags."""
+
+import os
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+from twinkle.cli.arguments import Args
+from twinkle.cli.groups import ALIASES, GROUPS
+from twinkle.cli.values import guessed, is_boolean_word, typed
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+
+_PREFIX = "TWINKLE_"
+_TYPES = {name: typing.get_type_hints(group) for name, group in GROUPS.items()}
+
+
+class CLI:
+    """The arguments that all scripts take."""
+
+    @staticmethod
+    def from_args(argv=None, env_file=None, config_file=None):
+        """Args. Later sources win: defaults, the file .env (env_file), variables TWINKLE_FIELD, the
+        YAML file of --config (config_file), flags (argv; None: the program's).
+
+        Flags are --kebab-case or --snake_case, with = or a blank before the value; --FLAG and
+        --no-FLAG for True and False. A field that two groups have is the first group's;
+        --GROUP-FIELD names the other's. Flags that no group knows are in args.extra.
+        InvalidError: a value of another type, an unknown key in YAML, a word that is no flag;
+        NotFoundError: a file that is not there.
+        """
+        args = Args()
+        flags = _flags(sys.argv[1:] if argv is None else list(argv))
+        if flags.pop("help", False):
+            sys.stdout.write(_help())
+            sys.exit(0)
+        for where, values in (
+            _dot_env(env_file),
+            ("the environment", {k: v for k, v in os.environ.items() if k.startswith(_PREFIX)}),
+        ):
+            for name, value in values.items():
+                key = name.lower().removeprefix(_PREFIX.lower())
+                if _field(key) is not None:
+                    _set(args, key, value, f"cli: {name} of {where}")
+        given = flags.pop("config", None)
+        path = given if config_file is None else config_file
+        if path is not None:
+            for key, value in _yaml(path).items():
+                require(_field(key) is not None, f"cli: {path} has {key!r}, which no group knows")
+                _set(args, key, value, f"cli: {key} of {path}")
+        for key, value in flags.items():
+            if _field(key) is None:
+                args.extra[key] = guessed(value)
+            else:
+                _set(args, key, value, f"cli: --{key}")
+        return args
+
+
+def _field(key):
+    """(group, field) of a key in any case, with - or _; None: no group knows it."""
+    key = key.lower().replace("-", "_")
+    key = ALIASES.get(key, key)
+    if key == "use_megatron":
+        return "model", "strategy"
+    for group, types in _TYPES.items():
+        if key in types and (group, key) != ("server", "config"):
+            return group, key
+    for group, types in _TYPES.items():
+        if key.startswith(group + "_") and key.removeprefix(group + "_") in types:
+            return group, key.removeprefix(group + "_")
+    return None
+
+
+def _set(args, key, value, what):
+    group, name = _field(key)
+    if key.lower().replace("-", "_") == "use_megatron":  # upstream's older word
+        value = "native_fsdp" if typed(what, value, bool) else "accelerate"
+    setattr(getattr(args, group), name, typed(what, value, _TYPES[group][name]))
+
+
+def _flags(argv):
+    """{key: text, or True and False}."""
+    out, words = {}, list(argv)
+    while words:
+        word = words.pop(0)
+        require(word.startswith("--") and len(word) > 2, f"cli: {word!r} is no flag, such as --lr")
+        key, mark, value = word[2:].partition("=")
+        key = key.replace("-", "_")
+        off = key.startswith("no_") and _field(key) is None
+        if mark:
+            out[key] = value
+        elif off:
+            out[key[3:]] = False
+        elif words and not words[0].startswith("--") and not _stands_alone(key, words[0]):
+            out[key] = words.pop(0)
+        else:
+            out[key] = True
+    return out
+
+
+def _stands_alone(key, following):
+    """A boolean flag takes the next word only when that is a boolean."""
+    found = _field(key)
+    return (
+        found is not None and _TYPES[found[0]][found[1]] is bool and not is_boolean_word(following)
+    )
+
+
+def _dot_env(path):
+    """(name, {key: text}) of a .env file, or of the one in this folder, which may be missing."""
+    file = Path(".env" if path is None else path)
+    if not file.is_file():
+        if path is not None:
+            raise NotFoundError(f"cli: env_file {path} does not exist")
+        return ".env", {}
+    values = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        key, mark, value = line.strip().removeprefix("export ").partition("=")
+        if mark and not key.startswith("#"):
+            values[key.strip()] = value.strip().strip("\"'")
+    return str(file), values
+
+
+def _yaml(path):
+    """{key: value}; a group's keys stand below its name or alone."""
+    try:
+        import yaml
+    except ImportError:
+        raise NotAvailableError(
+            f"cli: {path} needs the package yaml, which is not installed: pip install pyyaml"
+        ) from None
+    if not Path(path).is_file():
+        raise NotFoundError(f"cli: --config {path} does not exist")
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise InvalidError(f"cli: {path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidError(f"cli: {path} holds a {type(content).__name__}, it must hold keys")
+    out = {}
+    for key, value in content.items():
+        if key in GROUPS and isinstance(value, dict):
+            out.update({f"{key}_{name}": inner for name, inner in value.items()})
+        else:
+            out[str(key)] = value
+    return {_plain(key): value for key, value in out.items()}
+
+
+def _plain(key):
+    """GROUP_FIELD of YAML as a key: FIELD where that is the group's anyway."""
+    for group, types in _TYPES.items():
+        name = key.removeprefix(group + "_")
+        if name != key and name in types and _field(name) == (group, name):
+            return name
+    return key
+
+
+def _help():
+    lines = ["Arguments, as --name VALUE, TWINKLE_NAME=VALUE, or in the YAML file of --config:"]
+    for name, group in GROUPS.items():
+        lines.append(f"\n{name}")
+        lines += [f"  --{f.name.replace('_', '-')} ({f.default})" for f in fields(group)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,104 @@
+"""Files that the C++ readers do not read: lines of text, and tables in the formats of Arrow, by the
+package pyarrow, which is imported when one is met."""
+
+import contextlib
+import importlib
+import os
+import tempfile
+from pathlib import Path
+
+from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.preprocessor.base import map_row_to_col
+
+TABLES = (".parquet", ".pq", ".arrow", ".lance")
+EXTENSIONS = (".txt", *TABLES)
+
+
+def read(path):
+    """The rows of a file, as dicts: a .txt has one of {'text': line} for every line; a table one of
+    its columns for each of its rows.
+
+    InvalidError: a damaged file, bytes that are no UTF-8. NotAvailableError: a missing package.
+    """
+    if path.suffix == ".txt":
+        try:
+            with path.open(encoding="utf-8") as lines:
+                return [{"text": line.removesuffix("\n")} for line in lines]
+        except UnicodeDecodeError as error:
+            raise InvalidError(f"dataset: {path}: it is not UTF-8 ({error})") from error
+    table = _lance(path) if path.suffix == ".lance" else _arrow(path)
+    return table.to_pylist()
+
+
+def save(rows, path, batch_size):
+    """Writes the core's rows as Parquet, whole or not at all. Fields that a row lacks are null.
+
+    InvalidError: a column of values that no one type of Arrow holds.
+    """
+    arrow = package("pyarrow", path)
+    import pyarrow.parquet
+
+    columns = {}
+    for name, values in map_row_to_col(rows.rows(0, len(rows))).items():
+        try:
+            columns[name] = arrow.array(values)
+        except (arrow.ArrowException, ValueError, TypeError) as error:
+            raise InvalidError(
+                f"dataset: column {name!r} has no one type that Parquet could hold ({error}): save "
+                "as jsonl"
+            ) from error
+    require(columns, f"dataset: {path}: rows without fields cannot be Parquet, save as jsonl")
+    with _replacing(path) as partial:
+        groups = min(batch_size, max(len(rows), 1))
+        pyarrow.parquet.write_table(arrow.table(columns), partial, row_group_size=groups)
+
+
+def _arrow(path):
+    arrow = package("pyarrow", path)
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    try:
+        if path.suffix != ".arrow":
+            return pyarrow.parquet.read_table(path)
+        with arrow.memory_map(str(path)) as source:
+            begin = source.read(6)
+            source.seek(0)
+            # `datasets` writes streams, most others files.
+            opened = arrow.ipc.open_file if begin == b"ARROW1" else arrow.ipc.open_stream
+            return opened(source).read_all()
+    except (arrow.ArrowException, OSError) as error:
+        raise InvalidError(f"dataset: {path}: {error}") from error
+
+
+def _lance(path):
+    lance = package("lance", path)
+    try:
+        return lance.dataset(str(path)).to_table()
+    except (OSError, ValueError) as error:
+        raise InvalidError(f"dataset: {path}: {error}") from error
+
+
+def package(name, path):
+    """An imported package that a file needs. NotAvailableError: how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        extra = "'twinkle-kit[data]'" if name == "pyarrow" else "pylance"
+        raise NotAvailableError(
+            f"dataset: {path} needs the package {name}, which is not installed: pip install {extra}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _replacing(path):
+    """A name beside `path`, whose file takes its place when all went well."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)
+    os.close(handle)
+    try:
+        yield partial
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""Recorder: rows written to a file as a training run reads them."""
+
+import json
+from pathlib import Path
+
+from twinkle.core import core
+from twinkle.dataset import columnar
+from twinkle.errors import require
+
+_FORMATS = {
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+
+
+def format_of(path, format):
+    """The format of a file: `format`, or by its extension. InvalidError: neither is known."""
+    format = format or _FORMATS.get(Path(path).suffix, "")
+    known = dict.fromkeys(_FORMATS.values())
+    require(
+        format in known,
+        f"dataset: {path}: format is {format!r}, it must be one of {', '.join(known)}",
+    )
+    return format
+
+
+def write(rows, path, format, batch_size):
+    """The core's rows into a file, whole or not at all."""
+    if format == "parquet":
+        columnar.save(rows, path, batch_size)
+    else:
+        rows.save(path, format)
+
+
+class Recorder:
+    """Keeps rows in PATH.partial.jsonl, `batch_size` at a time; close() makes PATH of them."""
+
+    def __init__(self, path, format, batch_size):
+        self.path, self._format, self._batch_size = Path(path), format, batch_size
+        if format == "parquet":
+            columnar.package("pyarrow", path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = self.path.with_name(self.path.name + ".partial.jsonl")
+        self._file = self._partial.open("w", encoding="utf-8")
+        self._lines = []
+
+    def add(self, row):
+        self._lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        if len(self._lines) >= self._batch_size:
+            self._flush()
+
+    def _flush(self):
+        self._file.writelines(self._lines)
+        self._file.flush()
+        self._lines = []
+
+    def close(self):
+        self._flush()
+        self._file.close()
+        write(core().Dataset.read(self._partial), str(self.path), self._format, self._batch_size)
+        self._partial.unlink()

@@ -1,0 +1,66 @@
+"""DingNotifier: messages to a robot in a DingTalk group."""
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from twinkle import checks
+from twinkle.errors import InternalError, NotFoundError
+from twinkle.notifier.base import Notifier
+
+_TITLE_LENGTH = 64
+
+
+class DingNotifier(Notifier):
+    """ding_url: the robot's address with its access_token. secret: of a robot that wants messages
+    signed. timeout: seconds for one message."""
+
+    def __init__(self, ding_url, secret=None, timeout=5.0):
+        self.ding_url = checks.text("notifier: ding_url", ding_url)
+        if not self.ding_url.startswith(("http://", "https://")):
+            checks.refuse("notifier: ding_url", ding_url, "an address that begins with https://")
+        self.secret = checks.text("notifier: secret", secret, none=True)
+        self.timeout = checks.number("notifier: timeout", timeout, above=0)
+
+    def __call__(self, message):
+        """Sends Markdown, whose first line becomes the title; returns DingTalk's answer, a dict.
+
+        NotFoundError: it cannot be reached; InternalError: it refuses the message.
+        """
+        text = checks.text("notifier: message", message)
+        content = {"title": _title(text), "text": text}
+        request = urllib.request.Request(
+            self._address(),
+            data=json.dumps({"msgtype": "markdown", "markdown": content}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                answer = json.load(response)
+        except (OSError, ValueError) as error:  # not the address, which holds the access token
+            raise NotFoundError(f"notifier: DingTalk cannot be reached: {error}") from None
+        if not isinstance(answer, dict) or answer.get("errcode", 0) != 0:
+            raise InternalError(f"notifier: DingTalk refuses the message: {answer}")
+        return answer
+
+    def _address(self):
+        """With timestamp and sign where there is a secret, as DingTalk's custom robots want it."""
+        if self.secret is None:
+            return self.ding_url
+        timestamp = str(round(time.time() * 1000))
+        signed = hmac.new(
+            self.secret.encode(), f"{timestamp}\n{self.secret}".encode(), hashlib.sha256
+        )
+        query = {"timestamp": timestamp, "sign": base64.b64encode(signed.digest()).decode()}
+        mark = "&" if "?" in self.ding_url else "?"
+        return self.ding_url + mark + urllib.parse.urlencode(query)
+
+
+def _title(text):
+    lines = (line.lstrip("# ").strip() for line in text.splitlines())
+    return next(filter(None, lines), "Twinkle")[:_TITLE_LENGTH]

@@ -1,0 +1,59 @@
+"""What a tool-call format answers, and which format a text is in."""
+
+import json
+
+
+class ToolCallParser:
+    """One way in which models write tool calls into their text. Subclass it, then register it."""
+
+    name = ""
+
+    def detect(self, text):
+        """True when the text holds this format's marks."""
+        raise NotImplementedError(f"{type(self).__name__} must define detect")
+
+    def parse(self, text):
+        """list[ToolCall], whose arguments are dicts, in their order. What is broken is left out."""
+        raise NotImplementedError(f"{type(self).__name__} must define parse")
+
+    def clean(self, text):
+        """The text without its calls, and without white space at its end."""
+        raise NotImplementedError(f"{type(self).__name__} must define clean")
+
+    def extract_tool_result(self, text):
+        """The result in a message that holds one in this format, else None."""
+        del text
+
+
+class ToolCallRegistry:
+    """The known formats, in order: the first that detects its marks takes the whole text."""
+
+    def __init__(self, parsers=()):
+        self._parsers = list(parsers)
+
+    def register(self, parser):
+        """Puts a format last; one whose name is known already replaces that. Returns it."""
+        names = [known.name for known in self._parsers]
+        if parser.name in names:
+            self._parsers[names.index(parser.name)] = parser
+        else:
+            self._parsers.append(parser)
+        return parser
+
+    def parsers(self):
+        return list(self._parsers)
+
+    def detect_first(self, text):
+        return next((parser for parser in self._parsers if parser.detect(text)), None)
+
+
+def tool_call(name, arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def json_or(text, default):
+    """The value of a JSON text, or `default` where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return default

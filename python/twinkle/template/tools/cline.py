@@ -1,0 +1,48 @@
+"""Calls as XML elements named after the tool, as Cline and its kin write them."""
+
+import re
+
+from twinkle.template.tools.base import ToolCallParser, tool_call
+
+_ELEMENT = re.compile(r"<([a-z][a-z0-9_]*)>(.*?)</\1>", re.DOTALL)
+_RESULT = re.compile(r"\[([a-z][a-z0-9_]*) for '[^']*'\]\s*Result:\s*", re.DOTALL)
+# Elements that are no tools: parts of a conversation, of other formats, and of HTML.
+_NO_TOOLS = frozenset(
+    "think answer reasoning_content system user assistant message messages content response output "
+    "role tool tools tool_call tool_response function parameter parameters "
+    "html head body p a b i u em strong div span pre code br hr ul ol li h1 h2 h3 h4 h5 h6 table "
+    "tr td th tbody thead img video audio svg form section article".split()
+)
+
+
+class ClineParser(ToolCallParser):
+    """<read_file><path>a.py</path></read_file>: the tool is the outer element, each argument an
+    inner one, as text. An element without inner ones is no call."""
+
+    name = "cline"
+
+    def detect(self, text):
+        return any(True for _ in _calls(text))
+
+    def parse(self, text):
+        return [
+            tool_call(found[1], {key: value.strip() for key, value in _ELEMENT.findall(found[2])})
+            for found in _calls(text)
+        ]
+
+    def clean(self, text):
+        out, end = [], 0
+        for found in _calls(text):
+            out.append(text[end : found.start()])
+            end = found.end()
+        return "".join([*out, text[end:]]).rstrip()
+
+    def extract_tool_result(self, text):
+        found = _RESULT.match(text)
+        return text[found.end() :] if found else None
+
+
+def _calls(text):
+    for found in _ELEMENT.finditer(text):
+        if found[1] not in _NO_TOOLS and _ELEMENT.search(found[2]):
+            yield found

@@ -1,0 +1,45 @@
+"""<tool_call> blocks, as Hermes and the Qwen families write them."""
+
+import re
+
+from twinkle.template.tools.base import ToolCallParser, json_or, tool_call
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_RESULT = re.compile(r"\s*<tool_response>(.*?)(?:</tool_response>\s*|\Z)", re.DOTALL)
+
+
+class HermesQwenParser(ToolCallParser):
+    """{"name": ..., "arguments": {...}} or <function=name><parameter=key>value</parameter>
+    </function> between <tool_call> and </tool_call>; the last block may lack its end."""
+
+    name = "hermes_qwen"
+
+    def detect(self, text):
+        return "<tool_call>" in text
+
+    def parse(self, text):
+        calls = [_call(block) for block in _BLOCK.findall(text)]
+        return [call for call in calls if call is not None]
+
+    def clean(self, text):
+        return _BLOCK.sub("", text).rstrip()
+
+    def extract_tool_result(self, text):
+        found = _RESULT.fullmatch(text)
+        return found and found[1].strip()
+
+
+def _call(block):
+    function = _FUNCTION.search(block)
+    if function:
+        values = ((key.strip(), value.strip()) for key, value in _PARAMETER.findall(function[2]))
+        return tool_call(function[1].strip(), {key: json_or(v, v) for key, v in values})
+    call = json_or(block, None)
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json_or(arguments, {})
+    return tool_call(call["name"], arguments if isinstance(arguments, dict) else {})
