@@ -63,14 +63,14 @@ def draw_lora(index):
     )
 
 
-def adapted(case, directory):
+def adapted(case, directory, config=None):
     """transformers + peft with both factors random, also written to `directory`.
 
     B is drawn so that alpha / rank * B A is about as large as the weight, whatever alpha and rank
     are. Updates several times the weight make a network in which transformers' own float32
     gradients are up to 1e-3 off those of the same model in float64: nothing could be told then.
     """
-    config = draw_lora(case.index)
+    config = config or draw_lora(case.index)
     torch.manual_seed(models.SEED + case.index)
     model = peft.get_peft_model(case.fresh_reference(), config)
     scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)

@@ -19,19 +19,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def rows(data_dir, smollm2_tokenizer):
-    """The first 600 rows of GSM8K, uncut; the answer is scored."""
-    out = []
-    with (data_dir / "gsm8k_train.jsonl").open() as lines:
-        for row in (json.loads(next(lines)) for _ in range(600)):
-            prompt = smollm2_tokenizer(row["question"] + "\n")["input_ids"]
-            reply = smollm2_tokenizer(row["answer"])["input_ids"]
-            ids, labels = prompt + reply, [-100] * len(prompt) + reply
-            out.append({"input_ids": ids[:-1], "labels": labels[1:]})
-    return out
-
-
 def batches_of(rows, longest, vocab=None):
     """Of the first rows with at most `longest` tokens; these are brought into the vocabulary."""
 
@@ -83,42 +70,42 @@ def check(mine, theirs):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_of_smollm2_with_lora_on_all_linears(optimizer, rows, smollm2_dir, tmp_path):
+def test_steps_of_smollm2_with_lora_on_all_linears(optimizer, gsm8k, smollm2_dir, tmp_path):
     torch.manual_seed(models.SEED)
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(models.load_reference(smollm2_dir), config)
     model.save_pretrained(str(tmp_path))
     made = ours.engine(smollm2_dir, directory=str(tmp_path))
-    batches = batches_of(rows, SHORT)
+    batches = batches_of(gsm8k, SHORT)
     mine = our_curve(made, batches, optimizer)
     check(mine, their_curve(model, batches, optimizer))
 
 
-def test_steps_of_all_of_smollm2s_weights(rows, smollm2_dir):
+def test_steps_of_all_of_smollm2s_weights(gsm8k, smollm2_dir):
     """One row a step. That of padding learns, as in test_smollm2.py."""
     model = models.load_reference(smollm2_dir).requires_grad_(True)
     model.model.embed_tokens.padding_idx = None
-    batches = [batch[:1] for batch in batches_of(rows, SHORT)]
+    batches = [batch[:1] for batch in batches_of(gsm8k, SHORT)]
     mine = our_curve(ours.engine(smollm2_dir), batches, "AdamW")
     check(mine, their_curve(model, batches, "AdamW"))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("index", models.ONE_OF_EACH, ids=models.name_of)
-def test_steps_of_all_weights(index, optimizer, rows):
+def test_steps_of_all_weights(index, optimizer, gsm8k):
     case = models.case(index)
     model = case.fresh_reference()
-    batches = batches_of(rows, models.MAX_POSITIONS, model.config.vocab_size)
+    batches = batches_of(gsm8k, models.MAX_POSITIONS, model.config.vocab_size)
     made = ours.engine(case.directory, token_budget=case.token_budget)
     mine = our_curve(made, batches, optimizer)
     check(mine, their_curve(model, batches, optimizer))
 
 
 @pytest.mark.parametrize("index", models.ONE_OF_EACH, ids=models.name_of)
-def test_steps_of_an_adapter(index, rows, tmp_path):
+def test_steps_of_an_adapter(index, gsm8k, tmp_path):
     case = models.case(index)
     model = adapted(case, tmp_path)
-    batches = batches_of(rows, models.MAX_POSITIONS, model.config.vocab_size)
+    batches = batches_of(gsm8k, models.MAX_POSITIONS, model.config.vocab_size)
     made = ours.engine(case.directory, token_budget=case.token_budget, directory=str(tmp_path))
     mine = our_curve(made, batches, "AdamW")
     check(mine, their_curve(model, batches, "AdamW"))

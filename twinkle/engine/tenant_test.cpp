@@ -248,20 +248,25 @@ TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
 }
 
 TEST(Tenant, TheFrozenBasesChecksumIsThatOfTheBaseWeights) {
-  const model::TinyModel model;
-  Engine engine({.model = model.path()});
-  engine.run<Done>(Create{.tenant = "base", .frozen = true});
-  const auto weights = [&] { return engine.run<InspectResult>(Inspect{"base"}).weights; };
-  const uint64_t before = weights();
-  EXPECT_EQ(weights(), before);
+  const auto base = [](Engine& engine) {
+    engine.run<Done>(Create{.tenant = "base", .frozen = true});
+    const auto read = engine.run<InspectResult>(Inspect{"base", true});
+    engine.run<Done>(Delete{"base"});
+    return read;
+  };
+  auto weights = model::tiny_weights(model::tiny_config());
+  const model::TinyModel model, other;
+  weights["model.layers.1.mlp.down_proj.weight"].view(-1)[77] += 0.5;
+  model::write_tiny(other.path(), model::tiny_config(), weights);
+  Engine engine({.model = model.path()}), changed({.model = other.path()});
+  const auto before = base(engine);
+  EXPECT_EQ(before.tensors.size(), weights.size());
+  EXPECT_NE(base(changed).weights, before.weights);
   engine.run<Done>(Create{.tenant = "all"});
-  EXPECT_EQ(weights(), before);
   engine.run<ForwardResult>(work("all"));
   engine.run<StepResult>(Step{.tenant = "all", .options = R"({"lr": 0.01})"});
-  EXPECT_NE(weights(), before);
-  const auto read = engine.run<InspectResult>(Inspect{"base", true});
-  EXPECT_EQ(read.tensors.size(), model::tiny_weights(model::tiny_config()).size());
-  EXPECT_EQ(read.num_parameters, 0);
+  engine.run<Done>(Delete{"all"});  // the file's weights are back
+  EXPECT_EQ(base(engine).weights, before.weights);
 }
 
 }  // namespace

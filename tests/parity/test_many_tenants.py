@@ -1,0 +1,175 @@
+"""The parity of one tenant holds in company: adapters of several ranks and targets and the base as
+it is share an engine's batches, and each equals transformers + peft run for it alone.
+
+Tolerances are those of the other files: scores 1e-4, gradients 1e-4 relative, losses 1e-3.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from parity import models, reference, test_smollm2
+from parity.test_generation import TEXTS
+from parity.test_gradients import adapted, draw_lora
+from parity.test_gradients import check as check_gradients
+from parity.test_training import OPTIMIZERS, SHORT, batches_of, their_curve
+from parity.test_training import check as check_curve
+
+from twinkle.engine import Engine
+
+BASE = "base"
+BUDGET = 16384  # tokens of a batch
+TEXT = 64  # tokens
+
+
+@dataclass
+class Alone:
+    """A tenant's peer, which has its model for itself, and what both are given."""
+
+    model: object
+    sequences: list
+    prompt: list
+    batches: list  # of ten steps; the base has none
+
+
+class Crowd:
+    """An engine whose tenants are `alone`'s: adapters read from folder/NAME, and the base."""
+
+    def __init__(self, directory, folder, alone, busy=64):
+        self.alone = alone
+        self.busy = [[3 + i % 50 for i in range(250)]] * busy
+        self.engine = Engine(directory, mixed_precision="no", token_budget=BUDGET)
+        self.tenants = {
+            name: self.engine.tenant(name, None if name == BASE else str(folder / name))
+            for name in alone
+        }
+        self.adapters = [name for name in alone if name != BASE]
+
+    def together(self, submit, names):
+        """{name: result of submit(name, tenant)}, of operations that wait while another runs, and
+        the training batches that all of them took, with that one."""
+        before = self.engine.stats()["num_batches"]
+        running = self.tenants[BASE].forward([{"input_ids": t, "labels": t} for t in self.busy])
+        futures = {name: submit(name, self.tenants[name]) for name in names}
+        results = {name: resolved(future) for name, future in futures.items()}
+        running.result()
+        return results, self.engine.stats()["num_batches"] - before
+
+
+def resolved(future):
+    return [resolved(f) for f in future] if isinstance(future, list) else future.result()
+
+
+def inputs(sequences):
+    """Sequences as InputFeatures: weights are called loss_scale there."""
+    return [
+        {"loss_scale" if key == "weights" else key: value for key, value in sequence.items()}
+        for sequence in sequences
+    ]
+
+
+def drawn_crowd(index, gsm8k, folder):
+    case = models.case(index)
+    vocab = case.reference.config.vocab_size
+    alone = {BASE: Alone(case.reference, case.sequences, case.prompts[0], [])}
+    for t in range(3):
+        name = f"tenant{t}"
+        model = adapted(case, folder / name, draw_lora(index + 101 * t))
+        turned = case.sequences[2 * t :] + case.sequences[: 2 * t]
+        batches = batches_of(gsm8k[40 * t :], models.MAX_POSITIONS, vocab)
+        alone[name] = Alone(model, turned[: 3 + t], case.prompts[t], batches)
+    return Crowd(case.directory, folder, alone)
+
+
+def smollm2_crowd(directory, tokenizer, gsm8k, folder):
+    batches = [batch[:1] for batch in batches_of(gsm8k, SHORT)]
+    chats = test_smollm2.chats(tokenizer)
+    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    alone = {BASE: Alone(models.load_reference(directory), chats, prompts[3], [])}
+    adapters = (16, "all-linear"), (4, ["q_proj", "v_proj"]), (8, ["up_proj", "down_proj"])
+    for t, (rank, targets) in enumerate(adapters):
+        name = f"tenant{t}"
+        model = test_smollm2.adapted(directory, folder / name, rank, targets)
+        turned = batches[3 * t :] + batches[: 3 * t]
+        alone[name] = Alone(model, chats[t : t + 2], prompts[t], turned)
+    return Crowd(directory, folder, alone, busy=2)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*models.ONE_OF_EACH, "smollm2"],
+    ids=lambda what: what if what == "smollm2" else models.name_of(what),
+)
+def crowd(request, gsm8k, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crowd")
+    if request.param != "smollm2":
+        return drawn_crowd(request.param, gsm8k, folder)
+    directory, tokenizer = map(request.getfixturevalue, ("smollm2_dir", "smollm2_tokenizer"))
+    return smollm2_crowd(directory, tokenizer, gsm8k, folder)
+
+
+def test_each_tenants_scores_equal_transformers_and_peft(crowd):
+    found, batches = crowd.together(
+        lambda name, tenant: tenant.forward(inputs(crowd.alone[name].sequences), entropy=True),
+        list(crowd.alone),
+    )
+    assert batches < 1 + len(crowd.alone)  # shared: fewer than one each
+    for name, alone in crowd.alone.items():
+        for i, sequence in enumerate(alone.sequences):
+            with torch.no_grad():
+                expected = reference.scores(alone.model, sequence)
+            for mine, theirs in zip(
+                (found[name]["logps"][i], found[name]["entropies"][i]), expected, strict=True
+            ):
+                torch.testing.assert_close(torch.as_tensor(mine), theirs, rtol=0, atol=1e-4)
+
+
+def test_each_adapters_gradients_equal_peft(crowd):
+    found, batches = crowd.together(
+        lambda name, tenant: tenant.forward_backward(inputs(crowd.alone[name].sequences)),
+        crowd.adapters,
+    )
+    assert batches < 1 + len(crowd.adapters)
+    for name in crowd.adapters:
+        alone, tenant = crowd.alone[name], crowd.tenants[name]
+        with torch.no_grad():
+            loss = reference.loss(alone.model, alone.sequences).item()
+        assert found[name]["loss"] == pytest.approx(loss, rel=1e-5)
+        tensors = tenant.inspect(tensors=True).result()["tensors"]
+        grads = {
+            key.removeprefix("grad/"): torch.as_tensor(value)
+            for key, value in tensors.items()
+            if key.startswith("grad/")
+        }
+        expected = reference.adapter_gradients(alone.model, alone.sequences)
+        assert grads.keys() == expected.keys()
+        tenant.zero_grad().result()
+        check_gradients(grads, expected)
+
+
+def test_each_tenants_text_and_ten_steps_equal_transformers_and_peft(crowd):
+    """All sample at the same time with the weights as they are, while the adapters train on."""
+    steps_before = crowd.engine.stats()["num_sampling_steps"]
+
+    def submit(name, tenant):
+        alone = crowd.alone[name]
+        sampling = {"max_tokens": TEXT, "temperature": 0.0}
+        futures = [tenant.sample([{"input_ids": alone.prompt}], sampling)]
+        for batch in alone.batches:
+            futures.append(tenant.forward_backward(inputs(batch)))
+            futures.append(tenant.step("AdamW", max_grad_norm=1.0, **OPTIMIZERS["AdamW"][1]))
+        return futures
+
+    found, batches = crowd.together(submit, list(crowd.alone))
+    operations = sum(len(alone.batches) for alone in crowd.alone.values())
+    assert batches <= 1 + operations // 2
+    assert crowd.engine.stats()["num_sampling_steps"] - steps_before <= len(crowd.alone) * TEXT // 2
+    for name, alone in crowd.alone.items():
+        (sampled,), *trained = found[name]
+        assert sampled.sequences[0].tokens == reference.greedy(alone.model, alone.prompt, TEXT)
+        if name == BASE:
+            continue
+        backwards, steps = trained[::2], trained[1::2]
+        mine = [b["loss"] / b["num_tokens"] for b in backwards], [s["grad_norm"] for s in steps]
+        alone.model.zero_grad()
+        check_curve(mine, their_curve(alone.model, alone.batches, "AdamW"))
