@@ -65,12 +65,13 @@ def training_gflop(shape, rank, lengths, num_scored):
 
     Frozen weights: 2 forward and 2 for the gradient of their input; adapters: 6; the head only
     where a label is scored; causal attention 2 * L * hidden forward per token, three times that
-    with backward.
+    with backward. rank None: all weights learn, 2 more for the gradient of each.
     """
     tokens = sum(lengths)
-    per_token = 4 * shape.layer_weights + 6 * shape.adapter_weights(rank)
+    each = 6 if rank is None else 4
+    per_token = each * shape.layer_weights + (6 * shape.adapter_weights(rank) if rank else 0)
     attention = 6 * shape.hidden * shape.layers * sum(length * length for length in lengths)
-    return (tokens * per_token + num_scored * 4 * shape.head_weights + attention) / 1e9
+    return (tokens * per_token + num_scored * each * shape.head_weights + attention) / 1e9
 
 
 def training_memory_mib(shape, rank, tokens):

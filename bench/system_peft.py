@@ -28,6 +28,13 @@ class System:
         found = self.tuned.peft_config["default"].r
         if found != rank:
             raise ValueError(f"the adapter's rank is {found}, it must be {rank}")
+        self._start()
+
+    def start_full_training(self):
+        self.tuned = self.model.requires_grad_(True)
+        self._start()
+
+    def _start(self):
         self.tuned.train()
         trained = [p for p in self.tuned.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.01)

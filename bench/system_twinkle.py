@@ -24,6 +24,9 @@ class System:
         else:
             self.engine.create(tenant="train", directory=adapter).result()
 
+    def start_full_training(self):
+        self.engine.create(tenant="train").result()
+
     def train(self, ids, labels, lr):
         """One step. ids, labels: lists of B lists; labels[t] is the token after t, or -100."""
         batch = [

@@ -1,4 +1,5 @@
-"""C1 to C4: LoRA training beside transformers + peft: speed, fp32, real texts, peak memory."""
+"""C1 to C4: LoRA training beside transformers + peft: speed, fp32, real texts, peak memory. F1: the
+same of all weights."""
 
 import statistics
 import tempfile
@@ -13,6 +14,7 @@ from worker import Worker
 
 RANK = 8
 LEARNING_RATE = 1e-3
+FULL_LEARNING_RATE = 2e-5
 TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # of losses, relative
 SIZE, LENGTH = 4, 256
 PEAK_STEPS = 2  # the second has all of the optimizer's state
@@ -24,12 +26,17 @@ class Question:
     what: str
     floor: float
     precision: str = "bf16"
+    all_weights: bool = False  # instead of an adapter
 
 
 C1 = Question("C1", f"LoRA training, bf16, rank {RANK}, all linears, {SIZE} x {LENGTH} tokens", 1.6)
 C2 = Question("C2", "the same in fp32", 1.25, "fp32")
 C3 = Question("C3", "LoRA training on GSM8K, bf16, batches of 8, mixed lengths, real tokens", 1.85)
 C4 = Question("C4", "peak memory of C1", 2.0)
+F1 = [
+    Question("F1", f"training of all weights, {of}, {SIZE} x {LENGTH} tokens", 1.0, of, True)
+    for of in TOLERANCE
+]
 
 
 def differences(left, right):
@@ -40,12 +47,15 @@ def differences(left, right):
 def start(stack, run, system, adapter, make, precision="bf16"):
     worker = stack.enter_context(Worker(system, run.threads))
     worker.ask("load", model=run.model, precision=precision)
-    worker.ask("start_training", adapter=adapter, rank=RANK, make=make)
+    if adapter is None:
+        worker.ask("start_full_training")
+    else:
+        worker.ask("start_training", adapter=adapter, rank=RANK, make=make)
     return worker
 
 
-def step(worker, batch):
-    return worker.ask("train", ids=batch["ids"], labels=batch["labels"], lr=LEARNING_RATE)
+def step(worker, batch, lr=LEARNING_RATE):
+    return worker.ask("train", ids=batch["ids"], labels=batch["labels"], lr=lr)
 
 
 def lengths(batch):
@@ -61,7 +71,8 @@ def num_scored(batch):
 
 
 def limit_tokens_s(run, batches, gemm_gflops=None, rank=RANK):
-    """Tokens per second of these batches at the measured rate of matrix products."""
+    """Tokens per second of these batches at the measured rate of matrix products. rank None: of
+    all weights' training."""
     gflop = sum(
         training_gflop(run.shape, rank, lengths(batch), num_scored(batch)) for batch in batches
     )
@@ -69,10 +80,11 @@ def limit_tokens_s(run, batches, gemm_gflops=None, rank=RANK):
 
 
 def speed(run, question, batches, gemm_gflops=None):
-    """One row: both train the same batches from the same adapter, one after the other."""
+    """One row: both train the same batches from the same weights, one after the other."""
     curves = {"ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        adapter = str(Path(folder) / "adapter")
+        adapter = None if question.all_weights else str(Path(folder) / "adapter")
+        lr = FULL_LEARNING_RATE if question.all_weights else LEARNING_RATE
         of = question.precision
         workers = {"ours": start(stack, run, "system_twinkle", adapter, True, of)}
         workers["peer"] = start(stack, run, "system_peft", adapter, False, of)
@@ -80,7 +92,7 @@ def speed(run, question, batches, gemm_gflops=None):
 
         def take(index):
             batch = batches[index]
-            round_ = {name: step(worker, batch) for name, worker in workers.items()}
+            round_ = {name: step(worker, batch, lr) for name, worker in workers.items()}
             for name, sample in round_.items():
                 curves[name].append(sample["loss"])
                 sample["rate"] = num_tokens(batch) / sample["wall_s"]
@@ -96,7 +108,8 @@ def speed(run, question, batches, gemm_gflops=None):
     return make_row(
         question.id, question.what, peer_name,
         {name: [round_[name]["rate"] for round_ in rounds] for name in workers},
-        limit_tokens_s(run, used, gemm_gflops), question.floor, unit="tokens/s", noisy=noisy,
+        limit_tokens_s(run, used, gemm_gflops, None if question.all_weights else RANK),
+        question.floor, unit="tokens/s", noisy=noisy,
         valid=difference <= TOLERANCE[of],
         notes=[f"{len(curves['ours'])} losses differ by at most {difference:.1e} (relative)"],
         losses=curves, foreign=foreign_of(rounds), **run.machine_fields(),
@@ -112,11 +125,24 @@ def c1(run):
     yield speed(run, C1, run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH))
 
 
-def c2(run):
+def fp32_gflops(run):
     with Worker("system_limits", run.threads) as worker:
-        rates = [max(worker.ask("gemm_fp32")["rates"]) for _ in range(run.rounds)]
+        return statistics.median(max(worker.ask("gemm_fp32")["rates"]) for _ in range(run.rounds))
+
+
+def c2(run):
     batches = run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH)
-    yield speed(run, C2, batches, statistics.median(rates))
+    yield speed(run, C2, batches, fp32_gflops(run))
+
+
+def f1(run):
+    """The peer steps its weights in their own type, the fastest way that it has; we always step
+    float32 ones."""
+    batches = run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH)
+    for question in F1:
+        yield speed(
+            run, question, batches, fp32_gflops(run) if question.precision == "fp32" else None
+        )
 
 
 def c3(run):

@@ -19,6 +19,7 @@ import run  # noqa: E402
 import tenants  # noqa: E402
 import together  # noqa: E402
 import training  # noqa: E402
+import verdict  # noqa: E402
 from worker import Worker, WorkerError  # noqa: E402
 
 SMOLLM2 = limits.Shape(hidden=576, inner=1536, kv_width=192, layers=30, vocab=49152)
@@ -93,6 +94,90 @@ def test_a_document_without_markers_is_refused():
 
 def test_busy_time_leaves_out_idle_and_waiting():
     assert foreign.busy_seconds("cpu  1 2 3 1000 2000 4 5 6 7 8\ncpu0") == 21 * foreign.TICK_S
+
+
+def measured(id_, ratio, peer="transformers 5 + peft 1", what="training", valid=True):
+    return {"id": id_, "what": what, "peer_name": peer, "ratio": ratio, "valid": valid}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        measured("C1", 1.59),
+        measured("C3", 1.84),
+        measured("C4", 1.99),
+        measured("C5", 1.79, what="4 tenants x 2"),
+        measured("C5", 1.19, "Twinkle, one tenant after the other", "8 tenants x 64"),
+        measured("C6", 0.89, "Twinkle, all of rank 16"),
+        measured("C7", 0.99, "llama.cpp (x)"),
+        measured("C8", 1.29, "llama.cpp (x)", "decoding, 8 sequences"),
+        measured("C8", 1.29, "llama.cpp (x)", "decoding, 32 sequences"),
+        measured("C10", 1.09, "llama.cpp (x)"),
+        *(measured(id_, 0.99) for id_ in ("C2", "C7", "C8", "C10", "C12", "F1")),
+    ],
+    ids=lambda row: f"{row['id']} {row['peer_name']} {row['what']}",
+)
+def test_a_full_run_ends_with_1_and_names_the_row_that_misses_its_floor(row, capsys):
+    below = [row]
+    reached = [{**row, "ratio": verdict.wanted(row)}]
+    assert [m.ratio for m in verdict.misses(below, [])] == [row["ratio"]]
+    assert run.exit_status(below, [], quick=False) == 1
+    line = capsys.readouterr().out.splitlines()[-1]
+    cells = [row["id"], row["what"], row["peer_name"], f"{row['ratio']:.3f}"]
+    assert line == "| " + " | ".join([*cells, f"{verdict.wanted(row):.2f}"]) + " |"
+    assert run.exit_status(reached, [], quick=False) == 0
+    assert run.exit_status(below, [], quick=True) == 0
+
+
+def test_what_was_asked_and_not_measured_is_a_miss_and_so_are_losses_that_differ(capsys):
+    assert run.exit_status([measured("C1", 2.0)], ["C1", "C7"], quick=False) == 1
+    assert "| C7 |  | llama.cpp | not measured | 1.00 |" in capsys.readouterr().out
+    for quick in (False, True):
+        assert run.exit_status([measured("C1", 2.0, valid=False)], ["C1"], quick) == 1
+        assert "C1 training" in capsys.readouterr().out
+    assert run.exit_status([measured("C1", 2.0)], ["C1"], quick=False) == 0
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(1.61, 0), (1.59, 1)])
+def test_the_program_ends_with_the_verdict_on_what_it_measured(
+    ratio, status, tmp_path, monkeypatch
+):
+    made = {**row("C1"), "ratio": ratio, "peer_name": "transformers 5 + peft 1"}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/benchmarks.md").write_text(f"{rows.BEGIN}\n{rows.END}")
+
+    class NoRun:
+        machine = type("Machine", (), {"note": ""})
+        bar = type("Bar", (), {"clear": lambda _: None, "close": lambda _: None})()
+
+        def __init__(self, arguments):
+            pass
+
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "Run", NoRun)
+    monkeypatch.setitem(run.QUESTIONS, "C1", lambda _: [made])
+    assert run.main(["--only", "C1"]) == status
+    assert run.main(["--only", "C1", "--quick"]) == 0
+
+
+def test_rows_that_compare_us_with_ourselves_are_information_unless_a_floor_names_them():
+    assert verdict.wanted(measured("C5", 0.5, together.ONE, "8 tenants x 64")) is None
+    assert verdict.wanted(measured("C5", 0.5, together.SER, "8 tenants x 64")) == 1.2
+
+
+def test_every_floor_is_of_a_row_that_the_last_results_have_with_that_floor():
+    results = ROOT / "bench/results/cpu.json"
+    found = json.loads(results.read_text())
+    for floor in verdict.FLOORS:
+        floors = [row["floor"] for row in found if floor.holds_for(row)]
+        assert floors and set(floors) == {floor.ratio}, floor
+
+
+def test_training_of_all_weights_takes_two_more_products_for_each():
+    adapter = limits.training_gflop(SMOLLM2, 8, [256] * 4, 1024)
+    full = limits.training_gflop(SMOLLM2, None, [256] * 4, 1024)
+    products = 2 * 1024 * (SMOLLM2.layer_weights + SMOLLM2.head_weights) / 1e9
+    assert full + 6 * 1024 * SMOLLM2.adapter_weights(8) / 1e9 == pytest.approx(adapter + products)
 
 
 def test_own_work_is_not_foreign(monkeypatch):
