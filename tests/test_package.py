@@ -1,12 +1,10 @@
-"""`pip install .` and `pip install -e .` in an environment that holds nothing, from a clean copy.
-
-Each compiles everything in pip's own build environment: minutes, and a torch is downloaded twice.
-"""
+"""`pip install .` and `pip install -e .` in an environment of their own, from a clean copy."""
 
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -36,28 +34,67 @@ def run(*command, **options):
     return result.stdout
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("how", [["."], ["-e", "."]], ids=["copied", "editable"])
-def test_the_package_installs_in_a_clean_environment_and_trains(
-    how, tmp_path, tracked, tiny_llama_dir
-):
-    source = tmp_path / "source"
+HOWS = pytest.mark.parametrize("how", [["."], ["-e", "."]], ids=["copied", "editable"])
+
+
+@pytest.fixture
+def source(tmp_path, tracked):
+    """A copy of what git tracks; nothing may be left in it."""
+    folder = tmp_path / "source"
     for path in tracked():
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, source / path)
-    before = sorted(source.rglob("*"))
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python, program = tmp_path / "venv/bin/python", tmp_path / "venv/bin/twinkle"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, folder / path)
+    before = sorted(folder.rglob("*"))
+    yield folder
+    assert sorted(folder.rglob("*")) == before
+
+
+def check(venv, source, how, model):
+    """It is imported from where it should be, its program runs, and it trains."""
+    python, program = venv / "bin/python", venv / "bin/twinkle"
+    where = "import twinkle, twinkle.program; print(twinkle.program.__file__)"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    options = {"cwd": venv, "env": {**environment, "PYTHONDONTWRITEBYTECODE": "1"}}
+    found = Path(run(python, "-c", where, **options).strip())
+    assert found.is_relative_to(source / "python" if how[0] == "-e" else venv)
+    assert "train" in run(program, "--help", **options)
+    run(python, "-c", ONE_STEP, model, **options)
+
+
+@HOWS
+def test_what_was_built_is_packed_and_trains_in_another_environment(
+    how, tmp_path, source, tiny_llama_dir
+):
+    """The wheel's contents, its entry point, and that its files find torch beside them. They are
+    those of `make build`, and the dependencies are this environment's; that a wheel compiles by
+    itself is shown below."""
+    stage, here = ROOT / "build/release/stage", Path(sysconfig.get_path("platlib"))
+    if not stage.is_dir() or not (here / "scikit_build_core").is_dir():
+        pytest.skip("nothing was built: make build")
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    for entry in here.iterdir():
+        if "twinkle" not in entry.name:  # the package itself, its metadata, its editable finder
+            (packages / entry.name).symlink_to(entry)
+    define = f"--config-settings=cmake.define.TWINKLE_PREBUILT={stage}"
+    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
+    run(*pip, "--no-build-isolation", define, *how, cwd=source)
+    check(venv, source, how, tiny_llama_dir)
+
+
+@pytest.mark.soak
+@HOWS
+def test_the_package_installs_in_a_clean_environment_and_trains(
+    how, tmp_path, source, tiny_llama_dir
+):
+    """Everything is compiled in pip's own build environment: minutes, and torch comes twice."""
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", venv)
     # pip's own build environment obeys the same pins; a core for each compiler, no more.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PIP_CONSTRAINT"] = str(ROOT / "requirements/constraints.txt")
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
-    run(python, "-m", "pip", "install", "--quiet", *how, cwd=source, env=environment)
-    assert sorted(source.rglob("*")) == before  # nothing is left in the sources
-
-    where = "import twinkle, twinkle.program; print(twinkle.program.__file__)"
-    found = run(python, "-c", where, cwd=tmp_path).strip()
-    assert Path(found).is_relative_to(source / "python") == (how[0] == "-e")
-    assert "train" in run(program, "--help", cwd=tmp_path)
-    run(python, "-c", ONE_STEP, tiny_llama_dir, cwd=tmp_path)
-    shutil.rmtree(tmp_path / "venv")  # gigabytes
+    run(venv / "bin/python", "-m", "pip", "install", "--quiet", *how, cwd=source, env=environment)
+    check(venv, source, how, tiny_llama_dir)
+    shutil.rmtree(venv)  # gigabytes
