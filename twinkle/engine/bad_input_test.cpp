@@ -160,7 +160,8 @@ TEST_F(BadInput, AdaptersThatCannotBe) {
   expect_refused(create(R"({"r": 4, "lora_dropout": 1.0, "target_modules": "all-linear"})"),
                  "field 'lora_dropout' is ");
   expect_refused(Create{.tenant = "me", .lora_json = kLora}, "engine: tenant 'me' exists already");
-  expect_refused(Create{.tenant = "all"}, "which 2 others use, 'me' among them; delete them first");
+  expect_refused(Create{.tenant = "all"},
+                 "which 3 others use, 'base' among them; delete them first");
   expect_refused(Create{.lora_json = kLora}, "engine: tenant is empty");
 }
 
