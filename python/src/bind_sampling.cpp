@@ -20,7 +20,6 @@ namespace twinkle::python {
 namespace {
 
 using engine::TokenEvent;
-using TemplatePointer = std::shared_ptr<text::Template>;
 
 engine::SamplingParams params_of(const py::dict& given) {
   engine::SamplingParams p;
@@ -44,26 +43,41 @@ engine::SamplingParams params_of(const py::dict& given) {
   return p;
 }
 
-engine::Sample sample_of(const std::string& tenant, const py::list& prompts,
-                         const std::vector<py::dict>& params, int64_t version) {
-  engine::Sample out{.tenant = tenant, .prompts = {}, .params = {}, .version = version};
+struct Request {
+  engine::Sample sample;
+  engine::SampleHooks hooks;
+};
+
+// tenant, prompts (lists or arrays of token ids), params (dicts; one, or one for each prompt),
+// version, and template, whose tokenizer finds stop strings in the text with special tokens written
+// out.
+Request request_of(const py::kwargs& given) {
+  Fields fields(given, "engine: sample");
+  Request out;
+  py::list prompts;
+  std::vector<py::dict> params;
+  std::shared_ptr<text::Template> text;
+  fields.take("tenant", out.sample.tenant);
+  fields.take("prompts", prompts);
+  fields.take("params", params);
+  fields.take("version", out.sample.version);
+  fields.take("template", text);
+  fields.finish();
   for (const py::handle prompt : prompts)
-    out.prompts.push_back(int32s(prompt, "engine: prompt " + std::to_string(out.prompts.size())));
-  for (const py::dict& p : params) out.params.push_back(params_of(p));
+    out.sample.prompts.push_back(
+        int32s(prompt, "engine: prompt " + std::to_string(out.sample.prompts.size())));
+  for (const py::dict& p : params) out.sample.params.push_back(params_of(p));
+  if (text) {
+    out.hooks.decode = [text](std::span<const int32_t> ids) {
+      return text->decode(std::vector<int64_t>(ids.begin(), ids.end()));
+    };
+  }
   return out;
 }
 
-// Stop strings are looked for in the text with special tokens written out.
-engine::SampleHooks hooks_of(const TemplatePointer& text) {
-  if (!text) return {};
-  return {.decode = [text](std::span<const int32_t> ids) {
-    return text->decode(std::vector<int64_t>(ids.begin(), ids.end()));
-  }};
-}
-
-Future sample(const EnginePointer& engine, const std::string& tenant, const py::list& prompts,
-              const std::vector<py::dict>& params, int64_t version, const TemplatePointer& text) {
-  return submit(engine, sample_of(tenant, prompts, params, version), hooks_of(text));
+Future sample(const EnginePointer& engine, const py::kwargs& given) {
+  Request request = request_of(given);
+  return submit(engine, std::move(request.sample), request.hooks);
 }
 
 // Tokens on their way from the engine's thread to whoever reads them. Neither waits for the other:
@@ -127,14 +141,14 @@ struct TokenStream {
   }
 };
 
-TokenStream sample_stream(const EnginePointer& engine, const std::string& tenant,
-                          const py::list& prompts, const std::vector<py::dict>& params,
-                          int64_t version, const TemplatePointer& text) {
+TokenStream sample_stream(const EnginePointer& engine, const py::kwargs& given) {
   auto queue = std::make_shared<TokenQueue>();
-  engine::SampleHooks hooks = hooks_of(text);
-  hooks.on_tokens = [listener = std::make_shared<Listener>(queue)](
-                        std::span<const TokenEvent> events) { listener->queue->put(events); };
-  return {queue, submit(engine, sample_of(tenant, prompts, params, version), hooks)};
+  Request request = request_of(given);
+  request.hooks.on_tokens =
+      [listener = std::make_shared<Listener>(queue)](std::span<const TokenEvent> events) {
+        listener->queue->put(events);
+      };
+  return {queue, submit(engine, std::move(request.sample), request.hooks)};
 }
 
 }  // namespace
@@ -146,10 +160,10 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
            "stop_reason), stop_reason '' but for a completion's last. []: it has ended.")
       .def_readonly("future", &TokenStream::future);
   engine
-      .def("sample", &sample, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a, "version"_a = 0,
-           "template"_a = py::none(), "template: whose tokenizer finds stop strings.")
-      .def("sample_stream", &sample_stream, py::kw_only(), "tenant"_a, "prompts"_a, "params"_a,
-           "version"_a = 0, "template"_a = py::none(), "As sample; a TokenStream.");
+      .def("sample", &sample,
+           "tenant, prompts, params, version=0, template=None, by name: a Future. template: whose "
+           "tokenizer finds stop strings.")
+      .def("sample_stream", &sample_stream, "As sample; a TokenStream.");
 }
 
 }  // namespace twinkle::python

@@ -21,7 +21,8 @@ class Fields {
     const pybind11::object given = left_.attr("pop")(name);
     pybind11::detail::make_caster<T> caster;
     require(caster.load(given, true), Code::kInvalid, what_, ": ", name, " is ",
-            std::string(pybind11::repr(given)), ", which is of a wrong type or too large");
+            std::string(pybind11::repr(given)).substr(0, 80),
+            ", which is of a wrong type or too large");
     value = pybind11::detail::cast_op<T>(std::move(caster));
   }
 

@@ -21,6 +21,7 @@ Decode numbers() {
 struct Streamed {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::string stop_reason;
 };
 
 // Steps to the end; what has been given out by ticket and sample.
@@ -31,6 +32,8 @@ std::map<std::pair<int64_t, int64_t>, Streamed> drain(Sampler& sampler) {
       Streamed& to = out[{event.ticket, event.sample}];
       to.tokens.push_back(event.token);
       to.logprobs.push_back(event.logprob);
+      EXPECT_EQ(to.stop_reason, "") << "it comes with the last one";
+      to.stop_reason = event.stop_reason;
     }
   }
   return out;
@@ -52,6 +55,7 @@ TEST(Events, AreTheTokensOfEverySampleInOrderAndOfRequestsThatStreamAlone) {
       const Streamed got = streamed[{outcome.ticket, s}];
       EXPECT_EQ(got.tokens, stream ? completion.tokens : std::vector<int32_t>{});
       EXPECT_EQ(got.logprobs, stream ? completion.logprobs : std::vector<float>{});
+      EXPECT_EQ(got.stop_reason, stream ? completion.stop_reason : "");
     }
   }
 }
