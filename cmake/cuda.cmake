@@ -1,4 +1,4 @@
-# CUDA kernels: twinkle/kernels/cuda/*.cu, compiled when an nvcc is found and the torch wheel carries CUDA,
+# CUDA kernels: twinkle/kernels/*/*.cu, compiled when an nvcc is found and the torch wheel carries CUDA,
 # by commands of our own: CMake's CUDA language wants a whole toolkit, we have the compiler's wheels.
 #   TWINKLE_CUDA       AUTO (default), ON (its absence is an error), OFF
 #   TWINKLE_CUDA_ARCH  what nvcc's -arch gets
@@ -7,7 +7,7 @@
 # cuda_emulation_test: the kernels compiled as C++ against kernels/emulation, which runs them on the CPU, and
 # their tests, on any machine.
 set(TWINKLE_CUDA AUTO CACHE STRING "build the CUDA kernels: AUTO, ON, OFF")
-set(TWINKLE_CUDA_ARCH sm_90a CACHE STRING "nvcc -arch=")
+set(TWINKLE_CUDA_ARCH sm_90 CACHE STRING "nvcc -arch=; later devices compile its PTX when they load it")
 get_filename_component(site_packages ${TORCH_DIR} DIRECTORY)
 set(cuda_wheels ${site_packages}/nvidia/cu13)
 
@@ -30,7 +30,7 @@ function(twinkle_cuda_objects var)
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
     list(APPEND flags -isystem ${cuda_wheels}/include -isystem ${cuda_wheels}/include/cccl)
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/kernels/cuda/*.cu)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/kernels/*/*.cu)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/cuda)
   set(objects)
   foreach(source ${sources})
@@ -41,18 +41,24 @@ function(twinkle_cuda_objects var)
       DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${name}.cu" VERBATIM)
     list(APPEND objects ${object})
   endforeach()
+  file(GLOB stale ${CMAKE_BINARY_DIR}/cuda/*.o)  # of sources that are gone
+  list(REMOVE_ITEM stale ${objects})
+  if(stale)
+    file(REMOVE ${stale})
+  endif()
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   set(${var} ${objects} PARENT_SCOPE)
 endfunction()
 
 function(twinkle_add_cuda target)
-  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels/cuda)
+  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
   if(NOT TWINKLE_HAS_CUDA)
-    target_sources(${target} PRIVATE ${dir}/absent.cpp)
+    target_sources(${target} PRIVATE ${dir}/cuda/absent.cpp)
     return()
   endif()
   twinkle_cuda_objects(objects)
-  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/tensors*.cpp ${dir}/place.cpp)
+  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/place.cpp ${dir}/cuda/graph.cpp
+    ${dir}/*/*_cuda.cpp)
   target_sources(${target} PRIVATE ${tensors} ${objects})
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
     set_source_files_properties(${tensors} PROPERTIES COMPILE_OPTIONS "-isystem;${cuda_wheels}/include")
@@ -66,8 +72,9 @@ endfunction()
 
 function(twinkle_cuda_emulation_test)
   set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
-  file(GLOB kernels CONFIGURE_DEPENDS ${dir}/cuda/*.cu)
-  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors*.cpp ${dir}/cuda/*_test.cpp ${dir}/emulation/*.cpp)
+  file(GLOB kernels CONFIGURE_DEPENDS ${dir}/*/*.cu)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/*/*_cuda.cpp ${dir}/cuda/*_test.cpp
+    ${dir}/*/*_cuda_test.cpp ${dir}/emulation/*.cpp)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-x;c++")
   add_executable(cuda_emulation_test ${kernels} ${sources})
   target_include_directories(cuda_emulation_test BEFORE PRIVATE ${dir}/emulation)

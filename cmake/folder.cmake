@@ -30,8 +30,8 @@ function(twinkle_folder name)
     list(REMOVE_ITEM sources ${tests})
     list(FILTER tests EXCLUDE REGEX "/kernels/emulation/")
   endif()
-  # main.cpp is a program's; cuda.cmake chooses among those of kernels/cuda and kernels/emulation.
-  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/(cuda|emulation)/")
+  # main.cpp is a program's; cuda.cmake chooses among those of kernels/ that are for CUDA.
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/(cuda|emulation)/|/kernels/.*_cuda\\.cpp$")
   if(arg_TORCH)
     list(APPEND arg_LINK torch_wheel)
   endif()

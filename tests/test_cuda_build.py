@@ -19,7 +19,7 @@ def nvcc():
 def test_every_cuda_source_is_compiled_where_its_compiler_is():
     if nvcc() is None:
         pytest.skip("no nvcc: scripts/setup.sh cuda installs it where its wheels are")
-    sources = {path.stem for path in (ROOT / "twinkle/kernels/cuda").glob("*.cu")}
+    sources = {path.stem for path in (ROOT / "twinkle/kernels").glob("*/*.cu")}
     assert sources
     assert {path.stem for path in (BUILD / "cuda").glob("*.o")} == sources
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 
 #include "twinkle/kernels/simd/row_stats.h"
 
@@ -21,5 +22,13 @@ float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float t
 // Row := grad.grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
 void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperature,
                    const RowGrad& grad);
+
+// The two of a whole chunk of logits [n, V], on the CPU or a CUDA device, where the statistics come
+// back to the host. temperature [n], or empty: 1. The gradients grad[r] are d loss / d logprob.
+void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, bool entropy, std::span<RowStats> stats);
+void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<const RowStats> stats,
+                   std::span<const float> grad);
 
 }  // namespace twinkle::kernels

@@ -1,5 +1,7 @@
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/simd.h"
+#include "twinkle/kernels/simd/team.h"
 #include "twinkle/kernels/softmax.h"
 
 namespace twinkle::kernels {
@@ -27,6 +29,29 @@ void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperatur
     const int64_t vocab = logits.size(1);
     best_simd().loops<T>().softmax_grad(logits.mutable_data_ptr<T>() + row * vocab, vocab, id,
                                         temperature, grad);
+  });
+}
+
+void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, bool entropy, std::span<RowStats> stats) {
+  if (logits.is_cuda()) return cuda::softmax_stats(logits, ids, temperature, stats);
+  parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float t = temperature.empty() ? 1.0f : temperature[r];
+      stats[r] = softmax_stats(logits, r, ids[r], t, entropy);
+    }
+  });
+}
+
+void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<const RowStats> stats,
+                   std::span<const float> grad) {
+  if (logits.is_cuda()) return cuda::softmax_grad_(logits, ids, temperature, stats, grad);
+  parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float t = temperature.empty() ? 1.0f : temperature[r];
+      softmax_grad_(logits, r, ids[r], t, {stats[r], grad[r]});
+    }
   });
 }
 

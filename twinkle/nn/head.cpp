@@ -1,7 +1,6 @@
 #include "twinkle/nn/head.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,14 +28,14 @@ at::Tensor take(const at::Tensor& hidden, const std::vector<int64_t>& rows, int6
              last = rows[static_cast<size_t>(begin + n - 1)];
   if (last - first == n - 1) return hidden.narrow(0, first, n);
   const auto index = at::from_blob(const_cast<int64_t*>(rows.data() + begin), {n}, at::kLong);
-  return hidden.index_select(0, index);
+  return hidden.index_select(0, index.to(hidden.device()));
 }
 
 void put(at::Tensor& dhidden, const std::vector<int64_t>& rows, int64_t begin,
          const at::Tensor& values) {
   const int64_t n = values.size(0);
   const auto index = at::from_blob(const_cast<int64_t*>(rows.data() + begin), {n}, at::kLong);
-  dhidden.index_copy_(0, index, values);
+  dhidden.index_copy_(0, index.to(dhidden.device()), values);
 }
 
 // The end of the chunk that starts at `begin`. A trained head's chunks end with their sequence, the
@@ -69,25 +68,13 @@ void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool e
 
 void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
                  std::span<const float> temperature, bool entropy, std::span<RowStats> stats) {
-  at::parallel_for(0, logits.size(0), 1, [&](int64_t lo, int64_t hi) {
-    for (int64_t r = lo; r < hi; ++r) {
-      const auto i = static_cast<size_t>(r);
-      stats[i] = kernels::softmax_stats(logits, r, ids[i],
-                                        temperature.empty() ? 1.0f : temperature[i], entropy);
-    }
-  });
+  kernels::softmax_stats(logits, ids, temperature, entropy, stats);
 }
 
 void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                   std::span<const float> temperature, std::span<const RowStats> stats,
                   std::span<const float> grad) {
-  at::parallel_for(0, logits.size(0), 1, [&](int64_t lo, int64_t hi) {
-    for (int64_t r = lo; r < hi; ++r) {
-      const auto i = static_cast<size_t>(r);
-      kernels::softmax_grad_(logits, r, ids[i], temperature.empty() ? 1.0f : temperature[i],
-                             {stats[i], grad[i]});
-    }
-  });
+  kernels::softmax_grad_(logits, ids, temperature, stats, grad);
 }
 
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,

@@ -2,6 +2,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "twinkle/kernels/attention/attention.h"
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
 
@@ -20,7 +21,7 @@ struct Rows {
 };
 
 std::vector<int64_t> to_vector(const at::Tensor& x) {
-  const at::Tensor wide = x.to(at::kLong).contiguous();
+  const at::Tensor wide = x.to(at::kCPU, at::kLong).contiguous();
   const int64_t* first = wide.const_data_ptr<int64_t>();
   return {first, first + wide.numel()};
 }
@@ -45,7 +46,8 @@ Rows check_rows(const PagedRows& rows, int64_t num_rows, int64_t num_pages, int6
   require(rows.block_tables.dim() == 2 && rows.block_tables.scalar_type() == at::kInt,
           Code::kInvalid, "kernels: block_tables are ", rows.block_tables.scalar_type(), " ",
           rows.block_tables.sizes(), ", they must be int32 [sequences, pages]");
-  Rows out{rows.block_tables.contiguous(), to_vector(rows.sequences), to_vector(rows.positions)};
+  Rows out{rows.block_tables.cpu().contiguous(), to_vector(rows.sequences),
+           to_vector(rows.positions)};
   require(out.size() == num_rows && rows.sequences.numel() == num_rows, Code::kInvalid,
           "kernels: there are ", rows.sequences.numel(), " sequences and ", out.size(),
           " positions for ", num_rows, " rows, there must be one each");
@@ -80,6 +82,7 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
           " heads, the pages have ", pages.k.size(1));
   require_like(v, "v", k, "k");
   const Rows at = check_rows(rows, k.size(0), pages.k.size(0), 1);
+  if (k.is_cuda()) return cuda::write_pages(pages, k, v, rows);
   const at::Tensor kc = k.contiguous(), vc = v.contiguous();
   with_type(k, "k", [&]<class T>(T) {
     const int64_t heads = k.size(1), dim = k.size(2), row_size = heads * dim;
@@ -107,6 +110,7 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
   const Rows at = check_rows(rows, q.size(0), pages.k.size(0), options.window);
+  if (q.is_cuda()) return cuda::attention_paged(q, pages, rows, options);
   const int64_t heads = pages.k.size(1);
   const AttentionShape shape{.group = q.size(1) / heads,
                              .head_dim = q.size(2),

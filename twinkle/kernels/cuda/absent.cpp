@@ -1,6 +1,7 @@
 // What a build without CUDA links in the place of the kernels.
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
+#include "twinkle/kernels/cuda/graph.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -32,12 +33,38 @@ at::Tensor swiglu(const at::Tensor&, const at::Tensor&) { absent(); }
 SwigluGrads swiglu_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, SwigluNeeds) {
   absent();
 }
-at::Tensor softmax_stats(const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
-void softmax_grad_(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                   const at::Tensor&) {
+void softmax_stats(const at::Tensor&, std::span<const int32_t>, std::span<const float>,
+                   std::span<RowStats>) {
   absent();
 }
+void softmax_grad_(at::Tensor&, std::span<const int32_t>, std::span<const float>,
+                   std::span<const RowStats>, std::span<const float>) {
+  absent();
+}
+
 at::Tensor lora_forward(const at::Tensor&, std::span<const LoraPart>, at::Tensor&) { absent(); }
 void lora_backward(const LoraSaved&, std::span<const LoraPart>, at::Tensor&) { absent(); }
+void adam_update(std::span<const AdamTensors>) { absent(); }
+void sgd_update(std::span<const SgdTensors>) { absent(); }
+at::Tensor sums_of_squares(std::span<const at::Tensor>) { absent(); }
+
+AttentionResult attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                          std::span<const int64_t>, const AttentionOptions&) {
+  absent();
+}
+AttentionGrads attention_backward(const AttentionSaved&, std::span<const int64_t>,
+                                  const AttentionOptions&, const AttentionNeeds&) {
+  absent();
+}
+void write_pages(PagedKeys&, const at::Tensor&, const at::Tensor&, const PagedRows&) { absent(); }
+at::Tensor attention_paged(const at::Tensor&, const PagedKeys&, const PagedRows&,
+                           const AttentionOptions&) {
+  absent();
+}
+
+struct Graph::Recorded {};
+Graph::Graph(const at::Device&, const Body&) { absent(); }
+Graph::~Graph() = default;
+void Graph::replay() const { absent(); }
 
 }  // namespace twinkle::kernels::cuda

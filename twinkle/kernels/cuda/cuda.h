@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <span>
 
+#include "twinkle/kernels/attention/attention.h"
 #include "twinkle/kernels/lora/lora.h"
 #include "twinkle/kernels/rope.h"
+#include "twinkle/kernels/simd/row_stats.h"
 #include "twinkle/kernels/swiglu.h"
+#include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels::cuda {
 
@@ -32,18 +35,39 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,
                             SwigluNeeds needs);
 
-// logits [n, V] contiguous, ids [n] int32, temperature [n] float32 or undefined (1), all on the
-// device. Returns [n, 4] (float32; float64 for float64): logprob of the id, entropy, top, sum, as
-// in RowStats.
-at::Tensor softmax_stats(const at::Tensor& logits, const at::Tensor& ids,
-                         const at::Tensor& temperature);
-// Rows := grad * (onehot(id) - softmax(row / temperature)) / temperature, in place; grad [n]
-// float32.
-void softmax_grad_(at::Tensor& logits, const at::Tensor& ids, const at::Tensor& temperature,
-                   const at::Tensor& stats, const at::Tensor& grad);
+// As softmax.h's of a chunk; the entropy is always there. Waits for the device.
+void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<RowStats> stats);
+void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<const RowStats> stats,
+                   std::span<const float> grad);
 
 // As lora.h's; the factors must be packed.
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y);
 void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx);
+
+// One pass of an optimizer over the tensors of a step, in one launch; float32, contiguous.
+struct AdamTensors {
+  AdamFactors factors;
+  at::Tensor grad, value, mean, square;
+};
+struct SgdTensors {
+  SgdFactors factors;
+  at::Tensor grad, value, buffer;  // buffer undefined: 0
+};
+void adam_update(std::span<const AdamTensors> tensors);
+void sgd_update(std::span<const SgdTensors> tensors);
+// [n] float64 on the tensors' device.
+at::Tensor sums_of_squares(std::span<const at::Tensor> tensors);
+
+// As attention.h's. Packed: by ATen's flash kernels, which take bfloat16 and a head_dim of at most
+// 256 that is a multiple of 8. Paged: any type; the rows have been checked, and may lie on the CPU.
+AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          std::span<const int64_t> cu_seqlens, const AttentionOptions& options);
+AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
+                                  const AttentionOptions& options, const AttentionNeeds& needs);
+void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v, const PagedRows& rows);
+at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const PagedRows& rows,
+                           const AttentionOptions& options);
 
 }  // namespace twinkle::kernels::cuda

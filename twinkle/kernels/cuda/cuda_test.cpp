@@ -1,5 +1,10 @@
 #include "twinkle/kernels/cuda/cuda.h"
 
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/cuda/device_for_test.h"
 #include "twinkle/kernels/rms_norm.h"
 #include "twinkle/kernels/softmax.h"
@@ -42,23 +47,49 @@ TEST_P(Cuda, SwigluAndItsGradientsEqualTheCpu) {
   expect_like(device.up, host.up);
 }
 
-TEST_P(Cuda, SoftmaxRowsEqualTheCpu) {
-  at::Tensor logits = random({9, 1003});
-  const at::Tensor ids = at::randint(1003, {9}, at::kInt), temperature = at::rand({9}) + 0.5;
-  const at::Tensor grad = at::randn({9});
-  at::Tensor device = on(logits);
-  const at::Tensor stats = cuda::softmax_stats(device, on(ids), on(temperature));
-  cuda::softmax_grad_(device, on(ids), on(temperature), stats, on(grad));
-  const at::Tensor back = stats.cpu().to(at::kDouble);
-  for (int64_t r = 0; r < 9; ++r) {
-    const auto id = ids[r].item<int32_t>();
-    const auto t = temperature[r].item<float>();
-    const RowStats host = kernels::softmax_stats(logits, r, id, t, true);
-    EXPECT_NEAR(back[r][0].item<double>(), host.logprob, 1e-4);
-    EXPECT_NEAR(back[r][1].item<double>(), host.entropy, 1e-4);
-    softmax_grad_(logits, r, id, t, {host, grad[r].item<float>()});
+TEST_P(Cuda, TheHeadsChunkOfLogitsEqualsTheCpu) {
+  const at::Tensor hidden = random({9, 40}), weight = random({1003, 40}) / 4;
+  std::vector<int32_t> ids{0, 1002, 255, 256, 7, 511, 512, 999, 1};
+  for (const bool tempered : {false, true}) {
+    std::vector<float> temperature, grad{1, -2, 0, 0.5, 3, -1, 1e-3f, 1, 1};
+    if (tempered) temperature = {1, 0.5, 2, 0.7f, 1, 3, 1, 0.9f, 1};
+    at::Tensor logits = at::mm(hidden, weight.t()), device = on(logits);
+    std::vector<RowStats> want(9), got(9);
+    softmax_stats(logits, ids, temperature, true, want);
+    cuda::softmax_stats(device, ids, temperature, got);
+    for (size_t r = 0; r < 9; ++r) {
+      EXPECT_NEAR(got[r].logprob, want[r].logprob, 1e-4) << r;
+      EXPECT_NEAR(got[r].entropy, want[r].entropy, 1e-4) << r;
+      EXPECT_NEAR(got[r].top, want[r].top, 1e-4) << r;
+      EXPECT_NEAR(got[r].sum / want[r].sum, 1, 1e-4) << r;
+    }
+    softmax_grad_(logits, ids, temperature, want, grad);
+    cuda::softmax_grad_(device, ids, temperature, got, grad);
+    expect_like(device, logits);
+    expect_like(at::mm(device, on(weight)), at::mm(logits, weight), 4 * tolerance());
   }
-  expect_like(device, logits);
+}
+
+TEST_P(Cuda, ALogitThatCannotBeDrawnAndANanAreAsOnTheCpu) {
+  at::Tensor logits = random({2, 300});
+  logits.select(1, 5).fill_(-std::numeric_limits<double>::infinity());
+  logits[1][6] = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<int32_t> ids{3, 3};
+  std::vector<RowStats> want(2), got(2);
+  softmax_stats(logits, ids, {}, true, want);
+  cuda::softmax_stats(on(logits), ids, {}, got);
+  EXPECT_NEAR(got[0].entropy, want[0].entropy, 1e-4);
+  EXPECT_TRUE(std::isnan(want[1].logprob) && std::isnan(got[1].logprob));
+}
+
+TEST_P(Cuda, MistakesAboutAChunkOfLogitsAreNamed) {
+  const at::Tensor logits = on(random({2, 8}));
+  std::vector<RowStats> stats(2);
+  const std::vector<int32_t> ids{1};
+  expect_error("softmax's logits are [2, 8] with 1 ids and 0 temperatures",
+               [&] { cuda::softmax_stats(logits, ids, {}, stats); });
+  expect_error("a tensor is Half, it must be bfloat16",
+               [&] { cuda::swiglu(logits.to(at::kHalf), logits.to(at::kHalf)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Cuda, kDeviceTypes, name_of_type);

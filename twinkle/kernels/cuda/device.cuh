@@ -1,7 +1,7 @@
-// What every .cu file of this folder shares: element types, a sum over a block in a fixed order,
+// What every .cu file shares: element types, a sum over a block in a fixed order,
 // the launch. Kernels keep to what kernels/emulation has of CUDA: blocks of one dimension, dynamic
-// shared memory, __syncthreads, __shfl_xor_sync by whole warps, no atomics. Internal to this
-// folder.
+// shared memory, __syncthreads, __shfl_xor_sync by whole warps, no atomics. Internal to
+// kernels/.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -108,6 +108,18 @@ void launch(const char* name, const Grid& grid, Stream stream, void (*kernel)(P.
   }
   require(error == cudaSuccess, Code::kInternal, "kernels: ", name,
           " did not start: ", cudaGetErrorString(error));
+}
+
+// Rows of a table share out the blocks of a launch: the one that block `block` is for.
+// `first_block` of a row counts the blocks of those before; rows without blocks are passed over.
+template <class Row>
+__device__ const Row& row_of_block(const Row* rows, int64_t num_rows, int64_t block) {
+  int64_t low = 0, high = num_rows;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (rows[middle].first_block <= block ? low : high) = middle;
+  }
+  return rows[low];
 }
 
 // body(T{}) with T __nv_bfloat16, float or double.

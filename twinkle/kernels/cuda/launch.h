@@ -6,6 +6,8 @@
 #pragma once
 #include <cstdint>
 
+#include "twinkle/kernels/update/update.h"
+
 struct CUstream_st;
 
 namespace twinkle::kernels::cuda {
@@ -69,10 +71,10 @@ void softmax_grad(Type type, const LogitRows& in, const void* stats, const float
 // of the computing type.
 struct LoraRow {
   int64_t begin, rows, rank;
-  int64_t h;           // element of h where its [rows][rank] begin
-  int64_t first_tile;  // tiles of kLoraTileRows rows of all the parts before
-  const void* a;       // [rank][inputs]
-  const void* b;       // [rank][outputs]
+  int64_t h;            // element of h where its [rows][rank] begin
+  int64_t first_block;  // tiles of kLoraTileRows rows of all the parts before
+  const void* a;        // [rank][inputs]
+  const void* b;        // [rank][outputs]
   double scale;
   uint64_t key;    // of the dropout; 0: none
   uint64_t limit;  // 32 random bits below it drop
@@ -109,5 +111,84 @@ struct LoraGrads {
 };
 // Adds h^T in of each part, in `order`. A part's own sum depends on its rows alone.
 void lora_outer(Type type, const LoraIn& of, const void* h, const LoraGrads& grads, Stream stream);
+
+// Rows of tables on the device, one for each tensor of an optimizer's step.
+struct AdamRow {
+  AdamFactors factors;
+  AdamArrays arrays;
+  int64_t size;
+  int64_t first_block;  // update_blocks() of all the rows before
+};
+struct SgdRow {
+  SgdFactors factors;
+  SgdArrays arrays;
+  int64_t size, first_block;
+};
+struct SquaresRow {
+  const float* x;
+  int64_t size, first_block;
+};
+constexpr int64_t update_blocks(int64_t size) { return (size + 2047) / 2048; }
+
+template <class Row>
+struct UpdateTable {
+  const Row* rows;
+  int64_t num_rows, num_blocks;
+};
+void adam_update(const UpdateTable<AdamRow>& table, Stream stream);
+void sgd_update(const UpdateTable<SgdRow>& table, Stream stream);
+// sums [num_rows]: each tensor's, in an order that its size fixes. parts [num_blocks] to work in.
+void sums_of_squares(const UpdateTable<SquaresRow>& table, double* parts, double* sums,
+                     Stream stream);
+
+// Pages of kPageTokens tokens as PagedKeys': k [pages, key_heads, dim, kPageTokens], v [pages,
+// key_heads, kPageTokens, dim]. Rows as PagedRows', each proved to be in its table.
+inline constexpr int64_t kPageTokens = 64;
+struct PagedPlaces {
+  const int32_t* tables;
+  int64_t table_width;
+  const int64_t* sequences;
+  const int64_t* positions;
+  int64_t rows;
+};
+struct PagedPages {
+  void* k;
+  void* v;
+  int64_t key_heads, dim;
+};
+// k and v [rows, key_heads, dim].
+void write_pages(Type type, const PagedPlaces& places, const PagedPages& pages, const void* k,
+                 const void* v, Stream stream);
+
+// How a row's context is shared out: by its own position alone, so that its bits depend on no other
+// row.
+struct PagedChunks {
+  int64_t first_page, pages_each, count;
+};
+inline constexpr int64_t kChunkPages = 4, kMostChunks = 32;
+constexpr PagedChunks paged_chunks(int64_t position, int64_t window) {
+  const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
+  const int64_t pages = position / kPageTokens - first / kPageTokens + 1;
+  const int64_t fewest = (pages + kMostChunks - 1) / kMostChunks;
+  const int64_t each = fewest > kChunkPages ? fewest : kChunkPages;
+  return {first / kPageTokens, each, (pages + each - 1) / each};
+}
+
+// q and out [rows, heads, dim].
+struct PagedQuery {
+  PagedPlaces places;
+  PagedPages pages;
+  const void* q;
+  int64_t heads, window;
+  double scale;
+};
+// partial: [rows, heads, most_chunks, dim + 2] of the computing type to work in; most_chunks is
+// that of any row, or more.
+struct PagedPartial {
+  void* data;
+  int64_t most_chunks;
+};
+void attention_paged(Type type, const PagedQuery& in, const PagedPartial& partial, void* out,
+                     Stream stream);
 
 }  // namespace twinkle::kernels::cuda

@@ -1,5 +1,5 @@
 // Where a kernel runs: the device of its tensors, and the stream that work there queues on. Defined
-// by place.cpp over CUDA, and by kernels/emulation. Internal to this folder.
+// by place.cpp over CUDA, and by kernels/emulation. Internal to kernels/.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>

@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 
+#include <vector>
+
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/place.h"
@@ -32,14 +34,26 @@ RmsNormRows rows_of(const at::Tensor& x, const at::Tensor& weight, double eps) {
           x.numel() / width, width, eps};
 }
 
-LogitRows rows_of(const at::Tensor& logits, const at::Tensor& ids, const at::Tensor& temperature) {
-  require(logits.is_contiguous() && ids.size(0) == logits.size(0), Code::kInvalid,
-          "kernels: softmax's logits are ", logits.sizes(), " and its ids ", ids.sizes(),
-          ", they must be contiguous [n, vocab] and [n]");
-  return {logits.data_ptr(), ids.const_data_ptr<int32_t>(),
-          temperature.defined() ? temperature.const_data_ptr<float>() : nullptr, logits.size(0),
-          logits.size(1)};
-}
+// The rows' ids and temperatures on the device, for as long as this is.
+struct Rows {
+  at::Tensor ids, temperature;
+
+  Rows(const at::Tensor& logits, std::span<const int32_t> of_ids, std::span<const float> of_t)
+      : ids(table_on<int32_t>(logits.device(), of_ids)) {
+    require(logits.is_contiguous() && logits.dim() == 2 && std::ssize(of_ids) == logits.size(0) &&
+                (of_t.empty() || of_t.size() == of_ids.size()),
+            Code::kInvalid, "kernels: softmax's logits are ", logits.sizes(), " with ",
+            of_ids.size(), " ids and ", of_t.size(),
+            " temperatures, they must be contiguous [n, vocab] with n of each, or no temperature");
+    if (!of_t.empty()) temperature = table_on<float>(logits.device(), of_t);
+  }
+  LogitRows of(const at::Tensor& logits) const {
+    return {
+        logits.data_ptr(), static_cast<const int32_t*>(ids.const_data_ptr()),
+        temperature.defined() ? static_cast<const float*>(temperature.const_data_ptr()) : nullptr,
+        logits.size(0), logits.size(1)};
+  }
+};
 
 }  // namespace
 
@@ -121,20 +135,36 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
   return out;
 }
 
-at::Tensor softmax_stats(const at::Tensor& logits, const at::Tensor& ids,
-                         const at::Tensor& temperature) {
+void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<RowStats> stats) {
   const Place place(logits);
+  const Rows rows(logits, ids, temperature);
   const at::Tensor out = at::empty({logits.size(0), 4}, logits.options().dtype(wide_of(logits)));
-  cuda::softmax_stats(type_of(logits), rows_of(logits, ids, temperature), out.mutable_data_ptr(),
-                      place.stream);
-  return out;
+  cuda::softmax_stats(type_of(logits), rows.of(logits), out.mutable_data_ptr(), place.stream);
+  const at::Tensor host = out.to(at::kCPU, at::kDouble);
+  const double* row = host.const_data_ptr<double>();
+  for (size_t r = 0; r < ids.size(); ++r, row += 4) {
+    stats[r] = {.logprob = static_cast<float>(row[0]),
+                .entropy = static_cast<float>(row[1]),
+                .top = row[2],
+                .sum = row[3]};
+  }
 }
 
-void softmax_grad_(at::Tensor& logits, const at::Tensor& ids, const at::Tensor& temperature,
-                   const at::Tensor& stats, const at::Tensor& grad) {
+void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
+                   std::span<const float> temperature, std::span<const RowStats> stats,
+                   std::span<const float> grad) {
   const Place place(logits);
-  cuda::softmax_grad(type_of(logits), rows_of(logits, ids, temperature), stats.const_data_ptr(),
-                     grad.const_data_ptr<float>(), place.stream);
+  const Rows rows(logits, ids, temperature);
+  std::vector<double> known;
+  for (const RowStats& row : stats.first(ids.size())) {
+    known.insert(known.end(), {row.logprob, row.entropy, row.top, row.sum});
+  }
+  const at::Tensor of_rows =
+      table_on<double>(place.device, known).view(at::kDouble).to(wide_of(logits));
+  const at::Tensor slopes = table_on<float>(place.device, grad.first(ids.size()));
+  cuda::softmax_grad(type_of(logits), rows.of(logits), of_rows.const_data_ptr(),
+                     static_cast<const float*>(slopes.const_data_ptr()), place.stream);
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -10,16 +10,6 @@ constexpr int kRowWarps = kLoraTileRows / kRows;  // warps that share out a tile
 constexpr int kRankWarps = kWarps / kRowWarps;    // the others share out its ranks
 static_assert(kRowWarps * kRankWarps == kWarps);
 
-// The last part whose tiles begin at `tile` or before: those without rows have none.
-__device__ const LoraRow& part_of(const LoraTable& table, int64_t tile) {
-  int64_t low = 0, high = table.num_parts;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (table.parts[middle].first_tile <= tile ? low : high) = middle;
-  }
-  return table.parts[low];
-}
-
 // The stream of lora_loops.h's lora_mask.
 __device__ uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -49,9 +39,9 @@ __device__ A scale_of(const LoraRow& part, LoraFactor factor) {
 template <class T>
 __global__ void shrink(LoraIn of, const T* in, Wide<T>* h) {
   using A = Wide<T>;
-  const LoraRow part = part_of(of.table, blockIdx.x);
+  const LoraRow part = row_of_block(of.table.parts, of.table.num_parts, blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t first = (blockIdx.x - part.first_tile) * kLoraTileRows + warp % kRowWarps * kRows;
+  const int64_t first = (blockIdx.x - part.first_block) * kLoraTileRows + warp % kRowWarps * kRows;
   const bool masked = of.factor == LoraFactor::kA;
   for (int64_t j = warp / kRowWarps * kRanks; first < part.rows && j < part.rank;
        j += kRankWarps * kRanks) {
@@ -83,10 +73,10 @@ __global__ void shrink(LoraIn of, const T* in, Wide<T>* h) {
 template <class T>
 __global__ void expand(LoraIn of, const Wide<T>* h, T* out) {
   using A = Wide<T>;
-  const LoraRow part = part_of(of.table, blockIdx.x);
+  const LoraRow part = row_of_block(of.table.parts, of.table.num_parts, blockIdx.x);
   const int64_t column = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   if (column >= of.width) return;
-  const int64_t first = (blockIdx.x - part.first_tile) * kLoraTileRows;
+  const int64_t first = (blockIdx.x - part.first_block) * kLoraTileRows;
   const A* left = h + part.h + first * part.rank;
   const A* factor = factor_of<A>(part, of.factor) + column;
   A sums[kLoraTileRows] = {};

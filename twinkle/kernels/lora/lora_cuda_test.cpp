@@ -15,7 +15,7 @@ struct Adapter {
 // A batch of sequences of ragged ranks and lengths; some share an adapter, one has no rows, some
 // rows have no adapter. Widths are no multiple of anything.
 struct Batch {
-  static constexpr int64_t kInputs = 75, kOutputs = 270, kTokens = 70;
+  static constexpr int64_t kInputs = 35, kOutputs = 260, kTokens = 70;
   at::Tensor x, y, dy, dx;
   std::vector<Adapter> adapters;
   struct Sequence {

@@ -40,7 +40,7 @@ LoraRow row_of(const LoraPart& part) {
 Parts::Parts(std::span<const LoraPart> parts, const at::Device& device) {
   for (const LoraPart& part : parts) {
     LoraRow row = row_of(part);
-    row.h = h_size, row.first_tile = num_tiles;
+    row.h = h_size, row.first_block = num_tiles;
     h_size += row.rows * row.rank;
     num_tiles += (row.rows + kLoraTileRows - 1) / kLoraTileRows;
     highest_rank = std::max(highest_rank, row.rank);
