@@ -2,6 +2,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/graph.h"
+#include "twinkle/kernels/cuda/launch.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -30,6 +31,7 @@ void rope(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Ten
   absent();
 }
 at::Tensor swiglu(const at::Tensor&, const at::Tensor&) { absent(); }
+void swiglu(Type, const void*, const void*, int64_t, void*, Stream) { absent(); }
 SwigluGrads swiglu_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, SwigluNeeds) {
   absent();
 }
