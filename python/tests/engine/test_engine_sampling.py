@@ -1,5 +1,7 @@
 """Sampling through tenants: responses, versions, what the cache spares."""
 
+import sys
+
 import numpy as np
 import pytest
 from engine_batches import BATCH
@@ -83,3 +85,16 @@ def test_the_prefix_cache_spares_tokens_until_it_is_reset(tiny_llama_dir):
     assert engine.stats()["num_prefix_tokens"] == 192
     engine.reset_prefix_cache()
     assert computed() == (201, want)
+
+
+def test_samples_with_stop_strings_hold_on_to_nothing(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir)
+    base, template = engine.tenant("base"), engine.template()._template
+    params = {"max_tokens": 2, "stop": "never"}
+
+    def held():
+        base.sample([PROMPT], params).result()
+        list(base.sample_stream(PROMPT, params))
+        return sys.getrefcount(template)
+
+    assert [held() for _ in range(4)] == [held()] * 4

@@ -9,7 +9,8 @@ from features import drawn
 
 from twinkle import ConflictError, InvalidError, LoraConfig
 from twinkle.engine import Engine
-from twinkle.model import MultiLoraTransformersModel
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
+from twinkle.sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 
@@ -110,6 +111,21 @@ def test_one_tenant_at_a_time_may_train_all_weights(tiny_llama_dir):
     assert frozen.inspect().result().num_parameters == 0
     with pytest.raises(InvalidError, match="is the frozen base model; add an adapter"):
         frozen.forward_backward(BATCH).result()
+
+
+def test_a_model_may_be_scored_before_all_its_weights_are_trained_and_its_base_not_after(
+    tiny_llama_dir,
+):
+    model = TransformersModel(model_id=tiny_llama_dir)
+    before = model.forward_only(inputs=BATCH)["logps"]
+    model.set_optimizer("AdamW", lr=0.01)
+    model.forward_backward(inputs=BATCH)
+    model.clip_grad_and_step()
+    assert (model.forward_only(inputs=BATCH)["logps"] != before).any()
+    sampler, prompt = TorchSampler(model=model), {"input_ids": [5]}
+    assert sampler.sample(prompt, {"max_tokens": 1})[0].sequences[0].tokens
+    with pytest.raises(ConflictError, match="tenant 'full' trains all weights"):
+        sampler.sample(prompt, {"max_tokens": 1}, use_base_model=True)
 
 
 def test_neighbours_change_no_bit(tiny_llama_dir):
