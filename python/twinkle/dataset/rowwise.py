@@ -40,12 +40,17 @@ def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
 
 def filter_rows(rows, function):
     """The rows for which `function(row)` is true."""
+    return rows.slice(kept_indices(rows, function))
+
+
+def kept_indices(rows, function):
+    """Indices of the rows for which `function(row)` is true."""
     kept = []
     for index in range(len(rows)):
         verdict = _called(rows, function, rows.row(index), index)
         if checks.flag(f"dataset: {rows.where(index)}: what {_name(function)} returned", verdict):
             kept.append(index)
-    return rows.slice(kept)
+    return kept
 
 
 def _made(rows, function, batch, begin, batched):
