@@ -54,7 +54,7 @@ class LazyDataset(Dataset):
         key = self._key(dataset_meta, "map")
         work = _construct(preprocess_func, Preprocessor, init_args)
         batched = batched or isinstance(work, Preprocessor)
-        self._work.setdefault(key, []).append(_OneRow(work, batched))
+        self._work.setdefault(key, []).append(OneRow(work, batched))
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         refuse_unknown("dataset: filter", kwargs, _INERT)
@@ -94,7 +94,7 @@ class LazyDataset(Dataset):
         self._all_work.append(check)
 
 
-class _OneRow:
+class OneRow:
     """A preprocessor as a function from row to row."""
 
     def __init__(self, work, batched):
