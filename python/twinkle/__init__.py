@@ -13,6 +13,7 @@ from twinkle.errors import (
     NotAvailableError,
     NotFoundError,
     TwinkleError,
+    later,
 )
 
 # name: the module that defines it
@@ -70,12 +71,8 @@ def __getattr__(name):
         value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
     elif name in _MODULES:
         value = importlib.import_module(f"twinkle.{_MODULES[name]}")
-    elif name in _LATER:
-        raise NotAvailableError(
-            f"twinkle: {name} needs {_LATER[name]}, which this version does not have"
-        )
     else:
-        raise AttributeError(f"module 'twinkle' has no attribute {name!r}")
+        value = later("twinkle", _LATER)(name)
     globals()[name] = value
     return value
 

@@ -38,6 +38,20 @@ def require(ok, *parts):
         raise InvalidError("".join(str(part) for part in parts))
 
 
+def later(module, needs):
+    """A module's __getattr__ for names that this version does not have: NotAvailableError with what
+    they need. needs: {name: what}."""
+
+    def missing(name):
+        if name in needs:
+            raise NotAvailableError(
+                f"{module}: {name} needs {needs[name]}, which this version does not have"
+            )
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return missing
+
+
 def refuse_unknown(where, kwargs, known=()):
     """Raises InvalidError that names the keyword arguments which are not among `known`."""
     unknown = sorted(set(kwargs) - set(known))

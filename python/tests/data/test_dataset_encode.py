@@ -51,7 +51,7 @@ def test_sources_are_mapped_apart_and_mixed():
 def test_what_is_not_there_yet_says_so():
     from twinkle.dataset import Dataset, DatasetMeta
 
-    with pytest.raises(NotAvailableError, match="streaming=True is not available"):
+    with pytest.raises(NotAvailableError, match="streaming=True is what IterableDataset is for"):
         Dataset(DatasetMeta(data=[]), streaming=True)
     with pytest.raises(InvalidError, match="dataset_meta is a str, it must be a DatasetMeta"):
         Dataset("file.jsonl")

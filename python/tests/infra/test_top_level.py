@@ -29,6 +29,23 @@ def test_names_of_later_versions_say_what_they_need(name):
         getattr(twinkle, name)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["dataset.PackingDataset", "dataset.IterablePackingDataset", "model.MegatronModel",
+     "model.TransformersValueModel", "template.DeepseekV4Template", "template.Gemma4Template",
+     "patch.TransformersEmbeddingPatch"],
+)  # fmt: skip
+def test_names_of_the_documents_that_are_not_there_say_why(name):
+    import importlib
+
+    module, _, name = name.partition(".")
+    module = importlib.import_module(f"twinkle.{module}")
+    with pytest.raises(ImportError, match=f"{name} needs .*, which this version does not have"):
+        getattr(module, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = module.Nonsense
+
+
 def test_the_release_has_a_version_and_a_time():
     from datetime import datetime
     from importlib.metadata import version

@@ -2,6 +2,7 @@
 
 from twinkle import checks
 from twinkle.core import core
+from twinkle.dataloader.stream import StreamLoader
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.plugin import construct_class
@@ -14,7 +15,8 @@ _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", 
 class DataLoader:
     """Yields lists of dicts, each row read once.
 
-    dataset: a Dataset, anything with len and [index], or a callable that makes one.
+    dataset: a Dataset, anything with len and [index], an IterableDataset or anything else that can
+    be looped over again, or a callable that makes one.
     batch_size: rows over all data ranks of device_mesh; each rank gets its slice.
     min_batch_size: a last batch below it is dropped (the number of data ranks where None).
     shuffle, seed: another order every epoch, the same on every machine. drop_last: like
@@ -41,10 +43,10 @@ class DataLoader:
         refuse_unknown("dataloader: DataLoader", kwargs, _INERT)
         if callable(dataset) and not hasattr(dataset, "__getitem__"):
             dataset = dataset()
+        indexed = all(getattr(dataset, name, None) for name in ("__len__", "__getitem__"))
         require(
-            hasattr(dataset, "__len__")
-            and hasattr(dataset, "__getitem__")
-            and not isinstance(dataset, (str, bytes, dict)),
+            (indexed or hasattr(dataset, "__iter__"))
+            and not isinstance(dataset, (str, bytes, dict, type)),
             f"dataloader: dataset is a {type(dataset).__name__}, it must be a Dataset or a "
             "callable that makes one",
         )
@@ -61,19 +63,23 @@ class DataLoader:
         if drop_last:
             min_batch_size = batch_size
         rank, world = _place(device_mesh)
-        options = core().LoaderOptions(
-            batch_size=batch_size,
-            min_batch_size=min_batch_size or 0,
-            shuffle=shuffle,
-            seed=seed,
-            data_rank_and_world=(rank, world),
-        )
+        require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
+        options = {
+            "batch_size": batch_size,
+            "min_batch_size": min_batch_size or 0,
+            "data_rank_and_world": (rank, world),
+        }
         self.dataset = dataset
         self.batch_size = batch_size
         self.device_mesh = device_mesh
         self.max_retries = max_retries
         self.remote_group = remote_group
-        self._loader = core().Loader(len(dataset), options)
+        if indexed:
+            options = core().LoaderOptions(**options, shuffle=shuffle, seed=seed)
+            self._loader = core().Loader(len(dataset), options)
+        else:
+            self._loader = StreamLoader(dataset, **options)
+        self._indexed = indexed
         self._collate = collate_fn
         self._epoch = 0
 
@@ -91,10 +97,11 @@ class DataLoader:
         while True:
             if epoch != self._epoch:
                 raise InvalidError("dataloader: this epoch ended when another one was started")
-            indices = self._loader.next()
-            if not indices:
+            batch = self._loader.next()
+            if not batch:
                 return
-            batch = [self.dataset[index] for index in indices]
+            if self._indexed:
+                batch = [self.dataset[index] for index in batch]
             yield self._collate(batch) if self._collate else batch
 
     def set_processor(self, processor_cls, **kwargs):

@@ -43,7 +43,7 @@ class Dataset:
             f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
         )
         if kwargs.pop("streaming", False):
-            raise NotAvailableError("dataset: streaming=True is not available in this version")
+            raise NotAvailableError("dataset: streaming=True is what IterableDataset is for")
         kwargs.pop("num_proc", None)
         key = dataset_meta.get_id()
         require(key not in self._sources, f"dataset: {key} has been added already")

@@ -40,12 +40,13 @@ def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
 
 def filter_rows(rows, function):
     """The rows for which `function(row)` is true."""
-    kept = []
-    for index in range(len(rows)):
-        verdict = _called(rows, function, rows.row(index), index)
-        if checks.flag(f"dataset: {rows.where(index)}: what {_name(function)} returned", verdict):
-            kept.append(index)
-    return rows.slice(kept)
+    return rows.slice(kept_indices(rows, function))
+
+
+def kept_indices(rows, function):
+    """Indices of the rows for which `function(row)` is true."""
+    indices = range(len(rows))
+    return [i for i in indices if verdict(lambda i=i: rows.where(i), function, rows.row(i))]
 
 
 def _made(rows, function, batch, begin, batched):
@@ -72,11 +73,24 @@ def _made(rows, function, batch, begin, batched):
 
 
 def _called(rows, function, argument, index):
+    return called(lambda: rows.where(index), function, argument)
+
+
+def called(where, function, argument):
+    """function(argument); what it raises becomes an InvalidError that names `where()`."""
     try:
         return function(argument)
     except Exception as error:
         cause = str(error) if isinstance(error, InvalidError) else repr(error)
-        raise InvalidError(f"dataset: {rows.where(index)}: {_name(function)}: {cause}") from error
+        raise InvalidError(f"dataset: {where()}: {_name(function)}: {cause}") from error
+
+
+def verdict(where, function, row):
+    """What a filter says of a row. InvalidError: not True or False."""
+    said = called(where, function, row)
+    if not isinstance(said, bool):
+        said = checks.flag(f"dataset: {where()}: what {_name(function)} returned", said)
+    return said
 
 
 def _name(function):

@@ -1,5 +1,7 @@
 """DatasetMeta to rows: memory, aliases, local files and directories, hubs."""
 
+import itertools
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataset import columnar
-from twinkle.errors import NotFoundError, require
+from twinkle.errors import InvalidError, NotFoundError, require
 from twinkle.hub_operation import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
@@ -51,6 +53,75 @@ def _of_id(meta, kwargs):
     alone = path.is_file() or path.suffix == ".lance"
     parts = [_read(file) for file in ([path] if alone else _files(path, meta.split))]
     return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
+
+
+class Stream:
+    """A source that is read anew by every rows()."""
+
+    def __init__(self, meta, kwargs):
+        self._meta, self._kwargs = meta, kwargs
+        part = meta.data_slice
+        require(
+            part is None or (isinstance(part, range) and part.start >= 0 and part.step > 0),
+            f"dataset: data_slice is {part!r}, of a stream it must be a range that grows",
+        )
+        self._path = None if meta.data is not None else local_path(meta.dataset_id)
+
+    def rows(self):
+        """Pairs of a function that tells a row's place, and the row."""
+        part = self._meta.data_slice
+        rows = self._all()
+        if part is None:
+            return rows
+        return itertools.islice(rows, part.start, max(part.stop, part.start), part.step)
+
+    def _all(self):
+        data = self._meta.data
+        if data is None and self._path is not None:
+            whole = self._path.is_file() or self._path.suffix == ".lance"
+            files = [self._path] if whole else _files(self._path, self._meta.split)
+            return itertools.chain.from_iterable(map(_lines, files))
+        if data is None:
+            name, data = self._meta.dataset_id, _from_hub(self._meta, {**self._kwargs, **_STREAM})
+        elif isinstance(data, Mapping):
+            name, data = "memory", map_col_to_row(data)
+        else:
+            name, data = "memory", data() if callable(data) else data
+        return _placed(name, data)
+
+
+_STREAM = {"streaming": True}
+
+
+def _placed(name, rows):
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            checks.refuse(f"dataset: {name} row {index}", row, "a dict")
+        yield (lambda index=index: f"{name} row {index}"), dict(row)
+
+
+def _lines(file):
+    """The rows of a file; those of JSON lines and of text without reading it whole."""
+    if file.suffix not in (".jsonl", ".txt"):
+        rows = _read(file)
+        for index in range(len(rows)):
+            yield (lambda index=index: rows.where(index)), rows.row(index)
+        return
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{file} line {number}"
+            if file.suffix == ".txt":
+                yield (lambda where=where: where), {"text": line.removesuffix("\n")}
+            elif line.strip():
+                yield (lambda where=where: where), _json_row(line, where)
+
+
+def _json_row(line, where):
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidError(f"dataset: {where}: {error}") from error
+    return dict(checks.mapping(f"dataset: {where}", row))
 
 
 def _read(file):

@@ -1,7 +1,17 @@
 """Models to train: each method submits operations to the C++ engine."""
 
+from twinkle.errors import later
 from twinkle.model.base import TwinkleModel
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.transformers_model import TransformersModel
 
 __all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
+
+__getattr__ = later(
+    __name__,
+    {
+        "MegatronModel": "several devices",
+        "MultiLoraMegatronModel": "several devices",
+        "TransformersValueModel": "a value head",
+    },
+)

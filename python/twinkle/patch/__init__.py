@@ -3,7 +3,7 @@
 import contextlib
 import sys
 
-from twinkle.errors import refuse_unknown
+from twinkle.errors import later, refuse_unknown
 from twinkle.plugin import construct_class
 
 
@@ -54,3 +54,16 @@ def _patch(patch_cls):
 
 
 __all__ = ["NoSplitModulesPatch", "Patch", "apply_context", "apply_patch"]
+
+_OTHER_ENGINE = "another engine than this one"
+__getattr__ = later(
+    __name__,
+    dict.fromkeys(
+        (
+            "GatedDeltaNetPaddingFreePatch", "MegatronEmbeddingPatch", "MegatronPeft",
+            "Qwen3AllowToolTailTemplate", "Qwen3ChatTemplate", "TransformersEmbeddingPatch",
+            "TransformersFusedCEPatch", "VLLMLoraWeights", "VLLMMoEWeights",
+        ),
+        _OTHER_ENGINE,
+    ),
+)  # fmt: skip

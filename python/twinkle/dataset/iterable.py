@@ -1,0 +1,135 @@
+"""IterableDataset: rows that come one after the other and are not kept."""
+
+import itertools
+
+from twinkle import checks
+from twinkle.dataset import rowwise, source
+from twinkle.dataset.dataset import _INERT, _LOADER, Dataset, _construct
+from twinkle.dataset.lazy import OneRow
+from twinkle.dataset.meta import DatasetMeta
+from twinkle.errors import NotAvailableError, refuse_unknown, require
+from twinkle.preprocessor import DataFilter, Preprocessor
+
+
+class IterableDataset(Dataset):
+    """As Dataset, for sources that are too large to read at once: it has no length and no [index],
+    and every loop over it reads them anew, working on each row as it comes.
+
+    A .jsonl or .txt file is read line by line, a hub streams, a callable in DatasetMeta.data is
+    called again for every loop; other files are read whole. data_slice may be a range that grows.
+    Rows that a filter, check or encode leaves out are skipped; a row that a map or encode refuses
+    is an error with its place. mix_dataset() takes a row of each source in turn until one ends.
+    """
+
+    __len__ = None
+    __getitem__ = None
+
+    def __init__(self, dataset_meta=None, **kwargs):
+        self._work = {}  # source: functions of (where, row) that give rows, in order
+        self._all_work = []  # of every row after those
+        self._order = None  # of the sources; None: not mixed
+        super().__init__(dataset_meta, **kwargs)
+
+    def add_dataset(self, dataset_meta, **kwargs):
+        """One more source, which is opened when it is read. InvalidError: it is there already."""
+        refuse_unknown("dataset: IterableDataset", kwargs, _LOADER)
+        if not isinstance(dataset_meta, DatasetMeta):
+            checks.refuse("dataset: dataset_meta", dataset_meta, "a DatasetMeta")
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("streaming", "num_proc")}
+        require(self._order is None, "dataset: add_dataset must come before mix_dataset")
+        key = dataset_meta.get_id()
+        require(key not in self._sources, f"dataset: {key} has been added already")
+        self._sources[key] = source.Stream(dataset_meta, kwargs)
+
+    def mix_dataset(self, interleave=True):
+        interleave = checks.flag("dataset: interleave", interleave)
+        require(bool(self._sources), "dataset: there is nothing to mix: add_dataset comes first")
+        self._order = "interleave" if interleave else "concat"
+
+    def _key(self, dataset_meta, what):
+        require(self._order is None, f"dataset: {what} must come before mix_dataset")
+        return super()._key(dataset_meta, what)
+
+    def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
+        """Notes a preprocessor, as Dataset.map takes it; it gets one row at a time."""
+        refuse_unknown("dataset: map", kwargs, ("batched", "batch_size", *_INERT))
+        batched = checks.flag("dataset: batched", kwargs.get("batched", True))
+        key = self._key(dataset_meta, "map")
+        work = _construct(preprocess_func, Preprocessor, init_args)
+        work = OneRow(work, batched or isinstance(work, Preprocessor))
+        self._note(key, lambda where, row: [rowwise.called(where, work, row)])
+
+    def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
+        """Notes a filter, as Dataset.filter takes it."""
+        refuse_unknown("dataset: filter", kwargs, _INERT)
+        key = self._key(dataset_meta, "filter")
+        keep = _construct(filter_func, DataFilter, init_args)
+        self._note(key, lambda where, row: [row] if rowwise.verdict(where, keep, row) else [])
+
+    def _note(self, key, work):
+        self._work.setdefault(key, []).append(work)
+
+    def encode(self, add_generation_prompt=False, **kwargs):
+        """Notes that rows are encoded; truncation_strategy 'split' makes several of one."""
+        refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
+        prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
+        template = self._require_template("encode")
+
+        def encode(row):
+            made = template.batch_encode([row], add_generation_prompt=prompt)
+            return [feature for feature in made if feature]
+
+        self._all_work.append(lambda where, row: rowwise.called(where, encode, row))
+
+    def check(self, **kwargs):
+        """Notes that rows which the template cannot encode are left out."""
+        refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
+        template = self._require_template("check")
+        self._all_work.append(lambda where, row: [row] if template.check(row) is not None else [])
+
+    def cast_column(self, column, decode=True):
+        raise NotAvailableError(
+            f"dataset: cast_column({column!r}, decode={decode!r}) needs rows that can be read twice"
+        )
+
+    def save_as(self, path, format=None, batch_size=1000, mode="training"):
+        """mode='training' alone: rows are written as they are read, until flush_save."""
+        require(mode == "training", f"dataset: mode is {mode!r}, of a stream it must be 'training'")
+        super().save_as(path, format, batch_size, mode)
+
+    def __iter__(self):
+        require(bool(self._sources), "dataset: it has no rows: pass a DatasetMeta, or add_dataset")
+        require(
+            len(self._sources) == 1 or self._order is not None,
+            f"dataset: it has {len(self._sources)} sources: call mix_dataset() first",
+        )
+        streams = [
+            _worked(stream.rows(), self._work.get(key, ())) for key, stream in self._sources.items()
+        ]
+        mixed = itertools.chain(*streams) if self._order == "concat" else _in_turn(streams)
+        return self._recorded(_worked(mixed, self._all_work))
+
+    def _recorded(self, rows):
+        for _, row in rows:
+            if self._recorder is not None:
+                self._recorder.add(row)
+            yield row
+
+
+def _worked(rows, work):
+    """(where, row) after all functions of `work`."""
+    for function in work:
+        rows = _one_after_the_other(function, rows)
+    return rows
+
+
+def _one_after_the_other(function, rows):
+    for where, row in rows:
+        for made in function(where, row):
+            yield where, made
+
+
+def _in_turn(streams):
+    """A row of each until one has no more."""
+    for rows in zip(*streams, strict=False):
+        yield from rows
