@@ -163,7 +163,7 @@ BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
   return outcome;
 }
 
-void DecoderExecutor::start(int64_t id, const Sample& sample) {
+void DecoderExecutor::start(int64_t id, const Sample& sample, Share share) {
   sampler::Decode decode;
   {
     const Lock lock(mutex_);
@@ -171,7 +171,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample) {
   }
   lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
-  sampling_->start(id, sample, {std::move(pin), version}, std::move(decode));
+  sampling_->start(id, sample, share, {std::move(pin), version}, std::move(decode));
   parking_.settle(training_->tenants());
 }
 

@@ -42,7 +42,7 @@ class DecoderExecutor : public Executor {
   bool joins(const Operation& operation) const override;
   Result run(const Operation& operation) override;
   BatchOutcome run_batch(std::span<const Work> batch) override;
-  void start(int64_t id, const Sample& sample) override;
+  void start(int64_t id, const Sample& sample, Share share) override;
   void admit(const Admitted& request) override;
   StepOutcome step() override;
   Result commit(int64_t id) override;

@@ -24,7 +24,8 @@ class Sampling {
 
   // `weights` stay as they are until the Sample has ended. `decode` as Sampler's. Error kInvalid: a
   // request is wrong.
-  void start(int64_t id, const Sample& sample, Weights weights, sampler::Decode decode);
+  void start(int64_t id, const Sample& sample, Share share, Weights weights,
+             sampler::Decode decode);
   // As Executor says of them.
   void admit(const Admitted& request);
   StepOutcome step();
