@@ -194,10 +194,9 @@ StepResult Tenant::step(const Step& operation) {
   if (!optimizer_) {
     optimizer_ = optim::make(operation.optimizer, options);
   } else if (optimizer_->name() != operation.optimizer) {
-    require(!resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
-            ", the checkpoint's is ", optimizer_->name(),
-            "; use that one, or load without the optimizer");
-    optimizer_ = optim::make(operation.optimizer, options);  // another optimizer starts afresh
+    // Another optimizer starts afresh, whether this one was loaded or not: a replay from a snapshot
+    // is to end where the first run did.
+    optimizer_ = optim::make(operation.optimizer, options);
   } else {
     optimizer_->configure(options);
   }
@@ -244,7 +243,6 @@ void Tenant::weights_changed() {
 
 void Tenant::reset_training() {
   optimizer_.reset();
-  resumed_ = false;
   if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();

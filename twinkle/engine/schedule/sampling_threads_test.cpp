@@ -152,7 +152,7 @@ void run_client(Dispatcher& dispatcher, const std::string& tenant, uint64_t seed
   std::vector<std::pair<Sample, Future>> samples;
   std::vector<Future> training;
   int64_t seen = 0;
-  for (uint64_t i = 0; i < 40; ++i) {
+  for (uint64_t i = 0; i < 200; ++i) {
     const uint64_t key = key_of(seed, i);
     Sample sample = some_sample(tenant, key);
     samples.emplace_back(sample, submit(sample));
@@ -200,7 +200,7 @@ TEST(SamplingThreads, ManyClientsSubmitCancelAndReadWhileTheSamplerSteps) {
     for (std::thread& client : clients) client.join();
   }
   EXPECT_TRUE(executor.all_pages_are_free());
-  EXPECT_GT(tally.ended, 80);
+  EXPECT_GT(tally.ended, 400);
   EXPECT_GT(tally.failed, 0);
   EXPECT_GT(tally.cancelled, 0);
 }
