@@ -3,7 +3,8 @@
     .venv/bin/python bench/exactness.py [--quick] [MODEL]
 
 Both live in one process and take turns; the median of the ratios of neighbouring turns is shown.
-MODEL is a folder or an id, by default smollm2. --quick: few turns of little work, to see that it runs.
+MODEL is a folder or an id, by default smollm2. --quick: few turns of little work, to see that it
+runs.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Work:
         tenant.step(lr=1e-3).result()
 
     def decode(self, count):
-        params = {"max_tokens": self.new_tokens, "temperature": 0.0, "ignore_eos": True}
+        params = {"max_tokens": self.new_tokens, "temperature": 0.0, "stop": [0]}
 
         def run(tenant):
             tenant.sample([self.tokens(i, 16) for i in range(count)], params).result()
