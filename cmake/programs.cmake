@@ -37,11 +37,17 @@ endfunction()
 if(TWINKLE_TESTS)
   twinkle_programs(examples example_)
   twinkle_programs(bench "")
+  twinkle_programs(tests/soak "")
 endif()
 
-# The engine's scheduling alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
+# The scheduling of engine and sampler alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
 if(TWINKLE_TESTS)
   file(GLOB scheduling CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/engine/schedule/*.cpp)
+  foreach(name schedule prefill stop_strings params cache/block_pool cache/prefix_cache)
+    file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp
+      ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)
+    list(APPEND scheduling ${part})
+  endforeach()
   add_executable(schedule_test EXCLUDE_FROM_ALL ${scheduling} ${CMAKE_SOURCE_DIR}/twinkle/engine/bytes.cpp)
   target_link_libraries(schedule_test PRIVATE twinkle_base GTest::gtest GTest::gtest_main)
 endif()

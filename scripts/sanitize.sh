@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # sanitize.sh [asan|tsan]: builds and runs C++ tests under sanitizers; both without an argument.
 # asan: memory errors, leaks and undefined behaviour (build/sanitizers). tsan: data races, in what
-# runs without torch, whose own threads are not built for it (build/tsan).
+# runs without torch, whose own threads are not built for it (build/tsan): the scheduling of engine
+# and sampler over a null model, among others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:$HOME/.cargo/bin"

@@ -1,6 +1,7 @@
 """bench/: arguments, the arithmetic of rows and limits, the noise filter, the pipes. No model."""
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -283,3 +284,12 @@ def test_a_worker_answers_and_its_errors_come_back(tmp_path, monkeypatch):
         assert worker.ask("peak_rss_mib") > 1
     with Worker("system_missing", threads=1) as worker, pytest.raises(WorkerError, match="ended"):
         worker.ask("echo", text="a")
+
+
+def test_the_cost_of_exactness_is_measured_on_any_model(tiny_llama_dir):
+    pytest.importorskip("twinkle._core", reason="the extension is not built")
+    command = [sys.executable, ROOT / "bench/exactness.py", "--quick", tiny_llama_dir]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    for work in ("training, 2 x 32 tokens: ", "decoding, 1 sequences: ", "decoding, 2 sequences: "):
+        assert work in result.stdout

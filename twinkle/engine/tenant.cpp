@@ -206,15 +206,13 @@ StepResult Tenant::step(const Step& operation) {
   Json options = operation.options.empty() ? Json(JsonObject{})
                                            : parse_json(operation.options, "step options");
   const Change change = scaled(operation.max_grad_norm, operation.norm_type);
+  // Another optimizer starts afresh, whether this one was loaded or not: a replay from a snapshot is
+  // to end where the first run did.
   const bool goes_on = optimizer_ && optimizer_->name() == operation.optimizer;
-  require(goes_on || !resumed_, Code::kInvalid, "engine: step: optimizer is ", operation.optimizer,
-          ", the checkpoint's is ", optimizer_ ? optimizer_->name() : "",
-          "; use that one, or load without the optimizer");
   std::unique_ptr<optim::Optimizer> next = optim::make(operation.optimizer, options);
   if (mode_ == Mode::kLora) own_adapter();
   {
-    // Another optimizer starts afresh. What throws, for want of memory, say, leaves the one that
-    // was there with its state.
+    // What throws, for want of memory, say, leaves the one that was there with its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
     next->step(params(), next->lr(), change.scale);
     loan.taken = true;
@@ -261,7 +259,6 @@ void Tenant::weights_changed() {
 
 void Tenant::reset_training() {
   optimizer_.reset();
-  resumed_ = false;
   if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();

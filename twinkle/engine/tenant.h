@@ -113,9 +113,7 @@ class Tenant {
   std::unique_ptr<optim::Optimizer> optimizer_;
   Json options_ = JsonObject{};  // the optimizer's, of the last step
   double num_tokens_ = 0;
-  int64_t calls_ = 0;  // ForwardBackwards that succeeded, ever
-  bool resumed_ =
-      false;  // the optimizer came from a checkpoint: another one must not take its place unnoticed
+  int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
   int64_t pending_ = 0;  // of them since the last step
 };
 

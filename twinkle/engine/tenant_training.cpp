@@ -92,7 +92,6 @@ Tenant::Training Tenant::parse_training(const Json& fields,
 void Tenant::load_training(Training training) {
   for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(training.masters[i]);
   restore({std::move(training.grads)});
-  resumed_ = training.optimizer != nullptr;
   optimizer_ = std::move(training.optimizer);
   options_ = std::move(training.options);
   seed_ = training.seed;

@@ -64,10 +64,11 @@ struct Trial {
   }
 };
 
+int64_t most_rows(const Product& p) { return p.inputs * p.outputs >= kLargeWeight ? 512 : 1024; }
+
 Trial make_trial(const Product& p, const Library& library) {
-  const bool large = p.inputs * p.outputs >= kLargeWeight;
   const at::Tensor x =
-      cancelling(p.inputs, large ? 512 : 1024, 1, key_of(1, "rows"), p.type).t().contiguous();
+      cancelling(p.inputs, most_rows(p), 1, key_of(1, "rows"), p.type).t().contiguous();
   const at::Tensor w = cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p.type);
   const at::Tensor weight = p.transposed ? w.contiguous().t() : w.t().contiguous();
   // Zeros: the path is the one with a bias, the rounding is still in sight.
@@ -151,7 +152,7 @@ RowPlan prove_rows(const Product& p, int threads, const Library& library) {
   const Threads restore;
   at::set_num_threads(threads);
   const Trial trial = make_trial(p, library);
-  RowPlan plan;
+  RowPlan plan{.most = most_rows(p)};
   const std::vector<int> all{threads, 1};
   if (const auto least = find_least(trial, all, p.inputs * p.outputs >= kLargeWeight)) {
     plan.least = *least;
@@ -184,6 +185,20 @@ RowPlan row_plan(const Product& p) {
   return proven[key] = plan;
 }
 
+at::Tensor multiply_by(const RowPlan& plan, const at::Tensor& x,
+                       const std::function<at::Tensor(const at::Tensor&)>& multiply) {
+  const int64_t rows = x.size(0);
+  if (plan.tile > 0) return tiled(x, plan.tile, multiply);
+  if (rows > plan.most) {
+    std::vector<at::Tensor> pieces;
+    for (const at::Tensor& piece : x.split(plan.most))
+      pieces.push_back(multiply_by(plan, piece, multiply));
+    return at::cat(pieces);
+  }
+  if (rows >= plan.least) return multiply(x);
+  return multiply(padded(x, plan.least)).narrow(0, 0, rows).contiguous();
+}
+
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
   return at::linear(x, weight, bias);
@@ -191,15 +206,11 @@ at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at:
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
-  // Short of a look at its plan, which row_plan keeps trivial.
+  // Short of a look at its plan, which row_plan keeps trivial. It cuts rows into blocks of 512 by
+  // itself, each of which it computes as if it were alone.
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  const RowPlan plan = row_plan(Product::of(weight, bias));
-  const int64_t rows = x.size(0);
-  if (plan.tile > 0) {
-    return tiled(x, plan.tile, [&](const at::Tensor& t) { return plain_linear(t, weight, bias); });
-  }
-  if (rows >= plan.least) return plain_linear(x, weight, bias);
-  return plain_linear(padded(x, plan.least), weight, bias).narrow(0, 0, rows).contiguous();
+  return multiply_by(row_plan(Product::of(weight, bias)), x,
+                     [&](const at::Tensor& some) { return plain_linear(some, weight, bias); });
 }
 
 }  // namespace twinkle::nn

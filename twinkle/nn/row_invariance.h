@@ -24,6 +24,8 @@ struct Product {
 struct RowPlan {
   int64_t least = 1;  // rows; fewer are padded with rows of zeros to as many
   int64_t tile = 0;   // rows; 0: none. Else the product is made of padded pieces of just so many
+  int64_t most = 1;   // rows; more are cut into pieces of so many and a rest: larger products than
+                      // these are never asked of the library, so they need no proof
 };
 
 // x W^T + bias, `bias` undefined for none.
@@ -35,8 +37,12 @@ using Library = std::function<at::Tensor(const at::Tensor& x_NI, const at::Tenso
 // summation shows in almost every output. Error kInternal: neither padding nor tiles help.
 RowPlan prove_rows(const Product& product, int threads, const Library& library);
 
-// The same for plain_linear with 2 threads or at::get_num_threads(), whichever is more. Tried once
-// in a process.
+// `multiply`, a product of rows [N, I], as the plan wants it done.
+at::Tensor multiply_by(const RowPlan& plan, const at::Tensor& x_NI,
+                       const std::function<at::Tensor(const at::Tensor& x_NI)>& multiply);
+
+// prove_rows for plain_linear with 2 threads or at::get_num_threads(), whichever is more. Tried
+// once in a process.
 RowPlan row_plan(const Product& product);
 
 // x W^T + b by the fastest product: kernels::linear_bf16 where it is fast, else torch's.

@@ -62,6 +62,42 @@ TEST(RowPlan, TakesSingleRowsWhereARowFeelsItsPlace) {
   EXPECT_EQ(plan.tile, 1);
 }
 
+TEST(RowPlan, MoreRowsThanWereTriedAreCutSoThatALibraryThatBreaksAtLargeCountsIsNeverAsked) {
+  int64_t largest = 0;
+  const Library library = library_with([&](int64_t rows, int64_t row) {
+    largest = std::max(largest, rows);
+    return rows < 3 || (rows > 1024 && row % 3 == 1);
+  });
+  const RowPlan plan = prove_rows(kSmall, 2, library);
+  EXPECT_EQ(plan.least, 4);
+  EXPECT_EQ(plan.most, 1024);
+  EXPECT_EQ(largest, 1024) << "no larger product than the start-up has tried";
+  const auto w = at::zeros({3, 6});
+  for (const int64_t rows : {1, 1024, 1025, 4096, 5000}) {
+    const auto x = at::randn({rows, 6});
+    const auto y = multiply_by(plan, x, [&](const at::Tensor& t) { return library(t, w, {}); });
+    ASSERT_EQ(y.size(0), rows);
+    EXPECT_TRUE(at::equal(y[rows - 1], x[rows - 1].sum().expand(3)));
+    EXPECT_TRUE(at::equal(y[rows / 2], x[rows / 2].sum().expand(3)));
+    EXPECT_EQ(largest, 1024);
+  }
+}
+
+// The engine's default budget of tokens, and twice it.
+TEST(RowInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
+  at::manual_seed(4);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto x = at::randn({8192, 96}).to(type), w = at::randn({70, 96}).to(type);
+    const auto few = row_invariant_linear(x.narrow(0, 4000, 9), w);
+    EXPECT_TRUE(at::equal(row_invariant_linear(x, w).narrow(0, 4000, 9), few));
+    EXPECT_TRUE(
+        at::equal(row_invariant_linear(x.narrow(0, 3000, 4096), w).narrow(0, 1000, 9), few));
+    const auto dy = at::randn({8192, 70}).to(type);
+    EXPECT_TRUE(at::equal(row_invariant_linear(dy, w.t()).narrow(0, 8190, 2),
+                          row_invariant_linear(dy.narrow(0, 8190, 2), w.t())));
+  }
+}
+
 TEST(RowPlan, RefusesALibraryThatDoesNotRepeatItself) {
   int rows = 0;
   const auto error = error_of([&] {

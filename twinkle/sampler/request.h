@@ -16,6 +16,9 @@ struct Request {
                          // share the pages of equal beginnings, now and later, so the caller never
                          // gives one number to two states of the weights. 0: nothing is shared
   bool stream = false;   // its tokens are events as soon as they are known, see take_events()
+  std::string owner = {};  // owners share the prompt tokens of a forward, and the pages, ...
+  double weight = 1.0;     // > 0; ... by weight, that of an owner's newest request, ...
+  int32_t priority = 0;    // ... among those of one priority: prompts of a higher one come first
 };
 
 struct SamplerOptions {

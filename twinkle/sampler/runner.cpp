@@ -86,6 +86,8 @@ void Sampler::check(const Request& request, bool has_decode) const {
   };
   in_vocabulary("prompt", request.prompt);
   in_vocabulary("stop_token_ids", request.params.stop_token_ids);
+  require(request.weight > 0, Code::kInvalid, "sampler: weight is ", request.weight,
+          ", it must be above 0");
   require(request.slot >= -1, Code::kInvalid, "sampler: slot is ", request.slot,
           ", it must be at least -1");
   require(request.params.stop.empty() || has_decode, Code::kInvalid,

@@ -2,7 +2,8 @@
 // one forward over the new tokens of all running sequences, prompts in pieces and one token of each
 // that decodes; a request that ends makes room for those that wait. Tokens and log-probabilities of
 // a request are, bit for bit, what it would get alone: neighbours, order of arrival, piece sizes
-// and pages that others have computed change nothing. Knows slots and versions, not tenants. One
+// and pages that others have computed change nothing. Knows slots, versions and owners' names, not
+// tenants. One
 // thread, the one that runs the decoder.
 #pragma once
 #include <cstdint>

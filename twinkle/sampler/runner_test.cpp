@@ -254,6 +254,25 @@ TEST(Sampler, EachSequenceRunsWithTheAdapterOfItsSlot) {
   EXPECT_NE(got[0][0].tokens, got[1][0].tokens);
 }
 
+TEST(Sampler, OwnersWeightsAndPrioritiesChangeNotABit) {
+  TinyDecoder decoder({});
+  const std::vector<Request> alone = mixed_requests();
+  const auto want = Sampler(*decoder, {}).generate(alone);
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    std::vector<Request> requests = alone;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i].owner = std::to_string((seed + i) % 3);
+      requests[i].weight = static_cast<double>(1 + (seed * i) % 9);
+      requests[i].priority = static_cast<int32_t>((seed + i * i) % 2);
+    }
+    const auto got = Sampler(*decoder, {.prefill_tokens = 40}).generate(requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      for (size_t s = 0; s < got[i].size(); ++s)
+        expect_same(got[i][s], want[i][s], "request " + std::to_string(i));
+    }
+  }
+}
+
 TEST(Sampler, ACancelledRequestLeavesItsPagesAndNoOutcome) {
   TinyDecoder decoder({});
   Sampler sampler(*decoder, {.kv_tokens = 1024});
@@ -330,6 +349,7 @@ TEST(Sampler, RefusesBadRequestsBeforeAnythingIsComputed) {
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1, .stop_token_ids = {500}}}),
             "sampler: stop_token_ids[0] is 500, the vocabulary has 97 tokens");
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1}, -2}), "sampler: slot is -2, it must be at least -1");
+  EXPECT_EQ(refusal({.prompt = {1}, .weight = 0}), "sampler: weight is 0, it must be above 0");
   EXPECT_EQ(refusal({{1}, {.max_tokens = -1}}), "sampler: max_tokens is -1, it must be at least 0");
   EXPECT_EQ(refusal({{1}, {.max_tokens = 1, .stop = {"x"}}}),
             "sampler: stop holds strings, but there is no tokenizer to find them with: set a "

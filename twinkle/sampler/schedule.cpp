@@ -17,8 +17,6 @@ const SamplerOptions& checked(const SamplerOptions& options) {
   return options;
 }
 
-bool at_page_start(const Sequence& s) { return s.computed % kPageTokens == 0; }
-
 }  // namespace
 
 Schedule::Schedule(const SamplerOptions& options)
@@ -50,38 +48,53 @@ void Schedule::attach(Sequence& s) {
   }
 }
 
-// Whether a sequence of the batch is computing this one's next page: after the step it can be had.
-bool Schedule::waits(Sequence& s, const std::vector<Sequence*>& batch) {
-  if (s.version == 0 || s.job->forked || !at_page_start(s) ||
+Sequence* leader_of(const Sequence& s, const std::vector<Sequence*>& computing) {
+  if (s.version == 0 || s.job->forked || s.computed % kPageTokens != 0 ||
       s.job->num_scored < s.job->prompt_size()) {
-    return false;
+    return nullptr;
   }
   const auto page = s.page(s.num_linked);
-  for (Sequence* other : batch) {
+  Sequence* leader = nullptr;
+  for (Sequence* other : computing) {
     const bool prompt = !other->job->forked;
-    if (!prompt && other->next - other->computed == 1) continue;  // it decodes
+    if (other == &s || (!prompt && other->left() == 1)) continue;  // it decodes
     if (other->version != s.version || other->linked_id != s.linked_id ||
         !std::ranges::equal(other->page(other->num_linked), page)) {
       continue;
     }
-    const bool same = prompt && other->tokens == s.tokens;
-    if (same && other->finishes()) followers_.emplace_back(other, &s);
-    if (same || s.left() > kPageTokens) return true;
+    if (prompt && other->tokens == s.tokens) return other;
+    if (!leader && s.left() > kPageTokens) leader = other;
   }
-  return false;
+  return leader;
 }
 
-// Makes room for tokens [computed, end) of a sequence, its pages there its own. Takes pages from
-// younger sequences, the youngest first, when none are free; false when that is not enough.
-bool Schedule::reserve(Sequence& s, size_t index, int64_t end, Work& work) {
+// Who waits for a prompt that the batch completes: its samples begin with it.
+void Schedule::follow(const std::vector<Sequence*>& batch) {
+  for (const auto& s : sequences_) {
+    if (s->planned()) continue;
+    Sequence* leader = leader_of(*s, batch);
+    if (leader && leader->finishes() && leader->tokens == s->tokens)
+      followers_.emplace_back(leader, s.get());
+  }
+}
+
+// Makes room for tokens [computed, end) of a sequence, its pages there its own. When none are free,
+// those that are not in the plan give theirs: the youngest first of those younger than it, and of
+// those that only keep pages for their beginning. False when that is not enough.
+bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
   std::vector<Block>& blocks = s.blocks;
   const auto first = static_cast<size_t>(s.computed / kPageTokens);
   // Only the last page can be both partly filled and shared: with the samples of its prompt.
   const auto copies = [&] { return first < blocks.size() && blocks[first].shared() ? 1 : 0; };
   const int64_t grown = pages_for(end) - std::ssize(blocks);
+  bool younger = true;
   for (size_t i = sequences_.size(); pool_.num_free() < grown + copies();) {
-    if (--i == index) return false;
-    sequences_[i]->release();
+    if (i == 0) return false;
+    Sequence& other = *sequences_[--i];
+    if (&other == &s)
+      younger = false;
+    else if (!other.planned() && (younger || !other.running))
+      other.release();
   }
   const bool copy = copies() == 1;
   std::vector<Block> taken = pool_.take(grown + copies());
@@ -94,30 +107,32 @@ bool Schedule::reserve(Sequence& s, size_t index, int64_t end, Work& work) {
   return true;
 }
 
+// Plans tokens up to `end`. False: the batch or the cache has no room for them.
+bool Schedule::extend(Sequence& s, int64_t end, Work& work) {
+  if (!s.planned()) {
+    const auto batch = std::ssize(work.batch);
+    if (batch == options_.max_batch) return false;
+    // A newcomer waits until the others can each take one more page, lest it be sent back at once.
+    const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
+    if (!s.running && batch > 0 && pool_.num_free() < grown + batch) return false;
+  }
+  if (!reserve(s, end, work)) return false;
+  if (!s.planned()) work.batch.push_back(&s);
+  s.next = end;
+  s.running = true;
+  return true;
+}
+
 Schedule::Work Schedule::plan() {
   Work work;
   followers_.clear();
-  int64_t budget = options_.prefill_tokens;
-  for (size_t i = 0; i < sequences_.size() && std::ssize(work.batch) < options_.max_batch; ++i) {
-    Sequence& s = *sequences_[i];
-    attach(s);
-    if (waits(s, work.batch) || (s.left() > 1 && budget == 0)) continue;
-    const int64_t count = s.left() == 1 ? 1 : std::min(s.left(), budget);
-    // A newcomer waits until the others can each take one more page, lest it be sent back at once.
-    const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
-    if (!s.running && !work.batch.empty() && pool_.num_free() < grown + std::ssize(work.batch)) {
-      std::for_each(sequences_.begin() + static_cast<ptrdiff_t>(i), sequences_.end(),
-                    [](const auto& other) {
-                      if (!other->running) other->release();
-                    });
-      break;
-    }
-    if (!reserve(s, i, s.computed + count, work)) break;
-    if (s.left() > 1) budget -= count;
-    s.next = s.computed + count;
-    s.running = true;
-    work.batch.push_back(&s);
+  meet();
+  let_begin();
+  for (const auto& s : sequences_) {
+    if (s->left() == 1 && s->may_run && !leader_of(*s, work.batch)) extend(*s, s->size(), work);
   }
+  prefill(work);
+  follow(work.batch);
   return work;
 }
 

@@ -1,19 +1,30 @@
-// Which sequences compute what in the next forward, and in whose pages. The oldest come first: one
-// token of each that decodes, prompts as far as a budget goes, so that neither waits for the other.
-// When pages run out, the youngest give theirs back and are computed again later. Sequences of the
-// same weights that begin alike share pages: what one has computed others take, and what one is
-// computing others wait for. Knows no tensors. One thread, the sampler's.
+// Which sequences compute what in the next forward, and in whose pages. One token of each that
+// decodes, and prompts as far as a budget goes, so that neither waits for the other. The budget is
+// shared between the owners of requests as batches are between tenants (base/fair_share.h); an
+// owner's oldest prompt comes first. Room for a new one goes to the owner that holds the fewest
+// pages for its weight. When pages run out, the youngest sequences give theirs back and are
+// computed again later. Sequences of the same weights that begin alike share pages: what one has
+// computed others take, and what one is computing others wait for. Knows no tensors. One thread,
+// the sampler's.
 #pragma once
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "twinkle/base/fair_share.h"
 #include "twinkle/sampler/cache/block_pool.h"
 #include "twinkle/sampler/cache/prefix_cache.h"
 #include "twinkle/sampler/sequence.h"
 
 namespace twinkle::sampler {
+
+// Who of `computing` computes the next page of `sequence` too, which had better wait for it: the
+// page, or all samples of an equal prompt. Null: nobody.
+Sequence* leader_of(const Sequence& sequence, const std::vector<Sequence*>& computing);
 
 class Schedule {
  public:
@@ -51,9 +62,31 @@ class Schedule {
   const BlockPool& pool() const { return pool_; }
 
  private:
-  bool waits(Sequence& sequence, const std::vector<Sequence*>& batch);
+  // What an owner has a prompt for: a sequence, its own or the one whose pages it waits for, and
+  // how far it helps that this is computed.
+  struct Prompt {
+    Sequence* sequence;
+    int64_t end;
+  };
+  struct Owner {
+    Account account;  // in prompt tokens
+    int32_t priority = 0;
+    // In the plan in the making:
+    int64_t held = 0;                 // pages of what runs
+    std::deque<Sequence*> newcomers;  // that do not run; the oldest first
+    std::vector<Prompt> prompts;
+  };
+
   void attach(Sequence& sequence);
-  bool reserve(Sequence& sequence, size_t index, int64_t end, Work& work);
+  bool reserve(Sequence& sequence, int64_t end, Work& work);
+  bool extend(Sequence& sequence, int64_t end, Work& work);
+  void follow(const std::vector<Sequence*>& batch);
+  // prefill.cpp:
+  void meet();
+  void let_begin();
+  bool add_prompt(Owner& owner, Sequence& sequence, std::vector<Sequence*>& computing);
+  void prefill(Work& work);
+  void share_out(const std::vector<Owner*>& owners, int64_t& budget, Work& work);
   void split(Sequence& sequence, std::vector<Sequence*>& out);
 
   SamplerOptions options_;
@@ -63,6 +96,8 @@ class Schedule {
   std::vector<std::pair<Sequence*, Sequence*>>
       followers_;  // of the plan: who waits for whose prompt
   int64_t num_shared_ = 0;
+  std::map<std::string, Owner> owners_;  // that have sequences
+  uint64_t turn_ = 0;
 };
 
 }  // namespace twinkle::sampler

@@ -2,79 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-#include <numeric>
 #include <random>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/sampler/schedule_for_test.h"
 
 namespace twinkle::sampler {
 namespace {
-
-std::vector<int32_t> count_from(int32_t first, int64_t length) {
-  std::vector<int32_t> out(static_cast<size_t>(length));
-  std::iota(out.begin(), out.end(), first);
-  return out;
-}
-
-// A sampler without a model: the next token is the last one plus 1.
-class Driver {
- public:
-  explicit Driver(const SamplerOptions& options) : schedule(options) {}
-
-  Job* add(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t version,
-           int64_t num_samples = 1) {
-    auto job = std::make_unique<Job>();
-    job->ticket = std::ssize(jobs_);
-    job->limit = max_tokens;
-    job->num_scored = std::ssize(prompt);
-    job->num_left = num_samples;
-    job->completions.resize(static_cast<size_t>(num_samples));
-    job->request.prompt = std::move(prompt);
-    job->request.version = version;
-    job->request.params.num_samples = num_samples;
-    schedule.add(std::make_unique<Sequence>(job.get(), 0));
-    jobs_.push_back(std::move(job));
-    return jobs_.back().get();
-  }
-
-  // One forward: tokens computed by ticket.
-  std::map<int64_t, int64_t> step() {
-    std::map<int64_t, int64_t> computed;
-    const Schedule::Work work = schedule.plan();
-    for (const Sequence* s : work.batch) {
-      computed[s->job->ticket] += s->next - s->computed;
-      num_computed += s->next - s->computed;
-    }
-    schedule.advance(work.batch);
-    for (Sequence* s : work.batch) {
-      if (!s->finishes()) continue;
-      for (Sequence* chosen : schedule.fork(*s)) accept(*chosen);
-    }
-    schedule.sweep();
-    return computed;
-  }
-
-  int64_t run() {
-    while (!schedule.empty()) step();
-    return num_computed;
-  }
-
-  Schedule schedule;
-  int64_t num_computed = 0;
-
- private:
-  void accept(Sequence& s) {
-    s.tokens.push_back(s.tokens.back() + 1);
-    Completion& out = s.job->completions[static_cast<size_t>(s.sample)];
-    out.tokens.push_back(s.tokens.back());
-    if (std::ssize(out.tokens) < s.job->limit) return;
-    s.done = true;
-    --s.job->num_left;
-  }
-
-  std::vector<std::unique_ptr<Job>> jobs_;
-};
 
 TEST(Schedule, SequencesThatDecodeGetATokenInEveryStepOfALongPrompt) {
   Driver driver({.kv_tokens = 4096, .prefill_tokens = 32});
@@ -191,6 +125,9 @@ TEST(Schedule, EverythingEndsAndEveryPageComesBackWhateverRunsOutOrIsCancelled) 
       if (below(4) == 0) {
         jobs.push_back(driver.add(count_from(static_cast<int32_t>(below(2)) * 1000, 1 + below(300)),
                                   1 + below(200), static_cast<uint64_t>(below(3)), 1 + below(3)));
+        jobs.back()->request.owner = std::to_string(below(4));
+        jobs.back()->request.weight = static_cast<double>(1 + below(5));
+        jobs.back()->request.priority = static_cast<int32_t>(below(2));
       }
       if (below(20) == 0 && !jobs.empty()) {
         jobs[static_cast<size_t>(below(static_cast<unsigned>(jobs.size())))]->num_left = 0;

@@ -35,6 +35,7 @@ struct Sequence {
   int64_t computed = 0;
   int64_t next = 0;      // end of what the running step computes
   bool running = false;  // it has been in a batch since it got its first page
+  bool may_run = false;  // in the plan in the making: it runs, or may begin
   bool done = false;
   size_t num_given = 0;  // generated tokens that are events already
   StopStrings stops;
@@ -52,6 +53,7 @@ struct Sequence {
   int64_t size() const { return std::ssize(tokens); }
   int64_t left() const { return size() - computed; }
   bool finishes() const { return next == size(); }
+  bool planned() const { return next > computed; }
   // The known tokens of page `index`.
   std::span<const int32_t> page(int64_t index) const {
     return std::span(tokens).subspan(
@@ -61,7 +63,7 @@ struct Sequence {
   // Gives its pages back, the last first: the cache forgets ends before beginnings.
   void release() {
     while (!blocks.empty()) blocks.pop_back();
-    computed = num_linked = 0;
+    computed = next = num_linked = 0;
     linked_id = 0;
     running = false;
   }

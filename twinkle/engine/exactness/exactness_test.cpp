@@ -169,7 +169,7 @@ class Exactness : public testing::TestWithParam<std::string> {};
 TEST_P(Exactness, ATenantAmongFifteenOthersHasTheBitsThatItHasAlone) {
   const model::TinyModel model;
   const auto crowd = together({model.path(), GetParam(), 2, 64}, sixteen(), 1);
-  for (const uint64_t i : {0, 1, 2, 7}) {
+  for (uint64_t i = 0; i < 16; ++i) {
     EXPECT_EQ(alone({model.path(), GetParam(), 1, 4096}, person(i)), crowd[i]) << i;
   }
 }

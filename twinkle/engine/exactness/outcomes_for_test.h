@@ -74,10 +74,7 @@ class OutcomeText {
          << r.num_parameters << ' ' << r.step << ' ';
     add(r.num_tokens);
   }
-  template <class R>
-  void add(const R&) {
-    out_ << "other";
-  }
+  void add(const PublishResult& r) { out_ << "published " << r.version; }
 
   std::ostringstream out_;
 };

@@ -159,10 +159,10 @@ BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
   return outcome;
 }
 
-void DecoderExecutor::start(int64_t id, const Sample& sample, SampleHooks hooks) {
+void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) {
   lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
-  sampling_->start(id, sample, {std::move(pin), version}, std::move(hooks));
+  sampling_->start(id, sample, share, {std::move(pin), version}, std::move(hooks));
   parking_.settle(training_->tenants());
 }
 

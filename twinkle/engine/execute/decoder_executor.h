@@ -43,7 +43,7 @@ class DecoderExecutor : public Executor {
   bool joins(const Operation& operation) const override;
   Result run(const Operation& operation) override;
   BatchOutcome run_batch(std::span<const Work> batch) override;
-  void start(int64_t id, const Sample& sample, SampleHooks hooks) override;
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override;
   void admit(const Admitted& request) override;
   StepOutcome step() override;
   Result commit(int64_t id) override;

@@ -4,13 +4,17 @@
 
 namespace twinkle::engine {
 
-void Sampling::start(int64_t id, const Sample& sample, Weights weights, SampleHooks hooks) {
+void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weights,
+                     SampleHooks hooks) {
   if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_);
   std::vector<sampler::Request> requests;
   for (size_t i = 0; i < sample.prompts.size(); ++i) {
     requests.push_back({sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
                         weights.adapter.slot(), weights.version,
                         static_cast<bool>(hooks.on_tokens)});
+    requests.back().owner = sample.tenant;
+    requests.back().weight = share.weight;
+    requests.back().priority = share.priority;
     sampler_->check(requests.back(), static_cast<bool>(hooks.decode));
   }
   SampleResult result;

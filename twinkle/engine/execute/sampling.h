@@ -26,7 +26,7 @@ class Sampling {
       : decoder_(decoder), options_(options) {}
 
   // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong.
-  void start(int64_t id, const Sample& sample, Weights weights, SampleHooks hooks);
+  void start(int64_t id, const Sample& sample, Share share, Weights weights, SampleHooks hooks);
   // As Executor says of them.
   void admit(const Admitted& request);
   StepOutcome step();

@@ -293,15 +293,20 @@ void Dispatcher::run_head(Job& job) {
 }
 
 void Dispatcher::start(Job& job, const Sample& sample) {
+  Share share;
+  {
+    const Lock lock(mutex_);
+    share = scheduler_.share(sample.tenant);
+  }
   if (const auto error =
-          attempt([&] { executor_.start(job.id, sample, std::exchange(job.hooks, {})); }))
+          attempt([&] { executor_.start(job.id, sample, share, std::exchange(job.hooks, {})); }))
     return fail(job.id, error);
   std::vector<int64_t> sizes;
   for (size_t i = 0; i < sample.prompts.size(); ++i)
     sizes.push_back(sample.params[sample.params.size() == 1 ? 0 : i].num_samples);
   const Lock lock(mutex_);
   scheduler_.remove(job.id);  // what comes after it need not wait for it
-  admission_.push(sample.tenant, scheduler_.share(sample.tenant), job.id, std::move(sizes));
+  admission_.push(sample.tenant, share, job.id, std::move(sizes));
 }
 
 void Dispatcher::run_batch() {

@@ -63,7 +63,8 @@ class Executor {
   virtual BatchOutcome run_batch(std::span<const Work> batch) = 0;
 
   // Checks all requests. Throws what is wrong with them; otherwise admit() follows for each.
-  virtual void start(int64_t id, const Sample& sample, SampleHooks hooks) = 0;
+  // `share`: of the prompt tokens, among the tenants that have prompts waiting.
+  virtual void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) = 0;
   // These two may throw for want of memory; the dispatcher then undoes the newest Sample and calls
   // step() again.
   virtual void admit(const Admitted& request) = 0;

@@ -82,7 +82,7 @@ class NullExecutor : public Executor {
     return out;
   }
 
-  void start(int64_t id, const Sample& sample, SampleHooks) override {
+  void start(int64_t id, const Sample& sample, Share, SampleHooks) override {
     state_of(sample.tenant);
     require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
     samples_[id] = {sample.params[0].max_tokens, sample.prompts.size(), {}};
