@@ -206,8 +206,8 @@ StepResult Tenant::step(const Step& operation) {
   Json options = operation.options.empty() ? Json(JsonObject{})
                                            : parse_json(operation.options, "step options");
   const Change change = scaled(operation.max_grad_norm, operation.norm_type);
-  // Another optimizer starts afresh, whether this one was loaded or not: a replay from a snapshot is
-  // to end where the first run did.
+  // Another optimizer starts afresh, whether this one was loaded or not: a replay from a snapshot
+  // is to end where the first run did.
   const bool goes_on = optimizer_ && optimizer_->name() == operation.optimizer;
   std::unique_ptr<optim::Optimizer> next = optim::make(operation.optimizer, options);
   if (mode_ == Mode::kLora) own_adapter();
