@@ -29,8 +29,8 @@ std::vector<int32_t> text_of(const Sample& sample) {
 // first token is -1 in a Sample that fails when its prompt has been computed.
 class PagedExecutor : public NullExecutor {
  public:
-  void start(int64_t id, const Sample& sample, Share share) override {
-    NullExecutor::start(id, sample, share);
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override {
+    NullExecutor::start(id, sample, share, std::move(hooks));
     samples_[id] = {&sample, share, {}, sample.prompts.size()};
   }
   void admit(const Admitted& request) override {
