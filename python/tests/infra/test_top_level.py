@@ -31,7 +31,7 @@ def test_names_of_later_versions_say_what_they_need(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["dataset.PackingDataset", "dataset.IterablePackingDataset", "model.MegatronModel",
+    ["model.MegatronModel",
      "model.TransformersValueModel", "template.DeepseekV4Template", "template.Gemma4Template",
      "patch.TransformersEmbeddingPatch"],
 )  # fmt: skip

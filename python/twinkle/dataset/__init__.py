@@ -4,15 +4,13 @@ from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.dataset.lazy import LazyDataset
 from twinkle.dataset.meta import DatasetMeta
-from twinkle.errors import later
+from twinkle.dataset.packing import IterablePackingDataset, PackingDataset
 
-__all__ = ["Dataset", "DatasetMeta", "IterableDataset", "LazyDataset"]
-
-_PACKING = "packed rows (the engine packs what a Dataset gives by itself)"
-__getattr__ = later(
-    __name__,
-    {
-        "PackingDataset": _PACKING,
-        "IterablePackingDataset": _PACKING,
-    },
-)
+__all__ = [
+    "Dataset",
+    "DatasetMeta",
+    "IterableDataset",
+    "IterablePackingDataset",
+    "LazyDataset",
+    "PackingDataset",
+]

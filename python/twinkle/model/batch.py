@@ -1,5 +1,7 @@
 """From users' inputs to the engine's sequences, and from its vectors to padded tensors."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from twinkle import checks
@@ -59,15 +61,40 @@ def _vector(feature, name, index):
     return values
 
 
+def unpacked(feature, index):
+    """The samples of a feature, each a feature: of a packed one, whose position_ids begin again at
+    0 for each sample, several."""
+    positions = _vector(feature, "position_ids", index)
+    ids, mask = _vector(feature, "input_ids", index), _vector(feature, "attention_mask", index)
+    if positions is None or ids is None or len(positions) != len(ids):
+        return [feature]
+    kept = np.arange(len(ids))
+    if mask is not None and len(mask) == len(ids):  # padding may have any position
+        kept = np.flatnonzero(mask)
+    starts = [int(i) for i in kept[1:] if positions[i] == 0]
+    if not starts:
+        return [feature]
+    labels = _vector(feature, "labels", index)
+    require(
+        labels is None or len(labels) != len(ids) or all(labels[i - 1] == -100 for i in starts),
+        f"model: position_ids of inputs[{index}] do not count up from 0, and where they begin "
+        "again the label before is not -100, as that of a packed sample's last token is",
+    )
+    cuts = list(pairwise([0, *starts, len(ids)]))
+    names = [name for name in (*_KINDS, "loss_scale") if feature.get(name) is not None]
+    return [{**feature, **{name: feature[name][a:b] for name in names}} for a, b in cuts]
+
+
 class Batch:
-    """Features as the engine takes them. B sequences; `longest` counts positions as given."""
+    """Features as the engine takes them. B sequences; `longest` counts positions as given. Packed
+    features are as many sequences as they have samples."""
 
     def __init__(self, features):
-        self.features = features
+        self.features = [part for i, f in enumerate(features) for part in unpacked(f, i)]
         self.sequences = []
         self._kept = []  # per sequence: positions whose attention_mask is not 0; None: all
         self.lengths = []
-        for index, feature in enumerate(features):
+        for index, feature in enumerate(self.features):
             self._add(feature, index)
 
     def __len__(self):
@@ -118,8 +145,8 @@ class Batch:
         positions = positions if kept is None else positions[kept]
         require(
             np.array_equal(positions, np.arange(len(positions))),
-            f"model: position_ids of inputs[{index}] do not count up from 0; packed samples are "
-            "not available in this version, pass them one by one",
+            f"model: position_ids of inputs[{index}] do not count up from 0, as those of a sample, "
+            "or of each of several packed ones, do",
         )
 
     def add_extra(self, name, values):

@@ -22,7 +22,7 @@ class Status:
     batch: Any = None
     outputs: dict | None = None
     temperature: float = 1.0
-    tenant: str = ""  # of the engine, whose weights scored the batch
+    disable_lora: bool = False  # the base model scored the batch
     loss_kwargs: dict | None = None
     metrics: list = field(default_factory=list)
 

@@ -107,7 +107,7 @@ class TransformersModel(Adapters):
         }
         status = group.status(training)
         status.batch, status.outputs, status.temperature = batch, outputs, temperature
-        status.tenant = self.frozen_tenant() if disable_lora else self._tenant(group, training)
+        status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
         return dict(outputs)
@@ -130,6 +130,12 @@ class TransformersModel(Adapters):
         group = self._group(adapter_name)
         return self._run_forward(group, inputs, False, temperature, disable_lora)
 
+    def _predictions(self, group, status):
+        """Of the weights that scored the batch, which have not changed since."""
+        base = status.disable_lora
+        tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
+        return predictions(self.engine, tenant, status.batch)
+
     def calculate_loss(self, adapter_name=None, **kwargs):
         """The loss of the last forward (or forward_only), as the loss defines it: a float."""
         group = self._group(adapter_name)
@@ -149,7 +155,7 @@ class TransformersModel(Adapters):
                 False,
                 status.batch,
                 status.outputs,
-                lambda: predictions(self.engine, status.tenant, status.batch),
+                lambda: self._predictions(group, status),
                 loss_tokens=loss_tokens or 1,
                 started=started,
             )
