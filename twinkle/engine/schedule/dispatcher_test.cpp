@@ -6,69 +6,10 @@
 #include <thread>
 
 #include "twinkle/base/random.h"
-#include "twinkle/engine/schedule/null_executor.h"
+#include "twinkle/engine/schedule/dispatched_for_test.h"
 
 namespace twinkle::engine {
 namespace {
-
-std::string error_of(Future& future) {
-  try {
-    future.get();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
-  ForwardBackward out{.tenant = tenant};
-  out.sequences.resize(num_sequences);
-  for (Sequence& s : out.sequences) s.input_ids.resize(tokens);
-  return out;
-}
-
-Sample sampled(const std::string& tenant, int64_t tokens, size_t prompts = 1) {
-  SamplingParams params;
-  params.max_tokens = tokens;
-  return {tenant, std::vector<std::vector<int32_t>>(prompts, {1}), {params}};
-}
-
-class Dispatched : public testing::Test {
- protected:
-  void open(DispatcherOptions options = {.token_budget = 100, .max_sequences = 4}) {
-    options.clock = [this] { return time_.load(); };
-    dispatcher_ = std::make_unique<Dispatcher>(options, executor_);
-  }
-  Future submit(Operation operation) {
-    std::vector<Operation> one;
-    one.push_back(std::move(operation));
-    return std::move(dispatcher_->submit(std::move(one))[0]);
-  }
-  void create(const std::string& tenant, double weight = 1, int32_t priority = 0) {
-    submit(Create{.tenant = tenant, .weight = weight, .priority = priority}).get();
-  }
-  // What has been done to a tenant, in order.
-  std::vector<std::string> state(const std::string& tenant) {
-    std::vector<std::string> out;
-    const auto result = std::get<InspectResult>(submit(Inspect{tenant}).get());
-    for (const auto& t : result.tensors) out.push_back(t.name);
-    return out;
-  }
-  // The next batch waits in its middle until it is let go.
-  void hold_batch() {
-    executor_.on_batch = [this] {
-      if (held_.exchange(true)) return;
-      in_batch_.count_down();
-      go_on_.wait();
-    };
-  }
-
-  std::atomic<double> time_ = 0;
-  std::atomic<bool> held_ = false;
-  std::latch in_batch_{1}, go_on_{1};
-  NullExecutor executor_;
-  std::unique_ptr<Dispatcher> dispatcher_;
-};
 
 TEST_F(Dispatched, OperationsOfATenantRunInOrderFromItsCreateToItsDelete) {
   open();
