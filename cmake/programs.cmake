@@ -43,7 +43,7 @@ endif()
 # The scheduling of engine and sampler alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
 if(TWINKLE_TESTS)
   file(GLOB scheduling CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/engine/schedule/*.cpp)
-  foreach(name schedule prefill stop_strings params cache/block_pool cache/prefix_cache)
+  foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache)
     file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)
     list(APPEND scheduling ${part})

@@ -22,7 +22,8 @@ def test_the_first_ten_losses_of_the_cpp_example_are_those_of_the_python_script(
     if not PROGRAM.exists():
         pytest.skip("build/release/example_finetune is not built: run make build")
     import twinkle.hub
-    from twinkle.infra import current_run, stable_seed
+    from twinkle.infra import current_run
+    from twinkle.seeding import stable_seed
 
     model = twinkle.hub.get("smollm2")
     data = str(ROOT / "examples/data/self_cognition.jsonl")

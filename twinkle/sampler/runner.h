@@ -16,7 +16,7 @@
 #include "twinkle/model/decoder.h"
 #include "twinkle/sampler/cache/paged_cache.h"
 #include "twinkle/sampler/request.h"
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 #include "twinkle/sampler/stop_strings.h"
 
 namespace twinkle::sampler {

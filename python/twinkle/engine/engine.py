@@ -116,8 +116,8 @@ class Engine:
         start from. None: the base model as it is, to score and sample with; or, with
         full_parameters=True, the right to train all its weights, which excludes every other
         tenant, those of the base model as it is too. seed: of initial weights and dropout, from 0
-        to 2**64 - 1. weight: the tenant's share of batches beside others of its priority, 0.001 to
-        1000; priority: higher ones first.
+        to 2**64 - 1. weight: the tenant's share of batches, prompts and samples beside others of
+        its priority, 0.001 to 1000; priority: higher ones first.
         ConflictError: the name is taken, or full training excludes it; InvalidError: a value that
         cannot be, named.
         """

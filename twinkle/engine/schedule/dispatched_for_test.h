@@ -1,10 +1,11 @@
-// For tests: a Dispatcher over a NullExecutor, with a clock that stands still.
+// For tests of the dispatcher: one over a null model, with a clock that the test moves.
 #pragma once
 #include <gtest/gtest.h>
 
 #include <latch>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "twinkle/engine/schedule/dispatcher.h"

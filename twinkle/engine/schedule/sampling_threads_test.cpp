@@ -7,7 +7,7 @@
 #include "twinkle/base/random.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor.h"
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 
 namespace twinkle::engine {
 namespace {

@@ -1,4 +1,4 @@
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 
 #include <algorithm>
 

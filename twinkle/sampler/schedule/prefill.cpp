@@ -3,7 +3,7 @@
 #include <functional>
 #include <tuple>
 
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 
 namespace twinkle::sampler {
 namespace {

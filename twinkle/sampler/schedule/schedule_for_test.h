@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 
 namespace twinkle::sampler {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "twinkle/base/random.h"
-#include "twinkle/sampler/schedule_for_test.h"
+#include "twinkle/sampler/schedule/schedule_for_test.h"
 
 namespace twinkle::sampler {
 namespace {

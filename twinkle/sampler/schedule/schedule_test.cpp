@@ -1,11 +1,11 @@
-#include "twinkle/sampler/schedule.h"
+#include "twinkle/sampler/schedule/schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "twinkle/base/error_for_test.h"
-#include "twinkle/sampler/schedule_for_test.h"
+#include "twinkle/sampler/schedule/schedule_for_test.h"
 
 namespace twinkle::sampler {
 namespace {
