@@ -17,14 +17,22 @@ static_assert(kPageTokens == kKeyTile);
 // ATen's flash kernels add up a backward pass in a fixed order only when it is told so.
 class Deterministic {
  public:
-  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
-  ~Deterministic() { at::globalContext().setDeterministicAlgorithms(before_, warned_); }
+  Deterministic() {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(
+        false);  // a pass over each gradient
+  }
+  ~Deterministic() {
+    at::globalContext().setDeterministicAlgorithms(before_, warned_);
+    at::globalContext().setDeterministicFillUninitializedMemory(filled_);
+  }
   Deterministic(const Deterministic&) = delete;
   Deterministic& operator=(const Deterministic&) = delete;
 
  private:
   const bool before_ = at::globalContext().deterministicAlgorithms();
   const bool warned_ = at::globalContext().deterministicAlgorithmsWarnOnly();
+  const bool filled_ = at::globalContext().deterministicFillUninitializedMemory();
 };
 
 void check_flash(const at::Tensor& q) {

@@ -92,6 +92,26 @@ TEST_P(Cuda, MistakesAboutAChunkOfLogitsAreNamed) {
                [&] { cuda::swiglu(logits.to(at::kHalf), logits.to(at::kHalf)); });
 }
 
+TEST_P(Cuda, ThePublicFunctionsSendATensorOfTheDeviceHere) {
+  if (!cuda::current_device().is_cuda()) GTEST_SKIP() << "the emulation's tensors lie on the CPU";
+  const at::Tensor x = random({6, 32}), w = random({32});
+  expect_like(rms_norm(on(x), on(w), 1e-5), rms_norm(x, w, 1e-5));
+  expect_like(swiglu(on(x), on(x)), swiglu(x, x));
+  const at::Tensor table = at::randn({8, 4}), ids = at::arange(6), heads = x.view({6, 4, 8});
+  expect_like(rope(on(heads), on(table), on(table), ids, Turn::kForward),
+              rope(heads, table, table, ids, Turn::kForward));
+  std::vector<RowStats> want(6), got(6);
+  const std::vector<int32_t> targets(6, 3);
+  softmax_stats(x, targets, {}, true, want);
+  softmax_stats(on(x), targets, {}, true, got);
+  EXPECT_NEAR(got[5].logprob, want[5].logprob, 1e-4);
+  PagedKeys host = make_pages(1, 4, 8, GetParam()), device{on(host.k), on(host.v)};
+  const PagedRows rows{at::zeros({1, 1}, at::kInt), at::zeros({6}, at::kLong), ids};
+  write_pages(host, heads, heads, rows);
+  write_pages(device, on(heads), on(heads), rows);
+  expect_like(attention_paged(on(heads), device, rows, {}), attention_paged(heads, host, rows, {}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Cuda, kDeviceTypes, name_of_type);
 
 }  // namespace

@@ -15,9 +15,9 @@ class Graph {
  public:
   using Body = std::function<void(Stream)>;
 
-  // Records what `body` queues on the stream that it gets; nothing runs. It may call what launch.h
-  // has, on memory that outlives the graph: nothing may allocate device memory, read from the host
-  // or wait. Its exceptions pass through.
+  // Records what `body` queues on the stream that it gets, which is the current one; nothing runs.
+  // It may call what launch.h has, on memory that outlives the graph: nothing may allocate device
+  // memory, read from the host or wait. Its exceptions pass through.
   Graph(const at::Device& device, const Body& body);
   ~Graph();
 

@@ -1,7 +1,7 @@
 #include "twinkle/kernels/cuda/graph.h"
 
 #include "twinkle/kernels/cuda/device_for_test.h"
-#include "twinkle/kernels/swiglu.h"
+#include "twinkle/kernels/rope.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -9,20 +9,23 @@ namespace {
 using CudaGraph = OnDevice;
 
 TEST_F(CudaGraph, ReplaysItsLaunchesOnWhatTheMemoryHoldsByThen) {
-  const at::Tensor first = at::randn({7, 100}), second = at::randn({7, 100});
-  at::Tensor gate = on(first), up = on(second), y = on(at::zeros({7, 100}));
-  const cuda::Graph graph(cuda::current_device(), [&](cuda::Stream stream) {
-    cuda::swiglu(cuda::Type::kFloat, gate.const_data_ptr(), up.const_data_ptr(), y.numel(),
-                 y.mutable_data_ptr(), stream);
-    cuda::swiglu(cuda::Type::kFloat, y.const_data_ptr(), up.const_data_ptr(), y.numel(),
-                 y.mutable_data_ptr(), stream);
+  const at::Tensor first = at::randn({7, 3, 20}), second = at::randn({7, 3, 20});
+  const at::Tensor table = at::randn({7, 10}), ids = at::arange(7);
+  const auto twice = [&](const at::Tensor& x) {
+    const at::Tensor once = rope(x, table, table, ids, Turn::kForward);
+    return rope(once, table, table, ids, Turn::kForward);
+  };
+  const at::Tensor x = on(first), y = on(at::zeros_like(first)), angles = on(table), at = on(ids);
+  const cuda::Graph graph(cuda::current_device(), [&](cuda::Stream) {
+    cuda::rope(x, y, angles, angles, at, Turn::kForward);  // on the stream, which is current
+    cuda::rope(y, y, angles, angles, at, Turn::kForward);
   });
-  EXPECT_TRUE(at::equal(y.cpu(), at::zeros({7, 100}))) << "recording runs nothing";
+  EXPECT_EQ(y.count_nonzero().item<int64_t>(), 0) << "recording runs nothing";
   graph.replay();
-  EXPECT_TRUE(at::allclose(y.cpu(), swiglu(swiglu(first, second), second), 1e-5, 1e-6));
-  gate.copy_(second);
+  EXPECT_TRUE(at::allclose(y.cpu(), twice(first), 1e-5, 1e-5));
+  x.copy_(second);
   graph.replay();
-  EXPECT_TRUE(at::allclose(y.cpu(), swiglu(swiglu(second, second), second), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(y.cpu(), twice(second), 1e-5, 1e-5));
 }
 
 TEST_F(CudaGraph, AnErrorOfItsBodyPassesAndTheNextOneIsRecorded) {

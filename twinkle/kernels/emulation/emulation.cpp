@@ -30,6 +30,8 @@ struct Fiber {
   unsigned exchanges = 0;
   // Two sets of slots: a lane may begin its next exchange before another has read of this one.
   alignas(16) unsigned char slots[2][16];
+
+  void begin();
 };
 
 struct Block {
@@ -54,6 +56,15 @@ struct Block {
 void enter() {
   (*block.thread)();
   block.wait(State::kDone);
+}
+
+void Fiber::begin() {
+  state = State::kReady;
+  exchanges = 0;
+  getcontext(&context);
+  context.uc_stack = {stack.get(), 0, kStack};
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
 }
 
 void Block::wait(State state) {
@@ -85,15 +96,7 @@ State Block::step_warp(unsigned warp) {
 }
 
 void Block::run() {
-  for (unsigned i = 0; i < size(); ++i) {
-    Fiber& fiber = fibers[i];
-    fiber.state = State::kReady;
-    fiber.exchanges = 0;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack = {fiber.stack.get(), 0, kStack};
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
-  }
+  for (unsigned i = 0; i < size(); ++i) fibers[i].begin();
   std::vector<unsigned> warps((size() + kWarp - 1) / kWarp);
   std::iota(warps.begin(), warps.end(), 0u);
   for (State state = State::kReady; state != State::kDone;) {
