@@ -3,21 +3,13 @@
 
 #include <set>
 
-#include "twinkle/engine/schedule/dispatcher.h"
-#include "twinkle/engine/schedule/null_executor.h"
+#include "twinkle/engine/schedule/dispatched_for_test.h"
 
 namespace twinkle::engine {
 namespace {
 
 constexpr double kLong = 1000;  // ms, where the test would take that long if somebody waited for it
 constexpr auto kSoon = std::chrono::milliseconds(500);
-
-ForwardBackward work(const std::string& tenant, size_t tokens = 10) {
-  ForwardBackward out{.tenant = tenant};
-  out.sequences.resize(1);
-  out.sequences[0].input_ids.resize(tokens);
-  return out;
-}
 
 class Gathering : public testing::Test {
  protected:
@@ -52,9 +44,9 @@ class Gathering : public testing::Test {
 
 TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
   open(kLong);
-  run({work("a"), work("b")});
+  run({work("a", 1), work("b", 1)});
   for (int round = 0; round < 3; ++round) {
-    auto a = submit({work("a")}), b = submit({work("b")});
+    auto a = submit({work("a", 1)}), b = submit({work("b", 1)});
     a[0].get();
     b[0].get();
   }
@@ -65,8 +57,8 @@ TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
 
 TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
   open(20);
-  run({work("a"), work("b")});
-  for (int i = 0; i < 3; ++i) run({work("a")});
+  run({work("a", 1), work("b", 1)});
+  for (int i = 0; i < 3; ++i) run({work("a", 1)});
   const auto seen = batches();
   ASSERT_EQ(seen.size(), 4u);
   for (size_t i = 1; i < 4; ++i) EXPECT_EQ(seen[i], (std::set<std::string>{"a"}));
@@ -74,15 +66,15 @@ TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
 
 TEST_F(Gathering, NobodyWaitsForATenantThatIsGone) {
   open(kLong);
-  run({work("a"), work("b")});
+  run({work("a", 1), work("b", 1)});
   run({Delete{"b"}});
-  auto future = submit({work("a")});
+  auto future = submit({work("a", 1)});
   EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
 }
 
 TEST_F(Gathering, WhatRunsByItselfAndWhatIsSampledDoNotWait) {
   open(kLong);
-  run({work("a"), work("b")});
+  run({work("a", 1), work("b", 1)});
   auto step = submit({Step{"a"}});
   EXPECT_EQ(step[0].wait_for(kSoon), std::future_status::ready);
   SamplingParams params;
@@ -94,7 +86,7 @@ TEST_F(Gathering, WhatRunsByItselfAndWhatIsSampledDoNotWait) {
 TEST_F(Gathering, ALoneTenantNeverWaits) {
   open(kLong);
   for (int i = 0; i < 5; ++i) {
-    auto future = submit({work("a")});
+    auto future = submit({work("a", 1)});
     EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
     future[0].get();
   }
@@ -102,15 +94,15 @@ TEST_F(Gathering, ALoneTenantNeverWaits) {
 
 TEST_F(Gathering, NobodyWaitsWhenItIsTurnedOff) {
   open(0);
-  run({work("a"), work("b")});
-  run({work("a")});
+  run({work("a", 1), work("b", 1)});
+  run({work("a", 1)});
   EXPECT_EQ(batches().size(), 2u);
 }
 
 TEST_F(Gathering, ClosingEndsTheWait) {
   open(kLong);
-  run({work("a"), work("b")});
-  auto future = submit({work("a")});
+  run({work("a", 1), work("b", 1)});
+  auto future = submit({work("a", 1)});
   dispatcher_.reset();
   EXPECT_THROW(future[0].get(), Error);
 }
