@@ -7,6 +7,8 @@ from foreign import Meter
 
 
 class System:
+    autocast = False
+
     def load(self, model, precision="bf16"):
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
@@ -31,7 +33,10 @@ class System:
         self._start()
 
     def start_full_training(self):
-        self.tuned = self.model.requires_grad_(True)
+        """bf16 as its Trainer does it: float32 weights under autocast. Weights in bfloat16 would
+        lose most of every step to rounding, and the losses with it."""
+        self.autocast = self.model.dtype == torch.bfloat16
+        self.tuned = self.model.float().requires_grad_(True)
         self._start()
 
     def _start(self):
@@ -62,7 +67,8 @@ class System:
         return batch
 
     def step(self, optimizer, batch):
-        loss = self.tuned(**batch).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            loss = self.tuned(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

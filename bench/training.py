@@ -136,8 +136,7 @@ def c2(run):
 
 
 def f1(run):
-    """The peer steps its weights in their own type, the fastest way that it has; we always step
-    float32 ones."""
+    """Both step float32 weights."""
     batches = run.inputs.full_batches(run.attempts + 1, SIZE, LENGTH)
     for question in F1:
         yield speed(

@@ -54,6 +54,7 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   fields.take("activation_bytes", o.activation_bytes);
   fields.take("max_sequences", o.max_sequences);
   fields.take("sampling_share", o.sampling_share);
+  fields.take("gather_ms", o.gather_ms);
   fields.take("max_queued", o.max_queued);
   fields.take("max_queued_total", o.max_queued_total);
   fields.take("resident_bytes", o.resident_bytes);

@@ -132,7 +132,8 @@ struct TokenStream {
         const py::gil_scoped_release release;
         over = queue->take(kSlice_s, events);
       }
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      // Tokens that came are handed over first; a signal waits until the next call.
+      if (events.empty() && PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
     py::list out;
     for (const TokenEvent& e : events)

@@ -118,19 +118,9 @@ TEST(Events, OfARequestThatIsCancelledAreDropped) {
   EXPECT_EQ(drain(sampler).size(), 1u);
 }
 
-TEST(Sampler, AStepThatThrowsLosesNoTokens) {
-  TinyDecoder decoder({});
-  std::vector<Request> requests = mixed_requests();
-  requests[0].params.stop = {"never"};
-  Sampler whole(*decoder, {.kv_tokens = 4096});
-  const auto expected = whole.generate(requests, numbers());
-  Sampler sampler(*decoder, {.kv_tokens = 4096});
-  int calls = 0;
-  const Decode broken = [&](std::span<const int32_t> ids) {
-    if (++calls == 2) throw std::bad_alloc();
-    return numbers()(ids);
-  };
-  for (const Request& request : requests) sampler.add(request, broken);
+// Adds all of them and steps to the end; returns how many steps ran out of memory.
+int run_through(Sampler& sampler, const std::vector<Request>& requests, const Decode& decode) {
+  for (const Request& request : requests) sampler.add(request, decode);
   int thrown = 0;
   for (bool more = true; more;) {
     try {
@@ -139,16 +129,60 @@ TEST(Sampler, AStepThatThrowsLosesNoTokens) {
       ++thrown;
     }
   }
-  EXPECT_EQ(thrown, 1);
+  return thrown;
+}
+
+void expect_same(const std::vector<Completion>& got, const std::vector<Completion>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t s = 0; s < want.size(); ++s) {
+    EXPECT_EQ(got[s].tokens, want[s].tokens) << s;
+    EXPECT_EQ(got[s].logprobs, want[s].logprobs) << s;
+    EXPECT_EQ(got[s].stop_reason, want[s].stop_reason) << s;
+  }
+}
+
+TEST(Sampler, AStepThatThrowsLosesNoTokensWhicheverTokenItWas) {
+  TinyDecoder decoder({});
+  std::vector<Request> requests = mixed_requests();
+  requests[0].params.stop = {"never"};
+  int calls = 0, fails_at = 0;
+  const Decode broken = [&](std::span<const int32_t> ids) {
+    if (++calls == fails_at) throw std::bad_alloc();
+    return numbers()(ids);
+  };
+  Sampler whole(*decoder, {.kv_tokens = 4096});
+  const auto expected = whole.generate(requests, broken);
+  const int all_calls = calls;
+  ASSERT_GT(all_calls, 2);
+  for (int at = 1; at <= all_calls; ++at) {
+    SCOPED_TRACE(at);
+    calls = 0, fails_at = at;
+    Sampler sampler(*decoder, {.kv_tokens = 4096});
+    EXPECT_EQ(run_through(sampler, requests, broken), 1);
+    const auto outcomes = sampler.take_outcomes();
+    ASSERT_EQ(outcomes.size(), requests.size());
+    for (const Outcome& outcome : outcomes)
+      expect_same(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
+  }
+}
+
+TEST(Sampler, ADecodeThatThrowsFailsItsRequestAlone) {
+  TinyDecoder decoder({});
+  std::vector<Request> requests = mixed_requests();
+  requests[0].params.stop = {"never"};
+  Sampler whole(*decoder, {.kv_tokens = 4096});
+  const auto expected = whole.generate(requests, numbers());
+  Sampler sampler(*decoder, {.kv_tokens = 4096});
+  const Decode broken = [](std::span<const int32_t>) -> std::string {
+    throw std::runtime_error("no such token");
+  };
+  EXPECT_EQ(run_through(sampler, requests, broken), 0);
   const auto outcomes = sampler.take_outcomes();
   ASSERT_EQ(outcomes.size(), requests.size());
   for (const Outcome& outcome : outcomes) {
-    const auto& completions = expected[static_cast<size_t>(outcome.ticket)];
-    ASSERT_EQ(outcome.completions.size(), completions.size());
-    for (size_t s = 0; s < completions.size(); ++s) {
-      EXPECT_EQ(outcome.completions[s].tokens, completions[s].tokens) << outcome.ticket;
-      EXPECT_EQ(outcome.completions[s].logprobs, completions[s].logprobs) << outcome.ticket;
-    }
+    EXPECT_EQ(outcome.error, outcome.ticket == 0 ? "no such token" : "");
+    if (outcome.ticket > 0)
+      expect_same(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
   }
 }
 

@@ -24,7 +24,8 @@ void validate(const SamplingParams& p) {
   check(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "from 0 to 1");
   check(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
         p.repetition_penalty, "finite and above 0");
-  check(p.num_samples >= 1, "num_samples", p.num_samples, "at least 1");
+  check(p.num_samples >= 1 && p.num_samples <= kMostSamples, "num_samples", p.num_samples,
+        "from 1 to 65536");
   const auto check_top = [](const char* field, int64_t k) {
     require(k >= 0 && k <= kMostTopLogprobs, Code::kInvalid, "sampler: ", field, " is ", k,
             ", it must be from 0 to ", kMostTopLogprobs);

@@ -53,7 +53,9 @@ TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
   EXPECT_EQ(refusal({.min_p = NAN}), "sampler: min_p is nan, it must be from 0 to 1");
   EXPECT_EQ(refusal({.repetition_penalty = 0}),
             "sampler: repetition_penalty is 0, it must be finite and above 0");
-  EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be at least 1");
+  EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be from 1 to 65536");
+  EXPECT_EQ(refusal({.num_samples = 65537}),
+            "sampler: num_samples is 65537, it must be from 1 to 65536");
   EXPECT_EQ(refusal({.top_logprobs = 129}),
             "sampler: top_logprobs is 129, it must be from 0 to 128");
   EXPECT_EQ(refusal({.top_prompt_logprobs = -1}),

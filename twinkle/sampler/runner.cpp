@@ -214,11 +214,13 @@ void Sampler::give(Sequence& sequence, size_t count) {
 
 void Sampler::finish(Sequence& sequence) {
   Job& job = *sequence.job;
+  outcomes_.reserve(outcomes_.size() + 1);
   sequence.done = true;
   if (--job.num_left > 0) return;
   outcomes_.push_back({job.ticket, std::move(job.completions), std::move(job.prompt), {}});
 }
 
+// When it throws, the sequence is as it was before its token.
 void Sampler::accept(Chosen& chosen) {
   Sequence& sequence = *chosen.sequence;
   Job& job = *sequence.job;
@@ -229,6 +231,21 @@ void Sampler::accept(Chosen& chosen) {
     return finish(sequence);
   }
   const int32_t token = chosen.token;
+  struct Taken {
+    Sequence& sequence;
+    Completion& out;
+    const size_t size = sequence.tokens.size(), num_out = out.tokens.size();
+    bool whole = false;
+    ~Taken() {
+      if (whole) return;
+      sequence.tokens.resize(size);
+      out.tokens.resize(num_out);
+      if (out.logprobs.size() > num_out) out.logprobs.resize(num_out);
+      if (out.top_logprobs.size() > num_out) out.top_logprobs.resize(num_out);
+      out.matched.clear();
+      out.stop_reason.clear();
+    }
+  } taken{sequence, out};
   sequence.tokens.push_back(token);
   out.tokens.push_back(token);
   if (params.logprobs) out.logprobs.push_back(chosen.logprob);
@@ -246,12 +263,24 @@ void Sampler::accept(Chosen& chosen) {
     give(sequence, out.stop_reason.empty() ? sequence.stops.num_settled(known) : known.size());
   }
   if (!out.stop_reason.empty()) finish(sequence);
+  taken.whole = true;
+}
+
+// A decode that throws fails its own request; a want of memory is everybody's.
+void Sampler::accept_or_fail(Chosen& chosen) {
+  try {
+    accept(chosen);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    fail_job(*chosen.sequence->job, e.what());
+  }
 }
 
 void Sampler::fail_job(Job& job, const std::string& error) {
   if (job.num_left == 0) return;
-  job.num_left = 0;
   outcomes_.push_back({job.ticket, {}, {}, error});
+  job.num_left = 0;
 }
 
 // Lets go of what has ended.
@@ -303,7 +332,7 @@ bool Sampler::step() {
     if (c.token == kNoToken) {
       fail_job(*c.sequence->job, not_finite(c.sequence->size()));
     } else {
-      accept(c);
+      accept_or_fail(c);
     }
   }
   guard.whole = true;

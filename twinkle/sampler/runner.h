@@ -82,6 +82,7 @@ class Sampler {
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
   void accept(Chosen& chosen);
+  void accept_or_fail(Chosen& chosen);
   void give(Sequence& sequence, size_t count);
   void finish(Sequence& sequence);
   void fail_job(Job& job, const std::string& error);

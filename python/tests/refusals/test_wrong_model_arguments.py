@@ -212,7 +212,7 @@ CALLS = {
             "stop": NONE | {"text", "empty text", "list"} - {"empty text"},
             "temperature": NUMBERS, "top_k": COUNTS | {"-1"}, "top_p": set(),
             "repetition_penalty": POSITIVE, "logprobs": COUNTS | NONE,
-            "prompt_logprobs": COUNTS | NONE, "num_samples": SIZES,
+            "prompt_logprobs": COUNTS | NONE, "num_samples": {"5"},
         }.items()
     },
     # data_format

@@ -9,6 +9,7 @@ from twinkle.errors import require
 
 DEFAULT_MAX_TOKENS = 2048
 MAX_TOP_LOGPROBS = 128
+MAX_SAMPLES = 65536  # of one prompt
 
 
 def _number(name, value, *, least, most=None, above=False, integer=False, none=False):
@@ -63,7 +64,7 @@ class SamplingParams:
             "prompt_logprobs", self.prompt_logprobs,
             least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True,
         )  # fmt: skip
-        _number("num_samples", self.num_samples, least=1, integer=True)
+        _number("num_samples", self.num_samples, least=1, most=MAX_SAMPLES, integer=True)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         stop = [] if stop is None else stop
         require(

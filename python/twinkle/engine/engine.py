@@ -27,6 +27,12 @@ def checked_options(options):
         share = checks.number("engine: sampling_share", options["sampling_share"], above=0)
         require(share < 1, f"engine: sampling_share is {share}, it must be below 1")
         options["sampling_share"] = share
+    if "gather_ms" in options:
+        options["gather_ms"] = checks.number("engine: gather_ms", options["gather_ms"], least=0)
+        require(
+            options["gather_ms"] <= 1000,
+            f"engine: gather_ms is {options['gather_ms']}, it must be at most 1000",
+        )
     if "park_directory" in options:
         options["park_directory"] = checks.path("engine: park_directory", options["park_directory"])
     return options
@@ -44,7 +50,8 @@ class Engine:
     sampler's cache holds (None: 32768). activation_bytes: of activations kept for a backward pass
     (None: 8 GiB; 0: no limit); layers beyond it are computed twice. max_sequences: that are sampled
     at a time (None: 64). sampling_share: of the time, while training waits too (None: 0.5; above 0,
-    below 1). max_queued: operations of one tenant that have not ended (None: 1024),
+    below 1). gather_ms: that a batch waits at most for tenants of the last one that have nothing
+    queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not ended (None: 1024),
     max_queued_total: of all tenants (None: 16384); beyond them BusyError. resident_bytes: that all
     adapters' state may take in memory (None or 0: no limit); beyond them tenants that rest wait in
     files below park_directory and come back, bit for bit, with their next operation.
@@ -57,7 +64,9 @@ class Engine:
         checks.path("engine: model_id", model_id)
         if mixed_precision not in ("bf16", "no"):
             checks.refuse("engine: mixed_precision", mixed_precision, "'bf16' or 'no'")
-        refuse_unknown("engine: Engine", options, (*_LEAST, "sampling_share", "park_directory"))
+        refuse_unknown(
+            "engine: Engine", options, (*_LEAST, "sampling_share", "gather_ms", "park_directory")
+        )
         options = checked_options({**options, "token_budget": token_budget})
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.

@@ -67,6 +67,8 @@ class TokenStream:
             raise StopIteration
         if not self._ready:
             self._ready.extend(self._stream.take())
+        if self._closed:  # by another thread, meanwhile
+            raise StopIteration
         if not self._ready:
             self._stream.future.result()  # which raises what the sample failed with
             raise StopIteration

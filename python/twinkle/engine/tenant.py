@@ -257,21 +257,19 @@ class Tenant:
         ]
         version = checks.integer("engine: version", version, 0, 2**63 - 1)
         stops = any(p.stop_texts for p in params)
-        limit, call = self.engine.facts()["max_positions"], next(self._num_samples)
-        run = current_run().seed
+        template = self.engine.template()._template if stops else None
+        limit, run = self.engine.facts()["max_positions"], current_run().seed
+        rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
+        call = next(self._num_samples)  # counts calls that were right
         return {
             "tenant": self.name,
             "prompts": prompts,
             "params": [
-                engine_params(
-                    p,
-                    room_for(p, i, limit - len(prompts[i])),
-                    stable_seed(run, "engine", self.name, call, i),
-                )
-                for i, p in enumerate(params)
+                engine_params(p, room, stable_seed(run, "engine", self.name, call, i))
+                for i, (p, room) in enumerate(zip(params, rooms, strict=True))
             ],
             "version": version,
-            "template": self.engine.template()._template if stops else None,
+            "template": template,
         }
 
     def _features(self, prompts):

@@ -37,22 +37,46 @@ void Sampling::admit(const Admitted& request) {
 
 StepOutcome Sampling::step() {
   forget_if_asked();
-  sampler_->step();
-  StepOutcome out;
-  for (const sampler::Event& event : sampler_->take_events()) hear(event);
-  for (sampler::Outcome& outcome : sampler_->take_outcomes()) settle(outcome, out);
-  for (auto& [id, sample] : begun_) {
-    if (sample.heard.empty()) continue;
-    sample.hooks.on_tokens(sample.heard);
-    sample.heard.clear();
+  if (next_event_ == events_.size() && next_outcome_ == outcomes_.size()) {
+    sampler_->step();
+    events_ = sampler_->take_events();
+    outcomes_ = sampler_->take_outcomes();
+    next_event_ = next_outcome_ = 0;
   }
+  for (; next_event_ < events_.size(); ++next_event_) hear(events_[next_event_]);
+  for (; next_outcome_ < outcomes_.size(); ++next_outcome_) settle(outcomes_[next_outcome_]);
+  tell();
   report();
-  return out;
+  return std::exchange(out_, {});
 }
 
+// A listener that throws fails its own Sample.
+void Sampling::tell() {
+  std::vector<std::pair<int64_t, std::exception_ptr>> failed;
+  failed.reserve(begun_.size());
+  for (auto& [id, sample] : begun_) {
+    if (sample.heard.empty()) continue;
+    try {
+      sample.hooks.on_tokens(sample.heard);
+      sample.heard.clear();
+    } catch (...) {
+      failed.emplace_back(id, std::current_exception());
+    }
+  }
+  for (auto& [id, error] : failed) fail(id, std::move(error));
+}
+
+void Sampling::fail(int64_t id, std::exception_ptr error) {
+  out_.samples.reserve(out_.samples.size() + 1);
+  undo(id);
+  out_.samples.push_back({id, std::move(error)});
+}
+
+// Nothing has changed when one of these throws.
 void Sampling::Begun::hear(TokenEvent event) {
-  ++num_heard[{event.prompt, event.sample}];
+  size_t& count = num_heard[{event.prompt, event.sample}];
   heard.push_back(std::move(event));
+  ++count;
 }
 
 // The tokens of a stop string that was found come with the outcome alone.
@@ -93,23 +117,22 @@ SamplingStats Sampling::stats() const {
   return reported_;
 }
 
-void Sampling::settle(sampler::Outcome& outcome, StepOutcome& out) {
+// All that may throw comes first, so that the outcome can be settled once more.
+void Sampling::settle(sampler::Outcome& outcome) {
   const auto it = requests_.find(outcome.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
   const Admitted request = it->second;
-  requests_.erase(it);
-  if (!outcome.error.empty()) {
-    out.samples.push_back(
-        {request.id, std::make_exception_ptr(Error(Code::kInvalid, outcome.error))});
-    undo(request.id);
-    return;
-  }
+  if (!outcome.error.empty())
+    return fail(request.id, std::make_exception_ptr(Error(Code::kInvalid, outcome.error)));
   Begun& sample = begun_.at(request.id);
+  out_.requests.reserve(out_.requests.size() + 1);
+  out_.samples.reserve(out_.samples.size() + 1);
   if (sample.hooks.on_tokens) sample.hear_rest(request.index, outcome.completions);
+  requests_.erase(it);
   sample.result.completions[request.index] = std::move(outcome.completions);
   sample.result.prompts[request.index] = std::move(outcome.prompt);
-  out.requests.push_back(request);
-  if (--sample.num_left == 0) out.samples.push_back({request.id, nullptr});
+  out_.requests.push_back(request);
+  if (--sample.num_left == 0) out_.samples.push_back({request.id, nullptr});
 }
 
 SampleResult Sampling::commit(int64_t id) {
@@ -125,6 +148,8 @@ bool Sampling::undo(int64_t id) {
     if (requests_.erase(ticket)) sampler_->cancel(ticket);
   }
   begun_.erase(it);
+  std::erase_if(out_.requests, [id](const Admitted& request) { return request.id == id; });
+  std::erase_if(out_.samples, [id](const Ended& ended) { return ended.id == id; });
   report();
   return true;
 }

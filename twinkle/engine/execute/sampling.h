@@ -52,7 +52,9 @@ class Sampling {
     void hear_rest(size_t prompt, const std::vector<Completion>& completions);
   };
   void hear(const sampler::Event& event);
-  void settle(sampler::Outcome& outcome, StepOutcome& out);
+  void settle(sampler::Outcome& outcome);
+  void tell();
+  void fail(int64_t id, std::exception_ptr error);
   void forget_if_asked();
   void report();
 
@@ -61,6 +63,12 @@ class Sampling {
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Admitted> requests_;  // by ticket
+  // What the sampler's last step gave and step() has not handed on: when something throws in
+  // between, for want of memory, say, the next call goes on where it was.
+  std::vector<sampler::Event> events_;
+  std::vector<sampler::Outcome> outcomes_;
+  size_t next_event_ = 0, next_outcome_ = 0;
+  StepOutcome out_;
   std::atomic<bool> forget_ = false;
 
   mutable Mutex mutex_;

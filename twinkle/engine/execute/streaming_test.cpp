@@ -117,6 +117,42 @@ TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
             std::string::npos);
 }
 
+TEST_F(Streaming, AListenerThatThrowsFailsItsOwnSampleWheneverItDoes) {
+  const Sample sample = drawn_sample("base", 6);
+  const auto want = engine_.run<SampleResult>(sample).completions;
+  for (const size_t deaf_from : {size_t{1}, size_t{9}, size_t{18}}) {  // 18: with the last token
+    SCOPED_TRACE(deaf_from);
+    Ear ear;
+    size_t told = 0;
+    SampleHooks hooks;
+    hooks.on_tokens = [&](std::span<const TokenEvent> events) {
+      told += events.size();
+      if (told >= deaf_from) throw std::runtime_error("deaf");
+    };
+    auto futures = engine_.submit({sample}, hooks);
+    Future neighbour = engine_.submit(sample, ear.hooks());
+    EXPECT_THROW(futures[0].get(), std::runtime_error);
+    const auto got = std::get<SampleResult>(neighbour.get());
+    for (size_t p = 0; p < want.size(); ++p)
+      EXPECT_EQ(got.completions[p][0].tokens, want[p][0].tokens);
+    ear.expect(got);
+  }
+  EXPECT_EQ(engine_.sampling().num_samples, 0);
+}
+
+TEST_F(Streaming, ADecodeThatThrowsFailsItsOwnSample) {
+  Sample broken = drawn_sample("base", 20);
+  broken.params[0].stop = {"never"};
+  const Sample sample = drawn_sample("base", 20);
+  const auto want = engine_.run<SampleResult>(sample).completions;
+  SampleHooks hooks;
+  hooks.decode = [](std::span<const int32_t>) -> std::string { fail(Code::kInvalid, "no text"); };
+  Future first = engine_.submit(broken, hooks);
+  Future neighbour = engine_.submit(sample);
+  EXPECT_EQ(error_of([&] { first.get(); }), "no text");
+  EXPECT_EQ(std::get<SampleResult>(neighbour.get()).completions[2][0].tokens, want[2][0].tokens);
+}
+
 TEST_F(Streaming, NothingComesAfterACancelAndTheListenerIsLetGo) {
   Ear ear;
   auto held = std::make_shared<int>(1);

@@ -83,16 +83,20 @@ void Parking::forget(const Tenant& tenant) {
 
 void Parking::settle(const std::set<const Tenant*>& held) {
   if (folder_.empty()) return;
-  held_ = held;
-  for (auto& [key, place] : places_) {
-    if (place.round != round_) continue;
-    now_.resident_bytes -= place.bytes;
-    place.bytes = place.tenant->num_bytes();
-    now_.resident_bytes += place.bytes;
+  try {
+    held_ = held;
+    for (auto& [key, place] : places_) {
+      if (place.round != round_) continue;
+      const int64_t bytes = place.tenant->num_bytes();
+      now_.resident_bytes += bytes - place.bytes;
+      place.bytes = bytes;
+    }
+    ++round_;
+    // For the one that was used last nothing would be gained.
+    make_room(0, [this](const Place& place) { return place.used == num_uses_; });
+  } catch (const std::bad_alloc&) {
+    // The work before it has been done, and must not be reported as failed: the next one settles.
   }
-  ++round_;
-  // For the one that was used last nothing would be gained.
-  make_room(0, [this](const Place& place) { return place.used == num_uses_; });
   report();
 }
 

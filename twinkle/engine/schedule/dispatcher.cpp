@@ -95,7 +95,7 @@ Dispatcher::~Dispatcher() {
   thread_.join();
   const Lock lock(mutex_);
   for (auto& [id, job] : jobs_) {
-    job.promise.set_exception(std::make_exception_ptr(Error(Code::kBusy, "engine: closed")));
+    job.fail(std::make_exception_ptr(Error(Code::kBusy, "engine: closed")));
   }
 }
 
@@ -148,11 +148,12 @@ bool Dispatcher::cancel(int64_t id) {
     if (it->second.state == Job::kBegun) {
       if (!it->second.cancelled) cancelled_.push_back(id);
       it->second.cancelled = true;
+      ready_.notify_one();
       return true;
     }
     job = extract(id);
   }
-  job.mapped().promise.set_exception(cancelled());
+  job.mapped().fail(cancelled());
   return true;
 }
 
@@ -194,21 +195,16 @@ void Dispatcher::loop() {
 
 // Waits for something to do. None: closed, and what had begun has ended.
 std::optional<Side> Dispatcher::next_turn() {
-  using Clock = std::chrono::steady_clock;
-  std::optional<Clock::time_point> gathers_until;
   Lock lock(mutex_);
   while (true) {
     const bool heads = !take_heads().empty();
-    const bool training = heads || scheduler_.has_batch(!closed_ && !draining_);
+    const bool batch = scheduler_.has_batch(!closed_ && !draining_);
+    const bool training = heads || batch;
     const bool sampling = admission_.size() > 0;
     contested_ = training && sampling;
-    if (heads || sampling || (training && !somebody_is_missing()))
-      return turns_.next(training, sampling);
-    if (training) {
-      const std::chrono::duration<double, std::milli> most(options_.gather_ms);
-      if (!gathers_until)
-        gathers_until = Clock::now() + std::chrono::duration_cast<Clock::duration>(most);
-      if (!lock.wait_until(ready_, *gathers_until)) return Side::kTraining;
+    if (heads || sampling || (batch && !gathers())) return turns_.next(training, sampling);
+    if (batch) {
+      lock.wait_until(ready_, *gathers_until_);
       continue;
     }
     if (closed_) return std::nullopt;
@@ -216,11 +212,19 @@ std::optional<Side> Dispatcher::next_turn() {
   }
 }
 
-bool Dispatcher::somebody_is_missing() const {
-  if (closed_ || draining_ || options_.gather_ms == 0) return false;
-  return std::any_of(gathered_.begin(), gathered_.end(),
-                     [this](const std::string& tenant)
-                         REQUIRES(mutex_) { return !num_queued_.contains(tenant); });
+// Whether the batch that could run waits for a tenant of the last one.
+bool Dispatcher::gathers() {
+  if (closed_ || draining_ || options_.gather_ms == 0 || !cancelled_.empty()) return false;
+  if (admission_.size() > 0) return false;
+  const bool missing = std::any_of(gathered_.begin(), gathered_.end(),
+                                   [this](const std::string& tenant)
+                                       REQUIRES(mutex_) { return !num_queued_.contains(tenant); });
+  if (!missing) return false;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double, std::milli> most(options_.gather_ms);
+  if (!gathers_until_)
+    gathers_until_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(most);
+  return now < *gathers_until_;
 }
 
 // Operations that run by themselves and whose turn it is in their tenant's order.
@@ -251,7 +255,7 @@ void Dispatcher::drop_cancelled() {
   }
   for (auto& job : jobs) {
     executor_.undo(job.key());
-    job.mapped().promise.set_exception(cancelled());
+    job.mapped().fail(cancelled());
   }
 }
 
@@ -280,11 +284,14 @@ void Dispatcher::run_head(Job& job) {
   {
     const Lock lock(mutex_);
     const std::string& tenant = tenant_of(job.operation);
-    if (const auto* create = std::get_if<Create>(&job.operation))
+    if (const auto* create = std::get_if<Create>(&job.operation)) {
       scheduler_.set_share(tenant, {create->weight, create->priority});
+      created_[tenant] = job.id;
+    }
     if (std::holds_alternative<Delete>(job.operation)) {
       scheduler_.forget(tenant);
       gathered_.erase(tenant);
+      created_.erase(tenant);
       stats_.tenants.erase(tenant);
     }
     done = extract(job.id);
@@ -315,6 +322,7 @@ void Dispatcher::run_batch() {
     const Lock lock(mutex_);
     if (!cancelled_.empty()) return;  // first of all
     take_heads();                     // those that ran may have let others go on
+    if (scheduler_.has_batch(!closed_ && !draining_) && gathers()) return;
     std::map<std::string, Job*> first;
     for (const Slice& slice : scheduler_.next_batch(!closed_ && !draining_)) {
       Job& job = jobs_.at(slice.id);
@@ -325,6 +333,7 @@ void Dispatcher::run_batch() {
       if (!alone) it->second->state = Job::kLast;
     }
     if (batch.empty()) return;
+    gathers_until_.reset();
     gathered_.clear();
     for (const auto& [tenant, job] : first) gathered_.insert(tenant);
     count(batch);
@@ -409,13 +418,17 @@ void Dispatcher::end(std::span<const Ended> ended) {
     }
     if (done.mapped().cancelled) {
       executor_.undo(e.id);
-      done.mapped().promise.set_exception(cancelled());
+      done.mapped().fail(cancelled());
       continue;
     }
     Result result = executor_.commit(e.id);
-    if (const int64_t n = num_sampled(result)) {
+    {
       const Lock lock(mutex_);
-      stats_.tenants[tenant_of(done.mapped().operation)].num_sampled += n;
+      const std::string& tenant = tenant_of(done.mapped().operation);
+      const auto made = created_.find(tenant);
+      // Its tenant may be gone, and another have its name.
+      if (made != created_.end() && made->second < e.id)
+        stats_.tenants[tenant].num_sampled += num_sampled(result);
     }
     done.mapped().promise.set_value(std::move(result));
   }
@@ -427,7 +440,7 @@ void Dispatcher::fail(int64_t id, std::exception_ptr error) {
     const Lock lock(mutex_);
     failed = extract(id);
   }
-  failed.mapped().promise.set_exception(failed.mapped().cancelled ? cancelled() : error);
+  failed.mapped().fail(failed.mapped().cancelled ? cancelled() : error);
 }
 
 }  // namespace twinkle::engine

@@ -2,7 +2,9 @@
 // the operations that run by themselves, in the order that Scheduler, Admission and Turns decide.
 // submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
+#include <chrono>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <map>
@@ -10,6 +12,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "twinkle/base/guarded.h"
@@ -88,12 +91,17 @@ class Dispatcher {
     std::promise<Result> promise = {};
     enum { kQueued, kBegun, kLast } state = kQueued;  // kLast: it can't be stopped any more
     bool cancelled = false;
+
+    void fail(std::exception_ptr error) {
+      hooks = {};  // before its future is ready
+      promise.set_exception(std::move(error));
+    }
   };
   using Jobs = std::map<int64_t, Job>;
 
   void loop();
   std::optional<Side> next_turn();
-  bool somebody_is_missing() const REQUIRES(mutex_);
+  bool gathers() REQUIRES(mutex_);
   void drop_cancelled();
   void train();
   void run_head(Job& job);
@@ -126,6 +134,8 @@ class Dispatcher {
   bool closed_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
   std::set<std::string> gathered_ GUARDED_BY(mutex_);  // tenants of the last batch
+  std::optional<std::chrono::steady_clock::time_point> gathers_until_ GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> created_ GUARDED_BY(mutex_);  // by which operation
 
   Turns turns_;             // the thread's, like the next
   bool contested_ = false;  // both sides waited when the turn began

@@ -141,5 +141,16 @@ TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
   }
 }
 
+TEST_F(Dispatched, ASampleThatOutlivesItsTenantLeavesNothingInTheStatistics) {
+  open();
+  create("gone");
+  auto futures = dispatcher_->submit({sampled("gone", 50), Delete{"gone"}});
+  for (Future& future : futures) future.get();
+  EXPECT_FALSE(dispatcher_->stats().tenants.contains("gone"));
+  create("gone");
+  submit(sampled("gone", 2)).get();
+  EXPECT_EQ(dispatcher_->stats().tenants.at("gone").num_sampled, 3) << "of a null model's result";
+}
+
 }  // namespace
 }  // namespace twinkle::engine

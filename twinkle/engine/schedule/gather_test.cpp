@@ -55,6 +55,33 @@ TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
   for (const auto& batch : seen) EXPECT_EQ(batch, (std::set<std::string>{"a", "b"}));
 }
 
+TEST_F(Gathering, StepsInBetweenDoNotEndTheWait) {
+  open(kLong);
+  run({work("a", 1), work("b", 1)});
+  for (int round = 0; round < 3; ++round) {
+    run({Step{"a"}});
+    auto a = submit({work("a", 1)});  // waits for b ...
+    run({Step{"b"}});                 // ... which still does something else
+    auto b = submit({work("b", 1)});
+    a[0].get();
+    b[0].get();
+  }
+  const auto seen = batches();
+  ASSERT_EQ(seen.size(), 4u);
+  for (const auto& batch : seen) EXPECT_EQ(batch, (std::set<std::string>{"a", "b"}));
+}
+
+TEST_F(Gathering, WhoOnlyStepsDoesNotKeepABatchWaiting) {
+  open(50);
+  run({work("a", 1), work("b", 1)});
+  auto a = submit({work("a", 1)});
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (a[0].wait_for(std::chrono::seconds(0)) != std::future_status::ready &&
+         std::chrono::steady_clock::now() < end)
+    run({Step{"b"}});
+  EXPECT_EQ(a[0].wait_for(std::chrono::seconds(0)), std::future_status::ready);
+}
+
 TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
   open(20);
   run({work("a", 1), work("b", 1)});

@@ -1,6 +1,7 @@
 // What goes with a Sample beside its value: functions of whoever submits it, so no part of the
 // operation that is stored and replayed. Both are called on the engine's thread, which waits for
-// them: they must be quick. They are let go of before the Sample's future is ready.
+// them: they must be quick. One that throws fails its Sample. They are let go of before the
+// Sample's future is ready.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -21,8 +22,8 @@ struct SampleHooks {
   // Token ids to text, for stop strings: without it `stop` is refused.
   std::function<std::string(std::span<const int32_t>)> decode = {};
   // Is told every token of the result, those of a completion in order, as soon as it is known; with
-  // stop strings, when none can begin in it any more. Must not throw. Nothing more comes when the
-  // Sample fails or is cancelled. Empty: nobody listens.
+  // stop strings, when none can begin in it any more. Nothing more comes when the Sample fails or
+  // is cancelled. Empty: nobody listens.
   std::function<void(std::span<const TokenEvent>)> on_tokens = {};
 };
 

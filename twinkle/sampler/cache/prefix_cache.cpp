@@ -39,14 +39,15 @@ PrefixCache::Found PrefixCache::insert(uint64_t version, uint64_t parent,
                                        std::span<const int32_t> tokens, Block block) {
   if (std::optional<Found> known = find(version, parent, tokens)) return *std::move(known);
   const PageKey*& mine = by_page_[static_cast<size_t>(block.page())];
-  if (mine) entries_.erase(entries_.find(*mine));  // what the page held before
+  if (mine) entries_.erase(entries_.find(*std::exchange(mine, nullptr)));  // what it held before
   const PageKey key = key_of(version, parent, tokens);
   const auto stale = entries_.find(key);
   if (stale != entries_.end()) {
     by_page_[static_cast<size_t>(stale->second.kept.page)] = nullptr;
     entries_.erase(stale);
   }
-  const auto entry = entries_.emplace(key, Entry{++last_id_, pool_.keep(block)}).first;
+  const auto entry = entries_.try_emplace(key).first;
+  entry->second = {++last_id_, pool_.keep(block)};
   mine = &entry->first;
   return {last_id_, std::move(block)};
 }
