@@ -35,6 +35,17 @@ def test_a_sample_gives_responses_and_its_logprobs_are_those_of_forward(tiny_lla
     assert one[0].sequences[0].tokens != two[0].sequences[0].tokens  # no seed: its own each time
 
 
+def test_a_sample_that_is_refused_does_not_change_later_ones(tiny_llama_dir):
+    texts = []
+    for refused in (0, 2):
+        base = Engine(tiny_llama_dir, mixed_precision="no").tenant("base")
+        for _ in range(refused):
+            with pytest.raises(InvalidError, match="max_tokens"):
+                base.sample([PROMPT], {"max_tokens": 10**6})
+        texts.append(base.sample([PROMPT], {"max_tokens": 12}).result()[0].sequences[0].tokens)
+    assert texts[0] == texts[1]
+
+
 def test_a_published_version_is_sampled_while_training_goes_on(tenant):
     def tokens(version=0):
         params = {"max_tokens": 8, "seed": 3, "logprobs": 1}

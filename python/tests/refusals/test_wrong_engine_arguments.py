@@ -72,6 +72,7 @@ CALLS = {
     "Engine(activation_bytes)": (option("activation_bytes"), _COUNTS),
     "Engine(max_sequences)": (option("max_sequences"), _SIZES),
     "Engine(sampling_share)": (option("sampling_share"), _NONE),
+    "Engine(gather_ms)": (option("gather_ms"), {"None", "5", "0", "1.5"}),
     "Engine(max_queued)": (option("max_queued"), _SIZES),
     "Engine(max_queued_total)": (option("max_queued_total"), _SIZES),
     "Engine(resident_bytes)": (option("resident_bytes"), {"None", "0"}),

@@ -51,10 +51,11 @@ class Engine:
     (None: 8 GiB; 0: no limit); layers beyond it are computed twice. max_sequences: that are sampled
     at a time (None: 64). sampling_share: of the time, while training waits too (None: 0.5; above 0,
     below 1). gather_ms: that a batch waits at most for tenants of the last one that have nothing
-    queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not ended (None: 1024),
-    max_queued_total: of all tenants (None: 16384); beyond them BusyError. resident_bytes: that all
-    adapters' state may take in memory (None or 0: no limit); beyond them tenants that rest wait in
-    files below park_directory and come back, bit for bit, with their next operation.
+    queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not
+    ended (None: 1024), max_queued_total: of all tenants (None: 16384); beyond them BusyError.
+    resident_bytes: that all adapters' state may take in memory (None or 0: no limit); beyond them
+    tenants that rest wait in files below park_directory and come back, bit for bit, with their next
+    operation.
     InvalidError: a value that cannot be; NotFoundError: no such model.
     """
 
