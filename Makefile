@@ -17,7 +17,7 @@ demo: ## teach a real model a new name by LoRA and show its answers before and a
 	@scripts/build.sh --without-tests
 	@scripts/demo.sh
 
-test: ## every test: C++ (ctest) and Python (pytest)
+test: ## the tests of CI: C++ (ctest) and Python (pytest)
 	@scripts/setup.sh base demo test lint cuda
 	@scripts/build.sh
 	@scripts/test.sh

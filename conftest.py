@@ -75,10 +75,23 @@ def smollm2_dir():
         pytest.skip(str(error))
 
 
+class DataDirectory:
+    """`directory / name`: the path of a file of real data. A test of one that is missing skips."""
+
+    def __init__(self, path):
+        self._path = Path(path)
+
+    def __truediv__(self, name):
+        file = self._path / name
+        if not file.is_file():
+            pytest.skip(f"the folder that TWINKLE_TEST_DATA names has no {name}")
+        return file
+
+
 @pytest.fixture(scope="session")
 def data_dir():
-    """Real data sets, from TWINKLE_TEST_DATA."""
+    """Real data sets, from TWINKLE_TEST_DATA: a DataDirectory."""
     directory = os.environ.get("TWINKLE_TEST_DATA")
     if not directory:
         pytest.skip("TWINKLE_TEST_DATA is not set: it names the folder of real data sets")
-    return Path(directory)
+    return DataDirectory(directory)

@@ -11,6 +11,7 @@ from twinkle.errors import InvalidError
 
 
 def refuse(what, value, must):
+    """Raises InvalidError: "WHAT is VALUE, it must be MUST"."""
     raise InvalidError(f"{what} is {reprlib.repr(value)}, it must be {must}")
 
 
@@ -51,6 +52,7 @@ def flag(what, value):
 
 
 def text(what, value, none=False, empty=False):
+    """A str; '' only with `empty`, None only with `none`."""
     if value is None and none:
         return None
     if not isinstance(value, str) or (not value and not empty):

@@ -21,6 +21,20 @@ def _size(name, value):
     return int(value)
 
 
+def _rank_property(axis):
+    return property(
+        lambda self: self._rank_along(axis),
+        doc=f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh.",
+    )
+
+
+def _size_property(axis):
+    return property(
+        lambda self: self._size_or(axis, None),
+        doc=f"Ranks along {axis}; None where there is no such axis.",
+    )
+
+
 @dataclass
 class DeviceMesh:
     """Global ranks arranged along named axes.
@@ -139,6 +153,7 @@ class DeviceMesh:
         return "tp-cp-ep-dp-pp"
 
     def has_dim(self, name):
+        """Whether there is an axis of that name."""
         return name in self.mesh_dim_names
 
     def get_dim_size(self, name):
@@ -164,27 +179,37 @@ class DeviceMesh:
         coordinates = self._coordinates()
         return coordinates.get(name) if coordinates else None
 
-    dp_rank = property(lambda self: self._rank_along("dp"))
-    fsdp_rank = property(lambda self: self._rank_along("fsdp"))
-    tp_rank = property(lambda self: self._rank_along("tp"))
-    pp_rank = property(lambda self: self._rank_along("pp"))
-    cp_rank = property(lambda self: self._rank_along("cp"))
-    ep_rank = property(lambda self: self._rank_along("ep"))
+    dp_rank = _rank_property("dp")
+    fsdp_rank = _rank_property("fsdp")
+    tp_rank = _rank_property("tp")
+    pp_rank = _rank_property("pp")
+    cp_rank = _rank_property("cp")
+    ep_rank = _rank_property("ep")
 
-    dp_world_size = property(lambda self: self._size_or("dp", None))
-    fsdp_world_size = property(lambda self: self._size_or("fsdp", None))
-    tp_world_size = property(lambda self: self._size_or("tp", None))
-    pp_world_size = property(lambda self: self._size_or("pp", None))
-    cp_world_size = property(lambda self: self._size_or("cp", None))
-    ep_world_size = property(lambda self: self._size_or("ep", self.ep_size))
-    etp_world_size = property(lambda self: self.etp_size)
+    dp_world_size = _size_property("dp")
+    fsdp_world_size = _size_property("fsdp")
+    tp_world_size = _size_property("tp")
+    pp_world_size = _size_property("pp")
+    cp_world_size = _size_property("cp")
+
+    @property
+    def ep_world_size(self):
+        """Ranks along ep; ep_size, which may be None, where there is no such axis."""
+        return self._size_or("ep", self.ep_size)
+
+    @property
+    def etp_world_size(self):
+        """etp_size: ranks that share an expert."""
+        return self.etp_size
 
     @property
     def world_size(self):
+        """Ranks in the mesh."""
         return int(self.mesh.size)
 
     @property
     def is_single_process(self):
+        """Whether the mesh holds one rank alone."""
         return self.world_size == 1
 
     # ---- data
@@ -203,6 +228,7 @@ class DeviceMesh:
         return self.get_data_rank_from_global_rank(Platform.get_rank())
 
     def get_data_rank_from_global_rank(self, rank):
+        """data_rank of any global rank; None when the mesh lacks it."""
         coordinates = self._coordinates(rank)
         if coordinates is None:
             return None
@@ -246,26 +272,33 @@ class DeviceMesh:
         return self._group_of(("tp",), Platform.get_rank())
 
     def get_tp_last_ranks(self):
+        """Sorted global ranks that are last along tp; all of them where there is no such axis."""
         return self._ranks_at("tp", self._size_or("tp", 1) - 1)
 
     def is_tp_last_rank(self, rank=None):
+        """Whether a global rank (default: this process) is among get_tp_last_ranks."""
         return (Platform.get_rank() if rank is None else rank) in self.get_tp_last_ranks()
 
     def is_pp_first_rank(self):
+        """Whether this process is in the first pipeline stage."""
         return Platform.get_rank() in self.get_pp_first_ranks()
 
     def is_pp_last_rank(self):
+        """Whether this process is in the last pipeline stage."""
         return Platform.get_rank() in self.get_pp_last_ranks()
 
     def get_pp_stage_ranks(self, stage):
+        """Sorted global ranks of a pipeline stage, from 0 on. InvalidError: no such stage."""
         stages = self._size_or("pp", 1)
         require(0 <= stage < stages, f"mesh: stage is {stage}, it must be from 0 to {stages - 1}")
         return self._ranks_at("pp", stage)
 
     def get_pp_first_ranks(self):
+        """Sorted global ranks of the first pipeline stage."""
         return self.get_pp_stage_ranks(0)
 
     def get_pp_last_ranks(self):
+        """Sorted global ranks of the last pipeline stage."""
         return self.get_pp_stage_ranks(self._size_or("pp", 1) - 1)
 
     # ---- torch.distributed
@@ -311,6 +344,7 @@ class DeviceMesh:
         return self._groups[key]
 
     def to_torch_device_mesh(self):
+        """torch.distributed's DeviceMesh of the same ranks and axes."""
         import torch
         from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 

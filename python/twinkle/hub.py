@@ -236,12 +236,14 @@ def tokenizer_files(metadata):
 
 
 def generation_config(metadata):
+    """What generation_config.json says of a GGUF file's metadata: {name: token id}."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {ours: metadata.get(f"tokenizer.ggml.{key}_token_id") for ours, key in keys.items()}
     return {key: index for key, index in found.items() if index is not None}
 
 
 def main(arguments=None):
+    """The command line; returns the exit status: 0, or 1 with the error's text on stderr."""
     parser = argparse.ArgumentParser(
         prog="python -m twinkle.hub",
         description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",

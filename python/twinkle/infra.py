@@ -46,6 +46,7 @@ class DeviceGroup:
 
     @property
     def num_ranks(self):
+        """How many ranks the group has."""
         return self.ranks if isinstance(self.ranks, int) else len(self.ranks)
 
 

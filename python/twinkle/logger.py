@@ -22,10 +22,12 @@ class Logger(logging.Logger):
         return ranks in (None, "all") or Platform.is_master()
 
     def info(self, msg, *args, ranks="master", stacklevel=1, **kwargs):
+        """As logging's info, on the master alone; ranks='all': on every rank."""
         if self._wanted(ranks):
             super().info(msg, *args, stacklevel=stacklevel + 1, **kwargs)
 
     def warning(self, msg, *args, ranks="master", stacklevel=1, **kwargs):
+        """As logging's warning, on the master alone; ranks='all': on every rank."""
         if self._wanted(ranks):
             super().warning(msg, *args, stacklevel=stacklevel + 1, **kwargs)
 
@@ -36,16 +38,20 @@ class Logger(logging.Logger):
             log(msg, *args, stacklevel=3, **kwargs)
 
     def info_once(self, msg, *args, **kwargs):
+        """info, once in this process for a text, or for hash_id where that is given."""
         self._once(self.info, msg, args, kwargs)
 
     def warning_once(self, msg, *args, **kwargs):
+        """warning, once in this process for a text, or for hash_id where that is given."""
         self._once(self.warning, msg, args, kwargs)
 
     def info_if(self, msg, cond, *args, **kwargs):
+        """info where `cond` is true."""
         if cond:
             self.info(msg, *args, stacklevel=2, **kwargs)
 
     def warning_if(self, msg, cond, *args, **kwargs):
+        """warning where `cond` is true."""
         if cond:
             self.warning(msg, *args, stacklevel=2, **kwargs)
 

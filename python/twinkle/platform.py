@@ -85,10 +85,12 @@ class Platform:
 
     @staticmethod
     def get_local_rank():
+        """The rank among this machine's processes: LOCAL_RANK, 0 without a launcher."""
         return _environment_int("LOCAL_RANK", 0)
 
     @staticmethod
     def get_world_size():
+        """Processes on all machines: WORLD_SIZE, 1 without a launcher."""
         return _environment_int("WORLD_SIZE", 1)
 
     @staticmethod
@@ -98,14 +100,17 @@ class Platform:
 
     @staticmethod
     def is_master():
+        """True on global rank 0."""
         return Platform.get_rank() == 0
 
     @staticmethod
     def is_local_master():
+        """True on local rank 0 of each machine."""
         return Platform.get_local_rank() == 0
 
     @staticmethod
     def is_last_rank():
+        """True on the highest global rank."""
         return Platform.get_rank() == Platform.get_world_size() - 1
 
     @classmethod
@@ -118,21 +123,29 @@ class Platform:
 
 
 class GPU(Platform):
+    """'cuda' and 'gpu': devices that torch calls cuda; nccl connects them."""
+
     names = ("cuda", "gpu")
     _prefix, _visible, _backend = "cuda", "CUDA_VISIBLE_DEVICES", "nccl"
 
 
 class NPU(Platform):
+    """'npu': devices that torch_npu calls npu; hccl connects them."""
+
     names = ("npu",)
     _prefix, _visible, _backend = "npu", "ASCEND_RT_VISIBLE_DEVICES", "hccl"
 
 
 class MPS(Platform):
+    """'mps': the one GPU of an Apple machine; gloo connects its processes."""
+
     names = ("mps",)
     _prefix = "mps"
 
 
 class CPU(Platform):
+    """'cpu': the processors; gloo connects their processes."""
+
     names = ("cpu",)
 
 

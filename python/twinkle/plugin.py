@@ -40,6 +40,7 @@ class Plugin:
 
     @staticmethod
     def is_plugin(name):
+        """True for a text that begins with ms:// or hf://."""
         return name.startswith(("ms://", "hf://"))
 
     @staticmethod

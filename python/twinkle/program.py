@@ -14,6 +14,7 @@ def path():
 
 
 def main():
+    """Becomes the executable, with this process's arguments; without one a message and status 1."""
     program = path()
     if program is None:
         sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")

@@ -161,3 +161,10 @@ def test_hub_rows_are_loaded_with_subset_and_split(monkeypatch):
     assert calls == [(("o/n", "main"), {"split": "test"})]
     with pytest.raises(NotFoundError, match=r"cannot fetch 'hf://bad/name': no such$"):
         dataset("hf://bad/name")
+
+
+def test_a_missing_file_of_real_data_skips_its_test_by_name(data_dir, tmp_path):
+    with pytest.raises(pytest.skip.Exception, match=r"TWINKLE_TEST_DATA names has no none\.jsonl"):
+        _ = type(data_dir)(tmp_path) / "none.jsonl"
+    (tmp_path / "none.jsonl").touch()
+    assert type(data_dir)(tmp_path) / "none.jsonl" == tmp_path / "none.jsonl"

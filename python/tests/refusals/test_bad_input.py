@@ -156,7 +156,8 @@ TALK = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 ROWS = {"without.jsonl": TALK + '{"text": "x"}\n', "broken.jsonl": TALK * 2 + '{"messages": [}\n'}
 CASES = {
     "missing safetensors": (_opened("none"), "holds no weights"),
-    "truncated safetensors": (_opened("cut"), "model.safetensors"),
+    "truncated safetensors": (
+        _opened("cut"), "ends at byte .* but the file holds only .*: it is truncated, fetch it"),
     "shape mismatch": (_opened("shape"), r"has shape \[.*config.json asks for \["),
     "weights that are not finite": (_opened("nan"), "model.norm.weight .* holds NaN"),
     "unknown architecture": (_opened("mamba"), "model_type 'mamba' is not known; known: "),
@@ -199,9 +200,17 @@ CASES = {
     "a broken JSON line": (
         lambda w: _encoded(w, "broken.jsonl"), r"broken\.jsonl line 3 column 15"),
     "a checkpoint that is not there": (
-        lambda w: w.model.load("none", str(w.folder), adapter_name="a"), "none"),
-    "a save over something else": (
-        lambda w: w.model.save("none", str(w.folder), adapter_name="nobody"), "'nobody'"),
+        lambda w: w.model.load("gone", str(w.folder), adapter_name="a"),
+        "gone' is neither a directory here nor an id of the form owner/name"),
+    "a checkpoint without an adapter": (
+        lambda w: w.model.load("none", str(w.folder), adapter_name="a"),
+        r"cannot open .*none/adapter_config\.json$"),
+    "a save of an adapter that is not there": (
+        lambda w: w.model.save("none", str(w.folder), adapter_name="nobody"),
+        "there is no adapter 'nobody'; there are 'a', 'b': pass adapter_name"),
+    "a save over a file": (
+        lambda w: w.model.save("without.jsonl", str(w.folder), adapter_name="a"),
+        r"without\.jsonl is a file; name a directory"),
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Tokenizers of SmolLM2 and Qwen3: `directory` and `reference` are each of them in turn."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,3 @@ def qwen3():
 @pytest.fixture(scope="module")
 def reference(directory):
     return transformers.AutoTokenizer.from_pretrained(directory)
-
-
-@pytest.fixture(scope="module")
-def data():
-    folder = os.environ.get("TWINKLE_TEST_DATA")
-    if not folder:
-        pytest.skip("TWINKLE_TEST_DATA is not set")
-    return Path(folder)

@@ -15,20 +15,22 @@ from text.conversations import (
 )
 
 
-def test_gsm8k_has_the_tokens_and_labels_of_transformers(directory, reference, data):
-    rows = read_rows(data / "gsm8k_train.jsonl", "question", "answer", step=5)
+def test_gsm8k_has_the_tokens_and_labels_of_transformers(directory, reference, data_dir):
+    rows = read_rows(data_dir / "gsm8k_train.jsonl", "question", "answer", step=5)
     expect_rows_equal(directory, reference, rows)
 
 
-def test_self_cognition_has_the_tokens_and_labels_of_transformers(directory, reference, data):
-    rows = read_rows(data / "self_cognition.jsonl", "query", "response")
+def test_self_cognition_has_the_tokens_and_labels_of_transformers(directory, reference, data_dir):
+    rows = read_rows(data_dir / "self_cognition.jsonl", "query", "response")
     expect_rows_equal(directory, reference, rows)
 
 
 @pytest.mark.soak
-def test_the_whole_of_gsm8k_has_the_tokens_and_labels_of_transformers(directory, reference, data):
+def test_the_whole_of_gsm8k_has_the_tokens_and_labels_of_transformers(
+    directory, reference, data_dir
+):
     expect_rows_equal(
-        directory, reference, read_rows(data / "gsm8k_train.jsonl", "question", "answer")
+        directory, reference, read_rows(data_dir / "gsm8k_train.jsonl", "question", "answer")
     )
 
 

@@ -18,12 +18,14 @@ class Args:
         self.extra = {}
 
     def get(self, key, default=None):
+        """The field of the first group that has it, else extra's flag, else `default`."""
         for name in GROUPS:
             if hasattr(getattr(self, name), key):
                 return getattr(getattr(self, name), key)
         return self.extra.get(key, default)
 
     def __getitem__(self, key):
+        """As get. NotFoundError: no group and no flag has it."""
         value = self.get(key, _MISSING)
         if value is _MISSING:
             raise NotFoundError(f"cli: there is no argument {key!r}")

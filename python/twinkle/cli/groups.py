@@ -7,6 +7,8 @@ from typing import Literal
 
 @dataclass
 class ModelArgs:
+    """Which model is loaded, and how: the arguments of TransformersModel."""
+
     model_id: str | None = None
     model_cls: str | None = None
     tokenizer_id: str | None = None
@@ -31,6 +33,8 @@ class ModelArgs:
 
 @dataclass
 class LoraArgs:
+    """The adapter that is trained, with use_lora: LoraConfig's fields under the prefix lora_."""
+
     use_lora: bool = False
     lora_r: int = 8
     lora_alpha: int = 32
@@ -42,6 +46,8 @@ class LoraArgs:
 
 @dataclass
 class DatasetArgs:
+    """Where rows come from: DatasetMeta's fields. data_slice: text, which the script reads."""
+
     dataset_id: str | None = None
     subset_name: str = "default"
     split: str = "train"
@@ -53,6 +59,8 @@ class DatasetArgs:
 
 @dataclass
 class TemplateArgs:
+    """How conversations become tokens: the arguments of Template. max_length: tokens."""
+
     template_cls: str | None = None
     model_id: str | None = None
     max_length: int = 8192
@@ -64,6 +72,11 @@ class TemplateArgs:
 
 @dataclass
 class TrainingArgs:
+    """The loop: how many steps, of what size, what is saved and logged when.
+
+    batch_size: rows; *_interval and save_steps: in the steps that the script counts.
+    """
+
     max_steps: int = 200
     num_train_epochs: int | None = None
     batch_size: int = 8
@@ -87,6 +100,8 @@ class TrainingArgs:
 
 @dataclass
 class OptimizerArgs:
+    """The optimizer: its name, and numbers as torch takes them. max_grad_norm: to clip to."""
+
     optimizer_cls: str = "AdamW"
     learning_rate: float = 1e-5
     weight_decay: float = 0.0
@@ -98,6 +113,8 @@ class OptimizerArgs:
 
 @dataclass
 class SchedulerArgs:
+    """The learning rate's schedule: its name, and arguments as torch calls them."""
+
     scheduler_cls: str = "CosineAnnealingLR"
     num_warmup_steps: int = 0
     num_training_steps: int | None = None
@@ -109,6 +126,8 @@ class SchedulerArgs:
 
 @dataclass
 class LossArgs:
+    """The loss: its name, and the arguments of the losses of every kind."""
+
     loss_cls: str = "CrossEntropyLoss"
     loss_type: str = "sigmoid"
     epsilon: float = 0.2
@@ -122,6 +141,8 @@ class LossArgs:
 
 @dataclass
 class SamplerArgs:
+    """The sampler: its name, and engine_args as vLLM calls them. max_model_len: tokens."""
+
     sampler_type: str = "vLLMSampler"
     gpu_memory_utilization: float = 0.8
     max_model_len: int | None = None
@@ -133,6 +154,8 @@ class SamplerArgs:
 
 @dataclass
 class SamplingArgs:
+    """How is sampled: the fields of SamplingParams."""
+
     max_tokens: int | None = None
     temperature: float = 1.0
     top_k: int = -1
@@ -146,6 +169,8 @@ class SamplingArgs:
 
 @dataclass
 class InfraArgs:
+    """Processes and devices: the arguments of initialize, and sizes of a DeviceMesh's axes."""
+
     mode: Literal["local", "ray", "http"] = "local"
     nproc_per_node: int = 8
     ncpu_proc_per_node: int = 8
@@ -170,6 +195,8 @@ class InfraArgs:
 
 @dataclass
 class ServerArgs:
+    """The service: where it listens, its file of settings."""
+
     config: str | None = None  # --server-config: --config is the file of all arguments
     ray_namespace: str = "twinkle_cluster"
     host: str = "0.0.0.0"
@@ -179,6 +206,8 @@ class ServerArgs:
 
 @dataclass
 class RLArgs:
+    """Reinforcement learning and distillation: generations of a prompt, advantages, rewards."""
+
     num_generations: int = 8
     advantage_type: str = "GRPOAdvantage"
     advantage_scale: Literal["group", "batch", "none"] = "group"
@@ -198,6 +227,8 @@ class RLArgs:
 
 @dataclass
 class CheckpointArgs:
+    """What a checkpoint holds, and how weights get to the sampler."""
+
     save_optimizer: bool = True
     merge_and_sync: bool = True
     platform: str = "GPU"

@@ -15,6 +15,7 @@ _TRUE, _FALSE, _NONE = (
 
 
 def is_boolean_word(text):
+    """True for a text that stands for True or False: yes, off, 1, ..."""
     return text.lower() in _TRUE + _FALSE
 
 

@@ -117,6 +117,7 @@ class LoraConfig:
         )
 
     def to_dict(self):
+        """{field: value}, as peft's to_dict gives it: all but runtime_config."""
         # As peft: how it runs is not part of what is saved.
         return {k: v for k, v in asdict(self).items() if k != "runtime_config"}
 

@@ -19,6 +19,12 @@ class InputFeature(TypedDict, total=False):
 
 
 class ModelOutput(TypedDict, total=False):
+    """What a model says of a batch of B sequences, the longest of L positions.
+
+    TransformersModel gives loss, logps and num_tokens. The others are upstream's and stay out:
+    logits [B, L, V] are never held, embeddings and routed_experts need other models.
+    """
+
     logits: Any
     loss: float  # as the loss defines it: a sum over tokens for CrossEntropyLoss(reduction='sum')
     logps: Any  # [batch, longest] float32, log p(label), 0 where the label is -100
@@ -30,5 +36,7 @@ class ModelOutput(TypedDict, total=False):
 
 
 class LossOutput(TypedDict, total=False):
+    """What a loss returns where a scalar tensor alone does not say what it is a sum over."""
+
     loss: Any  # a scalar tensor
     num_tokens: Any  # what the step divides the gradient by; 0: the loss is a mean already

@@ -90,11 +90,13 @@ class SamplingParams:
 
     @property
     def stop_texts(self):
+        """The texts of `stop`, as a list."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [s for s in stop if isinstance(s, str)]
 
     @property
     def stop_token_ids(self):
+        """The token ids of `stop`, as a list."""
         return (
             [] if isinstance(self.stop, str) else [s for s in self.stop or [] if isinstance(s, int)]
         )

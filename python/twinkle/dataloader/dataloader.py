@@ -88,6 +88,8 @@ class DataLoader:
         return len(self._loader)
 
     def __iter__(self):
+        """Begins the next epoch: batches of this data rank, as lists of dicts, or what collate_fn
+        makes of them. A loop over the epoch before raises InvalidError from here on."""
         epoch = self._epoch
         self._epoch += 1
         self._loader.start(epoch)
@@ -122,6 +124,7 @@ class DataLoader:
         self._epoch = 0
 
     def resume_from_checkpoint(self, consumed_train_samples):
+        """skip_consumed_samples, under the name that goes with a model's method."""
         self.skip_consumed_samples(consumed_train_samples)
 
     def get_state(self):

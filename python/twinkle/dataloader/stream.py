@@ -39,9 +39,11 @@ class StreamLoader:
                 self._rows = iter(self._dataset)
 
     def skip(self, count):
+        """The next loop begins behind `count` rows of all ranks; they count as consumed."""
         self._skip = self.consumed = count
 
     def next(self):
+        """This rank's rows of the next batch; [] at the end, or when the batch is too small."""
         batch = list(itertools.islice(self._rows, self._batch_size))
         if len(batch) < self._least:
             return []

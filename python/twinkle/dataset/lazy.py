@@ -102,6 +102,7 @@ class OneRow:
         self.__name__ = rowwise._name(work)
 
     def __call__(self, row):
+        """The row (a dict) with the preprocessor's fields. InvalidError: it gave not one row."""
         made = self._work({k: [v] for k, v in row.items()} if self._batched else row)
         if self._batched and isinstance(made, dict):
             made = Preprocessor.map_col_to_row(made)

@@ -48,6 +48,7 @@ class Recorder:
         self._lines = []
 
     def add(self, row):
+        """Keeps one more row, which must be JSON."""
         self._lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         if len(self._lines) >= self._batch_size:
             self._flush()
@@ -58,6 +59,7 @@ class Recorder:
         self._lines = []
 
     def close(self):
+        """Writes what is kept, makes PATH of all rows, and removes PATH.partial.jsonl."""
         self._flush()
         self._file.close()
         write(core().Dataset.read(self._partial), str(self.path), self._format, self._batch_size)

@@ -15,6 +15,7 @@ def features_of(what, values):
 
 
 def as_json(name, values):
+    """JSON text of a dict, '' of an empty one. InvalidError: names the values that are not JSON."""
     try:
         return json.dumps(values) if values else ""
     except (TypeError, ValueError) as error:

@@ -29,6 +29,8 @@ class TextPieces:
         self._start = self._read = 0  # ids[start:read] are given, and stand before what comes
 
     def add(self, token, last=False):
+        """The text that one more token id adds; '' while it is a part of a character. last: what is
+        left of the sequence's text."""
         self._ids.append(token)
         if last:
             text = self._decode(self._ids)

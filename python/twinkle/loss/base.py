@@ -24,9 +24,11 @@ class Loss:
     engine_name = None  # of the engine's own losses: computed there, with engine_options
 
     def engine_options(self):
+        """{option: JSON value} of the engine's loss engine_name."""
         return {}
 
     def __call__(self, inputs, outputs, **kwargs):
+        """A scalar tensor or a LossOutput; the class says of what."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 

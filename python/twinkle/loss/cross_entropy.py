@@ -30,6 +30,8 @@ class CrossEntropyLoss(Loss):
         return {"reduction": self.reduction, "dft": self.dft}
 
     def __call__(self, inputs, outputs):
+        """LossOutput of labels and logps [B, L]; loss_scale [B, L] weighs the labels. The loss is
+        float64, num_tokens the labels that count, or 0 with reduction='mean'."""
         import torch
 
         mask = inputs["labels"] != -100

@@ -26,12 +26,15 @@ class Metric:
             refuse_unknown(f"metric: {type(self).__name__}", kwargs)
 
     def accumulate(self, inputs, outputs, **kwargs):
+        """Takes one call's inputs and outputs; the class says what these hold."""
         raise NotImplementedError(f"{type(self).__name__} must define accumulate")
 
     def calculate(self):
+        """{name: number} of what was collected since the last reset."""
         raise NotImplementedError(f"{type(self).__name__} must define calculate")
 
     def reset(self):
+        """Forgets what was collected."""
         raise NotImplementedError(f"{type(self).__name__} must define reset")
 
     def on_step(self, **kwargs):

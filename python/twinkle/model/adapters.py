@@ -38,6 +38,7 @@ class Adapters(Checkpoints):
         return "frozen"
 
     def tenant_for_sampling(self, adapter_name=None):
+        """The engine's tenant of an adapter, or of the base model, to sample with: its name."""
         return self._tenant(self._group(adapter_name), training=False)
 
     def add_adapter_to_model(

@@ -12,6 +12,8 @@ _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
 
 def check_arguments(model_cls, config, mixed_precision, strategy, dtype, router_replay):
+    """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
+    NotAvailableError: one that this version does not have."""
     name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
     require(
         model_cls is None or name.endswith("ForCausalLM"),
@@ -43,6 +45,7 @@ def check_arguments(model_cls, config, mixed_precision, strategy, dtype, router_
 
 
 def refuse_grad_scaler(what):
+    """Raises NotAvailableError: gradients are never scaled here. what: the argument's name."""
     raise NotAvailableError(
         f"model: {what} is for mixed_precision='fp16', which this version does not have: 'bf16' "
         "and 'no' need no scaled gradients, leave it out"

@@ -102,10 +102,12 @@ class Batch:
 
     @property
     def num_tokens(self):
+        """Tokens of all sequences, without those that attention_mask drops."""
         return sum(len(s["input_ids"]) for s in self.sequences)
 
     @property
     def num_labels(self):
+        """Labels that are not -100; 0 without labels."""
         return int(sum((s["labels"] != -100).sum() for s in self.sequences if "labels" in s))
 
     def _add(self, feature, index):

@@ -90,6 +90,8 @@ class Group:
         self.clipped_norm = None  # of clip_grad_norm since the last backward
 
     def set_optimizer(self, optimizer_cls, options):
+        """A name or a class of torch.optim. InvalidError: unknown, or its options are; the one
+        before then stays."""
         name = optimizer_name(optimizer_cls)
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
         options.setdefault("lr", DEFAULT_LR)
@@ -97,6 +99,7 @@ class Group:
         self.optimizer, self.options = name, options
 
     def set_scheduler(self, scheduler_cls, options):
+        """A schedule by name or class, from its beginning. InvalidError: as make_schedule."""
         name, self.schedule = make_schedule(scheduler_cls, as_json, options)
         self.scheduler, self.scheduler_options, self.lr_step = name, dict(options), 0
 
@@ -108,12 +111,14 @@ class Group:
         return self.schedule.lr(self.options["lr"], self.lr_step)
 
     def set_gradient_accumulation_steps(self, steps):
+        """Micro-batches of one step, from now on. InvalidError: below 1."""
         self.gradient_accumulation_steps = checks.integer(
             "model: gradient_accumulation_steps", steps, least=1
         )
 
     @property
     def at_boundary(self):
+        """Whether as many micro-batches are accumulated as one step takes."""
         return self.accumulated >= self.gradient_accumulation_steps
 
     def take_settings(self, other):
@@ -123,11 +128,13 @@ class Group:
             setattr(self, name, getattr(other, name))
 
     def get_template(self):
+        """The template, which is made at the first call."""
         if callable(self.template) and not hasattr(self.template, "batch_encode"):
             self.template = self.template()
         return self.template
 
     def status(self, is_training):
+        """The Status of training, or of evaluation."""
         return self.train if is_training else self.eval
 
     def accumulate_metrics(self, is_training, batch, outputs, predict, **kwargs):
@@ -149,6 +156,7 @@ class Group:
             )
 
     def after_step(self, result, lr):
+        """Counts an optimizer step that used `lr` and tells the metrics. result: the engine's."""
         self.accumulated, self.just_stepped = 0, True
         self.iters += 1
         self.grad_norm = result.get("grad_norm", self.grad_norm)
@@ -170,6 +178,7 @@ class Group:
         }
 
     def set_state(self, state):
+        """Takes the counters that state() gave; those that are absent are 0."""
         self.cur_step = int(state.get("cur_step", 0))
         self.accumulated = int(state.get("accumulated", 0))
         self.iters = int(state.get("iters", 0))

@@ -25,9 +25,11 @@ class Notifier:
         Notifier._kinds[cls.__name__] = cls
 
     def __call__(self, message):
+        """Sends `message`, a text in Markdown."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
     def to_dict(self):
+        """{'class': its name, attribute: value}; all must be JSON."""
         return {"class": type(self).__name__, **vars(self)}
 
     @classmethod
@@ -78,6 +80,7 @@ class FatalHook:
         self._before(kind, exc, trace)
 
     def remove(self):
+        """Takes it out again: from here on nobody is told."""
         if sys.excepthook == self._tell:
             sys.excepthook = self._before
         self._notifier = None

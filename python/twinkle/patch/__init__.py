@@ -11,9 +11,11 @@ class Patch:
     """Base of patches. __call__(module, ...) changes a model's handle; unpatch() takes it back."""
 
     def __call__(self, module, *args, **kwargs):
+        """Changes `module`; apply_patch returns what this does."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
     def unpatch(self, module, *args, **kwargs):
+        """Takes the change back."""
         raise NotImplementedError(f"{type(self).__name__} must define unpatch")
 
 

@@ -29,6 +29,7 @@ class Preprocessor:
     """Columns in, columns out: what is returned is set on the rows, whose other fields stay."""
 
     def __call__(self, rows):
+        """rows: {field: list of values}. Returns the fields to set, of as many rows."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(columns)")
 
     map_col_to_row = staticmethod(map_col_to_row)
@@ -39,6 +40,7 @@ class DataFilter:
     """Keeps the rows for which it returns True."""
 
     def __call__(self, row):
+        """row: a dict. Returns True or False: whether it stays."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(row)")
 
 

@@ -6,4 +6,5 @@ class Reward:
     user_data holds what it is compared with (user_data_get). Returns a list of as many floats."""
 
     def __call__(self, trajectories, **kwargs):
+        """A list of floats, one for each trajectory, in order."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")

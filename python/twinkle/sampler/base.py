@@ -27,13 +27,16 @@ class Sampler:
         return self.template.encode(trajectory, add_generation_prompt=True)
 
     def decode_response(self, tokens):
+        """The text of token ids, without special tokens."""
         return self.template.decode(tokens, skip_special_tokens=True)
 
     def add_adapter_to_sampler(self, adapter_name, config):
+        """Raises NotAvailableError, which names what to do instead."""
         raise NotAvailableError(
             "sampler: add_adapter_to_sampler is not available in this version; pass model= to "
             "share a model's adapters, or adapter_path= to sample()"
         )
 
     def apply_patch(self, patch_cls, **kwargs):
+        """Raises NotAvailableError: no sampler takes patches yet."""
         raise NotAvailableError("sampler: apply_patch is not available in this version")

@@ -296,9 +296,11 @@ class TorchSampler(Sampler):
         return True
 
     def reset_mm_cache(self):
+        """True: there is no cache of pictures to reset."""
         return True
 
     def reset_encoder_cache(self):
+        """True: there is no cache of an encoder to reset."""
         return True
 
     def sleep(self, level=1):
@@ -306,6 +308,7 @@ class TorchSampler(Sampler):
         del level
 
     def wake_up(self, tags=None):
+        """Accepted: sleep has put nothing aside."""
         del tags
 
     def shutdown(self):

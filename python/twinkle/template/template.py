@@ -57,6 +57,7 @@ class Template:
 
     @property
     def tokenizer(self):
+        """The model's tokenizer, of the C++ core."""
         return self._template.tokenizer
 
     @property
@@ -83,6 +84,7 @@ class Template:
         return self._template.check(_row(trajectory))
 
     def batch_check(self, trajectories):
+        """check of each: a list of as many, None for those that cannot be encoded."""
         return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
 
     def decode(self, ids, skip_special_tokens=False, **kwargs):
@@ -161,18 +163,23 @@ class Template:
         raise _no_media("images")
 
     def preprocess_video(self, video):
+        """As preprocess_image: NotAvailableError."""
         raise _no_media("videos")
 
     def preprocess_audio(self, audio):
+        """As preprocess_image: NotAvailableError."""
         raise _no_media("audios")
 
     def preprocess_images(self, images):
+        """A list of preprocess_image of each, so [] of none."""
         return [self.preprocess_image(image) for image in _list("images", images)]
 
     def preprocess_videos(self, videos):
+        """A list of preprocess_video of each, so [] of none."""
         return [self.preprocess_video(video) for video in _list("videos", videos)]
 
     def preprocess_audios(self, audios):
+        """A list of preprocess_audio of each, so [] of none."""
         return [self.preprocess_audio(audio) for audio in _list("audios", audios)]
 
 

@@ -41,13 +41,16 @@ class ToolCallRegistry:
         return parser
 
     def parsers(self):
+        """The formats, in the order in which they are asked: a new list."""
         return list(self._parsers)
 
     def detect_first(self, text):
+        """The first format whose marks the text holds; None: no one's."""
         return next((parser for parser in self._parsers if parser.detect(text)), None)
 
 
 def tool_call(name, arguments):
+    """A ToolCall of a function's name and its arguments, a dict."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
