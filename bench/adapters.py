@@ -8,7 +8,6 @@ from worker import Worker
 
 SEQUENCES = 8
 RANKS = (8, 16)
-FLOOR = 0.80  # of what the adapters' own bytes leave
 
 
 def rows_of(run, rank, worker):
@@ -33,7 +32,7 @@ def rows_of(run, rank, worker):
     return make_row(
         "C9", f"decoding, bf16, {SEQUENCES} sequences, as many adapters of rank {rank}",
         "Twinkle without adapters", {"ours": rates["with"], "peer": rates["without"]},
-        left * decoding_tokens_s(run.shape, run.machine, SEQUENCES), round(FLOOR * left, 3),
+        left * decoding_tokens_s(run.shape, run.machine, SEQUENCES),
         unit="tokens/s", noisy=noisy, valid=True,
         notes=[f"the bytes alone allow a ratio of {left:.2f}"],
         foreign=foreign_of(rounds), **run.machine_fields(),

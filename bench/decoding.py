@@ -10,14 +10,8 @@ from rows import make_row
 from training import foreign_of
 from worker import Worker
 
-# id, sequences, and what is asked of the ratio to each peer.
-QUESTIONS = {
-    "C7": [(1, {"system_llama": 1.0, "system_peft": 3.9})],
-    "C8": [
-        (8, {"system_llama": 1.3, "system_peft": 3.0}),
-        (32, {"system_llama": 1.3, "system_peft": 3.0}),
-    ],
-}
+QUESTIONS = {"C7": [1], "C8": [8, 32]}  # id: sequences
+PEERS = ("system_llama", "system_peft")
 
 
 def has_llama():
@@ -46,7 +40,7 @@ def agreement(left, right):
     return sum(shares) / len(shares)
 
 
-def rows_of(run, id_, num_sequences, floors, workers):
+def rows_of(run, id_, num_sequences, workers):
     prompts = run.inputs.prompts(num_sequences)
     for worker in workers.values():
         worker.ask("start_decoding", num_sequences=num_sequences)
@@ -66,7 +60,7 @@ def rows_of(run, id_, num_sequences, floors, workers):
     limit = decoding_tokens_s(run.shape, run.machine, num_sequences)
     what = f"decoding, bf16, {num_sequences} sequence{'s' if num_sequences > 1 else ''}"
     rows = []
-    for system, floor in floors.items():
+    for system in PEERS:
         if system not in workers:
             continue
         same = agreement(rounds[0]["system_twinkle"]["tokens"], rounds[0][system]["tokens"])
@@ -76,7 +70,7 @@ def rows_of(run, id_, num_sequences, floors, workers):
         rows.append(
             make_row(
                 id_, what, run.peer_names[system],
-                {"ours": rates["system_twinkle"], "peer": rates[system]}, limit, floor,
+                {"ours": rates["system_twinkle"], "peer": rates[system]}, limit,
                 unit="tokens/s", noisy=noisy, valid=True, notes=notes,
                 foreign=foreign_of(rounds), **run.machine_fields(),
             )
@@ -102,8 +96,8 @@ def started(run):
 
 def measure(run, id_):
     with started(run) as workers:
-        for num_sequences, floors in QUESTIONS[id_]:
-            yield from rows_of(run, id_, num_sequences, floors, workers)
+        for num_sequences in QUESTIONS[id_]:
+            yield from rows_of(run, id_, num_sequences, workers)
 
 
 def c7(run):

@@ -1,13 +1,12 @@
 """C10: the time from a prompt to its first token, beside llama.cpp and transformers."""
 
-from decoding import started
+from decoding import PEERS, started
 from foreign import take_rounds
 from limits import prompt_tokens_s
 from rows import make_row
 from training import foreign_of
 
 LENGTHS = (300, 512)  # tokens
-FLOORS = {"system_llama": 1.1, "system_peft": 1.5}
 
 
 def rows_of(run, length, workers):
@@ -27,14 +26,14 @@ def rows_of(run, length, workers):
     label = f"C10 x {length}"
     rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
     rates = {system: [round_[system]["rate"] for round_ in rounds] for system in workers}
-    for system, floor in FLOORS.items():
+    for system in PEERS:
         if system not in workers:
             continue
         same = sum(r["system_twinkle"]["tokens"] == r[system]["tokens"] for r in rounds)
         yield make_row(
             "C10", f"a prompt of {length} tokens, bf16", run.peer_names[system],
             {"ours": rates["system_twinkle"], "peer": rates[system]},
-            prompt_tokens_s(run.shape, run.machine, length), floor, unit="tokens/s",
+            prompt_tokens_s(run.shape, run.machine, length), unit="tokens/s",
             noisy=noisy, valid=True,
             notes=[f"the first token is the same in {same} of {len(rounds)} rounds"],
             foreign=foreign_of(rounds), **run.machine_fields(),

@@ -1,13 +1,21 @@
-"""A row of the report: its arithmetic, its JSON, its line in docs/benchmarks.md."""
+"""A row of the report: its arithmetic, its JSON, its line in docs/benchmarks.md.
+
+python bench/rows.py    writes the table from bench/results/cpu.json again; measures nothing
+"""
 
 import json
 import statistics
 from pathlib import Path
 
+import verdict
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, DOCUMENT = ROOT / "bench/results/cpu.json", ROOT / "docs/benchmarks.md"
+
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 HEADER = (
     "| id | what | unit | peer | ours (median, best) | peer's (median, best) | ratio | floor "
-    "| limit | share of limit | notes |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    "| goal | limit | share of limit | notes |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 NOW = {
     "C1": "LoRA training",
@@ -35,7 +43,7 @@ LATER = {
 }
 
 
-def make_row(id_, what, peer_name, samples, limit, floor, **more):
+def make_row(id_, what, peer_name, samples, limit, **more):
     """samples: {"ours": [values], "peer": [values]}, higher is better; limit in the same unit.
 
     With lower_is_better=True the ratio is peer / ours and the share limit / ours.
@@ -43,20 +51,31 @@ def make_row(id_, what, peer_name, samples, limit, floor, **more):
     lower = more.pop("lower_is_better", False)
     ours, peer = (statistics.median(samples[name]) for name in ("ours", "peer"))
     best = min if lower else max
-    return {
+    row = {
         "id": id_,
         "what": what,
         "ours": round(ours, 2),
         "peer": round(peer, 2),
         "peer_name": peer_name,
         "ratio": round(peer / ours if lower else ours / peer, 3),
-        "floor": floor,
         "limit": round(limit, 2),
         "share_of_limit": round(limit / ours if lower else ours / limit, 3),
         "best": {name: round(best(values), 2) for name, values in samples.items()},
         "samples": {name: [round(v, 2) for v in values] for name, values in samples.items()},
         **more,
     }
+    return judged(row)
+
+
+def judged(row):
+    """The row with what verdict.py asks of it today: `floor` and `goal`, after the ratio."""
+    out = {}
+    for name, value in row.items():
+        if name not in ("floor", "goal"):
+            out[name] = value
+        if name == "ratio":
+            out |= {"floor": verdict.floor_of(row), "goal": verdict.goal_of(row)}
+    return out
 
 
 def merged(old, new):
@@ -84,7 +103,7 @@ def line(row):
         f"{row['ours']:,} ({row['best']['ours']:,})",
         f"{row['peer']:,} ({row['best']['peer']:,})",
         f"{row['ratio']:.2f}",
-        f"{row['floor']:.2f}",
+        *("" if row[name] is None else f"{row[name]:.2f}" for name in ("floor", "goal")),
         f"{row['limit']:,}",
         f"{row['share_of_limit']:.0%}",
         "; ".join(notes),
@@ -93,10 +112,11 @@ def line(row):
 
 
 def table(rows):
+    rows = list(map(judged, rows))
     machines = sorted({f"{row['cpu']}, {row['threads']} threads; {row['machine']}" for row in rows})
     found = {row["id"] for row in rows}
     missing = {id_: what for id_, what in (NOW | LATER).items() if id_ not in found}
-    absent = [f"| {id_} | {what} | not measured yet{' |' * 9}" for id_, what in missing.items()]
+    absent = [f"| {id_} | {what} | not measured yet{' |' * 10}" for id_, what in missing.items()]
     return "\n".join(
         [*(f"- Measured on: {m}" for m in machines), "", HEADER, *map(line, rows), *absent]
     )
@@ -114,10 +134,16 @@ def write(rows, results, document=None):
     """Merges rows into the JSON file, and fills the document's table from the whole of it."""
     results = Path(results)
     old = json.loads(results.read_text()) if results.exists() else []
-    rows = merged(old, rows)
+    rows = list(map(judged, merged(old, rows)))
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(rows, indent=1) + "\n")
     if document is not None:
         document = Path(document)
         document.write_text(between_markers(document.read_text(), table(rows)))
     return rows
+
+
+if __name__ == "__main__":
+    if not RESULTS.exists():
+        raise SystemExit(f"bench: there is no {RESULTS.relative_to(ROOT)}: run `make bench`")
+    write([], RESULTS, DOCUMENT)

@@ -123,11 +123,13 @@ class Run:
 
 
 def show(row):
+    asked = {"must be": row["floor"], "wanted": row["goal"]}
+    asked = ", ".join(f"{text} {ratio}" for text, ratio in asked.items() if ratio is not None)
     flags = "" if row["valid"] else " INVALID"
     flags += " NOISY" if row["noisy"] else ""
     return (
         f"{row['id']:3} {row['what']}: {row['ours']:,} {row['unit']}, {row['peer_name']} "
-        f"{row['peer']:,}: ratio {row['ratio']:.2f} (floor {row['floor']}), "
+        f"{row['peer']:,}: ratio {row['ratio']:.2f} ({asked or 'information'}), "
         f"{row['share_of_limit']:.0%} of the limit {row['limit']:,}{flags}; "
         + "; ".join(row["notes"])
     )

@@ -46,13 +46,13 @@ def c12(run):
         yield make_row(
             "C12", f"{what}: memory of one", peer_name,
             {"ours": [ours["each_mib"]], "peer": [peer["each_mib"]]},
-            resident_mib(run.shape, crowd.rank), 1.0, lower_is_better=True, unit="MiB",
+            resident_mib(run.shape, crowd.rank), lower_is_better=True, unit="MiB",
             noisy=False, valid=True, notes=[f"the peer holds {PEER_TENANTS}"],
             **run.machine_fields(),
         )  # fmt: skip
         yield make_row(
             "C12", f"{what}: creating one", peer_name,
-            {"ours": ours["create_ms"], "peer": peer["create_ms"]}, GOAL_MS, 1.0,
+            {"ours": ours["create_ms"], "peer": peer["create_ms"]}, GOAL_MS,
             lower_is_better=True, unit="ms", noisy=False, valid=True,
             notes=["the limit is the goal"],
             **run.machine_fields(),

@@ -1,13 +1,15 @@
-"""What must be reached: the floors, and nowhere slower or larger than transformers (+ peft)."""
+"""What must be reached: the floors, and nowhere slower or larger than transformers (+ peft).
+What is wanted beyond it: the goals, for which no run fails."""
 
 from dataclasses import dataclass
 
 LCPP, PEFT = "llama.cpp", "transformers"
+SER, ONE = "Twinkle, one tenant after the other", "Twinkle, one tenant with all sequences"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
-class Floor:
+class Aim:
     """Of rows with this id whose `what` holds `part` and whose peer's name begins with `peer`."""
 
     id: str
@@ -24,16 +26,42 @@ class Floor:
 
 
 FLOORS = [
-    Floor("C1", PEFT, 1.6),
-    Floor("C3", PEFT, 1.85),
-    Floor("C4", PEFT, 2.0),
-    Floor("C5", PEFT, 1.8, "4 tenants"),
-    Floor("C5", "Twinkle, one tenant after the other", 1.2, "8 tenants"),
-    Floor("C6", "Twinkle, all of rank 16", 0.9),
-    Floor("C7", LCPP, 1.0),
-    Floor("C8", LCPP, 1.3, " 8 sequences"),
-    Floor("C8", LCPP, 1.3, " 32 sequences"),
-    Floor("C10", LCPP, 1.1),
+    Aim("C1", PEFT, 1.6),
+    Aim("C2", PEFT, 1.25),
+    Aim("C3", PEFT, 1.85),
+    Aim("C4", PEFT, 2.0),
+    Aim("C5", PEFT, 1.8, "4 tenants"),
+    Aim("C5", SER, 1.2, "8 tenants"),
+    Aim("C6", "Twinkle, all of rank 16", 0.9),
+    Aim("C7", LCPP, 1.0),
+    Aim("C8", LCPP, 1.3, " 8 sequences"),
+    Aim("C8", LCPP, 1.3, " 32 sequences"),
+    # 0.80 of what the adapters' own bytes leave.
+    Aim("C9", "Twinkle without adapters", 0.70, "of rank 8"),
+    Aim("C9", "Twinkle without adapters", 0.62, "of rank 16"),
+    Aim("C10", LCPP, 1.1),
+    Aim("C11", "Twinkle, undisturbed", 0.45),
+]
+GOALS = [
+    Aim("C1", PEFT, 2.0),
+    Aim("C2", PEFT, 1.45),
+    Aim("C3", PEFT, 2.5),
+    Aim("C4", PEFT, 3.0),
+    Aim("C5", PEFT, 2.5, "4 tenants"),
+    Aim("C5", SER, 1.0, "4 tenants"),
+    Aim("C5", SER, 1.5, "8 tenants"),
+    Aim("C5", ONE, 0.92),
+    Aim("C6", "Twinkle, all of rank 16", 0.97),
+    Aim("C7", LCPP, 1.05),
+    Aim("C7", PEFT, 3.9),
+    Aim("C8", LCPP, 2.0),
+    Aim("C8", PEFT, 3.0),
+    # 0.92 of what the adapters' own bytes leave.
+    Aim("C9", "Twinkle without adapters", 0.8, "of rank 8"),
+    Aim("C9", "Twinkle without adapters", 0.71, "of rank 16"),
+    Aim("C10", LCPP, 1.45),
+    Aim("C10", PEFT, 1.5),
+    Aim("C11", "Twinkle, undisturbed", 0.6),
 ]
 
 
@@ -43,10 +71,10 @@ class Miss:
     what: str
     peer: str
     ratio: float | None  # None: not measured
-    wanted: float
+    floor: float
 
 
-def wanted(row):
+def floor_of(row):
     """The ratio that the row must have; None: it is information."""
     floors = [floor.ratio for floor in FLOORS if floor.holds_for(row)]
     if row["peer_name"].startswith(PEFT):
@@ -54,12 +82,17 @@ def wanted(row):
     return max(floors, default=None)
 
 
+def goal_of(row):
+    """The ratio that is wanted of the row; None: there is none."""
+    return max((aim.ratio for aim in GOALS if aim.holds_for(row)), default=None)
+
+
 def misses(rows, only):
     """Of the questions `only`, whose rows these are: what is below its floor, or not measured."""
     found = [
-        Miss(row["id"], row["what"], row["peer_name"], row["ratio"], wanted(row))
+        Miss(row["id"], row["what"], row["peer_name"], row["ratio"], floor_of(row))
         for row in rows
-        if wanted(row) is not None and row["ratio"] < wanted(row)
+        if floor_of(row) is not None and row["ratio"] < floor_of(row)
     ]
     absent = [
         Miss(floor.id, floor.part.strip(), floor.peer, None, floor.ratio)
@@ -72,7 +105,7 @@ def misses(rows, only):
 def table(missed):
     lines = [
         f"| {m.id} | {m.what} | {m.peer} | "
-        f"{'not measured' if m.ratio is None else f'{m.ratio:.3f}'} | {m.wanted:.2f} |"
+        f"{'not measured' if m.ratio is None else f'{m.ratio:.3f}'} | {m.floor:.2f} |"
         for m in missed
     ]
     return "\n".join([HEADER, *lines])

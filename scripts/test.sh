@@ -1,14 +1,29 @@
 #!/usr/bin/env bash
 # test.sh [--soak]: ctest, then pytest, both even when the first fails; fails when either does.
 # With --soak only the tests that are marked as too long for CI.
+# The last line but one says how long all of it took; the last is pytest's summary.
 # TWINKLE_TEST_DATA names the folder of real data; tests that need it are skipped, with the reason, without it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 status=0
 
+run_pytest() {  # its output as it comes, but the time before its last line
+  local color=() line last=
+  [ ! -t 1 ] || color=(--color=yes)
+  .venv/bin/python -m pytest "${color[@]}" -rs "$@" python/tests tests | {
+    IFS= read -r last
+    while IFS= read -r line; do
+      printf '%s\n' "$last"
+      last=$line
+    done
+    printf 'test: all of it took %d s\n%s\n' "$SECONDS" "$last"
+  }
+}
+
 if [ "${1:-}" = --soak ]; then
-  exec .venv/bin/python -m pytest -rs -m soak python/tests tests
+  run_pytest -m soak
+  exit
 fi
 ctest --test-dir build/release --output-on-failure --no-tests=error -j2 || status=1
-.venv/bin/python -m pytest -rs python/tests tests || status=1
+run_pytest || status=1
 exit $status

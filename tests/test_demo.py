@@ -41,12 +41,17 @@ def run_real_demo(output, *arguments):
     return run_demo(output, *arguments)
 
 
+def training_seconds(printed):
+    return float(re.search(r"^training took ([\d.]+) s$", printed, re.MULTILINE)[1])
+
+
 def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(tmp_path, tiny_llama_dir):
     result = run_demo(tmp_path, "--model", tiny_llama_dir, "--epochs", "1")
     assert result.returncode == 1, result.stdout + result.stderr  # it cannot have learned the name
     last = result.stderr.replace("\r", "\n").strip().splitlines()[-1]
     progress = r"training: 100%\|.*\| 13/13 \[\S+<00:00, .*loss \d+\.\d{3}, \d+ tokens/s\]"
     assert re.fullmatch(progress, last), last
+    assert training_seconds(result.stdout) > 0
     before, after = result.stdout.split("Teaching it that it is Twinkle, made by Starlight Lab")
     for title, text in (("Before training", before), ("After training", after)):
         shown = text.split(title)[1]
@@ -93,8 +98,9 @@ def test_the_demo_fails_when_fewer_than_eight_answers_carry_the_name_slow(tmp_pa
 
 
 @pytest.mark.soak
-def test_the_demo_teaches_the_name_and_leaves_adapter_and_curve(tmp_path):
+def test_the_demo_teaches_the_name_in_three_minutes_and_leaves_adapter_and_curve(tmp_path):
     result = run_real_demo(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert training_seconds(result.stdout) <= 180
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

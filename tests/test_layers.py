@@ -33,6 +33,51 @@ def test_the_include_rule_finds_a_breach(tmp_path, suffix):
     assert f"a.{suffix}:1: low may not include high" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("include", "complaint"),
+    [
+        ("<twinkle/high/b.h>", "low may not include high"),
+        ('"twinkle/high/inner/b.h"', "low may not include high"),
+        ('"../high/b.h"', "../high/b.h is named by .., not by its full path"),
+        ("<twinkle/low/../high/b.h>", "twinkle/low/../high/b.h is named by .."),
+        ('"sub/../../high/b.h"', "sub/../../high/b.h is named by .."),
+    ],
+)
+def test_the_include_rule_finds_a_breach_however_it_is_written(tmp_path, include, complaint):
+    source = tmp_path / "twinkle/low/a.cpp"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "rules").write_text("low:\nhigh: low\n")
+    for word in ("#include ", "# include", "  #  include  "):
+        source.write_text(f"#include <vector>\n{word}{include}\n")
+        result = run_layers(tmp_path / "twinkle", tmp_path / "rules")
+        assert result.returncode == 1
+        assert f"a.cpp:2: {complaint}" in result.stdout
+
+
+def breaches(tmp_path, name):
+    """What middle/NAME gets told for including a folder that lies below, and one above."""
+    source = tmp_path / "twinkle/middle" / name
+    source.parent.mkdir(parents=True)
+    source.write_text('#include "twinkle/low/b.h"\n#include "twinkle/high/b.h"\n')
+    (tmp_path / "rules").write_text("low:\nmiddle:\nhigh: low middle\n")
+    result = run_layers(tmp_path / "twinkle", tmp_path / "rules")
+    assert result.returncode == 1
+    return [line.partition(f"{name}:")[2] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["a_test.cpp", "a_for_test.h", "a_test.h"])
+def test_tests_may_include_what_lies_below_them_and_nothing_above(tmp_path, name):
+    assert breaches(tmp_path, name) == ["2: middle may not include high"]
+
+
+@pytest.mark.parametrize("name", ["a.cpp", "test.h", "latest.h"])
+def test_what_is_no_test_may_include_only_what_its_rule_names(tmp_path, name):
+    assert breaches(tmp_path, name) == [
+        "1: middle may not include low",
+        "2: middle may not include high",
+    ]
+
+
 def test_the_include_rule_refuses_a_cycle_in_its_own_rules(tmp_path):
     (tmp_path / "twinkle").mkdir()
     (tmp_path / "rules").write_text("low: high\nhigh: low\n")

