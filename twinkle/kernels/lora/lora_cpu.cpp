@@ -15,8 +15,9 @@ namespace {
 
 // Rows of one task: enough to keep a factor in the cache, few enough to share a sequence out.
 constexpr int64_t kTaskRows = 64;
-// Multiply-adds below which a second thread costs more than it brings: some 30 microseconds.
-constexpr int64_t kWorthAThread = int64_t{1} << 20;
+// Multiply-adds below which a second thread costs more than it brings: some 30 microseconds, and
+// one that is awake in a team, some 2.
+constexpr int64_t kWorthAThread = int64_t{1} << 20, kWorthATeam = int64_t{1} << 16;
 
 struct RowTask {
   const LoraPart* part;
@@ -40,7 +41,9 @@ struct Plan {
 
   Plan(std::span<const LoraPart> parts, int64_t width);
   std::vector<ColumnTask> columns(std::span<const LoraPart> parts, bool of_b, int64_t width) const;
-  int64_t workers() const { return work < kWorthAThread ? 1 : at::get_num_threads(); }
+  int64_t workers() const {
+    return work < (in_team() ? kWorthATeam : kWorthAThread) ? 1 : at::get_num_threads();
+  }
 };
 
 Plan::Plan(std::span<const LoraPart> parts, int64_t width) {

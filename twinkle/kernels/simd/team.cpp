@@ -160,6 +160,8 @@ void with_team(const std::function<void()>& body) {
   });
 }
 
+bool in_team() { return current != nullptr; }
+
 void will_read(const void* first, int64_t bytes) {
   if (current) current->will_read(static_cast<const char*>(first), bytes);
 }

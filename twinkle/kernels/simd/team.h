@@ -13,6 +13,10 @@ namespace twinkle::kernels {
 // thrown here.
 void with_team(const std::function<void()>& body);
 
+// Whether the calling thread is the one that runs a team's body: a loop's start is then a matter of
+// one microsecond, and of ten otherwise.
+bool in_team();
+
 // Calls run(first, last) for pieces of [begin, end), about `grain` or more each, on any threads.
 void parallel_for(int64_t begin, int64_t end, int64_t grain,
                   const std::function<void(int64_t first, int64_t last)>& run);

@@ -33,6 +33,17 @@ TEST(ParallelFor, VisitsEachIndexOnceWithinATeamAndWithout) {
   with_team(sizes);
 }
 
+TEST(Team, ItsBodyKnowsThatItRunsInOne) {
+  EXPECT_FALSE(in_team());
+  with_team([] {
+    EXPECT_EQ(in_team(), at::get_num_threads() > 1);
+    parallel_for(0, 2, 1,
+                 [](int64_t, int64_t) { EXPECT_FALSE(in_team()) << "a piece is no body"; });
+    EXPECT_EQ(in_team(), at::get_num_threads() > 1);
+  });
+  EXPECT_FALSE(in_team());
+}
+
 TEST(Team, ManyShortLoopsOneAfterTheOtherAddUp) {
   std::vector<int64_t> sums(64, 0);
   with_team([&] {
