@@ -207,7 +207,7 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
         ({"stop": [2**40]}, {}, r"stop\[0\] is 1099511627776, it must be from 0 to 2147483647"),
         ({"stop": [7, -1]}, {}, r"stop\[1\] is -1, it must be from 0 to 2147483647"),
         ({"top_k": 2**70}, {}, "top_k is 1180591620717411303424, it must be from -1 to 2147483647"),
-        ({"num_samples": 2**70}, {}, "num_samples is .*, it must be from 1 to 65536"),
+        ({"num_samples": 2**70}, {}, "num_samples is .*, it must be at most 65536"),
         ({"warmth": 5}, {}, "unknown sampling parameter 'warmth'"),
         ({}, {"return_encoded": 1}, "return_encoded is 1, it must be True or False"),
         ({}, {"adapter_name": "x"}, "there is no adapter 'x'; pass model="),
