@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kTaskRows = 64;
 // Multiply-adds below which a second thread costs more than it brings: some 30 microseconds, and
 // one that is awake in a team, some 2.
-constexpr int64_t kWorthAThread = int64_t{1} << 20, kWorthATeam = int64_t{1} << 16;
+constexpr int64_t kWorthAThread = int64_t{1} << 20, kWorthATeam = int64_t{1} << 14;
 
 struct RowTask {
   const LoraPart* part;
