@@ -4,14 +4,14 @@ import itertools
 
 from twinkle import checks
 from twinkle.dataset import rowwise, source
-from twinkle.dataset.dataset import _INERT, _LOADER, Dataset, _construct
-from twinkle.dataset.lazy import OneRow
+from twinkle.dataset.dataset import _INERT, _LOADER, _construct
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.noted import NotedDataset
 from twinkle.errors import NotAvailableError, refuse_unknown, require
-from twinkle.preprocessor import DataFilter, Preprocessor
+from twinkle.preprocessor import DataFilter
 
 
-class IterableDataset(Dataset):
+class IterableDataset(NotedDataset):
     """As Dataset, for sources that are too large to read at once: it has no length and no [index],
     and every loop over it reads them anew, working on each row as it comes.
 
@@ -24,12 +24,6 @@ class IterableDataset(Dataset):
     __len__ = None
     __getitem__ = None
 
-    def __init__(self, dataset_meta=None, **kwargs):
-        self._work = {}  # source: functions of (where, row) that give rows, in order
-        self._all_work = []  # of every row after those
-        self._order = None  # of the sources; None: not mixed
-        super().__init__(dataset_meta, **kwargs)
-
     def add_dataset(self, dataset_meta, **kwargs):
         """One more source, which is opened when it is read. InvalidError: it is there already."""
         refuse_unknown("dataset: IterableDataset", kwargs, _LOADER)
@@ -41,23 +35,8 @@ class IterableDataset(Dataset):
         require(key not in self._sources, f"dataset: {key} has been added already")
         self._sources[key] = source.Stream(dataset_meta, kwargs)
 
-    def mix_dataset(self, interleave=True):
-        interleave = checks.flag("dataset: interleave", interleave)
-        require(bool(self._sources), "dataset: there is nothing to mix: add_dataset comes first")
-        self._order = "interleave" if interleave else "concat"
-
-    def _key(self, dataset_meta, what):
-        require(self._order is None, f"dataset: {what} must come before mix_dataset")
-        return super()._key(dataset_meta, what)
-
-    def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
-        """Notes a preprocessor, as Dataset.map takes it; it gets one row at a time."""
-        refuse_unknown("dataset: map", kwargs, ("batched", "batch_size", *_INERT))
-        batched = checks.flag("dataset: batched", kwargs.get("batched", True))
-        key = self._key(dataset_meta, "map")
-        work = _construct(preprocess_func, Preprocessor, init_args)
-        work = OneRow(work, batched or isinstance(work, Preprocessor))
-        self._note(key, lambda where, row: [rowwise.called(where, work, row)])
+    def _mapped(self, work):
+        return lambda where, row: [rowwise.called(where, work, row)]
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Notes a filter, as Dataset.filter takes it."""
@@ -65,9 +44,6 @@ class IterableDataset(Dataset):
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
         self._note(key, lambda where, row: [row] if rowwise.verdict(where, keep, row) else [])
-
-    def _note(self, key, work):
-        self._work.setdefault(key, []).append(work)
 
     def encode(self, add_generation_prompt=False, **kwargs):
         """Notes that rows are encoded; truncation_strategy 'split' makes several of one."""

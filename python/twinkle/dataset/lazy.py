@@ -3,12 +3,13 @@
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataset import rowwise
-from twinkle.dataset.dataset import _INERT, Dataset, _construct
+from twinkle.dataset.dataset import _INERT, _construct
+from twinkle.dataset.noted import NotedDataset
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.preprocessor import DataFilter, Preprocessor
+from twinkle.preprocessor import DataFilter
 
 
-class LazyDataset(Dataset):
+class LazyDataset(NotedDataset):
     """As Dataset, for rows whose preprocessed or encoded form is too large to keep: map, encode and
     check are done anew for every row that is read. Rows may then hold any Python object.
 
@@ -17,12 +18,6 @@ class LazyDataset(Dataset):
     each source in turn, the shorter ones over again, until the longest has been read once;
     mix_dataset(interleave=False) one source after the other.
     """
-
-    def __init__(self, dataset_meta=None, **kwargs):
-        self._work = {}  # source: functions of a row that give a row, in order
-        self._all_work = []  # of every row after those
-        self._order = None  # of the sources; None: not mixed
-        super().__init__(dataset_meta, **kwargs)
 
     @property
     def _rows(self):
@@ -37,24 +32,6 @@ class LazyDataset(Dataset):
     def add_dataset(self, dataset_meta, **kwargs):
         require(self._order is None, "dataset: add_dataset must come before mix_dataset")
         super().add_dataset(dataset_meta, **kwargs)
-
-    def mix_dataset(self, interleave=True):
-        interleave = checks.flag("dataset: interleave", interleave)
-        require(bool(self._sources), "dataset: there is nothing to mix: add_dataset comes first")
-        self._order = "interleave" if interleave else "concat"
-
-    def _key(self, dataset_meta, what):
-        require(self._order is None, f"dataset: {what} must come before mix_dataset")
-        return super()._key(dataset_meta, what)
-
-    def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
-        """Notes a preprocessor, as Dataset.map takes it; it gets one row at a time."""
-        refuse_unknown("dataset: map", kwargs, ("batched", "batch_size", *_INERT))
-        batched = checks.flag("dataset: batched", kwargs.get("batched", True))
-        key = self._key(dataset_meta, "map")
-        work = _construct(preprocess_func, Preprocessor, init_args)
-        batched = batched or isinstance(work, Preprocessor)
-        self._work.setdefault(key, []).append(OneRow(work, batched))
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         refuse_unknown("dataset: filter", kwargs, _INERT)
@@ -92,24 +69,6 @@ class LazyDataset(Dataset):
             return row
 
         self._all_work.append(check)
-
-
-class OneRow:
-    """A preprocessor as a function from row to row."""
-
-    def __init__(self, work, batched):
-        self._work, self._batched = work, batched
-        self.__name__ = rowwise._name(work)
-
-    def __call__(self, row):
-        """The row (a dict) with the preprocessor's fields. InvalidError: it gave not one row."""
-        made = self._work({k: [v] for k, v in row.items()} if self._batched else row)
-        if self._batched and isinstance(made, dict):
-            made = Preprocessor.map_col_to_row(made)
-        made = made if self._batched else [made]
-        right = isinstance(made, list) and len(made) == 1 and isinstance(made[0], dict)
-        require(right, "it must return one row for one row")
-        return {**row, **made[0]}
 
 
 class _LazyRows:
