@@ -1,6 +1,6 @@
 """C9: eight sequences with eight different adapters beside the same ones with none."""
 
-from foreign import take_rounds
+from foreign import in_turn
 from limits import decoding_tokens_s
 from rows import make_row
 from training import foreign_of
@@ -13,20 +13,14 @@ RANKS = (8, 16)
 def rows_of(run, rank, worker):
     prompts = run.inputs.prompts(SEQUENCES)
 
-    def take(_):
-        round_ = {}
-        for name in ("with", "without"):
-            sample = worker.ask(
-                "decode", prompts=prompts, num_tokens=run.num_tokens, with_adapters=name == "with"
-            )
-            sample["rate"] = SEQUENCES * run.num_tokens / sample["wall_s"]
-            round_[name] = sample
-        return round_
+    def sample_of(name, _):
+        return worker.ask(
+            "decode", prompts=prompts, num_tokens=run.num_tokens, with_adapters=name == "with"
+        )
 
-    take(0)
-    label = f"C9 rank {rank}"
-    rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
-    rates = {name: [round_[name]["rate"] for round_ in rounds] for name in ("with", "without")}
+    rounds, rates, noisy = in_turn(
+        run, f"C9 rank {rank}", ("with", "without"), sample_of, SEQUENCES * run.num_tokens
+    )
     adapters = 2 * SEQUENCES * run.shape.adapter_weights(rank)
     left = run.shape.bytes / (run.shape.bytes + adapters)
     return make_row(

@@ -4,7 +4,7 @@ import importlib.util
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from foreign import take_rounds
+from foreign import in_turn
 from limits import decoding_tokens_s
 from rows import make_row
 from training import foreign_of
@@ -45,18 +45,11 @@ def rows_of(run, id_, num_sequences, workers):
     for worker in workers.values():
         worker.ask("start_decoding", num_sequences=num_sequences)
 
-    def take(_):
-        round_ = {}
-        for system, worker in workers.items():
-            sample = worker.ask("decode", prompts=prompts, num_tokens=run.num_tokens)
-            sample["rate"] = num_sequences * run.num_tokens / sample["wall_s"]
-            round_[system] = sample
-        return round_
+    def sample_of(system, _):
+        return workers[system].ask("decode", prompts=prompts, num_tokens=run.num_tokens)
 
-    take(0)
-    label = f"{id_} x {num_sequences}"
-    rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
-    rates = {system: [round_[system]["rate"] for round_ in rounds] for system in workers}
+    tokens = num_sequences * run.num_tokens
+    rounds, rates, noisy = in_turn(run, f"{id_} x {num_sequences}", workers, sample_of, tokens)
     limit = decoding_tokens_s(run.shape, run.machine, num_sequences)
     what = f"decoding, bf16, {num_sequences} sequence{'s' if num_sequences > 1 else ''}"
     rows = []

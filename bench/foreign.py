@@ -59,3 +59,20 @@ def take_rounds(take, wanted, attempts, on_round=lambda _: None):
     loads = [max(sample["foreign"] for sample in round_.values()) for round_ in taken]
     least = sorted(range(len(taken)), key=loads.__getitem__)[:wanted]
     return [taken[i] for i in sorted(least)], True
+
+
+def in_turn(run, label, systems, sample_of, tokens):
+    """Rounds of {system: sample_of(system, i)}, i = 1, 2, ...; a round 0 warms up.
+
+    Returns (rounds, {system: tokens / wall_s of each round}, noisy).
+    """
+
+    def take(i):
+        return {system: sample_of(system, i) for system in systems}
+
+    take(0)
+    rounds, noisy = take_rounds(
+        lambda i: take(i + 1), run.rounds, run.attempts, run.progress(label)
+    )
+    rates = {system: [tokens / r[system]["wall_s"] for r in rounds] for system in systems}
+    return rounds, rates, noisy

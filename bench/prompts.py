@@ -1,7 +1,7 @@
 """C10: the time from a prompt to its first token, beside llama.cpp and transformers."""
 
 from decoding import PEERS, started
-from foreign import take_rounds
+from foreign import in_turn
 from limits import prompt_tokens_s
 from rows import make_row
 from training import foreign_of
@@ -12,20 +12,11 @@ LENGTHS = (300, 512)  # tokens
 def rows_of(run, length, workers):
     # Every round has a text of its own, lest something of an earlier one be kept.
     texts = run.inputs.full_batches(run.attempts + 1, 1, length)
-    prompts = iter([text["ids"][0] for text in texts])
 
-    def take(_):
-        prompt, round_ = next(prompts), {}
-        for system, worker in workers.items():
-            sample = worker.ask("prefill", prompt=prompt)
-            sample["rate"] = length / sample["wall_s"]
-            round_[system] = sample
-        return round_
+    def sample_of(system, index):
+        return workers[system].ask("prefill", prompt=texts[index]["ids"][0])
 
-    take(0)
-    label = f"C10 x {length}"
-    rounds, noisy = take_rounds(take, run.rounds, run.attempts, run.progress(label))
-    rates = {system: [round_[system]["rate"] for round_ in rounds] for system in workers}
+    rounds, rates, noisy = in_turn(run, f"C10 x {length}", workers, sample_of, length)
     for system in PEERS:
         if system not in workers:
             continue

@@ -5,7 +5,7 @@
 # twinkle_add_cuda(TARGET): adds the kernels and CUDA's libraries, or the one source that says that there is no
 # CUDA here.
 # cuda_emulation_test: the kernels compiled as C++ against kernels/emulation, which runs them on the CPU, and
-# their tests, on any machine.
+# every *_cuda_test.cpp, those of the folders above too, on any machine.
 set(TWINKLE_CUDA AUTO CACHE STRING "build the CUDA kernels: AUTO, ON, OFF")
 set(TWINKLE_CUDA_ARCH sm_90 CACHE STRING "nvcc -arch=; later devices compile its PTX when they load it")
 get_filename_component(site_packages ${TORCH_DIR} DIRECTORY)
@@ -57,7 +57,7 @@ function(twinkle_add_cuda target)
     return()
   endif()
   twinkle_cuda_objects(objects)
-  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/place.cpp ${dir}/cuda/graph.cpp
+  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/tables.cpp ${dir}/cuda/place.cpp ${dir}/cuda/graph.cpp
     ${dir}/*/*_cuda.cpp)
   target_sources(${target} PRIVATE ${tensors} ${objects})
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
@@ -73,13 +73,14 @@ endfunction()
 function(twinkle_cuda_emulation_test)
   set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
   file(GLOB kernels CONFIGURE_DEPENDS ${dir}/*/*.cu)
-  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/*/*_cuda.cpp ${dir}/cuda/*_test.cpp
-    ${dir}/*/*_cuda_test.cpp ${dir}/emulation/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/tables.cpp ${dir}/*/*_cuda.cpp ${dir}/cuda/*_test.cpp
+    ${CMAKE_SOURCE_DIR}/twinkle/*/*_cuda_test.cpp ${CMAKE_SOURCE_DIR}/twinkle/*/*/*_cuda_test.cpp
+    ${dir}/emulation/*.cpp)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-x;c++")
   add_executable(cuda_emulation_test ${kernels} ${sources})
   target_include_directories(cuda_emulation_test BEFORE PRIVATE ${dir}/emulation)
   # Its own cuda:: functions come before those of the library.
-  target_link_libraries(cuda_emulation_test PRIVATE twinkle_kernels GTest::gtest GTest::gtest_main)
+  target_link_libraries(cuda_emulation_test PRIVATE twinkle_engine GTest::gtest GTest::gtest_main)
   target_precompile_headers(cuda_emulation_test REUSE_FROM twinkle_pch)
-  add_test(NAME cuda_emulation_test COMMAND cuda_emulation_test)
+  add_test(NAME cuda_emulation_test COMMAND cuda_emulation_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
 endfunction()

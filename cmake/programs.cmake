@@ -42,7 +42,9 @@ endif()
 
 # The scheduling of engine and sampler alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
 if(TWINKLE_TESTS)
-  file(GLOB scheduling CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/engine/schedule/*.cpp)
+  set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)
+  file(GLOB scheduling CONFIGURE_DEPENDS ${engine}/schedule/*.cpp ${engine}/fairness/*.cpp
+    ${engine}/stream/*.cpp)
   foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache)
     file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)

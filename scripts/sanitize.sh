@@ -21,8 +21,8 @@ check() {  # check PRESET TEST...
 }
 
 case "${1:-both}" in asan | both)
-  check sanitizers base_test io_test text_test data_test kernels_test nn_test loss_test optim_test \
-      model_test lora_test sampler_test engine_test
+  check sanitizers base_test io_test text_test data_test kernels_test cuda_emulation_test nn_test \
+      loss_test optim_test model_test lora_test sampler_test engine_test
 esac
 case "${1:-both}" in tsan | both)
   check tsan base_test io_test text_test data_test schedule_test

@@ -69,5 +69,11 @@ def test_every_environment_variable_is_described(tracked):
     assert not [name for name in sorted(read) if f"`{name}`" not in described]
 
 
+def test_the_license_is_the_one_that_the_package_names():
+    assert 'license = "Apache-2.0"' in path_text("pyproject.toml")
+    title = [line.strip() for line in path_text("LICENSE").splitlines() if line.strip()][:2]
+    assert title == ["Apache License", "Version 2.0, January 2004"]
+
+
 def path_text(path):
     return (ROOT / path).read_text()

@@ -47,8 +47,10 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   engine::EngineOptions o;
   o.model = text_of(model, "model");
   if (given.contains("mixed_precision")) text_of(given["mixed_precision"], "mixed_precision");
+  if (given.contains("device")) text_of(given["device"], "device");
   Fields fields(given, "engine: options");
   fields.take("mixed_precision", o.mixed_precision);
+  fields.take("device", o.device);
   fields.take("token_budget", o.token_budget);
   fields.take("kv_tokens", o.kv_tokens);
   fields.take("activation_bytes", o.activation_bytes);
@@ -60,6 +62,7 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   fields.take("resident_bytes", o.resident_bytes);
   fields.take("park_directory", o.park_directory);
   fields.take("deterministic", o.deterministic);
+  fields.take("decode_graphs", o.decode_graphs);
   fields.finish();
   return o;
 }

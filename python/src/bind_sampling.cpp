@@ -3,14 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "python/src/fields.h"
 #include "python/src/future.h"
 #include "python/src/sequences.h"
+#include "twinkle/engine/stream/token_queue.h"
 #include "twinkle/text/template.h"
 
 namespace py = pybind11;
@@ -80,49 +79,8 @@ Future sample(const EnginePointer& engine, const py::kwargs& given) {
   return submit(engine, std::move(request.sample), request.hooks);
 }
 
-// Tokens on their way from the engine's thread to whoever reads them. Neither waits for the other:
-// what is not read yet is kept, which is at most what the Sample asks for.
-class TokenQueue {
- public:
-  void put(std::span<const TokenEvent> events) {
-    {
-      const std::lock_guard lock(mutex_);
-      events_.insert(events_.end(), events.begin(), events.end());
-    }
-    ready_.notify_one();
-  }
-  void close() {
-    {
-      const std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    ready_.notify_one();
-  }
-  // Waits for some, or for the end. True: there is no more to come.
-  bool take(double seconds, std::vector<TokenEvent>& out) {
-    std::unique_lock lock(mutex_);
-    ready_.wait_for(lock, std::chrono::duration<double>(seconds),
-                    [this] { return closed_ || !events_.empty(); });
-    out.swap(events_);
-    return closed_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::vector<TokenEvent> events_;
-  bool closed_ = false;
-};
-
-// Held by the operation: the queue closes when it goes.
-struct Listener {
-  explicit Listener(std::shared_ptr<TokenQueue> queue) : queue(std::move(queue)) {}
-  ~Listener() { queue->close(); }
-  std::shared_ptr<TokenQueue> queue;
-};
-
 struct TokenStream {
-  std::shared_ptr<TokenQueue> queue;
+  std::shared_ptr<engine::TokenQueue> queue;
   Future future;
 
   py::list take() {
@@ -143,12 +101,9 @@ struct TokenStream {
 };
 
 TokenStream sample_stream(const EnginePointer& engine, const py::kwargs& given) {
-  auto queue = std::make_shared<TokenQueue>();
+  auto queue = std::make_shared<engine::TokenQueue>();
   Request request = request_of(given);
-  request.hooks.on_tokens =
-      [listener = std::make_shared<Listener>(queue)](std::span<const TokenEvent> events) {
-        listener->queue->put(events);
-      };
+  request.hooks.on_tokens = engine::TokenQueue::listener(queue);
   return {queue, submit(engine, std::move(request.sample), request.hooks)};
 }
 

@@ -98,7 +98,7 @@ class Template:
 
 
 class Engine:
-    def __init__(self, model, *, mixed_precision="bf16", deterministic=True):
+    def __init__(self, model, *, mixed_precision="bf16", deterministic=True, device="cpu"):
         torch.manual_seed(1)
         self.base = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
         self.tenants, self.calls = {}, []

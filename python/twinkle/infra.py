@@ -189,6 +189,16 @@ def register(instance, mesh=None):
     return mesh
 
 
+def device_of(mesh):
+    """Where the engine of an object with this mesh runs: 'cpu' without one, or 'cuda'."""
+    kind = "cpu" if mesh is None else mesh.device_type
+    if kind not in ("cpu", "cuda"):
+        raise NotAvailableError(
+            f"infra: device_mesh has device_type {kind!r}, this version runs on 'cpu' and 'cuda'"
+        )
+    return kind
+
+
 def get_device_placement():
     """A box of 80 columns: device groups, the meshes on them, and what was built on each."""
     width = 80

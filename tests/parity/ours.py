@@ -2,6 +2,7 @@
 
 import torch
 
+DEVICE = "cpu"  # test_on_cuda.py names another
 TENANT = "parity"
 GREEDY = {
     "max_tokens": 64,
@@ -22,7 +23,9 @@ def engine(model, /, *, precision="no", token_budget=4096, **create):
     """An engine with one tenant: all weights learn unless `create` says otherwise."""
     from twinkle import _core
 
-    made = _core.Engine(str(model), mixed_precision=precision, token_budget=token_budget)
+    made = _core.Engine(
+        str(model), mixed_precision=precision, token_budget=token_budget, device=DEVICE
+    )
     made.create(tenant=TENANT, **create).result()
     return made
 

@@ -6,16 +6,21 @@ import json
 import random
 import re
 
+import jinja2
 import pytest
 import torch
 import transformers
 from parity import models, ours, reference
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from twinkle.errors import InvalidError
 from twinkle.template import Template
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 MARKS = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁outputs▁begin｜>",
-         "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"]  # fmt: skip
+         "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
+         "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+         "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]  # fmt: skip
 COMMON = {
     "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,
     "intermediate_size": 112, "max_position_embeddings": 131072, "num_attention_heads": 6,
@@ -37,28 +42,44 @@ CONFIGS = {
     },
 }  # fmt: skip
 
-# System text behind BOS; what an assistant thought is left out; results of tools, replies to them.
+# As published. System text behind BOS; what an assistant thought is left out; calls are written
+# where there is no content, with arguments that are text; results of tools, replies to them.
+CALL = (
+    "'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + "
+    "'\\n' + "
+    "'```json' + '\\n' + tool['function']['arguments'] + '\\n' + '```' + '<｜tool▁call▁end｜>'"
+)
 CHAT_TEMPLATE = (
     "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}"
-    "{% endif %}{% set ns = namespace(is_tool=false, system='') %}"
-    "{%- for m in messages %}{%- if m['role'] == 'system' %}{% set ns.system = m['content'] %}"
-    "{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}"
-    "{%- for m in messages %}"
-    "{%- if m['role'] == 'user' %}{%- set ns.is_tool = false -%}{{ '<｜User｜>' + m['content'] }}"
-    "{%- endif %}"
-    "{%- if m['role'] == 'assistant' and m['content'] is not none %}"
+    "{% endif %}{% set ns = namespace(is_first=false, is_tool=false, is_output_first=true, "
+    "system_prompt='') %}"
+    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}"
+    "{{bos_token}}{{ns.system_prompt}}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}"
+    "{{'<｜User｜>' + message['content']}}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and message['content'] is none %}"
+    "{%- set ns.is_tool = false -%}{%- for tool in message['tool_calls']%}"
+    "{%- if not ns.is_first %}{{'<｜Assistant｜><｜tool▁calls▁begin｜>' + " + CALL + "}}"
+    "{%- set ns.is_first = true -%}"
+    "{%- else %}{{'\\n' + " + CALL + "}}{{'<｜tool▁calls▁end｜><｜end▁of▁sentence｜>'}}"
+    "{%- endif %}{%- endfor %}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and message['content'] is not none %}"
     "{%- if ns.is_tool %}"
-    "{{ '<｜tool▁outputs▁end｜>' + m['content'] + '<｜end▁of▁sentence｜>' }}"
+    "{{'<｜tool▁outputs▁end｜>' + message['content'] + '<｜end▁of▁sentence｜>'}}"
     "{%- set ns.is_tool = false -%}"
-    "{%- else %}{% set content = m['content'] %}"
+    "{%- else %}{% set content = message['content'] %}"
     "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
-    "{{ '<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endif %}"
-    "{%- if m['role'] == 'tool' %}{%- if not ns.is_tool %}"
-    "{{ '<｜tool▁outputs▁begin｜>' }}{%- endif %}{%- set ns.is_tool = true -%}"
-    "{{ '<｜tool▁output▁begin｜>' + m['content'] + '<｜tool▁output▁end｜>' }}{%- endif %}"
-    "{%- endfor -%}"
-    "{% if ns.is_tool %}{{ '<｜tool▁outputs▁end｜>' }}{% endif %}"
-    "{% if add_generation_prompt and not ns.is_tool %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"
+    "{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}{%- endif %}"
+    "{%- if message['role'] == 'tool' %}{%- set ns.is_tool = true -%}"
+    "{%- if ns.is_output_first %}"
+    "{{'<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>' + message['content'] + "
+    "'<｜tool▁output▁end｜>'}}{%- set ns.is_output_first = false %}"
+    "{%- else %}{{'\\n<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>'}}"
+    "{%- endif %}{%- endif %}{%- endfor -%}"
+    "{% if ns.is_tool %}{{'<｜tool▁outputs▁end｜>'}}{% endif %}"
+    "{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜><think>\\n'}}{% endif %}"
 )
 
 
@@ -171,6 +192,61 @@ def test_conversations_render_to_the_tokens_of_transformers(directory, name):
     assert asked["input_ids"].tolist() == theirs.apply_chat_template(
         prompt, return_dict=False, add_generation_prompt=True
     )
+
+
+ARGUMENTS = '{"city": "Köln", "days":2}'
+
+
+def calls(arguments, count=1, **content):
+    function = {"name": "weather", "arguments": arguments}
+    return {"role": "assistant", **content,
+            "tool_calls": [{"type": "function", "function": function}] * count}  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("content", [{"content": None}, {}])
+def test_calls_without_content_are_the_text_and_the_labels(directory, count, content):
+    # apply_chat_template of transformers drops a content of None; its Jinja environment does not.
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    jinja = _compile_jinja_template(CHAT_TEMPLATE)
+    template = Template(str(directory))
+    rest = [*({"role": "tool", "content": str(i)} for i in range(count)),
+            {"role": "assistant", "content": "It is four."}]  # fmt: skip
+    talk = [TALK[0], calls(ARGUMENTS, count, **content), *rest]
+    reference = [TALK[0], calls(ARGUMENTS, count, content=None), *rest]
+    for length in (2, 2 + count, 3 + count):
+        messages = talk[:length]
+        text = jinja.render(messages=reference[:length], bos_token=BOS)
+        assert template.render({"messages": messages}) == text
+        assert text.count(f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>") == count
+        feature = template.encode({"messages": messages})
+        assert feature["input_ids"].tolist() == theirs.encode(text, add_special_tokens=False)
+        # What stands between the question and the first result, and behind the last one.
+        results = text.find("<｜tool▁outputs▁begin｜>")
+        written = text[text.index("<｜tool▁calls▁begin｜>") : results if results > 0 else None]
+        if length == len(talk):
+            written += f"It is four.{EOS}"
+        trained = [i for i in feature["labels"].tolist() if i != -100]
+        assert theirs.decode(trained) == written
+
+
+def test_calls_beside_a_content_are_left_out_and_calls_that_fail_are_refused(directory):
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    template = Template(str(directory))
+    for content in ("", "four."):
+        messages = [TALK[0], calls(ARGUMENTS, content=content)]
+        text = theirs.apply_chat_template(messages, tokenize=False)
+        assert template.render({"messages": messages}) == text and "weather" not in text
+    for message, cause in (
+        ({"role": "assistant"}, r"\(a message of role assistant has no content\)"),
+        (calls({"days": 2}, content=None), "the chat template failed"),
+    ):
+        with pytest.raises((TypeError, jinja2.UndefinedError)):
+            theirs.apply_chat_template([TALK[0], message], tokenize=False)
+        with pytest.raises((TypeError, jinja2.UndefinedError)):
+            _compile_jinja_template(CHAT_TEMPLATE).render(messages=[message], bos_token=BOS)
+        with pytest.raises(InvalidError, match=cause):
+            template.encode({"messages": [TALK[0], message]})
 
 
 def test_what_was_thought_is_in_the_rows_and_not_in_the_tokens(directory):

@@ -10,7 +10,7 @@ namespace twinkle::cli {
 namespace {
 
 struct Options {
-  std::string model, adapter, system;
+  std::string model, adapter, system, device = "cpu";
   std::vector<std::string> prompts;
   engine::SamplingParams params;
 };
@@ -18,7 +18,7 @@ struct Options {
 void run(const Options& o) {
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.default_system = o.system});
-  engine::Engine engine({.model = path});
+  engine::Engine engine({.model = path, .device = o.device});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
   engine::Sample sample{.tenant = "me", .params = {o.params}};
@@ -64,6 +64,7 @@ void sample(CLI::App& app) {
   command
       ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
       ->capture_default_str();
+  command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--seed", o->params.seed, "of the draws")->capture_default_str();
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();

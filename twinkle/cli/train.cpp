@@ -16,7 +16,7 @@ namespace twinkle::cli {
 namespace {
 
 struct Options {
-  std::string model, data, output = "outputs/adapter", preprocessor;
+  std::string model, data, output = "outputs/adapter", preprocessor, device = "cpu";
   int64_t rank = 8, batch_size = 8, epochs = 1, max_length = 1024;
   double alpha = 16, lr = 1e-4, max_grad_norm = 1.0;
   uint64_t seed = 42;
@@ -59,7 +59,7 @@ void run(const Options& o) {
   rows = rows.encode(data::encoder(tmpl));
   require(rows.size() > 0, Code::kInvalid, "cli: ", o.data, " has no rows to train on");
   data::Loader batches(rows.size(), {.batch_size = o.batch_size, .shuffle = true, .seed = o.seed});
-  engine::Engine engine({.model = path});
+  engine::Engine engine({.model = path, .device = o.device});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .lora_json = lora_json(o), .seed = o.seed});
   const std::string options = boost::json::serialize(JsonObject{{"lr", o.lr}});
@@ -105,6 +105,7 @@ void train(CLI::App& app) {
   command->add_option("--batch-size", o->batch_size, "rows a step")->capture_default_str();
   command->add_option("--epochs", o->epochs, "passes over the rows")->capture_default_str();
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
+  command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--seed", o->seed, "of the order and of the adapter")->capture_default_str();
   command->callback([o] { run(*o); });
 }

@@ -9,11 +9,13 @@ namespace {
 ModelOptions model_options(const EngineOptions& o) {
   return {.model = o.model,
           .mixed_precision = o.mixed_precision,
+          .device = o.device,
           .kv_tokens = o.kv_tokens,
           .activation_bytes = o.activation_bytes,
           .max_sequences = o.max_sequences,
           .parking = {o.resident_bytes, o.park_directory},
-          .deterministic = o.deterministic};
+          .deterministic = o.deterministic,
+          .decode_graphs = o.decode_graphs};
 }
 
 DispatcherOptions dispatcher_options(const EngineOptions& o) {

@@ -21,6 +21,9 @@ namespace twinkle::engine {
 struct EngineOptions {
   std::string model;                     // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision = "bf16";  // "bf16": weights and activations bf16; "no": float32
+  // Where the model lies and everything runs: "cpu", or "cuda" or "cuda:1" where the build has CUDA
+  // kernels and the machine such a device. Error kInvalid elsewhere.
+  std::string device = "cpu";
   int64_t token_budget = 4096;  // tokens of one training batch; larger operations take several
   int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
   // Bytes of activations that a training batch keeps for its backward pass; layers beyond them are
@@ -42,6 +45,8 @@ struct EngineOptions {
   // A tenant's numbers have the same bits in any company. The engine proves at its start that its
   // products keep that, and refuses (kInternal) where they don't; false skips proof and padding.
   bool deterministic = true;
+  // Steps of decoding on a device are recorded as graphs and replayed; changes no number.
+  bool decode_graphs = true;
 };
 
 class Engine {

@@ -13,7 +13,7 @@ namespace twinkle::engine {
 namespace {
 
 uint64_t checksum(uint64_t hash, const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.contiguous();
+  const at::Tensor flat = tensor.cpu().contiguous();
   const auto* words = static_cast<const unsigned char*>(flat.const_data_ptr());
   size_t i = 0;
   for (; i + 8 <= flat.nbytes(); i += 8) {
@@ -272,7 +272,7 @@ InspectResult Tenant::inspect(bool tensors) {
   InspectResult out;
   const auto add = [&](const std::string& name, const at::Tensor& t) {
     if (!tensors) return;
-    const at::Tensor f = t.to(at::kFloat).contiguous();
+    const at::Tensor f = t.to(at::kCPU, at::kFloat).contiguous();
     const float* v = f.const_data_ptr<float>();
     out.tensors.push_back({name, f.sizes().vec(), std::vector<float>(v, v + f.numel())});
   };

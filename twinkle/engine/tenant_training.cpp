@@ -82,7 +82,9 @@ Tenant::Training Tenant::parse_training(const Json& fields,
     const std::string name = "grad/" + std::to_string(i);
     // The last buffer of a tied head is the embedding's second one.
     const at::Tensor& like = all[i < all.size() ? i : 0].value;
-    out.grads.push_back(tensors.contains(name) ? take(name, like.sizes()).clone() : at::Tensor());
+    out.grads.push_back(tensors.contains(name)
+                            ? take(name, like.sizes()).to(like.device(), false, /*copy=*/true)
+                            : at::Tensor());
   }
   for (size_t i = 0; i < masters_.size(); ++i)
     out.masters.push_back(take("master/" + all[i].name, masters_[i].sizes()));

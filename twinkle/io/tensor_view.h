@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,8 +27,9 @@ std::optional<Dtype> dtype_named(std::string_view name);
 struct TensorView {
   std::string name;
   Dtype dtype = Dtype::kF32;
-  std::vector<int64_t> shape;        // outermost dim first; empty for a scalar
-  std::span<const std::byte> bytes;  // may start at any address: aligned to nothing
+  std::vector<int64_t> shape;              // outermost dim first; empty for a scalar
+  std::span<const std::byte> bytes;        // may start at any address: aligned to nothing
+  std::shared_ptr<const void> owner = {};  // of the bytes; none: they are somebody else's
 };
 
 // Elements of `shape`; nothing when a dim is negative or the product exceeds int64.

@@ -15,6 +15,14 @@ namespace twinkle::kernels {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps,
                     const Simd& simd = best_simd());
 
+// x + delta, both [..., D] and contiguous or not, and its rms_norm: bit for bit the two one after
+// the other, in one pass over memory.
+struct AddedNorm {
+  at::Tensor sum, normed;
+};
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+                       double eps, const Simd& simd = best_simd());
+
 // The gradient of x, of x's type.
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                              double eps, const Simd& simd = best_simd());

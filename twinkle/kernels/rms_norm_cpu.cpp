@@ -24,7 +24,7 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const Simd& simd) {
   check(x, weight);
-  if (x.is_cuda()) return cuda::rms_norm(x, weight, eps);
+  if (cuda::takes(x)) return cuda::rms_norm(x, weight, eps);
   const at::Tensor in = x.contiguous(), out = at::empty_like(in);
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     using A = Wide<T>;
@@ -45,11 +45,37 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, c
   return out;
 }
 
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+                       double eps, const Simd& simd) {
+  check(x, weight);
+  require_like(delta, "add_rms_norm's delta", x, "x");
+  if (cuda::takes(x) || weight.scalar_type() != x.scalar_type()) {
+    const at::Tensor sum = x + delta;
+    return {sum, rms_norm(sum, weight, eps, simd)};
+  }
+  const at::Tensor a = x.contiguous(), b = delta.contiguous(), w = weight.contiguous();
+  const AddedNorm out{at::empty_like(a), at::empty_like(a)};
+  with_type(x, "add_rms_norm's x", [&]<class T>(T) {
+    const int64_t width = x.size(-1);
+    const T* from = a.const_data_ptr<T>();
+    const T* with = b.const_data_ptr<T>();
+    T* sum = out.sum.mutable_data_ptr<T>();
+    T* normed = out.normed.mutable_data_ptr<T>();
+    parallel_for(0, a.numel() / width, row_grain(width), [&](int64_t begin, int64_t end) {
+      const int64_t at = begin * width;
+      simd.loops<T>().add(from + at, with + at, (end - begin) * width, sum + at);
+      simd.loops<T>().rms_norm(sum + at, w.const_data_ptr<T>(), end - begin, width,
+                               static_cast<Wide<T>>(eps), normed + at);
+    });
+  });
+  return out;
+}
+
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                              double eps, const Simd& simd) {
   check(x, weight);
   require_like(grad, "rms_norm's gradient", x, "x");
-  if (x.is_cuda()) return cuda::rms_norm_backward(grad, x, weight, eps);
+  if (cuda::takes(x)) return cuda::rms_norm_backward(grad, x, weight, eps);
   const at::Tensor in = x.contiguous(), slope = grad.contiguous(), out = at::empty_like(in);
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     const at::Tensor w = wide<T>(weight);
@@ -76,7 +102,7 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
   require(sum.scalar_type() == wanted && sum.is_contiguous(), Code::kInvalid,
           "kernels: rms_norm's sum is ", sum.scalar_type(), ", it must be contiguous and ", wanted);
   if (x.numel() == 0) return;
-  if (x.is_cuda()) return cuda::rms_norm_weight_grad(grad, x, eps, cu_seqlens, sum);
+  if (cuda::takes(x)) return cuda::rms_norm_weight_grad(grad, x, eps, cu_seqlens, sum);
   const at::Tensor in = x.contiguous(), slope = grad.contiguous();
   with_type(x, "rms_norm's x", [&]<class T>(T) {
     using A = Wide<T>;

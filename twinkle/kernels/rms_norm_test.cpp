@@ -30,6 +30,23 @@ class RmsNormOfType : public testing::TestWithParam<at::ScalarType> {
   }
 };
 
+TEST_P(RmsNormOfType, added_before_it_is_the_sum_and_its_norm_bit_for_bit) {
+  for (const Simd* simd : supported_simd()) {
+    for (const int64_t width : {1, 7, 64, 65, 576}) {
+      const auto x = random({70, width}), delta = random({70, width}), w = random({width});
+      const auto both = add_rms_norm(x, delta, w, kEps, *simd);
+      EXPECT_TRUE(at::equal(both.sum, x + delta)) << simd->name << " width " << width;
+      EXPECT_TRUE(at::equal(both.normed, rms_norm(x + delta, w, kEps, *simd)));
+      const auto wide = w.to(at::kDouble);
+      const auto of_wide = add_rms_norm(x.t().contiguous().t(), delta, wide, kEps, *simd);
+      EXPECT_TRUE(at::equal(of_wide.sum, both.sum));
+      EXPECT_TRUE(at::equal(of_wide.normed, rms_norm(x + delta, wide, kEps, *simd)));
+    }
+  }
+  expect_error("delta is",
+               [&] { add_rms_norm(random({2, 8}), random({3, 8}), random({8}), kEps); });
+}
+
 TEST_P(RmsNormOfType, forward_and_backward_equal_the_plain_formula_at_every_width) {
   for (const Simd* simd : supported_simd()) {
     for (const int64_t width : {1, 7, 16, 64, 65, 100, 576}) {

@@ -32,8 +32,11 @@ std::vector<int64_t> positions_in(const at::Tensor& position_ids, int64_t limit)
 void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos,
                const at::Tensor& sin, const at::Tensor& position_ids, Turn turn, const Simd& simd) {
   check(x, cos, position_ids);
+  if (cuda::takes(x)) {
+    if (!cuda::takes(position_ids)) positions_in(position_ids, cos.size(0));
+    return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn);
+  }
   const auto positions = positions_in(position_ids, cos.size(0));
-  if (x.is_cuda()) return cuda::rope(x, out, cos, sin, position_ids.to(x.device()), turn);
   with_type(x, "rope's x", [&]<class T>(T) {
     const int64_t heads = x.size(1), dim = x.size(2), half = cos.size(1);
     const T* from = x.const_data_ptr<T>();

@@ -34,7 +34,7 @@ void softmax_grad_(at::Tensor& logits, int64_t row, int32_t id, float temperatur
 
 void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, bool entropy, std::span<RowStats> stats) {
-  if (logits.is_cuda()) return cuda::softmax_stats(logits, ids, temperature, stats);
+  if (cuda::takes(logits)) return cuda::softmax_stats(logits, ids, temperature, stats);
   parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const float t = temperature.empty() ? 1.0f : temperature[r];
@@ -46,7 +46,7 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
                    std::span<const float> grad) {
-  if (logits.is_cuda()) return cuda::softmax_grad_(logits, ids, temperature, stats, grad);
+  if (cuda::takes(logits)) return cuda::softmax_grad_(logits, ids, temperature, stats, grad);
   parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const float t = temperature.empty() ? 1.0f : temperature[r];

@@ -14,7 +14,7 @@ constexpr int64_t kGrain = 4096;  // elements
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up, const Simd& simd) {
   require_like(up, "swiglu's up", gate, "gate");
-  if (gate.is_cuda()) return cuda::swiglu(gate, up);
+  if (cuda::takes(gate)) return cuda::swiglu(gate, up);
   const at::Tensor g = gate.contiguous(), u = up.contiguous(), out = at::empty_like(g);
   with_type(gate, "swiglu's gate", [&]<class T>(T) {
     const T* gates = g.const_data_ptr<T>();
@@ -31,7 +31,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
                             SwigluNeeds needs, const Simd& simd) {
   require_like(up, "swiglu's up", gate, "gate");
   require_like(grad, "swiglu's gradient", gate, "gate");
-  if (gate.is_cuda()) return cuda::swiglu_backward(grad, gate, up, needs);
+  if (cuda::takes(gate)) return cuda::swiglu_backward(grad, gate, up, needs);
   const at::Tensor d = grad.contiguous(), g = gate.contiguous(), u = up.contiguous();
   SwigluGrads out;
   if (needs != SwigluNeeds::kUp) out.gate = at::empty_like(g);

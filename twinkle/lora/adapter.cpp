@@ -115,8 +115,9 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1), r = config.rank;
     const auto type = linear.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     Factors entry{.path = linears[i].path};
-    entry.f.a = drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(type);
-    entry.f.b = at::zeros({out, r}, type);
+    entry.f.a =
+        drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(linear.weight.device(), type);
+    entry.f.b = at::zeros({out, r}, linear.weight.options().dtype(type));
     entry.f.scale = scale_of(config);
     index_[i] = static_cast<int>(factors_.size());
     factors_.push_back(std::move(entry));
@@ -167,11 +168,11 @@ std::vector<PeftEntry> Adapter::entries() const {
   return out;
 }
 
-void Adapter::pack() {
+void Adapter::pack(at::ScalarType type) {
   at::parallel_for(0, static_cast<int64_t>(factors_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       kernels::LoraFactors& f = factors_[static_cast<size_t>(i)].f;
-      if (!f.packed()) f.repack();
+      if (!f.packed()) f.repack(type);
     }
   });
 }
@@ -198,7 +199,7 @@ std::unique_ptr<Adapter> Adapter::fork() {
 int64_t Adapter::num_bytes() const {
   size_t n = 0;
   for (const Factors& e : factors_) {
-    for (const at::Tensor* t : {&e.f.a, &e.f.b, &e.f.b_rO, &e.grad_a, &e.grad_b})
+    for (const at::Tensor* t : {&e.f.a, &e.f.b, &e.f.a_rI, &e.f.b_rO, &e.grad_a, &e.grad_b})
       if (t->defined()) n += t->nbytes();
   }
   return static_cast<int64_t>(n);

@@ -44,11 +44,11 @@ class Adapter {
   // not have or the config does not target, one that is missing, another shape (an adapter of
   // another base model); nothing changes then.
   void load(const PeftAdapter& saved);
-  // Views for write_peft; they borrow this adapter's memory.
+  // Views for write_peft; they borrow this adapter's memory, or are copies of a device's.
   std::vector<PeftEntry> entries() const;
 
-  // Makes what the kernels read, where that is missing.
-  void pack();
+  // Makes what the kernels read with rows of this type, where that is missing.
+  void pack(at::ScalarType type);
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();

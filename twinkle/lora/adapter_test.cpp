@@ -157,7 +157,7 @@ TEST_F(AdapterTest, OneSeedGivesOneStartWhateverElseIsTargeted) {
 TEST_F(AdapterTest, ASavedOneIsLoadedAndLayoutsOfTheOldWeightsGo) {
   Adapter from(config(), linears_, 1), to(config(), linears_, 2);
   for (Factors& f : from.factors()) f.f.b.normal_();
-  for (Factors& f : to.factors()) f.f.repack();
+  for (Factors& f : to.factors()) f.f.repack(at::kBFloat16);
   to.load(saved(from));
   expect_same(values(to), values(from));
   for (const Factors& f : to.factors()) EXPECT_FALSE(f.f.packed());
@@ -168,7 +168,7 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
   for (Factors& f : from.factors()) {
     f.make_grads();
     f.grad_a.fill_(3);
-    f.f.repack();
+    f.f.repack(at::kBFloat16);
   }
   const auto before = values(from);
   const auto fork = from.fork();
@@ -179,7 +179,8 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
     EXPECT_FALSE(from.factors()[i].grad_a.defined());
     f.f.a.add_(1);
     f.f.b.add_(1);
-    f.f.repack();
+    f.f.repack(at::kBFloat16);
+    EXPECT_FALSE(at::equal(f.f.a_read(), from.factors()[i].f.a_read()));
     EXPECT_FALSE(at::equal(f.f.b_rO, from.factors()[i].f.b_rO));
   }
   expect_same(values(from), before);
@@ -191,9 +192,10 @@ TEST_F(AdapterTest, AtRestItHoldsItsWeightsAlone) {
   EXPECT_EQ(adapter.num_bytes(), weights);
   for (Factors& f : adapter.factors()) {
     f.make_grads();
-    f.f.repack();
+    f.f.repack(at::kBFloat16);
   }
-  EXPECT_GT(adapter.num_bytes(), 2 * weights);
+  EXPECT_EQ(adapter.num_bytes(), 2 * weights + weights / 2)
+      << "and the gradients, and bf16 layouts";
   adapter.zero_grads();
   adapter.weights_changed();
   EXPECT_EQ(adapter.num_bytes(), weights);

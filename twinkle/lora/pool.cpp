@@ -15,7 +15,7 @@ class Pool::Seam : public nn::Delta {
 
   std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
                                   const nn::Owners& owners, at::Tensor& y) override {
-    const auto parts = parts_of(packing, owners, false);
+    const auto parts = parts_of(x.scalar_type(), packing, owners, false);
     if (parts.empty()) return {};
     return {kernels::lora_forward(x.contiguous(), parts, y)};
   }
@@ -32,21 +32,22 @@ class Pool::Seam : public nn::Delta {
 
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
                 const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
-    const auto parts = parts_of(packing, owners, true);
+    const auto parts = parts_of(x.scalar_type(), packing, owners, true);
     if (!parts.empty()) kernels::lora_backward({dy, x.contiguous(), saved.at(0)}, parts, dx);
   }
 
  private:
   // One for each sequence whose owner has an adapter here, in the order of the batch.
-  std::vector<kernels::LoraPart> parts_of(const nn::Packing& packing, const nn::Owners& owners,
-                                          bool with_grads) const {
+  std::vector<kernels::LoraPart> parts_of(at::ScalarType type, const nn::Packing& packing,
+                                          const nn::Owners& owners, bool with_grads) const {
     std::vector<kernels::LoraPart> parts;
+    parts.reserve(owners.slot.size());
     for (size_t s = 0; s < owners.slot.size(); ++s) {
       if (owners.slot[s] < 0) continue;
       Adapter& adapter = pool_.at(owners.slot[s]);
       Factors* entry = adapter.at(index_);
       if (!entry) continue;
-      if (!entry->f.packed()) adapter.pack();
+      if (!entry->f.packed()) adapter.pack(type);
       const double p = adapter.config().dropout;
       const bool drop = p > 0 && owners.key[s] != 0, learn = with_grads && owners.learn[s] != 0;
       if (learn) entry->make_grads();

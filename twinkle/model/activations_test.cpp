@@ -1,32 +1,15 @@
 // Which activations Decoder::forward_train keeps: their bytes against what ATen really allocates,
 // and that leaving some out changes no bit.
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::model {
 namespace {
-
-// Bytes that this thread has allocated and not freed, as long as it lives.
-class AllocationMeter {
- public:
-  int64_t now() const { return counter_->now; }
-
- private:
-  struct Counter : c10::MemoryReportingInfoBase {
-    int64_t now = 0;
-    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-      now += bytes;
-    }
-    bool memoryProfilingEnabled() const override { return true; }
-  };
-  std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
-  c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
-};
 
 JsonObject four_layers(const std::string& family) {
   JsonObject config = tiny_config(family);
@@ -68,7 +51,7 @@ class Activations : public testing::TestWithParam<Case> {
     const int64_t before = decoder_.num_recomputed_layers();
     Tape tape{.batch = batch_of(lengths_), .segments = {}};
     {
-      const AllocationMeter meter;
+      const kernels::AllocationMeter meter;
       out.values.push_back(decoder_.forward_train(tape));
       out.held = meter.now();
     }

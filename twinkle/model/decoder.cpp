@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/deterministic.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/simd/team.h"
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/tensors.h"
+#include "twinkle/model/weight_memory.h"
 #include "twinkle/nn/mlp.h"
 
 namespace twinkle::model {
@@ -36,11 +38,9 @@ void visit(Layer& layer, const std::string& path, F&& f) {
   linear("mlp.down_proj", layer.down);
 }
 
-// Rows up to which waking threads for each loop costs more than keeping them awake.
-constexpr int64_t kShortBatch = 64;
-
 // The next product's weights, which threads fetch while they wait for it.
 void expect(const nn::Linear& w) {
+  if (!w.weight.is_cpu()) return;
   kernels::will_read(w.weight.const_data_ptr(), static_cast<int64_t>(w.weight.nbytes()));
 }
 
@@ -48,11 +48,14 @@ std::string layer_path(size_t index) { return "model.layers." + std::to_string(i
 
 }  // namespace
 
-Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype)
-    : spec_(spec), dtype_(dtype) {
-  WeightMemory memory;
+Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
+                 at::Device device)
+    : spec_(spec), dtype_(dtype), device_(device) {
+  keep_heap_pages();
+  WeightMemory memory;  // of the host
   const auto take = [&](const std::string& name, std::vector<int64_t> shape) {
-    return tensor_of(checkpoint, name, shape, dtype, &memory);
+    return tensor_of(checkpoint, name, shape, dtype, device.is_cpu() ? &memory : nullptr)
+        .to(device);
   };
   const AttentionSpec& a = spec.attention;
   const int64_t d = spec.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
@@ -91,7 +94,13 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
             ", config.json's num_hidden_layers is ", spec.num_layers);
   }
-  rope_ = nn::make_rope_table(a.rope, a.head_dim, std::min<int64_t>(spec.max_positions, 4096));
+  rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
+}
+
+nn::RopeTable Decoder::rope_table(int64_t positions) const {
+  const AttentionSpec& a = spec_.attention;
+  const nn::RopeTable table = nn::make_rope_table(a.rope, a.head_dim, positions);
+  return {table.cos.to(device_), table.sin.to(device_)};
 }
 
 void Decoder::set_exact(bool exact) {
@@ -111,12 +120,22 @@ at::Tensor Decoder::embed(const Batch& batch) const {
 
 void Decoder::grow_rope(const Batch& batch) {
   // A model may allow a million positions; the table holds what has been asked for.
+  if (!batch.packing.position_ids.is_cpu()) return;  // reserve_positions' business
   const int64_t needed = batch.packing.position_ids.max().item<int64_t>() + 1;
+  reserve_positions(needed);
+}
+
+void Decoder::reserve_positions(int64_t needed) {
   if (needed <= rope_.num_positions()) return;
   require(needed <= spec_.max_positions, Code::kInvalid, "model: position ", needed - 1,
           " is beyond the model's max_position_embeddings, ", spec_.max_positions);
-  rope_ = nn::make_rope_table(spec_.attention.rope, spec_.attention.head_dim,
-                              std::min(spec_.max_positions, 2 * needed));
+  rope_ = rope_table(std::min(spec_.max_positions, 2 * needed));
+}
+
+// The host has looked at the batch by then.
+void Decoder::bring(Batch& batch) const {
+  batch.input_ids = batch.input_ids.to(device_);
+  batch.packing.position_ids = batch.packing.position_ids.to(device_, at::kLong);
 }
 
 at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch) {
@@ -139,40 +158,48 @@ at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch
   return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.packing, batch.owners);
 }
 
-at::Tensor Decoder::run_layer(size_t index, const at::Tensor& x, const Batch& batch) {
+Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at::Tensor& normed_x,
+                                     const Batch& batch) {
   const Layer& layer = layers_[index];
   const auto apply = [&](const at::Tensor& in, const nn::Linear& w) {
     return nn::linear(in, w, batch.packing, batch.owners);
   };
-  const auto norm = [&](const at::Tensor& in, const nn::RmsNorm& n) {
-    return nn::rms_norm(in, n, batch.packing, batch.owners);
-  };
-  const at::Tensor mixed = attend(index, norm(x, layer.input_norm), batch);
+  const at::Tensor mixed = attend(index, normed_x, batch);
   expect(layer.gate);
-  const at::Tensor middle = x + mixed;
-  const at::Tensor normed = norm(middle, layer.post_norm);
+  const auto [middle, normed] =
+      nn::add_rms_norm(x, mixed, layer.post_norm, batch.packing, batch.owners);
   const at::Tensor gate = apply(normed, layer.gate), up = apply(normed, layer.up);
   expect(layer.down);
   const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.packing, batch.owners);
   expect(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
-  return middle + out;
+  return {middle, out};
 }
 
-bool Decoder::is_short(int64_t num_tokens) const {
-  // The library's products would run on one thread of a team.
-  const bool own_products = dtype_ == at::kBFloat16 && kernels::linear_bf16_is_fast();
-  return own_products && num_tokens <= kShortBatch;
+// The library's products would run on one thread of a team.
+bool Decoder::keeps_team() const {
+  return dtype_ == at::kBFloat16 && device_.is_cpu() && kernels::linear_bf16_is_fast();
 }
 
-at::Tensor Decoder::forward(const Batch& batch) {
+at::Tensor Decoder::forward(const Batch& from) {
   const at::NoGradGuard no_grad;
-  grow_rope(batch);
+  grow_rope(from);
+  std::optional<Batch> there;
+  if (!device_.is_cpu()) bring(there.emplace(from));
+  const Batch& batch = there ? *there : from;
   at::Tensor x = embed(batch);
   const auto run = [&] {
-    for (size_t i = 0; i < layers_.size(); ++i) x = run_layer(i, x, batch);
-    x = nn::rms_norm(x, final_norm_, batch.packing, batch.owners);
+    const auto norm_of = [&](size_t i) -> const nn::RmsNorm& {
+      return i < layers_.size() ? layers_[i].input_norm : final_norm_;
+    };
+    at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.packing, batch.owners);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const auto [middle, out] = run_layer(i, x, normed, batch);
+      auto next = nn::add_rms_norm(middle, out, norm_of(i + 1), batch.packing, batch.owners);
+      x = std::move(next.sum), normed = std::move(next.normed);
+    }
+    x = normed;
   };
-  if (is_short(x.size(0))) {
+  if (keeps_team()) {
     kernels::with_team(run);
   } else {
     run();
@@ -181,8 +208,12 @@ at::Tensor Decoder::forward(const Batch& batch) {
 }
 
 at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {
-  return index < layers_.size() ? run_layer(index, x, batch)
-                                : nn::rms_norm(x, final_norm_, batch.packing, batch.owners);
+  const auto norm = [&](const nn::RmsNorm& n) {
+    return nn::rms_norm(x, n, batch.packing, batch.owners);
+  };
+  if (index == layers_.size()) return norm(final_norm_);
+  const auto [middle, out] = run_layer(index, x, norm(layers_[index].input_norm), batch);
+  return middle + out;
 }
 
 int64_t Decoder::activation_bytes(const Batch& batch) const {
@@ -226,6 +257,7 @@ size_t Decoder::first_kept(const Batch& batch) const {
 
 at::Tensor Decoder::forward_train(Tape& tape) {
   grow_rope(tape.batch);
+  if (!device_.is_cpu()) bring(tape.batch);
   at::Tensor x = embed(tape.batch);
   tape.segments.clear();
   const size_t first = first_kept(tape.batch);
@@ -261,6 +293,8 @@ void Decoder::limit_activations(int64_t bytes) {
 }
 
 void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
+  std::optional<kernels::Deterministic> in_order;
+  if (!device_.is_cpu()) in_order.emplace();
   at::Tensor& sum = embedding_grad_->buffer(embedding_);
   for (int64_t s = 0; s < batch.packing.num_sequences(); ++s) {
     if (!batch.owners.learn[static_cast<size_t>(s)]) continue;

@@ -61,19 +61,25 @@ struct Tape {
 
 class Decoder {
  public:
-  // Takes the weights in `dtype` (float32, bfloat16; float64 for tests). Errors name the tensor
-  // that is missing or whose shape is not the spec's.
-  Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype);
+  // Takes the weights in `dtype` (float32, bfloat16; float64 for tests) to `device`, where it all
+  // runs; batches come from the CPU. Errors name the tensor that is missing or whose shape is not
+  // the spec's.
+  Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
+          at::Device device = at::kCPU);
 
   const DecoderSpec& spec() const { return spec_; }
   at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const { return device_; }
 
   // Both return the final norm's output [T, D]; the first keeps nothing.
   at::Tensor forward(const Batch& batch);
-  // Whether forward() of so many tokens keeps the threads awake, as kernels::with_team does; a
-  // caller who goes on with its output may open the team around both.
-  bool is_short(int64_t num_tokens) const;
-  at::Tensor forward_train(Tape& tape);
+  // So that forward() takes positions below `count` from a batch that lies on the device, which the
+  // host cannot look at. Error kInvalid: the model has fewer.
+  void reserve_positions(int64_t count);
+  // Whether forward() keeps the threads awake, as kernels::with_team does; a caller who goes on
+  // with its output may open the team around both.
+  bool keeps_team() const;
+  at::Tensor forward_train(Tape& tape);  // brings the tape's batch to the device
   // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
   void backward(Tape& tape, const at::Tensor& dhidden);
 
@@ -114,7 +120,12 @@ class Decoder {
 
  private:
   at::Tensor embed(const Batch& batch) const;
-  at::Tensor run_layer(size_t index, const at::Tensor& x_TD, const Batch& batch);
+  // What a layer adds up to its output.
+  struct Residual {
+    at::Tensor x_TD, delta_TD;
+  };
+  Residual run_layer(size_t index, const at::Tensor& x_TD, const at::Tensor& normed_TD,
+                     const Batch& batch);
   at::Tensor run_segment(size_t index, const at::Tensor& x_TD, const Batch& batch);
   int64_t input_bytes(const Batch& batch) const;                // of all segments' inputs
   int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
@@ -123,9 +134,12 @@ class Decoder {
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
   nn::WeightGrad* buffer();
   void grow_rope(const Batch& batch);
+  nn::RopeTable rope_table(int64_t positions) const;
+  void bring(Batch& batch) const;
 
   DecoderSpec spec_;
   at::ScalarType dtype_;
+  at::Device device_;
   at::Tensor embedding_;  // [V, D]
   std::vector<Layer> layers_;
   nn::RmsNorm final_norm_;

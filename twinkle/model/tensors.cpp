@@ -99,7 +99,9 @@ TensorView view_of(const std::string& name, const at::Tensor& tensor) {
            c10::toString(tensor.scalar_type()));
   }
   view.shape = tensor.sizes().vec();
-  view.bytes = {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+  const at::Tensor host = tensor.cpu();  // itself, where it lies there
+  view.bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()};
+  if (!tensor.is_cpu()) view.owner = std::make_shared<at::Tensor>(host);
   return view;
 }
 

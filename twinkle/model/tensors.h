@@ -21,7 +21,8 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
 // Any float view as float32.
 at::Tensor to_float32(const TensorView& view);
 
-// Borrows the tensor's memory: contiguous, on the CPU, and alive as long as the view.
+// Borrows the tensor's memory: contiguous, and alive as long as the view. Of a tensor on a device
+// the view owns a copy.
 TensorView view_of(const std::string& name, const at::Tensor& tensor);
 
 }  // namespace twinkle::model

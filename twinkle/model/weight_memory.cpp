@@ -46,4 +46,7 @@ at::Tensor WeightMemory::empty(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::from_blob(place, shape, [block = block_](void*) {}, at::dtype(dtype));
 }
 
+// glibc takes a block of its own that is freed as a sign of what will be wanted again.
+void keep_heap_pages() { at::empty({int64_t{16} << 20}, at::kByte); }
+
 }  // namespace twinkle::model

@@ -20,4 +20,9 @@ class WeightMemory {
   int64_t used_ = 0, size_ = 0;  // bytes of it
 };
 
+// Makes the C library keep up to 32 MiB that lie free at a heap's end, and take blocks of up to
+// 16 MiB from there, as it does by itself after one such block was freed: until then a forward's
+// results are made of fresh pages again and again, each cleared by the system.
+void keep_heap_pages();
+
 }  // namespace twinkle::model

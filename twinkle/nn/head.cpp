@@ -54,7 +54,8 @@ int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Pa
 int64_t chunk_rows(const HeadOptions& options, const at::Tensor& weight) {
   if (options.chunk > 0) return options.chunk;
   const int64_t row = weight.size(0) * static_cast<int64_t>(weight.element_size());
-  return std::max<int64_t>(1, kLogitBytes / row);
+  const int64_t most = std::max<int64_t>(1, kLogitBytes / row);
+  return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
 }
 
 void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
@@ -121,7 +122,8 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
       const auto& cu = packing.cu_seqlens;
       const auto s =
           static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
-      if (owners.learn[s]) head.weight_grad->buffer(head.weight) += logits.t().mm(x);
+      if (owners.learn[s])
+        head.weight_grad->buffer(head.weight) += thread_invariant_product(logits.t(), x);
     }
     begin += size;
   }

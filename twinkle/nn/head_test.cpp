@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <numeric>
+
+#include "twinkle/kernels/allocation_meter_for_test.h"
+
 namespace twinkle::nn {
 namespace {
 
@@ -135,7 +139,7 @@ TEST(Head, RowsWithoutATargetGetNoGradient) {
   for (const int64_t row : {2, 6, 7, 9}) EXPECT_EQ(out.dhidden[row].abs().max().item<double>(), 0);
 }
 
-TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
+TEST(Head, HasTheSameBitsWhateverTheChunk) {
   // With a chunk of one row every row is its own product: the bits must not change in bf16.
   at::manual_seed(6);
   Problem p;
@@ -144,6 +148,76 @@ TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
   const auto one = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 1});
   const auto all = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 512});
   EXPECT_EQ(one.logprobs, all.logprobs);
+}
+
+constexpr int64_t kWidth = 16;
+
+Problem problem_of(int64_t tokens, int64_t vocab, at::ScalarType type) {
+  Problem p;
+  p.packing = pack(std::vector<int64_t>{tokens});
+  p.owners = {{-1}, {0}, {1}};
+  p.hidden = at::ones({tokens, kWidth}, type);
+  p.weight = at::full({vocab, kWidth}, 0.01, type);
+  p.targets.rows.resize(static_cast<size_t>(tokens));
+  std::iota(p.targets.rows.begin(), p.targets.rows.end(), 0);
+  p.targets.ids.assign(p.targets.rows.size(), 3);
+  p.grad.assign(p.targets.rows.size(), 1);
+  return p;
+}
+
+template <class Work>
+int64_t peak(const Work& work) {
+  const kernels::AllocationMeter meter;
+  work();
+  return meter.peak();
+}
+
+// Peaks of what a head allocates.
+struct Peaks {
+  int64_t forward, backward;
+};
+
+Peaks peaks(const Problem& p, int64_t chunk, bool train) {
+  WeightGrad dw;
+  // Exactness, which may pad rows, is not asked for: its proof takes long in this vocabulary.
+  const Linear head{p.weight, {}, train ? &dw : nullptr, nullptr, nullptr, false};
+  const auto ones = [](int64_t, std::span<const float>, std::span<float> grad) {
+    std::fill(grad.begin(), grad.end(), 1.0f);
+  };
+  const HeadOptions options{.entropy = true, .chunk = chunk};
+  return {
+      peak([&] { head_forward(p.hidden, head, p.targets, options); }),
+      peak([&] { head_backward(p.hidden, head, p.targets, ones, p.packing, p.owners, options); }),
+  };
+}
+
+TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
+  constexpr int64_t kVocab = 4000, kChunk = 4, kFew = 16, kMany = 64;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const auto size = static_cast<int64_t>(at::elementSize(type));
+    const Problem a = problem_of(kFew, kVocab, type), b = problem_of(kMany, kVocab, type);
+    for (const bool train : {false, true}) {
+      const Peaks few = peaks(a, kChunk, train), many = peaks(b, kChunk, train);
+      // More tokens cost what is as wide as a hidden state, nothing as wide as the vocabulary.
+      const int64_t hidden = (kMany - kFew) * kWidth * size;
+      EXPECT_LE(many.forward - few.forward, 2 * hidden) << type << train;
+      EXPECT_LE(many.backward - few.backward, 4 * hidden) << type << train;
+      EXPECT_GE(many.forward, kChunk * kVocab * size) << type << train;
+      // The meter sees what a chunk of all tokens holds.
+      const Peaks whole = peaks(b, kMany, train);
+      EXPECT_GE(whole.forward - many.forward, (kMany - kChunk) * kVocab * size) << type << train;
+      EXPECT_GE(whole.backward, kMany * kVocab * size) << type << train;
+    }
+    EXPECT_GE(peak([&] { plain(b); }) - peak([&] { plain(a); }), (kMany - kFew) * kVocab * 4);
+  }
+}
+
+TEST(Head, HoldsNoMoreThanTheLogitsMemoryWhenNothingIsSaid) {
+  constexpr int64_t kVocab = 150'000, kRow = kVocab * 2, kRows = kLogitBytes / kRow / 16 * 16;
+  const Peaks many = peaks(problem_of(2 * kRows, kVocab, at::kBFloat16), 0, false);
+  EXPECT_LE(many.forward, kLogitBytes + kLogitBytes / 4);
+  EXPECT_LE(many.backward, kLogitBytes + kLogitBytes / 4);
+  EXPECT_GE(many.forward, kRows * kRow);
 }
 
 TEST(Head, TakesAsManyRowsAtATimeAsTheLogitsMemoryHolds) {

@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "twinkle/base/error.h"
-#include "twinkle/kernels/rms_norm.h"
 
 namespace twinkle::nn {
 namespace {
@@ -68,6 +67,15 @@ at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& pac
           x.sizes(), ", its first dim must be the packing's ", packing.num_tokens(), " tokens");
   if (!at::GradMode::is_enabled()) return kernels::rms_norm(x, norm.weight, norm.eps);
   return RmsNormFunction::apply(x, norm, &packing, &owners);
+}
+
+kernels::AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const RmsNorm& norm,
+                                const Packing& packing, const Owners& owners) {
+  if (!at::GradMode::is_enabled()) {
+    return kernels::add_rms_norm(x, delta, norm.weight, norm.eps);
+  }
+  const at::Tensor sum = x + delta;
+  return {sum, rms_norm(sum, norm, packing, owners)};
 }
 
 }  // namespace twinkle::nn

@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "twinkle/kernels/rms_norm.h"
 #include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/nn/weight_grad.h"
@@ -21,5 +22,9 @@ struct RmsNorm {
 // `owners` those that learn; of a trained weight both must outlive the backward pass.
 at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing,
                     const Owners& owners);
+
+// x + delta, and its rms_norm; differentiable in both.
+kernels::AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const RmsNorm& norm,
+                                const Packing& packing, const Owners& owners);
 
 }  // namespace twinkle::nn

@@ -2,25 +2,34 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <string>
 #include <tuple>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/simd/team.h"
+
+// Of the MKL within torch; null where torch has another library.
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 
 namespace twinkle::nn {
 namespace {
 
-// Weights from which fewer rows are tried: a head's, whose rows come in chunks of 512.
+constexpr int64_t kMostRows = 256;     // of a part: more gain nothing
+constexpr int64_t kMostOutputs = 512;  // of a part
+constexpr int64_t kStep = 16;          // between the rows of parts that are no thinner
+// Weights whose trial is dear: a head's, which is given some 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
 constexpr int64_t kPeriod = 61;
+constexpr int64_t kShift = 3;  // rows by which a part is moved to see it in another place
 
 class Threads {
  public:
@@ -30,6 +39,26 @@ class Threads {
  private:
   int before_;
 };
+
+// The library uses the calling thread alone while this lives. Within a parallel region it would,
+// too, but cut its sums as for several.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) {
+    omp_set_num_threads(1);
+    if (MKL_Set_Num_Threads_Local) mkl_before_ = MKL_Set_Num_Threads_Local(1);
+  }
+  ~OneThread() {
+    omp_set_num_threads(before_);
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(mkl_before_);
+  }
+
+ private:
+  int before_, mkl_before_ = 0;
+};
+
+int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
+int64_t in_steps(int64_t n) { return parts_of(n, kStep) * kStep; }
 
 // [k, n]; columns repeat, and the second half of the rows undoes the first, in reverse: what is
 // left of a sum over k is its rounding. Magnitudes from 2^-8 to 1, so that there is some.
@@ -48,155 +77,204 @@ at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::Scala
   return all.repeat({1, (n + some - 1) / some}).narrow(1, 0, n);
 }
 
-// What is tried, and what each row must give.
-struct Trial {
-  at::Tensor x, weight, bias, want;
-  const Library& library;
-
-  at::Tensor multiply(const at::Tensor& some) const { return library(some, weight, bias); }
-  bool holds(int64_t from, int64_t rows) const {
-    return at::equal(multiply(x.narrow(0, from, rows)), want.narrow(0, from, rows));
-  }
-  // In the places that differ most in alignment and neighbours.
-  bool holds(int64_t rows) const {
-    const int64_t last = x.size(0) - rows;
-    return holds(last, rows) && (rows > 64 || last < 3 || (holds(0, rows) && holds(3, rows)));
-  }
+// What is tried.
+struct Operands {
+  at::Tensor x, weight, bias;  // x's rows repeat
 };
 
-int64_t most_rows(const Product& p) { return p.inputs * p.outputs >= kLargeWeight ? 512 : 1024; }
+int64_t most_rows(const Product& p) {
+  return p.inputs * p.outputs >= kLargeWeight ? kMostRows / 2 : kMostRows;
+}
 
-Trial make_trial(const Product& p, const Library& library) {
+Operands make_operands(const Product& p, int64_t rows) {
   const at::Tensor x =
-      cancelling(p.inputs, most_rows(p), 1, key_of(1, "rows"), p.type).t().contiguous();
-  const at::Tensor w = cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p.type);
+      cancelling(p.inputs, rows, 1, key_of(1, "rows"), p.type).t().contiguous().to(p.device);
+  const at::Tensor w =
+      cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p.type).to(p.device);
   const at::Tensor weight = p.transposed ? w.contiguous().t() : w.t().contiguous();
   // Zeros: the path is the one with a bias, the rounding is still in sight.
-  const at::Tensor bias = p.bias ? at::zeros({p.outputs}, x.options()) : at::Tensor();
-  return {x, weight, bias, library(x, weight, bias), library};
+  return {x, weight, p.bias ? at::zeros({p.outputs}, x.options()) : at::Tensor()};
 }
 
-std::vector<int64_t> counts_to_try(int threads, bool large) {
-  if (large && threads == 1) return {1, 2, 3, 17, 65};
-  if (large) return {1, 2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 33, 64, 128};
-  if (threads == 1) return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 100, 256};
-  return {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,  14,  15,  16,  17, 24,
-          31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100, 127, 128, 129, 255, 257, 512};
-}
+using Multiply = std::function<at::Tensor(const at::Tensor& x)>;
 
-// The number of rows from which every count that was tried holds; nothing when the largest do not.
-std::optional<int64_t> find_least(const Trial& trial, const std::vector<int>& threads, bool large) {
-  int64_t worst = 0;
-  for (const int n : threads) {
-    at::set_num_threads(n);
-    for (const int64_t rows : counts_to_try(n, large)) {
-      if (rows > worst && !trial.holds(rows)) worst = rows;
-    }
+// Whether `rows` rows have the bits of `want`, those of the first kPeriod rows of x, in places that
+// differ in alignment and neighbours.
+bool holds(const at::Tensor& x, const at::Tensor& want, int64_t rows, const Multiply& multiply) {
+  for (const int64_t from : {kShift, int64_t{0}, x.size(0) - rows}) {
+    if (rows > kPeriod && from != kShift) break;
+    const at::Tensor got = multiply(x.narrow(0, from, rows));
+    const at::Tensor same =
+        (at::arange(rows, want.options().dtype(at::kLong)) + from).remainder(kPeriod);
+    if (!at::equal(got, want.index_select(0, same))) return false;
   }
-  for (const int64_t least : {1, 2, 4, 8, 16, 32, 64}) {
-    if (least > worst) return least;
-  }
-  return {};
+  return true;
 }
 
-at::Tensor padded(const at::Tensor& x, int64_t rows) {
-  const at::Tensor out = at::zeros({rows, x.size(1)}, x.options());
-  out.narrow(0, 0, x.size(0)).copy_(x);
+std::vector<int64_t> sizes_up_to(int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t n = 1; n <= most; n = n < kStep ? 2 * n : n + kStep) out.push_back(n);
   return out;
 }
 
-// Each tile is a copy, so that its alignment is that of every other.
-at::Tensor tiled(const at::Tensor& x, int64_t tile,
-                 const std::function<at::Tensor(const at::Tensor&)>& multiply) {
-  const int64_t rows = x.size(0);
-  std::vector<at::Tensor> out;
-  for (int64_t begin = 0; begin < rows || begin == 0; begin += tile) {
-    const int64_t n = std::min(tile, rows - begin);
-    out.push_back(multiply(padded(x.narrow(0, begin, n), tile)).narrow(0, 0, n));
+// Those of the sizes up to `most` that give what `most` gives; none when that does not repeat
+// itself.
+RowPlan sizes_like(int64_t most, const Operands& in, int threads, const Library& library) {
+  const at::Tensor x = in.x.narrow(0, 0, std::max(most, kPeriod) + kShift);
+  const auto by = [&](int64_t size) -> Multiply {
+    return [&, size](const at::Tensor& some) {
+      return multiply_in_parts({{size}}, some, in.weight, in.bias, 1, library);
+    };
+  };
+  at::set_num_threads(threads);
+  const at::Tensor some = x.narrow(0, 0, kPeriod), want = by(most)(some);
+  if (!at::equal(by(most)(some), want)) return {};
+  RowPlan plan;
+  for (const int64_t size : sizes_up_to(most)) {
+    at::set_num_threads(threads);
+    bool good = holds(x, want, size, by(size));
+    at::set_num_threads(1);  // the same, but for how the library is called: two sizes will do
+    if (good && (size <= kStep || size == most)) good = holds(x, want, size, by(size));
+    if (good) plan.sizes.push_back(size);
   }
-  return at::cat(out);
+  if (plan.sizes.empty() || plan.sizes.back() != most) return {};
+  return plan;
 }
 
-std::optional<int64_t> find_tile(const Trial& trial, const std::vector<int>& threads) {
-  const auto multiply = [&](const at::Tensor& x) { return trial.multiply(x); };
-  for (const int64_t tile : {64, 32, 8, 4, 1}) {
-    const int64_t rows = 3 * tile + 32;
-    const at::Tensor want = tiled(trial.x.narrow(0, 0, rows), tile, multiply);
-    bool good = true;
-    for (const int n : threads) {
-      at::set_num_threads(n);
-      for (const int64_t from : {0, 1, 2, 5, 8, 17, 31}) {
-        const at::Tensor some = trial.x.narrow(0, from, rows - from);
-        good = good && at::equal(tiled(some, tile, multiply), want.narrow(0, from, rows - from));
-      }
-    }
-    if (good) return tile;
-  }
-  return {};
+bool is_ours(at::ScalarType type) {
+  return type == at::kBFloat16 && kernels::linear_bf16_is_fast();
 }
 
 bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
-  return x.scalar_type() == at::kBFloat16 && x.is_cpu() && kernels::linear_bf16_is_fast() &&
+  return is_ours(x.scalar_type()) && x.is_cpu() &&
          (weight.is_contiguous() || weight.t().is_contiguous());
+}
+
+// Each of its loops, and more rows than one of them takes.
+void try_ours(const Product& p, int threads) {
+  const at::NoGradGuard no_grad;
+  const Threads restore;
+  const Operands in = make_operands(p, 600);
+  const Multiply multiply = [&](const at::Tensor& x) {
+    return kernels::linear_bf16(x, in.weight, in.bias);
+  };
+  const at::Tensor want = multiply(in.x.narrow(0, 0, kPeriod));
+  for (const int n : {threads, 1}) {
+    at::set_num_threads(n);
+    for (const int64_t rows : {1, 2, 3, 8, 9, 17, 40, 41, 65, 520}) {
+      if (n == 1 && rows > 65) continue;
+      require(holds(in.x, want, rows, multiply), Code::kInternal,
+              "nn: kernels::linear_bf16 gives a row of ", p.inputs, " inputs with ", p.outputs,
+              " outputs other bits in other company; pass deterministic=false to do without");
+    }
+  }
+}
+
+void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& bias) {
+  if (bias.defined()) {
+    at::addmm_out(out, bias, x, weight.t());
+  } else {
+    at::mm_out(out, x, weight.t());
+  }
+}
+
+// How many rows and outputs the parts of a product have, but for the last ones.
+struct Cut {
+  int64_t rows, outputs, num_rows, num_outputs;
+};
+
+int64_t size_for(const RowPlan& plan, int64_t rows) {
+  return *std::lower_bound(plan.sizes.begin(), plan.sizes.end(), rows);
+}
+
+Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
+  Cut c{};
+  // The same for any number of rows: what is tried is a part with its outputs.
+  c.outputs = in_steps(parts_of(outputs, parts_of(outputs, kMostOutputs)));
+  c.num_outputs = parts_of(outputs, c.outputs);
+  const int64_t most = plan.sizes.back();
+  const int64_t wanted = std::min(parts_of(threads, c.num_outputs), parts_of(rows, kStep));
+  const int64_t pieces = std::max(parts_of(rows, most), wanted);
+  c.rows = size_for(plan, std::min(most, parts_of(rows, pieces)));
+  c.num_rows = parts_of(rows, c.rows);
+  return c;
 }
 
 }  // namespace
 
 Product Product::of(const at::Tensor& weight, const at::Tensor& bias) {
-  return {weight.scalar_type(), weight.size(1), weight.size(0), !weight.is_contiguous(),
-          bias.defined()};
+  return {weight.scalar_type(),    weight.size(1), weight.size(0),
+          !weight.is_contiguous(), bias.defined(), weight.device()};
 }
 
 RowPlan prove_rows(const Product& p, int threads, const Library& library) {
   const at::NoGradGuard no_grad;
   const Threads restore;
-  at::set_num_threads(threads);
-  const Trial trial = make_trial(p, library);
-  RowPlan plan{.most = most_rows(p)};
-  const std::vector<int> all{threads, 1};
-  if (const auto least = find_least(trial, all, p.inputs * p.outputs >= kLargeWeight)) {
-    plan.least = *least;
-    return plan;
+  const int64_t rows = most_rows(p);
+  const Operands in = make_operands(p, rows + kShift);
+  for (const int64_t most : {rows, int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
+    RowPlan plan = sizes_like(most, in, threads, library);
+    if (!plan.sizes.empty()) return plan;
   }
-  const auto tile = find_tile(trial, all);
-  require(tile.has_value(), Code::kInternal, "nn: the product of rows of ", p.inputs, " ",
-          c10::toString(p.type), " inputs with ", p.outputs,
-          p.transposed ? " outputs (backward)" : " outputs",
-          " gives a row other bits in other company, padded and tiled too: exactness cannot be "
-          "promised here; pass deterministic=false to do without");
-  plan.tile = *tile;
-  return plan;
+  fail(Code::kInternal, "nn: the product of rows of ", p.inputs, " ", c10::toString(p.type),
+       " inputs with ", p.outputs, p.transposed ? " outputs (backward)" : " outputs",
+       " gives a row other bits in other company, in parts of any size: exactness cannot be "
+       "promised here; pass deterministic=false to do without");
 }
 
 RowPlan row_plan(const Product& p) {
   static std::mutex mutex;
-  static std::map<std::tuple<int, int64_t, int64_t, bool, bool, int>, RowPlan> proven;
+  static std::map<std::tuple<int, int64_t, int64_t, bool, bool, std::string, int>, RowPlan> proven;
   const std::lock_guard lock(mutex);
   const int threads = std::max(2, at::get_num_threads());
-  const std::tuple key{
-      static_cast<int>(p.type), p.inputs, p.outputs, p.transposed, p.bias, threads};
+  const std::tuple key{static_cast<int>(p.type), p.inputs, p.outputs, p.transposed, p.bias,
+                       p.device.str(),           threads};
   const auto known = proven.find(key);
   if (known != proven.end()) return known->second;
-  const RowPlan plan = prove_rows(p, threads, plain_linear);
-  const bool ours = p.type == at::kBFloat16 && kernels::linear_bf16_is_fast();
-  require(!ours || (plan.least == 1 && plan.tile == 0), Code::kInternal,
-          "nn: kernels::linear_bf16 gives a row of ", p.inputs, " inputs with ", p.outputs,
-          " outputs other bits in other company; pass deterministic=false to do without");
-  return proven[key] = plan;
+  if (is_ours(p.type) && p.device.is_cpu()) {
+    try_ours(p, threads);
+    return proven[key] = RowPlan{};
+  }
+  return proven[key] = prove_rows(p, threads, torch_product);
 }
 
-at::Tensor multiply_by(const RowPlan& plan, const at::Tensor& x,
-                       const std::function<at::Tensor(const at::Tensor&)>& multiply) {
-  const int64_t rows = x.size(0);
-  if (plan.tile > 0) return tiled(x, plan.tile, multiply);
-  if (rows > plan.most) {
-    std::vector<at::Tensor> pieces;
-    for (const at::Tensor& piece : x.split(plan.most))
-      pieces.push_back(multiply_by(plan, piece, multiply));
-    return at::cat(pieces);
+at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at::Tensor& weight,
+                             const at::Tensor& bias, int threads, const Library& library) {
+  const int64_t rows = x.size(0), outputs = weight.size(0);
+  at::Tensor y = at::empty({rows, outputs}, x.options());
+  if (y.numel() == 0) return y;
+  const Cut c = cut(plan, rows, outputs, threads);
+  const int64_t tail = (c.num_rows - 1) * c.rows;  // where the last part's rows begin
+  at::Tensor padded;
+  if (const int64_t n = rows - tail, size = size_for(plan, n); size > n) {
+    padded = at::zeros({size, x.size(1)}, x.options());
+    padded.narrow(0, 0, n).copy_(x.narrow(0, tail, n));
   }
-  if (rows >= plan.least) return multiply(x);
-  return multiply(padded(x, plan.least)).narrow(0, 0, rows).contiguous();
+  const auto part = [&](int64_t row, int64_t output) {
+    const int64_t n = std::min(c.rows, rows - row), width = std::min(c.outputs, outputs - output);
+    at::Tensor out = y.narrow(0, row, n).narrow(1, output, width);
+    const at::Tensor w = weight.narrow(0, output, width);
+    const at::Tensor b = bias.defined() ? bias.narrow(0, output, width) : bias;
+    if (row < tail || !padded.defined()) return library(out, x.narrow(0, row, n), w, b);
+    at::Tensor all = at::empty({padded.size(0), width}, y.options());
+    library(all, padded, w, b);
+    out.copy_(all.narrow(0, 0, n));
+  };
+  const int64_t num_parts = c.num_rows * c.num_outputs;
+  const auto parts = [&](int64_t first, int64_t last) {
+    const OneThread alone;
+    const at::NoGradGuard no_grad;  // this thread's own
+    for (int64_t i = first; i < last; ++i)
+      part(i / c.num_outputs * c.rows, i % c.num_outputs * c.outputs);
+  };
+  if (!x.is_cpu()) {  // one stream
+    parts(0, num_parts);
+    return y;
+  }
+  // A team's threads take parts as they get free.
+  kernels::with_team([&] { kernels::parallel_for(0, num_parts, 1, parts); });
+  return y;
 }
 
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -206,11 +284,16 @@ at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at:
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
-  // Short of a look at its plan, which row_plan keeps trivial. It cuts rows into blocks of 512 by
-  // itself, each of which it computes as if it were alone.
+  // It cuts rows into blocks by itself, each of which it computes as if it were alone.
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  return multiply_by(row_plan(Product::of(weight, bias)), x,
-                     [&](const at::Tensor& some) { return plain_linear(some, weight, bias); });
+  return multiply_in_parts(row_plan(Product::of(weight, bias)), x.contiguous(), weight, bias,
+                           at::get_num_threads(), torch_product);
+}
+
+at::Tensor thread_invariant_product(const at::Tensor& a, const at::Tensor& b) {
+  RowPlan plan;
+  for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);
+  return multiply_in_parts(plan, a, b.t(), {}, 1, torch_product);
 }
 
 }  // namespace twinkle::nn

@@ -1,12 +1,14 @@
 // Products whose rows do not know each other: a row of x W^T has the same bits whatever the number
 // and the place of the other rows, and with one thread or with many. The library keeps that promise
-// only from some number of rows on, for some shapes never; what makes it hold is found by trial on
-// seeded data, once for a shape. Knows no tenants. Any thread. N rows, I inputs, O outputs.
+// for some numbers of rows, and often only on one thread. So it is asked for parts, each computed
+// by one thread, whose numbers of rows are few enough for each to be tried, on seeded data, once
+// for a shape. Knows no tenants. Any thread. N rows, I inputs, O outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace twinkle::nn {
 
@@ -16,33 +18,36 @@ struct Product {
   int64_t inputs, outputs;
   bool transposed = false;  // the weight lies in memory as [I, O]: the backward of a linear
   bool bias = false;
+  at::Device device = at::kCPU;
 
   static Product of(const at::Tensor& weight_OI, const at::Tensor& bias);
 };
 
-// How a product is computed so that its rows' bits hold.
+// How a product is cut into parts.
 struct RowPlan {
-  int64_t least = 1;  // rows; fewer are padded with rows of zeros to as many
-  int64_t tile = 0;   // rows; 0: none. Else the product is made of padded pieces of just so many
-  int64_t most = 1;   // rows; more are cut into pieces of so many and a rest: larger products than
-                      // these are never asked of the library, so they need no proof
+  std::vector<int64_t> sizes;  // rising: rows that a part may have. No other number is ever asked
+                               // for; what is left over is padded with rows of zeros
 };
 
-// x W^T + bias, `bias` undefined for none.
-using Library = std::function<at::Tensor(const at::Tensor& x_NI, const at::Tensor& weight_OI,
-                                         const at::Tensor& bias)>;
+// out = x W^T + bias, `bias` undefined for none. Called on any thread, several at a time.
+using Library = std::function<void(at::Tensor& out_NO, const at::Tensor& x_NI,
+                                   const at::Tensor& weight_OI, const at::Tensor& bias)>;
 
-// Tries `library` with 1 to 1024 rows (512 for a large vocabulary), in several places,
-// with 1 thread and with `threads`, on operands whose sums cancel, so that another order of
-// summation shows in almost every output. Error kInternal: neither padding nor tiles help.
+// The sizes, of 1, 2, 4, 8, 16, 32, 48, ... to 256 (128 for a large weight), whose rows have the
+// bits that they have in the largest, tried in several places, with `threads` and with 1, on
+// operands whose sums cancel, so that another order of summation shows in almost every output.
+// Error kInternal: not even single rows repeat themselves.
 RowPlan prove_rows(const Product& product, int threads, const Library& library);
 
-// `multiply`, a product of rows [N, I], as the plan wants it done.
-at::Tensor multiply_by(const RowPlan& plan, const at::Tensor& x_NI,
-                       const std::function<at::Tensor(const at::Tensor& x_NI)>& multiply);
+// x W^T + bias in parts of those sizes and of up to 512 outputs, for `threads` or more of them
+// where there are as many rows. Which parts there are changes no bit.
+at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
+                             const at::Tensor& weight_OI, const at::Tensor& bias, int threads,
+                             const Library& library);
 
-// prove_rows for plain_linear with 2 threads or at::get_num_threads(), whichever is more. Tried
-// once in a process.
+// prove_rows for torch's product, with 2 threads or at::get_num_threads(), whichever is more; or,
+// where the product is kernels::linear_bf16, whose rows are independent by construction, a trial
+// that it is so. Tried once in a process.
 RowPlan row_plan(const Product& product);
 
 // x W^T + b by the fastest product: kernels::linear_bf16 where it is fast, else torch's.
@@ -52,5 +57,9 @@ at::Tensor plain_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
 // x W^T + b for any number of rows, by row_plan. `weight_OI` may be a transposed view.
 at::Tensor row_invariant_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
                                 const at::Tensor& bias = {});
+
+// a b with the same bits on any number of threads: the gradient of a weight, whose long sums the
+// library would share between threads. a [N, I], b [I, O]; nothing is promised about its rows.
+at::Tensor thread_invariant_product(const at::Tensor& a_NI, const at::Tensor& b_IO);
 
 }  // namespace twinkle::nn

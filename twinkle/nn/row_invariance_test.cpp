@@ -4,6 +4,10 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
+#include <set>
+
 #include "twinkle/base/error.h"
 
 namespace twinkle::nn {
@@ -18,69 +22,96 @@ std::string error_of(const std::function<void()>& run) {
   return "";
 }
 
-// What the library gives, with row r of the product changed as `wrong` says by its number of rows.
+// A library whose row r is wrong where `wrong` says so, by the number of rows.
 Library library_with(const std::function<bool(int64_t rows, int64_t row)>& wrong) {
-  return [wrong](const at::Tensor& x, const at::Tensor& w, const at::Tensor&) {
-    // Row by row, in double: as invariant as can be.
-    at::Tensor y = x.to(at::kDouble).matmul(w.t().to(at::kDouble)).to(at::kFloat);
-    y.zero_();
-    for (int64_t r = 0; r < x.size(0); ++r) {
-      y[r] = x[r].sum();
-      if (wrong(x.size(0), r)) y[r] += 1;
-    }
-    return y;
+  return [wrong](at::Tensor& out, const at::Tensor& x, const at::Tensor&, const at::Tensor&) {
+    at::Tensor sums = x.select(1, 0).to(at::kDouble);  // in order: as invariant as can be
+    for (int64_t i = 1; i < x.size(1); ++i) sums += x.select(1, i);
+    double* sum = sums.mutable_data_ptr<double>();
+    for (int64_t r = 0; r < x.size(0); ++r) sum[r] += wrong(x.size(0), r) ? 1 : 0;
+    out.copy_(sums.unsqueeze(1).expand({x.size(0), out.size(1)}));
   };
 }
 
-constexpr Product kSmall{at::kFloat, 6, 3};
+const Product kSmall{at::kFloat, 6, 3};
 
-TEST(RowPlan, PadsToTheNumberOfRowsFromWhichTheLibraryHolds) {
-  const auto plan =
-      prove_rows(kSmall, 2, library_with([](int64_t rows, int64_t) { return rows < 5; }));
-  EXPECT_EQ(plan.least, 8);
-  EXPECT_EQ(plan.tile, 0);
-  EXPECT_EQ(prove_rows(kSmall, 2, library_with([](int64_t, int64_t) { return false; })).least, 1);
+using Sizes = std::vector<int64_t>;
+Sizes steps(int64_t from, int64_t to) {
+  Sizes out;
+  for (int64_t n = from; n <= to; n += 16) out.push_back(n);
+  return out;
+}
+
+Sizes sizes_of(const std::function<bool(int64_t rows, int64_t row)>& wrong) {
+  return prove_rows(kSmall, 2, library_with(wrong)).sizes;
+}
+
+TEST(RowPlan, HasTheSizesThatHold) {
+  EXPECT_EQ(sizes_of([](int64_t rows, int64_t) { return rows < 5; }).front(), 8);
+  EXPECT_EQ(sizes_of([](int64_t rows, int64_t) { return rows < 16; }), steps(16, 256));
+  EXPECT_EQ(sizes_of([](int64_t, int64_t) { return false; }).front(), 1);
+  Sizes want = steps(16, 256);
+  std::erase_if(want, [](int64_t n) { return n >= 64 && n < 208; });
+  EXPECT_EQ(sizes_of([](int64_t rows, int64_t row) {
+              return rows < 16 || (rows >= 64 && rows < 208 && row == rows - 1);
+            }),
+            want);
 }
 
 TEST(RowPlan, SeesALibraryThatRoundsAnotherWayWithOneThread) {
-  const auto plan = prove_rows(kSmall, 2, library_with([](int64_t rows, int64_t) {
-                                 return at::get_num_threads() == 1 && rows < 3;
-                               }));
-  EXPECT_EQ(plan.least, 4);
+  const auto wrong = [](int64_t rows, int64_t) { return !at::in_parallel_region() && rows < 3; };
+  EXPECT_EQ(sizes_of(wrong).front(), 4);
 }
 
-TEST(RowPlan, CutsIntoTilesWhereTheLastRowsOfALargeProductDiffer) {
-  const auto plan = prove_rows(kSmall, 2, library_with([](int64_t rows, int64_t row) {
-                                 return row >= rows / 4 * 4;  // what is left over by fours
-                               }));
-  EXPECT_EQ(plan.tile, 64);
+TEST(RowPlan, TakesSmallerPartsWhereTheLastRowsOfLargeOnesDiffer) {
+  EXPECT_EQ(sizes_of([](int64_t, int64_t row) { return row >= 70; }),
+            (Sizes{1, 2, 4, 8, 16, 32, 48, 64}));
+  EXPECT_EQ(sizes_of([](int64_t, int64_t row) { return row % 2 == 1; }), Sizes{1});
 }
 
-TEST(RowPlan, TakesSingleRowsWhereARowFeelsItsPlace) {
-  const auto plan =
-      prove_rows(kSmall, 2, library_with([](int64_t, int64_t row) { return row % 2 == 1; }));
-  EXPECT_EQ(plan.tile, 1);
-}
-
-TEST(RowPlan, MoreRowsThanWereTriedAreCutSoThatALibraryThatBreaksAtLargeCountsIsNeverAsked) {
-  int64_t largest = 0;
-  const Library library = library_with([&](int64_t rows, int64_t row) {
-    largest = std::max(largest, rows);
-    return rows < 3 || (rows > 1024 && row % 3 == 1);
+// Of every number of rows, with products that go wrong at every size that the trial did not see.
+TEST(RowPlan, TheLibraryIsAskedForSizesThatWereTriedAndForNoOthers) {
+  std::set<int64_t> tried, asked;
+  std::set<int64_t>* note = &tried;
+  std::mutex mutex;
+  const Library library = library_with([&](int64_t rows, int64_t) {
+    const std::lock_guard lock(mutex);
+    note->insert(rows);
+    return rows < 3 || rows % 64 == 48 || (note == &asked && !tried.contains(rows));
   });
   const RowPlan plan = prove_rows(kSmall, 2, library);
-  EXPECT_EQ(plan.least, 4);
-  EXPECT_EQ(plan.most, 1024);
-  EXPECT_EQ(largest, 1024) << "no larger product than the start-up has tried";
+  note = &asked;
   const auto w = at::zeros({3, 6});
-  for (const int64_t rows : {1, 1024, 1025, 4096, 5000}) {
+  std::vector<int64_t> counts{4096, 5000};
+  for (int64_t rows = 1; rows < 600; ++rows) counts.push_back(rows);
+  for (const int64_t rows : counts) {
     const auto x = at::randn({rows, 6});
-    const auto y = multiply_by(plan, x, [&](const at::Tensor& t) { return library(t, w, {}); });
-    ASSERT_EQ(y.size(0), rows);
-    EXPECT_TRUE(at::equal(y[rows - 1], x[rows - 1].sum().expand(3)));
-    EXPECT_TRUE(at::equal(y[rows / 2], x[rows / 2].sum().expand(3)));
-    EXPECT_EQ(largest, 1024);
+    const auto y = multiply_in_parts(plan, x, w, {}, 1 + static_cast<int>(rows % 5), library);
+    ASSERT_TRUE(at::allclose(y, x.sum(1, true).expand({rows, 3}), 1e-4, 1e-4)) << rows;
   }
+  EXPECT_EQ(Sizes(asked.begin(), asked.end()), plan.sizes);
+}
+
+TEST(RowPlan, LargeProductsAreCutIntoPartsForEveryThread) {
+  std::atomic<int> parts{0};
+  const Library library = [&](at::Tensor& out, const at::Tensor&, const at::Tensor&,
+                              const at::Tensor&) {
+    ++parts;
+    EXPECT_LE(out.size(0), 256);
+    EXPECT_LE(out.size(1), 512);
+    EXPECT_EQ(at::get_num_threads(), 1) << "else it would cut its sums for them";
+  };
+  const RowPlan plan{steps(16, 256)};
+  const auto parts_of = [&](int64_t rows, int64_t outputs, int threads) {
+    parts = 0;
+    multiply_in_parts(plan, at::zeros({rows, 2}), at::zeros({outputs, 2}), {}, threads, library);
+    return parts.load();
+  };
+  EXPECT_EQ(parts_of(256, 512, 1), 1);
+  EXPECT_EQ(parts_of(256, 512, 4), 4);
+  EXPECT_EQ(parts_of(1, 512, 4), 1) << "a row is not cut";
+  EXPECT_EQ(parts_of(1, 1025, 4), 3);
+  EXPECT_EQ(parts_of(1024, 513, 2), 8);
 }
 
 // The engine's default budget of tokens, and twice it.
@@ -99,12 +130,12 @@ TEST(RowInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
 }
 
 TEST(RowPlan, RefusesALibraryThatDoesNotRepeatItself) {
-  int rows = 0;
+  std::atomic<int> rows{0};
   const auto error = error_of([&] {
     prove_rows(kSmall, 2, library_with([&](int64_t, int64_t) { return ++rows % 7 == 0; }));
   });
   EXPECT_NE(error.find("nn: the product of rows of 6 Float inputs with 3 outputs gives a row other "
-                       "bits in other company"),
+                       "bits in other company, in parts of any size"),
             std::string::npos)
       << error;
   EXPECT_NE(error.find("pass deterministic=false"), std::string::npos);
@@ -149,6 +180,54 @@ TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
 
 INSTANTIATE_TEST_SUITE_P(Types, RowInvariance,
                          testing::Values(at::kFloat, at::kBFloat16, at::kDouble));
+
+// Two products of which the library, left to itself, computes some numbers of rows in another
+// order: on two threads it cuts their long sums.
+TEST(RowInvariantLinear, NoNumberOfRowsGivesARowOtherBits) {
+  at::manual_seed(5);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto x = at::randn({1024, 1536}).to(type), w = at::randn({96, 1536}).to(type);
+    const auto down = at::randn({1536, 96}).to(type).t();
+    const auto want = row_invariant_linear(x, w), back = row_invariant_linear(x, down);
+    for (int64_t rows = 1; rows < 1024; rows += rows < 40 ? 1 : rows < 300 ? 5 : 97) {
+      const auto some = x.narrow(0, 1024 - rows, rows);
+      const at::Tensor y = row_invariant_linear(some, w), z = row_invariant_linear(some, down);
+      ASSERT_TRUE(at::equal(y, want.narrow(0, 1024 - rows, rows))) << type << " " << rows;
+      ASSERT_TRUE(at::equal(z, back.narrow(0, 1024 - rows, rows))) << type << " " << rows;
+    }
+  }
+}
+
+TEST(RowInvariantLinear, AnotherRowsNanStaysThere) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const auto x = at::ones({90, 33}).to(type), w = at::ones({40, 33}).to(type);
+    x[60].fill_(std::nan(""));
+    const at::Tensor bad = row_invariant_linear(x, w).isnan().any(1);
+    EXPECT_EQ(bad.sum().item<int64_t>(), 1) << type;
+    EXPECT_TRUE(bad[60].item<bool>()) << type;
+  }
+}
+
+TEST(ThreadInvariantProduct, OfLongSumsHasTheSameBitsOnAnyNumberOfThreads) {
+  at::manual_seed(6);
+  const int before = at::get_num_threads();
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const auto& [n, length, o] : {std::tuple<int64_t, int64_t, int64_t>{24, 2048, 16},
+                                       {33, 1000, 70},
+                                       {192, 2048, 576},
+                                       {700, 300, 5}}) {
+      const auto a = at::randn({length, n}).to(type), b = at::randn({length, o}).to(type);
+      at::set_num_threads(1);
+      const auto want = thread_invariant_product(a.t(), b);
+      at::set_num_threads(2);
+      EXPECT_TRUE(at::equal(thread_invariant_product(a.t(), b), want)) << type << " " << n;
+      EXPECT_TRUE(at::allclose(want.to(at::kDouble), a.to(at::kDouble).t().mm(b.to(at::kDouble)),
+                               type == at::kBFloat16 ? 1e-2 : 1e-4, 1e-2))
+          << type << " " << n;
+    }
+  }
+  at::set_num_threads(before);
+}
 
 TEST(RowInvariantLinear, IsThePlainProduct) {
   at::manual_seed(3);

@@ -2,6 +2,7 @@
 // torch.optim's formulas: the bias corrections in double, the elements in float32.
 #include <cmath>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
@@ -54,13 +55,26 @@ class Adam : public Optimizer {
  protected:
   std::vector<std::string> buffers() const override { return {"exp_avg", "exp_avg_sq"}; }
 
-  void update(const Run& run, double lr, double grad_scale) const override {
-    const double decay = run.decay ? o_.weight_decay : 0;
-    const auto step = static_cast<double>(run.step);
+  void update(const Run& run) const override {
+    kernels::adam_update(factors(run.terms), {run.grad, run.value, run.buffers[0], run.buffers[1]},
+                         run.size);
+  }
+
+  void update(std::span<const Whole> all) const override {
+    std::vector<kernels::cuda::AdamTensors> rows;
+    for (const Whole& p : all)
+      rows.push_back({factors(p.terms), p.grad, p.value, p.buffers[0], p.buffers[1]});
+    kernels::cuda::adam_update(rows);
+  }
+
+ private:
+  kernels::AdamFactors factors(const Terms& of) const {
+    const double lr = of.lr, decay = of.decay ? o_.weight_decay : 0;
+    const auto step = static_cast<double>(of.step);
     // torch multiplies by 1 - lr * weight_decay instead of taking `shrink` off, which in float32 is
     // 1 - 1.2e-7 for 1e-7.
-    const kernels::AdamFactors f{
-        .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
+    return {
+        .scale = static_cast<float>(o_.maximize ? -of.grad_scale : of.grad_scale),
         .l2 = static_cast<float>(decoupled_ ? 0 : decay),
         .shrink = static_cast<float>(decoupled_ ? lr * decay : 0),
         .first = static_cast<float>(1 - o_.beta1),
@@ -70,10 +84,8 @@ class Adam : public Optimizer {
         .eps = static_cast<float>(o_.eps),
         .rate = static_cast<float>(lr / (1 - std::pow(o_.beta1, step))),
     };
-    kernels::adam_update(f, {run.grad, run.value, run.buffers[0], run.buffers[1]}, run.size);
   }
 
- private:
   bool decoupled_;
   AdamOptions o_;
 };

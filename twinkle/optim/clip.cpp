@@ -1,10 +1,12 @@
 #include "twinkle/optim/clip.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/options.h"
 #include "twinkle/optim/params.h"
@@ -47,12 +49,8 @@ std::vector<Chunk> chunks_of(std::span<const Param> params) {
   return chunks;
 }
 
-}  // namespace
-
-double grad_norm(std::span<const Param> params, double norm_type, double grad_scale) {
-  require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
-          ", it must be above 0, or infinity");
-  check(params);
+// Of every parameter, the sum of powers of its gradient, or its largest magnitude.
+std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type) {
   const std::vector<Chunk> chunks = chunks_of(params);
   std::vector<double> parts(chunks.size());
   at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t begin, int64_t end) {
@@ -67,9 +65,47 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
   for (size_t i = 0; i < chunks.size(); ++i) {
     double& sum = of_param[chunks[i].param];
     sum = std::isinf(norm_type) ? larger(parts[i], sum) : sum + parts[i];
+  }
+  return of_param;
+}
+
+// The same of gradients on a device, which come over in one copy.
+std::vector<double> sums_on_device(std::span<const Param> params, double norm_type) {
+  std::vector<at::Tensor> grads, sums;
+  for (const Param& p : params) {
+    if (p.grad.defined()) grads.push_back(p.grad);
+  }
+  std::vector<double> of_param(params.size(), 0);
+  if (grads.empty()) return of_param;
+  if (norm_type == 2) {
+    sums.push_back(kernels::cuda::sums_of_squares(grads));
+  } else {
+    for (const at::Tensor& grad : grads) {
+      const at::Tensor sizes = grad.to(at::kDouble).abs();
+      sums.push_back((std::isinf(norm_type) ? sizes.max() : sizes.pow(norm_type).sum()).view({1}));
+    }
+  }
+  const at::Tensor host = at::cat(sums).cpu();
+  const double* next = host.const_data_ptr<double>();
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].grad.defined()) of_param[i] = *next++;
+  }
+  return of_param;
+}
+
+}  // namespace
+
+double grad_norm(std::span<const Param> params, double norm_type, double grad_scale) {
+  require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
+          ", it must be above 0, or infinity");
+  check(params);
+  const bool here = params.empty() || params.front().value.is_cpu();
+  const std::vector<double> of_param =
+      here ? sums_on_cpu(params, norm_type) : sums_on_device(params, norm_type);
+  for (size_t i = 0; i < params.size(); ++i) {
     require(
-        std::isfinite(sum), Code::kInvalid, "optim: the gradient of ", params[chunks[i].param].name,
-        " has norm ", sum,
+        std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,
+        " has norm ", of_param[i],
         ", it must be finite; nothing was changed, lower the learning rate or look at the loss");
   }
   double total = 0;

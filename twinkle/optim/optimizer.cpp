@@ -22,12 +22,29 @@ constexpr int64_t kChunk = 16384;  // elements of one task: a few of them fit th
 struct Optimizer::Target {
   const Param* param;
   Slot* slot;
-  bool fresh;
   std::vector<at::Tensor> buffers;  // the slot's; when fresh, those that it is to get
+  Terms terms;
+
+  Run run(int64_t begin, int64_t size) const {
+    Run out{.value = param->value.mutable_data_ptr<float>() + begin,
+            .grad = param->grad.const_data_ptr<float>() + begin,
+            .buffers = {nullptr, nullptr},
+            .size = size,
+            .terms = terms};
+    for (size_t i = 0; i < buffers.size(); ++i)
+      out.buffers[i] = buffers[i].mutable_data_ptr<float>() + begin;
+    return out;
+  }
+  Whole whole() const {
+    Whole out{.value = param->value, .grad = param->grad, .buffers = {}, .terms = terms};
+    std::copy(buffers.begin(), buffers.end(), out.buffers);
+    return out;
+  }
 };
 
 // Checks everything and takes the memory, so that what throws leaves values and state as they are.
-std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params) {
+std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params, double lr,
+                                                  double grad_scale) {
   const std::vector<std::string> names = buffers();
   check(params);
   for (const Param& param : params) {
@@ -42,10 +59,12 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params)
     if (!param.grad.defined()) continue;
     Slot& slot = slots_[param.name];
     const bool fresh = slot.steps == 0 || slot.buffers.size() != names.size();
-    Target target{&param, &slot, fresh, {}};
+    Target target{&param, &slot, {}, {lr, grad_scale, slot.steps + 1, fresh, param.decay}};
     if (!fresh) target.buffers = slot.buffers;
+    // A state that was loaded lies on the CPU.
+    for (at::Tensor& buffer : target.buffers) buffer = buffer.to(param.value.device());
     while (target.buffers.size() < names.size())
-      target.buffers.push_back(at::zeros(param.value.sizes(), at::kFloat));
+      target.buffers.push_back(at::zeros(param.value.sizes(), param.value.options()));
     out.push_back(std::move(target));
   }
   return out;
@@ -57,31 +76,25 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   require(std::isfinite(grad_scale), Code::kInvalid, "optim: grad_scale is ", grad_scale,
           ", it must be finite");
   std::vector<Run> runs;
-  std::vector<Target> all = targets(params);
+  std::vector<Whole> wholes;
+  std::vector<Target> all = targets(params, lr, grad_scale);
   for (const Target& target : all) {
-    float* value = target.param->value.mutable_data_ptr<float>();
-    const float* grad = target.param->grad.const_data_ptr<float>();
-    const int64_t n = target.param->value.numel();
-    for (int64_t begin = 0; begin < n; begin += kChunk) {
-      Run run{.value = value + begin,
-              .grad = grad + begin,
-              .buffers = {nullptr, nullptr},
-              .size = std::min(kChunk, n - begin),
-              .step = target.slot->steps + 1,
-              .fresh = target.fresh,
-              .decay = target.param->decay};
-      for (size_t i = 0; i < target.buffers.size(); ++i)
-        run.buffers[i] = target.buffers[i].mutable_data_ptr<float>() + begin;
-      runs.push_back(run);
+    if (!target.param->value.is_cpu()) {
+      wholes.push_back(target.whole());
+      continue;
     }
+    const int64_t n = target.param->value.numel();
+    for (int64_t begin = 0; begin < n; begin += kChunk)
+      runs.push_back(target.run(begin, std::min(kChunk, n - begin)));
   }
   for (Target& target : all) {
     ++target.slot->steps;
     target.slot->buffers.swap(target.buffers);
   }
   at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) update(runs[i], lr, grad_scale);
+    for (int64_t i = begin; i < end; ++i) update(runs[i]);
   });
+  if (!wholes.empty()) update(wholes);
 }
 
 int64_t Optimizer::num_steps() const {

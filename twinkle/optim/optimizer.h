@@ -1,7 +1,8 @@
-// Optimizers over named float32 parameters on the CPU. Knows no model, no loss and no schedule:
-// the caller passes the learning rate and the scale of the gradients with every step. State is kept
-// by parameter name. Not thread-safe; a step uses all threads of ATen, and its bits do not depend
-// on their number, nor on which other parameters are in the same step.
+// Optimizers over named float32 parameters, on the CPU or on one device, where a step is one
+// launch. Knows no model, no loss and no schedule: the caller passes the learning rate and the
+// scale of the gradients with every step. State is kept by parameter name. Not thread-safe; a step
+// uses all threads of ATen, and its bits do not depend on their number, nor on which other
+// parameters are in the same step.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -19,7 +20,7 @@ namespace twinkle::optim {
 
 struct Param {
   std::string name;   // unique within a step; the key of its state
-  at::Tensor value;   // float32, contiguous, CPU; updated in place
+  at::Tensor value;   // float32, contiguous; updated in place
   at::Tensor grad;    // the same shape, a sum over tokens; undefined: the parameter is left alone
   bool decay = true;  // false: no weight decay (biases, norms)
 };
@@ -59,19 +60,31 @@ class Optimizer {
   void swap_state(Optimizer& other) noexcept { slots_.swap(other.slots_); }
 
  protected:
+  // What the update of a parameter depends on beside its elements.
+  struct Terms {
+    double lr, grad_scale;
+    int64_t step;  // this update's number, from 1
+    bool fresh;    // the buffers were made for this update and hold zeros
+    bool decay;
+  };
   // A run of elements of one parameter, its gradient and its buffers.
   struct Run {
     float* value;
     const float* grad;
     float* buffers[2];
     int64_t size;
-    int64_t step;  // this update's number, from 1
-    bool fresh;    // the buffers were made for this update and hold zeros
-    bool decay;
+    Terms terms;
+  };
+  // All of one parameter, on a device.
+  struct Whole {
+    at::Tensor value, grad;
+    at::Tensor buffers[2];
+    Terms terms;
   };
 
   virtual std::vector<std::string> buffers() const = 0;  // names; at most two
-  virtual void update(const Run& run, double lr, double grad_scale) const = 0;
+  virtual void update(const Run& run) const = 0;
+  virtual void update(std::span<const Whole> all) const = 0;
 
   double lr_ = 1e-5;
 
@@ -81,7 +94,7 @@ class Optimizer {
     std::vector<at::Tensor> buffers;  // empty until the first step that has some
   };
   struct Target;
-  std::vector<Target> targets(std::span<const Param> params);
+  std::vector<Target> targets(std::span<const Param> params, double lr, double grad_scale);
 
   std::map<std::string, Slot> slots_;
 };

@@ -7,7 +7,7 @@
 namespace twinkle::optim {
 
 // Error kInvalid, naming the parameter: a value or gradient that is not contiguous float32 on the
-// CPU, a gradient of another shape, two parameters of one name.
+// device of the first one's value, a gradient of another shape, two parameters of one name.
 void check(std::span<const Param> params);
 
 }  // namespace twinkle::optim

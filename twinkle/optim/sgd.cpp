@@ -1,5 +1,6 @@
 // Stochastic gradient descent with momentum (Sutskever et al. 2013), torch.optim.SGD's form: the
 // first update's momentum buffer is the gradient itself.
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
@@ -48,23 +49,32 @@ class Sgd : public Optimizer {
                            : std::vector<std::string>{};
   }
 
-  void update(const Run& run, double lr, double grad_scale) const override {
+  void update(const Run& run) const override {
+    kernels::sgd_update(factors(run.terms), {run.grad, run.value, run.buffers[0]}, run.size);
+  }
+
+  void update(std::span<const Whole> all) const override {
+    std::vector<kernels::cuda::SgdTensors> rows;
+    for (const Whole& p : all) rows.push_back({factors(p.terms), p.grad, p.value, p.buffers[0]});
+    kernels::cuda::sgd_update(rows);
+  }
+
+ private:
+  kernels::SgdFactors factors(const Terms& of) const {
     const bool momentum = o_.momentum > 0;
-    const kernels::SgdFactors f{
-        .scale = static_cast<float>(o_.maximize ? -grad_scale : grad_scale),
-        .l2 = static_cast<float>(run.decay ? o_.weight_decay : 0),
+    return {
+        .scale = static_cast<float>(o_.maximize ? -of.grad_scale : of.grad_scale),
+        .l2 = static_cast<float>(of.decay ? o_.weight_decay : 0),
         .momentum = static_cast<float>(o_.momentum),
-        .share = static_cast<float>(run.fresh ? 1 : 1 - o_.dampening),
+        .share = static_cast<float>(of.fresh ? 1 : 1 - o_.dampening),
         .own = !momentum || o_.nesterov ? 1.0F : 0.0F,
         .of_buffer = !momentum     ? 0.0F
                      : o_.nesterov ? static_cast<float>(o_.momentum)
                                    : 1.0F,
-        .rate = static_cast<float>(lr),
+        .rate = static_cast<float>(of.lr),
     };
-    kernels::sgd_update(f, {run.grad, run.value, momentum ? run.buffers[0] : nullptr}, run.size);
   }
 
- private:
   SgdOptions o_;
 };
 

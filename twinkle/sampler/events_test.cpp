@@ -87,11 +87,16 @@ TEST(Events, HoldNothingThatMayBecomePartOfAStopString) {
   // Ends at token 12; token 11 is what it begins in.
   request.params.stop = {numbers()(std::span(all).subspan(11, 2))};
   sampler.add(request, numbers());
-  const Streamed stopped = drain(sampler).begin()->second;
+  std::vector<Event> seen;
+  for (size_t i = 0; sampler.step(); ++i) {
+    for (const Event& event : sampler.take_events()) seen.push_back(event);
+    EXPECT_EQ(seen.size(), i < 11 ? i + 1 : i < 12 ? 11u : 13u) << i;
+  }
   const Outcome outcome = sampler.take_outcomes()[0];
   EXPECT_EQ(outcome.completions[0].matched, request.params.stop[0]);
   EXPECT_EQ(outcome.completions[0].tokens.size(), 13u);
-  EXPECT_EQ(stopped.tokens, std::vector<int32_t>(all.begin(), all.begin() + 11));
+  for (size_t i = 0; i < 13; ++i) EXPECT_EQ(seen[i].token, all[i]);
+  EXPECT_EQ(seen[11].stop_reason + "," + seen[12].stop_reason, ",stop");
   // A beginning that is not continued comes one step later; one at the end comes with the end.
   request.params.stop = {text(all[5]).append("no"), text(all[29]).append("no")};
   sampler.add(request, numbers());
@@ -102,6 +107,25 @@ TEST(Events, HoldNothingThatMayBecomePartOfAStopString) {
     EXPECT_EQ(given, i + (held ? 0 : 1)) << i;
   }
   EXPECT_EQ(given, 30u);
+}
+
+TEST(Events, OfASampleThatEndsWithAStopStringComeWithItsEndThoughOthersGoOn) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 1024});
+  Request request{some_prompt(10, 8), {.max_tokens = 30, .seed = 3, .num_samples = 2}};
+  request.params.ignore_eos = true;
+  request.stream = true;
+  const auto all = sampler.generate({&request, 1}, numbers())[0];
+  request.params.stop = {numbers()(std::span(all[0].tokens).subspan(4, 2))};
+  sampler.add(request, numbers());
+  std::map<int64_t, std::string> ended;  // by sample
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_TRUE(sampler.step());
+    for (const Event& event : sampler.take_events()) ended[event.sample] = event.stop_reason;
+  }
+  EXPECT_EQ(ended[0], "stop");
+  EXPECT_EQ(ended[1], "");
+  EXPECT_TRUE(sampler.take_outcomes().empty()) << "the other one goes on";
 }
 
 TEST(Events, OfARequestThatIsCancelledAreDropped) {

@@ -27,6 +27,7 @@ struct SamplerOptions {
   int64_t max_batch = 64;        // sequences in one forward
   int64_t prefill_tokens = 512;  // prompt tokens in one forward; more delay those that decode
   std::vector<int32_t> eos_ids;  // generation ends after one of these
+  bool graphs = true;            // steps of decoding on a device are recorded and replayed
 };
 
 // A token of a request that streams.

@@ -18,6 +18,15 @@
 
 namespace twinkle::sampler {
 
+namespace {
+
+// Of log-probabilities: greedy ones are those of the model as it is.
+float temperature_of(const SamplingParams& params) {
+  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
+}
+
+}  // namespace
+
 // A token to be chosen for a sequence from a row of logits.
 struct Sampler::Chosen {
   Sequence* sequence;
@@ -25,6 +34,12 @@ struct Sampler::Chosen {
   int32_t token = kNoToken;
   float logprob = 0;
   TopLogprobs top = {};
+
+  const SamplingParams& params() const { return sequence->job->request.params; }
+  bool is_scored() const {
+    return token != kNoToken && (params().logprobs || params().top_logprobs > 0);
+  }
+  float temperature() const { return temperature_of(params()); }
 };
 
 namespace {
@@ -35,11 +50,6 @@ int64_t generation_limit(const Request& request, int64_t max_positions) {
 
 bool scores_prompt(const SamplingParams& params) {
   return params.prompt_logprobs || params.top_prompt_logprobs > 0;
-}
-
-// Of log-probabilities: greedy ones are those of the model as it is.
-float temperature_of(const SamplingParams& params) {
-  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
 }
 
 std::string not_finite(int64_t token) {
@@ -65,7 +75,8 @@ Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options)
     : decoder_(decoder),
       options_(options),
       schedule_(options),
-      cache_(decoder.spec(), decoder.dtype(), schedule_.pool().num_pages()) {}
+      cache_(decoder.spec(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
+      graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
 
 Sampler::~Sampler() = default;
 
@@ -175,29 +186,55 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
   }
   if (last.empty()) return {};
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
-  return nn::product(hidden.index_select(0, index), decoder_.head());
+  return nn::product(hidden.index_select(0, index.to(hidden.device())), decoder_.head());
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
+  const at::Tensor host = logits.cpu();  // the same, where they lie there
   const int64_t vocab = logits.size(1);
   kernels::parallel_for(0, std::ssize(chosen), 1, [&](int64_t begin, int64_t end) {
     PickScratch scratch;
     const at::Tensor wide = at::empty({vocab}, at::kFloat);
     for (int64_t i = begin; i < end; ++i) {
       Chosen& c = chosen[static_cast<size_t>(i)];
-      const SamplingParams& params = c.sequence->job->request.params;
-      wide.copy_(logits.select(0, c.row));
+      const SamplingParams& params = c.params();
+      wide.copy_(host.select(0, c.row));
       const std::span row(wide.const_data_ptr<float>(), static_cast<size_t>(vocab));
       const double u = uniform(params.seed, static_cast<uint64_t>(c.sequence->sample),
                                static_cast<uint64_t>(c.sequence->size()));
       c.token = pick(row, params, c.sequence->tokens, u, scratch);
-      if (c.token == kNoToken || (!params.logprobs && params.top_logprobs == 0)) continue;
-      const float temperature = temperature_of(params);
-      const auto stats = kernels::softmax_stats(logits, c.row, c.token, temperature, false);
-      c.logprob = stats.logprob;
-      c.top = likeliest(logits, c.row, params.top_logprobs, temperature, stats);
+      if (logits.is_cpu() && c.is_scored()) {
+        score(c, host, kernels::softmax_stats(host, c.row, c.token, c.temperature(), false));
+      }
     }
   });
+  if (!logits.is_cpu()) score_on_device(logits, host, chosen);
+}
+
+void Sampler::score(Chosen& c, const at::Tensor& host, const kernels::RowStats& stats) {
+  c.logprob = stats.logprob;
+  c.top = likeliest(host, c.row, c.params().top_logprobs, c.temperature(), stats);
+}
+
+// By the kernel that scores for the trainer, so that the log-probabilities have its bits.
+void Sampler::score_on_device(const at::Tensor& logits, const at::Tensor& host,
+                              std::vector<Chosen>& chosen) {
+  std::vector<Chosen*> scored;
+  std::vector<int64_t> rows;
+  std::vector<int32_t> ids;
+  std::vector<float> temperatures;
+  for (Chosen& c : chosen) {
+    if (!c.is_scored()) continue;
+    scored.push_back(&c);
+    rows.push_back(c.row);
+    ids.push_back(c.token);
+    temperatures.push_back(c.temperature());
+  }
+  if (scored.empty()) return;
+  const at::Tensor index = at::tensor(rows, at::kLong).to(logits.device());
+  std::vector<kernels::RowStats> stats(scored.size());
+  kernels::softmax_stats(logits.index_select(0, index), ids, temperatures, false, stats);
+  for (size_t i = 0; i < scored.size(); ++i) score(*scored[i], host, stats[i]);
 }
 
 // Makes tokens [0, count) of the sequence's completion events, if the request streams.
@@ -258,10 +295,8 @@ void Sampler::accept(Chosen& chosen) {
   } else if (std::ssize(out.tokens) == job.limit) {
     out.stop_reason = "length";
   }
-  if (out.matched.empty()) {
-    const std::span known(out.tokens);
-    give(sequence, out.stop_reason.empty() ? sequence.stops.num_settled(known) : known.size());
-  }
+  const std::span known(out.tokens);
+  give(sequence, out.stop_reason.empty() ? sequence.stops.num_settled(known) : known.size());
   if (!out.stop_reason.empty()) finish(sequence);
   taken.whole = true;
 }
@@ -291,9 +326,14 @@ void Sampler::sweep() {
 
 // The batch's forward, and the tokens that follow.
 std::vector<Sampler::Chosen> Sampler::run(const std::vector<Sequence*>& batch) {
-  const at::Tensor hidden = forward(batch);
-  score_prompts(hidden, batch);
-  const at::Tensor logits = last_logits(hidden, batch);
+  at::Tensor logits = options_.graphs ? graphs_.logits(batch) : at::Tensor();
+  if (logits.defined()) {
+    num_computed_ += num_tokens(batch);
+  } else {
+    const at::Tensor hidden = forward(batch);
+    score_prompts(hidden, batch);
+    logits = last_logits(hidden, batch);
+  }
   schedule_.advance(batch);
   std::vector<Chosen> chosen;
   int64_t row = 0;
@@ -322,7 +362,7 @@ bool Sampler::step() {
   for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
   std::vector<Chosen> chosen;
   const auto compute = [&] { chosen = run(work.batch); };
-  if (decoder_.is_short(num_tokens(work.batch))) {
+  if (decoder_.keeps_team()) {
     kernels::with_team(compute);
   } else {
     compute();

@@ -15,6 +15,7 @@
 
 #include "twinkle/model/decoder.h"
 #include "twinkle/sampler/cache/paged_cache.h"
+#include "twinkle/sampler/decode_graphs.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/schedule/schedule.h"
 #include "twinkle/sampler/stop_strings.h"
@@ -50,8 +51,7 @@ class Sampler {
   std::vector<Outcome> take_outcomes();
   // Tokens of requests that stream, since the last call, in the order of their birth. Those of a
   // completion are a beginning of it: with stop strings a token waits until none can begin in its
-  // text, and those that still wait when one is found are in the outcome alone. Every other token
-  // is out before its request's outcome.
+  // text, or until its sequence ends. Every token is out before its request's outcome.
   std::vector<Event> take_events();
   // Forgets a request, whether it waits, computes its prompt or decodes; neither an outcome nor an
   // event follows. False when it has ended already.
@@ -59,7 +59,10 @@ class Sampler {
 
   // Forgets the pages of earlier requests. To be called when weights change in place while their
   // version stays, as training all weights does; what runs goes on with the pages that it has.
-  void reset_prefix_cache() { schedule_.reset_prefixes(); }
+  void reset_prefix_cache() {
+    schedule_.reset_prefixes();
+    graphs_.forget();
+  }
 
   // Pages that no sequence holds, kept ones among them.
   int64_t num_free_pages() const { return schedule_.pool().num_free(); }
@@ -72,6 +75,8 @@ class Sampler {
   // Tokens of prompts, and of sequences that gave their pages back, that were found computed.
   int64_t num_shared_tokens() const { return schedule_.num_shared_tokens(); }
   int64_t num_pages() const { return schedule_.pool().num_pages(); }
+  // Steps of decoding that a device took as one recorded graph.
+  int64_t num_replays() const { return graphs_.num_replays(); }
 
  private:
   struct Chosen;
@@ -81,6 +86,9 @@ class Sampler {
   void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
+  static void score(Chosen& chosen, const at::Tensor& logits, const kernels::RowStats& stats);
+  static void score_on_device(const at::Tensor& logits, const at::Tensor& host,
+                              std::vector<Chosen>& chosen);
   void accept(Chosen& chosen);
   void accept_or_fail(Chosen& chosen);
   void give(Sequence& sequence, size_t count);
@@ -93,6 +101,7 @@ class Sampler {
   std::map<int64_t, std::unique_ptr<Job>> jobs_;  // by ticket
   Schedule schedule_;
   PagedCache cache_;
+  DecodeGraphs graphs_;
   std::vector<Outcome> outcomes_;
   std::vector<Event> events_;
   int64_t next_ticket_ = 0, num_computed_ = 0;

@@ -23,6 +23,7 @@ struct TinyOptions {
   int64_t num_heads = 6, num_kv_heads = 2, head_dim = 16, max_positions = 512;
   float scale = 0.2f;  // of the weights: larger ones make sharper distributions
   int64_t window = 0;  // tokens; 0: none. qwen3 only
+  at::Device device = at::kCPU;
 };
 
 class TinyDecoder {
@@ -84,7 +85,7 @@ class TinyDecoder {
     std::vector<TensorView> views;
     for (const auto& [name, value] : weights) views.push_back(model::view_of(name, value));
     write_safetensors(dir / "model.safetensors", views);
-    return model::Decoder(spec, Checkpoint::open(dir.path()), o.dtype);
+    return model::Decoder(spec, Checkpoint::open(dir.path()), o.dtype, o.device);
   }
 
   model::Decoder decoder_;

@@ -85,11 +85,11 @@ void normalise_reasoning(JsonObject& message, bool reads_reasoning) {
   }
 }
 
-void normalise_tool_calls(JsonObject& message) {
+void normalise_tool_calls(JsonObject& message, bool takes_argument_text) {
   Json* calls = message.if_contains("tool_calls");
   if (!calls) return;
   if (const auto list = parsed(*calls, &Json::is_array)) *calls = *list;
-  if (!calls->is_array()) return;
+  if (!calls->is_array() || takes_argument_text) return;
   for (Json& call : calls->get_array()) {
     if (!call.is_object()) continue;
     Json* function = call.get_object().if_contains("function");
@@ -98,7 +98,6 @@ void normalise_tool_calls(JsonObject& message) {
     if (!arguments) continue;
     if (const auto object = parsed(*arguments, &Json::is_object)) *arguments = *object;
   }
-  if (!calls->get_array().empty() && !message.contains("content")) message["content"] = "";
 }
 
 JsonObject message_of(const Json& given, size_t index, const MessageOptions& options) {
@@ -113,7 +112,9 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
     *content = content_for(*content, index, options.takes_parts);
   alias_reasoning(message);
   if (is_assistant) {
-    normalise_tool_calls(message);
+    if (options.absent_content && message.contains("tool_calls") && !message.contains("content"))
+      message["content"] = *options.absent_content;
+    normalise_tool_calls(message, options.takes_argument_text);
     normalise_reasoning(message, options.reads_reasoning);
   }
   return message;

@@ -52,16 +52,38 @@ TEST(Prepare, PutsReasoningWhereTheTemplateReadsIt) {
 }
 
 TEST(Prepare, ReadsToolsAndToolCallsThatAreJsonTexts) {
-  const Prepared prepared = prepare_text(R"({
+  const std::string row = R"({
     "tools": "[{\"name\": \"f\"}]",
     "messages": [{"role": "assistant", "tool_calls":
         [{"function": {"name": "f", "arguments": "{\"x\": 1}"}},
-         {"name": "g", "arguments": "5"}]}]})");
-  EXPECT_EQ(boost::json::serialize(prepared.tools), R"([{"name":"f"}])");
-  const Json& message = prepared.messages.get_array()[0];
-  EXPECT_EQ(message.at("content"), "");
-  EXPECT_EQ(boost::json::serialize(message.at("tool_calls")),
-            R"([{"function":{"name":"f","arguments":{"x":1}}},{"name":"g","arguments":"5"}])");
+         {"name": "g", "arguments": "5"}]}]})";
+  EXPECT_EQ(boost::json::serialize(prepare_text(row).tools), R"([{"name":"f"}])");
+  EXPECT_EQ(messages(row),
+            R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{"x":1}}},)"
+            R"({"name":"g","arguments":"5"}]}])");
+  EXPECT_EQ(
+      messages(row, {.takes_argument_text = true}),
+      R"([{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{\"x\": 1}"}},)"
+      R"({"name":"g","arguments":"5"}]}])");
+}
+
+TEST(Prepare, LeavesAContentAsItIsBesideToolCalls) {
+  const std::string calls = R"("tool_calls":[{"name":"f"}])";
+  const auto list = [](const std::string& fields) {
+    return R"([{"role":"assistant",)" + fields + "}]";
+  };
+  const auto row = [&](const std::string& fields) {
+    return R"({"messages":)" + list(fields) + "}";
+  };
+  EXPECT_EQ(messages(row(calls)), list(calls));
+  EXPECT_EQ(messages(row(R"("content":"",)" + calls)), list(R"("content":"",)" + calls));
+  const std::string null = R"("content":null)";
+  EXPECT_EQ(messages(row(null + "," + calls)), list(calls));
+  const MessageOptions options{.absent_content = nullptr};
+  EXPECT_EQ(messages(row(calls), options), list(calls + "," + null));
+  EXPECT_EQ(messages(row(calls + "," + null), options), list(calls + "," + null));
+  EXPECT_EQ(messages(row(calls), {.absent_content = ""}), list(calls + R"(,"content":"")"));
+  EXPECT_EQ(messages(row(null + R"(,"name":"x")"), options), list(R"("name":"x")"));
 }
 
 TEST(Prepare, ChoosesTheTurnsToTrain) {

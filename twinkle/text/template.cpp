@@ -105,7 +105,9 @@ std::string Template::render(const Json& trajectory, bool add_generation_prompt)
 MessageOptions Template::message_options() const {
   return {.default_system = options_.default_system,
           .takes_parts = chat_->takes_parts(),
-          .reads_reasoning = chat_->reads("reasoning_content")};
+          .reads_reasoning = chat_->reads("reasoning_content"),
+          .takes_argument_text = chat_->takes_argument_text(),
+          .absent_content = chat_->absent_content()};
 }
 
 Conversation Template::conversation(const Prepared& prepared) const {

@@ -1,6 +1,7 @@
 #include "twinkle/text/turns.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string_view>
 
@@ -10,23 +11,19 @@ namespace {
 constexpr size_t kNoStart = SIZE_MAX;
 constexpr int64_t kIgnored = -100;
 
-// The message in whose bytes `at` lies.
-size_t message_at(const std::vector<size_t>& starts, size_t at) {
-  size_t found = kNoStart;
-  for (size_t i = 0; i < starts.size() && (starts[i] == kNoStart || starts[i] <= at); ++i)
-    if (starts[i] != kNoStart) found = i;
-  return found;
-}
-
 std::vector<Span> generated_spans(const Rendering& marked, const Prepared& prepared) {
   std::vector<Span> out;
-  for (const auto& [begin, end] : marked.generated) {
-    if (prepared.key_rounds && !std::binary_search(prepared.trained.begin(), prepared.trained.end(),
-                                                   message_at(marked.starts, begin)))
-      continue;
+  for (const auto& [begin, end] : marked.generated)
     if (begin < end) out.push_back({begin, end});
-  }
   std::sort(out.begin(), out.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  if (!prepared.key_rounds) return out;
+  size_t next = 0, message = kNoStart;  // the message in whose bytes a span begins
+  const std::vector<size_t>& starts = marked.starts;
+  std::erase_if(out, [&](const Span& span) {
+    for (; next < starts.size() && (starts[next] == kNoStart || starts[next] <= span.begin); ++next)
+      if (starts[next] != kNoStart) message = next;
+    return !std::binary_search(prepared.trained.begin(), prepared.trained.end(), message);
+  });
   return out;
 }
 
@@ -51,13 +48,23 @@ size_t prompt_length(std::string_view prompt, std::string_view turn) {
   return cut == prompt.npos ? 0 : cut + 1;
 }
 
+// The role of the message before turn i; empty where it is the first.
+std::string role_before(const Prepared& prepared, size_t i) {
+  return i == 0 ? std::string() : get<std::string>(prepared.messages.at(i - 1), "role");
+}
+
+// The generation prompt by the role of the message before: some templates have none after a tool's
+// result.
+using Prompts = std::map<std::string, std::string>;
+
 std::vector<Span> marked_spans(const std::string& text, const std::vector<size_t>& starts,
-                               std::string_view prompt, const Prepared& prepared) {
+                               const Prompts& prompts, const Prepared& prepared) {
   std::vector<Span> out;
   for (const size_t i : prepared.trained) {
     const size_t begin = starts[i];
     const size_t end = i + 1 < starts.size() ? starts[i + 1] : text.size();
-    const size_t skip = prompt_length(prompt, std::string_view(text).substr(begin, end - begin));
+    const size_t skip = prompt_length(prompts.at(role_before(prepared, i)),
+                                      std::string_view(text).substr(begin, end - begin));
     if (begin + skip < end) out.push_back({begin + skip, end});
   }
   return out;
@@ -86,21 +93,37 @@ std::vector<Span> prefix_spans(const ChatTemplate& chat, const Conversation& con
   return out;
 }
 
-// The generation prompt: what the conversation before turn `last`, rendered with it, has beyond
-// that turn's start. Where that conversation reads otherwise than within the whole: what the whole
+// The generation prompt: what the conversation before a turn, rendered with it, has beyond that
+// turn's start. Where that conversation reads otherwise than within the whole: what the whole
 // one has more with it.
 std::optional<std::string> generation_prompt(const ChatTemplate& chat,
                                              const Conversation& conversation,
-                                             const std::string& text, size_t last, size_t start) {
+                                             const std::string& text, size_t turn, size_t start) {
   const auto beyond = [&](size_t num_messages, size_t at) -> std::optional<std::string> {
     const RenderRequest request{.num_messages = num_messages, .add_generation_prompt = true};
     const std::string with = chat.render(conversation, {&request, 1}).front().text;
     if (with.size() < at || with.compare(0, at, text, 0, at) != 0) return std::nullopt;
     return with.substr(at);
   };
-  if (last > 0)
-    if (auto prompt = beyond(last, start)) return prompt;
+  if (turn > 0)
+    if (auto prompt = beyond(turn, start)) return prompt;
   return beyond(SIZE_MAX, text.size());
+}
+
+// One rendering per role: of the last turn that follows it. None: a prompt cannot be told.
+std::optional<Prompts> generation_prompts(const ChatTemplate& chat,
+                                          const Conversation& conversation, const Rendering& marked,
+                                          const Prepared& prepared) {
+  Prompts out;
+  for (auto turn = prepared.trained.rbegin(); turn != prepared.trained.rend(); ++turn) {
+    const std::string role = role_before(prepared, *turn);
+    if (out.contains(role)) continue;
+    const auto prompt =
+        generation_prompt(chat, conversation, marked.text, *turn, marked.starts[*turn]);
+    if (!prompt) return std::nullopt;
+    out[role] = *prompt;
+  }
+  return out;
 }
 
 }  // namespace
@@ -120,10 +143,8 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
   }
   if (prepared.trained.empty()) return out;
   if (marks_hold(plain, marked, prepared.trained.front())) {
-    const size_t last = prepared.trained.back();
-    const auto prompt = generation_prompt(chat, conversation, out.text, last, marked.starts[last]);
-    if (prompt) {
-      out.written = marked_spans(out.text, marked.starts, *prompt, prepared);
+    if (const auto prompts = generation_prompts(chat, conversation, marked, prepared)) {
+      out.written = marked_spans(out.text, marked.starts, *prompts, prepared);
       return out;
     }
   }

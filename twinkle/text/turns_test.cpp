@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
-
 #include "twinkle/text/tiny_model_test.h"
 
 namespace twinkle::text {
@@ -123,6 +121,24 @@ TEST(Turns, BeginBehindWhatTheyShareWithAPromptThatOpensAThought) {
             (std::vector<std::string>{"<b></s>", "b</s>"}));
 }
 
+TEST(Turns, BeginBehindTheirOwnPromptWhichAToolsResultMayLack) {
+  const std::string source =
+      "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}"
+      "{% if m.role == 'user' or messages[loop.index0 - 1].role == 'user' %}<s>{{ m.role }}\n"
+      "{% endif %}{{ m.content }}</s>{% endif %}{% endfor %}"
+      "{% if add_generation_prompt and messages[-1].role == 'user' %}{{ '<s>assistant\n' }}"
+      "{% endif %}";
+  const JsonArray messages{message("user", "q"),      message("assistant", "call"),
+                           message("tool", "result"), message("assistant", "a"),
+                           message("user", "r"),      message("assistant", "b"),
+                           message("tool", "more"),   message("assistant", "c")};
+  const Prepared prepared = prepare(JsonObject{{"messages", messages}}, {});
+  const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+  std::vector<std::string> found;
+  for (const Span& s : turns.written) found.push_back(turns.text.substr(s.begin, s.end - s.begin));
+  EXPECT_EQ(found, (std::vector<std::string>{"call</s>", "a</s>", "b</s>", "c</s>"}));
+}
+
 TEST(Turns, FollowGenerationBlocksWhereThereAreSome) {
   const std::string source =
       "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}"
@@ -145,22 +161,6 @@ TEST(Turns, AreRefusedWhereTheTemplateDoesNotShowThem) {
             "text: the chat template does not show what message 1 has written: it renders the "
             "conversation up to it otherwise than within the whole; put {% generation %} tags "
             "around the assistant's text");
-}
-
-TEST(Turns, TakeTimeInProportionToTheirNumber) {
-  const ChatTemplate chat(kTinyChat);
-  const auto seconds = [&](size_t num_turns) {
-    const Prepared prepared = prepared_of(std::vector<std::string>(2 * num_turns, "hello"));
-    double best = 1e9;
-    for (int i = 0; i < 3; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      render_turns(chat, said(prepared), prepared);
-      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-      best = std::min(best, time.count());
-    }
-    return best;
-  };
-  EXPECT_LT(seconds(1600), 64 * seconds(100));  // 16 when linear, 256 when every prefix is rendered
 }
 
 }  // namespace

@@ -125,3 +125,11 @@ def test_an_unreadable_rank_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InvalidError, match="RANK is 'first', it must be an integer"):
         twinkle.is_master()
+
+
+def test_the_engines_device_is_that_of_its_mesh():
+    assert infra.device_of(None) == infra.device_of(DeviceMesh.from_sizes(dp_size=1)) == "cpu"
+    on = lambda kind: infra.device_of(DeviceMesh.from_sizes(dp_size=1, device_type=kind))  # noqa: E731
+    assert on("gpu") == "cuda"
+    with pytest.raises(twinkle.NotAvailableError, match="has device_type 'npu', this version runs"):
+        on("npu")

@@ -50,6 +50,7 @@ def test_tools_and_tool_calls_are_rendered_as_by_transformers(qwen3):
     as_texts = json.loads(json.dumps(messages))
     function = as_texts[1]["tool_calls"][0]["function"]
     function["arguments"] = json.dumps(function["arguments"])
+    text = reference.apply_chat_template(as_texts, tools=TOOLS, tokenize=False)
     row = {"messages": as_texts, "tools": json.dumps(TOOLS)}
     assert template.render(row) == text
 

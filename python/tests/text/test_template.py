@@ -1,6 +1,7 @@
 """What Template does beyond transformers: key rounds, batches, sampled replies, its own errors."""
 
-import time
+import json
+import shutil
 
 import pytest
 from text.conversations import IGNORED, MULTI_TURN, USER, core, expect_equal
@@ -54,21 +55,21 @@ def test_sampled_tokens_are_appended_as_trained_ones(directory, reference):
     assert prompt["messages"] == [USER]
 
 
-def test_encoding_is_linear_in_the_number_of_turns(directory):
-    template = core.Template(str(directory), max_length=0)
-
-    def seconds(num_turns):
-        turn = [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "Yes."}]
-        row = {"messages": turn * num_turns}
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            template.encode(row)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    # Sixteen times the turns: 16 when linear, about 256 when every prefix is rendered.
-    assert seconds(3200) < 64 * max(seconds(200), 1e-4)
+def test_a_row_is_rendered_whole_and_not_once_per_turn(directory, tmp_path):
+    # text/work_test.cpp counts; here the real templates fail on all but the longest prefix.
+    row = {"messages": MULTI_TURN[1:5] * 8}
+    for file in directory.iterdir():
+        if not file.name.endswith(".safetensors"):
+            shutil.copy(file, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    source = tmp_path / "chat_template.jinja"
+    text = source.read_text(encoding="utf-8") if source.exists() else config["chat_template"]
+    at_least = "{% if messages | length < 31 %}{{ raise_exception('a prefix') }}{% endif %}"
+    source.write_text(at_least + text, encoding="utf-8")
+    counting, template = core.Template(str(tmp_path)), core.Template(str(directory))
+    assert counting.encode(row)["labels"].tolist() == template.encode(row)["labels"].tolist()
+    with pytest.raises(InvalidError, match="a prefix"):
+        counting.encode({"messages": row["messages"][:30]})
 
 
 def test_python_values_without_a_json_form_are_named(directory):

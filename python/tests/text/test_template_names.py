@@ -26,6 +26,7 @@ def test_a_trajectory_in_standard_form_has_texts_thoughts_and_arguments(template
             {"role": "assistant", "content": "x </think> y", "reasoning_content": "z"},
             {"role": "user", "content": "<think>a</think>b"},
             {"role": "assistant", "tool_calls": '[{"name": "g"}]'},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "g"}]},
         ],
         "id": 7,
     }
@@ -39,6 +40,7 @@ def test_a_trajectory_in_standard_form_has_texts_thoughts_and_arguments(template
                              "function": {"name": "f", "arguments": {"a": 1}}}]},
             {"role": "assistant", "content": "x </think> y", "reasoning_content": "z"},
             {"role": "user", "content": "<think>a</think>b"},
+            {"role": "assistant", "tool_calls": [{"name": "g"}]},
             {"role": "assistant", "tool_calls": [{"name": "g"}]},
         ],
         "id": 7,

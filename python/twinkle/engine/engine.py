@@ -33,6 +33,8 @@ def checked_options(options):
             options["gather_ms"] <= 1000,
             f"engine: gather_ms is {options['gather_ms']}, it must be at most 1000",
         )
+    if "decode_graphs" in options:
+        checks.flag("engine: decode_graphs", options["decode_graphs"])
     if "park_directory" in options:
         options["park_directory"] = checks.path("engine: park_directory", options["park_directory"])
     return options
@@ -53,6 +55,9 @@ class Engine:
     below 1). gather_ms: that a batch waits at most for tenants of the last one that have nothing
     queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not
     ended (None: 1024), max_queued_total: of all tenants (None: 16384); beyond them BusyError.
+    device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.
+    decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True); changes no
+    number.
     resident_bytes: that all adapters' state may take in memory (None or 0: no limit); beyond them
     tenants that rest wait in files below park_directory and come back, bit for bit, with their next
     operation.
@@ -60,13 +65,21 @@ class Engine:
     """
 
     def __init__(
-        self, model_id, mixed_precision="bf16", deterministic=True, token_budget=None, **options
+        self,
+        model_id,
+        mixed_precision="bf16",
+        deterministic=True,
+        token_budget=None,
+        device="cpu",
+        **options,
     ):
         checks.path("engine: model_id", model_id)
         if mixed_precision not in ("bf16", "no"):
             checks.refuse("engine: mixed_precision", mixed_precision, "'bf16' or 'no'")
         refuse_unknown(
-            "engine: Engine", options, (*_LEAST, "sampling_share", "gather_ms", "park_directory")
+            "engine: Engine",
+            options,
+            (*_LEAST, "sampling_share", "gather_ms", "park_directory", "decode_graphs"),
         )
         options = checked_options({**options, "token_budget": token_budget})
         self.model_id = str(model_id)
@@ -74,6 +87,7 @@ class Engine:
         self.operations = core().Engine(
             resolve(model_id),
             mixed_precision=mixed_precision,
+            device=checks.text("engine: device", device),
             deterministic=checks.flag("engine: deterministic", deterministic),
             **options,
         )

@@ -172,7 +172,8 @@ class Tenant:
         """Continues one prompt and returns a TokenStream: an iterator over Tokens (id, text,
         logprob, sequence, stop_reason) as they are sampled, whose result() is the SampleResponse
         that sample() gives for the same seed. With stop strings a token comes when none can begin
-        in its text any more. Closing the stream, or dropping it, ends the sampling."""
+        in its text any more, or with the end of its sequence. Closing the stream, or dropping it,
+        ends the sampling."""
         if not isinstance(prompt, dict):
             checks.refuse("engine: prompt", prompt, "an InputFeature or a Trajectory")
         params = params_of(sampling_params)

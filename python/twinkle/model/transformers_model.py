@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from twinkle import checks
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import register
+from twinkle.infra import device_of, register
 from twinkle.loss.base import check_kwargs, evaluate, gradient
 from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
@@ -71,7 +71,8 @@ class TransformersModel(Adapters):
         self.mixed_precision = mixed_precision
         from twinkle.engine.engine import Engine  # which takes its batches from this package
 
-        self.engine = Engine(model_id, mixed_precision=mixed_precision).operations
+        device = device_of(self.device_mesh)
+        self.engine = Engine(model_id, mixed_precision=mixed_precision, device=device).operations
         self.facts = self.engine.facts()
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(

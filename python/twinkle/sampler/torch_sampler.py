@@ -11,7 +11,7 @@ from twinkle.data_format import SamplingParams
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, register
+from twinkle.infra import current_run, device_of, register
 from twinkle.model import TransformersModel
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
@@ -130,7 +130,11 @@ class TorchSampler(Sampler):
                 dtype in _PRECISION,
                 f"sampler: dtype is {dtype!r}, it must be one of {', '.join(_PRECISION)}",
             )
-            self.engine = core().Engine(resolve(model_id), mixed_precision=_PRECISION[dtype])
+            self.engine = core().Engine(
+                resolve(model_id),
+                mixed_precision=_PRECISION[dtype],
+                device=device_of(self.device_mesh),
+            )
         limit = self.engine.facts()["max_positions"]
         self.max_model_len = _integer("max_model_len", args, limit, least=1)
         require(

@@ -118,7 +118,8 @@ class Template:
 
     def format_trajectory(self, trajectory, add_default_system=False):
         """A copy with messages in the standard form: contents are text, <think> is taken out into
-        reasoning_content, arguments of tool calls are dicts. encode does so by itself.
+        reasoning_content, arguments of tool calls are dicts. encode does so by itself, but for
+        arguments that are JSON text: those stay text where the chat template writes texts.
 
         add_default_system: default_system comes first where the row begins with a user message.
         InvalidError: messages that encode refuses, too.

@@ -2,11 +2,14 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <map>
 
 #include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/shortage_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -57,6 +60,26 @@ Sequence sequence(const Person& p, uint64_t key) {
   return s;
 }
 
+// Greedy, nucleus, penalties, stops: each a tenant's own.
+Sample sampling(const Person& p, uint64_t key) {
+  Sample op{.tenant = p.name, .prompts = {{3, 1, 4, 1, 5}, {2, 7}}};
+  sampler::SamplingParams params{.max_tokens = 6,
+                                 .seed = key,
+                                 .temperature = key % 5 ? 0.8 : 0.0,
+                                 .num_samples = 2,
+                                 .top_logprobs = static_cast<int64_t>(key % 4),
+                                 .prompt_logprobs = key % 2 == 0,
+                                 .top_prompt_logprobs = static_cast<int64_t>(key % 3)};
+  op.params.assign(2, params);
+  op.params[0].stop = {"ab", "q"};
+  op.params[0].stop_token_ids = {static_cast<int32_t>(key % 131), 17, 60};
+  op.params[0].top_k = 40;
+  op.params[1].top_p = 0.9;
+  op.params[1].min_p = 0.002;
+  op.params[1].repetition_penalty = 1.3;
+  return op;
+}
+
 // Twenty steps with what leads to them, and what shows the state that they leave.
 std::deque<Operation> life_of(const Person& p) {
   std::deque<Operation> out{Create{.tenant = p.name, .lora_json = p.lora, .seed = p.seed}};
@@ -76,12 +99,9 @@ std::deque<Operation> life_of(const Person& p) {
     if (step % 5 != 4) continue;
     out.push_back(Forward{
         .tenant = p.name, .sequences = {drawn(9, 30), drawn(10, 1)}, .entropy = step % 2 == 0});
-    out.push_back(
-        Sample{.tenant = p.name,
-               .prompts = {{3, 1, 4, 1, 5}, {2, 7}},
-               .params = {{.max_tokens = 6, .seed = key, .temperature = 0.8, .num_samples = 2}}});
+    out.push_back(sampling(p, key));
   }
-  out.push_back(Inspect{p.name});
+  out.push_back(Inspect{.tenant = p.name, .tensors = true});
   return out;
 }
 
@@ -109,14 +129,19 @@ EngineOptions options_of(const Setting& run) {
           .kv_tokens = 2048};
 }
 
+// Some of its operations meet each other in batches, drawn from its index and the budget.
 Outcomes alone(const Setting& run, const Person& p) {
   const Threads threads(run.threads);
   Engine engine(options_of(run));
   Outcomes out;
+  std::vector<Future> waiting;
   for (const Operation& op : life_of(p)) {
-    auto future = engine.submit(op);
-    out.push_back(outcome_of(future));
+    waiting.push_back(engine.submit(op, {.decode = letters}));
+    if (key_of(p.seed, out.size() + static_cast<uint64_t>(run.budget)) % 2) continue;
+    for (Future& future : waiting) out.push_back(outcome_of(future));
+    waiting.clear();
   }
+  for (Future& future : waiting) out.push_back(outcome_of(future));
   return out;
 }
 
@@ -150,7 +175,7 @@ std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operat
       owners.push_back(who);
       lives[who].pop_front();
     }
-    auto futures = engine.submit(std::move(batch));
+    auto futures = engine.submit(std::move(batch), {.decode = letters});
     for (size_t k = 0; k < futures.size(); ++k) {
       if (meddle && key_of(seed, turn + k) % 4 == 0) meddle(engine, owners[k], futures[k]);
       waiting.emplace_back(owners[k], std::move(futures[k]));
@@ -170,7 +195,13 @@ TEST_P(Exactness, ATenantAmongFifteenOthersHasTheBitsThatItHasAlone) {
   const model::TinyModel model;
   const auto crowd = together({model.path(), GetParam(), 2, 64}, sixteen(), 1);
   for (uint64_t i = 0; i < 16; ++i) {
-    EXPECT_EQ(alone({model.path(), GetParam(), 1, 4096}, person(i)), crowd[i]) << i;
+    for (const int threads : {1, 2}) {
+      // Everything at once, a sequence at a time, and between.
+      const int64_t budget =
+          std::vector<int64_t>{4096, 1, 29}[(i + static_cast<uint64_t>(threads)) % 3];
+      EXPECT_EQ(alone({model.path(), GetParam(), threads, budget}, person(i)), crowd[i])
+          << i << " on " << threads << " threads, " << budget << " tokens at a time";
+    }
   }
 }
 
@@ -237,6 +268,53 @@ TEST_P(Exactness, NeighboursThatCancelChangeNoBit) {
   EXPECT_GT(cancelled, 0);
 }
 
+// Memory for tensors ends for a while in the middle of what sixteen do at once: passes, optimizer
+// steps, sampling. Whose operation fails submits it once more.
+TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
+  const model::TinyModel model;
+  const Setting run{model.path(), GetParam(), 2, 200};
+  const auto calm = together(run, sixteen(), 8);
+  const Threads threads(run.threads);
+  Engine engine(options_of(run));
+  auto lives = sixteen();
+  std::vector<Outcomes> scarce(lives.size());
+  std::map<size_t, int> failed;  // by kind of operation
+  int spared = 0;                // who went on while another failed
+  for (uint64_t turn = 0;; ++turn) {
+    std::vector<Operation> batch;
+    std::vector<size_t> owners;
+    for (size_t i = 0; i < lives.size(); ++i) {
+      if (lives[i].empty()) continue;
+      batch.push_back(std::move(lives[i].front()));
+      lives[i].pop_front();
+      owners.push_back(i);
+    }
+    if (batch.empty()) break;
+    std::vector<std::string> got;
+    {
+      const uint64_t key = key_of(12, turn);
+      const Shortage shortage(key % (1 << key % 12), 1 << key / 12 % 11);
+      for (Future& future : engine.submit(batch, {.decode = letters}))
+        got.push_back(outcome_of(future));
+    }
+    const auto num_failed = std::ranges::count(got, "no memory");
+    if (num_failed > 0) spared += static_cast<int>(std::ssize(got) - num_failed);
+    for (size_t k = 0; k < batch.size(); ++k) {
+      if (got[k] == "no memory") {
+        ++failed[batch[k].index()];
+        auto future = engine.submit(batch[k], {.decode = letters});
+        got[k] = outcome_of(future);
+      }
+      scarce[owners[k]].push_back(got[k]);
+    }
+  }
+  for (size_t i = 0; i < lives.size(); ++i) EXPECT_EQ(scarce[i], calm[i]) << i;
+  for (const Operation& kind :
+       {Operation(ForwardBackward{}), Operation(Step{}), Operation(Sample{}), Operation(Forward{})})
+    EXPECT_GT(failed[kind.index()], 0) << kind.index();
+  EXPECT_GT(spared, 100);
+}
+
 INSTANTIATE_TEST_SUITE_P(Precisions, Exactness, testing::Values("bf16", "no"));
 
 TEST(Exactness, FullTrainingHasTheSameBitsWithOneThreadAndTwoAndAnyBudget) {
@@ -246,6 +324,30 @@ TEST(Exactness, FullTrainingHasTheSameBitsWithOneThreadAndTwoAndAnyBudget) {
     p.lora.clear();
     const Outcomes first = alone({model.path(), precision, 1, 4096}, p);
     EXPECT_EQ(alone({model.path(), precision, 2, 16}, p), first) << precision;
+  }
+}
+
+// Sums over so many tokens are what a library cuts for its threads.
+TEST(Exactness, FullTrainingOfLongSequencesHasTheSameBitsWithOneThreadAndTwo) {
+  JsonObject config = smallest_config();
+  config["max_position_embeddings"] = 4096;
+  const model::TinyModel model(config);
+  for (const std::string precision : {"bf16", "no"}) {
+    std::vector<std::vector<std::string>> got;
+    for (const int threads : {1, 2}) {
+      const Threads set(threads);
+      Engine engine(options_of({model.path(), precision, threads, 4096}));
+      auto& out = got.emplace_back();
+      for (const Operation& op : std::vector<Operation>{
+               Create{.tenant = "full"},
+               ForwardBackward{.tenant = "full", .sequences = {drawn(1, 2500, 41)}},
+               Inspect{"full", true}, Step{.tenant = "full"}, Inspect{"full", true}}) {
+        auto future = engine.submit(op);
+        out.push_back(outcome_of(future));
+      }
+    }
+    EXPECT_EQ(got[0], got[1]) << precision;
+    EXPECT_TRUE(got[0][1].starts_with("forward")) << got[0][1];
   }
 }
 

@@ -2,7 +2,9 @@
 // runs are compared whole; and a model so small that thousands of operations take seconds.
 #pragma once
 #include <cstring>
+#include <functional>
 #include <future>
+#include <new>
 #include <sstream>
 #include <string>
 
@@ -39,6 +41,7 @@ class OutcomeText {
     out_ << std::hex << bits << ' ';
   }
   void add(const std::vector<std::vector<float>>& rows) {
+    out_ << rows.size() << ' ';
     for (const auto& row : rows) {
       for (const float x : row) add(static_cast<double>(x));
       out_ << '\n';
@@ -57,14 +60,28 @@ class OutcomeText {
     add(r.grad_norm);
     add(r.num_tokens);
   }
+  void add(const std::vector<sampler::TopLogprobs>& rows) {
+    for (const auto& row : rows) {
+      for (const auto& [id, logprob] : row) {
+        out_ << id << ':';
+        add(static_cast<double>(logprob));
+      }
+      out_ << ';';
+    }
+  }
   void add(const SampleResult& r) {
     out_ << "sample ";
     for (const auto& prompt : r.completions) {
       for (const Completion& c : prompt) {
         for (const int32_t token : c.tokens) out_ << token << ',';
-        for (const float x : c.logprobs) add(static_cast<double>(x));
-        out_ << c.stop_reason << c.matched << '\n';
+        add({c.logprobs});
+        add(c.top_logprobs);
+        out_ << c.stop_reason << ' ' << c.matched << '\n';
       }
+    }
+    for (const sampler::PromptScores& prompt : r.prompts) {
+      add({prompt.logprobs});
+      add(prompt.top_logprobs);
     }
   }
   void add(const SaveResult&) { out_ << "saved"; }  // where differs from run to run
@@ -73,19 +90,36 @@ class OutcomeText {
     out_ << "state " << r.weights << ' ' << r.gradients << ' ' << r.optimizer << ' '
          << r.num_parameters << ' ' << r.step << ' ';
     add(r.num_tokens);
+    for (const NamedTensor& t : r.tensors) {
+      out_ << t.name << ' ';
+      for (const int64_t n : t.shape) out_ << n << ' ';
+      add({t.values});
+    }
   }
   void add(const PublishResult& r) { out_ << "published " << r.version; }
 
   std::ostringstream out_;
 };
 
-// The result, or the error's text.
-inline std::string outcome_of(std::future<Result>& future) {
+// The result, which `look` sees too, or the error's text.
+inline std::string outcome_of(std::future<Result>& future,
+                              const std::function<void(const Result&)>& look = {}) {
   try {
-    return OutcomeText().of(future.get());
+    const Result result = future.get();
+    if (look) look(result);
+    return OutcomeText().of(result);
   } catch (const Error& e) {
     return e.what();
+  } catch (const std::bad_alloc&) {
+    return "no memory";
   }
+}
+
+// Token ids as text, for stop strings: letters, each token one.
+inline std::string letters(std::span<const int32_t> ids) {
+  std::string text;
+  for (const int32_t id : ids) text += static_cast<char>('a' + id % 26);
+  return text;
 }
 
 }  // namespace twinkle::engine

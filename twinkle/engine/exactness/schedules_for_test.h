@@ -1,12 +1,16 @@
 // For tests: lives of several tenants, drawn from a seed, whose operations may succeed or not; and
-// two ways to run them, all at once and one by one, that must end alike.
+// two ways to run them, all at once and one by one, that must end alike. Of the first, half of the
+// Samples are listened to besides.
 #pragma once
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "twinkle/engine/ear_for_test.h"
 #include "twinkle/engine/exactness/outcomes_for_test.h"
 
 namespace twinkle::engine {
@@ -19,6 +23,7 @@ inline std::vector<Sequence> some_sequences(uint64_t& key) {
     Sequence s = drawn(key, 1 + draw(key, 9), 41);
     // The first keeps its labels: a batch without any is refused when it is submitted.
     if (draw(key, 3) == 0 && !out.empty()) s.labels[draw(key, s.labels.size())] = -100;
+    if (draw(key, 4) == 0) s.weights.assign(s.labels.size(), draw(key, 2) ? 0.5f : 2.0f);
     out.push_back(std::move(s));
   }
   return out;
@@ -28,6 +33,16 @@ inline std::string some_lora(uint64_t& key) {
   const std::string targets = draw(key, 2) ? R"("all-linear")" : R"(["q_proj", "down_proj"])";
   return R"({"r": )" + std::to_string(1 + draw(key, 9)) + R"(, "lora_dropout": )" +
          (draw(key, 3) ? "0.0" : "0.2") + R"(, "target_modules": )" + targets + "}";
+}
+
+// An adapter, or, one in seven, the base model as it is.
+inline Create some_tenant(const std::string& name, uint64_t seed, uint64_t& key) {
+  Create out{.tenant = name, .seed = seed};
+  out.frozen = draw(key, 7) == 0;
+  if (!out.frozen) out.lora_json = some_lora(key);
+  out.weight = draw(key, 3) ? 1.0 : 0.3;
+  out.priority = draw(key, 4) ? 0 : 1;
+  return out;
 }
 
 inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
@@ -42,24 +57,41 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
   return op;
 }
 
+// Some prompts begin with the same page, which the sampler computes once.
+inline std::vector<int32_t> some_prompt(uint64_t& key) {
+  std::vector<int32_t> out;
+  if (draw(key, 3) == 0) out = drawn(7, 64, 41).input_ids;
+  const auto rest = drawn(key, 1 + draw(key, 5), 41).input_ids;
+  out.insert(out.end(), rest.begin(), rest.end());
+  return out;
+}
+
 inline Sample some_sampling(const std::string& tenant, uint64_t& key) {
   Sample op{.tenant = tenant};
-  for (uint64_t n = 1 + draw(key, 2); n > 0; --n)
-    op.prompts.push_back(drawn(key, 1 + draw(key, 5), 41).input_ids);
-  op.params = {{.max_tokens = 1 + static_cast<int64_t>(draw(key, 4)),
-                .seed = draw(key, 1000),
-                .temperature = draw(key, 3) ? 1.0 : 0.0,
-                .num_samples = 1 + static_cast<int64_t>(draw(key, 2))}};
-  if (draw(key, 3) == 0) op.version = 1 + static_cast<int64_t>(draw(key, 3));
+  for (uint64_t n = 1 + draw(key, 2); n > 0; --n) op.prompts.push_back(some_prompt(key));
+  SamplingParams p{.max_tokens = 1 + static_cast<int64_t>(draw(key, 8)), .seed = draw(key, 1000)};
+  p.temperature = draw(key, 3) ? 1.0 : 0.0;
+  p.num_samples = 1 + static_cast<int64_t>(draw(key, 2));
+  if (draw(key, 3) == 0) p.stop = {std::string(1, static_cast<char>('a' + draw(key, 26))), "bc"};
+  if (draw(key, 3) == 0) p.stop_token_ids = {static_cast<int32_t>(draw(key, 41))};
+  p.top_k = draw(key, 4) ? -1 : 5;
+  p.top_p = draw(key, 4) ? 1.0 : 0.8;
+  p.min_p = draw(key, 4) ? 0.0 : 0.05;
+  p.repetition_penalty = draw(key, 4) ? 1.0 : 1.3;
+  p.top_logprobs = static_cast<int64_t>(draw(key, 3));
+  p.prompt_logprobs = draw(key, 3) == 0;
+  p.top_prompt_logprobs = draw(key, 4) ? 0 : 2;
+  op.params = {std::move(p)};
+  if (draw(key, 2)) op.version = draw(key, 4) ? 1 : 2;
   return op;
 }
 
 // Anything at all, whether it can succeed or not.
 inline Operation some_operation(const std::string& tenant, const std::string& folder,
                                 uint64_t& key) {
-  switch (draw(key, 18)) {
+  switch (draw(key, 21)) {
     case 0:
-      return Create{.tenant = tenant, .lora_json = some_lora(key), .seed = draw(key, 100)};
+      return some_tenant(tenant, draw(key, 100), key);
     case 1:
       return Delete{tenant};
     case 2:
@@ -78,18 +110,22 @@ inline Operation some_operation(const std::string& tenant, const std::string& fo
     case 6:
       return ClipGradNorm{.tenant = tenant, .max_grad_norm = 0.2};
     case 7:
-      return draw(key, 2) ? Operation(ZeroGrad{tenant}) : Operation(Inspect{tenant});
+      return draw(key, 2) ? Operation(ZeroGrad{tenant})
+                          : Operation(Inspect{tenant, draw(key, 3) == 0});
     case 8:
     case 9:
-      return some_sampling(tenant, key);
     case 10:
-      return Save{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0, "kept"};
+      return some_sampling(tenant, key);
     case 11:
-      return Load{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0};
+      return Save{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0, "kept"};
     case 12:
-      return Publish{tenant};
+      return Load{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0};
     case 13:
-      return Release{tenant, 1 + static_cast<int64_t>(draw(key, 3))};
+    case 14:
+    case 15:
+      return Publish{tenant};
+    case 16:
+      return Release{tenant, 1 + static_cast<int64_t>(draw(key, 2))};
     default:
       return some_training(tenant, key);
   }
@@ -100,22 +136,23 @@ struct Owned {
   Operation operation;
 };
 
-// Lives of `tenants` tenants, t0, t1, ..., of `operations` drawn ones in all. `folder`: where their
-// checkpoints go; the operations are the same wherever that is.
+// Lives of `tenants` tenants, t0, t1, ... behind `prefix`, of `operations` drawn ones in all; one
+// alone trains all weights.
+// `folder`: where their checkpoints go; the operations are the same wherever that is.
 inline std::vector<Owned> some_schedule(uint64_t key, const std::string& folder, size_t tenants,
-                                        uint64_t operations) {
+                                        uint64_t operations, const std::string& prefix = "") {
   const uint64_t seed = key;
   std::vector<Owned> out;
+  const auto name_of = [&](size_t t) { return prefix + "t" + std::to_string(t); };
   for (size_t t = 0; t < tenants; ++t) {
-    const std::string name = "t" + std::to_string(t);
-    out.push_back({t, Create{.tenant = name, .lora_json = some_lora(key), .seed = seed}});
+    const std::string name = name_of(t);
+    out.push_back({t, tenants == 1 ? Create{.tenant = name} : some_tenant(name, seed, key)});
   }
   for (; operations > 0; --operations) {
     const size_t t = draw(key, tenants);
-    const std::string name = "t" + std::to_string(t);
-    out.push_back({t, some_operation(name, folder + "/" + name, key)});
+    out.push_back({t, some_operation(name_of(t), folder + "/" + name_of(t), key)});
   }
-  for (size_t t = 0; t < tenants; ++t) out.push_back({t, Inspect{"t" + std::to_string(t)}});
+  for (size_t t = 0; t < tenants; ++t) out.push_back({t, Inspect{name_of(t)}});
   return out;
 }
 
@@ -129,36 +166,79 @@ inline std::string without(std::string text, const std::string& folder) {
 struct Outcomes {
   std::vector<std::vector<std::string>> of;  // by tenant
   std::set<size_t> cancelled;                // operations that then have no outcome
+  size_t num_heard = 0;                      // tokens that listeners were told
+  size_t num_pinned = 0;                     // Samples of a published version that succeeded
 };
 
-// In drawn pieces, and some are called back.
+// Submits a schedule in drawn pieces, and calls some of it back.
+class AtOnce {
+ public:
+  AtOnce(Engine& engine, const std::vector<Owned>& schedule, uint64_t seed)
+      : engine_(engine), schedule_(schedule), key_(key_of(seed, "arrival")) {}
+
+  Outcomes run(const std::string& folder) {
+    submit();
+    for (size_t i = 0; i < futures_.size(); ++i) {
+      const std::string text = without(outcome(i), folder);
+      auto& tenant = out_.of[schedule_[i].tenant];
+      if (!out_.cancelled.contains(i)) {
+        tenant.push_back(text);
+      } else if (text != "engine: cancelled") {
+        tenant.push_back("called back, and yet " + text);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void submit() {
+    for (const Owned& item : schedule_) {
+      out_.of.resize(std::max(out_.of.size(), item.tenant + 1));
+      const bool listen = std::holds_alternative<Sample>(item.operation) && draw(key_, 2) == 0;
+      if (listen) flush({.decode = letters});
+      batch_.push_back(item.operation);
+      if (listen) {
+        Ear& ear = *(ears_[futures_.size()] = std::make_unique<Ear>());
+        flush(ear.hooks(letters));
+      } else if (draw(key_, 3) == 0) {
+        flush({.decode = letters});
+      }
+    }
+    flush({.decode = letters});
+  }
+  void flush(const SampleHooks& hooks) {
+    if (batch_.empty()) return;
+    for (Future& future : engine_.submit(std::exchange(batch_, {}), hooks))
+      futures_.push_back(std::move(future));
+    const size_t which = draw(key_, futures_.size());
+    if (draw(key_, 4) == 0 && engine_.cancel(futures_[which].id)) out_.cancelled.insert(which);
+  }
+  // With what was heard otherwise.
+  std::string outcome(size_t i) {
+    std::string heard;
+    const std::string text = outcome_of(futures_[i], [&](const Result& result) {
+      const auto* sample = std::get_if<SampleResult>(&result);
+      if (!sample) return;
+      out_.num_pinned += std::get<Sample>(schedule_[i].operation).version > 0 ? 1 : 0;
+      if (!ears_.contains(i)) return;
+      heard = ears_[i]->difference(*sample);
+      out_.num_heard += ears_[i]->num_tokens();
+    });
+    return text + heard;
+  }
+
+  Engine& engine_;
+  const std::vector<Owned>& schedule_;
+  uint64_t key_;
+  std::vector<Operation> batch_;
+  std::vector<Future> futures_;
+  std::map<size_t, std::unique_ptr<Ear>> ears_;
+  Outcomes out_;
+};
+
 inline Outcomes at_once(Engine& engine, const std::vector<Owned>& schedule,
                         const std::string& folder, uint64_t seed) {
-  std::vector<Future> futures;
-  std::vector<Operation> batch;
-  Outcomes out;
-  uint64_t key = key_of(seed, "arrival");
-  const auto flush = [&] {
-    for (Future& future : engine.submit(std::exchange(batch, {})))
-      futures.push_back(std::move(future));
-    const size_t which = draw(key, futures.size());
-    if (draw(key, 4) == 0 && engine.cancel(futures[which].id)) out.cancelled.insert(which);
-  };
-  for (const Owned& item : schedule) {
-    out.of.resize(std::max(out.of.size(), item.tenant + 1));
-    batch.push_back(item.operation);
-    if (draw(key, 3) == 0) flush();
-  }
-  if (!batch.empty()) flush();
-  for (size_t i = 0; i < futures.size(); ++i) {
-    const std::string text = without(outcome_of(futures[i]), folder);
-    if (!out.cancelled.contains(i)) {
-      out.of[schedule[i].tenant].push_back(text);
-    } else if (text != "engine: cancelled") {
-      out.of[schedule[i].tenant].push_back("called back, and yet " + text);
-    }
-  }
-  return out;
+  return AtOnce(engine, schedule, seed).run(folder);
 }
 
 // The operations of one tenant, each when the one before has ended.
@@ -169,7 +249,7 @@ inline std::vector<std::string> one_by_one(Engine& engine, size_t tenant,
   std::vector<std::string> out;
   for (size_t i = 0; i < schedule.size(); ++i) {
     if (schedule[i].tenant != tenant || left_out.contains(i)) continue;
-    Future future = engine.submit(schedule[i].operation);
+    Future future = engine.submit(schedule[i].operation, {.decode = letters});
     out.push_back(without(outcome_of(future), folder));
   }
   return out;

@@ -9,18 +9,22 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr int kTenants = 3, kSchedules = 200;
+constexpr size_t kSchedules = 200;
+
+// Every eighth schedule has a tenant that trains all weights, which excludes others.
+size_t tenants_of(uint64_t seed) { return seed % 8 == 0 ? 1 : 3; }
 
 EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
   uint64_t key = key_of(seed, "options");
   return {.model = model.path(),
           .mixed_precision = draw(key, 2) ? "bf16" : "no",
           .token_budget = 1 + static_cast<int64_t>(draw(key, 40)),
-          .kv_tokens = 512};
+          .kv_tokens = 512,
+          .max_sequences = 1 + static_cast<int64_t>(draw(key, 6))};
 }
 
 std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
-  return some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
+  return some_schedule(seed, folder, tenants_of(seed), 12 + key_of(seed, "length") % 24);
 }
 
 Outcomes all_at_once(const EngineOptions& options, uint64_t seed) {
@@ -35,7 +39,7 @@ std::vector<std::vector<std::string>> each_alone(const EngineOptions& options, u
   const ScratchDir scratch;
   const std::string folder = scratch.path().string();
   std::vector<std::vector<std::string>> out;
-  for (size_t t = 0; t < kTenants; ++t) {
+  for (size_t t = 0; t < tenants_of(seed); ++t) {
     Engine engine(options);
     out.push_back(one_by_one(engine, t, schedule_of(seed, folder), folder, left_out));
   }
@@ -44,24 +48,39 @@ std::vector<std::vector<std::string>> each_alone(const EngineOptions& options, u
 
 TEST(Schedules, GiveEachTenantWhatASerialReferenceGivesIt) {
   const model::TinyModel model(smallest_config());
-  int operations = 0, errors = 0, cancelled = 0;
+  int operations = 0, errors = 0;
+  size_t cancelled = 0, heard = 0, pinned = 0;
   for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
     const EngineOptions options = options_of(model, seed);
     const Outcomes got = all_at_once(options, seed);
     EngineOptions reference = options;
     reference.token_budget = 4096;
+    reference.max_sequences = 64;
     const auto want = each_alone(reference, seed, got.cancelled);
     ASSERT_EQ(got.of, want) << "seed " << seed;
-    cancelled += static_cast<int>(got.cancelled.size());
+    cancelled += got.cancelled.size();
+    heard += got.num_heard;
+    pinned += got.num_pinned;
     for (const auto& tenant : want) {
       operations += static_cast<int>(tenant.size());
       for (const std::string& text : tenant) errors += text.starts_with("engine:") ? 1 : 0;
     }
   }
-  // Most operations do something, and some are called back.
-  EXPECT_GT(operations, 20 * kSchedules);
+  // Most operations do something, some are called back, some Samples are listened to.
+  EXPECT_GT(operations, 20 * static_cast<int>(kSchedules));
   EXPECT_LT(errors, operations / 2);
   EXPECT_GT(cancelled, kSchedules / 4);
+  EXPECT_GT(heard, 3 * kSchedules);
+  EXPECT_GT(pinned, kSchedules / 8);
+}
+
+// The first of three has no adapter; one alone trains all weights.
+Create created(uint64_t seed, size_t t, const std::string& lora) {
+  const bool several = tenants_of(seed) > 1;
+  return {.tenant = "t" + std::to_string(t),
+          .lora_json = several && t > 0 ? lora : "",
+          .seed = seed,
+          .frozen = several && t == 0};
 }
 
 TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
@@ -76,21 +95,22 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
     std::vector<std::string> want, names;
     {
       Engine engine(options);
-      for (int t = 0; t < kTenants; ++t) {
+      for (size_t t = 0; t < tenants_of(seed); ++t) {
         const std::string name = names.emplace_back("t" + std::to_string(t));
-        engine.run<Done>(Create{.tenant = name, .lora_json = some_lora(key), .seed = seed});
+        engine.run<Done>(created(seed, t, some_lora(key)));
+        if (created(seed, t, "").frozen) continue;
         for (int i = 0; i < 4; ++i) engine.submit(some_training(name, key)).wait();
-        if (t > 0) engine.submit(Step{.tenant = name}).wait();
-        if (t > 1) engine.submit(some_training(name, key)).wait();
+        if (seed % 4 == 0 || t > 1) engine.submit(Step{.tenant = name}).wait();
+        if (t != 1) engine.submit(some_training(name, key)).wait();
         engine.run<SaveResult>(Save{name, folder + "/snapshot/" + name, true, ""});
       }
       std::vector<Future> futures;
       for (int i = 0; i < 40; ++i) {
-        const std::string name = names[draw(key, kTenants)];
+        const std::string name = names[draw(key, names.size())];
         const Operation op = some_operation(name, folder + "/" + name, key);
         ++kinds[op.index()];
         journal.push_back(to_bytes(op));
-        futures.push_back(engine.submit(op));
+        futures.push_back(engine.submit(op, {.decode = letters}));
       }
       for (const std::string& name : names) futures.push_back(engine.submit(Inspect{name}));
       for (auto& future : futures) want.push_back(outcome_of(future));
@@ -103,13 +123,17 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
     }
     Engine fresh(options);
     std::vector<std::string> got;
-    for (const std::string& name : names) {
-      const std::string snapshot = folder + "/snapshot/" + name;
-      fresh.run<Done>(Create{.tenant = name, .directory = snapshot});
-      fresh.run<LoadResult>(Load{name, snapshot, true});
+    for (size_t t = 0; t < names.size(); ++t) {
+      const std::string snapshot = folder + "/snapshot/" + names[t];
+      Create create = created(seed, t, "");
+      if (!create.frozen) create.seed = 0;  // comes with the snapshot
+      if (!create.frozen && tenants_of(seed) > 1) create.directory = snapshot;
+      fresh.run<Done>(create);
+      if (!create.frozen) fresh.run<LoadResult>(Load{names[t], snapshot, true});
     }
     std::vector<Future> futures;
-    for (const std::string& bytes : journal) futures.push_back(fresh.submit(from_bytes(bytes)));
+    for (const std::string& bytes : journal)
+      futures.push_back(fresh.submit(from_bytes(bytes), {.decode = letters}));
     for (const std::string& name : names) futures.push_back(fresh.submit(Inspect{name}));
     for (auto& future : futures) got.push_back(outcome_of(future));
     ASSERT_EQ(got, want) << "seed " << seed;

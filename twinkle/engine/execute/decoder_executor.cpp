@@ -17,10 +17,12 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
           ", it must be at least 1");
   const at::ScalarType dtype = dtype_named(o.mixed_precision);
+  const at::Device device = device_named(o.device);
   const Checkpoint checkpoint = Checkpoint::open(o.model);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  decoder_ = std::make_unique<model::Decoder>(model::read_spec(base_.config), checkpoint, dtype);
+  decoder_ =
+      std::make_unique<model::Decoder>(model::read_spec(base_.config), checkpoint, dtype, device);
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);
   num_threads_ = at::get_num_threads();
@@ -32,6 +34,7 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   sampling.kv_tokens = o.kv_tokens;
   sampling.max_batch = o.max_sequences;
   sampling.eos_ids = facts_.eos_ids;
+  sampling.graphs = o.decode_graphs;
   sampling_ = std::make_unique<Sampling>(*decoder_, sampling);
 }
 

@@ -19,11 +19,13 @@ namespace twinkle::engine {
 struct ModelOptions {
   std::string model;            // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision;  // "bf16" or "no"
+  std::string device;           // "cpu", "cuda", "cuda:1"
   int64_t kv_tokens;            // tokens that the sampler's cache holds
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time
   ParkingOptions parking;
   bool deterministic;  // Decoder::set_exact
+  bool decode_graphs;  // SamplerOptions::graphs
 };
 
 class DecoderExecutor : public Executor {

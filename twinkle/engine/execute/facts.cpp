@@ -1,9 +1,12 @@
 #include "twinkle/engine/execute/facts.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/kernels/cuda/cuda.h"
 
 namespace twinkle::engine {
 namespace {
@@ -35,6 +38,14 @@ at::ScalarType dtype_named(const std::string& precision) {
   require(precision == "no" || precision == "fp32", Code::kInvalid, "engine: mixed_precision is '",
           precision, "'; known: bf16, no");
   return at::kFloat;
+}
+
+at::Device device_named(const std::string& name) {
+  if (name == "cpu") return at::kCPU;
+  const at::Device device = kernels::cuda::find_device(name);
+  // Sums of bfloat16 products stay in float32 where several blocks share one.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  return device;
 }
 
 ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {

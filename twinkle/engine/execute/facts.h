@@ -17,6 +17,10 @@ struct ModelFacts {
 // "bf16" or "no". Error kInvalid: neither.
 at::ScalarType dtype_named(const std::string& precision);
 
+// "cpu", or one that kernels/cuda finds. Error kInvalid: it is none, or not here, with what would
+// help.
+at::Device device_named(const std::string& name);
+
 // Error kInvalid: eos_token_id, in config.json or generation_config.json, is neither an integer nor
 // a list of them.
 ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint);

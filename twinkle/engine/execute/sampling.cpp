@@ -72,29 +72,13 @@ void Sampling::fail(int64_t id, std::exception_ptr error) {
   out_.samples.push_back({id, std::move(error)});
 }
 
-// Nothing has changed when one of these throws.
-void Sampling::Begun::hear(TokenEvent event) {
-  size_t& count = num_heard[{event.prompt, event.sample}];
-  heard.push_back(std::move(event));
-  ++count;
-}
-
-// The tokens of a stop string that was found come with the outcome alone.
-void Sampling::Begun::hear_rest(size_t prompt, const std::vector<Completion>& completions) {
-  for (size_t s = 0; s < completions.size(); ++s) {
-    const Completion& c = completions[s];
-    for (size_t i = num_heard[{prompt, s}]; i < c.tokens.size(); ++i)
-      hear({prompt, s, c.tokens[i], c.logprobs.empty() ? 0 : c.logprobs[i],
-            i + 1 == c.tokens.size() ? c.stop_reason : ""});
-  }
-}
-
+// Nothing has changed when it throws.
 void Sampling::hear(const sampler::Event& event) {
   const auto it = requests_.find(event.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
   begun_.at(it->second.id)
-      .hear({it->second.index, static_cast<size_t>(event.sample), event.token, event.logprob,
-             event.stop_reason});
+      .heard.push_back({it->second.index, static_cast<size_t>(event.sample), event.token,
+                        event.logprob, event.stop_reason});
 }
 
 void Sampling::forget_if_asked() {
@@ -127,7 +111,6 @@ void Sampling::settle(sampler::Outcome& outcome) {
   Begun& sample = begun_.at(request.id);
   out_.requests.reserve(out_.requests.size() + 1);
   out_.samples.reserve(out_.samples.size() + 1);
-  if (sample.hooks.on_tokens) sample.hear_rest(request.index, outcome.completions);
   requests_.erase(it);
   sample.result.completions[request.index] = std::move(outcome.completions);
   sample.result.prompts[request.index] = std::move(outcome.prompt);

@@ -46,10 +46,6 @@ class Sampling {
     size_t num_left;                  // requests that have not ended
     std::vector<int64_t> tickets{};   // the sampler's, of those that were admitted
     std::vector<TokenEvent> heard{};  // since its listener was told last
-    std::map<std::pair<size_t, size_t>, size_t> num_heard{};  // by prompt and sample
-
-    void hear(TokenEvent event);
-    void hear_rest(size_t prompt, const std::vector<Completion>& completions);
   };
   void hear(const sampler::Event& event);
   void settle(sampler::Outcome& outcome);

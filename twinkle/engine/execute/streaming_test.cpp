@@ -2,10 +2,9 @@
 // their prompts remembers.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
 #include <thread>
 
+#include "twinkle/engine/ear_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -31,44 +30,6 @@ Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_s
   return out;
 }
 
-// What a listener has been told, as completions.
-class Ear {
- public:
-  SampleHooks hooks(std::function<std::string(std::span<const int32_t>)> decode = {}) {
-    return {std::move(decode), [this](std::span<const TokenEvent> events) {
-              const std::lock_guard lock(mutex_);
-              for (const TokenEvent& e : events) {
-                Completion& c = heard_[{e.prompt, e.sample}];
-                EXPECT_EQ(c.stop_reason, "") << "nothing comes behind the last one";
-                c.tokens.push_back(e.token);
-                c.logprobs.push_back(e.logprob);
-                c.stop_reason = e.stop_reason;
-              }
-            }};
-  }
-  void expect(const SampleResult& result) {
-    const std::lock_guard lock(mutex_);
-    for (size_t p = 0; p < result.completions.size(); ++p) {
-      for (size_t s = 0; s < result.completions[p].size(); ++s) {
-        const Completion &want = result.completions[p][s], &got = heard_[{p, s}];
-        EXPECT_EQ(got.tokens, want.tokens) << p << " " << s;
-        EXPECT_EQ(got.logprobs, want.logprobs) << p << " " << s;
-        EXPECT_EQ(got.stop_reason, want.stop_reason) << p << " " << s;
-      }
-    }
-  }
-  size_t num_tokens() {
-    const std::lock_guard lock(mutex_);
-    size_t n = 0;
-    for (const auto& [place, c] : heard_) n += c.tokens.size();
-    return n;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<size_t, size_t>, Completion> heard_;
-};
-
 class Streaming : public testing::Test {
  protected:
   Streaming() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
@@ -87,8 +48,8 @@ TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
     const auto result = std::get<SampleResult>(future->get());
     EXPECT_EQ(result.completions[2][1].tokens, want.completions[2][1].tokens);
   }
-  ear.expect(want);
-  other.expect(want);
+  EXPECT_EQ(ear.difference(want), "");
+  EXPECT_EQ(other.difference(want), "");
   EXPECT_EQ(ear.num_tokens(), 3u * 2 * 12);
 }
 
@@ -111,8 +72,8 @@ TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
   EXPECT_EQ(first.completions[0][0].matched, round.params[0].stop[0]);
   EXPECT_EQ(second.completions[0][0].matched, square.params[0].stop[1]);
   EXPECT_EQ(second.completions[0][0].tokens.size(), 4u);
-  ear.expect(first);
-  other.expect(second);
+  EXPECT_EQ(ear.difference(first), "");
+  EXPECT_EQ(other.difference(second), "");
   EXPECT_NE(error_of([&] { engine_.run<SampleResult>(round); }).find("no tokenizer"),
             std::string::npos);
 }
@@ -135,7 +96,7 @@ TEST_F(Streaming, AListenerThatThrowsFailsItsOwnSampleWheneverItDoes) {
     const auto got = std::get<SampleResult>(neighbour.get());
     for (size_t p = 0; p < want.size(); ++p)
       EXPECT_EQ(got.completions[p][0].tokens, want[p][0].tokens);
-    ear.expect(got);
+    EXPECT_EQ(ear.difference(got), "");
   }
   EXPECT_EQ(engine_.sampling().num_samples, 0);
 }

@@ -126,10 +126,10 @@ bool Parking::park(Place& place) {
     AtomicFile out(file);
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!tensors[i]->defined()) continue;
-      const at::Tensor t = tensors[i]->contiguous();
+      const at::Tensor t = tensors[i]->cpu().contiguous();
       out.write(bytes_of(t));
       checksum = add_checksum(checksum, bytes_of(t));
-      shapes.push_back({t.sizes().vec(), t.scalar_type(), i});
+      shapes.push_back({t.sizes().vec(), t.scalar_type(), tensors[i]->device(), i});
     }
     out.commit();
   } catch (const std::exception& e) {
@@ -162,7 +162,7 @@ void Parking::bring_back(Place& place) {
       std::memcpy(t.mutable_data_ptr(), rest.data(), t.nbytes());
       rest = rest.subspan(t.nbytes());
       checksum = add_checksum(checksum, bytes_of(t));
-      values.push_back(std::move(t));
+      values.push_back(t.to(shape.device));
     }
     require(rest.empty() && checksum == place.checksum, Code::kInternal, who,
             "does not hold what was written to it");

@@ -46,6 +46,7 @@ class Parking {
   struct Shape {
     std::vector<int64_t> sizes;  // of a tensor
     at::ScalarType type;
+    at::Device device;
     size_t index;  // among the tenant's
   };
   struct Place {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/operation.h"
 #include "twinkle/engine/schedule/admission.h"
@@ -96,10 +97,13 @@ class Dispatcher {
       hooks = {};  // before its future is ready
       promise.set_exception(std::move(error));
     }
+    void fail_cancelled() {
+      fail(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled")));
+    }
   };
   using Jobs = std::map<int64_t, Job>;
 
-  void loop();
+  void loop();  // dispatcher_thread.cpp, like all down to fail()
   std::optional<Side> next_turn();
   bool gathers() REQUIRES(mutex_);
   void drop_cancelled();
@@ -107,7 +111,7 @@ class Dispatcher {
   void run_head(Job& job);
   void start(Job& job, const Sample& sample);
   void run_batch();
-  void count(std::span<const Work> batch) REQUIRES(mutex_);
+  void count(int64_t num_tokens, int64_t num_tenants) REQUIRES(mutex_);
   void fail_all(std::span<const Work> batch, std::exception_ptr error);
   std::optional<Admitted> next_request();
   void sample();

@@ -22,8 +22,8 @@ struct SampleHooks {
   // Token ids to text, for stop strings: without it `stop` is refused.
   std::function<std::string(std::span<const int32_t>)> decode = {};
   // Is told every token of the result, those of a completion in order, as soon as it is known; with
-  // stop strings, when none can begin in it any more. Nothing more comes when the Sample fails or
-  // is cancelled. Empty: nobody listens.
+  // stop strings, when none can begin in it any more, or its completion ends. Nothing more comes
+  // when the Sample fails or is cancelled. Empty: nobody listens.
   std::function<void(std::span<const TokenEvent>)> on_tokens = {};
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <utility>
 
 namespace twinkle::engine {
 
@@ -17,6 +19,8 @@ void Scheduler::forget(const std::string& tenant) {
   if (it == tenants_.end()) return;
   it->second.share = {};
   it->second.account = {};
+  it->second.saved = 0;
+  it->second.was_here = false;
   it->second.num_tokens = 0;
   it->second.known = false;
   if (it->second.entries.empty()) tenants_.erase(it);
@@ -30,7 +34,10 @@ Share Scheduler::share(const std::string& tenant) const {
 void Scheduler::push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens,
                      bool joins) {
   Tenant& to = tenants_[tenant];
-  if (to.entries.empty()) to.account.last_turn = ++turn_;
+  if (to.entries.empty()) {
+    to.account.last_turn = ++turn_;
+    to.saved = 0;
+  }
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
   to.entries.push_back({id, std::move(tokens), total, joins});
   tenant_of_.emplace(id, tenant);
@@ -136,9 +143,11 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
     slice = batch.slices.insert(slice, Slice{entry.id, entry.next, entry.next});
   entry.next = tenant.at == 0 ? entry.next + 1 : entry.tokens.size();
   slice->last = entry.next;
+  slice->num_tokens += n;
   entry.begun = true;
   batch.room -= n;
   batch.closed = batch.closed || entry.alone;
+  tenant.saved = 0;
   tenant.num_tokens += n;
   tenant.account.last_turn = ++turn_;
 }
@@ -149,7 +158,8 @@ Claim Scheduler::claim(Tenant& tenant) {
   const Entry& entry = tenant.entries[tenant.at];
   const int64_t n = unit(tenant);
   const int64_t from = tenant.at == 0 ? 0 : n - *std::ranges::max_element(entry.tokens);
-  return {&tenant.account, static_cast<double>(n), static_cast<double>(from)};
+  return {&tenant.account, static_cast<double>(std::max<int64_t>(0, n - tenant.saved)),
+          static_cast<double>(from)};
 }
 
 // Whether somebody who is owed something is there whose next sequence needs the next batch.
@@ -158,48 +168,101 @@ bool Scheduler::waits_for_room(const std::vector<Tenant*>& tenants, const Fillin
       tenants, [&](const Tenant* t) { return t->account.credit > 0 && !fits(*t, batch); });
 }
 
-// Tenants of one priority, also those that have nothing to run.
-void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
-  std::vector<Account*> accounts;
+// Tenants of one priority as a batch is formed.
+struct Scheduler::Round {
+  std::vector<Account*> accounts;  // of all
   std::vector<Tenant*> runnable;
-  double weight = 0;
+  std::set<Tenant*> saving;  // of those, whose sequence is too long for what others leave
+  double weight = 0;         // of all that earn
+};
+
+Scheduler::Round Scheduler::meet(const std::vector<Tenant*>& tenants, const Filling& batch) const {
+  Round out;
+  std::vector<Tenant*> missing;  // this one batch
   for (Tenant* t : tenants) {
-    accounts.push_back(&t->account);
+    out.accounts.push_back(&t->account);
     t->account.most = 0;
-    if (!can_run(*t, batch.begin)) continue;
-    runnable.push_back(t);
-    weight += t->account.weight;
-    t->account.most = static_cast<double>(std::max(std::min(budget_, at_once(*t)), unit(*t)));
+    const bool here = can_run(*t, batch.begin), was_here = std::exchange(t->was_here, here);
+    if (!here && !was_here) continue;
+    out.weight += t->account.weight;
+    (here ? out.runnable : missing).push_back(t);
   }
-  balance(accounts);
-  const bool mine = batch.slices.empty();
+  const auto whole = static_cast<double>(budget_);
+  for (Tenant* t : missing) {
+    Account& a = t->account;
+    a.most = std::min(whole, std::max(0.0, a.credit) + a.weight / out.weight * whole);
+  }
+  for (Tenant* t : out.runnable) {
+    t->account.most = static_cast<double>(std::max(std::min(budget_, at_once(*t)), unit(*t)));
+    if (batch.left_over && !fits(*t, batch)) out.saving.insert(t);
+  }
+  balance(out.accounts);
+  return out;
+}
+
+void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
+  Round round = meet(tenants, batch);
+  if (batch.closed) return;
+  const bool first_to_choose = !batch.left_over;
+  batch.left_over = batch.left_over || !round.runnable.empty();
   while (true) {
-    std::vector<Tenant*> fitting;
+    std::vector<Tenant*> able;
     std::vector<Claim> claims;
-    for (Tenant* t : runnable) {
-      if (!fits(*t, batch)) continue;
-      fitting.push_back(t);
+    for (Tenant* t : round.runnable) {
+      const bool saves = round.saving.contains(t) && batch.room > 0 && t->saved < unit(*t);
+      if (!saves && !fits(*t, batch)) continue;
+      able.push_back(t);
       claims.push_back(claim(*t));
     }
     if (claims.empty()) return;
     const size_t first = next_of(claims);
-    const Account& account = *claims[first].account;
-    const double share = account.weight / weight * static_cast<double>(budget_);
-    if (mine && -account.credit > 2 * share && waits_for_room(runnable, batch)) return;
-    take(*fitting[first], batch);
-    charge(accounts, *claims[first].account, claims[first].cost);
-    if (!goes_on(*fitting[first], batch)) std::erase(runnable, fitting[first]);
+    Tenant& next = *able[first];
+    if (round.saving.contains(&next)) {
+      const int64_t n = std::min(batch.room, unit(next) - next.saved);
+      next.saved += n;
+      batch.room -= n;
+      charge(round.accounts, next.account, static_cast<double>(n));
+      std::erase(round.runnable, &next);
+      continue;
+    }
+    const double share = next.account.weight / round.weight * static_cast<double>(budget_);
+    if (first_to_choose && -next.account.credit > 2 * share &&
+        waits_for_room(round.runnable, batch))
+      return;
+    take(next, batch);
+    charge(round.accounts, next.account, claims[first].cost);
+    if (!goes_on(next, batch)) std::erase(round.runnable, &next);
   }
 }
 
+// Who has paid in full for a sequence that it can't run beside those of higher priorities.
+Scheduler::Tenant* Scheduler::that_saved(const Levels& levels, bool begin) {
+  bool after_others = false;
+  for (const auto& [priority, tenants] : levels) {
+    for (Tenant* t : tenants) {
+      if (after_others && can_run(*t, begin) && t->saved >= unit(*t)) return t;
+    }
+    after_others = after_others || std::ranges::any_of(tenants, [&](const Tenant* t) {
+                     return can_run(*t, begin);
+                   });
+  }
+  return nullptr;
+}
+
 std::vector<Slice> Scheduler::next_batch(bool begin) {
-  std::map<int32_t, std::vector<Tenant*>, std::greater<>> levels;
+  Levels levels;
   for (auto& [name, tenant] : tenants_) {
     tenant.at = 0;
     levels[tenant.share.priority].push_back(&tenant);
   }
   Filling batch{{}, budget_, begin};
-  for (const auto& [priority, tenants] : levels) fill(tenants, batch);
+  Tenant* first = that_saved(levels, begin);
+  if (first) take(*first, batch);
+  for (const auto& [priority, tenants] : levels) {
+    // Room beside it that higher priorities can't use was not left by them.
+    if (first && priority <= first->share.priority) break;
+    fill(tenants, batch);
+  }
   return std::move(batch.slices);
 }
 

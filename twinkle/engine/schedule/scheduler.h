@@ -1,10 +1,11 @@
 // Which sequences run next: deficit round robin by tokens over the ordered queues of many tenants
-// (base/fair_share.h). Whoever has sequences to run when a batch is formed earns its share of that
-// whole batch, by weight, even when a Step has to come before it can run more. Tenants of a higher
-// priority come first, always; the others get the room that they leave. An operation may take
-// several batches; a tenant's next one begins when it has ended, or joins the batch that completes
-// it, when both are of a kind that may and it fits whole. Nobody keeps more credit than one batch's
-// worth, and nobody earns while it has nothing to run. docs/decisions/0005-scheduler.md says why.
+// (base/fair_share.h). Whoever has sequences to run when a batch is formed, or had some when the
+// one before was, earns its share of that whole batch, by weight: so it may wait for a result, and
+// miss a batch. Tenants of a higher priority come first; the others get the room that they leave,
+// and save it for what is too long for it. An operation may take several batches; a tenant's next
+// one begins when it has ended, or joins the batch that completes it, when both are of a kind that
+// may and it fits whole. Nobody keeps more credit than one batch's worth.
+// docs/decisions/0005-scheduler.md says why.
 // Plain data: no model, no thread, no clock. The same calls give the same batches.
 #pragma once
 #include <cstdint>
@@ -26,6 +27,7 @@ struct Share {
 struct Slice {
   int64_t id;
   size_t first, last;
+  int64_t num_tokens = 0;
 };
 
 class Scheduler {
@@ -75,15 +77,19 @@ class Scheduler {
     Share share;
     bool known = false;  // from set_share to forget
     std::deque<Entry> entries;
-    size_t at = 0;    // the entry that the batch in the making has come to
-    Account account;  // in tokens; its last turn: when it ran a sequence, or came back with some
+    size_t at = 0;      // the entry that the batch in the making has come to
+    Account account;    // in tokens; its last turn: when it ran a sequence, or came back with some
+    int64_t saved = 0;  // tokens of room that it has paid for its next sequence ahead
+    bool was_here = false;  // it had sequences to run when the last batch was formed
     int64_t num_tokens = 0;
   };
-  struct Filling {  // a batch in the making
+  using Levels = std::map<int32_t, std::vector<Tenant*>, std::greater<>>;  // by priority
+  struct Filling {                                                         // a batch in the making
     std::vector<Slice> slices;
     int64_t room;
-    bool begin;           // operations that have not run yet may
-    bool closed = false;  // by an operation that wants to be alone
+    bool begin;              // operations that have not run yet may
+    bool closed = false;     // by an operation that wants to be alone
+    bool left_over = false;  // by a higher priority: the room is what it can't use
   };
 
   static bool can_run(const Tenant& tenant, bool begin);
@@ -93,6 +99,9 @@ class Scheduler {
   static Claim claim(Tenant& tenant);
   static bool waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch);
   static bool goes_on(Tenant& tenant, const Filling& batch);
+  static Tenant* that_saved(const Levels& levels, bool begin);
+  struct Round;
+  Round meet(const std::vector<Tenant*>& tenants, const Filling& batch) const;
   void fill(const std::vector<Tenant*>& tenants, Filling& batch);
   void take(Tenant& tenant, Filling& batch);
   Entry* find(int64_t id);

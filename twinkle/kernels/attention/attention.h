@@ -56,7 +56,8 @@ struct PagedKeys {
 PagedKeys make_pages(int64_t num_pages, int64_t num_key_heads, int64_t head_dim,
                      at::ScalarType type);
 
-// Which token of which sequence each row is.
+// Which token of which sequence each row is. Of pages on a device, rows that lie there too (all
+// three of them) are not looked at: whoever put them there knows that they are inside.
 struct PagedRows {
   at::Tensor block_tables;  // [S, most pages] int32: page of each 64 tokens; behind a sequence's
                             // end anything

@@ -80,7 +80,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options,
                           const Simd& simd) {
   check(q, k, v, cu_seqlens, options);
-  if (q.is_cuda()) return cuda::attention(q, k, v, cu_seqlens, options);
+  if (cuda::takes(q)) return cuda::attention(q, k, v, cu_seqlens, options);
   const at::Tensor qc = q.contiguous(), kc = k.contiguous(), vc = v.contiguous();
   AttentionResult result{.out = at::empty_like(qc), .lse = {}};
   const AttentionShape shape = shape_of(q, k, options);
@@ -118,7 +118,7 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
   const auto& [grad, q, k, v, forward] = saved;
   check(q, k, v, cu_seqlens, options);
   require_like(grad, "attention's gradient", q, "q");
-  if (q.is_cuda()) return cuda::attention_backward(saved, cu_seqlens, options, needs);
+  if (cuda::takes(q)) return cuda::attention_backward(saved, cu_seqlens, options, needs);
   const at::Tensor qc = q.contiguous(), kc = k.contiguous(), vc = v.contiguous();
   const at::Tensor gc = grad.contiguous(), lse = forward.lse, out = forward.out;
   AttentionGrads grads;

@@ -1,45 +1,21 @@
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "twinkle/base/error.h"
 #include "twinkle/kernels/attention/attention_block.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/place.h"
+#include "twinkle/kernels/deterministic.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
 
 static_assert(kPageTokens == kKeyTile);
 
-// ATen's flash kernels add up a backward pass in a fixed order only when it is told so.
-class Deterministic {
- public:
-  Deterministic() {
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    at::globalContext().setDeterministicFillUninitializedMemory(
-        false);  // a pass over each gradient
-  }
-  ~Deterministic() {
-    at::globalContext().setDeterministicAlgorithms(before_, warned_);
-    at::globalContext().setDeterministicFillUninitializedMemory(filled_);
-  }
-  Deterministic(const Deterministic&) = delete;
-  Deterministic& operator=(const Deterministic&) = delete;
-
- private:
-  const bool before_ = at::globalContext().deterministicAlgorithms();
-  const bool warned_ = at::globalContext().deterministicAlgorithmsWarnOnly();
-  const bool filled_ = at::globalContext().deterministicFillUninitializedMemory();
-};
-
-void check_flash(const at::Tensor& q) {
-  require(q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256,
-          Code::kInvalid, "kernels: attention's q is ", q.scalar_type(), " ", q.sizes(),
-          ", on a CUDA device it must be bfloat16 with a head_dim of at most 256 that is a "
-          "multiple of 8: ATen's flash kernels take no other");
+// What ATen's flash kernels take; everything else is attention_packed.cu's.
+bool is_for_flash(const at::Tensor& q) {
+  return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
 }
 
 // What both directions tell the flash kernels of a batch.
@@ -55,6 +31,35 @@ struct Varlen {
     }
     cu_seqlens = table_on<int32_t>(device, ends).view(at::kInt);
     if (options.window > 0) left = options.window - 1, right = 0;
+  }
+};
+
+// A batch as attention_packed.cu reads it.
+struct Packed {
+  at::Tensor q, k, v, spans;
+  AttentionOptions options;
+
+  Packed(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+         std::span<const int64_t> cu_seqlens, const AttentionOptions& options)
+      : q(q.contiguous()), k(k.contiguous()), v(v.contiguous()), options(options) {
+    std::vector<int64_t> of_rows;
+    for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+      for (int64_t row = cu_seqlens[s]; row < cu_seqlens[s + 1]; ++row)
+        of_rows.insert(of_rows.end(), {cu_seqlens[s], cu_seqlens[s + 1]});
+    }
+    spans = table_on<int64_t>(q.device(), of_rows);
+  }
+  PackedRows rows() const {
+    return {.q = q.const_data_ptr(),
+            .k = k.const_data_ptr(),
+            .v = v.const_data_ptr(),
+            .spans = static_cast<const int64_t*>(spans.const_data_ptr()),
+            .rows = q.size(0),
+            .heads = q.size(1),
+            .key_heads = k.size(1),
+            .dim = q.size(2),
+            .window = options.window,
+            .scale = options.scale};
   }
 };
 
@@ -79,8 +84,15 @@ PagedPages pages_of(const PagedKeys& pages) {
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options) {
-  check_flash(q);
   const Place place(q);
+  if (!is_for_flash(q)) {
+    const Packed batch(q, k, v, cu_seqlens, options);
+    AttentionResult result{at::empty_like(batch.q),
+                           at::empty({q.size(0), q.size(1)}, q.options().dtype(wide_of(q)))};
+    attention_packed(type_of(q), batch.rows(), result.out.mutable_data_ptr(),
+                     result.lse.mutable_data_ptr(), place.stream);
+    return result;
+  }
   const Varlen batch(cu_seqlens, options, place.device);
   if (batch.longest == 0) {
     return {at::empty_like(q), at::empty({0, q.size(1)}, q.options().dtype(at::kFloat))};
@@ -95,20 +107,33 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
                                   const AttentionOptions& options, const AttentionNeeds& needs) {
   const auto& [grad, q, k, v, forward] = saved;
-  check_flash(q);
   const Place place(q);
+  const auto wanted = [&](const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv) {
+    return AttentionGrads{needs.q ? dq : at::Tensor(), needs.k ? dk : at::Tensor(),
+                          needs.v ? dv : at::Tensor()};
+  };
+  if (!is_for_flash(q)) {
+    const Packed batch(q, k, v, cu_seqlens, options);
+    const at::Tensor slope = grad.contiguous(), dq = at::empty_like(batch.q),
+                     dk = at::empty_like(batch.k), dv = at::empty_like(batch.v);
+    attention_packed_backward(
+        type_of(q), batch.rows(),
+        {slope.const_data_ptr(), forward.out.const_data_ptr(), forward.lse.const_data_ptr()},
+        {dq.mutable_data_ptr(), dk.mutable_data_ptr(), dv.mutable_data_ptr()}, place.stream);
+    return wanted(dq, dk, dv);
+  }
   const Varlen batch(cu_seqlens, options, place.device);
   if (batch.longest == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   const Deterministic deterministic;
   // The state of the dropout that there is none of.
   const at::Tensor random = at::zeros({2}, q.options().dtype(at::kUInt64));
   const at::Tensor unused = at::zeros({}, random.options());
-  auto [dq, dk, dv] = at::_flash_attention_backward(
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
       grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), forward.out,
       forward.lse.t().contiguous(), batch.cu_seqlens, batch.cu_seqlens, batch.longest,
       batch.longest, /*dropout_p=*/0, /*is_causal=*/true, random, unused, options.scale, batch.left,
       batch.right);
-  return {needs.q ? dq : at::Tensor(), needs.k ? dk : at::Tensor(), needs.v ? dv : at::Tensor()};
+  return wanted(dq, dk, dv);
 }
 
 void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,

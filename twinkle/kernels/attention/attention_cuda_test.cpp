@@ -82,6 +82,62 @@ TEST_P(AttentionOnDevice, ARowHasTheSameBitsAloneAndAmongOthers) {
   }
 }
 
+struct PackedBatch {
+  at::Tensor q, k, v, grad;
+  std::vector<int64_t> cu_seqlens;
+
+  PackedBatch(const Shape& s, at::ScalarType type, int64_t length = 50)
+      : q(at::randn({length, s.heads, s.dim}).to(type)),
+        k(at::randn({length, s.key_heads, s.dim}).to(type)),
+        v(at::randn_like(k)),
+        grad(at::randn_like(q)),
+        cu_seqlens{0, 1, 20, 20, length} {}
+};
+
+// Head sizes that the flash kernels take in bfloat16 and that they don't; the last sequence is
+// longer than a tile of keys.
+TEST_P(AttentionOnDevice, PackedEqualsTheCpuForwardAndBackward) {
+  for (const Shape& s :
+       {Shape{4, 2, 64, 0}, {4, 2, 64, 7}, {3, 1, 20, 0}, {2, 2, 20, 1}, {1, 1, 12, 0}}) {
+    const PackedBatch in(s, GetParam(), s.dim == 12 ? 290 : 50);
+    const AttentionOptions options{.scale = 0.125, .window = s.window};
+    const auto host = attention(in.q, in.k, in.v, in.cu_seqlens, options);
+    const auto device = attention(on(in.q), on(in.k), on(in.v), in.cu_seqlens, options);
+    expect_like(device.out, host.out);
+    expect_like(device.lse, host.lse);
+    const auto want = attention_backward({in.grad, in.q, in.k, in.v, host}, in.cu_seqlens, options);
+    const AttentionSaved saved{on(in.grad), on(in.q), on(in.k), on(in.v), device};
+    const auto got = attention_backward(saved, in.cu_seqlens, options);
+    expect_like(got.q, want.q, 2 * tolerance());
+    expect_like(got.k, want.k, 2 * tolerance());
+    expect_like(got.v, want.v, 2 * tolerance());
+    const auto again = attention_backward(saved, in.cu_seqlens, options);
+    EXPECT_TRUE(at::equal(again.q, got.q) && at::equal(again.k, got.k));
+  }
+}
+
+TEST_P(AttentionOnDevice, APackedSequenceHasTheSameBitsAloneAndAmongOthers) {
+  const PackedBatch in({3, 1, 20, 0}, GetParam());
+  const at::Tensor q = on(in.q), k = on(in.k), v = on(in.v), grad = on(in.grad);
+  const auto part = [](const at::Tensor& x) { return x.slice(0, 1, 20); };
+  const std::vector<int64_t> one{0, 19};
+  const auto all = attention(q, k, v, in.cu_seqlens, {});
+  const auto alone = attention(part(q), part(k), part(v), one, {});
+  EXPECT_TRUE(at::equal(part(all.out), alone.out) && at::equal(part(all.lse), alone.lse));
+  const auto of_all = attention_backward({grad, q, k, v, all}, in.cu_seqlens, {});
+  const auto of_one = attention_backward({part(grad), part(q), part(k), part(v), alone}, one, {});
+  EXPECT_TRUE(at::equal(part(of_all.q), of_one.q) && at::equal(part(of_all.k), of_one.k) &&
+              at::equal(part(of_all.v), of_one.v));
+}
+
+TEST_P(AttentionOnDevice, PackedGradientsThatAreNotWantedAreNotThere) {
+  const PackedBatch in({2, 2, 20, 0}, GetParam());
+  const at::Tensor q = on(in.q), k = on(in.k), v = on(in.v);
+  const auto out = attention(q, k, v, in.cu_seqlens, {});
+  const auto got = attention_backward({on(in.grad), q, k, v, out}, in.cu_seqlens, {}, {.q = false});
+  EXPECT_TRUE(!got.q.defined() && got.k.defined() && got.v.defined());
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, AttentionOnDevice, kDeviceTypes, name_of_type);
 
 TEST(AttentionChunks, CoverEveryPageThatARowSeesOnceInFewChunks) {
@@ -96,66 +152,6 @@ TEST(AttentionChunks, CoverEveryPageThatARowSeesOnceInFewChunks) {
       EXPECT_GE(each, cuda::kChunkPages);
     }
   }
-}
-
-class FlashAttention : public OnDevice {
- protected:
-  void SetUp() override {
-    OnDevice::SetUp();
-    if (IsSkipped()) return;
-    q = at::randn({200, 4, 64}).to(at::kBFloat16);
-    k = at::randn({200, 2, 64}).to(at::kBFloat16), v = at::randn_like(k);
-  }
-  at::Tensor q, k, v;
-  const std::vector<int64_t> cu_seqlens_{0, 1, 70, 70, 200};
-};
-
-TEST_F(FlashAttention, PackedEqualsTheCpuForwardAndBackward) {
-  if (!cuda::current_device().is_cuda()) GTEST_SKIP() << "ATen's flash kernels need a GPU";
-  for (const int64_t window : {0, 1, 50}) {
-    const AttentionOptions options{.scale = 0.125, .window = window};
-    const at::Tensor grad = at::randn_like(q);
-    const auto host = attention(q, k, v, cu_seqlens_, options);
-    const auto device = attention(on(q), on(k), on(v), cu_seqlens_, options);
-    const auto close = [](const at::Tensor& got, const at::Tensor& want) {
-      EXPECT_TRUE(at::allclose(got.cpu(), want, 2e-2, 2e-2));
-    };
-    close(device.out, host.out);
-    close(device.lse, host.lse);
-    const auto want = attention_backward({grad, q, k, v, host}, cu_seqlens_, options);
-    const AttentionSaved saved{on(grad), on(q), on(k), on(v), device};
-    const auto got = attention_backward(saved, cu_seqlens_, options);
-    close(got.q, want.q);
-    close(got.k, want.k);
-    close(got.v, want.v);
-    const auto again = attention_backward(saved, cu_seqlens_, options);
-    EXPECT_TRUE(at::equal(again.q, got.q) && at::equal(again.k, got.k));
-  }
-}
-
-TEST_F(FlashAttention, IsAskedForByItsNameInAten) {
-  if (cuda::current_device().is_cuda()) GTEST_SKIP() << "it is there";
-  const auto refusal = [](const auto& run) -> std::string {
-    try {
-      run();
-    } catch (const c10::Error& e) {
-      return e.what_without_backtrace();
-    }
-    return "none";
-  };
-  const auto forward = refusal([&] { cuda::attention(q, k, v, cu_seqlens_, {}); });
-  EXPECT_NE(forward.find("aten::_flash_attention_forward"), std::string::npos) << forward;
-  const AttentionSaved saved{q, q, k, v, {q, at::zeros({200, 4})}};
-  const auto backward = refusal([&] { cuda::attention_backward(saved, cu_seqlens_, {}, {}); });
-  EXPECT_NE(backward.find("aten::_flash_attention_backward"), std::string::npos) << backward;
-}
-
-TEST_F(FlashAttention, WhatItDoesNotTakeIsNamed) {
-  const auto run = [&](const at::Tensor& x) { cuda::attention(x, x, x, cu_seqlens_, {}); };
-  expect_error("attention's q is Float [200, 4, 64], on a CUDA device it must be bfloat16",
-               [&] { run(on(q).to(at::kFloat)); });
-  expect_error("attention's q is BFloat16 [200, 4, 60], on a CUDA device",
-               [&] { run(on(q).slice(2, 0, 60)); });
 }
 
 }  // namespace

@@ -81,8 +81,11 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
   require(k.size(1) == pages.k.size(1), Code::kInvalid, "kernels: k has ", k.size(1),
           " heads, the pages have ", pages.k.size(1));
   require_like(v, "v", k, "k");
+  if (cuda::takes(k)) {
+    if (!cuda::takes(rows.positions)) check_rows(rows, k.size(0), pages.k.size(0), 1);
+    return cuda::write_pages(pages, k, v, rows);
+  }
   const Rows at = check_rows(rows, k.size(0), pages.k.size(0), 1);
-  if (k.is_cuda()) return cuda::write_pages(pages, k, v, rows);
   const at::Tensor kc = k.contiguous(), vc = v.contiguous();
   with_type(k, "k", [&]<class T>(T) {
     const int64_t heads = k.size(1), dim = k.size(2), row_size = heads * dim;
@@ -109,8 +112,11 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   check_pages(pages, q, "q");
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
+  if (cuda::takes(q)) {
+    if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.k.size(0), options.window);
+    return cuda::attention_paged(q, pages, rows, options);
+  }
   const Rows at = check_rows(rows, q.size(0), pages.k.size(0), options.window);
-  if (q.is_cuda()) return cuda::attention_paged(q, pages, rows, options);
   const int64_t heads = pages.k.size(1);
   const AttentionShape shape{.group = q.size(1) / heads,
                              .head_dim = q.size(2),

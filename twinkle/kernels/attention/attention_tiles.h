@@ -87,7 +87,7 @@ void attend(const AttentionShape& shape, int64_t rows, const A* q, const A* kt, 
       for (int64_t i = 0; i < columns; ++i) row[i] = 0;
       continue;
     }
-    mask(row, ranges[r], columns);
+    if (ranges[r].begin > 0 || ranges[r].end < columns) mask(row, ranges[r], columns);
     const A tile_top = largest_score(row, columns), old_top = states.top[r];
     const A top = tile_top > old_top ? tile_top : old_top;
     if (top != old_top) {

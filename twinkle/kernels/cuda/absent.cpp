@@ -16,7 +16,13 @@ namespace {
 }  // namespace
 
 bool available() { return false; }
+bool takes(const at::Tensor& x) { return x.is_cuda(); }  // and says so
 at::Device current_device() { absent(); }
+at::Device find_device(const std::string& name) {
+  fail(Code::kInvalid, "kernels: device is '", name,
+       "', this build knows 'cpu' alone: for 'cuda' build it where nvcc and a torch with CUDA are "
+       "found");
+}
 
 at::Tensor rms_norm(const at::Tensor&, const at::Tensor&, double) { absent(); }
 at::Tensor rms_norm_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
@@ -65,7 +71,7 @@ at::Tensor attention_paged(const at::Tensor&, const PagedKeys&, const PagedRows&
 }
 
 struct Graph::Recorded {};
-Graph::Graph(const at::Device&, const Body&) { absent(); }
+Graph::Graph(const at::Device&, Body) { absent(); }
 Graph::~Graph() = default;
 void Graph::replay() const { absent(); }
 

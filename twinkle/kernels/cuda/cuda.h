@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "twinkle/kernels/attention/attention.h"
 #include "twinkle/kernels/lora/lora.h"
@@ -18,8 +19,14 @@ namespace twinkle::kernels::cuda {
 
 // Whether this build has the kernels and the machine a device that runs them.
 bool available();
+// Whether the ops of kernels/ hand this tensor to the functions below: it lies on a CUDA device,
+// or, in the programs that run the kernels by emulation, on the emulated one.
+bool takes(const at::Tensor& x);
 // Where the caller's tensors would lie.
 at::Device current_device();
+// The device of that name, "cuda" (the current one) or "cuda:1". Error kInvalid: it is none, or not
+// here, with what would help.
+at::Device find_device(const std::string& name);
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
@@ -60,8 +67,9 @@ void sgd_update(std::span<const SgdTensors> tensors);
 // [n] float64 on the tensors' device.
 at::Tensor sums_of_squares(std::span<const at::Tensor> tensors);
 
-// As attention.h's. Packed: by ATen's flash kernels, which take bfloat16 and a head_dim of at most
-// 256 that is a multiple of 8. Paged: any type; the rows have been checked, and may lie on the CPU.
+// As attention.h's, of any type. Packed: bfloat16 with a head_dim of at most 256 that is a multiple
+// of 8 goes to ATen's flash kernels, which need an sm_80 or later; all else to simple ones of our
+// own. Paged: the rows have been checked, and may lie on the CPU.
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options);
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,

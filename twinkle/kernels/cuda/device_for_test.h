@@ -1,5 +1,5 @@
 // For tests of the kernels: tensors on the device that they run on, which is a GPU in kernels_test
-// (skipped where there is none) and the CPU in cuda_emulation_test.
+// (skipped where there is none) and the emulated device in cuda_emulation_test.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/Context.h>

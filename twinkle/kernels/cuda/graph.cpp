@@ -1,72 +1,49 @@
 #include "twinkle/kernels/cuda/graph.h"
 
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 
-#include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/place.h"
 
 namespace twinkle::kernels::cuda {
-namespace {
-
-void check(cudaError_t error, const char* what) {
-  require(error == cudaSuccess, Code::kInternal, "kernels: a CUDA graph ", what, ": ",
-          cudaGetErrorString(error));
-}
-
-// Ends the recording of a stream however its body ends.
-class Capture {
- public:
-  explicit Capture(cudaStream_t stream) : stream_(stream) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "was not begun");
-  }
-  ~Capture() {
-    if (!ended_) cudaStreamEndCapture(stream_, &graph_);
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
-  }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
-
-  cudaGraph_t end() {
-    ended_ = true;
-    check(cudaStreamEndCapture(stream_, &graph_), "was not recorded");
-    return graph_;
-  }
-
- private:
-  cudaStream_t stream_;
-  cudaGraph_t graph_ = nullptr;
-  bool ended_ = false;
-};
-
-}  // namespace
 
 struct Graph::Recorded {
   at::Device device;
-  cudaGraphExec_t executable = nullptr;
-
-  ~Recorded() {
-    if (executable != nullptr) cudaGraphExecDestroy(executable);
-  }
+  std::vector<at::Tensor> kept;  // that the launches read, beside what the body holds
+  Body body;                     // which holds what it reads and writes
+  at::cuda::CUDAGraph graph;
 };
 
-Graph::Graph(const at::Device& device, const Body& body)
-    : recorded_(std::make_unique<Recorded>(device)) {
+Graph::Graph(const at::Device& device, Body body)
+    : recorded_(new Recorded{.device = device, .kept = {}, .body = std::move(body), .graph = {}}) {
   const c10::cuda::CUDAGuard on_device(device);
   // The default stream cannot be recorded.
+  const auto before = c10::cuda::getCurrentCUDAStream(device.index());
   const auto stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
+  before.synchronize();
   const c10::cuda::CUDAStreamGuard current(stream);
-  Capture capture(stream);
-  body(stream);
-  check(cudaGraphInstantiate(&recorded_->executable, capture.end(), 0), "was not made");
+  at::cuda::CUDAGraph& graph = recorded_->graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  try {
+    const Keeping keeping(recorded_->kept);
+    recorded_->body();
+  } catch (...) {
+    try {
+      graph.capture_end();
+    } catch (...) {  // what the body threw is the reason
+    }
+    throw;
+  }
+  graph.capture_end();
 }
 
 Graph::~Graph() = default;
 
 void Graph::replay() const {
   const c10::cuda::CUDAGuard on_device(recorded_->device);
-  check(cudaGraphLaunch(recorded_->executable, current_stream(recorded_->device)), "did not start");
+  recorded_->graph.replay();
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -1,24 +1,22 @@
-// Launches that are recorded once and queued again as one: a step of decoding is some hundred short
-// ones, whose starts cost more than their work. Over CUDA's runtime; knows no tensor but the
-// device.
+// A body of operations that is recorded once and queued again as one: a step of decoding is some
+// hundred short launches, whose starts cost more than their work.
 #pragma once
 #include <c10/core/Device.h>
 
 #include <functional>
 #include <memory>
 
-#include "twinkle/kernels/cuda/launch.h"
-
 namespace twinkle::kernels::cuda {
 
 class Graph {
  public:
-  using Body = std::function<void(Stream)>;
+  using Body = std::function<void()>;
 
-  // Records what `body` queues on the stream that it gets, which is the current one; nothing runs.
-  // It may call what launch.h has, on memory that outlives the graph: nothing may allocate device
-  // memory, read from the host or wait. Its exceptions pass through.
-  Graph(const at::Device& device, const Body& body);
+  // Records what `body` queues on the device's current stream; nothing runs. It may call ATen and
+  // the ops of kernels/ on tensors that it holds; what it allocates is the graph's and lies in the
+  // same place at every replay. It must have run once just before, for tables and workspaces, and
+  // it neither reads from the host nor waits. Its exceptions pass through.
+  Graph(const at::Device& device, Body body);
   ~Graph();
 
   // Queues it all on the device's current stream.

@@ -16,7 +16,7 @@ TEST_F(CudaGraph, ReplaysItsLaunchesOnWhatTheMemoryHoldsByThen) {
     return rope(once, table, table, ids, Turn::kForward);
   };
   const at::Tensor x = on(first), y = on(at::zeros_like(first)), angles = on(table), at = on(ids);
-  const cuda::Graph graph(cuda::current_device(), [&](cuda::Stream) {
+  const cuda::Graph graph(cuda::current_device(), [&] {
     cuda::rope(x, y, angles, angles, at, Turn::kForward);  // on the stream, which is current
     cuda::rope(y, y, angles, angles, at, Turn::kForward);
   });
@@ -30,9 +30,9 @@ TEST_F(CudaGraph, ReplaysItsLaunchesOnWhatTheMemoryHoldsByThen) {
 
 TEST_F(CudaGraph, AnErrorOfItsBodyPassesAndTheNextOneIsRecorded) {
   if (!cuda::current_device().is_cuda()) GTEST_SKIP() << "the emulation records nothing";
-  const auto fails = [](cuda::Stream) { throw std::runtime_error("the body's"); };
+  const auto fails = [] { throw std::runtime_error("the body's"); };
   EXPECT_THROW(cuda::Graph(cuda::current_device(), fails), std::runtime_error);
-  EXPECT_NO_THROW(cuda::Graph(cuda::current_device(), [](cuda::Stream) {}));
+  EXPECT_NO_THROW(cuda::Graph(cuda::current_device(), [] {}));
 }
 
 }  // namespace

@@ -67,8 +67,8 @@ void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream);
 void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
                   Stream stream);
 
-// What lora's kernels know of one part: a row of a table on the device. Factors and gradients are
-// of the computing type.
+// What lora's kernels know of one part: a row of a table on the device. Factors are of the type of
+// x, gradients of the computing type.
 struct LoraRow {
   int64_t begin, rows, rank;
   int64_t h;            // element of h where its [rows][rank] begin
@@ -140,6 +140,32 @@ void sgd_update(const UpdateTable<SgdRow>& table, Stream stream);
 // sums [num_rows]: each tensor's, in an order that its size fixes. parts [num_blocks] to work in.
 void sums_of_squares(const UpdateTable<SquaresRow>& table, double* parts, double* sums,
                      Stream stream);
+
+// Rows of packed sequences: q [rows, heads, dim], k and v [rows, key_heads, dim]; spans [rows][2]:
+// where the row's sequence begins and ends.
+struct PackedRows {
+  const void* q;
+  const void* k;
+  const void* v;
+  const int64_t* spans;
+  int64_t rows, heads, key_heads, dim, window;
+  double scale;
+};
+// out as q; lse [rows, heads] of the computing type.
+void attention_packed(Type type, const PackedRows& in, void* out, void* lse, Stream stream);
+// What a forward left, and the gradient of its out.
+struct PackedSaved {
+  const void* grad;
+  const void* out;
+  const void* lse;
+};
+struct PackedGrads {
+  void* q;
+  void* k;
+  void* v;
+};
+void attention_packed_backward(Type type, const PackedRows& in, const PackedSaved& saved,
+                               const PackedGrads& grads, Stream stream);
 
 // Pages of kPageTokens tokens as PagedKeys': k [pages, key_heads, dim, kPageTokens], v [pages,
 // key_heads, kPageTokens, dim]. Rows as PagedRows', each proved to be in its table.

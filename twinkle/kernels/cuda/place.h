@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "twinkle/kernels/cuda/launch.h"
 
@@ -14,12 +15,27 @@ namespace twinkle::kernels::cuda {
 Stream current_stream(const at::Device& device);
 
 // A uint8 tensor of these bytes there; `bytes` may go at once, the host does not wait.
+at::Tensor upload(const at::Device& device, std::span<const std::byte> bytes);
+
+// The same for bytes that kernels only read. What was asked for lately is there already: layers
+// share their tables, and a step like the one before it uploads none.
 at::Tensor table_on(const at::Device& device, std::span<const std::byte> bytes);
 
 template <class Row>
 at::Tensor table_on(const at::Device& device, std::span<const Row> rows) {
   return table_on(device, std::as_bytes(rows));
 }
+
+// While it lives, this thread's launches are recorded: what they read and their caller does not
+// hold goes to `tensors`, and a table that would have to be uploaded is an error.
+class Keeping {
+ public:
+  explicit Keeping(std::vector<at::Tensor>& tensors);
+  ~Keeping();
+  Keeping(const Keeping&) = delete;
+  Keeping& operator=(const Keeping&) = delete;
+};
+void keep(const at::Tensor& x);  // nothing, without a Keeping
 
 // Makes the tensor's device the current one until its end.
 struct Place {

@@ -99,6 +99,8 @@ void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, con
           const at::Tensor& position_ids, Turn turn) {
   const Place place(x);
   const at::Tensor ids = position_ids.to(at::kLong).contiguous();
+  keep(cos);
+  keep(sin);
   cuda::rope(type_of(x),
              {.x = x.const_data_ptr(),
               .cos = cos.const_data_ptr<float>(),

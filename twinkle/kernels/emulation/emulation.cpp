@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twinkle/kernels/emulation/cuda_runtime.h"
+#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 // What the kernels declare as `extern __shared__`.
@@ -128,6 +129,7 @@ cudaError_t run(const cudaLaunchConfig_t& config, const std::function<void()>& t
       gridDim.y > 65535 || gridDim.z > 65535) {
     return cudaErrorInvalidValue;
   }
+  const Access access;
   while (block.fibers.size() < blockDim.x) block.fibers.emplace_back();
   block.thread = &thread;
   // A GPU promises no order of the blocks: here the last one comes first.

@@ -1,11 +1,18 @@
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/cuda/device.cuh"
+#include "twinkle/kernels/cuda/graph.h"
+#include "twinkle/kernels/cuda/place.h"
+#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -101,6 +108,42 @@ TEST(Emulation, LaunchesThatAGpuRefusesAreErrors) {
   EXPECT_EQ(refused({.shared = 1 << 20}),
             "kernels: number did not start: refused by the emulation");
   EXPECT_EQ(refused({.x = 0}), "none");
+}
+
+float first_of(const at::Tensor& x) {
+  return *static_cast<const volatile float*>(x.const_data_ptr());
+}
+
+TEST(EmulatedDevice, AHostThatTouchesItsMemoryEndsThere) {
+  const at::Tensor x = at::ones({100}, emulation::device());
+  EXPECT_EQ(x.cpu().sum().item<float>(), 100);
+  EXPECT_DEATH(first_of(x), "the host touched the device's memory");
+}
+
+TEST(EmulatedDevice, FreshMemoryIsNaNAndComesBack) {
+  for (int i = 0; i < 20; ++i) {  // together more than there is
+    const at::Tensor x = at::empty({16 << 20}, at::device(emulation::device()));
+    EXPECT_TRUE(std::isnan(x[5].item<float>()));
+  }
+}
+
+TEST(EmulatedDevice, ARecordingExchangesNothingWithTheHost) {
+  const at::Tensor there = at::ones({2}, emulation::device()), here = at::ones({2});
+  const auto fault = [](const std::function<void()>& body) {
+    return fault_of([&] { Graph(emulation::device(), body).replay(); });
+  };
+  const std::string text = "emulation: while launches are recorded ";
+  EXPECT_EQ(fault([&] { there.cpu(); }), text + "host and device exchange a tensor");
+  EXPECT_EQ(fault([&] { at::Tensor(there).copy_(here); }),
+            text + "host and device exchange a tensor");
+  EXPECT_EQ(fault([&] { there.sum().item<float>(); }), text + "the host reads a number");
+  EXPECT_EQ(fault([&] { at::Tensor(there).add_(there); }), "none");
+  const std::vector<int64_t> table{1, 2, 3};
+  const auto use = [&] { table_on<int64_t>(emulation::device(), table); };
+  expect_error("a table of 24 bytes is new while launches are recorded",
+               [&] { Graph(emulation::device(), use).replay(); });
+  use();
+  EXPECT_EQ(fault(use), "none");
 }
 
 }  // namespace

@@ -1,17 +1,24 @@
-// The device of the emulation is the CPU.
 #include <ATen/ATen.h>
 
+#include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/place.h"
+#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 
 bool available() { return true; }
-at::Device current_device() { return at::kCPU; }
+bool takes(const at::Tensor& x) { return x.device().type() == emulation::device().type(); }
+at::Device current_device() { return emulation::device(); }
+at::Device find_device(const std::string& name) {
+  require(name == "emulated", Code::kInvalid, "kernels: device is '", name,
+          "', here are 'cpu' and 'emulated'");
+  return emulation::device();
+}
 Stream current_stream(const at::Device&) { return nullptr; }
-at::Tensor table_on(const at::Device&, std::span<const std::byte> bytes) {
+at::Tensor upload(const at::Device& device, std::span<const std::byte> bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {std::ssize(bytes)}, at::kByte)
-      .clone();
+      .to(device, /*non_blocking=*/false, /*copy=*/true);
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -1,7 +1,7 @@
 // Weights are turned, a few tiles at a time, into panels in which the 16 lanes of a vector are
 // outputs; then every row adds its products. Few rows: a panel is one tile of 16 outputs and 32
 // inputs, used while the next lines come from memory. Many: three tiles, so that 24 sums hide the
-// latency of each other.
+// latency of each other and a row's inputs are loaded once for all three.
 #include "twinkle/kernels/linear/linear_bf16_product.h"
 
 #if defined(__x86_64__)
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kTile = 16;        // outputs: the lanes of a vector
 constexpr int64_t kDepth = 32;       // inputs turned at a time
-constexpr int64_t kThinRows = 40;    // rows up to which memory, not arithmetic, is what is short
+constexpr int64_t kThinRows = 16;    // rows up to which memory, not arithmetic, is what is short
 constexpr int kWide = 3;             // tiles of a wide panel
 constexpr int64_t kWideDepth = 192;  // inputs of a wide panel: 18 KB, which the first cache holds
 constexpr int64_t kWideRows = 512;   // rows whose sums stay in the second cache
@@ -243,7 +243,8 @@ TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t beg
 
 // Up to kWide tiles for kWideRows rows.
 TWINKLE_BF16 void wide_tiles(const Bf16Product& p, int64_t o, int64_t first_row) {
-  alignas(64) uint32_t panel[kWideDepth / 2 * kWide * kTile] = {};
+  alignas(64) uint32_t panel[kWideDepth / 2 * kWide * kTile];
+  if (p.outputs - o <= (kWide - 1) * kTile) std::memset(panel, 0, sizeof(panel));  // empty tiles
   alignas(64) float sums[kWideRows * kWide * kTile];
   const int64_t rows = std::min(kWideRows, p.rows - first_row);
   std::memset(sums, 0, static_cast<size_t>(rows * kWide * kTile) * sizeof(float));

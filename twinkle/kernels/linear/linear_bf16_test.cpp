@@ -20,7 +20,7 @@ std::vector<at::Tensor> layouts(const at::Tensor& weight) {
   return {weight, weight.t().contiguous().t()};
 }
 
-constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 19, 41, 64, 257, 300};
+constexpr int64_t kRows[] = {1, 2, 5, 8, 9, 16, 17, 32, 41, 64, 257, 300};
 
 TEST(LinearBf16, IsTheProductForAnySize) {
   at::manual_seed(1);
@@ -71,6 +71,24 @@ TEST(LinearBf16, ARowsBitsDependOnThatRowAlone) {
     }
   }
   at::set_num_threads(threads);
+}
+
+// Every number of rows that chooses another loop or another rest, in both layouts.
+TEST(LinearBf16, NoNumberOfRowsGivesARowOtherBits) {
+  at::manual_seed(4);
+  for (const auto& [outputs, inputs] :
+       std::vector<std::pair<int64_t, int64_t>>{{50, 33}, {49, 257}, {17, 1}}) {
+    const at::Tensor x = random_bf16(530, inputs), w = random_bf16(outputs, inputs);
+    for (const at::Tensor& weight : layouts(w)) {
+      const at::Tensor all = linear_bf16(x, weight);
+      for (int64_t rows = 1; rows < 530; ++rows) {
+        const int64_t first = 530 - rows;
+        ASSERT_TRUE(
+            at::equal(linear_bf16(x.narrow(0, first, rows), weight), all.narrow(0, first, rows)))
+            << rows << " of " << inputs << " inputs";
+      }
+    }
+  }
 }
 
 TEST(LinearBf16, AnotherRowsNanStaysThere) {

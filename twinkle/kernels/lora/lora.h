@@ -1,5 +1,6 @@
 // Low-rank products of the sequences of a batch, y += scale * (dropout(x) A^T) B^T, forward and
-// backward, in float32 (float64 for double inputs) whatever the type of x. Ragged: rank r costs r.
+// backward. The factors are read as the type of x, so rounded where that is bf16; sums and what
+// lies between the two factors are float32 (float64 for double). Ragged: rank r costs r.
 // T tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
 // is reduced over the tokens of one sequence, in order, from zero, and the sequences' sums are
 // added in their order: the same bits whatever else is in the batch and however many threads run.
@@ -20,14 +21,16 @@ struct LoraFactors {
   at::Tensor b;  // [O, r]: PEFT's lora_B.weight
   double scale = 1.0;
 
-  // [r, O], b as the loops read it: derived by repack(), a new tensor each time, never written
-  // again. A change of b asks for it, or for unpack().
-  at::Tensor b_rO;
+  // As the loops read them, of the type of x: [r, I], undefined where that is a itself, and [r, O].
+  // Derived by repack(), new tensors each time, never written again. A change of a or b asks for
+  // it, or for unpack().
+  at::Tensor a_rI, b_rO;
 
   int64_t rank() const { return a.size(0); }
-  void repack();
+  const at::Tensor& a_read() const { return a_rI.defined() ? a_rI : a; }
+  void repack(at::ScalarType type);
   bool packed() const { return b_rO.defined(); }
-  void unpack() { b_rO = at::Tensor(); }
+  void unpack() { a_rI = b_rO = at::Tensor(); }
   // Bytes of what lora_forward returns for so many tokens.
   int64_t saved_bytes(int64_t tokens) const;
 };

@@ -22,7 +22,8 @@ template <class T>
 struct LoraRows {
   int64_t rows = 0, width = 0, rank = 0;
   int64_t first = 0;
-  const Wide<T>* factor = nullptr;  // [rank][width]
+  const T* factor = nullptr;  // [rank][width]
+  const T* next = nullptr;    // the factor that this thread is likely to read after it; or this one
   Wide<T> scale = 1;
   LoraDropout dropout;
 };

@@ -22,7 +22,8 @@ constexpr int64_t kWorthAThread = int64_t{1} << 20, kWorthATeam = int64_t{1} << 
 struct RowTask {
   const LoraPart* part;
   int64_t row, rows;
-  int64_t h;  // element of h where the row's begins
+  int64_t h;                  // element of h where the row's begins
+  const LoraFactors* next{};  // of the task after it, or its own
 };
 
 // Some columns of the gradient of one adapter's factor, over all of its parts.
@@ -35,20 +36,22 @@ struct ColumnTask {
 // How the parts of one call are shared out.
 struct Plan {
   std::vector<RowTask> rows;
-  std::vector<int64_t> h{0};                  // [parts + 1] where each part's rows of h begin
-  std::vector<std::vector<size_t>> adapters;  // the parts of each, in order
+  std::vector<int64_t> h{0};  // [parts + 1] where each part's rows of h begin
   int64_t longest_masked = 0, highest_rank = 0, work = 0;
 
-  Plan(std::span<const LoraPart> parts, int64_t width);
-  std::vector<ColumnTask> columns(std::span<const LoraPart> parts, bool of_b, int64_t width) const;
+  Plan(std::span<const LoraPart> parts, at::ScalarType type, int64_t width);
   int64_t workers() const {
     return work < (in_team() ? kWorthATeam : kWorthAThread) ? 1 : at::get_num_threads();
   }
 };
 
-Plan::Plan(std::span<const LoraPart> parts, int64_t width) {
+Plan::Plan(std::span<const LoraPart> parts, at::ScalarType type, int64_t width) {
+  rows.reserve(parts.size());
+  h.reserve(parts.size() + 1);
   for (size_t p = 0; p < parts.size(); ++p) {
     const LoraPart& part = parts[p];
+    require(part.factors->b_rO.scalar_type() == type, Code::kInvalid,
+            "kernels: lora's factors are not packed for rows of ", type, ": repack() them");
     const int64_t rank = part.factors->rank(), length = part.end - part.begin;
     for (int64_t row = 0; row < length; row += kTaskRows) {
       rows.push_back({&part, row, std::min(kTaskRows, length - row), h.back() + row * rank});
@@ -57,8 +60,20 @@ Plan::Plan(std::span<const LoraPart> parts, int64_t width) {
     if (part.dropout.key != 0) longest_masked = std::max(longest_masked, length);
     highest_rank = std::max(highest_rank, rank);
     work += length * rank * width;
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].next = rows[std::min(i + 1, rows.size() - 1)].part->factors;
+  }
+}
+
+// The parts of each adapter, in order.
+using Adapters = std::vector<std::vector<size_t>>;
+
+Adapters adapters_of(std::span<const LoraPart> parts) {
+  Adapters adapters;
+  for (size_t p = 0; p < parts.size(); ++p) {
     const auto same = std::find_if(adapters.begin(), adapters.end(), [&](const auto& others) {
-      return parts[others[0]].factors == part.factors;
+      return parts[others[0]].factors == parts[p].factors;
     });
     if (same == adapters.end()) {
       adapters.push_back({p});
@@ -66,10 +81,11 @@ Plan::Plan(std::span<const LoraPart> parts, int64_t width) {
       same->push_back(p);
     }
   }
+  return adapters;
 }
 
-std::vector<ColumnTask> Plan::columns(std::span<const LoraPart> parts, bool of_b,
-                                      int64_t width) const {
+std::vector<ColumnTask> columns_of(std::span<const LoraPart> parts, const Adapters& adapters,
+                                   bool of_b, int64_t width) {
   std::vector<ColumnTask> out;
   for (const auto& mine : adapters) {
     const bool wanted = std::any_of(mine.begin(), mine.end(), [&](size_t p) {
@@ -102,36 +118,47 @@ struct Call {
   void gradient(const ColumnTask& task, A* scratch) const;
 };
 
+// The plan has looked at the type; at::Tensor's own look costs as much as a short row's product.
 template <class T>
-LoraRows<T> rows_of(const LoraPart& part, const RowTask& task) {
-  return {.rows = task.rows, .rank = part.factors->rank(), .first = task.row};
+const T* elements(const at::Tensor& factor) {
+  return static_cast<const T*>(factor.const_data_ptr());
+}
+
+template <class T>
+LoraRows<T> meeting_a(const RowTask& task, int64_t inputs) {
+  return {.rows = task.rows,
+          .width = inputs,
+          .rank = task.part->factors->rank(),
+          .first = task.row,
+          .factor = elements<T>(task.part->factors->a_read()),
+          .next = elements<T>(task.next->a_read()),
+          .dropout = task.part->dropout};
+}
+
+template <class T>
+LoraRows<T> meeting_b(const RowTask& task, int64_t outputs) {
+  return {.rows = task.rows,
+          .width = outputs,
+          .rank = task.part->factors->rank(),
+          .first = task.row,
+          .factor = elements<T>(task.part->factors->b_rO),
+          .next = elements<T>(task.next->b_rO),
+          .scale = static_cast<Wide<T>>(task.part->factors->scale)};
 }
 
 template <class T>
 void Call<T>::forward(const RowTask& task, A* to, A* scratch) const {
-  const LoraPart& part = *task.part;
-  const int64_t row = part.begin + task.row;
-  LoraRows<T> of = rows_of<T>(part, task);
-  of.width = inputs, of.factor = part.factors->a.template const_data_ptr<A>();
-  of.dropout = part.dropout;
-  loops.lora_shrink({of, x + row * inputs, to + task.h}, scratch);
-  of.width = outputs, of.factor = part.factors->b_rO.template const_data_ptr<A>();
-  of.scale = static_cast<A>(part.factors->scale), of.dropout = {};
-  loops.lora_expand({of, to + task.h, y + row * outputs}, scratch);
+  const int64_t row = task.part->begin + task.row;
+  loops.lora_shrink({meeting_a<T>(task, inputs), x + row * inputs, to + task.h}, scratch);
+  loops.lora_expand({meeting_b<T>(task, outputs), to + task.h, y + row * outputs}, scratch);
 }
 
 template <class T>
 void Call<T>::backward(const RowTask& task, A* scratch) const {
-  const LoraPart& part = *task.part;
-  const int64_t row = part.begin + task.row;
-  LoraRows<T> of = rows_of<T>(part, task);
-  of.width = outputs, of.factor = part.factors->b_rO.template const_data_ptr<A>();
-  of.scale = static_cast<A>(part.factors->scale);
-  loops.lora_shrink({of, dy + row * outputs, dh + task.h}, scratch);
+  const int64_t row = task.part->begin + task.row;
+  loops.lora_shrink({meeting_b<T>(task, outputs), dy + row * outputs, dh + task.h}, scratch);
   if (dx == nullptr) return;
-  of.width = inputs, of.factor = part.factors->a.template const_data_ptr<A>();
-  of.scale = 1, of.dropout = part.dropout;
-  loops.lora_expand({of, dh + task.h, dx + row * inputs}, scratch);
+  loops.lora_expand({meeting_a<T>(task, inputs), dh + task.h, dx + row * inputs}, scratch);
 }
 
 // The columns as they are, [rank][kLoraColumns], plus each sequence's sum, and back.
@@ -170,7 +197,10 @@ void Call<T>::gradient(const ColumnTask& task, A* scratch) const {
 
 }  // namespace
 
-void LoraFactors::repack() { b_rO = b.t().contiguous(); }
+void LoraFactors::repack(at::ScalarType type) {
+  a_rI = type == a.scalar_type() ? at::Tensor() : a.to(type);
+  b_rO = b.t().to(type, false, true, at::MemoryFormat::Contiguous);
+}
 
 int64_t LoraFactors::saved_bytes(int64_t tokens) const {
   return tokens * rank() * static_cast<int64_t>(a.element_size());
@@ -178,11 +208,11 @@ int64_t LoraFactors::saved_bytes(int64_t tokens) const {
 
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y,
                         const Simd& simd) {
-  if (x.is_cuda()) return cuda::lora_forward(x, parts, y);
+  if (cuda::takes(x)) return cuda::lora_forward(x, parts, y);
   const int64_t inputs = x.size(1), outputs = y.size(1);
-  const Plan plan(parts, inputs + outputs);
   return with_type(x, "lora's x", [&]<class T>(T) {
     using A = Wide<T>;
+    const Plan plan(parts, x.scalar_type(), inputs + outputs);
     const at::Tensor h = at::empty({plan.h.back()}, c10::CppTypeToScalarType<A>::value);
     const Call<T> call{.parts = parts,
                        .loops = simd.loops<T>(),
@@ -192,20 +222,28 @@ at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at
                        .x = x.const_data_ptr<T>(),
                        .y = y.mutable_data_ptr<T>()};
     A* to = h.mutable_data_ptr<A>();
-    for_each_task<A>(
-        {std::ssize(plan.rows), lora_row_scratch(std::max(inputs, outputs)), plan.workers()},
-        [&](int64_t i, A* scratch) { call.forward(plan.rows[i], to, scratch); });
+    const auto run = [&](int64_t i, A* scratch) { call.forward(plan.rows[i], to, scratch); };
+    const int64_t num_rows = std::ssize(plan.rows);
+    if (in_team() && plan.longest_masked == 0) {
+      // Neighbours go to one thread, which asks for the next one's factors while it multiplies.
+      parallel_for(0, num_rows, plan.workers() == 1 ? num_rows : 1, [&](int64_t i, int64_t end) {
+        for (; i < end; ++i) run(i, nullptr);
+      });
+    } else {
+      const int64_t scratch = lora_row_scratch(std::max(inputs, outputs));
+      for_each_task<A>({num_rows, scratch, plan.workers()}, run);
+    }
     return h;
   });
 }
 
 void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx,
                    const Simd& simd) {
-  if (saved.x.is_cuda()) return cuda::lora_backward(saved, parts, dx);
+  if (cuda::takes(saved.x)) return cuda::lora_backward(saved, parts, dx);
   const int64_t inputs = saved.x.size(1), outputs = saved.grad.size(1);
-  const Plan plan(parts, inputs + outputs);
   with_type(saved.x, "lora's x", [&]<class T>(T) {
     using A = Wide<T>;
+    const Plan plan(parts, saved.x.scalar_type(), inputs + outputs);
     const at::Tensor dh = at::empty_like(saved.h);
     const Call<T> call{.parts = parts,
                        .loops = simd.loops<T>(),
@@ -221,7 +259,9 @@ void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::
         plan.highest_rank * kLoraColumns + lora_outer_scratch(plan.longest_masked);
     const int64_t rows = lora_row_scratch(std::max(inputs, outputs)), num_rows = plan.rows.size();
     // B's gradient needs nothing of what the rows' tasks compute, A's needs all of it.
-    const auto of_b = plan.columns(parts, true, outputs), of_a = plan.columns(parts, false, inputs);
+    const Adapters adapters = adapters_of(parts);
+    const auto of_b = columns_of(parts, adapters, true, outputs);
+    const auto of_a = columns_of(parts, adapters, false, inputs);
     for_each_task<A>({num_rows + std::ssize(of_b), std::max(rows, columns), plan.workers()},
                      [&](int64_t i, A* scratch) {
                        if (i < num_rows) return call.backward(plan.rows[i], scratch);

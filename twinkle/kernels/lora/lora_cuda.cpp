@@ -25,11 +25,13 @@ struct Parts {
 LoraRow row_of(const LoraPart& part) {
   require(part.factors->packed(), Code::kInvalid,
           "kernels: lora's factors are not packed, on a CUDA device they must be: repack() them");
+  keep(part.factors->a_read());
+  keep(part.factors->b_rO);
   const LoraDropout& dropout = part.dropout;
   return {.begin = part.begin,
           .rows = part.end - part.begin,
           .rank = part.factors->rank(),
-          .a = part.factors->a.const_data_ptr(),
+          .a = part.factors->a_read().const_data_ptr(),
           .b = part.factors->b_rO.const_data_ptr(),
           .scale = part.factors->scale,
           .key = dropout.key,

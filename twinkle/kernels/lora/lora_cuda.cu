@@ -25,9 +25,9 @@ __device__ A mask_of(const LoraRow& part, int64_t token, int64_t i) {
   return (mix(row + static_cast<uint64_t>(i)) >> 32) < part.limit ? A(0) : A(part.keep);
 }
 
-template <class A>
-__device__ const A* factor_of(const LoraRow& part, LoraFactor factor) {
-  return static_cast<const A*>(factor == LoraFactor::kA ? part.a : part.b);
+template <class T>
+__device__ const T* factor_of(const LoraRow& part, LoraFactor factor) {
+  return static_cast<const T*>(factor == LoraFactor::kA ? part.a : part.b);
 }
 
 template <class A>
@@ -55,7 +55,7 @@ __global__ void shrink(LoraIn of, const T* in, Wide<T>* h) {
       }
       for (int q = 0; q < kRanks; ++q) {
         if (j + q >= part.rank) continue;
-        const A w = factor_of<A>(part, of.factor)[(j + q) * of.width + i];
+        const A w = wide(factor_of<T>(part, of.factor)[(j + q) * of.width + i]);
         for (int t = 0; t < kRows; ++t) sums[t][q] += x[t] * w;
       }
     }
@@ -78,10 +78,10 @@ __global__ void expand(LoraIn of, const Wide<T>* h, T* out) {
   if (column >= of.width) return;
   const int64_t first = (blockIdx.x - part.first_block) * kLoraTileRows;
   const A* left = h + part.h + first * part.rank;
-  const A* factor = factor_of<A>(part, of.factor) + column;
+  const T* factor = factor_of<T>(part, of.factor) + column;
   A sums[kLoraTileRows] = {};
   for (int64_t j = 0; j < part.rank; ++j) {
-    const A w = factor[j * of.width];
+    const A w = wide(factor[j * of.width]);
     for (int t = 0; t < kLoraTileRows; ++t) {
       if (first + t < part.rows) sums[t] += left[t * part.rank + j] * w;
     }

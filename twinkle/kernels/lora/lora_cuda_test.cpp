@@ -38,7 +38,7 @@ struct Batch {
                                .scale = 0.5 + 0.1 * static_cast<double>(rank)},
                    .grad_a = at::ones({rank, kInputs}, wide),
                    .grad_b = at::ones({kOutputs, rank}, wide)};
-      made.factors.repack();
+      made.factors.repack(type);
       adapters.push_back(std::move(made));
     }
   }
@@ -50,7 +50,9 @@ struct Batch {
     for (at::Tensor* t : {&to.x, &to.y, &to.dy, &to.dx}) *t = on(*t);
     for (Adapter& adapter : to.adapters) {
       LoraFactors& f = adapter.factors;
-      for (at::Tensor* t : {&f.a, &f.b, &f.b_rO, &adapter.grad_a, &adapter.grad_b}) *t = on(*t);
+      for (at::Tensor* t : {&f.a, &f.b, &f.a_rI, &f.b_rO, &adapter.grad_a, &adapter.grad_b}) {
+        if (t->defined()) *t = on(*t);
+      }
     }
     return to;
   }

@@ -41,21 +41,25 @@ void masked_rows(const LoraRows<T>& of, const T* in, Columns columns, A* to, int
   }
 }
 
-template <class A, int kTokens, int kRanks>
+// Asks for the line of x, into the second cache.
+inline void fetch(const void* x) { __builtin_prefetch(x, 0, 2); }
+
+template <class In, class T, int kTokens, int kRanks>
 struct DotTile {
+  using A = Wide<T>;
+  using Step = DotStep<In, T>;
   Lanes<A> sums[kTokens][kRanks];
 
-  template <class T>
-  __attribute__((always_inline)) void add(const T* in, const A* factor, int64_t width,
+  __attribute__((always_inline)) void add(const In* in, const T* factor, int64_t width,
                                           int64_t count) {
-    Lanes<A> x[kTokens];
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) x[t] = load<A>(in + t * width, count);
-#pragma GCC unroll 8
+    typename Step::Left x[kTokens];
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) x[t] = Step::left(in + t * width, count);
+#pragma GCC unroll 16
     for (int j = 0; j < kRanks; ++j) {
-      const auto w = load<A>(factor + j * width, count);
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) sums[t][j] = fma(x[t], w, sums[t][j]);
+      const auto w = Step::right(factor + j * width, count);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) sums[t][j] = Step::add(x[t], w, sums[t][j]);
     }
   }
 };
@@ -63,12 +67,18 @@ struct DotTile {
 // h for kTokens rows and the ranks [j, j + kRanks).
 template <int kTokens, int kRanks, class In, class T, class A>
 inline void dots(const LoraRows<T>& of, int64_t j, const In* in, A* h) {
-  constexpr int n = kLanes<A>, kSums = kTokens * kRanks;
+  using Tile = DotTile<In, T, kTokens, kRanks>;
+  constexpr int n = kLanes<A>, kStep = Tile::Step::kCount, kSums = kTokens * kRanks;
   const int64_t width = of.width;
-  const A* factor = of.factor + j * width;
-  DotTile<A, kTokens, kRanks> tile{};
+  const T *factor = of.factor + j * width, *next = of.next + j * width;
+  Tile tile{};
   int64_t i = 0;
-  for (; i + n <= width; i += n) tile.add(in + i, factor + i, width, n);
+  for (; i + kStep <= width; i += kStep) {
+    tile.add(in + i, factor + i, width, kStep);
+    // A lone row's time is that of reading the factors.
+#pragma GCC unroll 16
+    for (int q = 0; kTokens == 1 && q < kRanks; ++q) fetch(next + q * width + i);
+  }
   if (i < width) tile.add(in + i, factor + i, width, width - i);
   A out[kSums];
   if constexpr (kSums % n == 0) {
@@ -83,7 +93,11 @@ inline void dots(const LoraRows<T>& of, int64_t j, const In* in, A* h) {
 
 template <int kTokens, class In, class T, class A>
 inline void shrink_rows(const LoraRows<T>& of, const In* in, A* h) {
+  // Sums at a time are as many as stay in registers.
+  constexpr int kMost = kTokens == 1 && kVectorBytes == 64 ? 16 : kTokens == 1 ? 8 : 4;
   int64_t j = 0;
+  for (; j + kMost <= of.rank; j += kMost) dots<kTokens, kMost>(of, j, in, h);
+  if (kMost > 8 && j + 8 <= of.rank) dots<kTokens, 8>(of, j, in, h), j += 8;
   for (; j + 4 <= of.rank; j += 4) dots<kTokens, 4>(of, j, in, h);
   for (; j < of.rank; ++j) dots<kTokens, 1>(of, j, in, h);
 }
@@ -116,9 +130,12 @@ inline void expand_tile(const LoraExpand<T>& e, int64_t row, int64_t at, int64_t
   constexpr int n = kLanes<A>;
   const int64_t width = e.of.width, rank = e.of.rank;
   const A* h = e.h + row * rank;
-  const A* factor = e.of.factor + at;
+  const T *factor = e.of.factor + at, *next = e.of.next + at;
   Lanes<A> sums[kRows][kVectors] = {};
-  for (int64_t j = 0; j < rank; ++j, factor += width) {
+  for (int64_t j = 0; j < rank; ++j, factor += width, next += width) {
+    constexpr int kLine = 64 / sizeof(T);
+#pragma GCC unroll 8
+    for (int i = 0; kRows == 1 && i < kVectors * n; i += kLine) fetch(next + i);
     Lanes<A> w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) w[v] = load<A>(factor + v * n, count);

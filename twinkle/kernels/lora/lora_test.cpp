@@ -24,7 +24,8 @@ class Lora : public testing::TestWithParam<Case> {
     f.a = at::randn({c.rank, c.inputs}, type);
     f.b = at::randn({c.outputs, c.rank}, type);
     f.scale = 0.75;
-    f.repack();
+    f.repack(c.type);
+    a = f.a.to(c.type).to(type), b = f.b.to(c.type).to(type);
     x = at::randn({40, c.inputs}, type).to(c.type);
     y = at::randn({40, c.outputs}, type).to(c.type);
     dy = at::randn({40, c.outputs}, type).to(c.type);
@@ -33,6 +34,7 @@ class Lora : public testing::TestWithParam<Case> {
   }
   double tolerance() const { return GetParam().type == at::kBFloat16 ? 0.02 : 1e-4; }
   LoraFactors f;
+  at::Tensor a, b;  // as they are read
   at::Tensor x, y, dy, dx;
   LoraDropout drop;
 };
@@ -43,11 +45,11 @@ TEST_P(Lora, EqualsThePlainProductsForwardAndBackwardWithEverySetOfInstructions)
   const auto xs = x.slice(0, begin, end).to(f.a.scalar_type()) * mask;
   const auto dys = dy.slice(0, begin, end).to(f.a.scalar_type());
   auto want_y = y.clone(), want_dx = dx.clone();
-  want_y.slice(0, begin, end) += (xs.mm(f.a.t()).mm(f.b.t()) * f.scale).to(x.scalar_type());
-  const auto dh = dys.mm(f.b) * f.scale;
-  want_dx.slice(0, begin, end) += (dh.mm(f.a) * mask).to(x.scalar_type());
+  want_y.slice(0, begin, end) += (xs.mm(a.t()).mm(b.t()) * f.scale).to(x.scalar_type());
+  const auto dh = dys.mm(b) * f.scale;
+  want_dx.slice(0, begin, end) += (dh.mm(a) * mask).to(x.scalar_type());
   const auto want_ga = at::ones_like(f.a) + dh.t().mm(xs);
-  const auto want_gb = at::ones_like(f.b) + dys.t().mm(xs.mm(f.a.t())) * f.scale;
+  const auto want_gb = at::ones_like(f.b) + dys.t().mm(xs.mm(a.t())) * f.scale;
   const auto close = [&](const at::Tensor& got, const at::Tensor& want) {
     const double scale = want.to(at::kDouble).abs().max().item<double>();
     return (got.to(at::kDouble) - want.to(at::kDouble)).abs().max().item<double>() / scale;
@@ -70,7 +72,7 @@ TEST_P(Lora, GivesASequenceTheSameBitsAloneAndAmongOthersAndWithAnyThreads) {
   LoraFactors other{.a = at::randn({7, x.size(1)}, f.a.options()),
                     .b = at::randn({y.size(1), 7}, f.a.options()),
                     .scale = 2};
-  other.repack();
+  other.repack(x.scalar_type());
   const int64_t cu[] = {0, 5, 9, 10, 38, 40};  // the second and the fourth are ours
   for (const Simd* simd : supported_simd()) {
     // Alone, one call for each sequence, on one thread.
@@ -110,6 +112,18 @@ TEST_P(Lora, GivesASequenceTheSameBitsAloneAndAmongOthersAndWithAnyThreads) {
   }
 }
 
+TEST_P(Lora, FactorsOfAnotherTypeThanTheRowsAreRoundedToItAndStayAsTheyAre) {
+  const at::Tensor a_before = f.a.clone(), b_before = f.b.clone();
+  f.repack(GetParam().type);
+  EXPECT_EQ(f.a_read().scalar_type(), x.scalar_type());
+  EXPECT_TRUE(at::equal(f.a_read().to(a.scalar_type()), a));
+  EXPECT_TRUE(at::equal(f.b_rO.to(b.scalar_type()), b.t()));
+  EXPECT_TRUE(f.b_rO.is_contiguous());
+  EXPECT_EQ(f.a_rI.defined(), GetParam().type == at::kBFloat16) << "no second copy of the same";
+  EXPECT_TRUE(at::equal(f.a, a_before));
+  EXPECT_TRUE(at::equal(f.b, b_before));
+}
+
 TEST_P(Lora, LeavesGradientsThatAreNotWantedAlone) {
   auto ga = at::ones_like(f.a), none = at::Tensor();
   const LoraPart parts[] = {{0, 4, &f, drop, {}, {}}, {4, 9, &f, drop, ga, {}}};
@@ -142,7 +156,7 @@ TEST(LoraDropout, KeepsTheRightShareOfAMillionDraws) {
 
 TEST(Lora, RefusesOtherTypesByName) {
   LoraFactors f{.a = at::zeros({2, 4}), .b = at::zeros({4, 2})};
-  f.repack();
+  f.repack(at::kFloat);
   auto x = at::zeros({1, 4}, at::kHalf), y = at::zeros({1, 4}, at::kHalf);
   const LoraPart parts[] = {{0, 1, &f, {}, {}, {}}};
   try {
@@ -151,6 +165,27 @@ TEST(Lora, RefusesOtherTypesByName) {
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(), "kernels: lora's x is Half, it must be bfloat16, float32 or float64");
   }
+}
+
+TEST(Lora, RefusesFactorsThatAreNotPackedForItsRows) {
+  LoraFactors f{.a = at::zeros({2, 4}), .b = at::zeros({4, 2})};
+  auto x = at::zeros({1, 4}, at::kBFloat16), y = at::zeros({1, 4}, at::kBFloat16);
+  const LoraPart parts[] = {{0, 1, &f, {}, {}, {}}};
+  const auto refusal = [&] {
+    try {
+      lora_forward(x, parts, y);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string text =
+      "kernels: lora's factors are not packed for rows of BFloat16: repack() them";
+  EXPECT_EQ(refusal(), text);
+  f.repack(at::kFloat);
+  EXPECT_EQ(refusal(), text);
+  f.repack(at::kBFloat16);
+  EXPECT_EQ(refusal(), "");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ using Lanes = typename Pack<A, kLanes<A>>::type;
 
 template <class A>
 inline Lanes<A> splat(A x) {
-  return Lanes<A>{} + x;
+  return x - Lanes<A>{};  // a plain broadcast: 0 + x would have to turn -0 into 0
 }
 
 inline Lanes<float> fma(Lanes<float> a, Lanes<float> b, Lanes<float> c) {
@@ -118,6 +118,35 @@ inline void store(T* p, Lanes<A> x, int64_t count) {
   store<T, A>(reinterpret_cast<T*>(part), x);
   __builtin_memcpy(static_cast<void*>(p), part, count * sizeof(T));
 }
+
+// A step of a dot product of a row of In and one of T: kCount elements of each, in the lanes of a
+// sum.
+template <class In, class T>
+struct DotStep {
+  using A = Wide<T>;
+  using Left = Lanes<A>;
+  static constexpr int kCount = kLanes<A>;
+  static Lanes<A> left(const In* p, int64_t count) { return load<A>(p, count); }
+  static Lanes<A> right(const T* p, int64_t count) { return load<A>(p, count); }
+  static Lanes<A> add(Lanes<A> x, Lanes<A> w, Lanes<A> sum) { return fma(x, w, sum); }
+};
+
+#ifdef TWINKLE_BF16_INSTRUCTIONS
+// Pairs of elements, a pair's second product first.
+template <>
+struct DotStep<c10::BFloat16, c10::BFloat16> {
+  using Left = __m512bh;
+  static constexpr int kCount = 32;
+  static __m512bh left(const c10::BFloat16* p, int64_t count) {
+    const auto mask = count < kCount ? (1u << count) - 1 : ~0u;
+    return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
+  }
+  static __m512bh right(const c10::BFloat16* p, int64_t count) { return left(p, count); }
+  static Lanes<float> add(__m512bh x, __m512bh w, Lanes<float> sum) {
+    return _mm512_dpbf16_ps(sum, x, w);
+  }
+};
+#endif
 
 template <class A>
 struct LaneIndex;

@@ -40,6 +40,14 @@ void rms_norm(const T* x, const W* weight, int64_t rows, int64_t width, A eps, T
   }
 }
 
+template <class T, class A>
+void add(const T* a, const T* b, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    const int64_t left = count - i;
+    store<T, A>(y + i, load<A>(a + i, left) + load<A>(b + i, left), left);
+  }
+}
+
 // dx = s (g w - x s mean(g w x s)) with s = 1 / sqrt(mean(x^2) + eps).
 template <class T, class A>
 void rms_norm_backward(const T* grad, const T* x, const A* weight, int64_t rows, int64_t width,

@@ -22,6 +22,7 @@ struct Loops {
   void (*rms_scales)(const T* x, int64_t rows, int64_t width, A eps, A* scale);
   void (*rms_norm)(const T* x, const T* weight, int64_t rows, int64_t width, A eps, T* y);
   void (*rms_norm_wide)(const T* x, const A* weight, int64_t rows, int64_t width, A eps, T* y);
+  void (*add)(const T* a, const T* b, int64_t count, T* y);
   void (*rms_norm_backward)(const T* grad, const T* x, const A* weight, int64_t rows, int64_t width,
                             A eps, T* dx);
   void (*rms_norm_weight)(const T* grad, const T* x, const A* scale, int64_t rows, int64_t width,

@@ -15,6 +15,7 @@ constexpr Loops<T> loops() {
   return {.rms_scales = rms_scales<T, A>,
           .rms_norm = rms_norm<T, A, T>,
           .rms_norm_wide = rms_norm<T, A, A>,
+          .add = add<T, A>,
           .rms_norm_backward = rms_norm_backward<T, A>,
           .rms_norm_weight = rms_norm_weight<T, A>,
           .rope = rope<T, A>,

@@ -1,7 +1,8 @@
-// Parallel loops. Alone, parallel_for is at::parallel_for. Within with_team, a forward of a few
-// rows, its hundreds of short loops find the other threads awake: waking one through the library
-// costs more than such a loop. The threads are the library's own, held for that long, so library
-// products within run on the calling thread alone. Which thread runs a piece must not matter.
+// Parallel loops. Alone, parallel_for is at::parallel_for. Within with_team, a forward's hundreds
+// of loops find the other threads awake: waking one through the library costs more than a short
+// loop, and a long one waits for the slower half of an even split. The threads are the library's
+// own, held for that long, so library products within run on the calling thread alone. Which thread
+// runs a piece must not matter.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -9,28 +9,31 @@ namespace twinkle::sampler {
 
 static_assert(kPageTokens == kernels::kKeyTile);
 
-PagedCache::PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, int64_t num_pages) {
+PagedCache::PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, at::Device device,
+                       int64_t num_pages)
+    : device_(device) {
   const int64_t heads = spec.attention.num_kv_heads, dim = spec.attention.head_dim;
   for (int64_t i = 0; i < spec.num_layers; ++i) {
     // Not make_pages: its zeros would make every page resident at once.
-    layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, dtype),
-                       at::empty({num_pages, heads, kPageTokens, dim}, dtype)});
+    const auto options = at::device(device).dtype(dtype);
+    layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, options),
+                       at::empty({num_pages, heads, kPageTokens, dim}, options)});
   }
 }
 
-void PagedCache::start(const std::vector<Chunk>& chunks) {
-  size_t most = 1;
+kernels::PagedRows PagedCache::rows_of(const std::vector<Chunk>& chunks, int64_t least_pages) {
+  auto most = static_cast<size_t>(least_pages);
   int64_t num_rows = 0;
   for (const Chunk& chunk : chunks) {
     most = std::max(most, chunk.blocks->size());
     num_rows += chunk.end - chunk.begin;
   }
   const auto num_chunks = static_cast<int64_t>(chunks.size());
-  rows_ = {at::empty({num_chunks, static_cast<int64_t>(most)}, at::kInt),
-           at::empty({num_rows}, at::kLong), at::empty({num_rows}, at::kLong)};
-  auto* table = rows_.block_tables.mutable_data_ptr<int32_t>();
-  auto* sequence = rows_.sequences.mutable_data_ptr<int64_t>();
-  auto* position = rows_.positions.mutable_data_ptr<int64_t>();
+  kernels::PagedRows rows{at::empty({num_chunks, static_cast<int64_t>(most)}, at::kInt),
+                          at::empty({num_rows}, at::kLong), at::empty({num_rows}, at::kLong)};
+  auto* table = rows.block_tables.mutable_data_ptr<int32_t>();
+  auto* sequence = rows.sequences.mutable_data_ptr<int64_t>();
+  auto* position = rows.positions.mutable_data_ptr<int64_t>();
   for (int64_t s = 0; s < num_chunks; ++s, table += most) {
     const Chunk& chunk = chunks[static_cast<size_t>(s)];
     std::fill_n(table, most, 0);
@@ -41,6 +44,14 @@ void PagedCache::start(const std::vector<Chunk>& chunks) {
       *position++ = p;
     }
   }
+  return rows;
+}
+
+void PagedCache::start(const std::vector<Chunk>& chunks) {
+  rows_ = rows_of(chunks);
+  if (device_.is_cpu()) return;
+  rows_ = {rows_.block_tables.to(device_), rows_.sequences.to(device_),
+           rows_.positions.to(device_)};
 }
 
 at::Tensor PagedCache::attend(size_t layer, const at::Tensor& q, const at::Tensor& k,

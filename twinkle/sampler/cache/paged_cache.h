@@ -20,12 +20,17 @@ struct Chunk {
 
 class PagedCache final : public model::KvCache {
  public:
-  // Memory for all pages; the system hands it out as pages are first used.
-  PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, int64_t num_pages);
+  // Memory for all pages, on `device`; that of the CPU is handed out as pages are first used.
+  PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, at::Device device,
+             int64_t num_pages);
 
   // Says what the sequences of the next forward are, in its order. Rows that the forward has behind
   // those of the chunks are padding: nothing is kept of them, they attend to nothing and get 0.
   void start(const std::vector<Chunk>& chunks);
+  // The same of rows as rows_of() makes them, on the cache's device.
+  void start(const kernels::PagedRows& rows) { rows_ = rows; }
+  // Of the chunks, on the CPU; tables of at least so many pages.
+  static kernels::PagedRows rows_of(const std::vector<Chunk>& chunks, int64_t least_pages = 1);
 
   at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
                     const at::Tensor& v_TKd, const nn::Packing& packing,
@@ -36,7 +41,8 @@ class PagedCache final : public model::KvCache {
 
  private:
   std::vector<kernels::PagedKeys> layers_;
-  kernels::PagedRows rows_;
+  at::Device device_;
+  kernels::PagedRows rows_;  // on the device
 };
 
 }  // namespace twinkle::sampler

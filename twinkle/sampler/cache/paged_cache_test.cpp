@@ -28,7 +28,7 @@ struct Tokens {
 };
 
 TEST(PagedCache, PiecesOfASequenceAttendAsTheWholeDoesInEachLayer) {
-  PagedCache cache(two_layers(), at::kFloat, 8);
+  PagedCache cache(two_layers(), at::kFloat, at::kCPU, 8);
   BlockPool pool(8 * kPageTokens);
   const std::vector<Block> hole = pool.take(1), blocks = pool.take(3);
   const Tokens first(150), second(150);
@@ -49,7 +49,7 @@ TEST(PagedCache, PiecesOfASequenceAttendAsTheWholeDoesInEachLayer) {
 }
 
 TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {
-  PagedCache cache(two_layers(), at::kFloat, 4);
+  PagedCache cache(two_layers(), at::kFloat, at::kCPU, 4);
   BlockPool pool(4 * kPageTokens);
   const std::vector<Block> a = pool.take(1), b = pool.take(1);
   const Tokens one(40);
@@ -73,7 +73,7 @@ TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {
 }
 
 TEST(PagedCache, RowsBehindTheChunksArePaddingThatLeavesNoTrace) {
-  PagedCache cache(two_layers(), at::kFloat, 1);
+  PagedCache cache(two_layers(), at::kFloat, at::kCPU, 1);
   BlockPool pool(kPageTokens);
   const std::vector<Block> blocks = pool.take(1);
   const Tokens tokens(5);

@@ -1,12 +1,13 @@
 #include "twinkle/sampler/logits/scores.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
+
+#include "twinkle/kernels/simd/team.h"
 
 namespace twinkle::sampler {
 namespace {
@@ -45,16 +46,20 @@ void score_tokens(const at::Tensor& hidden, const nn::Linear& head, std::span<co
   for (int64_t begin = 0; begin < n; begin += kRows) {
     const int64_t count = std::min(kRows, n - begin);
     const at::Tensor logits = nn::product(hidden.narrow(0, begin, count), head);
+    const auto targets = ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+    std::vector<kernels::RowStats> stats(static_cast<size_t>(count));
+    const std::vector<float> temperatures(stats.size(), temperature);
+    kernels::softmax_stats(logits, targets, temperatures, false, stats);
+    const at::Tensor host = k > 0 ? logits.cpu() : logits;
     const size_t first = out.logprobs.size();
     out.logprobs.resize(first + static_cast<size_t>(count));
     if (k > 0) out.top_logprobs.resize(out.logprobs.size());
-    at::parallel_for(0, count, 1, [&](int64_t lo, int64_t hi) {
+    kernels::parallel_for(0, count, 1, [&](int64_t lo, int64_t hi) {
       for (int64_t r = lo; r < hi; ++r) {
         const size_t at = first + static_cast<size_t>(r);
-        const auto stats = kernels::softmax_stats(logits, r, ids[static_cast<size_t>(begin + r)],
-                                                  temperature, false);
-        out.logprobs[at] = stats.logprob;
-        if (k > 0) out.top_logprobs[at] = likeliest(logits, r, k, temperature, stats);
+        const kernels::RowStats& row = stats[static_cast<size_t>(r)];
+        out.logprobs[at] = row.logprob;
+        if (k > 0) out.top_logprobs[at] = likeliest(host, r, k, temperature, row);
       }
     });
   }

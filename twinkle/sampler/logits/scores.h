@@ -13,8 +13,8 @@
 
 namespace twinkle::sampler {
 
-// The k likeliest tokens of a row of logits [n, V], all when V is less; `stats` are the row's at
-// `temperature`.
+// The k likeliest tokens of a row of logits [n, V] on the CPU, all when V is less; `stats` are the
+// row's at `temperature`.
 TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float temperature,
                       const kernels::RowStats& stats);
 

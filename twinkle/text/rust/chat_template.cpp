@@ -35,6 +35,28 @@ void add_from_json(const std::filesystem::path& file, Named& out) {
     out.emplace_back(get<std::string>(item, "name"), get<std::string>(item, "template"));
 }
 
+bool holds(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+
+// What to say of a conversation that a template failed on.
+std::string failed(const Json& messages) {
+  const JsonArray& list = messages.get_array();
+  const auto at = std::find_if(list.begin(), list.end(),
+                               [](const Json& message) { return !find(message, "content"); });
+  if (at == list.end()) return "the chat template failed";
+  return "the chat template failed (a message of role " + get_or<std::string>(*at, "role", "none") +
+         " has no content)";
+}
+
+// A conversation that ends with a tool call whose arguments are the text {"probe":1}.
+std::string call_beside(const JsonObject& content) {
+  const JsonObject function{{"name", "f"}, {"arguments", R"({"probe":1})"}};
+  const JsonObject call{{"type", "function"}, {"id", "123456789"}, {"function", function}};
+  const JsonObject question{{"role", "user"}, {"content", "?"}};
+  JsonObject reply{{"role", "assistant"}, {"tool_calls", JsonArray{call}}};
+  reply.insert(content.begin(), content.end());
+  return boost::json::serialize(JsonObject{{"messages", JsonArray{question, reply}}});
+}
+
 bool is_given(const Json& tools) { return tools.is_array() && !tools.get_array().empty(); }
 
 }  // namespace
@@ -67,7 +89,19 @@ ChatTemplate::ChatTemplate(Named sources) {
     sources_.push_back({name, std::move(text), std::unique_ptr<twinkle_chat, Close>(handle)});
   }
   pick(false);
-  takes_parts_ = probe_parts();
+  // A template that does not know parts fails on a list, or prints it as a list.
+  const std::string parts = probe(
+      false, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]})");
+  takes_parts_ = holds(parts, "probe") && !holds(parts, "'type'") && !holds(parts, "\"type\"");
+  const std::string beside_nothing = probe(true, call_beside({})),
+                    beside_null = probe(true, call_beside({{"content", nullptr}})),
+                    beside_text = probe(true, call_beside({{"content", ""}}));
+  if (beside_nothing.empty() && holds(beside_null, "probe"))
+    absent_content_ = nullptr;
+  else if (beside_nothing.empty() && holds(beside_text, "probe"))
+    absent_content_ = "";
+  for (const std::string& text : {beside_nothing, beside_null, beside_text})
+    takes_argument_text_ |= holds(text, R"({"probe":1})");
 }
 
 // As in transformers: "tool_use" when there are tools and such a template, else "default".
@@ -95,9 +129,10 @@ std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
     raw.push_back({r.num_messages, r.add_generation_prompt, r.mark});
   std::vector<Owned<twinkle_rendering, twinkle_rendering_free>> owned(requests.size());
   std::vector<twinkle_rendering> out(requests.size());
-  check(twinkle_chat_render(pick(with_tools).handle.get(), view(boost::json::serialize(context)),
-                            raw.data(), raw.size(), out.data()),
-        "the chat template failed");
+  char* error =
+      twinkle_chat_render(pick(with_tools).handle.get(), view(boost::json::serialize(context)),
+                          raw.data(), raw.size(), out.data());
+  if (error) check(error, failed(conversation.messages));
   std::vector<Rendering> renderings(out.size());
   for (size_t i = 0; i < out.size(); ++i) {
     owned[i].value = out[i];
@@ -125,18 +160,12 @@ bool ChatTemplate::reads(std::string_view name) const {
   });
 }
 
-// A template that does not know parts fails on a list, or prints it as a list.
-bool ChatTemplate::probe_parts() const {
-  const std::string_view context =
-      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]})";
+std::string ChatTemplate::probe(bool with_tools, std::string_view context) const {
   const twinkle_request request{SIZE_MAX, false, false};
   Owned<twinkle_rendering, twinkle_rendering_free> out;
   const OwnedText error(
-      twinkle_chat_render(pick(false).handle.get(), view(context), &request, 1, &out.value));
-  if (error) return false;
-  const std::string_view text(out.value.text, out.value.size);
-  return text.find("probe") != text.npos && text.find("'type'") == text.npos &&
-         text.find("\"type\"") == text.npos;
+      twinkle_chat_render(pick(with_tools).handle.get(), view(context), &request, 1, &out.value));
+  return error ? std::string() : std::string(out.value.text, out.value.size);
 }
 
 }  // namespace twinkle::text

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -46,7 +47,7 @@ class ChatTemplate {
   explicit ChatTemplate(std::string source);
 
   // Renders one conversation in several ways. Error kInvalid: what the template raised, or where it
-  // failed.
+  // failed, and the role of a message without content, which few templates take.
   std::vector<Rendering> render(const Conversation& conversation,
                                 std::span<const RenderRequest> requests) const;
   std::string render(const Conversation& conversation, bool add_generation_prompt = false) const;
@@ -55,6 +56,12 @@ class ChatTemplate {
   bool reads(std::string_view name) const;     // the source mentions `name`
   // Whether a message's content may be a list of {"type": "text", "text": ..} parts.
   bool takes_parts() const { return takes_parts_; }
+  // Whether the arguments of a tool call that are JSON text are written as that text, as
+  // DeepSeek's and Qwen3's templates do; others would write them as a JSON text within JSON.
+  bool takes_argument_text() const { return takes_argument_text_; }
+  // What to write for a missing content beside tool calls, where the template fails on its lack and
+  // writes calls beside this: null (DeepSeek's) or an empty text (Qwen3's first). Else nothing.
+  const std::optional<Json>& absent_content() const { return absent_content_; }
 
  private:
   struct Close {
@@ -67,10 +74,12 @@ class ChatTemplate {
 
   explicit ChatTemplate(std::vector<std::pair<std::string, std::string>> sources);
   const Source& pick(bool with_tools) const;
-  bool probe_parts() const;
+  // What template `pick(with_tools)` makes of a conversation; empty where it fails.
+  std::string probe(bool with_tools, std::string_view context) const;
 
   std::vector<Source> sources_;
-  bool takes_parts_ = false;
+  bool takes_parts_ = false, takes_argument_text_ = false;
+  std::optional<Json> absent_content_;
 };
 
 }  // namespace twinkle::text

@@ -88,7 +88,35 @@ TEST(ChatTemplate, KnowsWhetherContentMayBeAListOfParts) {
       ChatTemplate("{% for p in messages[0].content %}{{ p.text }}{% endfor %}").takes_parts());
 }
 
+TEST(ChatTemplate, KnowsWhetherACallsArgumentsMayBeText) {
+  const auto takes = [](const std::string& written) {
+    return ChatTemplate("{% for m in messages %}{% for c in m.tool_calls %}" + written +
+                        "{% endfor %}{% endfor %}")
+        .takes_argument_text();
+  };
+  EXPECT_TRUE(takes("{{ c.type + c.function.arguments }}"));
+  EXPECT_TRUE(takes("{% if m.content is none %}{{ c.function.arguments }}{% endif %}"));
+  EXPECT_TRUE(takes("{% if m.content is not none %}{{ c.function.arguments }}{% endif %}"));
+  EXPECT_FALSE(takes("{{ c.function.arguments | tojson }}"));
+  EXPECT_FALSE(takes("{{ raise_exception('no tools') }}"));
+  EXPECT_FALSE(ChatTemplate(kTinyChat).takes_argument_text());
+}
+
+TEST(ChatTemplate, KnowsWhatStandsForAMissingContentBesideACall) {
+  const auto absent = [](const std::string& message) {
+    return ChatTemplate("{% for m in messages %}" + message + "{% endfor %}").absent_content();
+  };
+  const std::string or_content = " %}{{ m.tool_calls }}{% else %}{{ '' + m.content }}{% endif %}";
+  EXPECT_EQ(absent("{% if m.content is none" + or_content), Json(nullptr));
+  EXPECT_EQ(absent("{% if not m.content" + or_content), std::nullopt);
+  EXPECT_EQ(absent("{{ '' + m.content }}{{ m.tool_calls }}"), Json(""));
+  EXPECT_EQ(absent("{{ '' + m.content }}"), std::nullopt);
+}
+
 TEST(ChatTemplate, ReportsWhatTheTemplateRaised) {
+  const Conversation silent{.messages = parse_json(R"([{"role": "assistant"}])", "test")};
+  EXPECT_EQ(error_of([&] { ChatTemplate(kTinyChat).render(silent); }).substr(0, 78),
+            "text: the chat template failed (a message of role assistant has no content): t");
   EXPECT_EQ(error_of([] { render("\n{{ raise_exception('roles must alternate') }}"); }),
             "text: the chat template failed: roles must alternate (line 2 of the template)");
   EXPECT_EQ(error_of([] { render("{{ [1] | tojson(5, wrong=1) }}"); }).substr(0, 32),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 
 #include "twinkle/base/random.h"
 #include "twinkle/engine/schedule/scheduler.h"
@@ -27,7 +28,7 @@ class Service {
   // Of a client, in a batch that was formed while it had sequences to run, and nobody of a higher
   // priority had. In tokens.
   struct Row {
-    double share;  // of the batch, by weight
+    double share;  // of the batch, by weight among those that have sequences, or had a batch ago
     double due;    // that, or all that it could have run
     double got;
   };
@@ -50,6 +51,15 @@ class Service {
     std::map<int32_t, double, std::greater<>> weights;
     for (const Client& c : clients_) {
       if ((runnable[c.name] = can_run(c.name)) > 0) weights[c.share.priority] += c.share.weight;
+    }
+    for (const Client& c : clients_) {
+      const bool missing = runnable[c.name] == 0 && was_here_.contains(c.name);
+      if (missing && weights.contains(c.share.priority))
+        weights[c.share.priority] += c.share.weight;
+    }
+    was_here_.clear();
+    for (const Client& c : clients_) {
+      if (runnable[c.name] > 0) was_here_.insert(c.name);
     }
     double total = 0;  // of the highest priority
     for (const Slice& slice : scheduler_.next_batch()) {
@@ -129,6 +139,7 @@ class Service {
   std::vector<Client> clients_;
   uint64_t seed_, draws_ = 0;
   std::vector<int64_t> away_;
+  std::set<std::string> was_here_;  // with sequences to run, when the last batch was formed
   std::map<int64_t, Op> ops_;
   std::map<std::string, std::deque<int64_t>> queued_;
   int64_t next_id_ = 1;

@@ -1,0 +1,59 @@
+// For tests: who listens to a Sample, and what it has been told, as completions.
+#pragma once
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "twinkle/engine/operation.h"
+#include "twinkle/engine/schedule/hooks.h"
+
+namespace twinkle::engine {
+
+// Outlives the Sample.
+class Ear {
+ public:
+  SampleHooks hooks(std::function<std::string(std::span<const int32_t>)> decode = {}) {
+    return {std::move(decode), [this](std::span<const TokenEvent> events) { hear(events); }};
+  }
+
+  // Where the result is not what was heard; else empty.
+  std::string difference(const SampleResult& result) {
+    const std::lock_guard lock(mutex_);
+    std::string out = fault_;
+    for (size_t p = 0; p < result.completions.size(); ++p) {
+      for (size_t s = 0; s < result.completions[p].size(); ++s) {
+        const Completion &want = result.completions[p][s], &got = heard_[{p, s}];
+        if (got.tokens != want.tokens || got.logprobs != want.logprobs ||
+            got.stop_reason != want.stop_reason)
+          out += "\nheard otherwise: " + std::to_string(p) + " " + std::to_string(s);
+      }
+    }
+    return out;
+  }
+
+  size_t num_tokens() {
+    const std::lock_guard lock(mutex_);
+    size_t n = 0;
+    for (const auto& [place, c] : heard_) n += c.tokens.size();
+    return n;
+  }
+
+ private:
+  void hear(std::span<const TokenEvent> events) {
+    const std::lock_guard lock(mutex_);
+    for (const TokenEvent& e : events) {
+      Completion& c = heard_[{e.prompt, e.sample}];
+      if (!c.stop_reason.empty()) fault_ += "\nheard behind the last one";
+      c.tokens.push_back(e.token);
+      c.logprobs.push_back(e.logprob);
+      c.stop_reason = e.stop_reason;
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<size_t, size_t>, Completion> heard_;
+  std::string fault_;
+};
+
+}  // namespace twinkle::engine

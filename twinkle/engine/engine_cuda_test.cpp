@@ -1,0 +1,276 @@
+// The whole engine on a device against the engine on the CPU: on a GPU in engine_test, skipped
+// where there is none, and on the emulated device in cuda_emulation_test, whose memory the host
+// cannot touch unseen.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/kernels/cuda/cuda.h"
+
+namespace twinkle::engine {
+namespace {
+
+// What a run gave, number by number, each with what it is.
+struct Numbers {
+  std::vector<std::pair<std::string, double>> all;
+
+  void add(const std::string& name, double x) { all.emplace_back(name, x); }
+  void add(const std::string& name, const std::vector<float>& values) {
+    for (const float x : values) add(name, static_cast<double>(x));
+  }
+  void add(const std::string& name, const std::vector<std::vector<float>>& rows) {
+    for (const auto& row : rows) add(name, row);
+  }
+  void add(const std::string& name, const ForwardResult& r) {
+    add(name + " loss", r.loss);
+    add(name + " logps", r.logps);
+    add(name + " entropies", r.entropies);
+  }
+  void add(const std::string& name, const InspectResult& r) {
+    for (const NamedTensor& t : r.tensors) add(name + " " + t.name, t.values);
+  }
+};
+
+// Relative to the largest number of one name; counts that differ, too.
+void expect_near(const Numbers& got, const Numbers& want, double tolerance) {
+  ASSERT_EQ(got.all.size(), want.all.size());
+  std::map<std::string, double> largest;
+  for (const auto& [name, x] : want.all) largest[name] = std::max(largest[name], std::abs(x));
+  int failures = 0;
+  for (size_t i = 0; i < want.all.size() && failures < 5; ++i) {
+    const auto& [name, x] = want.all[i];
+    ASSERT_EQ(got.all[i].first, name);
+    if (std::abs(got.all[i].second - x) <= tolerance * (1e-2 + largest[name])) continue;
+    ADD_FAILURE() << name << " number " << i << ": " << got.all[i].second << " for " << x;
+    ++failures;
+  }
+}
+
+class EngineOnDevice : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
+  }
+  EngineOptions on(const std::string& device) const {
+    return {
+        .model = model_.path(), .mixed_precision = GetParam(), .device = device, .kv_tokens = 512};
+  }
+  EngineOptions on_device() const {
+    const at::Device device = kernels::cuda::current_device();
+    return on(device.is_cuda() ? "cuda" : "emulated");
+  }
+  double tolerance() const { return GetParam() == "no" ? 1e-4 : 4e-2; }
+
+  const model::TinyModel model_{smallest_config()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Precisions, EngineOnDevice, testing::Values("no", "bf16"));
+
+constexpr const char* kDropped =
+    R"({"r": 3, "lora_alpha": 9, "lora_dropout": 0.2, "target_modules": "all-linear"})";
+constexpr const char* kPlain =
+    R"({"r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]})";
+
+Sequence of(uint64_t seed, size_t num_tokens) { return drawn(seed, num_tokens, 41); }
+
+void create(Engine& engine, const std::string& name, const char* config) {
+  engine.run<Done>(Create{.tenant = name, .lora_json = config, .seed = 5});
+}
+
+// Gradients before a step, so that they are not zero where B is: a first step, then the rest.
+void step_both(Engine& engine, Numbers& out) {
+  const auto a = engine.run<StepResult>(
+      Step{"a", "AdamW", R"({"lr": 0.02, "eps": 0.001})", /*max_grad_norm=*/0.5});
+  const auto b = engine.run<StepResult>(Step{"b", "SGD", R"({"lr": 0.5, "momentum": 0.9})", 0.1,
+                                             std::numeric_limits<double>::infinity()});
+  out.add("norm a", a.grad_norm);
+  out.add("norm b", b.grad_norm);
+}
+
+Numbers train(Engine& engine) {
+  Numbers out;
+  create(engine, "a", kDropped);
+  create(engine, "b", kPlain);
+  for (uint64_t i = 0; i < 2; ++i) {
+    auto futures = engine.submit(std::vector<Operation>{
+        ForwardBackward{.tenant = "a", .sequences = {of(i, 9), of(i + 10, 3)}},
+        ForwardBackward{.tenant = "b", .sequences = {of(i + 20, 6)}, .temperature = 0.7}});
+    for (Future& f : futures) out.add("backward", std::get<ForwardResult>(f.get()));
+    out.add("a", engine.run<InspectResult>(Inspect{"a", true}));
+    out.add("b", engine.run<InspectResult>(Inspect{"b", true}));
+    step_both(engine, out);
+  }
+  out.add("forward", engine.run<ForwardResult>(
+                         Forward{.tenant = "a", .sequences = {of(3, 7)}, .entropy = true}));
+  out.add("base", engine.run<ForwardResult>(
+                      Forward{.tenant = "a", .sequences = {of(3, 7)}, .disable_lora = true}));
+  return out;
+}
+
+TEST_P(EngineOnDevice, TrainsManyTenantsAsTheCpuDoes) {
+  Engine cpu(on("cpu")), device(on_device());
+  expect_near(train(device), train(cpu), tolerance());
+}
+
+Numbers train_all(Engine& engine, const std::string& directory) {
+  Numbers out;
+  engine.run<Done>(Create{.tenant = "full", .seed = 5});
+  const ForwardBackward work{.tenant = "full", .sequences = {of(1, 9), of(2, 4)}};
+  out.add("backward", engine.run<ForwardResult>(work));
+  out.add("first", engine.run<InspectResult>(Inspect{"full", true}));
+  engine.run<StepResult>(Step{"full", "SGD", R"({"lr": 0.5, "momentum": 0.9})", 1.0});
+  engine.run<ForwardResult>(work);
+  engine.run<SaveResult>(Save{"full", directory, /*optimizer=*/true});
+  engine.run<StepResult>(Step{"full", "SGD", R"({"lr": 0.5, "momentum": 0.9})"});
+  out.add("second", engine.run<InspectResult>(Inspect{"full", true}));
+  engine.run<LoadResult>(Load{"full", directory, /*optimizer=*/true});
+  engine.run<StepResult>(Step{"full", "SGD", R"({"lr": 0.5, "momentum": 0.9})"});
+  out.add("second", engine.run<InspectResult>(Inspect{"full", true}));
+  engine.run<Done>(Delete{"full"});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  out.add("base", engine.run<InspectResult>(Inspect{"base", true}));
+  return out;
+}
+
+TEST_P(EngineOnDevice, TrainsAllWeightsSavesLoadsAndPutsTheBaseBackAsTheCpuDoes) {
+  const ScratchDir scratch;
+  Engine cpu(on("cpu")), device(on_device());
+  expect_near(train_all(device, (scratch / "device").string()),
+              train_all(cpu, (scratch / "cpu").string()), tolerance());
+}
+
+Sample greedy() {
+  return {.tenant = "a",
+          .prompts = {{5, 9, 11, 3}, {5, 9, 11, 4, 17, 2, 30}},
+          .params = {{.max_tokens = 5,
+                      .temperature = 0,
+                      .ignore_eos = true,
+                      .top_logprobs = 2,
+                      .prompt_logprobs = true,
+                      .top_prompt_logprobs = 2}}};
+}
+
+void add(Numbers& out, const SampleResult& result) {
+  const auto add_top = [&](const std::vector<sampler::TopLogprobs>& tops) {
+    for (const auto& top : tops) {
+      for (const auto& t : top) out.add("top", static_cast<double>(t.logprob));
+    }
+  };
+  for (const auto& prompt : result.prompts) {
+    out.add("prompt", prompt.logprobs);
+    add_top(prompt.top_logprobs);
+  }
+  for (const auto& completions : result.completions) {
+    for (const Completion& c : completions) {
+      out.add("sampled", c.logprobs);
+      add_top(c.top_logprobs);
+    }
+  }
+}
+
+// In bfloat16 two tokens may be equally likely: there the first step is compared alone.
+Numbers sample(Engine& engine, bool all) {
+  Numbers out;
+  create(engine, "a", kDropped);
+  engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 9)}});
+  engine.run<StepResult>(Step{"a", "AdamW", R"({"lr": 0.05, "eps": 0.001})"});
+  Sample operation = greedy();
+  if (!all) operation.params[0].max_tokens = 1;
+  add(out, engine.run<SampleResult>(operation));
+  return out;
+}
+
+TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
+  Engine cpu(on("cpu")), device(on_device());
+  const bool all = GetParam() == "no";
+  expect_near(sample(device, all), sample(cpu, all), tolerance());
+}
+
+// The log-probability of every generated token, by the trainer's forward over the whole text.
+TEST_P(EngineOnDevice, ItsSamplersLogProbabilitiesAreItsTrainers) {
+  Engine engine(on_device());
+  create(engine, "a", kDropped);
+  Sample operation = greedy();
+  operation.params[0] = {.max_tokens = 6, .ignore_eos = true};
+  const auto result = engine.run<SampleResult>(operation);
+  for (size_t p = 0; p < operation.prompts.size(); ++p) {
+    const Completion& c = result.completions[p][0];
+    Sequence whole{.input_ids = operation.prompts[p]};
+    whole.input_ids.insert(whole.input_ids.end(), c.tokens.begin(), c.tokens.end() - 1);
+    whole.labels.assign(operation.prompts[p].size() - 1, -100);
+    whole.labels.insert(whole.labels.end(), c.tokens.begin(), c.tokens.end());
+    const auto scored = engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {whole}});
+    for (size_t i = 0; i < c.tokens.size(); ++i) {
+      EXPECT_NEAR(c.logprobs[i], scored.logps[0][operation.prompts[p].size() - 1 + i],
+                  GetParam() == "no" ? 1e-5 : 2e-2);
+    }
+  }
+}
+
+TEST_P(EngineOnDevice, ATenantHasTheSameBitsAloneAndAmongOthers) {
+  const auto state_of_a = [&](bool among) {
+    Engine engine(on_device());
+    create(engine, "a", kDropped);
+    if (among) create(engine, "b", kPlain);
+    std::vector<Operation> work;
+    if (among) work.push_back(ForwardBackward{.tenant = "b", .sequences = {of(7, 5), of(8, 11)}});
+    work.push_back(ForwardBackward{.tenant = "a", .sequences = {of(1, 9), of(2, 3)}});
+    for (Future& f : engine.submit(work)) f.get();
+    engine.run<StepResult>(Step{"a"});
+    engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(4, 6)}});
+    return state_of(engine, "a");
+  };
+  EXPECT_EQ(state_of_a(false), state_of_a(true));
+}
+
+TEST_P(EngineOnDevice, AParkedTenantComesBackWithItsBits) {
+  const ScratchDir scratch;
+  EngineOptions options = on_device();
+  options.resident_bytes = 1;
+  options.park_directory = scratch.path().string();
+  Engine engine(options);
+  create(engine, "a", kDropped);
+  engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 5)}});
+  engine.run<StepResult>(Step{"a"});
+  const State before = state_of(engine, "a");
+  create(engine, "b", kPlain);
+  EXPECT_EQ(engine.parking().num_parked, 1);
+  EXPECT_EQ(state_of(engine, "a"), before);
+}
+
+TEST_P(EngineOnDevice, ASavedAdapterIsOneForTheCpu) {
+  const ScratchDir scratch;
+  const std::string directory = (scratch / "saved").string();
+  Numbers scored[2];
+  {
+    Engine engine(on_device());
+    create(engine, "a", kDropped);
+    engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 5)}});
+    engine.run<StepResult>(Step{"a", "AdamW", R"({"lr": 0.05})"});
+    engine.run<SaveResult>(Save{"a", directory, /*optimizer=*/true});
+    scored[0].add("scored",
+                  engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {of(3, 7)}}));
+  }
+  Engine engine(on("cpu"));
+  create(engine, "a", kDropped);
+  engine.run<LoadResult>(Load{"a", directory, /*optimizer=*/true});
+  scored[1].add("scored",
+                engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {of(3, 7)}}));
+  expect_near(scored[0], scored[1], tolerance());
+}
+
+TEST(EngineDevice, OneThatIsNotHereIsNamedBeforeTheModelIsRead) {
+  const model::TinyModel model(smallest_config());
+  const auto error = [&](const std::string& device) {
+    return error_of([&] { Engine({.model = model.path(), .device = device}); });
+  };
+  for (const char* name : {"gpu", "cuda:x", "cuda:-1", "cuda:99", "cudax"})
+    EXPECT_EQ(error(name).find("kernels: device is '" + std::string(name) + "', "), 0U)
+        << error(name);
+}
+
+}  // namespace
+}  // namespace twinkle::engine

@@ -1,0 +1,68 @@
+// A listener of a Sample whose tokens another thread reads, when it likes: sampling never waits for
+// it, and what was not read yet is kept, which is at most what the Sample asks for.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/schedule/hooks.h"
+
+namespace twinkle::engine {
+
+class TokenQueue {
+ public:
+  // For SampleHooks::on_tokens. The queue ends when the Sample lets go of it, however it ended.
+  static std::function<void(std::span<const TokenEvent>)> listener(
+      std::shared_ptr<TokenQueue> queue) {
+    return [held = std::make_shared<Listener>(std::move(queue))](
+               std::span<const TokenEvent> events) { held->queue->put(events); };
+  }
+
+  // Waits for tokens, or for the end, or `seconds` at most, and takes all that have come. True:
+  // there is no more to come.
+  bool take(double seconds, std::vector<TokenEvent>& out) {
+    const auto end = std::chrono::steady_clock::now() +
+                     std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                         std::chrono::duration<double>(seconds));
+    Lock lock(mutex_);
+    while (!closed_ && events_.empty() && lock.wait_until(ready_, end)) {
+    }
+    out.swap(events_);
+    return closed_;
+  }
+
+ private:
+  struct Listener {
+    explicit Listener(std::shared_ptr<TokenQueue> to) : queue(std::move(to)) {}
+    ~Listener() { queue->close(); }
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+    std::shared_ptr<TokenQueue> queue;
+  };
+  void put(std::span<const TokenEvent> events) {
+    {
+      const Lock lock(mutex_);
+      events_.insert(events_.end(), events.begin(), events.end());
+    }
+    ready_.notify_one();
+  }
+  void close() {
+    {
+      const Lock lock(mutex_);
+      closed_ = true;
+    }
+    ready_.notify_one();
+  }
+
+  Mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<TokenEvent> events_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace twinkle::engine

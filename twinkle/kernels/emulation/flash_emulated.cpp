@@ -1,0 +1,60 @@
+// ATen's flash attention on the emulation's device: what attention_cuda.cpp asks of it, by the
+// CPU's kernel over copies.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "twinkle/base/error.h"
+#include "twinkle/kernels/attention/attention.h"
+
+namespace twinkle::kernels::emulation {
+namespace {
+
+using Maybe = std::optional<at::Tensor>;
+using Length = std::optional<int64_t>;
+
+std::vector<int64_t> on_host(const Maybe& cu_seqlens) {
+  const at::Tensor ends = cu_seqlens->to(at::kCPU, at::kLong);
+  return {ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + ends.numel()};
+}
+
+AttentionOptions options_of(std::optional<double> scale, Length left) {
+  return {.scale = scale.value(), .window = left ? *left + 1 : 0};
+}
+
+void check(const at::Tensor& q, double dropout, bool causal) {
+  require(q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256 &&
+              dropout == 0 && causal,
+          Code::kInternal, "emulation: flash attention of ", q.scalar_type(), " ", q.sizes());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Maybe& cu_q, const Maybe&,
+    int64_t, int64_t, double dropout, bool causal, bool, std::optional<double> scale, Length left,
+    Length, const Maybe&, const Maybe&) {
+  check(q, dropout, causal);
+  const AttentionResult out =
+      attention(q.cpu(), k.cpu(), v.cpu(), on_host(cu_q), options_of(scale, left));
+  return {out.out.to(q.device()), out.lse.t().contiguous().to(q.device()), {}, {}, {}};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& cu_q, const at::Tensor&,
+    int64_t, int64_t, double dropout, bool causal, const at::Tensor&, const at::Tensor&,
+    std::optional<double> scale, Length left, Length) {
+  check(q, dropout, causal);
+  const AttentionSaved saved{
+      grad.cpu(), q.cpu(), k.cpu(), v.cpu(), {out.cpu(), lse.cpu().t().contiguous()}};
+  const AttentionGrads grads = attention_backward(saved, on_host(cu_q), options_of(scale, left));
+  return {grads.q.to(q.device()), grads.k.to(q.device()), grads.v.to(q.device())};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_flash_attention_forward", &forward);
+  m.impl("_flash_attention_backward", &backward);
+}
+
+}  // namespace
+}  // namespace twinkle::kernels::emulation
