@@ -83,15 +83,14 @@ def drawn_crowd(index, gsm8k, folder):
 
 def smollm2_crowd(directory, tokenizer, gsm8k, folder):
     batches = [batch[:1] for batch in batches_of(gsm8k, SHORT)]
-    chats = test_smollm2.chats(tokenizer)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
-    alone = {BASE: Alone(models.load_reference(directory), chats, prompts[3], [])}
+    alone = {BASE: Alone(models.load_reference(directory), gsm8k[:4], prompts[3], [])}
     adapters = (16, "all-linear"), (4, ["q_proj", "v_proj"]), (8, ["up_proj", "down_proj"])
     for t, (rank, targets) in enumerate(adapters):
         name = f"tenant{t}"
         model = test_smollm2.adapted(directory, folder / name, rank, targets)
         turned = batches[3 * t :] + batches[: 3 * t]
-        alone[name] = Alone(model, chats[t : t + 2], prompts[t], turned)
+        alone[name] = Alone(model, gsm8k[t : t + 2], prompts[t], turned)
     return Crowd(directory, folder, alone, busy=2)
 
 

@@ -47,6 +47,19 @@ TEST_P(Softmax, AnyLogprobOfARowComesFromItsStatsBitForBit) {
   }
 }
 
+// What is left of 1 when a large vocabulary is nearly certain of one token is what its gradient and
+// its log-probability are made of.
+TEST_P(Softmax, ALargeVocabularysSmallProbabilitiesAddUp) {
+  at::manual_seed(5);
+  auto logits = at::randn({1, 50000}, at::kDouble);
+  logits[0][7] = 20;
+  logits = logits.to(GetParam());
+  const auto want = at::log_softmax(logits.to(at::kDouble), 1)[0][7].item<double>();
+  const RowStats got = softmax_stats(logits, 0, 7, 1, false);
+  EXPECT_NEAR(got.logprob / want, 1, 1e-6);
+  EXPECT_NEAR((got.sum - 1) / std::expm1(-want), 1, 1e-6);
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Softmax, testing::Values(at::kFloat, at::kBFloat16, at::kDouble));
 
 TEST(Softmax, LetsNaNThroughInsteadOfHidingIt) {

@@ -121,21 +121,26 @@ std::vector<int64_t> sizes_up_to(int64_t most) {
 // itself.
 RowPlan sizes_like(int64_t most, const Operands& in, int threads, const Library& library) {
   const at::Tensor x = in.x.narrow(0, 0, std::max(most, kPeriod) + kShift);
-  const auto by = [&](int64_t size) -> Multiply {
+  const auto alone = [&](int64_t size) -> Multiply {
     return [&, size](const at::Tensor& some) {
       return multiply_in_parts({{size}}, some, in.weight, in.bias, 1, library);
     };
   };
+  const auto in_a_team = [&](int64_t size) -> Multiply {
+    return [&, size](const at::Tensor& some) {
+      at::Tensor y;
+      kernels::with_team([&] { y = alone(size)(some); });
+      return y;
+    };
+  };
   at::set_num_threads(threads);
-  const at::Tensor some = x.narrow(0, 0, kPeriod), want = by(most)(some);
-  if (!at::equal(by(most)(some), want)) return {};
+  const at::Tensor some = x.narrow(0, 0, kPeriod), want = alone(most)(some);
+  if (!at::equal(alone(most)(some), want)) return {};
   RowPlan plan;
   for (const int64_t size : sizes_up_to(most)) {
-    at::set_num_threads(threads);
-    bool good = holds(x, want, size, by(size));
-    at::set_num_threads(1);  // the same, but for how the library is called: two sizes will do
-    if (good && (size <= kStep || size == most)) good = holds(x, want, size, by(size));
-    if (good) plan.sizes.push_back(size);
+    if (holds(x, want, size, alone(size)) && holds(x, want, size, in_a_team(size))) {
+      plan.sizes.push_back(size);
+    }
   }
   if (plan.sizes.empty() || plan.sizes.back() != most) return {};
   return plan;
@@ -268,7 +273,7 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
     for (int64_t i = first; i < last; ++i)
       part(i / c.num_outputs * c.rows, i % c.num_outputs * c.outputs);
   };
-  if (!x.is_cpu()) {  // one stream
+  if (num_parts == 1 || !x.is_cpu()) {  // a device has one stream
     parts(0, num_parts);
     return y;
   }

@@ -50,6 +50,14 @@ inline Lanes<double> fma(Lanes<double> a, Lanes<double> b, Lanes<double> c) {
 #endif
 }
 
+// sum[0] += the first half of x, sum[1] += the second.
+inline void add_widened(Lanes<float> x, Lanes<double> (&sum)[2]) {
+  typename Pack<float, kLanes<double>>::type halves[2];
+  __builtin_memcpy(halves, &x, sizeof x);
+  for (int i = 0; i < 2; ++i) sum[i] += __builtin_convertvector(halves[i], Lanes<double>);
+}
+inline void add_widened(Lanes<double> x, Lanes<double> (&sum)[2]) { sum[0] += x; }
+
 // The square root of each.
 inline Lanes<float> root(Lanes<float> x) {
 #if TWINKLE_VECTOR_BYTES == 64

@@ -37,14 +37,17 @@ inline A largest_logit(const T* row, int64_t vocab) {
   return largest<A>(tops[0]);
 }
 
+// The exponentials are summed in double: an error of their sum is one of every probability, and the
+// gradients of a vocabulary's probabilities cancel.
 template <class A>
 struct ExpSums {
-  Lanes<A> sum{}, weighted{};
+  Lanes<double> sum[2]{};
+  Lanes<A> weighted{};
 
   template <bool kEntropy>
   __attribute__((always_inline)) void add(Lanes<A> shifted) {
     const auto e = exp(shifted);
-    sum += e;
+    add_widened(e, sum);
     // 0 times -inf is 0 here: a logit that cannot be drawn.
     if constexpr (kEntropy) weighted += e > 0 ? e * shifted : e;
   }
@@ -65,7 +68,9 @@ inline ExpSums<A> exp_sums(const T* row, int64_t vocab, A inverse, A top) {
   for (; i < vocab; i += n) {
     parts[0].template add<kEntropy>(fma(load_logits<A>(row + i, vocab - i), scale, shift));
   }
-  return {parts[0].sum + parts[1].sum, parts[0].weighted + parts[1].weighted};
+  for (int half = 0; half < 2; ++half) parts[0].sum[half] += parts[1].sum[half];
+  parts[0].weighted += parts[1].weighted;
+  return parts[0];
 }
 
 // log p(id) of a row whose stats are known.
@@ -73,8 +78,7 @@ template <class T, class A>
 float softmax_logprob(const T* row, int64_t id, A temperature, const RowStats& stats) {
   const auto shift = splat(-static_cast<A>(stats.top));
   const auto shifted = fma(load<A>(row + id, 1), splat(1 / temperature), shift);
-  const A log_total = static_cast<A>(__builtin_log(static_cast<A>(stats.sum)));
-  return static_cast<float>(shifted[0] - log_total);
+  return static_cast<float>(shifted[0] - __builtin_log(stats.sum));
 }
 
 template <class T, class A>
@@ -82,13 +86,13 @@ RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, b
   const A inverse = 1 / temperature, top = largest_logit<T, A>(row, vocab) * inverse;
   const auto sums = entropy ? exp_sums<true>(row, vocab, inverse, top)
                             : exp_sums<false>(row, vocab, inverse, top);
-  const A total = sum<A>(sums.sum);
   RowStats out;
   out.top = top;
-  out.sum = total;
+  out.sum = sum<double>(sums.sum[0] + sums.sum[1]);
   out.logprob = softmax_logprob(row, id, temperature, out);
   if (entropy) {
-    out.entropy = static_cast<float>(__builtin_log(total) - sum<A>(sums.weighted) / total);
+    out.entropy =
+        static_cast<float>(__builtin_log(out.sum) - sum<A>(sums.weighted) / out.sum);
   }
   return out;
 }
