@@ -2,6 +2,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 
@@ -20,23 +25,87 @@ inline float widen(uint16_t bits) {
   return out;
 }
 
+// The products of inputs [begin, end) with row r and output o, each input's w `step` apart.
+struct Chain {
+  const uint16_t* x;
+  const uint16_t* w;
+  int64_t step;
+
+  float add(int64_t i, float sum) const {
+    return __builtin_fmaf(widen(x[i]), widen(w[i * step]), sum);
+  }
+  float by_pairs(int64_t inputs) const {
+    float sum = 0;
+    for (int64_t i = 0; i < inputs; i += 2) {
+      if (i + 1 < inputs) sum = add(i + 1, sum);
+      sum = add(i, sum);
+    }
+    return sum;
+  }
+  float by_tiles(int64_t inputs) const {
+    float sum = 0;
+    for (int64_t begin = 0; begin < inputs; begin += 32) {
+      float parts[2] = {};
+      for (int64_t i = begin; i < std::min(inputs, begin + 32); ++i)
+        parts[i % 2] = add(i, parts[i % 2]);
+      sum += parts[0] + parts[1];
+    }
+    return sum;
+  }
+};
+
+template <float (Chain::*sum_of)(int64_t) const>
 void portable(const Bf16Product& p, int64_t first, int64_t last) {
-  const int64_t step = p.transposed ? p.outputs : 1;  // from one input's weight to the next
   for (int64_t r = 0; r < p.rows; ++r) {
-    const uint16_t* x = p.x + r * p.x_stride;
     for (int64_t o = first; o < last; ++o) {
-      const uint16_t* w = p.w + (p.transposed ? o : o * p.inputs);
-      float sum = 0;
-      for (int64_t i = 0; i < p.inputs; i += 2) {
-        if (i + 1 < p.inputs) {
-          sum = __builtin_fmaf(widen(x[i + 1]), widen(w[(i + 1) * step]), sum);
-        }
-        sum = __builtin_fmaf(widen(x[i]), widen(w[i * step]), sum);
-      }
+      const Chain chain{p.x + r * p.x_stride, p.w + (p.transposed ? o : o * p.inputs),
+                        p.transposed ? p.outputs : 1};
+      float sum = (chain.*sum_of)(p.inputs);
       if (p.bias) sum += widen(p.bias[o]);
       p.y[r * p.outputs + o] = c10::detail::round_to_nearest_even(sum);
     }
   }
+}
+
+Bf16Loop loop_of(LinearPath path, const Bf16Product& p) {
+  switch (path) {
+    case LinearPath::kTiles:
+      return amx_loop(p);
+    case LinearPath::kPairs:
+      return avx512_loop(p);
+    case LinearPath::kPortableTiles:
+      return {16, portable<&Chain::by_tiles>};
+    default:
+      return {16, portable<&Chain::by_pairs>};
+  }
+}
+
+bool has_pairs() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+// Linux lets a process use the tile registers when it has asked (arch_prctl(2)); all its threads
+// may from then on.
+bool has_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr long kAskForState = 0x1023, kTileData = 18;
+  return has_pairs() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+LinearPath best() {
+  static const LinearPath path = has_tiles()   ? LinearPath::kTiles
+                                 : has_pairs() ? LinearPath::kPairs
+                                               : LinearPath::kPortablePairs;
+  return path;
 }
 
 bool is_matrix(const at::Tensor& weight) {
@@ -62,38 +131,50 @@ const uint16_t* words(const at::Tensor& x) {
 
 }  // namespace
 
-bool linear_bf16_is_fast() {
-#if defined(__x86_64__)
-  static const bool fast = __builtin_cpu_supports("avx512bf16") != 0 &&
-                           __builtin_cpu_supports("avx512bw") != 0 &&
-                           __builtin_cpu_supports("avx512vl") != 0;
-  return fast;
-#else
-  return false;
-#endif
+bool linear_bf16_has(LinearPath path) {
+  if (path == LinearPath::kTiles) return best() == path;
+  return path != LinearPath::kPairs || has_pairs();
 }
+
+bool linear_bf16_is_fast() { return best() != LinearPath::kPortablePairs; }
 
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        LinearPath path) {
   check(x, weight, bias);
+  require(linear_bf16_has(path), Code::kInvalid,
+          "kernels: linear_bf16's path takes instructions that this processor lacks");
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
-  const at::Tensor in = inputs % 2 == 0 ? x : at::constant_pad_nd(x, {0, 1});
+  const LinearPath taken = inputs == 0                 ? LinearPath::kPortablePairs
+                           : path == LinearPath::kBest ? best()
+                                                       : path;
+  const bool tiles = taken == LinearPath::kTiles;
+  const at::Tensor in = tiles || inputs % 2 == 0 ? x : at::constant_pad_nd(x, {0, 1});
+  const int64_t rest = tiles ? inputs % 32 : 0;
+  const at::Tensor x_rest =
+      rest > 0 ? at::constant_pad_nd(x.narrow(1, inputs - rest, rest), {0, 32 - rest})
+               : at::Tensor();
   const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
-  const Bf16Product p{.x = words(in),
-                      .w = words(weight),
-                      .transposed = !weight.is_contiguous(),
-                      .bias = words(bias),
-                      .y = reinterpret_cast<uint16_t*>(y.mutable_data_ptr()),
-                      .rows = x.size(0),
-                      .outputs = outputs,
-                      .inputs = inputs,
-                      .x_stride = in.size(1)};
+  Bf16Product p{.x = words(in),
+                .w = words(weight),
+                .transposed = !weight.is_contiguous(),
+                .bias = words(bias),
+                .y = reinterpret_cast<uint16_t*>(y.mutable_data_ptr()),
+                .rows = x.size(0),
+                .outputs = outputs,
+                .inputs = inputs,
+                .x_stride = in.size(1),
+                .x_rest = words(x_rest)};
   if (y.numel() == 0) return y;
-  const bool fast = path == LinearPath::kBest && linear_bf16_is_fast();
-  const Bf16Loop loop = fast ? avx512_loop(p) : Bf16Loop{16, portable};
-  const int64_t tiles = (outputs + loop.tile - 1) / loop.tile;
+  at::Tensor packed;
+  if (tiles && p.rows > 1 && amx_packs(p)) {
+    packed = at::empty({(p.rows + 15) / 16 * 16, p.inputs / 2}, x.options().dtype(at::kInt));
+    amx_pack(p, reinterpret_cast<uint32_t*>(packed.mutable_data_ptr()));
+    p.packed = reinterpret_cast<const uint32_t*>(packed.const_data_ptr());
+  }
+  const Bf16Loop loop = loop_of(taken, p);
+  const int64_t steps = (outputs + loop.tile - 1) / loop.tile;
   const int64_t grain = std::max<int64_t>(1, 16384 / (std::max<int64_t>(1, inputs) * loop.tile));
-  parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, steps, grain, [&](int64_t begin, int64_t end) {
     loop.run(p, begin * loop.tile, std::min(outputs, end * loop.tile));
   });
   return y;

@@ -39,22 +39,53 @@ TEST(LinearBf16, IsTheProductForAnySize) {
   }
 }
 
-TEST(LinearBf16, FastAndPortablePathsGiveTheSameBits) {
-  if (!linear_bf16_is_fast()) GTEST_SKIP() << "no AVX-512 bf16 here: there is only one path";
+using Paths = std::pair<LinearPath, LinearPath>;  // a processor's and the portable one
+class LinearBf16Path : public testing::TestWithParam<Paths> {};
+
+TEST_P(LinearBf16Path, FastAndPortablePathsGiveTheSameBits) {
+  const auto [fast, portable] = GetParam();
+  if (!linear_bf16_has(fast)) GTEST_SKIP() << "this processor lacks the instructions";
   at::manual_seed(2);
   for (const int64_t rows : kRows) {
-    for (const int64_t inputs : {96, 576, 601}) {
+    for (const int64_t inputs : {31, 96, 576, 601, 1536}) {
       const at::Tensor x = random_bf16(rows, inputs), w = random_bf16(50, inputs);
       for (const at::Tensor& bias : {at::Tensor(), random_bf16(1, 50)[0]}) {
-        const at::Tensor want = linear_bf16(x, w, bias, LinearPath::kPortable);
+        const at::Tensor want = linear_bf16(x, w, bias, portable);
         for (const at::Tensor& weight : layouts(w)) {
-          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias), want)) << rows << " " << inputs;
-          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, LinearPath::kPortable), want));
+          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, fast), want)) << rows << " " << inputs;
+          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, portable), want));
         }
       }
     }
   }
 }
+
+// Every number of rows that chooses another loop or another rest, in both layouts.
+TEST_P(LinearBf16Path, NoNumberOfRowsGivesARowOtherBits) {
+  const LinearPath path = GetParam().first;
+  if (!linear_bf16_has(path)) GTEST_SKIP() << "this processor lacks the instructions";
+  at::manual_seed(4);
+  for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
+           {50, 33}, {49, 257}, {17, 1}, {35, 64}, {16, 608}}) {
+    const at::Tensor x = random_bf16(530, inputs), w = random_bf16(outputs, inputs);
+    for (const at::Tensor& weight : layouts(w)) {
+      const at::Tensor all = linear_bf16(x, weight, {}, path);
+      for (int64_t rows = 1; rows < 530; ++rows) {
+        const int64_t first = 530 - rows;
+        ASSERT_TRUE(at::equal(linear_bf16(x.narrow(0, first, rows), weight, {}, path),
+                              all.narrow(0, first, rows)))
+            << rows << " of " << inputs << " inputs";
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, LinearBf16Path,
+                         testing::Values(Paths{LinearPath::kPairs, LinearPath::kPortablePairs},
+                                         Paths{LinearPath::kTiles, LinearPath::kPortableTiles}),
+                         [](const auto& info) {
+                           return info.param.first == LinearPath::kTiles ? "Tiles" : "Pairs";
+                         });
 
 TEST(LinearBf16, ARowsBitsDependOnThatRowAlone) {
   at::manual_seed(3);
@@ -73,31 +104,21 @@ TEST(LinearBf16, ARowsBitsDependOnThatRowAlone) {
   at::set_num_threads(threads);
 }
 
-// Every number of rows that chooses another loop or another rest, in both layouts.
-TEST(LinearBf16, NoNumberOfRowsGivesARowOtherBits) {
-  at::manual_seed(4);
-  for (const auto& [outputs, inputs] :
-       std::vector<std::pair<int64_t, int64_t>>{{50, 33}, {49, 257}, {17, 1}}) {
-    const at::Tensor x = random_bf16(530, inputs), w = random_bf16(outputs, inputs);
-    for (const at::Tensor& weight : layouts(w)) {
-      const at::Tensor all = linear_bf16(x, weight);
-      for (int64_t rows = 1; rows < 530; ++rows) {
-        const int64_t first = 530 - rows;
-        ASSERT_TRUE(
-            at::equal(linear_bf16(x.narrow(0, first, rows), weight), all.narrow(0, first, rows)))
-            << rows << " of " << inputs << " inputs";
-      }
-    }
-  }
-}
-
 TEST(LinearBf16, AnotherRowsNanStaysThere) {
   const at::Tensor x = at::ones({9, 33}, at::kBFloat16), w = at::ones({20, 33}, at::kBFloat16);
   x[4].fill_(std::numeric_limits<float>::quiet_NaN());
-  for (const LinearPath path : {LinearPath::kBest, LinearPath::kPortable}) {
+  for (const LinearPath path :
+       {LinearPath::kBest, LinearPath::kPortablePairs, LinearPath::kPortableTiles}) {
     const at::Tensor bad = linear_bf16(x, w, {}, path).isnan().any(1);
     EXPECT_EQ(bad.sum().item<int64_t>(), 1);
     EXPECT_TRUE(bad[4].item<bool>());
+  }
+}
+
+TEST(LinearBf16, NoInputsLeaveTheBias) {
+  const at::Tensor bias = random_bf16(1, 5)[0];
+  for (const at::Tensor& weight : layouts(at::empty({5, 0}, at::kBFloat16))) {
+    EXPECT_TRUE(at::equal(linear_bf16(random_bf16(40, 0), weight, bias), bias.expand({40, 5})));
   }
 }
 

@@ -91,8 +91,7 @@ RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, b
   out.sum = sum<double>(sums.sum[0] + sums.sum[1]);
   out.logprob = softmax_logprob(row, id, temperature, out);
   if (entropy) {
-    out.entropy =
-        static_cast<float>(__builtin_log(out.sum) - sum<A>(sums.weighted) / out.sum);
+    out.entropy = static_cast<float>(__builtin_log(out.sum) - sum<A>(sums.weighted) / out.sum);
   }
   return out;
 }
