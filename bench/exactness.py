@@ -1,6 +1,6 @@
 """What exactness costs: the same work on an engine that is deterministic and on one that is not.
 
-    .venv/bin/python bench/exactness.py [--quick] [MODEL]
+    .venv/bin/python bench/exactness.py [--quick] [--mixed-precision no] [MODEL]
 
 Both live in one process and take turns; the median of the ratios of neighbouring turns is shown.
 MODEL is a folder or an id, by default smollm2. --quick: few turns of little work, to see that it
@@ -73,6 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--quick", action="store_true", help="few turns of little work")
+    parser.add_argument("--mixed-precision", choices=("bf16", "no"), default="bf16")
     arguments = parser.parse_args()
     model = Path(hub.get(arguments.model))
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -80,7 +81,11 @@ def main():
     tenants = []
     for deterministic in (True, False):
         start = time.perf_counter()
-        engine = Engine(str(model), deterministic=deterministic)
+        engine = Engine(
+            str(model),
+            mixed_precision=arguments.mixed_precision,
+            deterministic=deterministic,
+        )
         print(f"deterministic={deterministic}: starts in {time.perf_counter() - start:.2f} s")
         tenants.append(engine.tenant("a", {"r": 8, "target_modules": "all-linear"}))
     for name, run in work.all():

@@ -40,7 +40,8 @@ py::dict facts(const Engine& engine) {
   return py::dict("family"_a = f.family, "directory"_a = f.directory,
                   "config_json"_a = f.config_json, "vocab_size"_a = f.vocab_size,
                   "max_positions"_a = f.max_positions, "num_layers"_a = f.num_layers,
-                  "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids);
+                  "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids,
+                  "bf16_products"_a = f.bf16_products);
 }
 
 engine::EngineOptions options_of(const py::object& model, const py::kwargs& given) {

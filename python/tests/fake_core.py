@@ -51,8 +51,9 @@ class Schedule:
     """Halves the rate with every step; knows one name."""
 
     def __init__(self, name, options=""):
-        if name not in ("CosineWarmupScheduler", "LinearLR"):
-            raise InvalidError(f"optim: unknown schedule '{name}'")
+        known = ("CosineWarmupScheduler", "LinearLR")
+        if name not in known:  # in the words of schedule.cpp, which make_schedule reads
+            raise InvalidError(f"optim: unknown lr schedule '{name}', known are {', '.join(known)}")
         self.options = json.loads(options or "{}")
 
     def lr(self, base_lr, step):

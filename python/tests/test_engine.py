@@ -159,7 +159,7 @@ def test_temperature_divides_the_logits(fp32, reference):
     labels = torch.as_tensor(f["labels"])
     expected = logits.log_softmax(-1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
     out = fp32.forward_only(inputs=[f], temperature=0.5)["logps"][0]
-    torch.testing.assert_close(out, torch.where(labels != -100, expected, 0.0), rtol=0, atol=2e-4)
+    torch.testing.assert_close(out, torch.where(labels != -100, expected, 0.0), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from parity import models, ours, reference
 
 LLAMA, QWEN2, QWEN3 = 24, 25, 26  # without windows, whole heads turned by plain rope
+UNTIED = next(i for i in range(models.COUNT) if "untied" in models.draw(i).marks)
 ABSENT = object()
 PLAIN = {"rope_parameters": ABSENT, "rope_theta": 10000.0}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
@@ -68,6 +69,7 @@ SPELLINGS = {
     "no norm epsilon": (QWEN2, {"rms_norm_eps": ABSENT}),
     "no activation": (LLAMA, {"hidden_act": ABSENT}),
     "no biases named": (LLAMA, {"attention_bias": ABSENT, "mlp_bias": ABSENT}),
+    "tied, beside a head of its own": (UNTIED, {"tie_word_embeddings": True}),
     "several ends": (LLAMA, {"eos_token_id": [3, 5]}),
 }
 

@@ -15,14 +15,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a command prints. Errors pass.
-std::string run(std::vector<std::string> arguments) {
+void parse(std::vector<std::string> arguments) {
   CLI::App app("", "twinkle");
   app.require_subcommand(1);
 #define COMMAND(name) name(app);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
+  app.parse(arguments);
+}
+
+// What a command prints. Errors pass.
+std::string run(const std::vector<std::string>& arguments) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   const auto printed = [] {
@@ -31,7 +35,7 @@ std::string run(std::vector<std::string> arguments) {
     return testing::internal::GetCapturedStdout();
   };
   try {
-    app.parse(arguments);
+    parse(arguments);
   } catch (...) {
     printed();
     throw;
@@ -85,6 +89,78 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
     EXPECT_TRUE(answers.starts_with("> a\n")) << answers;
     EXPECT_NE(answers.find("\n\n> c\n"), std::string::npos) << answers;
   }
+}
+
+TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
+  const auto train = [this](const char* option, const char* value) {
+    return error_of([&] {
+      run({"train", model(), path("rows.jsonl"), "--output", path("out"), option, value});
+    });
+  };
+  for (const char* value : {"0", "-1", "nan", "inf"}) {
+    EXPECT_EQ(train("--alpha", value),
+              "cli: --alpha is " + std::string(value) + ", it must be above 0 and finite");
+  }
+  for (const char* option : {"--lr", "--max-grad-norm"}) {
+    for (const char* value : {"-1", "nan", "inf"}) {
+      EXPECT_EQ(train(option, value), "cli: " + std::string(option) + " is " + value +
+                                          ", it must be at least 0 and finite");
+    }
+  }
+  for (const char* value : {"-1", "99999999999999999999", "1.5", "x"}) {
+    const std::string error = "cli: --seed is " + std::string(value) +
+                              ", it must be an integer from 0 to 18446744073709551615";
+    EXPECT_EQ(train("--seed", value), error);
+    EXPECT_EQ(error_of([&] { run({"sample", model(), "a", "--seed", value}); }), error);
+  }
+  for (const char* option : {"--temperature", "--top-p", "--min-p"}) {
+    std::string field = std::string(option).substr(2);
+    std::replace(field.begin(), field.end(), '-', '_');
+    expect_error(field + " is nan", [&] { run({"sample", model(), "a", option, "nan"}); });
+  }
+  EXPECT_FALSE(fs::exists(scratch_ / "out"));
+}
+
+TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
+  expect_error("cli: --max-tokens is 100000, behind prompt 0 the model's positions leave room for ",
+               [&] { run({"sample", model(), "a", "--max-tokens", "100000"}); });
+  EXPECT_EQ(run({"sample", model(), std::string(200, 'a')}).substr(0, 3), "> a")
+      << "the default is cut";
+}
+
+TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
+  // What is printed before the error has no step in it.
+  const auto train = [this](const std::string& output) {
+    testing::internal::CaptureStderr();
+    std::string error = invalid_of(
+        [&] { parse({"train", model(), path("rows.jsonl"), "--output", output, "--rank", "2"}); });
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    return error;
+  };
+  EXPECT_EQ(train(""), "cli: --output is empty; name a directory");
+  EXPECT_TRUE(train("/proc/x").starts_with("cli: --output /proc/x cannot be saved to: "));
+  EXPECT_EQ(train(path("rows.jsonl")),
+            "cli: --output " + path("rows.jsonl") + " is a file; name a directory");
+  expect_error("cli: --output " + path("rows.jsonl/x") + " cannot be saved to: ",
+               [&] { fail(Code::kInvalid, train(path("rows.jsonl/x"))); });
+  fs::create_directory(scratch_ / "mine");
+  write_text(scratch_ / "mine" / "thesis.txt", "text");
+  EXPECT_EQ(train(path("mine")), "cli: --output " + path("mine") +
+                                     " cannot be saved to: it holds 'thesis.txt', which is no file "
+                                     "of this adapter, and the whole directory is replaced; name a "
+                                     "new directory");
+  EXPECT_EQ(read_text(scratch_ / "mine" / "thesis.txt"), "text");
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
+}
+
+TEST_F(Commands, AnAdapterMayBeReplacedByTheNextTraining) {
+  for (const char* rank : {"2", "4"}) {
+    run({"train", model(), path("rows.jsonl"), "--output", path("adapter"), "--rank", rank});
+    EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"),
+              std::stoi(rank));
+    write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
 }
 
 TEST_F(Commands, MistakesAreErrorsAndWriteNothing) {

@@ -3,6 +3,7 @@
 
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/seed.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/template.h"
 
@@ -13,6 +14,7 @@ struct Options {
   std::string model, adapter, system, device = "cpu";
   std::vector<std::string> prompts;
   engine::SamplingParams params;
+  bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
 
 void run(const Options& o) {
@@ -26,6 +28,10 @@ void run(const Options& o) {
     JsonObject message{{"role", "user"}, {"content", prompt}};
     const auto feature =
         tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
+    const int64_t room = engine.facts().max_positions - std::ssize(feature.input_ids);
+    require(!o.limited || room < 1 || o.params.max_tokens <= room, Code::kInvalid,
+            "cli: --max-tokens is ", o.params.max_tokens, ", behind prompt ", sample.prompts.size(),
+            " the model's positions leave room for ", room, "; lower it or leave it out");
     sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
   }
   const engine::SampleHooks hooks{.decode = [&tmpl](std::span<const int32_t> ids) {
@@ -65,11 +71,14 @@ void sample(CLI::App& app) {
       ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
       ->capture_default_str();
   command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
-  command->add_option("--seed", o->params.seed, "of the draws")->capture_default_str();
+  add_seed(*command, o->params.seed, "of the draws");
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();
   command->add_option("--stop", o->params.stop, "text that ends an answer");
-  command->callback([o] { run(*o); });
+  command->callback([o, command] {
+    o->limited = command->count("--max-tokens") > 0;
+    run(*o);
+  });
 }
 
 }  // namespace twinkle::cli

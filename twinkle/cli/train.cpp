@@ -6,14 +6,18 @@
 
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/seed.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct Options {
   std::string model, data, output = "outputs/adapter", preprocessor, device = "cpu";
@@ -42,12 +46,39 @@ void check(const Options& o) {
   at_least_one("epochs", o.epochs);
   at_least_one("batch-size", o.batch_size);
   at_least_one("max-length", o.max_length);
-  require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
-          ", it must be at least 0");
-  // Found out now and not after the training.
-  const std::filesystem::path output = o.output;
-  require(!std::filesystem::exists(output) || std::filesystem::is_directory(output), Code::kInvalid,
+  require(std::isfinite(o.alpha) && o.alpha > 0, Code::kInvalid, "cli: --alpha is ", o.alpha,
+          ", it must be above 0 and finite");
+  const auto not_negative = [](const char* name, double value) {
+    require(std::isfinite(value) && value >= 0, Code::kInvalid, "cli: --", name, " is ", value,
+            ", it must be at least 0 and finite");
+  };
+  not_negative("lr", o.lr);
+  not_negative("max-grad-norm", o.max_grad_norm);
+  require(!o.output.empty(), Code::kInvalid, "cli: --output is empty; name a directory");
+  std::error_code ignored;  // where it may not be looked at, try_output says why
+  require(!fs::exists(o.output, ignored) || fs::is_directory(o.output, ignored), Code::kInvalid,
           "cli: --output ", o.output, " is a file; name a directory");
+}
+
+// Finds out now what would refuse the adapter after the training, by saving it untrained to a
+// folder beside the output, which goes again. A save replaces the whole output: that may hold
+// nothing but files of the names that one of this adapter writes, its training state among them.
+void try_output(engine::Engine& engine, const std::string& output) {
+  try {
+    const AtomicDirectory beside(output);
+    const fs::path trial = beside.staging() / "trial";
+    engine.run<engine::SaveResult>(engine::Save{"me", trial.string(), true});
+    if (!fs::exists(output)) return;
+    for (const auto& entry : fs::directory_iterator(output)) {
+      const fs::path name = entry.path().filename();
+      require(entry.is_regular_file() && fs::exists(trial / name), Code::kInvalid, "it holds '",
+              name.string(), "', which is no file of this adapter, and the whole directory is ",
+              "replaced");
+    }
+  } catch (const std::exception& e) {
+    fail(Code::kInvalid, "cli: --output ", output, " cannot be saved to: ", e.what(),
+         "; name a new directory");
+  }
 }
 
 void run(const Options& o) {
@@ -62,6 +93,7 @@ void run(const Options& o) {
   engine::Engine engine({.model = path, .device = o.device});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .lora_json = lora_json(o), .seed = o.seed});
+  try_output(engine, o.output);
   const std::string options = boost::json::serialize(JsonObject{{"lr", o.lr}});
   const auto start = std::chrono::steady_clock::now();
   int64_t step = 0;
@@ -106,7 +138,7 @@ void train(CLI::App& app) {
   command->add_option("--epochs", o->epochs, "passes over the rows")->capture_default_str();
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
   command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
-  command->add_option("--seed", o->seed, "of the order and of the adapter")->capture_default_str();
+  add_seed(*command, o->seed, "of the order and of the adapter");
   command->callback([o] { run(*o); });
 }
 

@@ -102,9 +102,25 @@ std::vector<size_t> match_targets(const PeftConfig& config,
   return out;
 }
 
-void Factors::make_grads() {
-  if (!grad_a.defined()) grad_a = at::zeros_like(f.a);
-  if (!grad_b.defined()) grad_b = at::zeros_like(f.b);
+// In blocks of a few MiB, which the heap gives back whole: of gradients that come and go one by one
+// among tensors that stay, it keeps holes. Larger ones would be mapped anew in every step.
+void Adapter::make_grads() {
+  constexpr int64_t kBlock = int64_t{2} << 20;  // elements
+  const auto numel = [](const Factors& e) { return e.f.a.numel() + e.f.b.numel(); };
+  const auto part = [](const at::Tensor& block, int64_t at, const at::Tensor& like) {
+    return block.narrow(0, at, like.numel()).view(like.sizes());
+  };
+  for (auto first = factors_.begin(); first != factors_.end();) {
+    auto last = first;
+    int64_t total = 0;
+    while (last != factors_.end() && total < kBlock) total += numel(*last++);
+    const at::Tensor block = at::zeros({total}, first->f.a.options());
+    for (int64_t at = 0; first != last; at += numel(*first++)) {
+      if (!first->grad_a.defined()) first->grad_a = part(block, at, first->f.a);
+      if (!first->grad_b.defined())
+        first->grad_b = part(block, at + first->f.a.numel(), first->f.b);
+    }
+  }
 }
 
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed)

@@ -21,8 +21,6 @@ struct Factors {
   std::string path;  // of the linear: "model.layers.0.self_attn.q_proj"
   kernels::LoraFactors f;
   at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
-
-  void make_grads();  // so that both are defined
 };
 
 class Adapter {
@@ -52,6 +50,7 @@ class Adapter {
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();
+  void make_grads();  // so that all are defined
   void zero_grads();
   // A second adapter with a copy of these weights; the gradients move to it.
   std::unique_ptr<Adapter> fork();

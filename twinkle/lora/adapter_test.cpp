@@ -165,8 +165,8 @@ TEST_F(AdapterTest, ASavedOneIsLoadedAndLayoutsOfTheOldWeightsGo) {
 
 TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
   Adapter from(config(), linears_, 1);
+  from.make_grads();
   for (Factors& f : from.factors()) {
-    f.make_grads();
     f.grad_a.fill_(3);
     f.f.repack(at::kBFloat16);
   }
@@ -190,10 +190,8 @@ TEST_F(AdapterTest, AtRestItHoldsItsWeightsAlone) {
   Adapter adapter(config(), linears_, 1);
   const int64_t weights = 4 * adapter.num_parameters();
   EXPECT_EQ(adapter.num_bytes(), weights);
-  for (Factors& f : adapter.factors()) {
-    f.make_grads();
-    f.f.repack(at::kBFloat16);
-  }
+  adapter.make_grads();
+  for (Factors& f : adapter.factors()) f.f.repack(at::kBFloat16);
   EXPECT_EQ(adapter.num_bytes(), 2 * weights + weights / 2)
       << "and the gradients, and bf16 layouts";
   adapter.zero_grads();

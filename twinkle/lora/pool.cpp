@@ -50,7 +50,7 @@ class Pool::Seam : public nn::Delta {
       if (!entry->f.packed()) adapter.pack(type);
       const double p = adapter.config().dropout;
       const bool drop = p > 0 && owners.key[s] != 0, learn = with_grads && owners.learn[s] != 0;
-      if (learn) entry->make_grads();
+      if (learn && !(entry->grad_a.defined() && entry->grad_b.defined())) adapter.make_grads();
       parts.push_back({.begin = packing.cu_seqlens[s],
                        .end = packing.cu_seqlens[s + 1],
                        .factors = &entry->f,

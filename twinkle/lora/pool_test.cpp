@@ -176,7 +176,7 @@ TEST_F(PoolTest, WeightsThatOthersShareAreCopiedBeforeAChangeAndNoneElse) {
   EXPECT_EQ(mine.slot(), 0) << "nobody else holds it";
   const Pin reader = mine;
   EXPECT_EQ(mine.num_shares(), 2);
-  pool.at(0).factors()[0].make_grads();
+  pool.at(0).make_grads();
   pool.own(mine);
   EXPECT_EQ(mine.slot(), 1);
   EXPECT_EQ(reader.slot(), 0);

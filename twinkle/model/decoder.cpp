@@ -46,6 +46,15 @@ void expect(const nn::Linear& w) {
 
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
+// A head beside tie_word_embeddings that is no copy of the embedding: transformers then ties
+// nothing.
+bool has_own_head(const Checkpoint& checkpoint) {
+  if (!checkpoint.contains("lm_head.weight")) return false;
+  const TensorView head = checkpoint.at("lm_head.weight"),
+                   embedding = checkpoint.at("model.embed_tokens.weight");
+  return head.dtype != embedding.dtype || !std::ranges::equal(head.bytes, embedding.bytes);
+}
+
 }  // namespace
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
@@ -88,7 +97,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     layers_.push_back(std::move(layer));
   }
   final_norm_ = norm("model.norm", d);
-  head_.weight = spec.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+  spec_.tied_head = spec.tied_head && !has_own_head(checkpoint);
+  head_.weight = spec_.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
   const std::string beyond = layer_path(static_cast<size_t>(spec.num_layers));
   for (const std::string& name : checkpoint.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,

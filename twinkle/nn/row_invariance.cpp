@@ -155,7 +155,7 @@ bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
          (weight.is_contiguous() || weight.t().is_contiguous());
 }
 
-// Each of its loops, and more rows than one of them takes.
+// Each of its loops and rests; no loop's sum sees another row, whatever their number.
 void try_ours(const Product& p, int threads) {
   const at::NoGradGuard no_grad;
   const Threads restore;

@@ -106,7 +106,8 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
     require(
         std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,
         " has norm ", of_param[i],
-        ", it must be finite; nothing was changed, lower the learning rate or look at the loss");
+        ", it must be finite; nothing was changed: zero_grad() drops what was accumulated; look at "
+        "the loss and its weights, or lower the learning rate");
   }
   double total = 0;
   for (const double sum : of_param)

@@ -101,6 +101,39 @@ def test_saving_and_resuming_keeps_the_counters(fake_core, tmp_path):
         other.upload_to_hub("nowhere", "hf://me/x")
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda m: m.set_optimizer("SGD", lr=0.1),
+            "optimizer is 'SGD', but the checkpoint was saved with 'AdamW': call set_optimizer as",
+        ),
+        (
+            lambda m: m.set_lr_scheduler("MultiStepLR", milestones=[1]),
+            "scheduler is 'MultiStepLR', but .* with 'LinearLR': call set_lr_scheduler as",
+        ),
+    ],
+)
+def test_another_optimizer_or_schedule_is_named_before_anything_changes(
+    model, tmp_path, change, text
+):
+    model.set_lr_scheduler("LinearLR")
+    model.forward_backward(inputs=[A])
+    model.clip_grad_and_step()
+    path = model.save("x", output_dir=str(tmp_path), save_optimizer=True)
+    change(model)
+    before = (model._group().state(0), len(model.engine.calls))
+    for call in (
+        lambda: model.resume_from_checkpoint(path),
+        lambda: model.load(path, load_optimizer=True),
+    ):
+        with pytest.raises(InvalidError, match=text):
+            call()
+    assert (model._group().state(0), len(model.engine.calls)) == before
+    model.load(path)
+    model.resume_from_checkpoint(path, resume_only_model=True)  # weights go with any
+
+
 def test_uploading_without_the_hubs_package_says_how_to_get_it(model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ImportError, match="pip install modelscope; a local directory needs no"):

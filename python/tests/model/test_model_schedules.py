@@ -5,6 +5,7 @@ import torch
 from features import A
 
 from twinkle.errors import InvalidError
+from twinkle.model import TransformersModel
 
 
 def torchs_rates(make, steps, lr=0.5):
@@ -60,6 +61,32 @@ def test_rates_are_those_of_torch(model, scheduler, options):
     assert len(set(expected)) > 2
 
 
+# The fake core's words are our own; these are the compiled one's.
+@pytest.mark.parametrize(
+    ("scheduler", "options"),
+    [
+        ("MultiStepLR", {"milestones": [1], "gamma": 0.5}),
+        (torch.optim.lr_scheduler.MultiStepLR, {"milestones": [1], "gamma": 0.5}),
+        ("LambdaLR", {"lr_lambda": lambda step: 0.5**step}),
+        ("PolynomialLR", {"total_iters": 2}),
+        ("CosineAnnealingWarmRestarts", {"T_0": 2}),
+        ("OneCycleLR", {"max_lr": 0.5, "total_steps": 9, "cycle_momentum": False}),
+        ("StepLR", {"step_size": 1, "gamma": 0.5}),  # the engine has this one
+    ],
+)
+def test_the_compiled_engine_trains_with_them(engine_built, tiny_llama_dir, scheduler, options):
+    model = TransformersModel(model_id=tiny_llama_dir)
+    model.set_optimizer("SGD", lr=0.5)
+    model.set_lr_scheduler(scheduler, **options)
+    group = model._group()
+    before = group.lr
+    model.forward_backward(inputs=[A])
+    model.clip_grad_and_step()
+    assert group.iters == 1 and group.lr != before
+    with pytest.raises(InvalidError, match="unknown lr schedule 'Up', known are constant"):
+        model.set_lr_scheduler("Up")
+
+
 def test_a_resumed_schedule_goes_on_where_it_was(model, tmp_path):
     model.set_optimizer("AdamW", lr=0.5)
     model.set_lr_scheduler("MultiStepLR", milestones=[1, 3])
@@ -77,8 +104,8 @@ def test_a_resumed_schedule_goes_on_where_it_was(model, tmp_path):
         ("OneCycleLR", {"max_lr": 0.3, "total_steps": 9}, "changes the momentum.*cycle_momentum="),
         ("MultiStepLR", {}, "MultiStepLR: .*missing 1 required"),
         ("MultiStepLR", {"milestones": [1], "colour": 2}, "MultiStepLR: .*colour"),
-        ("LRScheduler", {}, "unknown schedule 'LRScheduler'"),
-        ("Optimizer", {}, "unknown schedule 'Optimizer'"),
+        ("LRScheduler", {}, "unknown lr schedule 'LRScheduler'"),
+        ("Optimizer", {}, "unknown lr schedule 'Optimizer'"),
         (dict, {}, "must be a schedule's name, or a class of torch.optim.lr_scheduler"),
         (None, {}, "scheduler_cls is None"),
     ],

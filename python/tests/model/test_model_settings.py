@@ -94,7 +94,7 @@ def test_adapters_are_checked(model):
         (lambda m: m.set_optimizer("Lion"), "unknown optimizer 'Lion'"),
         (lambda m: m.set_optimizer("AdamW", speed=3), "has no option"),
         (lambda m: m.set_optimizer(dict), "is not an optimizer of the engine"),
-        (lambda m: m.set_lr_scheduler("Up"), "unknown schedule 'Up'"),
+        (lambda m: m.set_lr_scheduler("Up"), "unknown lr schedule 'Up'"),
         (lambda m: m.save(interval=0), "interval is 0"),
         (lambda m: m.save(".."), "name is '..'"),
         (lambda m: m.save(colour=1), "unknown argument 'colour'"),

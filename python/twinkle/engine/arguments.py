@@ -15,17 +15,18 @@ def features_of(what, values):
 
 
 def as_json(name, values):
-    """JSON text of a dict, '' of an empty one. InvalidError: names the values that are not JSON."""
-    try:
-        return json.dumps(values) if values else ""
-    except (TypeError, ValueError) as error:
-        wrong = [key for key, value in values.items() if not _is_json(value)]
-        require(False, f"engine: {name}: {', '.join(wrong)} is not JSON: {error}")
+    """JSON text of a dict, '' of an empty one. InvalidError: names a value that is not JSON; NaN
+    and infinity are not."""
+    for key, value in values.items():
+        if not _is_json(value):
+            must = "a finite number, a text, True or False, or a list of them"
+            checks.refuse(f"engine: {name}: {key}", value, must)
+    return json.dumps(values) if values else ""
 
 
 def _is_json(value):
     try:
-        json.dumps(value)
+        json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         return False
     return True

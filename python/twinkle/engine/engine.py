@@ -15,6 +15,8 @@ _LEAST = {
     "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1, "max_queued": 1,
     "max_queued_total": 1, "resident_bytes": 0,
 }  # fmt: skip
+# The most that they may be, in tokens or sequences; more would be accepted and then lack memory.
+_MOST = dict.fromkeys(("token_budget", "kv_tokens", "max_sequences"), 2**31 - 1)
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 
 
@@ -22,7 +24,8 @@ def checked_options(options):
     """Those that are not None, each checked."""
     options = {name: value for name, value in options.items() if value is not None}
     for name in options.keys() & _LEAST.keys():
-        options[name] = checks.integer(f"engine: {name}", options[name], _LEAST[name], 2**50)
+        most = _MOST.get(name, 2**50)
+        options[name] = checks.integer(f"engine: {name}", options[name], _LEAST[name], most)
     if "sampling_share" in options:
         share = checks.number("engine: sampling_share", options["sampling_share"], above=0)
         require(share < 1, f"engine: sampling_share is {share}, it must be below 1")
@@ -95,7 +98,8 @@ class Engine:
 
     def facts(self):
         """What is known of the model: family, directory, config_json, vocab_size, max_positions
-        (tokens), num_layers, num_parameters, eos_ids."""
+        (tokens), num_layers, num_parameters, eos_ids; bf16_products: how this process multiplies
+        bfloat16 on the CPU: 'tiles', 'pairs' or 'library', each with bits of its own."""
         return self.operations.facts()
 
     def stats(self):

@@ -64,7 +64,7 @@ class Checkpoints(Settings):
         group = self._group(adapter_name)
         load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
         directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
-        state = _load(self.engine, self._tenant(group), resolve(directory), load_optimizer)
+        state = self._load(group, resolve(directory), load_optimizer)
         group.accumulated, group.just_stepped = 0, False
         if load_optimizer:
             group.set_state(state)
@@ -73,14 +73,15 @@ class Checkpoints(Settings):
         """Goes on where `save(save_optimizer=True)` stopped.
 
         Returns {cur_step, consumed_train_samples, gradient_accumulation_steps}.
-        resume_only_model: weights alone; the counters stay.
+        resume_only_model: weights alone; the counters stay. InvalidError: it was saved with another
+        optimizer or schedule than is set.
         """
         directory = _path("checkpoint_dir", checkpoint_dir)
         if not Path(directory).is_dir():
             raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
         resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
         group = self._group(adapter_name)
-        state = _load(self.engine, self._tenant(group), directory, not resume_only_model)
+        state = self._load(group, directory, not resume_only_model)
         group.accumulated, group.just_stepped = 0, False
         if not resume_only_model:
             group.set_state(state)
@@ -93,6 +94,14 @@ class Checkpoints(Settings):
                 "gradient_accumulation_steps", group.gradient_accumulation_steps
             ),
         }
+
+    def _load(self, group, directory, optimizer):
+        """Reads a checkpoint's weights; returns what trainer_state.json kept of the loop."""
+        state = _loop_state(directory) if optimizer else {}
+        group.check_state(state)  # before anything changes
+        tenant = self._tenant(group)
+        self.engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
+        return state
 
     def upload_to_hub(self, checkpoint_dir, hub_model_id, hub_token=None, async_upload=True):
         """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload.
@@ -145,13 +154,6 @@ def _object(text, where):
         raise InvalidError(f"{where} it is not JSON ({error})") from error
     require(isinstance(value, dict), f"{where} it is no object but {type(value).__name__}")
     return value
-
-
-def _load(engine, tenant, directory, optimizer):
-    """Reads a checkpoint into a tenant; returns what trainer_state.json kept of the loop."""
-    state = _loop_state(directory) if optimizer else {}
-    engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
-    return state
 
 
 def _state_dict(engine, tenant):

@@ -6,7 +6,7 @@ from typing import Any
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError
+from twinkle.errors import InvalidError, require
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric, TrainMetric
 from twinkle.model.schedule import make_schedule
@@ -176,6 +176,20 @@ class Group:
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
         }
+
+    def check_state(self, state):
+        """Refuses a state() of another optimizer or schedule, whose moments and steps would mean
+        nothing to this one. A state that names none passes."""
+        setters = {"optimizer": "set_optimizer", "scheduler": "set_lr_scheduler"}
+        for name, setter in setters.items():
+            ours = getattr(self, name)
+            saved = state.get(name, ours)
+            require(
+                saved == ours,
+                f"model: {name} is {ours!r}, but the checkpoint was saved with {saved!r}: call "
+                f"{setter} as for the saved run before, or load weights alone "
+                "(resume_only_model=True, or load_optimizer=False)",
+            )
 
     def set_state(self, state):
         """Takes the counters that state() gave; those that are absent are 0."""

@@ -32,7 +32,7 @@ def _is_engines(name, scheduler_cls):
     try:
         core().Schedule(name, "{}")
     except InvalidError as error:
-        return "unknown schedule" not in str(error)
+        return "unknown lr schedule" not in str(error)  # else: it wants options
     return True
 
 

@@ -8,7 +8,10 @@ import importlib
 from twinkle.preprocessor.base import DataFilter, Filter, Preprocessor
 from twinkle.preprocessor.visual import CLEVRProcessor, OlympiadBenchProcessor
 
-__all__ = ["CLEVRProcessor", "DataFilter", "Filter", "OlympiadBenchProcessor", "Preprocessor"]
+__all__ = [
+    "AlpacaProcessor", "CLEVRProcessor", "DataFilter", "Filter", "GSM8KProcessor",
+    "OlympiadBenchProcessor", "Preprocessor", "SelfCognitionProcessor",
+]  # fmt: skip
 
 
 def __getattr__(name):
@@ -18,4 +21,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*__all__, *importlib.import_module(f"{__name__}.builtin").classes()])
+    return sorted({*__all__, *importlib.import_module(f"{__name__}.builtin").classes()})

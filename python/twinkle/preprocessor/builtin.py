@@ -55,12 +55,13 @@ def _make(name, defaults):
         inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value)
         for key, value in defaults.items()
     ]
+    given = ", ".join(f"{key}={value!r}" for key, value in defaults.items()) or "none"
     return type(
         name,
         (Builtin,),
         {
             "__module__": "twinkle.preprocessor",
-            "__doc__": f"{name}({', '.join(f'{k}={v!r}' for k, v in defaults.items())})",
+            "__doc__": f"The core's {name}; arguments: {given}.",
             "__signature__": inspect.Signature(parameters),
             "defaults": defaults,
             "core_name": name,

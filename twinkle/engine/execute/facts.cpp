@@ -7,6 +7,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/kernels/cuda/cuda.h"
+#include "twinkle/kernels/linear/linear_bf16.h"
 
 namespace twinkle::engine {
 namespace {
@@ -57,6 +58,7 @@ ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   facts.vocab_size = spec.vocab_size;
   facts.max_positions = spec.max_positions;
   facts.num_layers = spec.num_layers;
+  facts.bf16_products = kernels::linear_bf16_is_fast() ? kernels::linear_bf16_best() : "library";
   for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
   facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config());
   return facts;

@@ -1,4 +1,4 @@
-// What a model's folder says of itself beside its weights.
+// What a model's folder says of itself beside its weights, and how it is computed here.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,6 +12,7 @@ struct ModelFacts {
   std::string family, directory, config_json;
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
   std::vector<int32_t> eos_ids;
+  std::string bf16_products;  // kernels::linear_bf16_best(), or "library" where that is not fast
 };
 
 // "bf16" or "no". Error kInvalid: neither.

@@ -36,8 +36,8 @@ class Crew {
   void learn(size_t i, uint64_t key) {
     Tenant& tenant = *tenants_[i];
     parking.use(tenant);
+    pool_.at(tenant.slot()).make_grads();
     for (lora::Factors& f : pool_.at(tenant.slot()).factors()) {
-      f.make_grads();
       for (at::Tensor* g : {&f.grad_a, &f.grad_b}) {
         float* to = g->mutable_data_ptr<float>();
         for (int64_t k = 0; k < g->numel(); ++k)

@@ -5,12 +5,15 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 namespace twinkle::kernels {
 
 // Two orders of summation, each as a processor's instruction has it and, for comparison, in
 // portable code with the same bits. Pairs: over I in order by pairs, a pair's second product first
 // (vdpbf16ps). Tiles: of 32 inputs at a time the even ones' products and the odd ones', each from
-// zero in order, then both sums' sum (tdpbf16ps).
+// zero in order, then both sums' sum (tdpbf16ps). The processors' instructions take numbers below
+// float32's normal ones (1.2e-38), products too, as 0; the portable code does not.
 enum class LinearPath { kBest, kPairs, kTiles, kPortablePairs, kPortableTiles };
 
 // x [m, I], weight [O, I], or the transposed view of a contiguous [I, O], and bias [O] or
@@ -22,6 +25,10 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::
 
 // Whether this processor has the instructions that the path takes.
 bool linear_bf16_has(LinearPath path);
+
+// What kBest is here: "tiles", "pairs" or "portable". Bits are promised among processes with the
+// same answer.
+std::string_view linear_bf16_best();
 
 // Whether it has those that make linear_bf16 fast.
 bool linear_bf16_is_fast();

@@ -136,6 +136,12 @@ bool linear_bf16_has(LinearPath path) {
   return path != LinearPath::kPairs || has_pairs();
 }
 
+std::string_view linear_bf16_best() {
+  return best() == LinearPath::kTiles   ? "tiles"
+         : best() == LinearPath::kPairs ? "pairs"
+                                        : "portable";
+}
+
 bool linear_bf16_is_fast() { return best() != LinearPath::kPortablePairs; }
 
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -60,6 +60,21 @@ TEST_P(LinearBf16Path, FastAndPortablePathsGiveTheSameBits) {
   }
 }
 
+TEST_P(LinearBf16Path, MoreRowsAndInputsThanOnePassTakes) {
+  const LinearPath path = GetParam().first;
+  if (!linear_bf16_has(path)) GTEST_SKIP() << "this processor lacks the instructions";
+  at::manual_seed(5);
+  const at::Tensor x = random_bf16(2061, 1500), w = random_bf16(50, 1500);
+  for (const at::Tensor& weight : layouts(w)) {
+    const at::Tensor all = linear_bf16(x, weight, {}, path);
+    for (const int64_t first : {0, 1008, 1023, 1024, 1056, 2047, 2060}) {
+      EXPECT_TRUE(
+          at::equal(linear_bf16(x.narrow(0, first, 1), weight, {}, path), all.narrow(0, first, 1)))
+          << first;
+    }
+  }
+}
+
 // Every number of rows that chooses another loop or another rest, in both layouts.
 TEST_P(LinearBf16Path, NoNumberOfRowsGivesARowOtherBits) {
   const LinearPath path = GetParam().first;

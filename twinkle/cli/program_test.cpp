@@ -1,0 +1,51 @@
+#include "twinkle/cli/program.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+namespace twinkle::cli {
+namespace {
+
+// Exit status and what went to standard error.
+std::pair<int, std::string> run(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "twinkle");
+  testing::internal::CaptureStderr();
+  const int status = run_program(static_cast<int>(arguments.size()), arguments.data(), "1.2");
+  return {status, testing::internal::GetCapturedStderr()};
+}
+
+TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
+  const std::string required = "A subcommand is required: info, sample, train; --help says more\n";
+  EXPECT_EQ(run({}), std::pair(1, "twinkle: cli: " + required));
+  for (const std::string word : {"foo", "--foo"}) {
+    EXPECT_EQ(run({word.c_str()}),
+              std::pair(1, "twinkle: cli: '" + word + "' is no subcommand. " + required));
+  }
+  const auto [status, text] = run({"info"});
+  EXPECT_NE(status, 0);
+  EXPECT_TRUE(text.starts_with("model is required\n")) << text;
+}
+
+TEST(Program, OutputThatIsNotTakenIsAnError) {
+  std::fflush(stdout);
+  const int kept = ::dup(STDOUT_FILENO);
+  const int full = ::open("/dev/full", O_WRONLY);
+  ASSERT_GE(full, 0);
+  ::dup2(full, STDOUT_FILENO);
+  const auto [status, text] = run({"--version"});
+  ::dup2(kept, STDOUT_FILENO);
+  ::close(full);
+  ::close(kept);
+  std::clearerr(stdout);
+  EXPECT_EQ(status, 1);
+  EXPECT_EQ(text,
+            "twinkle: cli: standard output did not take all that was printed; is its disk full?\n");
+}
+
+}  // namespace
+}  // namespace twinkle::cli
