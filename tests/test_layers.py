@@ -116,7 +116,8 @@ def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program(tracked):
 # Where an exception is caught, and why. Everywhere else it goes up.
 CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
-    "twinkle/cli/main.cpp": "becomes an exit status",
+    "twinkle/cli/program.cpp": "becomes an exit status",
+    "twinkle/cli/train.cpp": "gets --output's name; the trial save knows its own folder alone",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",

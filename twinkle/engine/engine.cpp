@@ -1,5 +1,8 @@
 #include "twinkle/engine/engine.h"
 
+#include <unistd.h>
+
+#include "twinkle/base/error.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/engine/execute/decoder_executor.h"
 
@@ -35,6 +38,7 @@ struct Engine::State {
   explicit State(const EngineOptions& o)
       : options(dispatcher_options(o)), executor(model_options(o)), dispatcher(options, executor) {}
 
+  const pid_t process = getpid();
   DispatcherOptions options;
   DecoderExecutor executor;
   Dispatcher dispatcher;
@@ -46,6 +50,10 @@ Engine::~Engine() = default;
 const ModelFacts& Engine::facts() const { return state_->executor.facts(); }
 
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
+  // A fork has the caller's thread alone: whatever is submitted there would wait for ever.
+  require(getpid() == state_->process, Code::kInvalid, "engine: made by process ", state_->process,
+          ", used in its fork ", getpid(),
+          ", where its thread does not run; start workers by spawn, or make an engine in each");
   for (const Operation& operation : operations) check(operation, state_->executor.spec());
   return state_->dispatcher.submit(std::move(operations), hooks);
 }

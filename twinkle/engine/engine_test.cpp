@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/base/random.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -302,6 +305,17 @@ TEST(Engine, AForwardInTrainingHasTheDropoutOfTheBackwardThatFollows) {
     EXPECT_EQ(before, engine.run<ForwardResult>(work).logps);
     engine.run<StepResult>(Step{.tenant = kind.name, .options = R"({"lr": 0.05})"});
   }
+}
+
+TEST(Engine, SaysInAForkThatItsThreadIsNotThere) {
+  const TinyModel model;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  const auto child = [&] {
+    const std::string text = error_of([&] { engine.run<Done>(Create{.tenant = "child"}); });
+    std::fputs(text.c_str(), stderr);
+    std::_Exit(3);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(3), "used in its fork");
 }
 
 }  // namespace

@@ -19,10 +19,17 @@ constexpr const char* kTensors = "training.safetensors";
 constexpr const char* kFields = "trainer_state.json";
 constexpr int64_t kShardBytes = int64_t{5} << 30;
 
+// A checkpoint that load would refuse must not take the place of a good one.
+void require_finite(const std::string& name, const at::Tensor& t) {
+  require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: save: ", name,
+          " holds NaN or infinity; nothing was saved: load an earlier checkpoint");
+}
+
 void write_training(const Save& operation, Tenant& tenant, const fs::path& staging) {
   std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
   std::vector<TensorView> views;
   for (auto& [name, t] : tensors) {
+    require_finite(name, t);
     t = t.contiguous();
     views.push_back(model::view_of(name, t));
   }
@@ -107,11 +114,18 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     lora::Adapter& adapter = pool.at(tenant.slot());
     PeftConfig config = adapter.config();
     if (config.base_model.empty()) config.base_model = base.directory.string();
+    for (const lora::Factors& e : adapter.factors()) {
+      require_finite(e.path + ".lora_A", e.f.a);
+      require_finite(e.path + ".lora_B", e.f.b);
+    }
     const auto entries = adapter.entries();
     write_peft(target.staging(), config, entries);
   } else {
     std::vector<TensorView> views;
-    for (const auto& w : decoder.weights()) views.push_back(model::view_of(w.name, *w.value));
+    for (const auto& w : decoder.weights()) {
+      require_finite(w.name, *w.value);
+      views.push_back(model::view_of(w.name, *w.value));
+    }
     write_model(target.staging(), views, {.max_shard_bytes = kShardBytes});
     Json config = base.config;
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";

@@ -87,6 +87,15 @@ TEST_P(Persist, AMomentumThatWasSavedIsResumed) {
   EXPECT_EQ(state_of(engine_, "me"), want);
 }
 
+TEST_P(Persist, WeightsThatAreNotFiniteReplaceNoGoodOnes) {
+  save();
+  const std::string before = read_text(weights());
+  train("SGD", R"({"lr": 1e60})");
+  const std::string text = error_of([&] { save(); });
+  EXPECT_NE(text.find("holds NaN or infinity; nothing was saved"), text.npos) << text;
+  EXPECT_EQ(read_text(weights()), before);
+}
+
 TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
   const auto shorten = [](const fs::path& f) { fs::resize_file(f, fs::file_size(f) / 2); };
   const auto edit = [](const fs::path& f, const std::string& from, const std::string& to) {

@@ -54,8 +54,9 @@ CALLS = {
         lambda w, v: w.model.reload_initial_weights(adapter_name=v), NONE),
     "get_peft_config_dict": (
         lambda w, v: w.model.get_peft_config_dict(adapter_name=v), NONE),
-    "set_lr_scheduler(StepLR of torch)": (
-        lambda w, v: w.model.set_lr_scheduler("MultiStepLR", milestones=v), {"list"}),
+    "set_lr_scheduler(one of torch)": (  # to which a bool is an integer
+        lambda w, v: w.model.set_lr_scheduler("CosineAnnealingWarmRestarts", T_0=v),
+        SIZES | {"True"}),
     "add_adapter(adapter_name)": (
         lambda w, v: w.model.add_adapter_to_model(v, twinkle.LoraConfig(r=1)), {"text"}),
     "add_adapter(config)": (lambda w, v: w.model.add_adapter_to_model("new", v), {"dict"}),
