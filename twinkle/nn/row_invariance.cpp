@@ -14,6 +14,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/linear/linear_f32.h"
 #include "twinkle/kernels/simd/team.h"
 
 // Of the MKL within torch; null where torch has another library.
@@ -29,6 +30,9 @@ constexpr int64_t kStep = 16;          // between the rows of parts that are no 
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
 constexpr int64_t kPeriod = 61;
+// In which runs a library sums its products is its own matter; these are such as it chooses for the
+// caches of processors.
+constexpr int64_t kRuns[] = {192, 384, 256, 336, 320, 352, 512, 128, 768, 1024};
 constexpr int64_t kShift = 3;  // rows by which a part is moved to see it in another place
 
 class Threads {
@@ -44,7 +48,9 @@ class Threads {
 // too, but cut its sums as for several.
 class OneThread {
  public:
-  OneThread() : before_(omp_get_max_threads()) {
+  // A thread's first at::get_num_threads() sets its number to the program's, here rather than
+  // below.
+  OneThread() : before_(at::get_num_threads()) {
     omp_set_num_threads(1);
     if (MKL_Set_Num_Threads_Local) mkl_before_ = MKL_Set_Num_Threads_Local(1);
   }
@@ -92,8 +98,10 @@ Operands make_operands(const Product& p, int64_t rows) {
   const at::Tensor w =
       cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p.type).to(p.device);
   const at::Tensor weight = p.transposed ? w.contiguous().t() : w.t().contiguous();
-  // Zeros: the path is the one with a bias, the rounding is still in sight.
-  return {x, weight, p.bias ? at::zeros({p.outputs}, x.options()) : at::Tensor()};
+  if (!p.bias) return {x, weight, {}};
+  // So small that the sums' rounding is still in sight.
+  const at::Tensor bias = cancelling(2, p.outputs, 1, key_of(1, "bias"), p.type)[0] * 0x1.0p-24;
+  return {x, weight, bias.contiguous().to(p.device)};
 }
 
 using Multiply = std::function<at::Tensor(const at::Tensor& x)>;
@@ -184,6 +192,31 @@ void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weigh
   }
 }
 
+// What linear_f32_thin takes, which for so few rows is faster than the library.
+bool is_thin(const at::Tensor& x, const at::Tensor& weight) {
+  return x.scalar_type() == at::kFloat && x.is_cpu() && weight.is_contiguous() && x.size(0) > 0 &&
+         x.size(0) <= kernels::kMostThinRows && kernels::linear_f32_thin_is_possible();
+}
+
+int64_t thin_run_like(const Product& p, const RowPlan& plan) {
+  if (p.type != at::kFloat || !p.device.is_cpu() || p.transposed) return 0;
+  if (!kernels::linear_f32_thin_is_possible()) return 0;
+  const at::NoGradGuard no_grad;
+  const Operands in = make_operands(p, kPeriod + kShift);
+  const at::Tensor want =
+      multiply_in_parts(plan, in.x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
+  for (const int64_t run : kRuns) {
+    bool same = true;
+    for (int64_t rows = kernels::kMostThinRows; rows > 0 && same; --rows) {
+      same = holds(in.x, want, rows, [&](const at::Tensor& x) {
+        return kernels::linear_f32_thin(x, in.weight, in.bias, run);
+      });
+    }
+    if (same) return run;
+  }
+  return 0;
+}
+
 // How many rows and outputs the parts of a product have, but for the last ones.
 struct Cut {
   int64_t rows, outputs, num_rows, num_outputs;
@@ -241,7 +274,9 @@ RowPlan row_plan(const Product& p) {
     try_ours(p, threads);
     return proven[key] = RowPlan{};
   }
-  return proven[key] = prove_rows(p, threads, torch_product);
+  RowPlan plan = prove_rows(p, threads, torch_product);
+  plan.thin_run = thin_run_like(p, plan);
+  return proven[key] = plan;
 }
 
 at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at::Tensor& weight,
@@ -284,6 +319,7 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
 
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
+  if (is_thin(x, weight)) return kernels::linear_f32_thin(x.contiguous(), weight, bias, kRuns[0]);
   return at::linear(x, weight, bias);
 }
 
@@ -291,8 +327,12 @@ at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
   // It cuts rows into blocks by itself, each of which it computes as if it were alone.
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  return multiply_in_parts(row_plan(Product::of(weight, bias)), x.contiguous(), weight, bias,
-                           at::get_num_threads(), torch_product);
+  const RowPlan plan = row_plan(Product::of(weight, bias));
+  if (plan.thin_run > 0 && is_thin(x, weight)) {
+    return kernels::linear_f32_thin(x.contiguous(), weight, bias, plan.thin_run);
+  }
+  return multiply_in_parts(plan, x.contiguous(), weight, bias, at::get_num_threads(),
+                           torch_product);
 }
 
 at::Tensor thread_invariant_product(const at::Tensor& a, const at::Tensor& b) {

@@ -27,6 +27,8 @@ struct Product {
 struct RowPlan {
   std::vector<int64_t> sizes;  // rising: rows that a part may have. No other number is ever asked
                                // for; what is left over is padded with rows of zeros
+  int64_t thin_run = 0;        // kernels::linear_f32_thin in runs of this gives the parts' bits for
+                               // any few rows, without padding; 0: no run does
 };
 
 // out = x W^T + bias, `bias` undefined for none. Called on any thread, several at a time.
@@ -47,7 +49,8 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
 
 // prove_rows for torch's product, with 2 threads or at::get_num_threads(), whichever is more; or,
 // where the product is kernels::linear_bf16, whose rows are independent by construction, a trial
-// that it is so. Tried once in a process.
+// that it is so. With it the thin_run, found by trying those that libraries have. Tried once in a
+// process.
 RowPlan row_plan(const Product& product);
 
 // x W^T + b by the fastest product: kernels::linear_bf16 where it is fast, else torch's.

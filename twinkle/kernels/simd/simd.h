@@ -9,13 +9,15 @@
 #include <vector>
 
 #include "twinkle/kernels/attention/attention_block.h"
+#include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/lora/lora_block.h"
 #include "twinkle/kernels/simd/row_stats.h"
 #include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels {
 
-// See rows.h, softmax_rows.h, update_rows.h, attention_tiles.h and lora_loops.h for what each does.
+// See rows.h, softmax_rows.h, update_rows.h, attention_tiles.h, linear_f32_loops.h and lora_loops.h
+// for what each does.
 template <class T>
 struct Loops {
   using A = Wide<T>;
@@ -52,6 +54,7 @@ struct Simd {
   void (*adam)(const AdamFactors& factors, const AdamArrays& arrays, int64_t n);
   void (*sgd)(const SgdFactors& factors, const SgdArrays& arrays, int64_t n);
   double (*sum_of_squares)(const float* x, int64_t n);
+  void (*linear_thin)(const ThinProduct& p, int64_t first, int64_t last);
 
   template <class T>
   const Loops<T>& loops() const {

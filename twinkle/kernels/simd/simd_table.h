@@ -2,6 +2,7 @@
 #pragma once
 #include "twinkle/kernels/attention/attention_backward_tiles.h"
 #include "twinkle/kernels/attention/attention_tiles.h"
+#include "twinkle/kernels/linear/linear_f32_loops.h"
 #include "twinkle/kernels/lora/lora_loops.h"
 #include "twinkle/kernels/simd/rows.h"
 #include "twinkle/kernels/simd/softmax_rows.h"
@@ -42,7 +43,8 @@ const Simd& simd() {
                               loops<double>(),
                               adam,
                               sgd,
-                              sum_of_squares};
+                              sum_of_squares,
+                              linear_thin};
   return table;
 }
 
