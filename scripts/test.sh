@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # test.sh [--soak]: ctest, then pytest, both even when the first fails; fails when either does.
-# With --soak only the tests that are marked as too long for CI.
+# pytest runs in up to four processes that share the cores: most tests keep one core busy, few keep two.
+# With --soak only the tests that are marked as too long for CI, one after the other.
 # The last line but one says how long all of it took; the last is pytest's summary.
 # TWINKLE_TEST_DATA names the folder of real data; tests that need it are skipped, with the reason, without it.
 set -uo pipefail
@@ -10,7 +11,7 @@ status=0
 run_pytest() {  # its output as it comes, but the time before its last line
   local color=() line last=
   [ ! -t 1 ] || color=(--color=yes)
-  .venv/bin/python -m pytest "${color[@]}" -rs "$@" python/tests tests | {
+  .venv/bin/python -m pytest "${color[@]}" -rs "$@" tests python/tests | {
     IFS= read -r last
     while IFS= read -r line; do
       printf '%s\n' "$last"
@@ -25,5 +26,8 @@ if [ "${1:-}" = --soak ]; then
   exit
 fi
 ctest --test-dir build/release --output-on-failure --no-tests=error -j2 || status=1
-run_pytest || status=1
+processes=$(($(nproc) < 4 ? $(nproc) : 4))
+export OMP_NUM_THREADS=$(($(nproc) / processes))
+# File by file, in this order: the parity of real models, which takes longest, first.
+run_pytest -n "$processes" --dist loadfile --no-loadscope-reorder || status=1
 exit $status

@@ -4,8 +4,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from parity.seed import SEED
 
 ROOT = Path(__file__).parents[1]
+
+
+# Here and not in parity/: where several processes run the tests, the one that prints reads no more
+# than this.
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"parity: models drawn with TWINKLE_PARITY_SEED={SEED}")
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,6 @@ pytest.importorskip("twinkle._core", reason="the extension is not built: make bu
 from parity import models  # noqa: E402
 
 
-def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"parity: models drawn with TWINKLE_PARITY_SEED={models.SEED}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def two_threads():
-    torch.set_num_threads(2)
-
-
 @pytest.fixture(scope="session")
 def smollm2(smollm2_dir):
     """The built-in model in transformers, float32. Not to be changed."""

@@ -6,7 +6,6 @@ each combination comes once; everything else is drawn.
 
 import functools
 import json
-import os
 import random
 import tempfile
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import torch
 import transformers
+from parity.seed import SEED
 
-SEED = int(os.environ.get("TWINKLE_PARITY_SEED", "20260301"))
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPES = ("default", "linear", "yarn", "llama3")
 COUNT = len(FAMILIES) * len(ROPES) * 2 * 2

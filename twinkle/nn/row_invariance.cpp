@@ -163,22 +163,32 @@ bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
          (weight.is_contiguous() || weight.t().is_contiguous());
 }
 
-// Each of its loops and rests; no loop's sum sees another row, whatever their number.
-void try_ours(const Product& p, int threads) {
+using Linear = at::Tensor (*)(const at::Tensor& x, const at::Tensor& weight,
+                              const at::Tensor& bias);
+
+at::Tensor by_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return kernels::linear_bf16(x, weight, bias);
+}
+at::Tensor by_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return kernels::linear_f32_thin(x, weight.contiguous(), bias, kRuns[0]);
+}
+
+// Of a product of ours, each of its loops and rests; no loop's sum sees another row, whatever their
+// number.
+void try_ours(const Product& p, int threads, Linear ours) {
   const at::NoGradGuard no_grad;
   const Threads restore;
   const Operands in = make_operands(p, 600);
-  const Multiply multiply = [&](const at::Tensor& x) {
-    return kernels::linear_bf16(x, in.weight, in.bias);
-  };
+  const Multiply multiply = [&](const at::Tensor& x) { return ours(x, in.weight, in.bias); };
   const at::Tensor want = multiply(in.x.narrow(0, 0, kPeriod));
   for (const int n : {threads, 1}) {
     at::set_num_threads(n);
     for (const int64_t rows : {1, 2, 3, 8, 9, 17, 40, 41, 65, 520}) {
       if (n == 1 && rows > 65) continue;
-      require(holds(in.x, want, rows, multiply), Code::kInternal,
-              "nn: kernels::linear_bf16 gives a row of ", p.inputs, " inputs with ", p.outputs,
-              " outputs other bits in other company; pass deterministic=false to do without");
+      require(holds(in.x, want, rows, multiply), Code::kInternal, "nn: the product of rows of ",
+              p.inputs, " ", c10::toString(p.type), " inputs with ", p.outputs,
+              " outputs by kernels/linear gives a row other bits in other company; pass "
+              "deterministic=false to do without");
     }
   }
 }
@@ -192,22 +202,25 @@ void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weigh
   }
 }
 
-// What linear_f32_thin takes, which for so few rows is faster than the library.
+bool takes_f32(const Product& p) {
+  return p.type == at::kFloat && p.device.is_cpu() && kernels::linear_f32_thin_is_possible();
+}
+
+// Where linear_f32_thin is faster than the library.
 bool is_thin(const at::Tensor& x, const at::Tensor& weight) {
-  return x.scalar_type() == at::kFloat && x.is_cpu() && weight.is_contiguous() && x.size(0) > 0 &&
-         x.size(0) <= kernels::kMostThinRows && kernels::linear_f32_thin_is_possible();
+  return takes_f32({x.scalar_type(), 0, 0, false, false, x.device()}) && weight.is_contiguous() &&
+         x.size(0) <= kernels::kThinRows;
 }
 
 int64_t thin_run_like(const Product& p, const RowPlan& plan) {
-  if (p.type != at::kFloat || !p.device.is_cpu() || p.transposed) return 0;
-  if (!kernels::linear_f32_thin_is_possible()) return 0;
+  if (p.transposed) return 0;
   const at::NoGradGuard no_grad;
   const Operands in = make_operands(p, kPeriod + kShift);
   const at::Tensor want =
       multiply_in_parts(plan, in.x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
   for (const int64_t run : kRuns) {
     bool same = true;
-    for (int64_t rows = kernels::kMostThinRows; rows > 0 && same; --rows) {
+    for (int64_t rows = kernels::kThinRows; rows > 0 && same; --rows) {
       same = holds(in.x, want, rows, [&](const at::Tensor& x) {
         return kernels::linear_f32_thin(x, in.weight, in.bias, run);
       });
@@ -215,6 +228,19 @@ int64_t thin_run_like(const Product& p, const RowPlan& plan) {
     if (same) return run;
   }
   return 0;
+}
+
+// None where not even single rows repeat themselves.
+RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
+  const at::NoGradGuard no_grad;
+  const Threads restore;
+  const int64_t rows = most_rows(p);
+  const Operands in = make_operands(p, rows + kShift);
+  for (const int64_t most : {rows, int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
+    RowPlan plan = sizes_like(most, in, threads, library);
+    if (!plan.sizes.empty()) return plan;
+  }
+  return {};
 }
 
 // How many rows and outputs the parts of a product have, but for the last ones.
@@ -247,18 +273,13 @@ Product Product::of(const at::Tensor& weight, const at::Tensor& bias) {
 }
 
 RowPlan prove_rows(const Product& p, int threads, const Library& library) {
-  const at::NoGradGuard no_grad;
-  const Threads restore;
-  const int64_t rows = most_rows(p);
-  const Operands in = make_operands(p, rows + kShift);
-  for (const int64_t most : {rows, int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
-    RowPlan plan = sizes_like(most, in, threads, library);
-    if (!plan.sizes.empty()) return plan;
-  }
-  fail(Code::kInternal, "nn: the product of rows of ", p.inputs, " ", c10::toString(p.type),
-       " inputs with ", p.outputs, p.transposed ? " outputs (backward)" : " outputs",
-       " gives a row other bits in other company, in parts of any size: exactness cannot be "
-       "promised here; pass deterministic=false to do without");
+  RowPlan plan = sizes_that_hold(p, threads, library);
+  require(!plan.sizes.empty(), Code::kInternal, "nn: the product of rows of ", p.inputs, " ",
+          c10::toString(p.type), " inputs with ", p.outputs,
+          p.transposed ? " outputs (backward)" : " outputs",
+          " gives a row other bits in other company, in parts of any size: exactness cannot be "
+          "promised here; pass deterministic=false to do without");
+  return plan;
 }
 
 RowPlan row_plan(const Product& p) {
@@ -271,11 +292,17 @@ RowPlan row_plan(const Product& p) {
   const auto known = proven.find(key);
   if (known != proven.end()) return known->second;
   if (is_ours(p.type) && p.device.is_cpu()) {
-    try_ours(p, threads);
+    try_ours(p, threads, by_bf16);
     return proven[key] = RowPlan{};
   }
-  RowPlan plan = prove_rows(p, threads, torch_product);
-  plan.thin_run = thin_run_like(p, plan);
+  if (!takes_f32(p)) return proven[key] = prove_rows(p, threads, torch_product);
+  RowPlan plan = sizes_that_hold(p, threads, torch_product);
+  if (!plan.sizes.empty() && plan.sizes.back() >= kStep) {
+    plan.thin_run = thin_run_like(p, plan);
+  } else {  // such as small weights on some processors, whose sums depend on where a row lies
+    try_ours(p, threads, by_f32);
+    plan = {.sizes = {}, .thin_run = kRuns[0]};
+  }
   return proven[key] = plan;
 }
 
@@ -319,7 +346,7 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
 
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  if (is_thin(x, weight)) return kernels::linear_f32_thin(x.contiguous(), weight, bias, kRuns[0]);
+  if (is_thin(x, weight)) return by_f32(x.contiguous(), weight, bias);
   return at::linear(x, weight, bias);
 }
 
@@ -328,8 +355,8 @@ at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
   // It cuts rows into blocks by itself, each of which it computes as if it were alone.
   if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
   const RowPlan plan = row_plan(Product::of(weight, bias));
-  if (plan.thin_run > 0 && is_thin(x, weight)) {
-    return kernels::linear_f32_thin(x.contiguous(), weight, bias, plan.thin_run);
+  if (plan.thin_run > 0 && (plan.sizes.empty() || is_thin(x, weight))) {
+    return kernels::linear_f32_thin(x.contiguous(), weight.contiguous(), bias, plan.thin_run);
   }
   return multiply_in_parts(plan, x.contiguous(), weight, bias, at::get_num_threads(),
                            torch_product);

@@ -27,8 +27,9 @@ struct Product {
 struct RowPlan {
   std::vector<int64_t> sizes;  // rising: rows that a part may have. No other number is ever asked
                                // for; what is left over is padded with rows of zeros
-  int64_t thin_run = 0;        // kernels::linear_f32_thin in runs of this gives the parts' bits for
-                               // any few rows, without padding; 0: no run does
+  int64_t thin_run = 0;  // kernels::linear_f32_thin in runs of this gives a few rows the parts'
+                         // bits, without padding; 0: no run does. Without sizes it computes any
+                         // number of rows
 };
 
 // out = x W^T + bias, `bias` undefined for none. Called on any thread, several at a time.
@@ -49,8 +50,8 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
 
 // prove_rows for torch's product, with 2 threads or at::get_num_threads(), whichever is more; or,
 // where the product is kernels::linear_bf16, whose rows are independent by construction, a trial
-// that it is so. With it the thin_run, found by trying those that libraries have. Tried once in a
-// process.
+// that it is so. With the thin_run, found by trying those that libraries have; where the library is
+// to be had for no part of 16 rows or more, without sizes. Tried once in a process.
 RowPlan row_plan(const Product& product);
 
 // x W^T + b by the fastest product: kernels::linear_bf16 where it is fast, else torch's.

@@ -161,6 +161,8 @@ TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
                                 {48, 24},
                                 {12, 5},
                                 {5, 12},
+                                {43, 10},
+                                {43, 8},
                                 {1, 1}}) {
     const auto x = at::randn({300, in}).to(GetParam()), w = at::randn({out, in}).to(GetParam());
     const auto b = at::randn({out}).to(GetParam());

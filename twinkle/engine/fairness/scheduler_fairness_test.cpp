@@ -180,6 +180,32 @@ TEST(Fairness,
   }
 }
 
+// One of them has the weight that is drawn, the others and the hog have 1.
+TEST(Fairness, EachOfManyGetsFourFifthsOfItsWeightWhereThatIsEightOfTheLongestSequences) {
+  for (const int n : {1, 2, 4, 8, 16}) {
+    for (const double weight : {1.0, 0.25}) {
+      for (const int64_t longest : {128, 256, 512, 1000, 2048, 4096}) {
+        if (20.0 * kBudget * weight / (weight + n) < 8.0 * static_cast<double>(longest)) continue;
+        for (uint64_t seed = 0; seed < 4; ++seed) {
+          std::vector<Client> clients{{.share = {weight, 0}}};
+          for (int i = 1; i < n; ++i) clients.push_back({.name = std::to_string(i)});
+          for (Client& c : clients) {
+            c.longest = longest, c.all_longest = seed % 2 == 1, c.steps = true;
+          }
+          Service service(clients, seed);
+          service.hog({1, 0});
+          for (int i = 0; i < 120; ++i) service.batch();
+          for (const Client& c : clients) {
+            EXPECT_GE(worst(service.rows[c.name], 0, &Service::Row::share), 0.8)
+                << n << " clients, the first of weight " << weight << ", up to " << longest
+                << " tokens, seed " << seed << ", client " << c.name;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Fairness, ATenantThatWaitsForEachStepGetsFourFifthsOfWhatItHadQueued) {
   for (const int64_t longest : {256, 1000, 2048, 3000, 4096}) {
     for (const int64_t at_least : {100, 2000, 3000, 6000}) {

@@ -168,6 +168,12 @@ bool Scheduler::waits_for_room(const std::vector<Tenant*>& tenants, const Fillin
       tenants, [&](const Tenant* t) { return t->account.credit > 0 && !fits(*t, batch); });
 }
 
+// Whether somebody else than `other` is owed something.
+bool Scheduler::is_owed(const std::vector<Tenant*>& tenants, const Tenant& other) {
+  return std::ranges::any_of(tenants,
+                             [&](const Tenant* t) { return t != &other && t->account.credit > 0; });
+}
+
 // Tenants of one priority as a batch is formed.
 struct Scheduler::Round {
   std::vector<Account*> accounts;  // of all
@@ -231,6 +237,9 @@ void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
       return;
     take(next, batch);
     charge(round.accounts, next.account, claims[first].cost);
+    // Room that nobody who is owed could use is not paid for with many batches without any.
+    if (first_to_choose && !is_owed(round.runnable, next))
+      next.account.credit = std::max(next.account.credit, -2 * share);
     if (!goes_on(next, batch)) std::erase(round.runnable, &next);
   }
 }

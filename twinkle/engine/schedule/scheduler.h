@@ -98,6 +98,7 @@ class Scheduler {
   static bool fits(const Tenant& tenant, const Filling& batch);
   static Claim claim(Tenant& tenant);
   static bool waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch);
+  static bool is_owed(const std::vector<Tenant*>& tenants, const Tenant& other);
   static bool goes_on(Tenant& tenant, const Filling& batch);
   static Tenant* that_saved(const Levels& levels, bool begin);
   struct Round;

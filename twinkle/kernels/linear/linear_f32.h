@@ -1,14 +1,14 @@
-// x W^T + b in float32 for a few rows, in an order of summation that the caller names, so that a
-// row alone can have the bits that a library gives it among hundreds. Costs one pass over the
-// weights. m rows, I inputs, O outputs.
+// x W^T + b in float32 in an order of summation that the caller names, so that a row alone can have
+// the bits that a library gives it among hundreds. No sum sees another row. Made for few rows:
+// costs a pass over the weights for each 8 of them. m rows, I inputs, O outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "twinkle/kernels/linear/linear_f32_product.h"
+
 namespace twinkle::kernels {
 
-inline constexpr int64_t kMostThinRows = 8;
-
-// x [m, I] with m up to kMostThinRows, weight [O, I], bias [O] or undefined, float32 and
+// x [m, I], weight [O, I], bias [O] or undefined, float32 and
 // contiguous; [m, O]. The inputs are taken in runs of `run`, at least 1. A run's sum begins at zero
 // and takes its products in order, fused (one rounding for a product and its sum); the runs' sums
 // are added in order, to the bias where there is one.

@@ -19,11 +19,10 @@ bool is_f32(const at::Tensor& x, int64_t dim) {
 }
 
 void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, int64_t run) {
-  require(is_f32(x, 2) && is_f32(weight, 2) && x.size(1) == weight.size(1) && x.size(0) > 0 &&
-              x.size(0) <= kMostThinRows,
-          Code::kInvalid, "kernels: linear_f32_thin's x is ", x.scalar_type(), " ", x.sizes(),
-          ", its weight ", weight.scalar_type(), " ", weight.sizes(),
-          "; they must be contiguous float32 [m, I] and [O, I], m from 1 to ", kMostThinRows);
+  require(is_f32(x, 2) && is_f32(weight, 2) && x.size(1) == weight.size(1), Code::kInvalid,
+          "kernels: linear_f32_thin's x is ", x.scalar_type(), " ", x.sizes(), ", its weight ",
+          weight.scalar_type(), " ", weight.sizes(),
+          "; they must be contiguous float32 [m, I] and [O, I]");
   require(!bias.defined() || (is_f32(bias, 1) && bias.size(0) == weight.size(0)), Code::kInvalid,
           "kernels: linear_f32_thin's bias is ", bias.scalar_type(), " ", bias.sizes(),
           ", it must be contiguous float32 [", weight.size(0), "]");

@@ -83,7 +83,13 @@ inline void linear_thin(const ThinProduct& p, int64_t first, int64_t last) {
   constexpr decltype(&thin_loop<1>) kLoops[] = {thin_loop<1>, thin_loop<2>, thin_loop<3>,
                                                 thin_loop<4>, thin_loop<5>, thin_loop<6>,
                                                 thin_loop<7>, thin_loop<8>};
-  kLoops[p.rows - 1](p, first, last);
+  for (int64_t r = 0; r < p.rows; r += kThinRows) {
+    ThinProduct some = p;
+    some.x += r * p.inputs;
+    some.y += r * p.outputs;
+    some.rows = p.rows - r < kThinRows ? p.rows - r : kThinRows;
+    kLoops[some.rows - 1](some, first, last);
+  }
 }
 
 }  // namespace twinkle::kernels::TWINKLE_ISA

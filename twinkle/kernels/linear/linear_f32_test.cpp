@@ -34,7 +34,7 @@ at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 TEST(LinearF32Thin, HasTheBitsOfTheNamedOrder) {
   if (!linear_f32_thin_is_possible()) GTEST_SKIP() << "this processor does not fuse";
   at::manual_seed(1);
-  for (int64_t rows = 1; rows <= kMostThinRows; ++rows) {
+  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
     for (const auto& [outputs, inputs, run] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
              {1, 1, 1}, {16, 32, 192}, {17, 33, 16}, {40, 100, 7}, {70, 576, 192}, {9, 601, 384}}) {
       const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
@@ -57,9 +57,8 @@ TEST(LinearF32Thin, RefusesWhatItCannotTake) {
   const at::Tensor x = at::zeros({2, 4}), w = at::zeros({3, 4}), bias = at::zeros({3});
   const auto error = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                         int64_t run) { return error_of([&] { linear_f32_thin(a, b, c, run); }); };
-  const char* const matrices = "they must be contiguous float32 [m, I] and [O, I], m from 1 to 8";
-  EXPECT_NE(error(at::zeros({9, 4}), w, bias, 4).find(matrices), std::string::npos);
-  EXPECT_NE(error(x.narrow(0, 0, 0), w, bias, 4).find(matrices), std::string::npos);
+  const char* const matrices = "they must be contiguous float32 [m, I] and [O, I]";
+  EXPECT_NE(error(at::zeros({9, 3}), w, bias, 4).find(matrices), std::string::npos);
   EXPECT_NE(error(x, w.to(at::kDouble), bias, 4).find(matrices), std::string::npos);
   EXPECT_NE(error(x, at::zeros({4, 3}).t(), bias, 4).find(matrices), std::string::npos);
   EXPECT_NE(error(x, w, at::zeros({4}), 4)

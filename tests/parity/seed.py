@@ -1,0 +1,5 @@
+"""What the models of the parity tests are drawn with. Needs no package: the summary prints it."""
+
+import os
+
+SEED = int(os.environ.get("TWINKLE_PARITY_SEED", "20260301"))
