@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
+#include "twinkle/data/rows/json_rows.h"
 #include "twinkle/data/writer.h"
 
 namespace py = pybind11;
@@ -110,6 +112,12 @@ void bind_dataset(py::module_& m) {
 }
 
 void bind_preprocessors(py::module_& m) {
+  m.def(
+      "parse_line",
+      [](const py::bytes& line, const std::string& file, int64_t number) {
+        return from_json(Json(data::parse_line(std::string_view(line), file, number)));
+      },
+      py::arg("line"), py::arg("file"), py::arg("number"), "The row of a line of JSON.");
   m.def(
       "preprocessors",
       [] {

@@ -70,8 +70,7 @@ std::string leaf(const Json& value) {
   return text;
 }
 
-std::string brief(const Json& value) {
-  std::string text = leaf(value);
+std::string brief(std::string text) {
   if (text.size() > 80) text = text.substr(0, 77) + "...";
   return text;
 }
@@ -101,6 +100,25 @@ void pretty_into(std::string& out, const Json& value, const std::string& indent)
   }
 }
 
+// Of a JSON number, as it is written.
+bool is_integer(std::string_view number) { return number.find_first_of(".eE") == number.npos; }
+
+// The number in which, or behind which, `at` is.
+std::string_view number_around(std::string_view text, size_t at) {
+  constexpr std::string_view kParts = "+-.0123456789Ee";
+  const auto part = [&](size_t i) { return kParts.find(text[i]) != kParts.npos; };
+  size_t end = at;
+  while (at > 0 && part(at - 1)) --at;
+  while (end < text.size() && part(end)) ++end;
+  return text.substr(at, end - at);
+}
+
+std::string out_of_range(std::string_view number) {
+  return (is_integer(number) ? "the integer " : "the number ") + brief(std::string(number)) +
+         (is_integer(number) ? " is beyond 64 bits" : " is beyond the range of a double, 1.8e308") +
+         "; write it as a string";
+}
+
 // Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one
 // asks from_chars.
 struct Builder {
@@ -124,11 +142,18 @@ struct Builder {
   bool on_number_part(Text, Failure&) { return true; }
   bool on_int64(int64_t i, Text, Failure&) { return stack.push_int64(i), true; }
   bool on_uint64(uint64_t u, Text, Failure&) { return stack.push_uint64(u), true; }
-  bool on_double(double rough, Text s, Failure&) {
+  bool on_double(double rough, Text s, Failure& failure) {
     double exact = rough;  // kept for NaN, Infinity and what is out of range
     const auto end = s.data() + s.size();
-    if (const auto read = std::from_chars(s.data(), end, exact); read.ec != std::errc{})
-      exact = rough;
+    const auto read = std::from_chars(s.data(), end, exact);
+    if (read.ec != std::errc{}) exact = rough;
+    // Out of range is what is too small for a double, too; it may become 0.
+    const bool too_large = read.ec == std::errc::result_out_of_range && std::abs(rough) > 1;
+    if (numbers == OutOfRange::kRefuse && (too_large || is_integer(s))) {
+      failure = boost::json::error::exponent_overflow;
+      refused = s;
+      return false;
+    }
     return stack.push_double(exact), true;
   }
   bool on_bool(bool b, Failure&) { return stack.push_bool(b), true; }
@@ -137,6 +162,8 @@ struct Builder {
   bool on_comment(Text, Failure&) { return true; }
 
   boost::json::value_stack stack;
+  OutOfRange numbers = OutOfRange::kRound;
+  Text refused;  // the number that was, a part of the text
 };
 
 boost::json::parse_options options() {
@@ -147,41 +174,52 @@ boost::json::parse_options options() {
 
 }  // namespace
 
-Json parse_json_prefix(std::string_view text, size_t& used, boost::json::error_code& error) {
+Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
+                       OutOfRange numbers) {
   boost::json::basic_parser<Builder> parser(options());
-  parser.handler().stack.reset();
+  Builder& builder = parser.handler();
+  builder.stack.reset();
+  builder.numbers = numbers;
+  boost::json::error_code error;
   used = parser.write_some(false, text.data(), text.size(), error);
   if (!error && !parser.done()) error = boost::json::error::incomplete;
-  return error ? Json() : parser.handler().stack.release();
+  cause = error ? error.message() : "";
+  if (error == boost::json::error::exponent_overflow && numbers == OutOfRange::kRefuse) {
+    std::string_view number = builder.refused;
+    if (number.empty()) number = number_around(text, used);  // the parser itself gave up
+    used = static_cast<size_t>(number.data() - text.data());
+    cause = out_of_range(number);
+  }
+  return error ? Json() : builder.stack.release();
 }
 
 namespace {
 
-Json parse_whole(std::string_view text, size_t& used, boost::json::error_code& error) {
-  Json value = parse_json_prefix(text, used, error);
-  if (!error && text.find_first_not_of(" \t\r\n", used) != text.npos)
-    error = boost::json::error::extra_data;
+Json parse_whole(std::string_view text, size_t& used, std::string& cause) {
+  Json value = parse_json_prefix(text, used, cause);
+  if (cause.empty() && text.find_first_not_of(" \t\r\n", used) != text.npos)
+    cause = boost::json::error_code(boost::json::error::extra_data).message();
   return value;
 }
 
 }  // namespace
 
 std::optional<Json> json_in(std::string_view text) {
-  boost::json::error_code error;
+  std::string cause;
   size_t used = 0;
-  Json value = parse_whole(text, used, error);
-  if (error) return std::nullopt;
+  Json value = parse_whole(text, used, cause);
+  if (!cause.empty()) return std::nullopt;
   return value;
 }
 
 Json parse_json(std::string_view text, std::string_view what) {
-  boost::json::error_code error;
+  std::string cause;
   size_t used = 0;
-  Json value = parse_whole(text, used, error);
-  if (error) {
+  Json value = parse_whole(text, used, cause);
+  if (!cause.empty()) {
     const auto line =
         1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(used), '\n');
-    fail(Code::kInvalid, "json: ", what, " line ", line, ": ", error.message());
+    fail(Code::kInvalid, "json: ", what, " line ", line, ": ", cause);
   }
   return value;
 }
@@ -204,8 +242,8 @@ T get(const Json& object, std::string_view key) {
   const Json* value = find(object, key);
   require(value, Code::kInvalid, "json: field '", key, "' is missing");
   T out{};
-  require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ", brief(*value),
-          ", expected ", Kind<T>::name);
+  require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ",
+          brief(leaf(*value)), ", expected ", Kind<T>::name);
   return out;
 }
 

@@ -25,9 +25,14 @@ Json parse_json(std::string_view text, std::string_view what);
 // The document, or nothing when `text` is none.
 std::optional<Json> json_in(std::string_view text);
 
-// The value at the start of `text`. Sets `used` to its length with the white space around it, or on
-// an error, which is set in `error` (the result is then null), to where it was found.
-Json parse_json_prefix(std::string_view text, size_t& used, boost::json::error_code& error);
+// What becomes of a number beyond the doubles, or of an integer beyond 64 bits: the nearest double,
+// which may be infinite, as other readers have it, or an error.
+enum class OutOfRange { kRound, kRefuse };
+
+// The value at the start of `text`. Sets `used` to its length with the white space around it. On an
+// error the value is null, `cause` says what is wrong, and `used` is where; else `cause` is empty.
+Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
+                       OutOfRange numbers = OutOfRange::kRound);
 
 // Reads and parses a file. Error kNotFound: no such file; kInvalid: broken JSON, with its line.
 Json read_json(const std::filesystem::path& file);

@@ -39,6 +39,22 @@ TEST(Json, TextThatIsNoDocumentIsNothing) {
   for (const char* text : {"", "{", "{} {}", "[1,]", "nul"}) EXPECT_FALSE(json_in(text)) << text;
 }
 
+// tokenizer_config.json has 10^30 for "no limit".
+TEST(Json, NumbersOutOfRangeAreRoundedUnlessTheyAreToBeRefused) {
+  const std::string_view text = " [1000000000000000019884624838656, 1e999]";
+  const Json rounded = parse_json(text, "config");
+  EXPECT_EQ(rounded.at(0).as_double(), 1e30);
+  EXPECT_TRUE(std::isinf(rounded.at(1).as_double()));
+  std::string cause;
+  size_t used = 0;
+  EXPECT_TRUE(parse_json_prefix(text, used, cause, OutOfRange::kRefuse).is_null());
+  EXPECT_EQ(cause,
+            "the integer 1000000000000000019884624838656 is beyond 64 bits; write it as a string");
+  EXPECT_EQ(used, 2u);
+  EXPECT_EQ(parse_json_prefix("[1] x", used, cause, OutOfRange::kRefuse), Json(JsonArray{1}));
+  EXPECT_EQ(cause, "");
+}
+
 // strtod is the reference: it rounds correctly, as every JSON writer expects of a reader.
 TEST(Json, DoublesReadBackToTheSameBits) {
   uint64_t bits = 0x9E3779B97F4A7C15;

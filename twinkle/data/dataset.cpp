@@ -31,6 +31,7 @@ std::vector<Result> each(const Dataset& dataset, const Work& work) {
 
 Dataset::Dataset(Table table) : sources_{{table.name, table.unit}}, rows_(std::move(table.rows)) {
   for (const int64_t place : table.places) origins_.push_back({0, place});
+  for (size_t i = 0; i < table.lines.size(); ++i) origins_[i].line = table.lines[i];
   for (int64_t i = std::ssize(origins_); i < size(); ++i) origins_.push_back({0, i});
 }
 
@@ -53,13 +54,15 @@ const Row& Dataset::row(int64_t index) const {
 std::string Dataset::where(int64_t index) const {
   const Origin& origin = origins_.at(index);
   const Source& source = sources_[origin.source];
-  return source.name + " " + source.unit + " " + std::to_string(origin.place);
+  const std::string place = source.unit + " " + std::to_string(origin.place);
+  if (origin.line == 0) return source.name + " " + place;
+  return source.name + " line " + std::to_string(origin.line) + ", " + place;
 }
 
 void Dataset::take(const Dataset& from, int64_t index, int64_t first_source) {
   rows_.push_back(from.rows_[index]);
   const Origin& origin = from.origins_[index];
-  origins_.push_back({first_source + origin.source, origin.place});
+  origins_.push_back({first_source + origin.source, origin.place, origin.line});
 }
 
 Dataset Dataset::slice(const std::vector<int64_t>& indices) const {

@@ -30,7 +30,7 @@ class Dataset {
   const Rows& rows() const { return rows_; }
   // Error kInvalid: index outside [-size, size); negative ones count from the end.
   const Row& row(int64_t index) const;
-  // "data.jsonl line 7" or "memory row 3", for errors.
+  // "data.jsonl line 7", "data.json line 7, row 3" or "memory row 3", for errors.
   std::string where(int64_t index) const;
 
   // The rows at `indices`, modulo the size, so that a slice longer than the data repeats it. Error
@@ -54,6 +54,7 @@ class Dataset {
   };
   struct Origin {
     int64_t source, place;
+    int64_t line = 0;  // of the file, where `place` is no line; 0: not known
   };
   void take(const Dataset& from, int64_t index, int64_t first_source);
 

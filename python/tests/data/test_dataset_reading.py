@@ -86,6 +86,42 @@ def test_a_broken_line_is_named_with_its_number(tmp_path):
         dataset("nowhere.jsonl")
 
 
+def test_a_bad_row_of_an_array_is_named_with_its_line(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text('[\n  {"a": 1},\n  {\n    "a": \n  }\n]\n')
+    with pytest.raises(InvalidError, match=r"rows\.json line 5 column 3, row 1: syntax error"):
+        dataset(file)
+    file.write_text('[\n  {"a": 1},\n  7\n]\n')
+    with pytest.raises(InvalidError, match=r"rows\.json line 3, row 1: the row is a number"):
+        dataset(file)
+    file.write_text('[\n  {"a": 1},\n\n  {"a": 2}]')
+    with pytest.raises(InvalidError, match=r"rows\.json line 4, row 1: .*ZeroDivisionError"):
+        dataset(file).map(lambda row: {"b": 1 // (row["a"] - 2)}, batched=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        ("-1e999", r"the number -1e999 is beyond the range of a double, 1\.8e308"),
+        ("18446744073709551616", "the integer 18446744073709551616 is beyond 64 bits"),
+    ],
+)
+def test_numbers_out_of_range_are_named_as_they_are_written(tmp_path, number, cause):
+    from twinkle.dataset import DatasetMeta, IterableDataset
+
+    for name, text, place in (
+        ("a.jsonl", '{{"a": 1}}\n{{"a": [{}]}}\n', "line 2 column 8"),
+        ("a.json", '[{{"a": 1}},\n{{"a": [{}]}}]', "line 2 column 8, row 1"),
+        ("b.json", '{{"a": [1,\n{}]}}', "line 2 column 1"),
+    ):
+        (tmp_path / name).write_text(text.format(number))
+        error = rf"{name} {place}: {cause}; write it as a string"
+        with pytest.raises(InvalidError, match=error):
+            dataset(tmp_path / name)
+        with pytest.raises(InvalidError, match=error):
+            list(IterableDataset(DatasetMeta(str(tmp_path / name))))
+
+
 def test_slices_wrap_and_memory_takes_rows_columns_and_callables():
     assert [row["i"] for row in dataset(numbers(3), data_slice=range(5))] == [0, 1, 2, 0, 1]
     assert list(dataset({"i": [0, 1]})) == numbers(2)

@@ -38,10 +38,10 @@ def test_files_give_the_rows_of_a_dataset(tmp_path, suffix):
 
 
 def test_lines_are_read_as_they_are_asked_for(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"i": 0}\n\n{"i": 1}\nbroken\n')
+    (tmp_path / "a.jsonl").write_text('\ufeff{"i": 0}\n\n{"i": 1}\nbroken\n')
     rows = iter(IterableDataset(DatasetMeta(str(tmp_path / "a.jsonl"))))
     assert [next(rows), next(rows)] == numbers(2)
-    with pytest.raises(InvalidError, match=r"a\.jsonl line 4: Expecting value"):
+    with pytest.raises(InvalidError, match=r"a\.jsonl line 4 column 1: syntax error"):
         next(rows)
     endless = IterableDataset(DatasetMeta(data=lambda: ({"i": i} for i in itertools.count())))
     endless.map(square)

@@ -1,7 +1,7 @@
 """DatasetMeta to rows: memory, aliases, local files and directories, hubs."""
 
+import codecs
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataset import columnar
-from twinkle.errors import InvalidError, NotFoundError, require
+from twinkle.errors import NotFoundError, require
 from twinkle.hub_operation import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
@@ -102,26 +102,23 @@ def _placed(name, rows):
 
 def _lines(file):
     """The rows of a file; those of JSON lines and of text without reading it whole."""
-    if file.suffix not in (".jsonl", ".txt"):
+    kind = file.suffix
+    if kind == ".jsonl":
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    where = f"{file} line {number}"
+                    yield (lambda where=where: where), core().parse_line(text, str(file), number)
+    elif kind == ".txt":
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{file} line {number}"
+                yield (lambda where=where: where), {"text": line.removesuffix("\n")}
+    else:
         rows = _read(file)
         for index in range(len(rows)):
             yield (lambda index=index: rows.where(index)), rows.row(index)
-        return
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            where = f"{file} line {number}"
-            if file.suffix == ".txt":
-                yield (lambda where=where: where), {"text": line.removesuffix("\n")}
-            elif line.strip():
-                yield (lambda where=where: where), _json_row(line, where)
-
-
-def _json_row(line, where):
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InvalidError(f"dataset: {where}: {error}") from error
-    return dict(checks.mapping(f"dataset: {where}", row))
 
 
 def _read(file):

@@ -12,11 +12,44 @@ namespace {
 constexpr std::string_view kBlank = " \t\r\n";
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-// The value at the start of `text`; sets `used` to its length with the white space around it.
-Json parse_prefix(std::string_view text, const std::string& where, size_t& used) {
-  boost::json::error_code error;
-  Json value = parse_json_prefix(text, used, error);
-  require(!error, Code::kInvalid, "data: ", where, " column ", used + 1, ": ", error.message());
+// Text of a file: a row, or all of it.
+struct Piece {
+  std::string_view text;
+  int64_t row = -1;     // from 0; of a row that has no line of its own
+  int64_t line = 1;     // of the first byte, from 1
+  int64_t skipped = 0;  // bytes before it in that line
+};
+
+// "file line 3", "file line 3, row 1".
+std::string where(const std::string& file, const Piece& piece, const std::string& column = "") {
+  return file + " line " + std::to_string(piece.line) + column +
+         (piece.row < 0 ? "" : ", row " + std::to_string(piece.row));
+}
+
+// The same of a byte of the piece, with its column, from 1.
+std::string where_at(const std::string& file, Piece piece, size_t at) {
+  const std::string_view before = piece.text.substr(0, at);
+  const size_t end = before.rfind('\n') + 1;  // npos + 1 is 0
+  const size_t column = before.size() - end + (end ? 0 : static_cast<size_t>(piece.skipped)) + 1;
+  piece.line += std::count(before.begin(), before.end(), '\n');
+  return where(file, piece, " column " + std::to_string(column));
+}
+
+// The value at the start of the piece; sets `used` to its length with the white space around it.
+Json parse_prefix(const std::string& file, const Piece& piece, size_t& used) {
+  std::string cause;
+  Json value = parse_json_prefix(piece.text, used, cause, OutOfRange::kRefuse);
+  require(cause.empty(), Code::kInvalid, "data: ", where_at(file, piece, used), ": ", cause);
+  return value;
+}
+
+bool blank(std::string_view text) { return text.find_first_not_of(kBlank) == text.npos; }
+
+Json parse(const std::string& file, const Piece& piece) {
+  size_t used = 0;
+  Json value = parse_prefix(file, piece, used);
+  require(blank(piece.text.substr(used)), Code::kInvalid, "data: ", where_at(file, piece, used),
+          ": extra data after the value");
   return value;
 }
 
@@ -27,33 +60,26 @@ const char* kind(const Json& value) {
   return value.is_bool() ? "a boolean" : "a number";
 }
 
-Row parse_row(std::string_view text, const std::string& where) {
-  Json value = parse_value(text, where);
-  require(value.is_object(), Code::kInvalid, "data: ", where, ": the row is ", kind(value),
-          ", it must be an object");
+Row parse_row(const std::string& file, const Piece& piece) {
+  Json value = parse(file, piece);
+  require(value.is_object(), Code::kInvalid, "data: ", where(file, piece), ": the row is ",
+          kind(value), ", it must be an object");
   return std::move(value.get_object());
 }
-
-struct Piece {
-  std::string_view text;
-  int64_t place;
-};
 
 // Parses the pieces on all cores and appends them. On an error the table keeps its rows.
 void append(Table& table, const std::vector<Piece>& pieces) {
   Rows rows(pieces.size());
   parallel_ranges(std::ssize(pieces), 64, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      rows[i] = parse_row(pieces[i].text,
-                          table.name + " " + table.unit + " " + std::to_string(pieces[i].place));
-    }
+    for (int64_t i = begin; i < end; ++i) rows[i] = parse_row(table.name, pieces[i]);
   });
   table.rows.insert(table.rows.end(), std::move_iterator(rows.begin()),
                     std::move_iterator(rows.end()));
-  for (const Piece& piece : pieces) table.places.push_back(piece.place);
+  for (const Piece& piece : pieces) {
+    table.places.push_back(piece.row < 0 ? piece.line : piece.row);
+    if (piece.row >= 0) table.lines.push_back(piece.line);
+  }
 }
-
-bool blank(std::string_view text) { return text.find_first_not_of(kBlank) == text.npos; }
 
 // Adds the lines of `text` that are not blank; `line` is the number of its first one and of what
 // follows after.
@@ -61,10 +87,26 @@ std::vector<Piece> split_lines(std::string_view text, int64_t& line) {
   std::vector<Piece> pieces;
   for (; !text.empty(); ++line) {
     const std::string_view row = text.substr(0, text.find('\n'));
-    if (!blank(row)) pieces.push_back({row, line});
+    if (!blank(row)) pieces.push_back({.text = row, .line = line});
     text.remove_prefix(std::min(text.size(), row.size() + 1));
   }
   return pieces;
+}
+
+// Cuts the white space before the rows of `whole`, and finds the lines that they begin in.
+void place(std::vector<Piece>& pieces, std::string_view whole) {
+  int64_t line = 1;
+  size_t at = 0, start = 0;  // bytes that are counted, and where the line begins
+  for (Piece& piece : pieces) {
+    piece.text.remove_prefix(std::min(piece.text.size(), piece.text.find_first_not_of(kBlank)));
+    const auto begin = static_cast<size_t>(piece.text.data() - whole.data());
+    const std::string_view passed = whole.substr(at, begin - at);
+    line += std::count(passed.begin(), passed.end(), '\n');
+    if (const size_t end = passed.rfind('\n'); end != passed.npos) start = at + end + 1;
+    at = begin;
+    piece.line = line;
+    piece.skipped = static_cast<int64_t>(begin - start);
+  }
 }
 
 // The elements of the array that starts at text[0] == '[', by brackets and quotes alone; empty when
@@ -90,7 +132,7 @@ std::vector<Piece> split_array(std::string_view text) {
     else if (c == ']' || c == '}')
       --depth;
     if (!(depth == 1 && c == ',') && depth != 0) continue;
-    pieces.push_back({text.substr(begin, i - begin), std::ssize(pieces)});
+    pieces.push_back({.text = text.substr(begin, i - begin), .row = std::ssize(pieces)});
     begin = i + 1;
     if (depth == 0) return blank(text.substr(begin)) ? pieces : std::vector<Piece>{};
   }
@@ -123,12 +165,8 @@ std::string read_text(const std::filesystem::path& file) {
 
 }  // namespace
 
-Json parse_value(std::string_view text, const std::string& where) {
-  size_t used = 0;
-  Json value = parse_prefix(text, where, used);
-  require(blank(text.substr(used)), Code::kInvalid, "data: ", where, " column ", used + 1,
-          ": extra data after the value");
-  return value;
+Row parse_line(std::string_view text, const std::string& file, int64_t line) {
+  return parse_row(file, {.text = text, .line = line});
 }
 
 JsonlReader::JsonlReader(const std::filesystem::path& file, size_t block_bytes)
@@ -167,22 +205,23 @@ Table read_jsonl_rows(const std::filesystem::path& file) {
 
 Table read_json_rows(const std::filesystem::path& file) {
   const std::string whole = read_text(file);
-  std::string_view text = whole;
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(3);
-  text.remove_prefix(std::min(text.size(), text.find_first_not_of(kBlank)));
+  Piece all{.text = whole};
+  if (all.text.starts_with(kByteOrderMark)) all.text.remove_prefix(kByteOrderMark.size());
   Table table{.name = file.string()};
-  require(!text.empty(), Code::kInvalid, "data: ", table.name,
+  require(!blank(all.text), Code::kInvalid, "data: ", table.name,
           " is empty, it must hold a JSON array of rows");
+  const std::string_view text = all.text.substr(all.text.find_first_not_of(kBlank));
   if (text[0] == '[') {
     std::vector<Piece> pieces = split_array(text);
     if (pieces.size() == 1 && blank(pieces[0].text)) return table;  // []
-    if (pieces.empty()) parse_value(text, table.name);              // says what is wrong
+    if (pieces.empty()) parse(table.name, all);                     // says what is wrong
+    place(pieces, all.text);
     append(table, pieces);
     return table;
   }
   size_t used = 0;
-  const Json value = parse_prefix(text, table.name, used);
-  if (!blank(text.substr(used))) return read_jsonl_rows(file);
+  const Json value = parse_prefix(table.name, all, used);
+  if (!blank(all.text.substr(used))) return read_jsonl_rows(file);
   require(value.is_object(), Code::kInvalid, "data: ", table.name, " holds ", kind(value),
           "; a JSON file holds an array of rows or an object of columns");
   return from_columns(value.get_object(), table.name);

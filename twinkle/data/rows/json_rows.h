@@ -10,9 +10,10 @@
 
 namespace twinkle::data {
 
-// Parses one JSON value. `where` starts the error's text. Error kInvalid: cause and column (bytes,
-// from 1). Unlike Boost's own parser, numbers with a fraction are correctly rounded.
-Json parse_value(std::string_view text, const std::string& where);
+// The row of a line of a JSONL file, which need not be read yet as a whole. Error kInvalid: file,
+// line, column (bytes, from 1) and cause; numbers beyond the doubles, integers beyond 64 bits.
+// Numbers with a fraction are correctly rounded.
+Row parse_line(std::string_view text, const std::string& file, int64_t line);
 
 // Streams a JSONL file: one object per line, blank lines skipped, a byte order mark allowed.
 class JsonlReader {
@@ -35,7 +36,8 @@ class JsonlReader {
 };
 
 // Reads a JSON file: an array of objects, an object of equally long columns, or JSONL under a .json
-// name. Error kInvalid: file, row (from 0) and cause; kNotFound.
+// name. Error kInvalid: file, line, of an array also the row (from 0), and cause, as parse_line has
+// them; kNotFound.
 Table read_json_rows(const std::filesystem::path& file);
 Table read_jsonl_rows(const std::filesystem::path& file);
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <random>
 
 #include "twinkle/base/error_for_test.h"
@@ -34,15 +35,72 @@ TEST(JsonRows, ABrokenLineIsNamedWithItsNumberColumnAndCause) {
   EXPECT_EQ(error_of([] { read_jsonl_rows("/nowhere"); }), "data: cannot open /nowhere");
 }
 
-TEST(JsonRows, ABadElementOfAnArrayIsNamedWithItsIndex) {
-  const auto file = write("bad.json", "[{\"a\": \"],[\\\"\"}, {\"a\": [1, {}]}, 7]");
-  EXPECT_EQ(error_of([&] { read_json_rows(file); }),
-            "data: " + file.string() + " row 2: the row is a number, it must be an object");
-  const auto open = write("open.json", "[{\"a\": 1}");
-  EXPECT_EQ(error_of([&] { read_json_rows(open); }),
-            "data: " + open.string() + " column 10: incomplete JSON");
-  const auto comma = write("comma.json", "[{\"a\": 1},]");
-  EXPECT_NE(error_of([&] { read_json_rows(comma); }).find("row 1 column 1"), std::string::npos);
+TEST(JsonRows, ABadElementOfAnArrayIsNamedWithItsLineAndIndex) {
+  const auto error = [](const std::string& name, const std::string& text) {
+    const auto file = write(name, text);
+    const std::string said = error_of([&] { read_json_rows(file); });
+    const std::string begin = "data: " + file.string();
+    EXPECT_EQ(said.find(begin), 0u) << said;
+    return said.substr(begin.size());
+  };
+  EXPECT_EQ(error("bad.json", "[{\"a\": \"],[\\\"\"}, {\"a\": [1, {}]}, 7]"),
+            " line 1, row 2: the row is a number, it must be an object");
+  EXPECT_EQ(error("lines.json", "\n[\n  {\"a\": \"],[\\\"\"},\n\n  {\n   \"a\": }, 7]"),
+            " line 6 column 9, row 1: syntax error");
+  EXPECT_EQ(error("second.json", "[{\"a\": 1}, {\"a\" 1}]"),
+            " line 1 column 17, row 1: syntax error");
+  EXPECT_EQ(error("null.json", "[\n{\"a\": 1},\n  null\n]"),
+            " line 3, row 1: the row is null, it must be an object");
+  EXPECT_EQ(error("open.json", "[{\"a\": 1}"), " line 1 column 10: incomplete JSON");
+  EXPECT_EQ(error("after.json", "[{\"a\": 1}]\n {}"),
+            " line 2 column 2: extra data after the value");
+  EXPECT_EQ(error("comma.json", "[{\"a\": 1},]"), " line 1 column 11, row 1: incomplete JSON");
+  EXPECT_EQ(error("columns.json", "\xEF\xBB\xBF{\n\"a\": [1,,]}"),
+            " line 2 column 9: syntax error");
+}
+
+TEST(JsonRows, EveryRowOfAnArrayKnowsTheLineThatItBeginsIn) {
+  const Table table = read_json_rows(
+      write("where.json", "\xEF\xBB\xBF[ {\"a\": 1}, {\n\"a\": 2}\n,{\"a\": 3},\r\n\r\n{}]"));
+  EXPECT_EQ(table.lines, (std::vector<int64_t>{1, 1, 3, 5}));
+  EXPECT_EQ(table.places, (std::vector<int64_t>{0, 1, 2, 3}));
+  EXPECT_TRUE(read_json_rows(write("columns.json", "{\"a\": [1]}")).lines.empty());
+}
+
+TEST(JsonRows, NumbersOutOfRangeAreNamedAsTheyAreWritten) {
+  const std::string number = " is beyond the range of a double, 1.8e308; write it as a string";
+  const std::string integer = " is beyond 64 bits; write it as a string";
+  const auto lines = write("large.jsonl", "{\"a\": 1e308}\n{\"a\": [-1E+999, 2]}\n");
+  EXPECT_EQ(error_of([&] { read_jsonl_rows(lines); }),
+            "data: " + lines.string() + " line 2 column 8: the number -1E+999" + number);
+  const auto array = write("large.json", "[{\"a\": 1},\n {\"a\":\n 18446744073709551616}]");
+  EXPECT_EQ(error_of([&] { read_json_rows(array); }),
+            "data: " + array.string() +
+                " line 3 column 2, row 1: the integer 18446744073709551616" + integer);
+  const auto columns = write("columns.json", "{\"a\": [-9223372036854775809]}");
+  EXPECT_EQ(
+      error_of([&] { read_json_rows(columns); }),
+      "data: " + columns.string() + " line 1 column 8: the integer -9223372036854775809" + integer);
+  const std::string digits(400, '7');
+  EXPECT_EQ(error_of([&] { parse_line("{\"a\": " + digits + "}", "f", 3); }),
+            "data: f line 3 column 7: the integer " + digits.substr(0, 77) + "..." + integer);
+  EXPECT_EQ(error_of([] { parse_line("{\"a\": 1.7976931348623159e308}", "f", 1); }),
+            "data: f line 1 column 7: the number 1.7976931348623159e308" + number);
+  EXPECT_EQ(error_of([] { parse_line("{\"a\": 1e99999999999}", "f", 1); }),
+            "data: f line 1 column 7: the number 1e99999999999" + number);
+}
+
+TEST(JsonRows, TheLargestNumbersAndTheSmallestAreKept) {
+  const Row row = parse_line(
+      R"({"u": 18446744073709551615, "i": -9223372036854775808, "d": 1.7976931348623157e308,
+          "s": 5e-324, "z": 1e-400, "text": "1e999"})",
+      "f", 1);
+  EXPECT_EQ(row.at("u").as_uint64(), std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(row.at("i").as_int64(), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(row.at("d").as_double(), std::numeric_limits<double>::max());
+  EXPECT_EQ(row.at("s").as_double(), std::numeric_limits<double>::denorm_min());
+  EXPECT_EQ(row.at("z").as_double(), 0.0);
+  EXPECT_EQ(row.at("text").as_string(), "1e999");
 }
 
 TEST(JsonRows, ColumnsBecomeRowsAndRaggedOnesAreRefused) {
@@ -93,7 +151,8 @@ TEST(JsonRows, DoublesAreReadExactly) {
   for (int i = 0; i < 20000; ++i) {
     const auto value = std::bit_cast<double>(random());
     if (!std::isfinite(value)) continue;
-    EXPECT_EQ(parse_value(boost::json::serialize(Json(value)), "t").as_double(), value);
+    const Row row{{"a", value}};
+    EXPECT_EQ(parse_line(boost::json::serialize(row), "t", 1).at("a").as_double(), value);
   }
 }
 

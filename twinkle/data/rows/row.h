@@ -17,6 +17,8 @@ struct Table {
   std::string unit = "row";  // what `places` counts: "line" (from 1) or "row" (from 0)
   Rows rows;
   std::vector<int64_t> places;  // one per row
+  std::vector<int64_t> lines;   // that rows begin in, from 1, where `places` does not count these;
+                                // empty: not known
 };
 
 }  // namespace twinkle::data
