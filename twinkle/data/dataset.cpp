@@ -37,11 +37,13 @@ Dataset::Dataset(Table table) : sources_{{table.name, table.unit}}, rows_(std::m
 
 Dataset Dataset::read(const std::filesystem::path& file) {
   require(std::filesystem::is_regular_file(file), Code::kNotFound, "data: no file ", file.string());
-  const std::string extension = file.extension().string();
+  const std::string given = file.extension().string();
+  std::string extension = given;
+  for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   if (extension == ".jsonl") return Dataset(read_jsonl_rows(file));
   if (extension == ".json") return Dataset(read_json_rows(file));
   if (extension == ".csv") return Dataset(read_csv_rows(file));
-  fail(Code::kInvalid, "data: ", file.string(), " has extension '", extension,
+  fail(Code::kInvalid, "data: ", file.string(), " has extension '", given,
        "', it must be .jsonl, .json or .csv");
 }
 

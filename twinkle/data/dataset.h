@@ -22,8 +22,8 @@ class Dataset {
  public:
   Dataset() = default;
   explicit Dataset(Table table);
-  // By the file's extension: .json, .jsonl, .csv. Error kNotFound: no such file; kInvalid: another
-  // extension, a bad row with its line or index.
+  // By the file's extension, in any case: .json, .jsonl, .csv. Error kNotFound: no such file;
+  // kInvalid: another extension, a bad row with its line.
   static Dataset read(const std::filesystem::path& file);
 
   int64_t size() const { return std::ssize(rows_); }

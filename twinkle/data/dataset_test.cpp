@@ -38,9 +38,12 @@ TEST(Dataset, ReadsByExtensionAndRefusesOthers) {
   EXPECT_EQ(Dataset::read(write("a.jsonl", "{\"i\": 1}\n")).size(), 1);
   EXPECT_EQ(Dataset::read(write("a.json", "[{\"i\": 1}, {\"i\": 2}]")).size(), 2);
   EXPECT_EQ(Dataset::read(write("a.csv", "i\n1\n2\n3\n")).size(), 3);
-  const auto text = write("a.txt", "x");
+  EXPECT_EQ(Dataset::read(write("b.JSONL", "{\"i\": 1}\n")).size(), 1);
+  EXPECT_EQ(Dataset::read(write("b.Json", "[{\"i\": 1}, {\"i\": 2}]")).size(), 2);
+  EXPECT_EQ(Dataset::read(write("b.CSV", "i\n1\n2\n3\n")).size(), 3);
+  const auto text = write("a.TXT", "x");
   EXPECT_EQ(error_of([&] { Dataset::read(text); }),
-            "data: " + text.string() + " has extension '.txt', it must be .jsonl, .json or .csv");
+            "data: " + text.string() + " has extension '.TXT', it must be .jsonl, .json or .csv");
   EXPECT_EQ(error_of([] { Dataset::read("/nowhere.csv"); }), "data: no file /nowhere.csv");
 }
 

@@ -122,6 +122,36 @@ def test_numbers_out_of_range_are_named_as_they_are_written(tmp_path, number, ca
             list(IterableDataset(DatasetMeta(str(tmp_path / name))))
 
 
+@pytest.mark.parametrize("name", ["a.JSONL", "a.Json", "a.CSV", "a.TXT", "a.Parquet", "a.ARROW"])
+def test_extensions_count_in_any_case(tmp_path, name):
+    from twinkle.dataset import DatasetMeta, IterableDataset
+
+    file = tmp_path / name
+    rows = [{"text": "x"}, {"text": "y"}]
+    if name == "a.TXT":
+        file.write_text("x\ny\n")
+    elif name == "a.ARROW":
+        feather = pytest.importorskip("pyarrow.feather")
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        feather.write_feather(table, str(file), compression="uncompressed")
+    else:
+        if name == "a.Parquet":
+            pytest.importorskip("pyarrow")
+        dataset(rows).save_as(file)
+    assert list(dataset(file)) == list(dataset(tmp_path)) == rows
+    assert list(IterableDataset(DatasetMeta(str(file)))) == rows
+
+
+def test_another_extension_is_refused_with_all_that_are_read(tmp_path):
+    (tmp_path / "a.xml").touch()
+    with pytest.raises(
+        InvalidError,
+        match=r"a\.xml has extension '\.xml', it must be one of \.jsonl, \.json, \.csv, \.txt, "
+        r"\.parquet, \.pq, \.arrow, \.lance$",
+    ):
+        dataset(tmp_path / "a.xml")
+
+
 def test_slices_wrap_and_memory_takes_rows_columns_and_callables():
     assert [row["i"] for row in dataset(numbers(3), data_slice=range(5))] == [0, 1, 2, 0, 1]
     assert list(dataset({"i": [0, 1]})) == numbers(2)

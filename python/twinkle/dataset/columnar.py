@@ -14,19 +14,24 @@ TABLES = (".parquet", ".pq", ".arrow", ".lance")
 EXTENSIONS = (".txt", *TABLES)
 
 
+def extension(path):
+    """A file's extension in lower case: '.jsonl' of 'A.JSONL'."""
+    return Path(path).suffix.lower()
+
+
 def read(path):
     """The rows of a file, as dicts: a .txt has one of {'text': line} for every line; a table one of
     its columns for each of its rows.
 
     InvalidError: a damaged file, bytes that are no UTF-8. NotAvailableError: a missing package.
     """
-    if path.suffix == ".txt":
+    if extension(path) == ".txt":
         try:
             with path.open(encoding="utf-8") as lines:
                 return [{"text": line.removesuffix("\n")} for line in lines]
         except UnicodeDecodeError as error:
             raise InvalidError(f"dataset: {path}: it is not UTF-8 ({error})") from error
-    table = _lance(path) if path.suffix == ".lance" else _arrow(path)
+    table = _lance(path) if extension(path) == ".lance" else _arrow(path)
     return table.to_pylist()
 
 
@@ -59,7 +64,7 @@ def _arrow(path):
     import pyarrow.parquet
 
     try:
-        if path.suffix != ".arrow":
+        if extension(path) != ".arrow":
             return pyarrow.parquet.read_table(path)
         with arrow.memory_map(str(path)) as source:
             begin = source.read(6)

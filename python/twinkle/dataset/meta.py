@@ -14,9 +14,9 @@ class DatasetMeta:
     """Which rows to load.
 
     dataset_id: a .jsonl, .json, .csv, .txt (a row {'text': line} for every line), .parquet, .arrow
-    or .lance file, a directory of them, ms://owner/name, hf://owner/name, or a bare id, which is
-    ModelScope's. What exists locally is never looked for on a hub. Tables need pyarrow, which the
-    extra `data` brings, .lance pylance.
+    or .lance file (.JSONL is .jsonl), a directory of them, ms://owner/name, hf://owner/name, or a
+    bare id, which is ModelScope's. What exists locally is never looked for on a hub. Tables need
+    pyarrow, which the extra `data` brings, .lance pylance.
     subset_name, split: of a hub's dataset; a local file is its own split.
     data_slice: row indices, modulo the number of rows: range(1000) of 500 rows takes each twice.
     data: rows instead of an id: a list of dicts, a dict of columns, a callable that gives an

@@ -18,7 +18,7 @@ _FORMATS = {
 
 def format_of(path, format):
     """The format of a file: `format`, or by its extension. InvalidError: neither is known."""
-    format = format or _FORMATS.get(Path(path).suffix, "")
+    format = format or _FORMATS.get(columnar.extension(path), "")
     known = dict.fromkeys(_FORMATS.values())
     require(
         format in known,

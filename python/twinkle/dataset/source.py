@@ -50,8 +50,7 @@ def _of_id(meta, kwargs):
     path = local_path(meta.dataset_id)
     if path is None:
         return core().Dataset.of(_from_hub(meta, kwargs), meta.dataset_id)
-    alone = path.is_file() or path.suffix == ".lance"
-    parts = [_read(file) for file in ([path] if alone else _files(path, meta.split))]
+    parts = [_read(file) for file in _files(path, meta.split)]
     return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
 
 
@@ -78,8 +77,7 @@ class Stream:
     def _all(self):
         data = self._meta.data
         if data is None and self._path is not None:
-            whole = self._path.is_file() or self._path.suffix == ".lance"
-            files = [self._path] if whole else _files(self._path, self._meta.split)
+            files = _files(self._path, self._meta.split)
             return itertools.chain.from_iterable(map(_lines, files))
         if data is None:
             name, data = self._meta.dataset_id, _from_hub(self._meta, {**self._kwargs, **_STREAM})
@@ -102,7 +100,7 @@ def _placed(name, rows):
 
 def _lines(file):
     """The rows of a file; those of JSON lines and of text without reading it whole."""
-    kind = file.suffix
+    kind = columnar.extension(file)
     if kind == ".jsonl":
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -122,7 +120,13 @@ def _lines(file):
 
 
 def _read(file):
-    if file.suffix in columnar.EXTENSIONS:
+    kind = columnar.extension(file)
+    require(
+        kind in _EXTENSIONS,
+        f"dataset: {file} has extension {file.suffix!r}, it must be one of "
+        + ", ".join(_EXTENSIONS),
+    )
+    if kind in columnar.EXTENSIONS:
         return core().Dataset.of(columnar.read(file), str(file))
     return core().Dataset.read(file)
 
@@ -142,7 +146,7 @@ def local_path(dataset_id):
     path = Path(dataset_id).expanduser()
     if path.exists():
         return path
-    looks_local = dataset_id.startswith(("/", ".", "~")) or path.suffix in _EXTENSIONS
+    looks_local = dataset_id.startswith(("/", ".", "~")) or columnar.extension(path) in _EXTENSIONS
     if "://" not in dataset_id and (looks_local or dataset_id.count("/") != 1):
         raise NotFoundError(
             f"dataset: {dataset_id!r} is neither a file here nor an id of the form owner/name"
@@ -165,11 +169,14 @@ def _aliases():
     return aliases
 
 
-def _files(directory, split):
-    """A directory's data files: those with the split in their name, else all."""
-    files = sorted(file for file in directory.iterdir() if file.suffix in _EXTENSIONS)
+def _files(path, split):
+    """The data files at a path: those with the split in their name, else all."""
+    alone = path.is_file() or columnar.extension(path) == ".lance"
+    files = [path] if alone else sorted(path.iterdir())
+    if not alone:
+        files = [file for file in files if columnar.extension(file) in _EXTENSIONS]
     if not files:
-        raise NotFoundError(f"dataset: {directory} holds no file of {', '.join(_EXTENSIONS)}")
+        raise NotFoundError(f"dataset: {path} holds no file of {', '.join(_EXTENSIONS)}")
     return [file for file in files if split in file.stem] or files
 
 
