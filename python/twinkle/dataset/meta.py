@@ -17,7 +17,10 @@ class DatasetMeta:
     or .lance file (.JSONL is .jsonl), a directory of them, ms://owner/name, hf://owner/name, or a
     bare id, which is ModelScope's. What exists locally is never looked for on a hub. Tables need
     pyarrow, which the extra `data` brings, .lance pylance.
-    subset_name, split: of a hub's dataset; a local file is its own split.
+    subset_name: of a hub's dataset.
+    split: of a hub's dataset; of a local directory, the files with the split in their name. Where
+    none has it, the usual 'train' is all files, and any other split is refused, as it is of a file
+    that has it not in its name.
     data_slice: row indices, modulo the number of rows: range(1000) of 500 rows takes each twice.
     data: rows instead of an id: a list of dicts, a dict of columns, a callable that gives an
     iterable of dicts, or a `datasets` dataset.

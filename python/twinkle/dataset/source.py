@@ -9,7 +9,8 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataset import columnar
-from twinkle.errors import NotFoundError, require
+from twinkle.dataset.meta import DatasetMeta
+from twinkle.errors import InvalidError, NotFoundError, require
 from twinkle.hub_operation import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
@@ -170,14 +171,27 @@ def _aliases():
 
 
 def _files(path, split):
-    """The data files at a path: those with the split in their name, else all."""
+    """The data files at a path that have the split in their name; of the usual split, 'train', all
+    where none has."""
     alone = path.is_file() or columnar.extension(path) == ".lance"
     files = [path] if alone else sorted(path.iterdir())
     if not alone:
         files = [file for file in files if columnar.extension(file) in _EXTENSIONS]
     if not files:
         raise NotFoundError(f"dataset: {path} holds no file of {', '.join(_EXTENSIONS)}")
-    return [file for file in files if split in file.stem] or files
+    named = [file for file in files if split.lower() in file.stem.lower()]
+    if named or split == DatasetMeta.split:
+        return named or files
+    require(
+        not alone,
+        f"dataset: split is {split!r}, which {path} has not in its name: a file is its own split, "
+        "leave split out",
+    )
+    names = ", ".join(file.name for file in files[:8]) + (", ..." if len(files) > 8 else "")
+    raise InvalidError(
+        f"dataset: split is {split!r}, which no file in {path} has in its name; there are {names}: "
+        "name one of them as dataset_id, or leave split out to read all"
+    )
 
 
 def _from_hub(meta, kwargs):
