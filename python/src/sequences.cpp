@@ -113,6 +113,21 @@ std::vector<float> floats(py::handle values, const std::string& what) {
   return {narrow.data(), narrow.data() + narrow.size()};
 }
 
+namespace {
+
+// The other fields of users' rows stay behind in Python: one that is here is a mistake.
+void refuse_unknown(const py::dict& sequence, const std::string& where) {
+  for (const auto& [key, value] : sequence) {
+    bool known = false;
+    for (const char* name : {"input_ids", "labels", "weights", "extras"})
+      known = known || key.equal(py::str(name));
+    require(known, Code::kInvalid, where, std::string(py::repr(key)),
+            " is not a field of a sequence, it has input_ids, labels, weights and extras");
+  }
+}
+
+}  // namespace
+
 std::vector<engine::Sequence> sequences(const py::list& items) {
   std::vector<engine::Sequence> out;
   out.reserve(items.size());
@@ -121,6 +136,7 @@ std::vector<engine::Sequence> sequences(const py::list& items) {
     require(py::isinstance<py::dict>(item), Code::kInvalid, where, "it must be a dict");
     const auto dict = py::reinterpret_borrow<py::dict>(item);
     require(dict.contains("input_ids"), Code::kInvalid, where, "input_ids is missing");
+    refuse_unknown(dict, where);
     engine::Sequence s;
     s.input_ids = int32s(dict["input_ids"], where + "input_ids");
     if (dict.contains("labels")) s.labels = int32s(dict["labels"], where + "labels");

@@ -14,7 +14,8 @@ namespace twinkle::python {
 std::vector<int32_t> int32s(pybind11::handle values, const std::string& what);
 std::vector<float> floats(pybind11::handle values, const std::string& what);
 
-// A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional.
+// A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional,
+// others refused.
 std::vector<engine::Sequence> sequences(const pybind11::list& items);
 
 // What an operation returned, as dicts and lists; its arrays are views that keep `owner` alive.

@@ -366,6 +366,16 @@ def test_a_future_can_be_asked_and_waited_for(fp32):
     assert future.done() and len(first["logps"]) == len(second["logps"]) == 100
 
 
+def test_a_sequence_has_no_other_fields_than_the_engines(fp32):
+    tenant, sequence = fp32.frozen_tenant(), drawn([3])[0]
+    text = (
+        r"^engine: sequence 1: 'weigths' is not a field of a sequence, it has input_ids, labels, "
+        "weights and extras$"
+    )
+    with pytest.raises(InvalidError, match=text):
+        fp32.engine.forward(tenant=tenant, sequences=[sequence, {**sequence, "weigths": [1, 1, 1]}])
+
+
 def test_ctrl_c_ends_the_waiting_and_leaves_the_engine_usable(fp32):
     tenant = fp32.frozen_tenant()
     future = fp32.engine.forward(tenant=tenant, sequences=drawn([500] * 400))

@@ -95,6 +95,46 @@ def test_trajectories_are_encoded_by_the_template(model):
 
 
 @pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("weigths", "'loss_scale', the weights of the labels"),
+        ("weights", "'loss_scale', the weights of the labels"),
+        ("los_scale", "'loss_scale', the weights of the labels"),
+        ("input_id", "'input_ids'"),
+        ("label", "'labels'"),
+        ("Labels", "'labels'"),
+        ("attention-mask", "'attention_mask'"),
+        ("attention_masks", "'attention_mask'"),
+        ("position_idx", "'position_ids'"),
+    ],
+)
+def test_a_slip_in_a_fields_name_is_refused(model, field, meant):
+    text = rf"^model: inputs\[1\]: '{field}' is not a field, did you mean {meant}\?$"
+    for values in ([1, 1, 1], torch.tensor([1, 0, 1])):
+        with pytest.raises(InvalidError, match=text):
+            model.forward_backward(inputs=[A, {**A, field: values}])
+    assert model._group().cur_step == 0
+
+
+def test_a_slip_for_a_field_that_is_missing_is_refused_whatever_its_value(model):
+    ids = {"input_ids": [1, 2, 3]}
+    for value in ([2, 3], 5, "text"):
+        with pytest.raises(InvalidError, match="'lables' is not a field, did you mean 'labels'"):
+            model.forward_only(inputs={**ids, "lables": value})
+
+
+def test_other_fields_travel_along(model):
+    others = {
+        "label": 1, "weight": 0.5, "weights": [1, 2], "solution": "x", "user_data": [["a", "1"]],
+        "prompt_ids": [1, 2, 3], "output_ids": [1, 2, 3], "pixel_values": torch.zeros(3, 2), 7: [1],
+        "mm_token_type_ids": [0, 0, 0], "token_type_ids": [0, 0, 0], "loss_mask": [1, 1, 1],
+        "completion_mask": [1, 1, 1], "length": 3, "routed_experts": None, "messages": [],
+    }  # fmt: skip
+    plain = model.forward_only(inputs=[A])["logps"]
+    assert torch.equal(model.forward_only(inputs=[{**A, **others}])["logps"], plain)
+
+
+@pytest.mark.parametrize(
     ("inputs", "text"),
     [
         (None, "inputs is missing"),

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from twinkle import checks
+from twinkle.data_format.names import refuse_misspelt
 from twinkle.errors import InvalidError, require
 
 # NumPy's kinds of numbers; fractions of ids are the engine's to refuse.
@@ -38,6 +39,8 @@ def as_list(inputs):
             f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory with "
             "messages",
         )
+        if "input_ids" in item:  # of other rows the template makes the fields
+            refuse_misspelt(f"model: inputs[{index}]", item)
     return out
 
 
