@@ -147,6 +147,11 @@ def test_other_fields_travel_along(model):
             [{"input_ids": [1, 2], "labels": [2, -100], "position_ids": [0, 0]}],
             "do not count up from 0",
         ),
+        (
+            [A, {**A, "attention_mask": [1, 2, 3]}],
+            r"attention_mask of inputs\[1\] is 2 at position 1, it must be 0 or 1$",
+        ),
+        ([{**A, "attention_mask": [1, 1, -1]}], r"inputs\[0\] is -1 at position 2, it must"),
     ],
 )
 def test_bad_inputs_are_named(model, inputs, text):

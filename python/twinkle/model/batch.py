@@ -64,11 +64,22 @@ def _vector(feature, name, index):
     return values
 
 
+def _mask(feature, index):
+    values = _vector(feature, "attention_mask", index)
+    wrong = () if values is None else np.flatnonzero((values != 0) & (values != 1))
+    for i in wrong:
+        raise InvalidError(
+            f"model: attention_mask of inputs[{index}] is {values[i]} at position {i}, it must be "
+            "0 or 1"
+        )
+    return values
+
+
 def unpacked(feature, index):
     """The samples of a feature, each a feature: of a packed one, whose position_ids begin again at
     0 for each sample, several."""
     positions = _vector(feature, "position_ids", index)
-    ids, mask = _vector(feature, "input_ids", index), _vector(feature, "attention_mask", index)
+    ids, mask = _vector(feature, "input_ids", index), _mask(feature, index)
     if positions is None or ids is None or len(positions) != len(ids):
         return [feature]
     kept = np.arange(len(ids))
