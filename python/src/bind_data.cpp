@@ -31,9 +31,10 @@ using data::Rows;
 using data::Table;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+// `where` opens the text of errors.
 Row to_row(const py::handle& value, const std::string& where) {
   Json json = to_json(value, where);
-  require(json.is_object(), Code::kInvalid, "data: ", where, " is a ",
+  require(json.is_object(), Code::kInvalid, where, " is a ",
           std::string(py::str(py::type::of(value).attr("__name__"))), ", it must be a dict");
   return std::move(json.get_object());
 }
@@ -41,8 +42,21 @@ Row to_row(const py::handle& value, const std::string& where) {
 Rows to_rows(const py::iterable& values) {
   Rows rows;
   for (const py::handle value : values)
-    rows.push_back(to_row(value, "row " + std::to_string(rows.size())));
+    rows.push_back(to_row(value, "data: row " + std::to_string(rows.size())));
   return rows;
+}
+
+// An error names the row that a new one comes from.
+Dataset replaced(const Dataset& self, const py::iterable& values,
+                 const std::vector<int64_t>& origins) {
+  Rows rows;
+  for (const py::handle value : values) {
+    const bool known = rows.size() < origins.size();  // else `replaced` refuses them
+    const int64_t origin = known ? origins[rows.size()] : self.size();
+    const std::string where = origin >= 0 && origin < self.size() ? self.where(origin) : "a row";
+    rows.push_back(to_row(value, "data: " + where + ": row"));
+  }
+  return self.replaced(std::move(rows), origins);
 }
 
 py::list from_rows(const Dataset& self, int64_t begin, int64_t end) {
@@ -86,7 +100,8 @@ void bind_dataset(py::module_& m) {
       .def(
           "map",
           [](const Dataset& self, const std::string& name, const py::dict& arguments) {
-            const auto preprocess = data::make_preprocessor(name, to_row(arguments, "arguments"));
+            const auto preprocess =
+                data::make_preprocessor(name, to_row(arguments, "data: arguments"));
             const py::gil_scoped_release unlocked;
             return self.map(preprocess);
           },
@@ -96,12 +111,8 @@ void bind_dataset(py::module_& m) {
            NoGil())
       .def("check", &check, py::arg("template"), NoGil(),
            "Without the rows that cannot be encoded.")
-      .def(
-          "replaced",
-          [](const Dataset& self, const py::iterable& rows, const std::vector<int64_t>& origins) {
-            return self.replaced(to_rows(rows), origins);
-          },
-          py::arg("rows"), py::arg("origins"), "These rows, row i in the place of row origins[i].")
+      .def("replaced", &replaced, py::arg("rows"), py::arg("origins"),
+           "These rows, row i in the place of row origins[i].")
       .def(
           "save",
           [](const Dataset& self, const std::filesystem::path& file, const std::string& format) {
@@ -131,7 +142,7 @@ void bind_preprocessors(py::module_& m) {
   m.def(
       "preprocess",
       [](const std::string& name, const py::dict& arguments, const py::iterable& rows) {
-        const auto preprocess = data::make_preprocessor(name, to_row(arguments, "arguments"));
+        const auto preprocess = data::make_preprocessor(name, to_row(arguments, "data: arguments"));
         py::list out;
         for (const Row& row : to_rows(rows)) out.append(from_json(Json(preprocess(row))));
         return out;

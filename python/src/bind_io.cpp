@@ -110,7 +110,7 @@ void write_adapter(const fs::path& dir, const py::dict& config,
     entries.push_back(
         {module, view_of(module, pair.first, kept), view_of(module, pair.second, kept)});
   }
-  const PeftConfig parsed = peft_config(to_json(config), "config");
+  const PeftConfig parsed = peft_config(to_json(config, "io: config"), "config");
   const py::gil_scoped_release release;
   AtomicDirectory out(dir);
   write_peft(out.staging(), parsed, entries);

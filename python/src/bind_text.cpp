@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -64,18 +65,20 @@ std::vector<py::dict> rows_of(const py::object& given) {
 }
 
 // The fields that the template and its errors look at: a row may carry tensors and arrays beside
-// them.
-Json trajectory_json(const py::dict& row) {
+// them. `where` opens the text of errors.
+Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
   JsonObject out;
   for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"})
-    if (row.contains(name)) out[name] = to_json(row[name], name);
+    if (row.contains(name)) out[name] = to_json(row[name], where + name);
   return out;
 }
 
 Features encode_all(const Template& self, const std::vector<py::dict>& rows, bool generation) {
   std::vector<Json> trajectories;
   trajectories.reserve(rows.size());
-  for (const py::dict& row : rows) trajectories.push_back(trajectory_json(row));
+  for (const py::dict& row : rows)
+    trajectories.push_back(
+        trajectory_json(row, "text: row " + std::to_string(trajectories.size()) + ": "));
   const py::gil_scoped_release unlocked;
   return self.batch_encode(trajectories, generation);
 }
@@ -164,20 +167,30 @@ std::unique_ptr<Template> make_template(const std::string& directory, bool use_c
                                        .enable_thinking = enable_thinking});
 }
 
+std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& texts, bool special) {
+  std::vector<std::string> utf8s;
+  utf8s.reserve(texts.size());
+  for (const py::str& text : texts)
+    utf8s.emplace_back(utf8(text, "text: texts[" + std::to_string(utf8s.size()) + "]"));
+  const py::gil_scoped_release unlocked;
+  return self.batch_encode(utf8s, special);
+}
+
 void bind_tokenizer(py::module_& m) {
   py::class_<Tokenizer>(m, "Tokenizer", "The tokenizer of a model directory (tokenizer.json).")
       .def(py::init(
                [](const std::string& directory) { return std::make_unique<Tokenizer>(directory); }),
            py::arg("directory"), NoGil())
-      .def("encode", &Tokenizer::encode, py::arg("text"), py::arg("add_special_tokens") = false,
-           NoGil(), "Token ids of a text.")
       .def(
-          "batch_encode",
-          [](const Tokenizer& self, const std::vector<std::string>& texts, bool special) {
-            return self.batch_encode(texts, special);
+          "encode",
+          [](const Tokenizer& self, const py::str& text, bool special) {
+            const std::string_view bytes = utf8(text, "text: the text");
+            const py::gil_scoped_release unlocked;
+            return self.encode(bytes, special);
           },
-          py::arg("texts"), py::arg("add_special_tokens") = false, NoGil(),
-          "Token ids of many texts, on all cores.")
+          py::arg("text"), py::arg("add_special_tokens") = false, "Token ids of a text.")
+      .def("batch_encode", &tokens_of, py::arg("texts"), py::arg("add_special_tokens") = false,
+           "Token ids of many texts, on all cores.")
       .def(
           "decode",
           [](const Tokenizer& self, const Ids& ids, bool skip) { return self.decode(ids, skip); },

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <limits>
+#include <sstream>
 #include <string>
+#include <string_view>
 
 #include "twinkle/base/json.h"
 
@@ -14,7 +16,24 @@ namespace twinkle::python {
 
 namespace py = pybind11;
 
-inline Json to_json(const py::handle& value, const std::string& path = "value");
+// `path` opens the text of errors: the folder, and which value it is.
+inline Json to_json(const py::handle& value, const std::string& path);
+
+// The bytes of a str, which live as long as it does. Error kInvalid: a lone surrogate, which a str
+// can hold and UTF-8 cannot.
+inline std::string_view utf8(const py::handle& text, const std::string& path) {
+  Py_ssize_t size = 0;
+  if (const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size))
+    return {bytes, static_cast<size_t>(size)};
+  if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
+  PyErr_Clear();
+  Py_ssize_t at = 0;
+  while ((PyUnicode_ReadChar(text.ptr(), at) & ~0x7FFu) != 0xD800) ++at;
+  std::ostringstream code;
+  code << std::hex << std::uppercase << PyUnicode_ReadChar(text.ptr(), at);
+  fail(Code::kInvalid, path, " has a lone surrogate, U+", code.str(), ", at character ", at,
+       ", which is no text: leave it out, or decode the text with errors='replace'");
+}
 
 inline Json integer_to_json(const py::handle& value, const std::string& path) {
   int overflow = 0;
@@ -32,7 +51,7 @@ inline Json dict_to_json(const py::dict& dict, const std::string& path) {
   JsonObject out;
   out.reserve(dict.size());
   for (const auto& [key, item] : dict) {
-    const std::string name = py::str(key);
+    const std::string name(utf8(py::str(key), path + ": a key"));
     out[name] = to_json(item, path + "." + name);
   }
   return out;
@@ -43,12 +62,7 @@ inline Json to_json(const py::handle& value, const std::string& path) {
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
   if (PyLong_Check(value.ptr())) return integer_to_json(value, path);
   if (PyFloat_Check(value.ptr())) return value.cast<double>();
-  if (PyUnicode_Check(value.ptr())) {
-    Py_ssize_t size = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
-    if (!text) throw py::error_already_set();
-    return Json(std::string_view(text, static_cast<size_t>(size)));
-  }
+  if (PyUnicode_Check(value.ptr())) return Json(utf8(value, path));
   if (PyDict_Check(value.ptr())) return dict_to_json(py::reinterpret_borrow<py::dict>(value), path);
   if (PyList_Check(value.ptr()) || PyTuple_Check(value.ptr())) {
     JsonArray out;

@@ -57,6 +57,19 @@ def text(what, value, none=False, empty=False):
         return None
     if not isinstance(value, str) or (not value and not empty):
         refuse(what, value, "a text" + ("" if empty else " that is not empty"))
+    return utf8(what, value)
+
+
+def utf8(what, value):
+    """A str without lone surrogates, which no UTF-8 holds."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidError(
+            f"{what} has a lone surrogate, U+{ord(value[error.start]):X}, at character "
+            f"{error.start}, which is no text: leave it out, or decode the text with "
+            "errors='replace'"
+        ) from None
     return value
 
 

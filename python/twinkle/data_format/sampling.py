@@ -75,6 +75,8 @@ class SamplingParams:
             ),
             f"sampler: stop is {self.stop!r}, it must be a text, a list of texts or of token ids",
         )
+        for part in self.stop_texts:
+            checks.utf8("sampler: stop", part)
         require("" not in stop, "sampler: stop holds an empty text, which would end at once")
 
     @property

@@ -44,12 +44,16 @@ class Recorder:
             columnar.package("pyarrow", path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._partial = self.path.with_name(self.path.name + ".partial.jsonl")
-        self._file = self._partial.open("w", encoding="utf-8")
+        self._file = self._partial.open("wb")
         self._lines = []
 
     def add(self, row):
-        """Keeps one more row, which must be JSON."""
-        self._lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        """Keeps one more row, which must be JSON. InvalidError: a text that is no UTF-8."""
+        try:
+            self._lines.append(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        except UnicodeEncodeError:
+            core().Dataset.of([row], f"{self.path}")  # names the field
+            raise
         if len(self._lines) >= self._batch_size:
             self._flush()
 

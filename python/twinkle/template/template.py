@@ -4,7 +4,7 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import NotAvailableError, refuse_unknown
+from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 from twinkle.template.messages import standard
 from twinkle.template.tools import FORMATS
@@ -81,7 +81,11 @@ class Template:
 
     def check(self, trajectory):
         """The trajectory, or None when it cannot be encoded."""
-        return self._template.check(_row(trajectory))
+        row = _row(trajectory)
+        try:
+            return self._template.check(row)
+        except InvalidError:  # what JSON cannot hold, such as a lone surrogate
+            return None
 
     def batch_check(self, trajectories):
         """check of each: a list of as many, None for those that cannot be encoded."""
