@@ -22,6 +22,15 @@ InputFeature piece(const std::vector<int64_t>& ids, const std::vector<int64_t>& 
   return out;
 }
 
+// A model needs a token to begin with.
+void require_tokens(const std::vector<int64_t>& ids, const std::string& text,
+                    const Json& messages) {
+  require(
+      !ids.empty(), Code::kInvalid, "text: the chat template renders nothing that is a token, ",
+      text.size(), " bytes of ", messages.get_array().size(),
+      " messages; a sample needs at least 1: mend the template, or drop such rows with check()");
+}
+
 }  // namespace
 
 Truncation truncation_of(std::string_view name) {
@@ -120,13 +129,16 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
   const Prepared prepared = prepare(trajectory, message_options());
   const Conversation said = conversation(prepared);
   if (add_generation_prompt) {
-    Labelled out{tokenizer_.encode(chat_->render(said, true)), {}};
+    const std::string text = chat_->render(said, true);
+    Labelled out{tokenizer_.encode(text), {}};
+    require_tokens(out.ids, text, prepared.messages);
     out.labels.assign(out.ids.size(), kIgnored);
     return out;
   }
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
   Encoding encoding = tokenizer_.encode_with_offsets(turns.text, offsets);
+  require_tokens(encoding.ids, turns.text, prepared.messages);
   auto labels = label_tokens(turns.text, encoding, turns.written, turns.rule);
   return {std::move(encoding.ids), std::move(labels)};
 }

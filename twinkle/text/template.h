@@ -50,8 +50,8 @@ class Template {
 
   // One feature per row; with kSplit as many as it needs, with kDelete none for a row that is too
   // long. With the generation prompt there are no labels. Error kInvalid: a row without messages,
-  // or too long (with length and limit), a template that raises; the text names the field and the
-  // cause.
+  // or too long (with length and limit), a template that raises, or renders nothing; the text names
+  // the field and the cause.
   std::vector<InputFeature> encode(const Json& trajectory,
                                    bool add_generation_prompt = false) const;
 

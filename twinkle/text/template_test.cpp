@@ -168,6 +168,19 @@ TEST(Template, RefusesModelsWithoutWhatItNeedsAndTemplatesThatRaise) {
                 ", a model directory holds a tokenizer.json");
 }
 
+TEST(Template, RefusesAConversationOfWhichTheChatTemplateRendersNothing) {
+  const TinyModel model("{% for m in messages if m.role == 'tool' %}{{ m.content }}{% endfor %}");
+  const Template chat(model.directory());
+  const std::string error =
+      "text: the chat template renders nothing that is a token, 0 bytes of 2 messages; a sample "
+      "needs at least 1: mend the template, or drop such rows with check()";
+  EXPECT_EQ(error_of([&] { chat.encode(row("q", "a")); }), error);
+  EXPECT_EQ(error_of([&] { chat.encode(row("q", "a"), true); }), error);
+  EXPECT_EQ(chat.check(row("q", "a")), error);
+  const Json tool = parse_json(R"({"messages": [{"role": "tool", "content": "x"}]})", "row");
+  EXPECT_EQ(chat.encode(tool).at(0).input_ids, (Ids{'x'}));
+}
+
 TEST(Template, DecodesWithAndWithoutSpecialTokens) {
   const TinyModel model;
   const Template chat(model.directory());
