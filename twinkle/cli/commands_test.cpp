@@ -107,6 +107,8 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
                                           ", it must be at least 0 and finite");
     }
   }
+  EXPECT_EQ(train("--lr", "1e39"),
+            "optim: lr of AdamW is 1e+39, it must be finite in float32, at most 3.40282e+38");
   for (const char* value : {"-1", "99999999999999999999", "1.5", "x"}) {
     const std::string error = "cli: --seed is " + std::string(value) +
                               ", it must be an integer from 0 to 18446744073709551615";

@@ -12,6 +12,7 @@
 #include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/io/atomic.h"
+#include "twinkle/optim/optimizer.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
@@ -54,6 +55,7 @@ void check(const Options& o) {
   };
   not_negative("lr", o.lr);
   not_negative("max-grad-norm", o.max_grad_norm);
+  optim::make("AdamW", JsonObject{{"lr", o.lr}});  // throws what the first step would
   require(!o.output.empty(), Code::kInvalid, "cli: --output is empty; name a directory");
   std::error_code ignored;  // where it may not be looked at, try_output says why
   require(!fs::exists(o.output, ignored) || fs::is_directory(o.output, ignored), Code::kInvalid,

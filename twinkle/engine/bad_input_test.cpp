@@ -184,6 +184,19 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
                  "engine: load: no checkpoint directory ");
 }
 
+TEST_F(BadInput, NumbersOfAStepThatFloat32CannotHold) {
+  const auto step = [](const char* optimizer, const char* options) {
+    return Step{.tenant = "me", .optimizer = optimizer, .options = options};
+  };
+  const std::string limit = ", it must be finite in float32, at most 3.40282e+38";
+  expect_refused(step("AdamW", R"({"lr": 1e39})"), "optim: lr of AdamW is 1e+39" + limit);
+  expect_refused(step("SGD", R"({"lr": 1e39})"), "optim: lr of SGD is 1e+39" + limit);
+  expect_refused(step("SGD", R"({"momentum": 1e39})"), "optim: momentum of SGD is 1e+39" + limit);
+  expect_refused(step("AdamW", R"({"eps": 1e39})"), "optim: eps of AdamW is 1e+39" + limit);
+  expect_refused(step("AdamW", R"({"lr": 1e20, "weight_decay": 1e20})"),
+                 "optim: lr * weight_decay of AdamW is 1e+40" + limit);
+}
+
 TEST_F(BadInput, TenantsThatAreNotThere) {
   for (const Operation& operation :
        {Operation(work("ghost")), Operation(Step{"ghost"}), Operation(ZeroGrad{"ghost"}),

@@ -48,41 +48,50 @@ class Adam : public Optimizer {
   std::string_view name() const override { return decoupled_ ? "AdamW" : "Adam"; }
 
   void configure(const Json& options) override {
-    o_ = parse(options, name());
-    lr_ = o_.lr;
+    const AdamOptions o = parse(options, name());
+    // The first update's rate is the largest.
+    factors(o, {.lr = o.lr, .grad_scale = 1, .step = 1, .fresh = true, .decay = true});
+    o_ = o;
+    lr_ = o.lr;
   }
 
  protected:
   std::vector<std::string> buffers() const override { return {"exp_avg", "exp_avg_sq"}; }
 
+  void check_terms(const Terms& terms) const override { factors(o_, terms); }
+
   void update(const Run& run) const override {
-    kernels::adam_update(factors(run.terms), {run.grad, run.value, run.buffers[0], run.buffers[1]},
-                         run.size);
+    kernels::adam_update(factors(o_, run.terms),
+                         {run.grad, run.value, run.buffers[0], run.buffers[1]}, run.size);
   }
 
   void update(std::span<const Whole> all) const override {
     std::vector<kernels::cuda::AdamTensors> rows;
     for (const Whole& p : all)
-      rows.push_back({factors(p.terms), p.grad, p.value, p.buffers[0], p.buffers[1]});
+      rows.push_back({factors(o_, p.terms), p.grad, p.value, p.buffers[0], p.buffers[1]});
     kernels::cuda::adam_update(rows);
   }
 
  private:
-  kernels::AdamFactors factors(const Terms& of) const {
-    const double lr = of.lr, decay = of.decay ? o_.weight_decay : 0;
+  kernels::AdamFactors factors(const AdamOptions& o, const Terms& of) const {
+    const double lr = of.lr, decay = of.decay ? o.weight_decay : 0;
     const auto step = static_cast<double>(of.step);
+    const auto narrow = [&](double value, std::string_view what) {
+      return to_float32(value, name(), what);
+    };
+    narrow(lr, "lr");
     // torch multiplies by 1 - lr * weight_decay instead of taking `shrink` off, which in float32 is
     // 1 - 1.2e-7 for 1e-7.
     return {
-        .scale = static_cast<float>(o_.maximize ? -of.grad_scale : of.grad_scale),
-        .l2 = static_cast<float>(decoupled_ ? 0 : decay),
-        .shrink = static_cast<float>(decoupled_ ? lr * decay : 0),
-        .first = static_cast<float>(1 - o_.beta1),
-        .second = static_cast<float>(1 - o_.beta2),
-        .keep_second = static_cast<float>(o_.beta2),
-        .root = static_cast<float>(std::sqrt(1 - std::pow(o_.beta2, step))),
-        .eps = static_cast<float>(o_.eps),
-        .rate = static_cast<float>(lr / (1 - std::pow(o_.beta1, step))),
+        .scale = narrow(o.maximize ? -of.grad_scale : of.grad_scale, "grad_scale"),
+        .l2 = decoupled_ ? 0 : narrow(decay, "weight_decay"),
+        .shrink = decoupled_ ? narrow(lr * decay, "lr * weight_decay") : 0,
+        .first = static_cast<float>(1 - o.beta1),
+        .second = static_cast<float>(1 - o.beta2),
+        .keep_second = static_cast<float>(o.beta2),
+        .root = static_cast<float>(std::sqrt(1 - std::pow(o.beta2, step))),
+        .eps = narrow(o.eps, "eps"),
+        .rate = narrow(lr / (1 - std::pow(o.beta1, step)), "lr / (1 - betas[0]^step)"),
     };
   }
 

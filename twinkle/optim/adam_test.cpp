@@ -51,6 +51,15 @@ TEST(Adam, RefusesOptionsThatItDoesNotKnowOrThatAreOutOfRange) {
             "optim: betas of Adam is [9E-1], it must be two numbers");
   EXPECT_EQ(error_of("Adam", R"({"eps":-1e-8})"),
             "optim: eps of Adam is -1e-08, it must be at least 0 and finite");
+  const std::string limit = ", it must be finite in float32, at most 3.40282e+38";
+  EXPECT_EQ(error_of("AdamW", R"({"lr":1e39})"), "optim: lr of AdamW is 1e+39" + limit);
+  EXPECT_EQ(error_of("AdamW", R"({"eps":1e39})"), "optim: eps of AdamW is 1e+39" + limit);
+  EXPECT_EQ(error_of("Adam", R"({"weight_decay":1e39})"),
+            "optim: weight_decay of Adam is 1e+39" + limit);
+  EXPECT_EQ(error_of("AdamW", R"({"lr":1e20,"weight_decay":1e20})"),
+            "optim: lr * weight_decay of AdamW is 1e+40" + limit);
+  EXPECT_EQ(error_of("AdamW", R"({"lr":1e38,"betas":[0.99,0.999]})"),
+            "optim: lr / (1 - betas[0]^step) of AdamW is 1e+40" + limit);
   EXPECT_EQ(error_of("Adam", R"([1])"), "optim: options of Adam must be a JSON object");
 }
 

@@ -79,6 +79,7 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   std::vector<Whole> wholes;
   std::vector<Target> all = targets(params, lr, grad_scale);
   for (const Target& target : all) {
+    check_terms(target.terms);
     if (!target.param->value.is_cpu()) {
       wholes.push_back(target.whole());
       continue;

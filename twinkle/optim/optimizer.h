@@ -39,15 +39,16 @@ class Optimizer {
   virtual std::string_view name() const = 0;  // torch's class name: "AdamW"
 
   // Replaces all options: fields named as in torch, defaults for those not named. State is kept.
-  // Error kInvalid: unknown field, value of another type or out of range; nothing changes then.
+  // Error kInvalid: unknown field, value of another type or out of range, a number or a product of
+  // the first update that is not finite in float32; nothing changes then.
   virtual void configure(const Json& options) = 0;
 
   double lr() const { return lr_; }  // the option, which a schedule multiplies
 
   // One update of every parameter that has a gradient, from grad * grad_scale (one over the token
   // count, times the clipping factor). Gradients are only read. Error kInvalid: dtype, shape or
-  // layout, two parameters of one name, lr or grad_scale not finite. What throws, want of memory
-  // too, changes nothing.
+  // layout, two parameters of one name, lr, grad_scale or a product of theirs not finite in
+  // float32. What throws, want of memory too, changes nothing.
   void step(std::span<const Param> params, double lr, double grad_scale = 1.0);
 
   int64_t num_steps() const;  // updates of the parameter that has had most
@@ -83,6 +84,8 @@ class Optimizer {
   };
 
   virtual std::vector<std::string> buffers() const = 0;  // names; at most two
+  // Error kInvalid: an update would use a number that is not finite in float32.
+  virtual void check_terms(const Terms& terms) const = 0;
   virtual void update(const Run& run) const = 0;
   virtual void update(std::span<const Whole> all) const = 0;
 

@@ -141,6 +141,18 @@ TEST(Optimizer, NewOptionsKeepTheState) {
   EXPECT_EQ(optimizer->lr(), 0.5);
 }
 
+// With the decay, which "decays" alone has, 1e37 * 100 is too much.
+TEST(Optimizer, AStepThatOneParameterCannotTakeChangesNone) {
+  const auto optimizer = optim::make("AdamW", JsonObject{{"weight_decay", 100}});
+  std::vector<Param> params{{"plain", at::ones({2}), at::ones({2}), false},
+                            {"decays", at::ones({2}), at::ones({2})}};
+  EXPECT_EQ(invalid_of([&] { optimizer->step(params, 1e37); }),
+            "optim: lr * weight_decay of AdamW is 1e+39, it must be finite in float32, at most "
+            "3.40282e+38");
+  for (const Param& p : params) EXPECT_TRUE(at::equal(p.value, at::ones({2}))) << p.name;
+  EXPECT_EQ(optimizer->num_steps(), 0);
+}
+
 TEST(Optimizer, MomentumSwitchedOnLaterStartsWithTheGradient) {
   const auto optimizer = make(kKinds[3]);
   Param param{"p", at::zeros({4}), at::ones({4})};
@@ -174,6 +186,11 @@ TEST(Optimizer, ARefusedStepChangesNothing) {
   expect_refused({}, -1, 1, "optim: lr is -1, it must be at least 0 and finite");
   expect_refused({}, nan, 1, "optim: lr is nan, it must be at least 0 and finite");
   expect_refused({}, 1, nan, "optim: grad_scale is nan, it must be finite");
+  expect_refused({}, 1e39, 1,
+                 "optim: lr of AdamW is 1e+39, it must be finite in float32, at most 3.40282e+38");
+  expect_refused({}, 1, 1e39,
+                 "optim: grad_scale of AdamW is 1e+39, it must be finite in float32, at most "
+                 "3.40282e+38");
   expect_refused({{"h", at::ones({2}, at::kBFloat16), at::ones({2})}}, 1, 1,
                  "optim: value of h is CPUBFloat16Type with shape [2], it must be contiguous "
                  "float32 on the CPU");

@@ -1,6 +1,7 @@
 #include "twinkle/optim/options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace twinkle::optim {
@@ -29,6 +30,13 @@ void check_range(double value, std::string_view owner, std::string_view key, con
          range.low, " and finite");
   fail(Code::kInvalid, "optim: ", key, " of ", owner, " is ", value, ", it must be at least ",
        range.low, range.below_high ? " and below " : " and at most ", range.high);
+}
+
+float to_float32(double value, std::string_view owner, std::string_view key) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  require(std::abs(value) <= kLargest, Code::kInvalid, "optim: ", key, " of ", owner, " is ", value,
+          ", it must be finite in float32, at most ", kLargest);
+  return static_cast<float>(value);
 }
 
 double number_in(const Json& options, std::string_view owner, std::string_view key, double fallback,

@@ -21,6 +21,9 @@ struct Range {
 // Error kInvalid: `value` is not within `range`.
 void check_range(double value, std::string_view owner, std::string_view key, const Range& range);
 
+// `value` as float32, in which parameters are updated. Error kInvalid: it is not finite there.
+float to_float32(double value, std::string_view owner, std::string_view key);
+
 // get_or, then check_range.
 double number_in(const Json& options, std::string_view owner, std::string_view key, double fallback,
                  const Range& range = {});

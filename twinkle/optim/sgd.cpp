@@ -39,8 +39,10 @@ class Sgd : public Optimizer {
   std::string_view name() const override { return "SGD"; }
 
   void configure(const Json& options) override {
-    o_ = parse(options);
-    lr_ = o_.lr;
+    const SgdOptions o = parse(options);
+    factors(o, {.lr = o.lr, .grad_scale = 1, .step = 1, .fresh = true, .decay = true});
+    o_ = o;
+    lr_ = o.lr;
   }
 
  protected:
@@ -49,29 +51,36 @@ class Sgd : public Optimizer {
                            : std::vector<std::string>{};
   }
 
+  void check_terms(const Terms& terms) const override { factors(o_, terms); }
+
   void update(const Run& run) const override {
-    kernels::sgd_update(factors(run.terms), {run.grad, run.value, run.buffers[0]}, run.size);
+    kernels::sgd_update(factors(o_, run.terms), {run.grad, run.value, run.buffers[0]}, run.size);
   }
 
   void update(std::span<const Whole> all) const override {
     std::vector<kernels::cuda::SgdTensors> rows;
-    for (const Whole& p : all) rows.push_back({factors(p.terms), p.grad, p.value, p.buffers[0]});
+    for (const Whole& p : all)
+      rows.push_back({factors(o_, p.terms), p.grad, p.value, p.buffers[0]});
     kernels::cuda::sgd_update(rows);
   }
 
  private:
-  kernels::SgdFactors factors(const Terms& of) const {
-    const bool momentum = o_.momentum > 0;
+  static kernels::SgdFactors factors(const SgdOptions& o, const Terms& of) {
+    const auto narrow = [](double value, std::string_view what) {
+      return to_float32(value, "SGD", what);
+    };
+    const float rate = narrow(of.lr, "lr"), momentum = narrow(o.momentum, "momentum");
+    const double decay = of.decay ? o.weight_decay : 0;
+    const float l2 = narrow(decay, "weight_decay");
+    narrow(of.lr * decay, "lr * weight_decay");  // what a weight is multiplied with in the end
     return {
-        .scale = static_cast<float>(o_.maximize ? -of.grad_scale : of.grad_scale),
-        .l2 = static_cast<float>(of.decay ? o_.weight_decay : 0),
-        .momentum = static_cast<float>(o_.momentum),
-        .share = static_cast<float>(of.fresh ? 1 : 1 - o_.dampening),
-        .own = !momentum || o_.nesterov ? 1.0F : 0.0F,
-        .of_buffer = !momentum     ? 0.0F
-                     : o_.nesterov ? static_cast<float>(o_.momentum)
-                                   : 1.0F,
-        .rate = static_cast<float>(of.lr),
+        .scale = narrow(o.maximize ? -of.grad_scale : of.grad_scale, "grad_scale"),
+        .l2 = l2,
+        .momentum = momentum,
+        .share = static_cast<float>(of.fresh ? 1 : 1 - o.dampening),
+        .own = o.momentum == 0 || o.nesterov ? 1.0F : 0.0F,
+        .of_buffer = o.nesterov || o.momentum == 0 ? momentum : 1.0F,
+        .rate = rate,
     };
   }
 

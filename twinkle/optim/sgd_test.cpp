@@ -29,6 +29,13 @@ TEST(Sgd, RefusesOptionsThatItDoesNotKnowOrThatAreOutOfRange) {
             "above 0 and no dampening");
   EXPECT_EQ(error_of("SGD", R"({"dampening":2})"),
             "optim: dampening of SGD is 2, it must be at least 0 and at most 1");
+  const std::string limit = ", it must be finite in float32, at most 3.40282e+38";
+  EXPECT_EQ(error_of("SGD", R"({"lr":1e45})"), "optim: lr of SGD is 1e+45" + limit);
+  EXPECT_EQ(error_of("SGD", R"({"momentum":1e39})"), "optim: momentum of SGD is 1e+39" + limit);
+  EXPECT_EQ(error_of("SGD", R"({"weight_decay":1e39})"),
+            "optim: weight_decay of SGD is 1e+39" + limit);
+  EXPECT_EQ(error_of("SGD", R"({"lr":1e20,"weight_decay":1e20})"),
+            "optim: lr * weight_decay of SGD is 1e+40" + limit);
 }
 
 }  // namespace

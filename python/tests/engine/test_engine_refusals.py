@@ -125,6 +125,14 @@ def test_a_name_is_one_tenants(engine, tenant):
             "engine: options: lr is nan, it must be a finite number",
         ),
         (
+            lambda t: t.step(lr=1e39),
+            r"optim: lr of AdamW is 1e\+39, it must be finite in float32, at most 3.40282e\+38",
+        ),
+        (
+            lambda t: t.step("SGD", lr=1e30, weight_decay=1e9),
+            r"optim: lr \* weight_decay of SGD is 1e\+39, it must be finite in float32",
+        ),
+        (
             lambda t: t.step(betas=(0.9, float("nan"))),
             r"engine: options: betas is \(0.9, nan\), it must be a finite number",
         ),

@@ -199,6 +199,11 @@ CASES = {
         lambda w: _encoded(w, "without.jsonl"), r"without\.jsonl line 2: .*'messages' is missing"),
     "a broken JSON line": (
         lambda w: _encoded(w, "broken.jsonl"), r"broken\.jsonl line 3 column 15"),
+    "a learning rate beyond float32": (
+        lambda w: w.model.step({"lr": 1e39}, adapter_name="a"),
+        r"lr of AdamW is 1e\+39, it must be finite in float32, at most 3.40282e\+38"),
+    "a learning rate beyond float32, set": (
+        lambda w: w.model.set_optimizer("SGD", adapter_name="a", lr=1e39), r"lr of SGD is 1e\+39"),
     "a checkpoint that is not there": (
         lambda w: w.model.load("gone", str(w.folder), adapter_name="a"),
         "gone' is neither a directory here nor an id of the form owner/name"),
