@@ -101,11 +101,14 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     EXPECT_EQ(train("--alpha", value),
               "cli: --alpha is " + std::string(value) + ", it must be above 0 and finite");
   }
-  for (const char* option : {"--lr", "--max-grad-norm"}) {
-    for (const char* value : {"-1", "nan", "inf"}) {
-      EXPECT_EQ(train(option, value), "cli: " + std::string(option) + " is " + value +
-                                          ", it must be at least 0 and finite");
-    }
+  for (const char* value : {"-1", "nan", "inf"}) {
+    EXPECT_EQ(train("--lr", value),
+              "cli: --lr is " + std::string(value) + ", it must be at least 0 and finite");
+  }
+  for (const char* value : {"-1", "nan"}) {
+    EXPECT_EQ(train("--max-grad-norm", value),
+              "cli: --max-grad-norm is " + std::string(value) +
+                  ", it must be at least 0; 0 and inf do not clip");
   }
   EXPECT_EQ(train("--lr", "1e39"),
             "optim: lr of AdamW is 1e+39, it must be finite in float32, at most 3.40282e+38");

@@ -49,12 +49,10 @@ void check(const Options& o) {
   at_least_one("max-length", o.max_length);
   require(std::isfinite(o.alpha) && o.alpha > 0, Code::kInvalid, "cli: --alpha is ", o.alpha,
           ", it must be above 0 and finite");
-  const auto not_negative = [](const char* name, double value) {
-    require(std::isfinite(value) && value >= 0, Code::kInvalid, "cli: --", name, " is ", value,
-            ", it must be at least 0 and finite");
-  };
-  not_negative("lr", o.lr);
-  not_negative("max-grad-norm", o.max_grad_norm);
+  require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
+          ", it must be at least 0 and finite");
+  require(o.max_grad_norm >= 0, Code::kInvalid, "cli: --max-grad-norm is ", o.max_grad_norm,
+          ", it must be at least 0; 0 and inf do not clip");
   optim::make("AdamW", JsonObject{{"lr", o.lr}});  // throws what the first step would
   require(!o.output.empty(), Code::kInvalid, "cli: --output is empty; name a directory");
   std::error_code ignored;  // where it may not be looked at, try_output says why
@@ -134,7 +132,7 @@ void train(CLI::App& app) {
   command->add_option("--rank", o->rank, "of the adapter")->capture_default_str();
   command->add_option("--alpha", o->alpha, "its scale is alpha / rank")->capture_default_str();
   command->add_option("--lr", o->lr, "of AdamW")->capture_default_str();
-  command->add_option("--max-grad-norm", o->max_grad_norm, "0 is no clipping")
+  command->add_option("--max-grad-norm", o->max_grad_norm, "0 and inf do not clip")
       ->capture_default_str();
   command->add_option("--batch-size", o->batch_size, "rows a step")->capture_default_str();
   command->add_option("--epochs", o->epochs, "passes over the rows")->capture_default_str();

@@ -71,12 +71,12 @@ struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
   std::string options;  // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
-  double max_grad_norm = 0.0;  // 0: no clipping
+  double max_grad_norm = 0.0;  // 0 and infinity: no clipping
   double norm_type = 2.0;
 };
 
-// Norm of (accumulated gradients / token count), clipped in place when max_grad_norm > 0. `Step`
-// then takes them.
+// Norm of (accumulated gradients / token count), clipped in place unless max_grad_norm is 0 or
+// infinite. `Step` then takes them.
 struct ClipGradNorm {
   std::string tenant;
   double max_grad_norm = 1.0;

@@ -191,7 +191,7 @@ void Tenant::require_trainable(const char* what) const {
 
 Tenant::Change Tenant::scaled(double max_norm, double norm_type) {
   require(max_norm >= 0, Code::kInvalid, "engine: max_grad_norm is ", max_norm,
-          ", it must be at least 0");
+          ", it must be at least 0; 0 and infinity do not clip");
   const double per_token = 1.0 / std::max(1.0, num_tokens_);
   const auto all = params();
   Change change{per_token, optim::grad_norm(all, norm_type, per_token)};

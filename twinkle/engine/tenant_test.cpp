@@ -123,6 +123,21 @@ TEST_P(TenantTest, ClippingFirstEqualsClippingInTheStep) {
   EXPECT_LT(distance(tensors(), want), 1e-4);
 }
 
+TEST_P(TenantTest, AnInfiniteLimitMeasuresAndDoesNotClip) {
+  engine_->run<ForwardResult>(work("me", 5));
+  const StepResult want = step(0);
+  const State unclipped = state_of(*engine_, "me");
+  start();
+  engine_->run<ForwardResult>(work("me", 5));
+  EXPECT_EQ(step(INFINITY).grad_norm, want.grad_norm);
+  EXPECT_EQ(state_of(*engine_, "me"), unclipped);
+  engine_->run<ForwardResult>(work("me", 5));
+  const auto clip =
+      engine_->run<StepResult>(ClipGradNorm{.tenant = "me", .max_grad_norm = INFINITY});
+  EXPECT_GT(clip.grad_norm, 0);
+  EXPECT_NEAR(step().grad_norm, clip.grad_norm, 1e-6 * clip.grad_norm);
+}
+
 TEST_P(TenantTest, WithoutGradientsThereIsNothingToStepOrClip) {
   const State before = state_of(*engine_, "me");
   EXPECT_EQ(error_of([&] { step(); }),
@@ -167,7 +182,8 @@ TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
     EXPECT_NE(error_of([&] { engine_->run<StepResult>(bad); }), "no error");
     EXPECT_EQ(state_of(*engine_, "me"), before);
   }
-  EXPECT_EQ(error_of([&] { step(-2); }), "engine: max_grad_norm is -2, it must be at least 0");
+  EXPECT_EQ(error_of([&] { step(-2); }), 
+            "engine: max_grad_norm is -2, it must be at least 0; 0 and infinity do not clip");
 }
 
 // Wherever it runs out: with the state of the optimizer, with another one, with a version that

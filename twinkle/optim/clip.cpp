@@ -8,7 +8,6 @@
 
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
-#include "twinkle/optim/options.h"
 #include "twinkle/optim/params.h"
 
 namespace twinkle::optim {
@@ -122,7 +121,8 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
 }
 
 double clip_factor(double norm, double max_norm) {
-  check_range(max_norm, "clipping", "max_norm", {});
+  require(max_norm >= 0, Code::kInvalid, "optim: max_norm of clipping is ", max_norm,
+          ", it must be at least 0, or infinity");
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 

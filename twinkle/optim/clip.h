@@ -13,8 +13,8 @@ namespace twinkle::optim {
 // that is not finite (it names the first parameter to blame).
 double grad_norm(std::span<const Param> params, double norm_type = 2.0, double grad_scale = 1.0);
 
-// min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_.
-// Error kInvalid: max_norm is negative or not finite.
+// min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 for infinity.
+// Error kInvalid: max_norm is negative or NaN.
 double clip_factor(double norm, double max_norm);
 
 }  // namespace twinkle::optim

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/api/include/torch/nn/utils/clip_grad.h>
 
+#include <cmath>
 #include <limits>
 
 #include "twinkle/base/error_for_test.h"
@@ -43,6 +44,7 @@ TEST(Clip, NormAndFactorAreTorchsForEveryNormType) {
 TEST(Clip, ASmallNormIsLeftAlone) {
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(clip_factor(1e300, kInf), 1.0);
 }
 
 TEST(Clip, TheScaleMultipliesTheNorm) {
@@ -80,7 +82,9 @@ TEST(Clip, RefusesATotalThatIsNotFinite) {
 
 TEST(Clip, RefusesLimitsAndNormTypesOutOfRange) {
   EXPECT_EQ(invalid_of([] { clip_factor(1, -1); }),
-            "optim: max_norm of clipping is -1, it must be at least 0 and finite");
+            "optim: max_norm of clipping is -1, it must be at least 0, or infinity");
+  EXPECT_EQ(invalid_of([] { clip_factor(1, std::nan("")); }),
+            "optim: max_norm of clipping is nan, it must be at least 0, or infinity");
   EXPECT_EQ(invalid_of([] { grad_norm(example(), 0); }),
             "optim: norm_type is 0, it must be above 0, or infinity");
 }

@@ -137,6 +137,14 @@ def test_a_name_is_one_tenants(engine, tenant):
             r"engine: options: betas is \(0.9, nan\), it must be a finite number",
         ),
         (lambda t: t.step(max_grad_norm=-1), "engine: max_grad_norm is -1, it must be a number of"),
+        (
+            lambda t: t.step(max_grad_norm=float("nan")),
+            "engine: max_grad_norm is nan, it must be a number of at least 0",
+        ),
+        (
+            lambda t: t.clip_grad_norm(float("-inf")),
+            "engine: max_grad_norm is -inf, it must be a number of at least 0",
+        ),
         (lambda t: t.step(norm_type="a"), "engine: norm_type is 'a', it must be a number"),
         (lambda t: t.clip_grad_norm("a"), "engine: max_grad_norm is 'a', it must be a number"),
         (lambda t: t.sample(5), "engine: prompts is 5, it must be a list of InputFeatures"),

@@ -1,5 +1,7 @@
 """The training loop's verbs over a fake engine (a bigram model), against plain torch."""
 
+import math
+
 import pytest
 import torch
 from features import A, B, C, reference
@@ -88,6 +90,23 @@ def test_reported_grad_norm_is_that_before_clipping(model):
     model.step()
     assert norm > 1e-3
     assert model.calculate_metric(is_training=True)["grad_norm"] == norm
+
+
+@pytest.mark.parametrize("verb", ["clip_grad_norm", "clip_grad_and_step"])
+def test_an_infinite_limit_measures_and_does_not_clip(fake_core, tmp_path, verb):
+    weights, norms = [], []
+    for limit in (0, math.inf):
+        model = TransformersModel(model_id=str(tmp_path))
+        model.forward_backward(inputs=A)
+        norms.append(getattr(model, verb)(max_grad_norm=limit))
+        if verb == "clip_grad_norm":
+            model.step()
+        weights.append(model.engine.base)
+    assert norms[0] == norms[1] > 0
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    for wrong in (math.nan, -math.inf, -1):
+        with pytest.raises(InvalidError, match="model: max_grad_norm is"):
+            getattr(model, verb)(max_grad_norm=wrong)
 
 
 def test_step_and_backward_in_the_wrong_order_are_refused(model):

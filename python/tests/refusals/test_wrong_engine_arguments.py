@@ -92,8 +92,9 @@ CALLS = {
     "forward(temperature)": (lambda w, v: w.tenant.forward(BATCH, temperature=v), _POSITIVE),
     "forward_backward(inputs)": (lambda w, v: w.tenant.forward_backward(v), set()),
     "step(optimizer)": (lambda w, v: w.tenant.step(v), set()),
-    "step(max_grad_norm)": (lambda w, v: w.tenant.step(max_grad_norm=v), _POSITIVE | {"0"}),
-    "clip_grad_norm": (lambda w, v: w.tenant.clip_grad_norm(v), _POSITIVE | {"0"}),
+    "step(max_grad_norm)": (
+        lambda w, v: w.tenant.step(max_grad_norm=v), _POSITIVE | {"0", "inf"}),
+    "clip_grad_norm": (lambda w, v: w.tenant.clip_grad_norm(v), _POSITIVE | {"0", "inf"}),
     "sample(prompts)": (lambda w, v: w.tenant.sample(v), set()),
     "sample([prompts])": (lambda w, v: w.tenant.sample([v]), set()),
     "sample(input_ids)": (lambda w, v: w.tenant.sample([{"input_ids": v}], ONE).result(), set()),

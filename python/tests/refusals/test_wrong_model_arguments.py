@@ -95,7 +95,7 @@ CALLS = {
     "backward(steps)": (
         lambda w, v: w.model.backward(gradient_accumulation_steps=v), set()),
     "clip_grad_norm(max_grad_norm)": (
-        lambda w, v: w.model.clip_grad_norm(max_grad_norm=v), NUMBERS),
+        lambda w, v: w.model.clip_grad_norm(max_grad_norm=v), NUMBERS | {"inf"}),
     "clip_grad_norm(norm_type)": (
         lambda w, v: w.model.clip_grad_norm(norm_type=v), POSITIVE | {"inf"}),
     "step(optim_params)": (lambda w, v: w.model.step(optim_params=v), NONE | {"dict"}),
@@ -104,7 +104,8 @@ CALLS = {
     "zero_grad(adapter_name)": (lambda w, v: w.model.zero_grad(adapter_name=v), NONE),
     "lr_step(adapter_name)": (lambda w, v: w.model.lr_step(adapter_name=v), NONE),
     "clip_grad_and_step(max_grad_norm)": (
-        lambda w, v: w.model.clip_grad_and_step(max_grad_norm=v), NUMBERS | NONE),
+        lambda w, v: w.model.clip_grad_and_step(max_grad_norm=v),
+        NUMBERS | NONE | {"inf"}),
     "clip_grad_and_step(norm_type)": (
         lambda w, v: w.model.clip_grad_and_step(norm_type=v), POSITIVE | {"inf"}),
     "clip_grad_and_step(steps)": (

@@ -100,14 +100,16 @@ class Tenant:
 
     def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, **options):
         """Divides the accumulated gradients by the accumulated token count, clips them to
-        max_grad_norm (0: not at all), takes one optimizer step and zeroes them.
+        max_grad_norm (0 or inf: not at all), takes one optimizer step and zeroes them.
 
         options: the optimizer's: lr, weight_decay, betas, eps, momentum, ... Future of a Result:
         grad_norm before clipping, num_tokens, step (how many have been taken).
         ConflictError: nothing is accumulated.
         """
         checks.text("engine: optimizer", optimizer)
-        max_grad_norm = checks.number("engine: max_grad_norm", max_grad_norm, least=0)
+        max_grad_norm = checks.number(
+            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
+        )
         norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
         options_json = as_json("options", options)
         core().check_optimizer(optimizer, options_json)
@@ -121,9 +123,11 @@ class Tenant:
         return Future(future, Result)
 
     def clip_grad_norm(self, max_grad_norm=1.0, *, norm_type=2.0):
-        """Divides the accumulated gradients by the token count and clips them; step takes them.
-        Future of a Result like step's."""
-        max_grad_norm = checks.number("engine: max_grad_norm", max_grad_norm, least=0)
+        """Divides the accumulated gradients by the token count and clips them (0 or inf: not at
+        all); step takes them. Future of a Result like step's."""
+        max_grad_norm = checks.number(
+            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
+        )
         norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
         future = self._core.clip_grad_norm(
             tenant=self.name, max_grad_norm=max_grad_norm, norm_type=norm_type

@@ -257,12 +257,13 @@ class TransformersModel(Adapters):
     # ---- steps
 
     def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
-        """Divides the accumulated gradients by the token count and clips them; their norm before.
+        """Divides the accumulated gradients by the token count and clips them to max_grad_norm (not
+        at all by 0 and inf); their norm before.
 
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
         """
         group = self._group(adapter_name)
-        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0)
+        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
         norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if group.just_stepped or not group.at_boundary:
             return None
@@ -325,10 +326,11 @@ class TransformersModel(Adapters):
         adapter_name=None,
     ):
         """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
-        None between boundaries. gradient_accumulation_steps: from now on."""
+        None between boundaries. max_grad_norm: 0, None and inf do not clip.
+        gradient_accumulation_steps: from now on."""
         group = self._group(adapter_name)
         max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
-        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0)
+        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
         norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
