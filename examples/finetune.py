@@ -1,10 +1,6 @@
 """Fine-tunes a model by LoRA: the same steps as finetune.cpp, with the same losses bit for bit.
 
 .venv/bin/python examples/finetune.py smollm2 examples/data/self_cognition.jsonl outputs/finetune 40
-
-finetune.cpp's losses are these when its SEED is 2439290691, which is stable_seed(42, "adapter",
-"default"): a TransformersModel gives each adapter a seed of its own, from the run's (42) and the
-adapter's name. With finetune.cpp's default, 42, the adapter begins with other weights.
 """
 
 import argparse

@@ -22,17 +22,22 @@ def test_the_first_ten_losses_of_the_cpp_example_are_those_of_the_python_script(
     if not PROGRAM.exists():
         pytest.skip("build/release/example_finetune is not built: run make build")
     import twinkle.hub
-    from twinkle.infra import current_run
-    from twinkle.seeding import stable_seed
 
     model = twinkle.hub.get("smollm2")
     data = str(ROOT / "examples/data/self_cognition.jsonl")
-    seed = stable_seed(current_run().seed, "adapter", "default")
     script = str(ROOT / "examples/finetune.py")
     python = losses([sys.executable, script, model, data, str(tmp_path / "python"), "10"])
-    cpp = losses([str(PROGRAM), model, data, str(tmp_path / "cpp"), "10", str(seed)])
+    cpp = losses([str(PROGRAM), model, data, str(tmp_path / "cpp"), "10"])
     assert len(python) == 10
     assert cpp == python
+
+
+def test_the_cpp_examples_default_seed_is_that_of_the_python_scripts_adapter():
+    from twinkle.infra import current_run
+    from twinkle.seeding import stable_seed
+
+    seed = stable_seed(current_run().seed, "adapter", "default")
+    assert f'argument(5, "{seed}")' in (ROOT / "examples/finetune.cpp").read_text()
 
 
 def test_the_cpp_example_has_less_than_80_lines():
