@@ -74,10 +74,19 @@ def utf8(what, value):
 
 
 def path(what, value):
-    """A text of a path that is not empty."""
+    """A text of a path that is not empty, and that the system would look at."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         refuse(what, value, "a path")
-    return str(value)
+    text = str(value)
+    parts = [("a name", 255, name) for name in text.split("/")]
+    for kind, most, part in [("the whole", 4095, text), *parts]:
+        size = len(part.encode(errors="surrogatepass"))
+        if size > most:
+            raise InvalidError(
+                f"{what} is {reprlib.repr(value)}, {kind} of it has {size} bytes, it must have at "
+                f"most {most}; shorten it"
+            )
+    return text
 
 
 def mapping(what, value, none=False):

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/model_path.h"
@@ -11,14 +10,13 @@
 #include "twinkle/data/loader.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/engine/persist.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Options {
   std::string model, data, output = "outputs/adapter", preprocessor, device = "cpu";
@@ -54,27 +52,14 @@ void check(const Options& o) {
   require(o.max_grad_norm >= 0, Code::kInvalid, "cli: --max-grad-norm is ", o.max_grad_norm,
           ", it must be at least 0; 0 and inf do not clip");
   optim::make("AdamW", JsonObject{{"lr", o.lr}});  // throws what the first step would
-  require(!o.output.empty(), Code::kInvalid, "cli: --output is empty; name a directory");
-  std::error_code ignored;  // where it may not be looked at, try_output says why
-  require(!fs::exists(o.output, ignored) || fs::is_directory(o.output, ignored), Code::kInvalid,
-          "cli: --output ", o.output, " is a file; name a directory");
 }
 
-// Finds out now what would refuse the adapter after the training, by saving it untrained to a
-// folder beside the output, which goes again. A save replaces the whole output: that may hold
-// nothing but files of the names that one of this adapter writes, its training state among them.
+// Finds out now what only a save can tell, a full disk say, by saving the untrained adapter to a
+// folder beside the output, which goes again.
 void try_output(engine::Engine& engine, const std::string& output) {
   try {
     const AtomicDirectory beside(output);
-    const fs::path trial = beside.staging() / "trial";
-    engine.run<engine::SaveResult>(engine::Save{"me", trial.string(), true});
-    if (!fs::exists(output)) return;
-    for (const auto& entry : fs::directory_iterator(output)) {
-      const fs::path name = entry.path().filename();
-      require(entry.is_regular_file() && fs::exists(trial / name), Code::kInvalid, "it holds '",
-              name.string(), "', which is no file of this adapter, and the whole directory is ",
-              "replaced");
-    }
+    engine.run<engine::SaveResult>(engine::Save{"me", beside.staging() / "trial", true});
   } catch (const std::exception& e) {
     fail(Code::kInvalid, "cli: --output ", output, " cannot be saved to: ", e.what(),
          "; name a new directory");
@@ -84,6 +69,7 @@ void try_output(engine::Engine& engine, const std::string& output) {
 void run(const Options& o) {
   check(o);
   const std::string path = model_path(o.model);
+  engine::check_target(o.output, path, "cli: --output");  // the engine's own rule
   const text::Template tmpl(path, {.max_length = o.max_length});
   data::Dataset rows = data::Dataset::read(o.data);
   if (!o.preprocessor.empty()) rows = rows.map(data::make_preprocessor(o.preprocessor));

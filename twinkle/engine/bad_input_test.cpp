@@ -184,6 +184,25 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
                  "engine: load: no checkpoint directory ");
 }
 
+TEST_F(BadInput, DirectoriesThatASaveCannotHave) {
+  write_text(scratch_ / "file", "");
+  fs::create_directory(scratch_ / "mine");
+  write_text(scratch_ / "mine/thesis.txt", "text");
+  const auto refused = [&](const fs::path& directory, const std::string& text) {
+    expect_refused(Save{.tenant = "me", .directory = directory, .optimizer = true},
+                   "engine: save: directory " + directory.string() + text);
+    EXPECT_THROW(engine_.submit(Save{"me", directory}), Error) << "before it is queued";
+  };
+  refused(scratch_ / std::string(300, 'n'),
+          " has a name of 300 bytes, it must have at most 233; shorten it");
+  refused(scratch_ / "file", " is a file; name a directory");
+  refused(scratch_ / "file/x", " lies below the file " + (scratch_ / "file").string());
+  refused(scratch_ / "mine", " holds 'thesis.txt', which is no checkpoint's file, and a save");
+  refused(model_.path(), " is the base model's own directory; name another");
+  expect_refused(Save{.tenant = "me"}, "engine: save: directory is empty; name a directory");
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2);
+}
+
 TEST_F(BadInput, NumbersOfAStepThatFloat32CannotHold) {
   const auto step = [](const char* optimizer, const char* options) {
     return Step{.tenant = "me", .optimizer = optimizer, .options = options};

@@ -54,7 +54,8 @@ std::vector<Future> Engine::submit(std::vector<Operation> operations, const Samp
   require(getpid() == state_->process, Code::kInvalid, "engine: made by process ", state_->process,
           ", used in its fork ", getpid(),
           ", where its thread does not run; start workers by spawn, or make an engine in each");
-  for (const Operation& operation : operations) check(operation, state_->executor.spec());
+  for (const Operation& operation : operations)
+    check(operation, state_->executor.spec(), facts().directory);
   return state_->dispatcher.submit(std::move(operations), hooks);
 }
 

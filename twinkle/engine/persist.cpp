@@ -86,29 +86,34 @@ bool belongs_to_a_checkpoint(const std::string& name) {
          (name.starts_with("model") && name.ends_with(".safetensors"));
 }
 
-// A save replaces its directory as a whole: one that holds anything but a checkpoint's files is
-// somebody's.
-void check_target(const fs::path& directory, const BaseModel& base) {
-  if (!fs::exists(directory)) return;
-  require(fs::is_directory(directory), Code::kInvalid, "engine: save: ", directory.string(),
-          " is a file; name a directory");
-  require(!fs::exists(base.directory) || !fs::equivalent(directory, base.directory), Code::kInvalid,
-          "engine: save: ", directory.string(), " is the base model's own directory; name another");
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    require(entry.is_regular_file() && belongs_to_a_checkpoint(name), Code::kInvalid,
-            "engine: save: ", directory.string(), " holds '", name,
-            "', which is no checkpoint's file, and a save replaces the whole "
-            "directory; name a new directory");
-  }
-}
-
 }  // namespace
+
+void check_target(const fs::path& directory, const fs::path& base, std::string_view field) {
+  require(!directory.empty(), Code::kInvalid, field, " is empty; name a directory");
+  check_writable(directory, field);
+  std::error_code error;
+  if (!fs::exists(directory, error)) return;
+  require(!fs::equivalent(directory, base, error), Code::kInvalid, field, " ", directory.string(),
+          " is the base model's own directory; name another");
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored) && belongs_to_a_checkpoint(name)) continue;
+    // An earlier save may be replacing the directory.
+    const bool gone = entry->symlink_status(ignored).type() == fs::file_type::not_found;
+    require(gone, Code::kInvalid, field, " ", directory.string(), " holds '", name,
+            "', which is no checkpoint's file, and a save replaces the whole directory; name a new "
+            "directory");
+  }
+  require(!error || error == std::errc::no_such_file_or_directory, Code::kInvalid, field, " ",
+          directory.string(), " may not be looked at: ", error.message(),
+          "; name another directory");
+}
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base) {
-  require(!operation.directory.empty(), Code::kInvalid, "engine: save: directory is empty");
-  check_target(operation.directory, base);
+  check_target(operation.directory, base.directory);  // again: others may have written there
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -143,8 +148,9 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
 
 LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder) {
   const fs::path directory = operation.directory;
-  require(fs::is_directory(directory), Code::kNotFound, "engine: load: no checkpoint directory ",
-          directory.string());
+  std::error_code ignored;
+  require(fs::is_directory(directory, ignored), Code::kNotFound,
+          "engine: load: no checkpoint directory ", directory.string());
   std::optional<Resumed> resumed;
   if (operation.optimizer) {
     require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),

@@ -4,6 +4,7 @@
 // files are those that peft and transformers read.
 #pragma once
 #include <filesystem>
+#include <string_view>
 
 #include "twinkle/engine/tenant.h"
 #include "twinkle/model/decoder.h"
@@ -14,6 +15,14 @@ struct BaseModel {
   std::filesystem::path directory;  // where the weights came from
   Json config;                      // its config.json
 };
+
+// Whether a save may put its folder at `directory`: one rule, for who saves and for who wants to
+// know before the work. Writes nothing; any thread. `base`: where the base model's weights came
+// from. Error kInvalid, its text begins with `field`: it is empty, the system would refuse it (see
+// check_writable), it is the base model's own, or it holds what is no checkpoint's file: a save
+// replaces the whole.
+void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
+                  std::string_view field = "engine: save: directory");
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base);

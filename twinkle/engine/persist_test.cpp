@@ -211,7 +211,7 @@ TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {
   engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   EXPECT_EQ(error_of([&] { engine.run<SaveResult>(Save{.tenant = "me"}); }),
-            "engine: save: directory is empty");
+            "engine: save: directory is empty; name a directory");
   EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"me", "/no/such/folder"}); }),
             "engine: load: no checkpoint directory /no/such/folder");
   EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"base", model.path()}); }),

@@ -9,6 +9,7 @@
 
 #include <cassert>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <random>
 #include <string>
@@ -43,6 +44,8 @@ bool is_folder(const fs::path& path) {
   std::error_code ignored;
   return fs::is_directory(path, ignored);
 }
+
+constexpr size_t kPartialBytes = sizeof("..partial-") - 1 + 12;  // beside the target's name
 
 std::string partial_prefix(const fs::path& target) {
   return std::string(".").append(target.filename().string()).append(".partial-");
@@ -105,6 +108,18 @@ fs::path resolved(const fs::path& target) {
   fs::path path = fs::weakly_canonical(target, error);
   if (error || path.empty()) path = fs::absolute(target).lexically_normal();
   return path.has_filename() ? path : path.parent_path();
+}
+
+// Limits of Linux's file systems.
+void check_lengths(const fs::path& path, const fs::path& target, std::string_view field) {
+  constexpr size_t kFiles = 100;  // for the names of files in the folder, partial ones too
+  const auto check = [&](const char* what, size_t bytes, size_t most) {
+    require(bytes <= most, Code::kInvalid, field, " ", target.string(), " has a ", what, " of ",
+            bytes, " bytes, it must have at most ", most, "; shorten it");
+  };
+  check("name", path.filename().native().size(), NAME_MAX - kPartialBytes);
+  for (const fs::path& part : path) check("name", part.native().size(), NAME_MAX);
+  check("path", path.native().size(), PATH_MAX - 1 - kPartialBytes - kFiles);
 }
 
 void make_parents(const fs::path& target) {
@@ -220,6 +235,30 @@ void AtomicDirectory::commit() {
   }
   staging_.clear();
   sync_path(parent_of(target_));
+}
+
+void check_writable(const fs::path& target, std::string_view field) {
+  const fs::path path = fs::absolute(resolved(target));
+  check_lengths(path, target, field);
+  fs::path there = path;  // the nearest that exists
+  std::error_code error;
+  fs::file_status status = fs::status(there, error);
+  while (status.type() == fs::file_type::not_found && there.has_relative_path()) {
+    there = there.parent_path();
+    status = fs::status(there, error);
+  }
+  require(fs::status_known(status), Code::kInvalid, field, " ", target.string(),
+          " may not be looked at: ", error.message(), "; name another directory");
+  require(fs::is_directory(status), Code::kInvalid, field, " ", target.string(),
+          there == path ? " is a file" : " lies below the file " + there.string(),
+          "; name a directory");
+  // A save writes beside its target.
+  const fs::path parent = there == path ? path.parent_path() : there;
+  const bool may = ::faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
+  const int refusal = may ? 0 : errno;
+  require(refusal != EACCES && refusal != EROFS, Code::kInvalid, field, " ", target.string(),
+          " cannot be written: ", parent.string(), ": ", std::strerror(refusal),
+          "; name another directory");
 }
 
 }  // namespace twinkle

@@ -114,6 +114,60 @@ TEST(AtomicDirectory, ReplacesTheTargetAsAWhole) {
   EXPECT_EQ(num_entries(dir / "deep"), 1);
 }
 
+TEST(AtomicDirectory, TakesEveryTargetThatIsJudgedWritable) {
+  const ScratchDir dir;
+  const fs::path longest = dir / std::string(233, 'n');
+  for (const fs::path& target :
+       {dir / "new", dir / "a/b/c", longest, dir / "new/", dir.path(), fs::path("here")})
+    check_writable(target, "t: directory");
+  EXPECT_EQ(num_entries(dir.path()), 0) << "nothing is written";
+  save_version(longest, 1);
+  EXPECT_EQ(version_of(longest), 1);
+}
+
+TEST(AtomicDirectory, NamesWhatTheSystemWouldRefuseBeforeAnythingIsWritten) {
+  const ScratchDir dir;
+  write_text(dir / "file", "");
+  fs::create_symlink(dir / "loop", dir / "loop");
+  const auto refused = [&](const fs::path& target) {
+    std::string text = invalid_of([&] { check_writable(target, "t: directory"); });
+    const std::string begin = "t: directory " + target.string();
+    EXPECT_TRUE(text.starts_with(begin)) << text;
+    return text.substr(std::min(begin.size(), text.size()));
+  };
+  EXPECT_EQ(refused(dir / std::string(234, 'n')),
+            " has a name of 234 bytes, it must have at most 233; shorten it");
+  EXPECT_EQ(refused(dir / (std::string(300, 'n') + "/x")),
+            " has a name of 300 bytes, it must have at most 255; shorten it");
+  std::string deep = "/d";
+  while (deep.size() < 4000) deep += "/d";
+  EXPECT_EQ(refused(deep), " has a path of 4000 bytes, it must have at most 3973; shorten it");
+  EXPECT_EQ(refused(dir / "file"), " is a file; name a directory");
+  EXPECT_EQ(refused(dir / "file/x/y"),
+            " lies below the file " + (dir / "file").string() + "; name a directory");
+  EXPECT_EQ(refused(dir / "loop/x"),
+            " may not be looked at: Too many levels of symbolic links; name another directory");
+  EXPECT_EQ(num_entries(dir.path()), 2);
+}
+
+TEST(AtomicDirectory, NamesAFolderThatMayNotBeWrittenTo) {
+  const ScratchDir dir;
+  fs::permissions(dir.path(), fs::perms(0755));
+  fs::create_directory(dir / "closed");
+  fs::permissions(dir / "closed", fs::perms(0500));
+  const uid_t me = ::geteuid();
+  ASSERT_EQ(::seteuid(me == 0 ? 65534 : me), 0);  // root may write everywhere
+  if (me != 0) fs::permissions(dir.path(), fs::perms(0555));
+  const std::string closed = invalid_of([&] { check_writable(dir / "closed/x", "t: x"); });
+  const std::string beside = invalid_of([&] { check_writable(dir / "a/b", "t: x"); });
+  ASSERT_EQ(::seteuid(me), 0);
+  fs::permissions(dir.path(), fs::perms(0755));
+  fs::permissions(dir / "closed", fs::perms(0700));
+  EXPECT_EQ(beside, "t: x " + (dir / "a/b").string() + " cannot be written: " +
+                        dir.path().string() + ": Permission denied; name another directory");
+  EXPECT_NE(closed.find("Permission denied; name another directory"), closed.npos) << closed;
+}
+
 TEST(AtomicDirectory, LeavesTheTargetAloneWithoutCommit) {
   const ScratchDir dir;
   save_version(dir / "run", 1);

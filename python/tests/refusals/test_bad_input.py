@@ -216,6 +216,27 @@ CASES = {
     "a save over a file": (
         lambda w: w.model.save("without.jsonl", str(w.folder), adapter_name="a"),
         r"without\.jsonl is a file; name a directory"),
+    "a save below a file": (
+        lambda w: w.model.save("without.jsonl/x", str(w.folder), adapter_name="a"),
+        r"directory .*/x lies below the file .*without\.jsonl; name a directory"),
+    "a save under too long a name": (
+        lambda w: w.model.save("n" * 300, str(w.folder), adapter_name="a"),
+        "model: name is 'n+...n+', a name of it has 300 bytes, it must have at most 255; short"),
+    "a save under a name that leaves no room beside it": (
+        lambda w: w.model.save("n" * 240, str(w.folder), adapter_name="a"),
+        "engine: save: directory .* has a name of 240 bytes, it must have at most 233; shorten it"),
+    "a save under too long a path": (
+        lambda w: w.model.save("x", "/n" * 2100, adapter_name="a"),
+        "output_dir is '/n/.*', the whole of it has 4200 bytes, it must have at most 4095; sho"),
+    "a load of too long a name": (
+        lambda w: w.model.load("n" * 300, str(w.folder), adapter_name="a"),
+        "model: name is 'n+...n+', a name of it has 300 bytes"),
+    "a resumption from too long a name": (
+        lambda w: w.model.resume_from_checkpoint("n" * 300, adapter_name="a"),
+        "model: checkpoint_dir is 'n+...n+', a name of it has 300 bytes"),
+    "a model of too long a name": (
+        lambda w: TransformersModel(model_id="n" * 300),
+        "model: model_id is 'n+...n+', a name of it has 300 bytes"),
 }  # fmt: skip
 
 

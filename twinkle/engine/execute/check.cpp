@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/persist.h"
 
 namespace twinkle::engine {
 namespace {
@@ -76,7 +77,8 @@ void check_labels(const std::vector<Sequence>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
-void check(const Operation& operation, const model::DecoderSpec& spec) {
+void check(const Operation& operation, const model::DecoderSpec& spec,
+           const std::filesystem::path& base) {
   require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
   if (const auto* f = std::get_if<Forward>(&operation)) {
     check_sequences(f->sequences, spec);
@@ -87,6 +89,8 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
     check_temperature(b->temperature);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     check_sample(*s);
+  } else if (const auto* to = std::get_if<Save>(&operation)) {
+    check_target(to->directory, base);
   } else if (const auto* c = std::get_if<Create>(&operation)) {
     check_create(*c);
   } else if (const auto* r = std::get_if<Release>(&operation)) {

@@ -1,6 +1,7 @@
 // What can be said about an operation before it is queued: sizes, ids, labels and numbers against
-// the model. Any thread.
+// the model, and where a save is to go. Any thread.
 #pragma once
+#include <filesystem>
 #include <vector>
 
 #include "twinkle/engine/operation.h"
@@ -8,8 +9,9 @@
 
 namespace twinkle::engine {
 
-// Error kInvalid: what is wrong, and where.
-void check(const Operation& operation, const model::DecoderSpec& spec);
+// `base`: where the model's weights came from. Error kInvalid: what is wrong, and where.
+void check(const Operation& operation, const model::DecoderSpec& spec,
+           const std::filesystem::path& base);
 void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec);
 // A batch of a ForwardBackward that scores nothing.
 void check_labels(const std::vector<Sequence>& sequences);
