@@ -157,17 +157,20 @@ std::vector<optim::Param> Tenant::params() {
   return out;
 }
 
+std::vector<at::Tensor> Tenant::grads() {
+  if (mode_ == Mode::kFull) return decoder_.buffers();
+  std::vector<at::Tensor> out;
+  if (mode_ != Mode::kLora) return out;
+  for (const auto& entry : pool_.at(slot()).factors())
+    out.insert(out.end(), {entry.grad_a, entry.grad_b});
+  return out;
+}
+
+bool Tenant::gradients_finite() { return optim::finite(grads()); }
+
 Tenant::Snapshot Tenant::snapshot() {
-  Snapshot out;
-  const auto add = [&](const at::Tensor& g) { out.grads.push_back(g.defined() ? g.clone() : g); };
-  if (mode_ == Mode::kLora) {
-    for (const auto& entry : pool_.at(slot()).factors()) {
-      add(entry.grad_a);
-      add(entry.grad_b);
-    }
-  } else if (mode_ == Mode::kFull) {
-    for (const at::Tensor& g : decoder_.buffers()) add(g);
-  }
+  Snapshot out{grads()};
+  for (at::Tensor& g : out.grads) g = g.defined() ? g.clone() : g;
   return out;
 }
 

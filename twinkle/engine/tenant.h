@@ -49,6 +49,8 @@ class Tenant {
 
   // False: all gradients are zero.
   bool has_gradients() const { return pending_ > 0; }
+  // Whether the accumulated gradients are: a backward's sums may overflow.
+  bool gradients_finite();
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
     std::vector<at::Tensor> grads;  // undefined: zero
@@ -92,6 +94,7 @@ class Tenant {
   std::vector<optim::Param> params();
 
  private:
+  std::vector<at::Tensor> grads();         // undefined: zero
   std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
   struct Change {
     double scale = 1, norm = 0;

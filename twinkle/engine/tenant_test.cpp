@@ -151,22 +151,39 @@ TEST_P(TenantTest, WithoutGradientsThereIsNothingToStepOrClip) {
   EXPECT_EQ(std::get<0>(state_of(*engine_, "me")), std::get<0>(before));
 }
 
-TEST_P(TenantTest, GradientsThatOverflowAreRefusedByTheStepAndChangeNothing) {
-  ForwardBackward big = work("me");
-  big.loss = "LinearLoss";
-  for (Sequence& s : big.sequences)
-    s.extras["grad"].assign(s.input_ids.size(), 3e38f);  // finite, unlike its products
-  engine_->run<ForwardResult>(big);
-  const State before = state_of(*engine_, "me");
-  const std::string text = error_of([&] { step(); });
-  EXPECT_TRUE(text.starts_with("optim: the gradient of ")) << text;
-  EXPECT_NE(text.find("nothing was changed"), std::string::npos) << text;
-  EXPECT_NE(error_of([&] { engine_->run<StepResult>(ClipGradNorm{"me"}); }).find("norm"),
-            std::string::npos);
-  EXPECT_EQ(state_of(*engine_, "me"), before);
+// A loss whose derivatives are finite, unlike their products.
+ForwardBackward overflowing() {
+  ForwardBackward out = work("me");
+  out.loss = "LinearLoss";
+  for (Sequence& s : out.sequences) s.extras["grad"].assign(s.input_ids.size(), 3e38f);
+  return out;
+}
+
+TEST_P(TenantTest, GradientsThatOverflowAreRefusedAndThoseBeforeKeepTheirBits) {
+  for (const bool more : {false, true}) {
+    if (more) engine_->run<ForwardResult>(work("me", 5));
+    const State before = state_of(*engine_, "me");
+    EXPECT_EQ(error_of([&] { engine_->run<ForwardResult>(overflowing()); }),
+              "engine: the log-probabilities or the gradient of tenant 'me' are not finite (NaN or "
+              "infinity): nothing was changed; look at its learning rate, its weights and its "
+              "extras");
+    EXPECT_EQ(state_of(*engine_, "me"), before) << more;
+  }
+  EXPECT_TRUE(std::isfinite(step().grad_norm));
+}
+
+// One batch takes all three, unless every weight is trained.
+TEST_P(TenantTest, AmongOperationsOfOneBatchTheOneThatOverflowsIsRefusedAlone) {
+  engine_->run<ForwardResult>(work("me", 5));
+  engine_->run<ForwardResult>(work("me", 6));
+  const State want = state_of(*engine_, "me");
   engine_->run<Done>(ZeroGrad{"me"});
-  engine_->run<ForwardResult>(work("me"));
-  EXPECT_TRUE(std::isfinite(step().grad_norm)) << "zero_grad mends it";
+  std::vector<Future> futures = engine_->submit(
+      {Operation(work("me", 5)), Operation(overflowing()), Operation(work("me", 6))});
+  futures[0].get();
+  EXPECT_NE(error_of([&] { futures[1].get(); }).find("are not finite"), std::string::npos);
+  futures[2].get();
+  EXPECT_EQ(state_of(*engine_, "me"), want);
 }
 
 TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
@@ -182,7 +199,7 @@ TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
     EXPECT_NE(error_of([&] { engine_->run<StepResult>(bad); }), "no error");
     EXPECT_EQ(state_of(*engine_, "me"), before);
   }
-  EXPECT_EQ(error_of([&] { step(-2); }), 
+  EXPECT_EQ(error_of([&] { step(-2); }),
             "engine: max_grad_norm is -2, it must be at least 0; 0 and infinity do not clip");
 }
 

@@ -92,15 +92,27 @@ std::vector<double> sums_on_device(std::span<const Param> params, double norm_ty
   return of_param;
 }
 
+std::vector<double> sums(std::span<const Param> params, double norm_type) {
+  const bool here = params.empty() || params.front().value.is_cpu();
+  return here ? sums_on_cpu(params, norm_type) : sums_on_device(params, norm_type);
+}
+
 }  // namespace
+
+bool finite(std::span<const at::Tensor> grads) {
+  std::vector<Param> params;
+  for (const at::Tensor& grad : grads) {
+    if (grad.defined()) params.push_back({.name = "", .value = grad, .grad = grad});
+  }
+  const std::vector<double> squares = sums(params, 2);  // in double, which float32's squares fit
+  return std::all_of(squares.begin(), squares.end(), [](double x) { return std::isfinite(x); });
+}
 
 double grad_norm(std::span<const Param> params, double norm_type, double grad_scale) {
   require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
           ", it must be above 0, or infinity");
   check(params);
-  const bool here = params.empty() || params.front().value.is_cpu();
-  const std::vector<double> of_param =
-      here ? sums_on_cpu(params, norm_type) : sums_on_device(params, norm_type);
+  const std::vector<double> of_param = sums(params, norm_type);
   for (size_t i = 0; i < params.size(); ++i) {
     require(
         std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,

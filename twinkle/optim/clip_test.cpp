@@ -74,6 +74,17 @@ TEST(Clip, RefusesANormThatIsNotFiniteAndNamesTheParameter) {
     }
 }
 
+TEST(Clip, FiniteMeansEveryEntryOfEveryGradient) {
+  EXPECT_TRUE(finite({}));
+  std::vector<at::Tensor> grads{at::full({40001}, 3e38F), at::Tensor(), at::ones({3, 7})};
+  EXPECT_TRUE(finite(grads)) << "their squares' sum too";
+  for (const double bad : {kInf, -kInf, std::nan("")}) {
+    grads[2] = at::ones({3, 7});
+    grads[2][2][6] = bad;
+    EXPECT_FALSE(finite(grads)) << bad;
+  }
+}
+
 TEST(Clip, RefusesATotalThatIsNotFinite) {
   const std::string text = invalid_of([] { grad_norm(example(), 2.0, kInf); });
   EXPECT_EQ(text,

@@ -195,6 +195,8 @@ CASES = {
     "a loss in Python that is NaN": (_nan_loss, "is nan, nothing was accumulated"),
     "a loss of the engine that is NaN": (
         lambda w: w.train(loss_scale=[1.0, np.nan, 1.0, 1.0]), "not finite .* nothing was changed"),
+    "a loss_scale whose gradient overflows": (
+        lambda w: w.train(loss_scale=[3e38] * 4), "not finite .* nothing was changed"),
     "a row without messages": (
         lambda w: _encoded(w, "without.jsonl"), r"without\.jsonl line 2: .*'messages' is missing"),
     "a broken JSON line": (

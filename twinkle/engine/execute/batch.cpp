@@ -66,14 +66,6 @@ void keep(std::span<const Piece> pieces, const Pass& pass, const nn::HeadOutput&
   }
 }
 
-std::exception_ptr not_finite(const Tenant& tenant) {
-  return std::make_exception_ptr(
-      Error(Code::kInvalid,
-            "engine: the log-probabilities or the gradient of tenant '" + tenant.name() +
-                "' are not finite (NaN or infinity): nothing was changed; look at its learning "
-                "rate, its weights and its extras"));
-}
-
 // The derivatives of all pieces' losses, and whether they are finite.
 nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
                         const nn::Linear& head) {
@@ -112,6 +104,14 @@ void mute(Pass& pass, size_t i, at::Tensor& dhidden) {
 }
 
 }  // namespace
+
+std::exception_ptr not_finite(const Tenant& tenant) {
+  return std::make_exception_ptr(
+      Error(Code::kInvalid,
+            "engine: the log-probabilities or the gradient of tenant '" + tenant.name() +
+                "' are not finite (NaN or infinity): nothing was changed; look at its learning "
+                "rate, its weights and its extras"));
+}
 
 void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   Pass pass;

@@ -18,6 +18,9 @@ struct Piece {
   bool again = false;  // set by backward_pass: one of those failed, this one added nothing
 };
 
+// Why numbers of this tenant's are refused.
+std::exception_ptr not_finite(const Tenant& tenant);
+
 // The pieces' rows are kept by their operations. Whatever is thrown is the arithmetic's.
 void forward_pass(std::span<Piece> pieces, model::Decoder& decoder);
 

@@ -55,12 +55,18 @@ BatchOutcome Training::run_batch(std::span<const Work> batch) {
 void Training::pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome) {
   if (pieces.empty()) return;
   ++outcome.num_passes;
+  std::map<Tenant*, std::vector<Piece>> overflowed;
   try {
     run(pieces, decoder_);
+    if (run == backward_pass) {
+      for (const Piece& piece : pieces) overflowed[&piece.op->tenant()].push_back(piece);
+      std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
+    }
   } catch (...) {
     return blame(pieces, std::current_exception(), outcome);
   }
   for (const Piece& piece : pieces) {
+    if (overflowed.contains(&piece.op->tenant())) continue;
     if (piece.again) {
       outcome.rewound.push_back({piece.op->id(), false});
       running_.erase(piece.op->id());
@@ -68,10 +74,11 @@ void Training::pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome) {
       settle(*piece.op, outcome);
     }
   }
+  for (const auto& [tenant, theirs] : overflowed) blame(theirs, not_finite(*tenant), outcome);
 }
 
-// The arithmetic itself failed: memory ran out, say. Whoever was alone is to blame; otherwise each
-// begins again, alone, so that only the one to blame pays.
+// The arithmetic itself failed: memory ran out, say, or sums beyond float32. Whoever was alone is
+// to blame; otherwise each begins again, alone, so that only the one to blame pays.
 void Training::blame(std::span<const Piece> pieces, std::exception_ptr error,
                      BatchOutcome& outcome) {
   for (const Piece& piece : pieces) {
