@@ -181,10 +181,9 @@ void bind_state(py::class_<Engine, EnginePointer>& engine) {
           py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "extra_json"_a = "")
       .def(
           "load",
-          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer) {
-            return submit(e, engine::Load{tenant, directory, optimizer});
-          },
-          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false)
+          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer,
+             bool exact) { return submit(e, engine::Load{tenant, directory, optimizer, exact}); },
+          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "exact"_a = false)
       .def(
           "inspect",
           [](const EnginePointer& e, std::string tenant, bool tensors) {

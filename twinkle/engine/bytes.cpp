@@ -39,7 +39,7 @@ void fields(A& a, T& v) {
   } else if constexpr (std::is_same_v<U, Save>) {
     a(v.tenant, v.directory, v.optimizer, v.extra_json);
   } else if constexpr (std::is_same_v<U, Load>) {
-    a(v.tenant, v.directory, v.optimizer);
+    a(v.tenant, v.directory, v.optimizer, v.exact);
   } else if constexpr (std::is_same_v<U, Release>) {
     a(v.tenant, v.version);
   } else {

@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 5;
+inline constexpr uint16_t kVersion = 6;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -122,6 +122,8 @@ struct Load {
   std::string tenant;
   std::string directory;
   bool optimizer = false;
+  bool exact = false;  // with the optimizer: to replay what followed the save. Refused in an engine
+                       // that computes by other means than the one that saved
 };
 
 // Checksums of the tenant's state, for tests and reports. Of a frozen tenant: the base model's

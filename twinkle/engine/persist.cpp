@@ -25,7 +25,8 @@ void require_finite(const std::string& name, const at::Tensor& t) {
           " holds NaN or infinity; nothing was saved: load an earlier checkpoint");
 }
 
-void write_training(const Save& operation, Tenant& tenant, const fs::path& staging) {
+void write_training(const Save& operation, Tenant& tenant, const JsonObject& arithmetic,
+                    const fs::path& staging) {
   std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
   std::vector<TensorView> views;
   for (auto& [name, t] : tensors) {
@@ -36,6 +37,7 @@ void write_training(const Save& operation, Tenant& tenant, const fs::path& stagi
   write_safetensors(staging / kTensors, views);
   JsonObject fields;
   fields["checkpoint_version"] = 1;
+  fields["arithmetic"] = arithmetic;
   fields["training"] = tenant.training_fields();
   fields["extra"] = operation.extra_json;
   write_file_atomically(staging / kFields, pretty(fields));
@@ -46,12 +48,27 @@ struct Resumed {
   std::string extra;
 };
 
+// A replay by other arithmetic would get other bits, and nobody would know why.
+void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs::path& file) {
+  const Json* saved = find(state, "arithmetic");
+  for (const auto& [key, value] : ours) {
+    const Json* theirs = saved ? find(*saved, key) : nullptr;
+    require(theirs && *theirs == value, Code::kInvalid, "engine: load: exact is true, but ",
+            file.string(), " is of an engine whose ", std::string_view(key), " is ",
+            theirs ? boost::json::serialize(*theirs) : "not known", ", this one's is ",
+            boost::json::serialize(value),
+            ": a replay would get other bits; load it in an engine that agrees, or with exact "
+            "false to go on from it");
+  }
+}
+
 // Nothing of the checkpoint may be used unless all of it fits.
-Resumed read_training(const fs::path& directory, Tenant& tenant) {
+Resumed read_training(const fs::path& directory, Tenant& tenant, const JsonObject* arithmetic) {
   const Json state = read_json(directory / kFields);
   require(get<int64_t>(state, "checkpoint_version") == 1, Code::kInvalid,
           "engine: ", (directory / kFields).string(), " has checkpoint_version ",
           get<int64_t>(state, "checkpoint_version"), ", this program reads 1");
+  if (arithmetic) require_same_arithmetic(state, *arithmetic, directory / kFields);
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid,
           "engine: load: ", (directory / kFields).string(),
@@ -141,12 +158,13 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     if (fs::exists(base.directory / name))
       copy_file_atomically(base.directory / name, target.staging() / name);
   }
-  if (operation.optimizer) write_training(operation, tenant, target.staging());
+  if (operation.optimizer) write_training(operation, tenant, base.arithmetic, target.staging());
   target.commit();
   return {fs::absolute(operation.directory).lexically_normal().string()};
 }
 
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder) {
+LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
+                       const BaseModel& base) {
   const fs::path directory = operation.directory;
   std::error_code ignored;
   require(fs::is_directory(directory, ignored), Code::kNotFound,
@@ -155,7 +173,7 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
   if (operation.optimizer) {
     require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
             " has no ", kFields, "; it was saved without the optimizer");
-    resumed = read_training(directory, tenant);
+    resumed = read_training(directory, tenant, operation.exact ? &base.arithmetic : nullptr);
   }
   if (tenant.mode() == Mode::kLora) {
     tenant.own_adapter().load(read_peft(directory));

@@ -14,6 +14,7 @@ namespace twinkle::engine {
 struct BaseModel {
   std::filesystem::path directory;  // where the weights came from
   Json config;                      // its config.json
+  JsonObject arithmetic;            // arithmetic_of this engine
 };
 
 // Whether a save may put its folder at `directory`: one rule, for who saves and for who wants to
@@ -29,7 +30,8 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
 
 // Replaces the tenant's weights, and its training state when asked (dropped otherwise). Everything
 // is read and checked before anything changes. Error kNotFound: no such checkpoint; kInvalid: of
-// another model, rank or mode.
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder);
+// another model, rank or mode; or, with `exact`, saved where the arithmetic was another.
+LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
+                       const BaseModel& base);
 
 }  // namespace twinkle::engine

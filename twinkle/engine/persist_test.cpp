@@ -99,6 +99,37 @@ TEST_P(Persist, WeightsThatAreNotFiniteReplaceNoGoodOnes) {
   EXPECT_EQ(read_text(weights()), before);
 }
 
+TEST_P(Persist, AReplayIsRefusedWhereTheArithmeticIsAnotherThanTheSavesOwn) {
+  const auto exactly = [&] {
+    return error_of([&] { engine_.run<LoadResult>(Load{"me", target(), true, /*exact=*/true}); });
+  };
+  save();
+  EXPECT_EQ(exactly(), "no error");
+  Json state = read_json(file("trainer_state.json"));
+  JsonObject& arithmetic = state.as_object()["arithmetic"].as_object();
+  EXPECT_EQ(arithmetic.size(), 6U);
+  const auto refused = [&](const std::string& what) {
+    write_text(file("trainer_state.json"), pretty(state));
+    const State before = state_of(engine_, "me");
+    EXPECT_EQ(exactly(), "engine: load: exact is true, but " + file("trainer_state.json").string() +
+                             " is of an engine whose " + what +
+                             ": a replay would get other bits; load it in an engine that agrees, "
+                             "or with exact false to go on from it");
+    EXPECT_EQ(state_of(engine_, "me"), before);
+    EXPECT_EQ(load(), "no error") << "going on is no replay";
+  };
+  arithmetic["products"] = "tiles";
+  refused("products is \"tiles\", this one's is \"library\"");
+  arithmetic["mixed_precision"] = "bf16";
+  refused("mixed_precision is \"bf16\", this one's is \"no\"");
+  state.as_object().erase("arithmetic");
+  refused("device is not known, this one's is \"cpu\"");
+  EXPECT_EQ(
+      error_of([&] { engine_.run<LoadResult>(Load{"me", target(), false, /*exact=*/true}); }),
+      "engine: load: exact is true and optimizer false; a replay needs the optimizer, load with "
+      "both");
+}
+
 TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
   const auto shorten = [](const fs::path& f) { fs::resize_file(f, fs::file_size(f) / 2); };
   const auto edit = [](const fs::path& f, const std::string& from, const std::string& to) {

@@ -166,6 +166,8 @@ def test_a_name_is_one_tenants(engine, tenant):
         (lambda t: t.save(5), "engine: directory is 5, it must be a path"),
         (lambda t: t.save("x", optimizer=1), "engine: optimizer is 1, it must be True or False"),
         (lambda t: t.save("x", extra=1), "engine: extra is 1, it must be a text"),
+        (lambda t: t.load("x", exact=1), "engine: exact is 1, it must be True or False"),
+        (lambda t: t.load("x", exact=True), "engine: load: exact is true and optimizer false"),
         (lambda t: t.load(""), "engine: directory is '', it must be a path"),
         (lambda t: t.inspect(3), "engine: tensors is 3, it must be True or False"),
         (lambda t: t.forward(BATCH).result("soon"), "engine: timeout is 'soon', it must be a num"),

@@ -220,15 +220,17 @@ class Tenant:
             _same,
         )
 
-    def load(self, directory, *, optimizer=False):
+    def load(self, directory, *, optimizer=False, exact=False):
         """Reads what save wrote; accumulated gradients are forgotten, with optimizer=True they are
-        read too. Future of save's extra. NotFoundError: a file is missing; InvalidError: it is of
-        another model or shape; nothing changes then."""
+        read too. exact: to replay what followed the save, bit for bit. Future of save's extra.
+        NotFoundError: a file is missing; InvalidError: it is of another model or shape, or, with
+        exact, of an engine that computes by other means; nothing changes then."""
         return Future(
             self._core.load(
                 tenant=self.name,
                 directory=checks.path("engine: directory", directory),
                 optimizer=checks.flag("engine: optimizer", optimizer),
+                exact=checks.flag("engine: exact", exact),
             ),
             _same,
         )

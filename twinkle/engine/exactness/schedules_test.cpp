@@ -129,7 +129,7 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
       if (!create.frozen) create.seed = 0;  // comes with the snapshot
       if (!create.frozen && tenants_of(seed) > 1) create.directory = snapshot;
       fresh.run<Done>(create);
-      if (!create.frozen) fresh.run<LoadResult>(Load{names[t], snapshot, true});
+      if (!create.frozen) fresh.run<LoadResult>(Load{names[t], snapshot, true, /*exact=*/true});
     }
     std::vector<Future> futures;
     for (const std::string& bytes : journal)
@@ -168,7 +168,7 @@ TEST(Replay, AnotherOptimizerAfterALoadStartsAfreshAsItDoesInARunThatWasNotCut) 
   whole.run<StepResult>(Step{.tenant = "a"});
   whole.run<ForwardResult>(train(2));
   whole.run<SaveResult>(Save{"a", snapshot, true, ""});
-  cut.run<LoadResult>(Load{"a", snapshot, true});
+  cut.run<LoadResult>(Load{"a", snapshot, true, /*exact=*/true});
   EXPECT_EQ(finish(cut), finish(whole));
 }
 

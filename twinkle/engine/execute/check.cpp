@@ -91,6 +91,10 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_sample(*s);
   } else if (const auto* to = std::get_if<Save>(&operation)) {
     check_target(to->directory, base);
+  } else if (const auto* from = std::get_if<Load>(&operation)) {
+    require(from->optimizer || !from->exact, Code::kInvalid,
+            "engine: load: exact is true and optimizer false; a replay needs the optimizer, load "
+            "with both");
   } else if (const auto* c = std::get_if<Create>(&operation)) {
     check_create(*c);
   } else if (const auto* r = std::get_if<Release>(&operation)) {

@@ -28,6 +28,7 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   num_threads_ = at::get_num_threads();
   pool_ = std::make_unique<lora::Pool>(*decoder_);
   facts_ = facts_of(*decoder_, checkpoint);
+  base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
   training_ = std::make_unique<Training>(
       *decoder_, [this](const std::string& name) -> Tenant& { return tenant(name); });
   sampler::SamplerOptions sampling;
@@ -94,7 +95,8 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation) {
   }
   if (const auto* op = std::get_if<Save>(&operation))
     return save_tenant(*op, who, *decoder_, *pool_, base_);
-  if (const auto* op = std::get_if<Load>(&operation)) return load_tenant(*op, who, *decoder_);
+  if (const auto* op = std::get_if<Load>(&operation))
+    return load_tenant(*op, who, *decoder_, base_);
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
 

@@ -1,6 +1,8 @@
 #include "twinkle/engine/execute/facts.h"
 
 #include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 
@@ -32,6 +34,10 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
   return out;
 }
 
+std::string bf16_products() {
+  return kernels::linear_bf16_is_fast() ? std::string(kernels::linear_bf16_best()) : "library";
+}
+
 }  // namespace
 
 at::ScalarType dtype_named(const std::string& precision) {
@@ -49,6 +55,16 @@ at::Device device_named(const std::string& name) {
   return device;
 }
 
+JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic) {
+  const bool bf16 = dtype == at::kBFloat16;
+  return {{"device", device.is_cpu() ? "cpu" : "cuda"},
+          {"mixed_precision", bf16 ? "bf16" : "no"},
+          {"products", bf16 && device.is_cpu() ? bf16_products() : "library"},
+          {"deterministic", deterministic},
+          {"torch", TORCH_VERSION},
+          {"instructions", at::get_cpu_capability()}};
+}
+
 ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   const model::DecoderSpec& spec = decoder.spec();
   ModelFacts facts;
@@ -58,7 +74,7 @@ ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   facts.vocab_size = spec.vocab_size;
   facts.max_positions = spec.max_positions;
   facts.num_layers = spec.num_layers;
-  facts.bf16_products = kernels::linear_bf16_is_fast() ? kernels::linear_bf16_best() : "library";
+  facts.bf16_products = bf16_products();
   for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
   facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config());
   return facts;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/json.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::engine {
@@ -21,6 +22,10 @@ at::ScalarType dtype_named(const std::string& precision);
 // "cpu", or one that kernels/cuda finds. Error kInvalid: it is none, or not here, with what would
 // help.
 at::Device device_named(const std::string& name);
+
+// What the bits of a result depend on beside its inputs: device, precision, whose products, torch
+// and the instructions that it takes. Engines that agree in it get the same.
+JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic);
 
 // Error kInvalid: eos_token_id, in config.json or generation_config.json, is neither an integer nor
 // a list of them.
