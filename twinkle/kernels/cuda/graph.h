@@ -15,8 +15,10 @@ class Graph {
   // Records what `body` queues on the device's current stream; nothing runs. It may call ATen and
   // the ops of kernels/ on tensors that it holds; what it allocates is the graph's and lies in the
   // same place at every replay. It must have run once just before, for tables and workspaces, and
-  // it neither reads from the host nor waits. Its exceptions pass through.
-  Graph(const at::Device& device, Body body);
+  // it neither reads from the host nor waits. Backward passes run on the caller's thread. Its
+  // exceptions pass through. `before`: a graph behind which this one is always replayed; they share
+  // their memory, of which this body may let go what that one has left.
+  Graph(const at::Device& device, Body body, const Graph* before = nullptr);
   ~Graph();
 
   // Queues it all on the device's current stream.

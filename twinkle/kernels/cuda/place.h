@@ -27,13 +27,17 @@ at::Tensor table_on(const at::Device& device, std::span<const Row> rows) {
 }
 
 // While it lives, this thread's launches are recorded: what they read and their caller does not
-// hold goes to `tensors`, and a table that would have to be uploaded is an error.
+// hold goes to `tensors`, and a table that would have to be uploaded is an error. Backward passes
+// run on this thread, too, where autograd has one for each device otherwise.
 class Keeping {
  public:
   explicit Keeping(std::vector<at::Tensor>& tensors);
   ~Keeping();
   Keeping(const Keeping&) = delete;
   Keeping& operator=(const Keeping&) = delete;
+
+ private:
+  const bool threads_;  // of autograd, before
 };
 void keep(const at::Tensor& x);  // nothing, without a Keeping
 

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 
 #include <list>
 #include <mutex>
@@ -58,8 +59,15 @@ thread_local std::vector<at::Tensor>* kept = nullptr;
 
 }  // namespace
 
-Keeping::Keeping(std::vector<at::Tensor>& tensors) { kept = &tensors; }
-Keeping::~Keeping() { kept = nullptr; }
+Keeping::Keeping(std::vector<at::Tensor>& tensors)
+    : threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+  kept = &tensors;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+Keeping::~Keeping() {
+  kept = nullptr;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(threads_);
+}
 
 void keep(const at::Tensor& x) {
   if (kept != nullptr) kept->push_back(x);

@@ -69,7 +69,7 @@ void end_exchange();
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A... args) {
-  return twinkle::kernels::emulation::run(*config, [&] { kernel(args...); });
+  return twinkle::kernels::emulation::run(*config, [=] { kernel(args...); });
 }
 
 inline void __syncthreads() { twinkle::kernels::emulation::block_barrier(); }

@@ -175,10 +175,19 @@ const struct Registered {
 } registered;
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-thread_local bool apart = false;
+thread_local Recording* recording = nullptr;
 
-void require_together(const char* what) {
-  if (apart) throw std::logic_error(std::string("emulation: while launches are recorded ") + what);
+// Makes `recording` another one, or none, until its end.
+struct Recorded {
+  explicit Recorded(Recording* other) : before(std::exchange(recording, other)) {}
+  ~Recorded() { recording = before; }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  Recording* const before;
+};
+
+void require_together(const std::string& what) {
+  if (recording) throw std::logic_error("emulation: while launches are recorded " + what);
 }
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
@@ -186,14 +195,19 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type,
                  std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
                  std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &allocator, kKeys, type.value_or(at::kFloat), format);
+  const at::Tensor out =
+      at::detail::empty_generic(size, &allocator, kKeys, type.value_or(at::kFloat), format);
+  hold(out);
+  return out;
 }
 
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                          std::optional<at::ScalarType> type, std::optional<at::Layout>,
                          std::optional<at::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(size, stride, &allocator, kKeys,
-                                           type.value_or(at::kFloat));
+  const at::Tensor out =
+      at::detail::empty_strided_generic(size, stride, &allocator, kKeys, type.value_or(at::kFloat));
+  hold(out);
+  return out;
 }
 
 // The same memory as a tensor of the CPU, to be touched while there is an Access.
@@ -205,8 +219,11 @@ at::Tensor on_host(const at::Tensor& x) {
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   if (from.is_cpu() || to.is_cpu()) require_together("host and device exchange a tensor");
-  const Access access;
-  on_host(to).copy_(on_host(from));
+  const auto copy = [from, to] {
+    const Access access;
+    on_host(to).copy_(on_host(from));
+  };
+  if (!recorded(copy)) copy();
   return to;
 }
 
@@ -221,12 +238,46 @@ at::Scalar scalar_of(const at::Tensor& x) {
   return at::_local_scalar_dense(on_host(x));
 }
 
-// The copies of the fallback are its own business.
+// The argument that an operator's result is: one that it writes to.
+c10::IValue written(const c10::FunctionSchema& schema, const c10::Argument& result,
+                    const std::vector<c10::IValue>& args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const c10::AliasInfo* mine = schema.arguments()[i].alias_info();
+    if (mine && result.alias_info() && *mine == *result.alias_info()) return args[i];
+  }
+  throw std::logic_error("emulation: " + schema.name() + " both writes and makes tensors");
+}
+
+void record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::vector<c10::IValue> args = torch::jit::pop(*stack, schema.arguments().size());
+  const auto call = [op, args] {
+    torch::jit::Stack values(args);
+    at::native::cpu_fallback(op, &values);
+    return values;
+  };
+  if (schema.is_mutable()) {
+    recorded([call] { call(); });
+    for (const c10::Argument& result : schema.returns()) {
+      stack->push_back(written(schema, result, args));
+    }
+    return;
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    if (!result.type()->isSubtypeOf(*c10::TensorType::get()))
+      require_together("the host reads a result of " + schema.name());
+  }
+  for (at::Tensor& result : computed([call] {
+         std::vector<at::Tensor> out;
+         for (const c10::IValue& value : call()) out.push_back(value.toTensor());
+         return out;
+       })) {
+    stack->push_back(std::move(result));
+  }
+}
+
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  struct Together {
-    const bool before = std::exchange(apart, false);
-    ~Together() { apart = before; }
-  } const together;
+  if (recording) return record_call(op, stack);
   at::native::cpu_fallback(op, stack);
 }
 
@@ -251,8 +302,43 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 Access::Access() { memory().open(); }
 Access::~Access() { memory().close(); }
 
-Apart::Apart() { apart = true; }
-Apart::~Apart() { apart = false; }
+void Recording::record(const std::function<void()>& body) {
+  const Recorded here(this);
+  body();
+}
+
+void Recording::replay() const {
+  const at::AutoDispatchBelowADInplaceOrView below;  // as the operators were
+  for (const auto& launch : launches_) launch();
+}
+
+bool recorded(std::function<void()> launch) {
+  if (!recording) return false;
+  recording->launches_.push_back(std::move(launch));
+  return true;
+}
+
+void hold(const at::Tensor& memory) {
+  if (recording) recording->memory_.push_back(memory);
+}
+
+// The copies that it takes are its own business.
+std::vector<at::Tensor> computed(const std::function<std::vector<at::Tensor>()>& compute) {
+  if (!recording) return compute();
+  std::vector<at::Tensor> results, memory;
+  {
+    const Recorded paused(nullptr);
+    results = compute();
+    for (const at::Tensor& x : results) memory.push_back(x.defined() ? x.tensor_data() : x);
+  }
+  recorded([compute, memory] {
+    const auto again = compute();
+    for (size_t i = 0; i < memory.size(); ++i) {
+      if (memory[i].defined()) memory[i].copy_(again[i]);
+    }
+  });
+  return results;
+}
 
 at::Device device() { return {kType, 0}; }
 

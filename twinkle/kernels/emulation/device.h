@@ -3,7 +3,11 @@
 // anyway ends the program with the place where it did, as it would end on a GPU. Kernels run by the
 // emulation; every other operator of torch runs on the CPU over copies.
 #pragma once
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+
+#include <functional>
+#include <vector>
 
 namespace twinkle::kernels::emulation {
 
@@ -16,15 +20,29 @@ class Access {
   Access& operator=(const Access&) = delete;
 };
 
-// While it lives, this thread copies nothing between host and device: that is an error, as it would
-// be while a GPU's launches are recorded.
-class Apart {
+// Launches as a GPU's graph keeps them: kernels, operators and copies within the device, with the
+// memory that they were given. What the host did between them is done once.
+class Recording {
  public:
-  Apart();
-  ~Apart();
-  Apart(const Apart&) = delete;
-  Apart& operator=(const Apart&) = delete;
+  // Calls the body. Its launches do not run, but for operators that make new tensors: those run for
+  // their shapes. What would wait for the device, or bring something from the host or there, is an
+  // error.
+  void record(const std::function<void()>& body);
+  void replay() const;
+
+ private:
+  friend bool recorded(std::function<void()> launch);
+  friend void hold(const at::Tensor& memory);
+  std::vector<std::function<void()>> launches_;
+  std::vector<at::Tensor> memory_;  // that the body took
 };
+
+// Whether this thread records: then the launch is kept, and is not to run now.
+bool recorded(std::function<void()> launch);
+// Keeps memory that a recorded body has taken.
+void hold(const at::Tensor& memory);
+// An operator that the host computes: its results, which are written again when it is replayed.
+std::vector<at::Tensor> computed(const std::function<std::vector<at::Tensor>()>& compute);
 
 at::Device device();
 

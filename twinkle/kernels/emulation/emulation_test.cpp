@@ -137,6 +137,7 @@ TEST(EmulatedDevice, ARecordingExchangesNothingWithTheHost) {
   EXPECT_EQ(fault([&] { at::Tensor(there).copy_(here); }),
             text + "host and device exchange a tensor");
   EXPECT_EQ(fault([&] { there.sum().item<float>(); }), text + "the host reads a number");
+  EXPECT_EQ(fault([&] { there.equal(there); }), text + "the host reads a result of aten::equal");
   EXPECT_EQ(fault([&] { at::Tensor(there).add_(there); }), "none");
   const std::vector<int64_t> table{1, 2, 3};
   const auto use = [&] { table_on<int64_t>(emulation::device(), table); };
@@ -144,6 +145,32 @@ TEST(EmulatedDevice, ARecordingExchangesNothingWithTheHost) {
                [&] { Graph(emulation::device(), use).replay(); });
   use();
   EXPECT_EQ(fault(use), "none");
+}
+
+void add_one(float* x) { x[threadIdx.x] += 1; }
+
+TEST(EmulatedDevice, AReplayIsTheLaunchesAloneOnTheMemoryThatTheyWereGiven) {
+  at::Tensor x = at::zeros({kThreads}, emulation::device()), sum, copy = at::zeros_like(x);
+  int num_calls = 0;
+  const Graph graph(emulation::device(), [&] {
+    ++num_calls;
+    launch("add_one", {}, nullptr, add_one, static_cast<float*>(x.mutable_data_ptr()));
+    sum = x + 1;
+    sum.mul_(2);
+    copy.copy_(sum.narrow(0, 0, 1));
+  });
+  const auto first = [](const at::Tensor& t) { return t.select(0, 0).item<float>(); };
+  EXPECT_EQ(first(x), 0);
+  const at::Tensor old = x;
+  x = at::full_like(x, 40);
+  for (int i = 1; i <= 3; ++i) {
+    graph.replay();
+    EXPECT_EQ(first(old), i);
+    EXPECT_EQ(first(sum), 2 * (i + 1));
+    EXPECT_EQ(first(copy), 2 * (i + 1));
+  }
+  EXPECT_EQ(first(x), 40);
+  EXPECT_EQ(num_calls, 1);
 }
 
 }  // namespace

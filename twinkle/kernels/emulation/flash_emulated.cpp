@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/attention/attention.h"
+#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::emulation {
 namespace {
@@ -34,9 +35,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     int64_t, int64_t, double dropout, bool causal, bool, std::optional<double> scale, Length left,
     Length, const Maybe&, const Maybe&) {
   check(q, dropout, causal);
-  const AttentionResult out =
-      attention(q.cpu(), k.cpu(), v.cpu(), on_host(cu_q), options_of(scale, left));
-  return {out.out.to(q.device()), out.lse.t().contiguous().to(q.device()), {}, {}, {}};
+  const auto results = computed([=] {
+    const AttentionResult out =
+        attention(q.cpu(), k.cpu(), v.cpu(), on_host(cu_q), options_of(scale, left));
+    return std::vector{out.out.to(q.device()), out.lse.t().contiguous().to(q.device())};
+  });
+  return {results[0], results[1], {}, {}, {}};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
@@ -45,10 +49,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
     int64_t, int64_t, double dropout, bool causal, const at::Tensor&, const at::Tensor&,
     std::optional<double> scale, Length left, Length) {
   check(q, dropout, causal);
-  const AttentionSaved saved{
-      grad.cpu(), q.cpu(), k.cpu(), v.cpu(), {out.cpu(), lse.cpu().t().contiguous()}};
-  const AttentionGrads grads = attention_backward(saved, on_host(cu_q), options_of(scale, left));
-  return {grads.q.to(q.device()), grads.k.to(q.device()), grads.v.to(q.device())};
+  const auto results = computed([=] {
+    const AttentionSaved saved{
+        grad.cpu(), q.cpu(), k.cpu(), v.cpu(), {out.cpu(), lse.cpu().t().contiguous()}};
+    const AttentionGrads grads = attention_backward(saved, on_host(cu_q), options_of(scale, left));
+    return std::vector{grads.q.to(q.device()), grads.k.to(q.device()), grads.v.to(q.device())};
+  });
+  return {results[0], results[1], results[2]};
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

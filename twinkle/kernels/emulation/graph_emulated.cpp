@@ -1,5 +1,4 @@
-// A recording of the emulation is the body itself, run where nothing may come from the host or go
-// there.
+// A recording of the emulation: the body's launches, run again on the memory that they were given.
 #include "twinkle/kernels/cuda/graph.h"
 
 #include <ATen/ATen.h>
@@ -13,17 +12,16 @@ namespace twinkle::kernels::cuda {
 
 struct Graph::Recorded {
   Body body;
-
-  void run() const {
-    std::vector<at::Tensor> kept;
-    const Keeping keeping(kept);
-    const emulation::Apart apart;
-    body();
-  }
+  std::vector<at::Tensor> kept;
+  emulation::Recording launches;
 };
 
-Graph::Graph(const at::Device&, Body body) : recorded_(new Recorded{std::move(body)}) {}
+Graph::Graph(const at::Device&, Body body, const Graph*)
+    : recorded_(new Recorded{.body = std::move(body), .kept = {}, .launches = {}}) {
+  const Keeping keeping(recorded_->kept);
+  recorded_->launches.record(recorded_->body);
+}
 Graph::~Graph() = default;
-void Graph::replay() const { recorded_->run(); }
+void Graph::replay() const { recorded_->launches.replay(); }
 
 }  // namespace twinkle::kernels::cuda
