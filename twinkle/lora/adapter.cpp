@@ -212,6 +212,42 @@ std::unique_ptr<Adapter> Adapter::fork() {
   return out;
 }
 
+std::unique_ptr<Adapter> Adapter::shadow() const {
+  std::unique_ptr<Adapter> out(new Adapter(*this));
+  out->weights_changed();
+  out->zero_grads();
+  return out;
+}
+
+void Adapter::refresh() {
+  for (Factors& entry : factors_) entry.f.refresh();
+}
+
+bool Adapter::has_weights_of(const Adapter& other) const {
+  return std::ranges::equal(factors_, other.factors_, [](const Factors& x, const Factors& y) {
+    return x.f.a.is_same(y.f.a) && x.f.b.is_same(y.f.b);
+  });
+}
+
+void Adapter::add_grads_in(Adapter& shadow) {
+  std::vector<at::Tensor> zeros, copies, sums;
+  const auto take = [&](at::Tensor& mine, const at::Tensor& there) {
+    if (mine.is_same(there)) return;
+    (mine.defined() ? copies : zeros).push_back(there);
+    if (mine.defined()) sums.push_back(mine);
+  };
+  for (size_t i = 0; i < factors_.size(); ++i) {
+    take(factors_[i].grad_a, shadow.factors_[i].grad_a);
+    take(factors_[i].grad_b, shadow.factors_[i].grad_b);
+  }
+  if (!zeros.empty()) at::_foreach_zero_(zeros);
+  if (!copies.empty()) at::_foreach_copy_(copies, sums);
+  for (size_t i = 0; i < factors_.size(); ++i) {
+    factors_[i].grad_a = shadow.factors_[i].grad_a;
+    factors_[i].grad_b = shadow.factors_[i].grad_b;
+  }
+}
+
 int64_t Adapter::num_bytes() const {
   size_t n = 0;
   for (const Factors& e : factors_) {

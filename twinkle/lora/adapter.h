@@ -54,6 +54,16 @@ class Adapter {
   void zero_grads();
   // A second adapter with a copy of these weights; the gradients move to it.
   std::unique_ptr<Adapter> fork();
+  // For launches that are recorded: an adapter of the same weights, in the same memory, whose
+  // layouts and gradients, once they are made, stay where they are. refresh() writes the layouts
+  // anew.
+  std::unique_ptr<Adapter> shadow() const;
+  void refresh();
+  bool has_weights_of(const Adapter& other) const;  // in the same memory
+  void swap(Adapter& shadow) { factors_.swap(shadow.factors_); }
+  // The gradients' sums go on in the shadow's memory, which is this adapter's until zero_grads().
+  void add_grads_in(Adapter& shadow);
+
   // Of all its tensors.
   int64_t num_bytes() const;
   int64_t num_parameters() const;

@@ -90,11 +90,15 @@ void Pool::release(int32_t slot) {
   attach();
 }
 
-Adapter& Pool::at(int32_t slot) {
+Adapter* Pool::find(int32_t slot) {
   const auto i = static_cast<size_t>(slot);
-  require(slot >= 0 && i < slots_.size() && slots_[i].adapter, Code::kInternal, "lora: slot ", slot,
-          " is empty");
-  return *slots_[i].adapter;
+  return slot >= 0 && i < slots_.size() ? slots_[i].adapter.get() : nullptr;
+}
+
+Adapter& Pool::at(int32_t slot) {
+  Adapter* const found = find(slot);
+  require(found != nullptr, Code::kInternal, "lora: slot ", slot, " is empty");
+  return *found;
 }
 
 void Pool::own(Pin& pin) {

@@ -52,6 +52,7 @@ class Pool {
   // Takes the lowest free slot.
   Pin add(std::unique_ptr<Adapter> adapter);
   Adapter& at(int32_t slot);
+  Adapter* find(int32_t slot);  // or nullptr: the slot is free
 
   // Makes `pin` the only share of its slot. Where there are others, they keep the slot as it is,
   // and the pin moves to a fresh one with a copy of the weights; the gradients move with it.

@@ -89,6 +89,7 @@ class Decoder {
   // the limit. Not counted: what one layer and the head take while they run. Error kInvalid: below
   // 0.
   void limit_activations(int64_t bytes);
+  int64_t activation_limit() const { return activation_limit_; }
   // What forward_train keeps of this batch without a limit.
   int64_t activation_bytes(const Batch& batch) const;
   // Layers that backward has computed again so far. Any thread.

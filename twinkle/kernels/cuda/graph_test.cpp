@@ -1,5 +1,7 @@
 #include "twinkle/kernels/cuda/graph.h"
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include "twinkle/kernels/cuda/device_for_test.h"
 #include "twinkle/kernels/rope.h"
 
@@ -32,6 +34,24 @@ TEST_F(CudaGraph, AnErrorOfItsBodyPassesAndTheNextOneIsRecorded) {
   const auto fails = [] { throw std::runtime_error("the body's"); };
   EXPECT_THROW(cuda::Graph(cuda::current_device(), fails), std::runtime_error);
   EXPECT_NO_THROW(cuda::Graph(cuda::current_device(), [] {}));
+}
+
+TEST_F(CudaGraph, ABackwardPassIsRecordedBehindItsForwardInTheSameMemory) {
+  const at::Tensor x = on(at::ones({5})), grad = on(at::full({5}, 2.0f));
+  at::Tensor in, out, dx;
+  const cuda::Graph forward(cuda::current_device(), [&] {
+    in = x.detach().requires_grad_();
+    out = in * in;
+  });
+  const cuda::Graph backward(
+      cuda::current_device(),
+      [&] { dx = torch::autograd::grad({std::exchange(out, {})}, {in}, {grad})[0]; }, &forward);
+  for (const double value : {3.0, 5.0}) {
+    x.fill_(value);
+    forward.replay();
+    backward.replay();
+    EXPECT_TRUE(dx.cpu().equal(at::full({5}, 4 * value, at::kFloat)));
+  }
 }
 
 }  // namespace

@@ -22,13 +22,14 @@ struct LoraFactors {
   double scale = 1.0;
 
   // As the loops read them, of the type of x: [r, I], undefined where that is a itself, and [r, O].
-  // Derived by repack(), new tensors each time, never written again. A change of a or b asks for
-  // it, or for unpack().
+  // Derived by repack(), new tensors each time, never written again but by refresh(). A change of a
+  // or b asks for it, or for unpack().
   at::Tensor a_rI, b_rO;
 
   int64_t rank() const { return a.size(0); }
   const at::Tensor& a_read() const { return a_rI.defined() ? a_rI : a; }
   void repack(at::ScalarType type);
+  void refresh();  // repack() into the tensors that are there
   bool packed() const { return b_rO.defined(); }
   void unpack() { a_rI = b_rO = at::Tensor(); }
   // Bytes of what lora_forward returns for so many tokens.

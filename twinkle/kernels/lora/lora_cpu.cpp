@@ -202,6 +202,11 @@ void LoraFactors::repack(at::ScalarType type) {
   b_rO = b.t().to(type, false, true, at::MemoryFormat::Contiguous);
 }
 
+void LoraFactors::refresh() {
+  if (a_rI.defined()) a_rI.copy_(a);
+  b_rO.copy_(b.t());
+}
+
 int64_t LoraFactors::saved_bytes(int64_t tokens) const {
   return tokens * rank() * static_cast<int64_t>(a.element_size());
 }

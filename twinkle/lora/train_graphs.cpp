@@ -1,0 +1,196 @@
+#include "twinkle/lora/train_graphs.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+
+#include "twinkle/kernels/cuda/graph.h"
+
+namespace twinkle::lora {
+
+using kernels::cuda::Graph;
+using Shadows = std::map<int32_t, std::unique_ptr<Adapter>>;  // by slot
+
+// What a graph reads and writes, and the graphs.
+struct TrainGraphs::Recorded {
+  Shadows shadows;
+  model::Tape tape;
+  at::Tensor hidden, dhidden;
+  int64_t bytes = 0;  // of activations
+  std::unique_ptr<Graph> forward, backward;
+};
+
+struct TrainGraphs::Pass {
+  nn::Packing packing;  // on the CPU
+  nn::Owners owners;
+  Shadows adapters;             // that have nothing but the weights as they lay
+  int64_t times = 0, last = 0;  // that it came
+  bool failed = false;
+  std::unique_ptr<Recorded> recorded;
+};
+
+namespace {
+
+constexpr int64_t kIdle = 16;  // passes after which a recording makes room for another
+
+// Puts the shadows into their slots while it lives.
+class Staged {
+ public:
+  Staged(Pool& pool, const Shadows& shadows) : pool_(pool), shadows_(shadows) { swap(); }
+  ~Staged() { swap(); }
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+
+ private:
+  void swap() const {
+    for (const auto& [slot, shadow] : shadows_) pool_.at(slot).swap(*shadow);
+  }
+  Pool& pool_;
+  const Shadows& shadows_;
+};
+
+bool all_learn(const nn::Owners& owners) {
+  return std::ranges::find(owners.learn, uint8_t{0}) == owners.learn.end();
+}
+
+}  // namespace
+
+TrainGraphs::TrainGraphs(model::Decoder& decoder, Pool& pool, size_t most)
+    : decoder_(decoder), pool_(pool), most_(most) {}
+
+TrainGraphs::~TrainGraphs() = default;
+
+bool TrainGraphs::can_record(const model::Batch& batch) const {
+  if (most_ == 0 || decoder_.device().is_cpu() || !decoder_.buffers().empty()) return false;
+  if (batch.kv != nullptr || !all_learn(batch.owners)) return false;
+  for (size_t s = 0; s < batch.owners.slot.size(); ++s) {
+    const int32_t slot = batch.owners.slot[s];
+    // Every pass has a mask of its own.
+    if (slot >= 0 && batch.owners.key[s] != 0 && pool_.at(slot).config().dropout > 0) return false;
+  }
+  const int64_t limit = decoder_.activation_limit();
+  return limit == 0 || decoder_.activation_bytes(batch) <= limit;
+}
+
+std::shared_ptr<TrainGraphs::Pass> TrainGraphs::find(const model::Batch& batch) {
+  if (!can_record(batch)) return nullptr;
+  const auto same = std::ranges::find_if(passes_, [&](const auto& pass) {
+    return pass->packing.cu_seqlens == batch.packing.cu_seqlens &&
+           pass->owners.slot == batch.owners.slot &&
+           pass->packing.position_ids.equal(batch.packing.position_ids);
+  });
+  if (same == passes_.end()) {
+    if (passes_.size() == most_) passes_.erase(passes_.begin());
+    auto pass = std::make_shared<Pass>(Pass{.packing = batch.packing, .owners = batch.owners});
+    for (const int32_t slot : batch.owners.slot) {
+      if (slot >= 0) pass->adapters[slot] = pool_.at(slot).shadow();
+    }
+    passes_.push_back(std::move(pass));
+  } else {
+    std::rotate(same, same + 1, passes_.end());
+  }
+  ++passes_.back()->times;
+  passes_.back()->last = num_passes_;
+  return passes_.back();
+}
+
+at::Tensor TrainGraphs::forward(model::Tape& tape) {
+  ++num_passes_;
+  sweep();
+  current_ = find(tape.batch);
+  if (!current_ || !current_->recorded) return decoder_.forward_train(tape);
+  Recorded& mine = *current_->recorded;
+  mine.tape.batch.input_ids.copy_(tape.batch.input_ids);
+  mine.forward->replay();
+  return mine.hidden;
+}
+
+void TrainGraphs::backward(model::Tape& tape, const at::Tensor& dhidden) {
+  const std::shared_ptr<Pass> pass = std::exchange(current_, nullptr);
+  if (!pass || !pass->recorded) {
+    decoder_.backward(tape, dhidden);
+    if (pass && pass->times > 1 && !pass->failed) record(*pass, dhidden);
+    return;
+  }
+  if (!all_learn(tape.batch.owners)) {
+    // Not any more: a backward of its own, for which a replayed forward leaves nothing.
+    decoder_.forward_train(tape);
+    return decoder_.backward(tape, dhidden);
+  }
+  Recorded& mine = *pass->recorded;
+  for (const auto& [slot, shadow] : mine.shadows) pool_.at(slot).add_grads_in(*shadow);
+  mine.dhidden.copy_(dhidden);
+  mine.backward->replay();
+  ++num_replays_;
+}
+
+// The pass has been computed by then: what fails here, for want of memory, say, is done without.
+void TrainGraphs::record(Pass& pass, const at::Tensor& dhidden) {
+  try {
+    pass.recorded = recorded(pass, dhidden);
+  } catch (const std::exception&) {
+    pass.failed = true;
+  }
+}
+
+std::unique_ptr<TrainGraphs::Recorded> TrainGraphs::recorded(const Pass& pass,
+                                                             const at::Tensor& dhidden) {
+  auto out = std::make_unique<Recorded>();
+  model::Batch& batch = out->tape.batch;
+  batch.packing = pass.packing;
+  batch.owners = pass.owners;
+  out->bytes = decoder_.activation_bytes(batch);
+  if (!make_room(out->bytes)) return nullptr;
+  batch.packing.position_ids = pass.packing.position_ids.to(decoder_.device(), at::kLong);
+  batch.input_ids = at::zeros_like(batch.packing.position_ids);
+  out->dhidden = at::zeros_like(dhidden);
+  for (const auto& [slot, weights] : pass.adapters) {
+    auto& shadow = out->shadows[slot] = weights->shadow();
+    shadow->pack(decoder_.dtype());
+    shadow->make_grads();
+  }
+  const auto forward = [this, at = out.get()] {
+    for (const auto& [slot, shadow] : at->shadows) shadow->refresh();
+    const Staged staged(pool_, at->shadows);
+    at->hidden = decoder_.forward_train(at->tape);
+  };
+  const auto backward = [this, at = out.get()] {
+    const Staged staged(pool_, at->shadows);
+    decoder_.backward(at->tape, at->dhidden);
+  };
+  forward(), backward();  // for tables and workspaces; the sums that it makes are the shadows'
+  out->forward = std::make_unique<Graph>(decoder_.device(), forward);
+  out->backward = std::make_unique<Graph>(decoder_.device(), backward, out->forward.get());
+  return out;
+}
+
+// Recordings that go on being used do not take turns in being made.
+bool TrainGraphs::make_room(int64_t bytes) {
+  const int64_t limit = decoder_.activation_limit();
+  for (const auto& pass : passes_) bytes += pass->recorded ? pass->recorded->bytes : 0;
+  for (const auto& pass : passes_) {
+    if (limit == 0 || bytes <= limit) return true;
+    if (!pass->recorded || num_passes_ - pass->last < kIdle) continue;
+    bytes -= pass->recorded->bytes;
+    pass->recorded.reset();
+  }
+  return limit == 0 || bytes <= limit;
+}
+
+void TrainGraphs::sweep() {
+  std::erase_if(passes_, [this](const auto& pass) {
+    return std::ranges::any_of(pass->adapters, [this](const auto& entry) {
+      const Adapter* now = pool_.find(entry.first);
+      return now == nullptr || !now->has_weights_of(*entry.second);
+    });
+  });
+}
+
+bool TrainGraphs::forget() {
+  current_.reset();
+  return std::ranges::any_of(std::exchange(passes_, {}),
+                             [](const auto& pass) { return pass->recorded != nullptr; });
+}
+
+}  // namespace twinkle::lora
