@@ -64,6 +64,7 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   fields.take("park_directory", o.park_directory);
   fields.take("deterministic", o.deterministic);
   fields.take("decode_graphs", o.decode_graphs);
+  fields.take("train_graphs", o.train_graphs);
   fields.finish();
   return o;
 }
@@ -90,6 +91,7 @@ py::dict stats(const Engine& engine) {
       "num_queued"_a = s.num_queued, "num_batches"_a = s.num_batches, "num_passes"_a = s.num_passes,
       "batches"_a = batch(s.batches), "last_batches"_a = last,
       "num_recomputed_layers"_a = engine.num_recomputed_layers(),
+      "num_replayed_passes"_a = engine.num_replayed_passes(),
       "training_seconds"_a = s.training_seconds, "num_sampling_steps"_a = s.num_steps,
       "sampling_seconds"_a = s.sampling_seconds, "num_samples"_a = sampling.num_samples,
       "num_sequences"_a = sampling.num_sequences,

@@ -18,7 +18,8 @@ ModelOptions model_options(const EngineOptions& o) {
           .max_sequences = o.max_sequences,
           .parking = {o.resident_bytes, o.park_directory},
           .deterministic = o.deterministic,
-          .decode_graphs = o.decode_graphs};
+          .decode_graphs = o.decode_graphs,
+          .train_graphs = o.train_graphs};
 }
 
 DispatcherOptions dispatcher_options(const EngineOptions& o) {
@@ -70,6 +71,8 @@ bool Engine::cancel(int64_t id) { return state_->dispatcher.cancel(id); }
 ParkingStats Engine::parking() const { return state_->executor.parking(); }
 
 int64_t Engine::num_recomputed_layers() const { return state_->executor.num_recomputed_layers(); }
+
+int64_t Engine::num_replayed_passes() const { return state_->executor.num_replayed_passes(); }
 
 void Engine::reset_prefix_cache() { state_->executor.reset_prefix_cache(); }
 

@@ -47,6 +47,10 @@ struct EngineOptions {
   bool deterministic = true;
   // Steps of decoding on a device are recorded as graphs and replayed; changes no number.
   bool decode_graphs = true;
+  // Training passes on a device whose sequences' lengths and owners come again are recorded as
+  // graphs and replayed; changes no number. What recordings hold of activations is at most
+  // activation_bytes, beside those of a pass that is not recorded.
+  bool train_graphs = true;
 };
 
 class Engine {
@@ -77,6 +81,8 @@ class Engine {
   int64_t num_passes() const { return stats().num_passes; }
   // Layers that backward passes computed a second time because of activation_bytes.
   int64_t num_recomputed_layers() const;
+  // Training passes that a device took as recorded graphs.
+  int64_t num_replayed_passes() const;
   // What resident_bytes has led to.
   ParkingStats parking() const;
 

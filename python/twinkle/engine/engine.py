@@ -36,8 +36,9 @@ def checked_options(options):
             options["gather_ms"] <= 1000,
             f"engine: gather_ms is {options['gather_ms']}, it must be at most 1000",
         )
-    if "decode_graphs" in options:
-        checks.flag("engine: decode_graphs", options["decode_graphs"])
+    for name in ("decode_graphs", "train_graphs"):
+        if name in options:
+            checks.flag(f"engine: {name}", options[name])
     if "park_directory" in options:
         options["park_directory"] = checks.path("engine: park_directory", options["park_directory"])
     return options
@@ -59,8 +60,8 @@ class Engine:
     queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not
     ended (None: 1024), max_queued_total: of all tenants (None: 16384); beyond them BusyError.
     device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.
-    decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True); changes no
-    number.
+    decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True), train_graphs:
+    so are training passes whose lengths and tenants come again; neither changes a number.
     resident_bytes: that all adapters' state may take in memory (None or 0: no limit); beyond them
     tenants that rest wait in files below park_directory and come back, bit for bit, with their next
     operation.
@@ -82,7 +83,14 @@ class Engine:
         refuse_unknown(
             "engine: Engine",
             options,
-            (*_LEAST, "sampling_share", "gather_ms", "park_directory", "decode_graphs"),
+            (
+                *_LEAST,
+                "sampling_share",
+                "gather_ms",
+                "park_directory",
+                "decode_graphs",
+                "train_graphs",
+            ),
         )
         options = checked_options({**options, "token_budget": token_budget})
         self.model_id = str(model_id)
@@ -107,7 +115,8 @@ class Engine:
 
         num_queued (operations that have not ended); num_batches, num_passes, training_seconds,
         batches (num_tokens and num_tenants, each summed over all training batches) and
-        last_batches (the same of each of the newest 20), num_recomputed_layers;
+        last_batches (the same of each of the newest 20), num_recomputed_layers,
+        num_replayed_passes (of training, as recorded graphs of a GPU);
         num_sampling_steps, sampling_seconds, num_samples and num_sequences (that are being
         sampled), num_computed_tokens, num_prefix_tokens (that the prefix cache spared),
         num_kv_pages, num_free_kv_pages, kv_page_tokens (of a page; all 0 before the first sample);

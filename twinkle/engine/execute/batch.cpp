@@ -124,10 +124,10 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   keep(pieces, pass, nn::head_forward(hidden, decoder.head(), pass.targets, {.entropy = entropy}));
 }
 
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs) {
   Pass pass;
   pack_pass(pass, pieces);
-  const at::Tensor hidden = decoder.forward_train(pass.tape);
+  const at::Tensor hidden = graphs.forward(pass.tape);
   const at::NoGradGuard no_grad;
   for (const Piece& piece : pieces) {
     if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
@@ -150,7 +150,7 @@ void backward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
       failed.insert(&op.tenant());
     }
   }
-  decoder.backward(pass.tape, out.dhidden);
+  graphs.backward(pass.tape, out.dhidden);
 }
 
 }  // namespace twinkle::engine

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "twinkle/engine/execute/running.h"
+#include "twinkle/lora/train_graphs.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::engine {
@@ -27,6 +28,6 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder);
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
 // gets `op->error` and adds nothing; so does one that completes its operation with a loss that
 // can't be. What throws may leave some of the gradients added.
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder);
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs);
 
 }  // namespace twinkle::engine

@@ -29,8 +29,10 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   pool_ = std::make_unique<lora::Pool>(*decoder_);
   facts_ = facts_of(*decoder_, checkpoint);
   base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
+  graphs_ = std::make_unique<lora::TrainGraphs>(*decoder_, *pool_,
+                                                o.train_graphs ? lora::TrainGraphs::kMost : 0);
   training_ = std::make_unique<Training>(
-      *decoder_, [this](const std::string& name) -> Tenant& { return tenant(name); });
+      *decoder_, *graphs_, [this](const std::string& name) -> Tenant& { return tenant(name); });
   sampler::SamplerOptions sampling;
   sampling.kv_tokens = o.kv_tokens;
   sampling.max_batch = o.max_sequences;
@@ -76,7 +78,7 @@ Result DecoderExecutor::run(const Operation& operation) {
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
   if (const auto* op = std::get_if<Create>(&operation)) create(*op);
   Result result = run_on(tenant(tenant_of(operation)), operation);
-  parking_.settle(training_->tenants());
+  settle();
   return result;
 }
 
@@ -151,6 +153,7 @@ Done DecoderExecutor::remove(const Delete& op) {
   }
   parking_.forget(gone);
   tenants_.erase(op.tenant);
+  graphs_->sweep();
   if (before.empty()) return {};
   const auto weights = decoder_->weights();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(before[i]);
@@ -158,9 +161,14 @@ Done DecoderExecutor::remove(const Delete& op) {
   return {};
 }
 
+void DecoderExecutor::settle() {
+  parking_.settle(training_->tenants());
+  graphs_->sweep();
+}
+
 BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
   BatchOutcome outcome = training_->run_batch(batch);
-  parking_.settle(training_->tenants());
+  settle();
   return outcome;
 }
 
@@ -168,7 +176,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, Sampl
   lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
   sampling_->start(id, sample, share, {std::move(pin), version}, std::move(hooks));
-  parking_.settle(training_->tenants());
+  settle();
 }
 
 void DecoderExecutor::admit(const Admitted& request) { sampling_->admit(request); }

@@ -26,6 +26,7 @@ struct ModelOptions {
   ParkingOptions parking;
   bool deterministic;  // Decoder::set_exact
   bool decode_graphs;  // SamplerOptions::graphs
+  bool train_graphs;   // lora::TrainGraphs
 };
 
 class DecoderExecutor : public Executor {
@@ -35,6 +36,7 @@ class DecoderExecutor : public Executor {
 
   const ModelFacts& facts() const { return facts_; }
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
+  int64_t num_replayed_passes() const { return graphs_->num_replays(); }               // any thread
   ParkingStats parking() const { return parking_.stats(); }                            // any thread
   const model::DecoderSpec& spec() const { return decoder_->spec(); }
   SamplingStats sampling() const { return sampling_->stats(); }  // any thread
@@ -59,6 +61,7 @@ class DecoderExecutor : public Executor {
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation);
   Done remove(const Delete& operation);
+  void settle();  // after whatever may have changed what adapters hold
 
   BaseModel base_;
   ModelFacts facts_;
@@ -66,6 +69,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   Parking parking_;
+  std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
   const std::string path_;  // of the model

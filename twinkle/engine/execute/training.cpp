@@ -47,21 +47,21 @@ BatchOutcome Training::run_batch(std::span<const Work> batch) {
     }
   }
   // Two passes, so that a forward costs no backward. Neither changes what the other reads.
-  pass(forwards, forward_pass, outcome);
-  pass(backwards, backward_pass, outcome);
+  pass(forwards, [this](auto pieces) { forward_pass(pieces, decoder_); }, outcome);
+  pass(backwards, [this](auto pieces) { backward_pass(pieces, decoder_, graphs_); }, outcome);
   return outcome;
 }
 
-void Training::pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome) {
+void Training::pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outcome) {
   if (pieces.empty()) return;
   ++outcome.num_passes;
   std::map<Tenant*, std::vector<Piece>> overflowed;
   try {
-    run(pieces, decoder_);
-    if (run == backward_pass) {
-      for (const Piece& piece : pieces) overflowed[&piece.op->tenant()].push_back(piece);
-      std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
+    run(pieces);
+    for (const Piece& piece : pieces) {
+      if (piece.op->learns()) overflowed[&piece.op->tenant()].push_back(piece);
     }
+    std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
   } catch (...) {
     return blame(pieces, std::current_exception(), outcome);
   }
@@ -78,12 +78,14 @@ void Training::pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome) {
 }
 
 // The arithmetic itself failed: memory ran out, say, or sums beyond float32. Whoever was alone is
-// to blame; otherwise each begins again, alone, so that only the one to blame pays.
+// to blame; otherwise each begins again, alone, so that only the one to blame pays. Recordings hold
+// memory: nobody is to blame while there are some.
 void Training::blame(std::span<const Piece> pieces, std::exception_ptr error,
                      BatchOutcome& outcome) {
+  const bool known = !graphs_.forget() && pieces.size() == 1;
   for (const Piece& piece : pieces) {
     Running& op = *piece.op;
-    if (pieces.size() == 1) op.error = error;
+    if (known) op.error = error;
     if (op.error) {
       settle(op, outcome);
     } else {

@@ -19,7 +19,9 @@ namespace twinkle::engine {
 class Training {
  public:
   using TenantOf = std::function<Tenant&(const std::string& name)>;  // Error kNotFound
-  Training(model::Decoder& decoder, TenantOf tenant) : decoder_(decoder), tenant_(tenant) {}
+  // All outlive it.
+  Training(model::Decoder& decoder, lora::TrainGraphs& graphs, TenantOf tenant)
+      : decoder_(decoder), graphs_(graphs), tenant_(tenant) {}
 
   // As Executor says of them.
   BatchOutcome run_batch(std::span<const Work> batch);
@@ -29,13 +31,14 @@ class Training {
   bool undo(int64_t id);  // false: it is not here
 
  private:
-  using Run = void (*)(std::span<Piece> pieces, model::Decoder& decoder);
+  using Run = std::function<void(std::span<Piece> pieces)>;
   Running& begun(const Work& work);
-  void pass(std::span<Piece> pieces, Run run, BatchOutcome& outcome);
+  void pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outcome);
   void blame(std::span<const Piece> pieces, std::exception_ptr error, BatchOutcome& outcome);
   void settle(Running& op, BatchOutcome& outcome);
 
   model::Decoder& decoder_;
+  lora::TrainGraphs& graphs_;
   TenantOf tenant_;
   std::map<int64_t, std::unique_ptr<Running>> running_;
 };

@@ -45,7 +45,8 @@ class TrainingOnADecoder : public testing::Test {
       : checkpoint_(Checkpoint::open(model_.path())),
         decoder_(model::read_spec(checkpoint_.config()), checkpoint_, at::kFloat),
         pool_(decoder_),
-        training_(decoder_,
+        graphs_(decoder_, pool_),
+        training_(decoder_, graphs_,
                   [this](const std::string& name) -> Tenant& { return *tenants_.at(name); }) {
     for (const char* name : {"a", "b"}) {
       const Json config =
@@ -71,6 +72,7 @@ class TrainingOnADecoder : public testing::Test {
   model::Decoder decoder_;
   lora::Pool pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
+  lora::TrainGraphs graphs_;
   Training training_;
 };
 
