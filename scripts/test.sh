@@ -26,8 +26,9 @@ if [ "${1:-}" = --soak ]; then
   exit
 fi
 ctest --test-dir build/release --output-on-failure --no-tests=error -j2 || status=1
-processes=$(($(nproc) < 4 ? $(nproc) : 4))
-export OMP_NUM_THREADS=$(($(nproc) / processes))
+cores=$(nproc)
+processes=$((cores < 4 ? cores : 4))
+export OMP_NUM_THREADS=$((cores / processes))
 # File by file, in this order: the parity of real models, which takes longest, first.
 run_pytest -n "$processes" --dist loadfile --no-loadscope-reorder || status=1
 exit $status

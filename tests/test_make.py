@@ -59,7 +59,7 @@ def copy_of_the_scripts(folder, with_tools):
         shutil.copytree(ROOT / name, folder / name)
     tools = folder / "tools"
     tools.mkdir()
-    wanted = {"bash", "cat", "sort", "head", "cut", "sed", "dirname", "id", "sha256sum", "env"}
+    wanted = set("bash cat sort head cut sed dirname id sha256sum env nproc".split())
     for tool in wanted - set(with_tools):
         (tools / tool).symlink_to(shutil.which(tool))
     for name, prints in with_tools.items():
