@@ -82,5 +82,9 @@ function(twinkle_cuda_emulation_test)
   # Its own cuda:: functions come before those of the library.
   target_link_libraries(cuda_emulation_test PRIVATE twinkle_engine GTest::gtest GTest::gtest_main)
   target_precompile_headers(cuda_emulation_test REUSE_FROM twinkle_pch)
-  add_test(NAME cuda_emulation_test COMMAND cuda_emulation_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  foreach(shard 0 1)  # by far the longest: half the tests each, at the same time
+    add_test(NAME cuda_emulation_test_${shard} COMMAND cuda_emulation_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    set_tests_properties(cuda_emulation_test_${shard} PROPERTIES COST 1000
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=${shard}")
+  endforeach()
 endfunction()

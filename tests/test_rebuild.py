@@ -34,8 +34,7 @@ def plan(tmp_path_factory):
             line.split("] ", 1)[1] for line in shown.stdout.splitlines() if line.startswith("[")
         }
 
-    if steps():
-        pytest.skip("build/release is not up to date: run make build")
+    assert not steps(), "build/release is not up to date: run make build"
     return steps
 
 

@@ -33,7 +33,7 @@ constexpr int64_t kPeriod = 61;
 // In which runs a library sums its products is its own matter; these are such as it chooses for the
 // caches of processors.
 constexpr int64_t kRuns[] = {192, 384, 256, 336, 320, 352, 512, 128, 768, 1024};
-constexpr int64_t kShift = 3;  // rows by which a part is moved to see it in another place
+constexpr int64_t kPlaces = 16;  // rows by which a part is moved, at most, to see it elsewhere
 
 class Threads {
  public:
@@ -106,17 +106,26 @@ Operands make_operands(const Product& p, int64_t rows) {
 
 using Multiply = std::function<at::Tensor(const at::Tensor& x)>;
 
-// Whether `rows` rows have the bits of `want`, those of the first kPeriod rows of x, in places that
-// differ in alignment and neighbours.
+// Rows of x at which `rows` of them are tried: they differ in neighbours and, where a row is no
+// multiple of a vector, in alignment, by which some libraries choose how to sum.
+std::vector<int64_t> places(const at::Tensor& x, int64_t rows) {
+  std::vector<int64_t> out{3};
+  if (x.size(1) * x.element_size() % 64 != 0) {
+    for (int64_t row = 1; row < (rows > kPeriod ? 3 : kPlaces); ++row) out.push_back(row);
+  }
+  if (rows <= kPeriod) out.insert(out.end(), {0, x.size(0) - rows});
+  return out;
+}
+
+// Whether `rows` rows have the bits of `want`, those of the first kPeriod rows of x, in every
+// place.
 bool holds(const at::Tensor& x, const at::Tensor& want, int64_t rows, const Multiply& multiply) {
-  for (const int64_t from : {kShift, int64_t{0}, x.size(0) - rows}) {
-    if (rows > kPeriod && from != kShift) break;
+  return std::ranges::all_of(places(x, rows), [&](int64_t from) {
     const at::Tensor got = multiply(x.narrow(0, from, rows));
     const at::Tensor same =
         (at::arange(rows, want.options().dtype(at::kLong)) + from).remainder(kPeriod);
-    if (!at::equal(got, want.index_select(0, same))) return false;
-  }
-  return true;
+    return at::equal(got, want.index_select(0, same));
+  });
 }
 
 std::vector<int64_t> sizes_up_to(int64_t most) {
@@ -128,7 +137,7 @@ std::vector<int64_t> sizes_up_to(int64_t most) {
 // Those of the sizes up to `most` that give what `most` gives; none when that does not repeat
 // itself.
 RowPlan sizes_like(int64_t most, const Operands& in, int threads, const Library& library) {
-  const at::Tensor x = in.x.narrow(0, 0, std::max(most, kPeriod) + kShift);
+  const at::Tensor x = in.x.narrow(0, 0, std::max(most, kPeriod) + kPlaces);
   const auto alone = [&](int64_t size) -> Multiply {
     return [&, size](const at::Tensor& some) {
       return multiply_in_parts({{size}}, some, in.weight, in.bias, 1, library);
@@ -193,13 +202,16 @@ void try_ours(const Product& p, int threads, Linear ours) {
   }
 }
 
+// A bias that the library adds comes first or last in a sum, by where in a tile a row lies: it is
+// added to the sums here. Not in bfloat16, which would round them before.
 void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias) {
-  if (bias.defined()) {
+  if (bias.defined() && x.scalar_type() == at::kBFloat16) {
     at::addmm_out(out, bias, x, weight.t());
-  } else {
-    at::mm_out(out, x, weight.t());
+    return;
   }
+  at::mm_out(out, x, weight.t());
+  if (bias.defined()) out.add_(bias);
 }
 
 bool takes_f32(const Product& p) {
@@ -215,7 +227,7 @@ bool is_thin(const at::Tensor& x, const at::Tensor& weight) {
 int64_t thin_run_like(const Product& p, const RowPlan& plan) {
   if (p.transposed) return 0;
   const at::NoGradGuard no_grad;
-  const Operands in = make_operands(p, kPeriod + kShift);
+  const Operands in = make_operands(p, kPeriod + kPlaces);
   const at::Tensor want =
       multiply_in_parts(plan, in.x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
   for (const int64_t run : kRuns) {
@@ -235,7 +247,7 @@ RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
   const at::NoGradGuard no_grad;
   const Threads restore;
   const int64_t rows = most_rows(p);
-  const Operands in = make_operands(p, rows + kShift);
+  const Operands in = make_operands(p, rows + kPlaces);
   for (const int64_t most : {rows, int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
     RowPlan plan = sizes_like(most, in, threads, library);
     if (!plan.sizes.empty()) return plan;

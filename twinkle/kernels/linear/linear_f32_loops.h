@@ -45,9 +45,7 @@ template <int kRows>
 inline void thin_tile(const ThinProduct& p, int64_t o) {
   constexpr int n = kLanes<float>;
   const int64_t outputs = p.outputs - o;
-  Lanes<float> total[kRows];
-  const Lanes<float> first = p.bias ? load<float>(p.bias + o, outputs) : Lanes<float>{};
-  for (int r = 0; r < kRows; ++r) total[r] = first;
+  Lanes<float> total[kRows] = {};
   const float* ahead = p.w + (o + n) * p.inputs;  // only fetched, never read here
   for (int64_t begin = 0; begin < p.inputs; begin += p.run) {
     const int64_t end = p.inputs - begin > p.run ? begin + p.run : p.inputs;
@@ -68,7 +66,11 @@ inline void thin_tile(const ThinProduct& p, int64_t o) {
         }
       }
     }
-    for (int r = 0; r < kRows; ++r) total[r] = p.bias || begin ? total[r] + sum[r] : sum[r];
+    for (int r = 0; r < kRows; ++r) total[r] = begin ? total[r] + sum[r] : sum[r];
+  }
+  if (p.bias) {
+    const Lanes<float> bias = load<float>(p.bias + o, outputs);
+    for (int r = 0; r < kRows; ++r) total[r] += bias;
   }
   for (int r = 0; r < kRows; ++r) store<float, float>(p.y + r * p.outputs + o, total[r], outputs);
 }

@@ -17,7 +17,7 @@ at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   auto out = y.accessor<float, 2>();
   for (int64_t r = 0; r < x.size(0); ++r) {
     for (int64_t o = 0; o < w.size(0); ++o) {
-      float total = bias.defined() ? bias[o].item<float>() : 0;
+      float total = 0;
       for (int64_t begin = 0; begin < x.size(1); begin += run) {
         float sum = 0;
         for (int64_t i = begin; i < std::min(x.size(1), begin + run); ++i) {
@@ -25,7 +25,7 @@ at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
         }
         total = total + sum;
       }
-      out[r][o] = total;
+      out[r][o] = bias.defined() ? total + bias[o].item<float>() : total;
     }
   }
   return y;
