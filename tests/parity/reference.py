@@ -5,28 +5,48 @@ import torch
 IGNORED = -100
 
 
-def scores(model, sequence, temperature=1.0):
-    """log p(label) and entropy of every token, both 0 where the label is ignored; with a graph.
+def _scored(model, sequence, temperature=1.0):
+    """Where labels are not ignored: their positions [N], and there log p [N, V], with a graph.
 
     The model computes as it is; of its logits the rest is computed in float64, as the exact formula
     would. In float32 the sum over SmolLM2's vocabulary alone moves gradients by up to 2e-4.
     """
-    logits = model(torch.as_tensor(sequence["input_ids"])[None]).logits[0].double() / temperature
-    logps = logits.log_softmax(-1)
-    labels = torch.as_tensor(sequence["labels"])
-    scored = labels != IGNORED
-    chosen = logps.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    entropies = -(logps.exp() * logps).sum(-1)
-    return tuple(torch.where(scored, value, 0.0).float() for value in (chosen, entropies))
+    at = (torch.as_tensor(sequence["labels"]) != IGNORED).nonzero()[:, 0]
+    ids = torch.as_tensor(sequence["input_ids"])[None]
+    logits = model(ids, logits_to_keep=at).logits[0].double() / temperature
+    return at, logits.log_softmax(-1)
+
+
+def _spread(values, at, sequence):
+    """[N] as float32 [length], 0 elsewhere."""
+    return torch.zeros(len(sequence["labels"])).index_put((at,), values.float())
+
+
+def _chosen(of_all, at, sequence):
+    labels = torch.as_tensor(sequence["labels"])[at]
+    return _spread(of_all.gather(1, labels[:, None])[:, 0], at, sequence)
+
+
+def logps(model, sequence, temperature=1.0):
+    """log p(label) of every token, 0 where the label is ignored; with a graph."""
+    at, of_all = _scored(model, sequence, temperature)
+    return _chosen(of_all, at, sequence)
+
+
+def scores(model, sequence, temperature=1.0):
+    """The same, and the entropies in nats."""
+    at, of_all = _scored(model, sequence, temperature)
+    entropies = -(of_all.exp() * of_all).sum(-1)
+    return _chosen(of_all, at, sequence), _spread(entropies, at, sequence)
 
 
 def loss(model, sequences):
     """Sum over tokens of -weight * log p(label), of one sequence after the other."""
     total = 0
     for sequence in sequences:
-        logps, _ = scores(model, sequence)
+        value = logps(model, sequence)
         weights = sequence.get("weights")
-        total = total - (logps if weights is None else logps * torch.tensor(weights)).sum()
+        total = total - (value if weights is None else value * torch.tensor(weights)).sum()
     return total
 
 

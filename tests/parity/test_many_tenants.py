@@ -12,7 +12,7 @@ from parity import models, reference, test_smollm2
 from parity.test_generation import TEXTS
 from parity.test_gradients import adapted, draw_lora
 from parity.test_gradients import check as check_gradients
-from parity.test_training import OPTIMIZERS, SHORT, batches_of, their_curve
+from parity.test_training import OPTIMIZERS, batches_of, short_batches_of, their_curve
 from parity.test_training import check as check_curve
 
 from twinkle.engine import Engine
@@ -82,15 +82,16 @@ def drawn_crowd(index, gsm8k, folder):
 
 
 def smollm2_crowd(directory, tokenizer, gsm8k, folder):
-    batches = [batch[:1] for batch in batches_of(gsm8k, SHORT)]
+    batches = short_batches_of(gsm8k)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
-    alone = {BASE: Alone(models.load_reference(directory), gsm8k[:4], prompts[3], [])}
+    rows = [row for row in gsm8k if len(row["input_ids"]) <= 128]  # for the time they take
+    alone = {BASE: Alone(models.load_reference(directory), rows[:4], prompts[3], [])}
     adapters = (16, "all-linear"), (4, ["q_proj", "v_proj"]), (8, ["up_proj", "down_proj"])
     for t, (rank, targets) in enumerate(adapters):
         name = f"tenant{t}"
         model = test_smollm2.adapted(directory, folder / name, rank, targets)
         turned = batches[3 * t :] + batches[: 3 * t]
-        alone[name] = Alone(model, gsm8k[t : t + 2], prompts[t], turned)
+        alone[name] = Alone(model, rows[t : t + 2], prompts[t], turned)
     return Crowd(directory, folder, alone, busy=2)
 
 

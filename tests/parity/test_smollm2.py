@@ -41,7 +41,7 @@ def sequences(smollm2_tokenizer):
 def truth(smollm2, sequences):
     """log p of the scored tokens in float32."""
     with torch.no_grad():
-        return [reference.scores(smollm2, s)[0] for s in sequences]
+        return [reference.logps(smollm2, s) for s in sequences]
 
 
 def errors(logps, truth):
@@ -54,11 +54,11 @@ def test_scores_equal_transformers(smollm2_dir, sequences, truth):
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(smollm2_dir, smollm2, gsm8k):
-    """Over some 3,000 tokens: of 50 the means' own scatter is larger than their difference."""
-    rows = gsm8k[:24]
+    """Over a thousand tokens: of 50 the means' own scatter is larger than their difference."""
+    rows = [row for row in gsm8k if len(row["input_ids"]) <= 128][:24]
     model = models.load_reference(smollm2_dir, torch.bfloat16)
     with torch.no_grad():
-        truth, theirs = ([reference.scores(m, s)[0] for s in rows] for m in (smollm2, model))
+        truth, theirs = ([reference.logps(m, s) for s in rows] for m in (smollm2, model))
     logps, _ = ours.scores(ours.engine(smollm2_dir, precision="bf16", frozen=True), rows)
     mine, other = errors(logps, truth), errors(theirs, truth)
     print(f"mean |error| of log p: ours {mine.mean():.5f}, transformers {other.mean():.5f}")
@@ -94,14 +94,14 @@ def test_bfloat16_gradients_are_no_farther_from_float32s_than_pefts(
     model = adapted(smollm2_dir, tmp_path)
     base = models.load_reference(smollm2_dir, torch.bfloat16)
     half = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
+    made = ours.engine(smollm2_dir, precision="bf16", directory=str(tmp_path))
     mine, other = [], []
     with (data_dir / "gsm8k_train.jsonl").open() as lines:
         rows = [json.loads(next(lines)) for _ in range(12)]
     for row in rows:
-        ids = smollm2_tokenizer(row["question"] + "\n" + row["answer"])["input_ids"][:160]
+        ids = smollm2_tokenizer(row["question"] + "\n" + row["answer"])["input_ids"][:64]
         text = [{"input_ids": ids[:-1], "labels": ids[1:]}]
         truth = reference.adapter_gradients(model, text)
-        made = ours.engine(smollm2_dir, precision="bf16", directory=str(tmp_path))
         grads, _ = ours.gradients(made, text)
         theirs = reference.adapter_gradients(half, text)
         assert grads.keys() == theirs.keys() == truth.keys()

@@ -14,7 +14,7 @@ from parity.test_gradients import adapted
 
 STEPS = 10
 ROWS_A_STEP = 2
-SHORT = 96  # tokens: rows of SmolLM2 are the first ones so short, for the time they take
+SHORT = 96  # tokens: SmolLM2's steps have one row each, of the first ones so short: they take long
 TOLERANCE = 1e-3
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.01}),
@@ -36,6 +36,10 @@ def batches_of(rows, longest, vocab=None):
     assert len(fitting) == STEPS * ROWS_A_STEP
     fitting = [{key: [folded(t) for t in value] for key, value in row.items()} for row in fitting]
     return [fitting[i : i + ROWS_A_STEP] for i in range(0, len(fitting), ROWS_A_STEP)]
+
+
+def short_batches_of(rows):
+    return [batch[:1] for batch in batches_of(rows, SHORT)]
 
 
 def their_curve(model, batches, name, max_grad_norm=1.0):
@@ -83,16 +87,16 @@ def test_steps_of_smollm2_with_lora_on_all_linears(optimizer, gsm8k, smollm2_dir
     model = peft.get_peft_model(models.load_reference(smollm2_dir), config)
     model.save_pretrained(str(tmp_path))
     made = ours.engine(smollm2_dir, directory=str(tmp_path))
-    batches = batches_of(gsm8k, SHORT)
+    batches = short_batches_of(gsm8k)
     mine = our_curve(made, batches, optimizer)
     check(mine, their_curve(model, batches, optimizer))
 
 
 def test_steps_of_all_of_smollm2s_weights(gsm8k, smollm2_dir):
-    """One row a step. That of padding learns, as in test_smollm2.py."""
+    """That of padding learns, as in test_smollm2.py."""
     model = models.load_reference(smollm2_dir).requires_grad_(True)
     model.model.embed_tokens.padding_idx = None
-    batches = [batch[:1] for batch in batches_of(gsm8k, SHORT)]
+    batches = short_batches_of(gsm8k)
     mine = our_curve(ours.engine(smollm2_dir), batches, "AdamW")
     check(mine, their_curve(model, batches, "AdamW"))
 
