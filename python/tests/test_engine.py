@@ -123,6 +123,51 @@ def test_a_loss_written_in_python_equals_the_engines_own(tiny_llama_dir):
     torch.testing.assert_close(results[0][2], results[1][2], rtol=0, atol=0)
 
 
+class Bonus(Loss):
+    """With the entropy as a bonus; d loss / d entropy is -0.1 a scored token."""
+
+    require_entropy = True
+
+    def __call__(self, inputs, outputs):
+        scored = inputs["labels"] != -100
+        assert (outputs["entropies"][~scored] == 0).all()
+        value = -(outputs["logps"] + 0.1 * outputs["entropies"])[scored].sum()
+        return {"loss": value, "num_tokens": int(scored.sum())}
+
+
+def test_a_loss_written_in_python_learns_through_entropies(tiny_llama_dir, reference):
+    model = TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+    model.set_loss(Bonus())
+    model.set_optimizer("SGD", lr=1.0, weight_decay=0.0)
+    out = model.forward_backward(inputs=BATCH, micro_batch_size=1)
+    model.forward(inputs=BATCH)
+    assert model.calculate_loss() == pytest.approx(out["loss"], rel=1e-5)
+    total, count = 0, 0
+    reference.requires_grad_(True)
+    for f in BATCH:
+        labels = torch.as_tensor(f["labels"])
+        logits = reference(torch.as_tensor(f["input_ids"])[None]).logits[0][labels != -100]
+        logps = logits.log_softmax(-1)
+        entropies = -(logps.exp() * logps).sum(-1)
+        picked = logps.gather(1, labels[labels != -100][:, None])[:, 0]
+        total, count = total - (picked + 0.1 * entropies).sum(), count + len(picked)
+    assert out["loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert out["entropies"].shape == out["logps"].shape
+    before = model.get_state_dict()
+    model.clip_grad_and_step(max_grad_norm=0)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    (grad,) = torch.autograd.grad(total / count, [reference.get_parameter(name)])
+    moved = before[name] - model.get_state_dict()[name]
+    torch.testing.assert_close(moved, grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_loss_that_needs_entropies_is_set_before_the_forward(fp32):
+    fp32.forward(inputs=BATCH)
+    fp32.set_loss(Bonus())
+    with pytest.raises(InvalidError, match="Bonus has require_entropy, but was set after the"):
+        fp32.calculate_loss()
+
+
 def test_a_loss_written_in_python_sees_the_dropout_that_its_gradient_goes_through(tiny_llama_dir):
     seen = []
 

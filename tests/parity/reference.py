@@ -61,6 +61,11 @@ def gradients(model, sequences):
         value = loss(model, [sequence])
         if value.requires_grad:
             value.backward()
+    return accumulated(model)
+
+
+def accumulated(model):
+    """What is in .grad of every parameter that learns, by its name."""
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in model.named_parameters()
@@ -70,9 +75,13 @@ def gradients(model, sequences):
 
 def adapter_gradients(model, sequences):
     """The same with our names: model.layers.0.self_attn.q_proj.lora_A.weight."""
+    return named_as_ours(gradients(model, sequences))
+
+
+def named_as_ours(gradients):
     return {
         name.removeprefix("base_model.model.").replace(".default.", "."): value
-        for name, value in gradients(model, sequences).items()
+        for name, value in gradients.items()
     }
 
 

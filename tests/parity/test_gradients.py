@@ -95,6 +95,26 @@ def test_every_adapters_gradient_equals_peft(index, tmp_path):
     check(grads, expected)
 
 
+@pytest.mark.parametrize("index", models.ONE_OF_EACH, ids=models.name_of)
+def test_gradients_through_entropies_equal_peft(index, tmp_path):
+    """Of a loss that is linear in log-probabilities and entropies, as one with an entropy bonus."""
+    case = models.case(index)
+    model = adapted(case, tmp_path)
+    made = ours.engine(case.directory, token_budget=case.token_budget, directory=str(tmp_path))
+    given, total = [], 0
+    for sequence in case.sequences:
+        grad, of_entropy = torch.randn(2, len(sequence["labels"]))
+        extras = {"grad": grad.numpy(), "entropy_grad": of_entropy.numpy()}
+        plain = {name: sequence[name] for name in ("input_ids", "labels")}
+        given.append({**plain, "extras": extras})
+        logps, entropies = reference.scores(model, sequence)
+        total = total + (logps * grad + entropies * of_entropy).sum()
+    total.backward()
+    result = made.forward_backward(tenant=ours.TENANT, sequences=given, loss="LinearLoss").result()
+    assert result["loss"] == pytest.approx(total.item(), rel=1e-4, abs=1e-4)
+    check(ours.accumulated(made), reference.named_as_ours(reference.accumulated(model)))
+
+
 @pytest.mark.parametrize("index", [1, 2, 12, 23])
 def test_targets_given_as_a_config_reach_the_modules_that_peft_reaches(index, tmp_path):
     case = models.case(index)

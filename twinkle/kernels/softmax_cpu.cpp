@@ -45,12 +45,14 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
 
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
-                   std::span<const float> grad) {
-  if (cuda::takes(logits)) return cuda::softmax_grad_(logits, ids, temperature, stats, grad);
+                   std::span<const float> grad, std::span<const float> entropy_grad) {
+  if (cuda::takes(logits))
+    return cuda::softmax_grad_(logits, ids, temperature, stats, grad, entropy_grad);
   parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const float t = temperature.empty() ? 1.0f : temperature[r];
-      softmax_grad_(logits, r, ids[r], t, {stats[r], grad[r]});
+      const float of_entropy = entropy_grad.empty() ? 0.0f : entropy_grad[r];
+      softmax_grad_(logits, r, ids[r], t, {stats[r], grad[r], of_entropy});
     }
   });
 }

@@ -30,6 +30,12 @@ TEST_P(Softmax, EqualsLogSoftmaxItsEntropyAndItsGradient) {
         expected[id] += 0.5 / t;
         const double limit = GetParam() == at::kBFloat16 ? 4e-3 : 1e-6;
         EXPECT_LT((grad[r].to(at::kDouble) - expected).abs().max().item<double>(), limit);
+        // d H / d logit = -p (log p + H) / t
+        const auto of_entropy = -p[r] * (want[r] - (p[r] * want[r]).sum()) / t;
+        auto both = logits.clone();
+        softmax_grad_(both, r, id, t, {got, 0.5f, -2.0f});
+        EXPECT_LT((both[r].to(at::kDouble) - expected + 2 * of_entropy).abs().max().item<double>(),
+                  4 * limit);
       }
     }
   }
@@ -45,6 +51,19 @@ TEST_P(Softmax, AnyLogprobOfARowComesFromItsStatsBitForBit) {
                 softmax_stats(logits, 1, id, t, false).logprob);
     }
   }
+}
+
+TEST_P(Softmax, TheEntropysGradientOfALogitThatCannotBeDrawnIsZero) {
+  auto logits = at::zeros({1, 40}, GetParam());
+  logits[0][3] = -HUGE_VAL;
+  const RowStats got = softmax_stats(logits, 0, 5, 1, true);
+  EXPECT_NEAR(got.entropy, std::log(39.0), 1e-5);
+  logits[0][6] = 2;
+  const RowStats uneven = softmax_stats(logits, 0, 5, 1, true);
+  softmax_grad_(logits, 0, 5, 1, {uneven, 1, 1});
+  EXPECT_EQ(logits[0][3].item<double>(), 0);
+  EXPECT_NEAR(logits.sum().item<double>(), 0, GetParam() == at::kBFloat16 ? 4e-3 : 1e-5);
+  EXPECT_TRUE(at::isfinite(logits).all().item<bool>());
 }
 
 // What is left of 1 when a large vocabulary is nearly certain of one token is what its gradient and

@@ -1,5 +1,6 @@
-// A loss whose derivative is given: sum of grad * log p(target) over rows with weight != 0. It
-// carries a loss that was computed elsewhere, by its gradient in extras "grad" [N].
+// A loss whose derivative is given: sum of grad * log p(target) + entropy_grad * entropy over rows
+// with weight != 0. It carries a loss that was computed elsewhere, by its gradient in extras "grad"
+// [N] and, where it looks at entropies, "entropy_grad" [N].
 // Options: num_tokens (default 1, of a mean), what a step divides by.
 #include <cmath>
 
@@ -18,10 +19,21 @@ double parse_num_tokens(const Json& json) {
   return num_tokens;
 }
 
+at::Tensor of_rows(const Inputs& in, const std::string& name) {
+  at::Tensor given = in.extras.at(name);
+  require(given.numel() == in.weights.numel(), Code::kInvalid, "loss: ", name,
+          " of LinearLoss has ", given.numel(), " entries, it must have one per row (",
+          in.weights.numel(), ")");
+  return given;
+}
+
+at::Tensor entropy_grad_of(const Inputs& in, const Json&) {
+  if (!in.extras.contains("entropy_grad")) return {};
+  return at::where(in.weights != 0, of_rows(in, "entropy_grad"), 0.0f);
+}
+
 TokenGrad prepare_rows(const Inputs& in, const Json&) {
-  const at::Tensor given = in.extras.at("grad");
-  require(given.numel() == in.weights.numel(), Code::kInvalid, "loss: grad of LinearLoss has ",
-          given.numel(), " entries, it must have one per row (", in.weights.numel(), ")");
+  const at::Tensor given = of_rows(in, "grad");
   return [given, weights = in.weights](int64_t begin, std::span<const float> logprobs,
                                        std::span<float> grad) {
     const float* g = given.const_data_ptr<float>() + begin;
@@ -35,6 +47,8 @@ Output run_all(const Inputs& in, const Json& json) {
   Output out{.grad = at::empty_like(in.logprobs), .num_tokens = parse_num_tokens(json)};
   const std::span<float> grad(out.grad.mutable_data_ptr<float>(), logprobs.size());
   prepare_rows(in, json)(0, logprobs, grad);
+  const at::Tensor of_entropy = entropy_grad_of(in, json);
+  if (of_entropy.defined()) out.loss = at::dot(of_entropy, in.entropies).item<double>();
   for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
     double of_sequence = 0;
     for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
@@ -52,7 +66,8 @@ Loss linear() {
           .extras = {"grad"},
           .check = [](const Json& json) { parse_num_tokens(json); },
           .run = run_all,
-          .prepare = prepare_rows};
+          .prepare = prepare_rows,
+          .entropy_grad = entropy_grad_of};
 }
 
 }  // namespace twinkle::loss

@@ -25,6 +25,16 @@ TEST(Linear, CarriesAGivenGradientOnTheScoredRows) {
   EXPECT_EQ(out.num_tokens, 1) << "a mean";
 }
 
+TEST(Linear, CarriesAGivenGradientOfEntropies) {
+  Inputs in = example();
+  EXPECT_FALSE(entropy_grad(find("linear"), in).defined());
+  in.extras["entropy_grad"] = at::tensor({1.0F, 0.0F, 7.0F, -2.0F});
+  in.entropies = at::tensor({0.5F, 1.0F, 1.0F, 2.0F});
+  EXPECT_TRUE(at::equal(entropy_grad(find("linear"), in), at::tensor({1.0F, 0.0F, 0.0F, -2.0F})));
+  EXPECT_EQ(run(find("linear"), in).loss, -0.5 + 2.0 - 8.0 + 0.5 - 4.0);
+  EXPECT_FALSE(entropy_grad(find("cross_entropy"), in).defined()) << "it does not look at them";
+}
+
 TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
   EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
   EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 0}}).num_tokens, 0);
@@ -39,6 +49,10 @@ TEST(Linear, RefusesWhatItCannotUse) {
   in.extras["grad"] = at::zeros({2});
   EXPECT_EQ(error_of(in, {}),
             "loss: grad of LinearLoss has 2 entries, it must have one per row (4)");
+  in = example();
+  in.extras["entropy_grad"] = at::zeros({2});
+  EXPECT_EQ(twinkle::error_of([&] { entropy_grad(find("linear"), in); }),
+            "loss: entropy_grad of LinearLoss has 2 entries, it must have one per row (4)");
 }
 
 }  // namespace

@@ -86,6 +86,13 @@ TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options) {
   return loss.prepare(inputs, options);
 }
 
+at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& options) {
+  if (!loss.entropy_grad) return {};
+  loss.check(options);
+  check_inputs(loss, inputs, false);
+  return loss.entropy_grad(inputs, options);
+}
+
 bool finite(const Output& output) {
   const auto grad = elements(output.grad);
   return std::isfinite(output.loss) &&

@@ -1,4 +1,4 @@
-// Losses as functions of per-token log-probabilities: numbers in, a number and its gradient out.
+// Losses as functions of per-token log-probabilities and entropies: numbers in, a number and its gradient out.
 // Knows no model, no logits and no thread; a loss holds no state. One loss is one file here and one
 // line in losses.def.
 //
@@ -26,6 +26,7 @@ struct Inputs {
   at::Tensor weights;               // [N] float32: of the row in the loss; 0 where it is ignored
   std::vector<int64_t> cu_seqlens;  // [S+1]: sequence s is rows cu_seqlens[s] to cu_seqlens[s+1]
   Extras extras;
+  at::Tensor entropies;  // [N] float32, nats; defined where the loss has an entropy_grad
 };
 
 struct Output {
@@ -50,6 +51,9 @@ struct Loss {
   // Null unless a row's derivative is known from that row alone. Then the head's forward and
   // backward can be one pass: prepare() before it, with `logprobs` undefined, and run() after it.
   TokenGrad (*prepare)(const Inputs& inputs, const Json& options) = nullptr;
+  // Null unless the loss is linear in entropies: d loss / d entropies [N] float32, from the weights,
+  // extras and options alone; undefined: all 0.
+  at::Tensor (*entropy_grad)(const Inputs& inputs, const Json& options) = nullptr;
 
   bool separable() const { return prepare != nullptr; }
 };
@@ -66,6 +70,8 @@ Output run(const Loss& loss, const Inputs& inputs, const Json& options = {});
 // loss.prepare after the same checks; `inputs.logprobs` is not read. The inputs' tensors are kept
 // alive by the result.
 TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options = {});
+// loss.entropy_grad after the same checks; undefined where there is none.
+at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& options = {});
 
 // Whether the loss and every entry of its gradient are finite. A loss does not check this itself.
 bool finite(const Output& output);

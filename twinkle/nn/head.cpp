@@ -16,9 +16,8 @@ using kernels::RowStats;
 std::span<const int32_t> part(const std::vector<int32_t>& all, int64_t begin, int64_t n) {
   return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
 }
-std::span<const float> part(const std::vector<float>& all, int64_t begin, int64_t n) {
-  return all.empty() ? std::span<const float>{}
-                     : std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
+std::span<const float> part(std::span<const float> all, int64_t begin, int64_t n) {
+  return all.empty() ? all : all.subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
 }
 
 at::Tensor take(const at::Tensor& hidden, const std::vector<int64_t>& rows, int64_t begin,
@@ -74,8 +73,8 @@ void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
 
 void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                   std::span<const float> temperature, std::span<const RowStats> stats,
-                  std::span<const float> grad) {
-  kernels::softmax_grad_(logits, ids, temperature, stats, grad);
+                  std::span<const float> grad, std::span<const float> entropy_grad) {
+  kernels::softmax_grad_(logits, ids, temperature, stats, grad, entropy_grad);
 }
 
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
@@ -99,6 +98,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
                          const TokenGrad& grad, const Packing& packing, const Owners& owners,
                          const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
+  const bool entropy = options.entropy || !options.entropy_grad.empty();
   HeadOutput out;
   out.dhidden = at::zeros_like(hidden);
   const int64_t chunk = chunk_rows(options, head.weight);
@@ -111,11 +111,11 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     at::Tensor logits = product(x, head);
     const auto ids = part(targets.ids, begin, size);
     const auto temperature = part(targets.temperature, begin, size);
-    logprobs_of(logits, ids, temperature, options.entropy, stats);
-    keep(out, stats, size, options.entropy);
+    logprobs_of(logits, ids, temperature, entropy, stats);
+    keep(out, stats, size, entropy);
     const auto g = std::span(scale).first(static_cast<size_t>(size));
     grad(begin, std::span(out.logprobs).last(static_cast<size_t>(size)), g);
-    logits_grad_(logits, ids, temperature, stats, g);
+    logits_grad_(logits, ids, temperature, stats, g, part(options.entropy_grad, begin, size));
     put(out.dhidden, targets.rows, begin, transposed_product(logits, head.weight, head.exact));
     if (head.weight_grad) {
       const int64_t row = targets.rows[static_cast<size_t>(begin)];

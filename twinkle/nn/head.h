@@ -1,5 +1,5 @@
-// The language model's head: log p(target) of the rows that have one, and its backward, in chunks
-// of rows, so that the T x V matrix of logits never exists; rows without a target cost nothing.
+// The language model's head: log p(target) and entropy of the rows that have a target, and their
+// backward, in chunks of rows, so that the T x V matrix of logits never exists; rows without a target cost nothing.
 // Logits in the weight's type, log-sum-exp, probabilities and their sums in float32. N scored rows,
 // D width, V vocabulary.
 #pragma once
@@ -23,7 +23,7 @@ struct Targets {
 
 struct HeadOutput {
   std::vector<float> logprobs;   // [N]
-  std::vector<float> entropies;  // [N], only when asked for; a figure: it has no backward
+  std::vector<float> entropies;  // [N] in nats, only when asked for
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
@@ -32,8 +32,9 @@ struct HeadOutput {
 inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
 
 struct HeadOptions {
-  bool entropy = false;  // HeadOutput::entropies too, in nats
-  int64_t chunk = 0;     // rows whose logits exist at a time; 0: as many as kLogitBytes hold
+  bool entropy = false;                 // HeadOutput::entropies too
+  std::span<const float> entropy_grad;  // [N] d loss / d entropy, entropies then too; empty: 0
+  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as kLogitBytes hold
 };
 
 // Given a chunk's first index in [0, N) and its log-probabilities, writes d loss / d logprob of
@@ -54,12 +55,12 @@ HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const 
                          const HeadOptions& options = {});
 
 // The two halves of the above for one chunk of logits [n, V], for tests and the sampler: the
-// statistics of every row, and in place, grad[r] * (onehot(id) - softmax) / temperature.
+// statistics of every row, and in place, d loss / d logits; the formula is kernels/softmax.h's.
 void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
                  std::span<const float> temperature, bool entropy,
                  std::span<kernels::RowStats> stats);
 void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                   std::span<const float> temperature, std::span<const kernels::RowStats> stats,
-                  std::span<const float> grad);
+                  std::span<const float> grad, std::span<const float> entropy_grad = {});
 
 }  // namespace twinkle::nn

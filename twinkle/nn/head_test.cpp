@@ -17,6 +17,7 @@ struct Problem {
   at::Tensor hidden = at::randn({12, 8}, at::kDouble), weight = at::randn({50, 8}, at::kDouble);
   Targets targets{{0, 1, 3, 4, 5, 8, 10, 11}, {3, 0, 49, 7, 7, 21, 30, 2}, {}};
   std::vector<double> grad{1, -2, 0.5, 3, 1, 1, -1, 2};
+  std::vector<float> entropy_grad{0, 1, -0.5, 0, 2, 0.25f, -3, 1};
 };
 
 // 96 tokens, every third without a target, 500 logits of about 1, of which some are likely.
@@ -28,11 +29,13 @@ Problem drawn(at::ScalarType type) {
   p.weight = (at::randn({500, 72}) * 0.25).to(type);
   p.targets = {};
   p.grad.clear();
+  p.entropy_grad.clear();
   for (int64_t row = 0; row < 96; ++row) {
     if (row % 3 == 1) continue;
     p.targets.rows.push_back(row);
     p.targets.ids.push_back(static_cast<int32_t>((row * 131) % 500));
     p.grad.push_back(0.25 * static_cast<double>(row % 9) - 1);
+    p.entropy_grad.push_back(0.5f * static_cast<float>(row % 5) - 0.5f);
   }
   return p;
 }
@@ -52,9 +55,11 @@ Answers plain(const Problem& p) {
   if (logits.scalar_type() == at::kBFloat16) logits = logits.to(at::kFloat);
   const auto logp = at::log_softmax(logits / t, 1);
   const auto picked = logp.gather(1, ids.unsqueeze(1)).squeeze(1);
+  const auto entropies = -(logp.exp() * logp).sum(1);
   const auto grad = at::tensor(at::ArrayRef<double>(p.grad), at::kDouble).to(picked.scalar_type());
-  const auto d = torch::autograd::grad({picked}, {h, w}, {grad});
-  return {picked.detach(), -(logp.exp() * logp).sum(1).detach(), d[0], d[1]};
+  const auto of_entropy = at::tensor(at::ArrayRef<float>(p.entropy_grad)).to(grad.scalar_type());
+  const auto d = torch::autograd::grad({picked, entropies}, {h, w}, {grad, of_entropy});
+  return {picked.detach(), entropies.detach(), d[0], d[1]};
 }
 
 Answers ours(const Problem& p, int64_t chunk) {
@@ -66,10 +71,11 @@ Answers ours(const Problem& p, int64_t chunk) {
                       for (size_t i = 0; i < logprobs.size(); ++i)
                         grad[i] = static_cast<float>(p.grad[first + i]);
                     },
-                    p.packing, p.owners, {.entropy = true, .chunk = chunk});
+                    p.packing, p.owners, {.entropy_grad = p.entropy_grad, .chunk = chunk});
   const auto forward =
       head_forward(p.hidden, Linear{p.weight}, p.targets, {.entropy = true, .chunk = chunk + 1});
   EXPECT_EQ(out.logprobs, forward.logprobs);
+  EXPECT_EQ(out.entropies, forward.entropies);
   return {at::tensor(at::ArrayRef<float>(out.logprobs)),
           at::tensor(at::ArrayRef<float>(forward.entropies)), out.dhidden, dw.sum};
 }

@@ -11,7 +11,8 @@ class Loss:
 
     __call__(inputs, outputs, **kwargs): `inputs` holds padded tensors [B, L]: input_ids (0),
     labels (-100, already shifted), attention_mask (0). `outputs['logps']` [B, L] float32 is
-    log p(label), 0 where ignored, and requires grad. kwargs are those of forward_backward.
+    log p(label), 0 where ignored, and requires grad; with require_entropy, so does
+    `outputs['entropies']` [B, L] float32 in nats. kwargs are those of forward_backward.
     Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
     divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
     """
@@ -46,13 +47,12 @@ def check_usable(loss):
     """Refuses what this version cannot give a loss."""
     for flag, what in (
         ("require_logits", "logits [B, L, V]"),
-        ("require_entropy", "entropies with a gradient"),
         ("require_values", "a value head"),
     ):
         if getattr(loss, flag, False):
             raise NotAvailableError(
                 f"loss: {type(loss).__name__} has {flag}, but this version does not give {what} "
-                "to losses; use outputs['logps']"
+                "to losses; use outputs['logps'] and, with require_entropy, outputs['entropies']"
             )
 
 
@@ -98,20 +98,22 @@ def evaluate(loss, inputs, outputs, kwargs):
 
 
 def gradient(loss, inputs, outputs, kwargs):
-    """(loss, num_tokens, d loss / d logps [B, L]) by torch's autograd in this process."""
+    """(loss, num_tokens, {name: d loss / d outputs[name] [B, L]}) of all outputs, which are of
+    floats, by torch's autograd in this process."""
     import torch
 
-    logps = outputs["logps"].detach().requires_grad_()
+    outputs = {name: value.detach().requires_grad_() for name, value in outputs.items()}
     with torch.enable_grad():
-        value, num_tokens = evaluate(loss, inputs, {**outputs, "logps": logps}, kwargs)
+        value, num_tokens = evaluate(loss, inputs, dict(outputs), kwargs)
+        names = " or ".join(f"outputs[{name!r}]" for name in outputs)
         require(
             value.requires_grad,
-            f"loss: {type(loss).__name__} does not depend on outputs['logps'], "
+            f"loss: {type(loss).__name__} does not depend on {names}, "
             "so there is nothing to learn from",
         )
-        (grad,) = torch.autograd.grad(value, logps)
+        grads = torch.autograd.grad(value, list(outputs.values()), materialize_grads=True)
     require(
-        bool(torch.isfinite(grad).all()),
+        all(bool(torch.isfinite(grad).all()) for grad in grads),
         f"loss: the gradient of {type(loss).__name__} is not finite, nothing was accumulated",
     )
-    return value.item(), num_tokens, grad
+    return value.item(), num_tokens, dict(zip(outputs, grads, strict=True))

@@ -21,6 +21,22 @@ from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
 
 
+# What a loss written in Python learns through, and the engine's LinearLoss's names of d loss / d it.
+GRADIENTS = {"logps": "grad", "entropies": "entropy_grad"}
+
+
+def _outputs(loss, batch, result):
+    """A ModelOutput of the engine's result; entropies only where the loss asked for them."""
+    outputs = {
+        "loss": loss,
+        "logps": batch.padded(result["logps"]),
+        "num_tokens": batch.num_labels,
+    }
+    if len(result["entropies"]):
+        outputs["entropies"] = batch.padded(result["entropies"])
+    return outputs
+
+
 def _given(*values):
     """The first one that is not None."""
     return next((value for value in values if value is not None), None)
@@ -99,13 +115,10 @@ class TransformersModel(Adapters):
             sequences=batch.sequences,
             disable_lora=disable_lora,
             temperature=temperature,
+            entropy=group.loss.require_entropy,
             train=training,
         ).result()
-        outputs = {
-            "loss": None,
-            "logps": batch.padded(result["logps"]),
-            "num_tokens": batch.num_labels,
-        }
+        outputs = _outputs(None, batch, result)
         status = group.status(training)
         status.batch, status.outputs, status.temperature = batch, outputs, temperature
         status.disable_lora = disable_lora and group.config is not None
@@ -144,6 +157,11 @@ class TransformersModel(Adapters):
         status = group.status(training)
         if status.batch is None:
             raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
+        require(
+            not group.loss.require_entropy or "entropies" in status.outputs,
+            f"model: {type(group.loss).__name__} has require_entropy, but was set after the "
+            "forward: call forward or forward_only again",
+        )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
         value, loss_tokens = evaluate(
@@ -214,15 +232,11 @@ class TransformersModel(Adapters):
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 **common,
             ).result()
-        outputs = {
-            "loss": value,
-            "logps": batch.padded(result["logps"]),
-            "num_tokens": batch.num_labels,
-        }
+        outputs = _outputs(value, batch, result)
         group.cur_step += 1
         group.accumulated += 1
         group.just_stepped, group.clipped_norm = False, None
-        group.train.outputs = outputs
+        group.train.outputs = None
         group.accumulate_metrics(
             True,
             batch,
@@ -235,21 +249,27 @@ class TransformersModel(Adapters):
 
     def _python_loss(self, group, batch, loss_kwargs, micro_batch_size, common):
         """Of a Python loss: its value, num_tokens of each micro-batch (0: it is a mean), and the
-        sequences, whose extras hold d loss / d logps."""
+        sequences, whose extras hold its gradients."""
         if len(batch) == 0:
             return 0.0, [], []
-        scores = self.engine.forward(sequences=batch.sequences, train=True, **common).result()
-        scores = scores["logps"]
+        scores = self.engine.forward(
+            sequences=batch.sequences, train=True, entropy=group.loss.require_entropy, **common
+        ).result()
         parts, values, counts, sequences = batch.split(micro_batch_size), [], [], []
         begin = 0
         for part in parts:
-            outputs = {"logps": part.padded(scores[begin : begin + len(part)])}
+            rows = slice(begin, begin + len(part))
+            outputs = {
+                name: part.padded(scores[name][rows]) for name in GRADIENTS if scores[name]
+            }
             kwargs = slice_kwargs(loss_kwargs, begin, len(part), len(batch))
-            value, count, grad = gradient(group.loss, part.tensors(), outputs, kwargs)
+            value, count, grads = gradient(group.loss, part.tensors(), outputs, kwargs)
             values.append(value)
             counts.append(count)
-            for sequence, row in zip(part.sequences, part.unpadded(grad), strict=True):
-                sequences.append({**sequence, "extras": {"grad": row}})
+            names = [GRADIENTS[name] for name in grads]
+            rows = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
+            for sequence, row in zip(part.sequences, rows, strict=True):
+                sequences.append({**sequence, "extras": dict(zip(names, row, strict=True))})
             begin += len(part)
         value = sum(values) / (1 if any(counts) else len(values))
         return value, counts, sequences

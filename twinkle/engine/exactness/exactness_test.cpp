@@ -57,6 +57,7 @@ Sequence sequence(const Person& p, uint64_t key) {
   if (p.loss != "LinearLoss") return s;
   for (size_t t = 0; t < s.labels.size(); ++t)
     s.extras["grad"].push_back(static_cast<float>(0.1 * uniform_at(key, t) - 0.08));
+  s.extras["entropy_grad"].assign(s.labels.size(), -0.03f);
   return s;
 }
 

@@ -50,8 +50,12 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
   op.temperature = draw(key, 4) ? 1.0 : 0.7;
   if (draw(key, 3) == 0) {
     op.loss = "LinearLoss";
-    for (Sequence& s : op.sequences)
-      s.extras["grad"].assign(s.input_ids.size(), static_cast<float>(0.01 * draw(key, 9)) - 0.05f);
+    const bool entropy = draw(key, 2) == 0;
+    for (Sequence& s : op.sequences) {
+      const size_t length = s.input_ids.size();
+      s.extras["grad"].assign(length, static_cast<float>(0.01 * draw(key, 9)) - 0.05f);
+      if (entropy) s.extras["entropy_grad"].assign(length, 0.01f * draw(key, 3) - 0.01f);
+    }
   }
   if (draw(key, 12) == 0) op.loss = "NoSuchLoss";
   return op;

@@ -57,13 +57,28 @@ void keep(std::span<const Piece> pieces, const Pass& pass, const nn::HeadOutput&
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
                n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
-    const Forward* forward = pieces[i].op->forward();
     const std::span entropies(out.entropies);
     pieces[i].op->keep(
         std::span(out.logprobs).subspan(begin, n),
-        forward && forward->entropy ? entropies.subspan(begin, n) : std::span<const float>(),
+        pieces[i].op->wants_entropy() ? entropies.subspan(begin, n) : std::span<const float>(),
         pieces[i].last);
   }
+}
+
+bool any_wants_entropy(std::span<const Piece> pieces) {
+  return std::any_of(pieces.begin(), pieces.end(),
+                     [](const Piece& p) { return p.op->wants_entropy(); });
+}
+
+// d loss / d entropy of all scored rows; empty: 0.
+std::vector<float> entropy_grads(std::span<const Piece> pieces, const Pass& pass) {
+  if (!any_wants_entropy(pieces)) return {};
+  std::vector<float> out(pass.targets.rows.size(), 0.0f);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto of_piece = pieces[i].op->entropy_grad(pieces[i].first, pieces[i].last);
+    std::copy(of_piece.begin(), of_piece.end(), out.begin() + pass.cu_targets[i]);
+  }
+  return out;
 }
 
 // The derivatives of all pieces' losses, and whether they are finite.
@@ -85,9 +100,12 @@ nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const a
       }
     }
   };
+  const std::vector<float> of_entropies = entropy_grads(pieces, pass);
   nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, pass.tape.batch.packing,
-                                         pass.tape.batch.owners);
+                                         pass.tape.batch.owners, {.entropy_grad = of_entropies});
   for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto of_piece = pieces[i].op->entropy_grad(pieces[i].first, pieces[i].last);
+    if (!std::ranges::all_of(of_piece, [](float g) { return std::isfinite(g); })) finite[i] = 0;
     if (!finite[i]) pieces[i].op->error = not_finite(pieces[i].op->tenant());
   }
   return out;
@@ -116,12 +134,11 @@ std::exception_ptr not_finite(const Tenant& tenant) {
 void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   Pass pass;
   pack_pass(pass, pieces);
-  const bool entropy = std::any_of(pieces.begin(), pieces.end(), [](const Piece& p) {
-    return p.op->forward() && p.op->forward()->entropy;
-  });
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
-  keep(pieces, pass, nn::head_forward(hidden, decoder.head(), pass.targets, {.entropy = entropy}));
+  keep(pieces, pass,
+       nn::head_forward(hidden, decoder.head(), pass.targets,
+                        {.entropy = any_wants_entropy(pieces)}));
 }
 
 void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs) {

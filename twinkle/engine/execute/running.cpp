@@ -61,6 +61,7 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
             "' must be given for every sequence of a forward_backward, or for none");
     inputs_.extras[name] = copy_of(values);
   }
+  entropy_grad_ = loss::entropy_grad(*loss_, inputs_, options_);
   if (loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
 }
 
@@ -77,6 +78,16 @@ void Running::derive(size_t first_sequence, int64_t row, std::span<const float> 
   grad_(cu_[first_sequence] + row, logprobs, grad);
 }
 
+bool Running::wants_entropy() const {
+  return forward_ ? forward_->entropy : entropy_grad_.defined();
+}
+
+std::span<const float> Running::entropy_grad(size_t first, size_t last) const {
+  if (!entropy_grad_.defined()) return {};
+  const auto n = static_cast<size_t>(cu_[last] - cu_[first]);
+  return {entropy_grad_.const_data_ptr<float>() + cu_[first], n};
+}
+
 void Running::keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last) {
   logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
   entropies_.insert(entropies_.end(), entropies.begin(), entropies.end());
@@ -85,12 +96,14 @@ void Running::keep(std::span<const float> logprobs, std::span<const float> entro
 
 void Running::prepare() {
   inputs_.logprobs = copy_of(logprobs_);
+  inputs_.entropies = copy_of(entropies_);
   const loss::Output out = loss::run(*loss_, inputs_, options_);
   const float* values = out.grad.const_data_ptr<float>();
   grad_ = [kept = out.grad, values](int64_t begin, std::span<const float>, std::span<float> grad) {
     std::copy_n(values + begin, grad.size(), grad.begin());
   };
   logprobs_.clear();
+  entropies_.clear();
   num_done_ = 0;
 }
 
@@ -104,6 +117,7 @@ void Running::finish() {
   }
   if (!loss_) return;
   inputs_.logprobs = copy_of(logprobs_);
+  inputs_.entropies = copy_of(entropies_);
   const loss::Output out = loss::run(*loss_, inputs_, options_);
   require(loss::finite(out), Code::kInvalid, "engine: the loss of tenant '", tenant_->name(),
           "' is ", out.loss,

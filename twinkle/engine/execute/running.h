@@ -30,6 +30,10 @@ class Running {
   // d loss / d logprob of the rows that follow row `row` of the sequences from `first_sequence` on.
   void derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
               std::span<float> grad) const;
+  // Whether the scored rows' entropies are wanted, for the result or by the loss.
+  bool wants_entropy() const;
+  // d loss / d entropy of the scored rows of sequences [first, last); empty: 0.
+  std::span<const float> entropy_grad(size_t first, size_t last) const;
 
   // The scored rows of the sequences up to `last`, in order.
   void keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last);
@@ -62,6 +66,7 @@ class Running {
   Json options_ = JsonObject{};
   const loss::Loss* loss_ = nullptr;
   loss::TokenGrad grad_;
+  at::Tensor entropy_grad_;  // [N], or undefined: 0
   ForwardResult result_;
 
   bool marked_ = false;

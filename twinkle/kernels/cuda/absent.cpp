@@ -46,7 +46,7 @@ void softmax_stats(const at::Tensor&, std::span<const int32_t>, std::span<const 
   absent();
 }
 void softmax_grad_(at::Tensor&, std::span<const int32_t>, std::span<const float>,
-                   std::span<const RowStats>, std::span<const float>) {
+                   std::span<const RowStats>, std::span<const float>, std::span<const float>) {
   absent();
 }
 

@@ -47,7 +47,7 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<RowStats> stats);
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
-                   std::span<const float> grad);
+                   std::span<const float> grad, std::span<const float> entropy_grad);
 
 // As lora.h's; the factors must be packed.
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y);

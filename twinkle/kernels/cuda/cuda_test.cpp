@@ -63,8 +63,13 @@ TEST_P(Cuda, TheHeadsChunkOfLogitsEqualsTheCpu) {
       EXPECT_NEAR(got[r].top, want[r].top, 1e-4) << r;
       EXPECT_NEAR(got[r].sum / want[r].sum, 1, 1e-4) << r;
     }
+    const std::vector<float> of_entropy{0, 0.5, -1, 0, 2, 0, 0, -3, 1};
+    at::Tensor both = logits.clone(), both_on_device = on(both);
+    softmax_grad_(both, ids, temperature, want, grad, of_entropy);
+    cuda::softmax_grad_(both_on_device, ids, temperature, got, grad, of_entropy);
+    expect_like(both_on_device, both);
     softmax_grad_(logits, ids, temperature, want, grad);
-    cuda::softmax_grad_(device, ids, temperature, got, grad);
+    cuda::softmax_grad_(device, ids, temperature, got, grad, {});
     expect_like(device, logits);
     expect_like(at::mm(device, on(weight)), at::mm(logits, weight), 4 * tolerance());
   }
@@ -80,6 +85,10 @@ TEST_P(Cuda, ALogitThatCannotBeDrawnAndANanAreAsOnTheCpu) {
   cuda::softmax_stats(on(logits), ids, {}, got);
   EXPECT_NEAR(got[0].entropy, want[0].entropy, 1e-4);
   EXPECT_TRUE(std::isnan(want[1].logprob) && std::isnan(got[1].logprob));
+  at::Tensor device = on(logits);
+  cuda::softmax_grad_(device, ids, {}, got, std::vector<float>{1, 1}, std::vector<float>{1, 1});
+  EXPECT_EQ(device.cpu()[0][5].item<double>(), 0);
+  EXPECT_TRUE(at::isfinite(device.cpu()[0]).all().item<bool>());
 }
 
 TEST_P(Cuda, MistakesAboutAChunkOfLogitsAreNamed) {

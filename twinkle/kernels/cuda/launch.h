@@ -63,8 +63,12 @@ struct LogitRows {
 };
 // stats [rows, 4] of the computing type: logprob of the id, entropy, top, sum; as RowStats.
 void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream);
-// Row := grad * (onehot(id) - softmax(row / temperature)) / temperature, in place.
-void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
+struct LogitGrads {
+  const float* logprob;  // [rows] d loss / d logprob
+  const float* entropy;  // [rows] d loss / d entropy, or null: 0
+};
+// Row := d loss / d row, in place: the formula is softmax.h's.
+void softmax_grad(Type type, const LogitRows& in, const void* stats, const LogitGrads& grads,
                   Stream stream);
 
 // What lora's kernels know of one part: a row of a table on the device. Factors are of the type of

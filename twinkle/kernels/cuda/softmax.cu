@@ -34,16 +34,21 @@ __global__ void row_stats(const T* logits, const int32_t* ids, const float* temp
 
 template <class T>
 __global__ void row_grad(T* logits, const int32_t* ids, const float* temperature, int64_t vocab,
-                         const Wide<T>* stats, const float* grad) {
+                         const Wide<T>* stats, LogitGrads grads) {
   using A = Wide<T>;
   T* row = logits + int64_t{blockIdx.x} * vocab;
   const A inverse = A(1) / (temperature != nullptr ? A(temperature[blockIdx.x]) : A(1));
-  const A top = stats[int64_t{blockIdx.x} * 4 + 2], sum = stats[int64_t{blockIdx.x} * 4 + 3];
-  const A scale = A(grad[blockIdx.x]) * inverse;
+  const A* known = stats + int64_t{blockIdx.x} * 4;
+  const A top = known[2], sum = known[3], shift = known[1] - log(sum);
+  const A scale = A(grads.logprob[blockIdx.x]) * inverse;
+  const A entropy_scale =
+      grads.entropy != nullptr ? A(grads.entropy[blockIdx.x]) * inverse : A(0);
   const int32_t id = ids[blockIdx.x];
   for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) {
-    const A p = exp(wide(row[i]) * inverse - top) / sum;
-    row[i] = narrow<T>(scale * ((i == id ? A(1) : A(0)) - p));
+    const A shifted = wide(row[i]) * inverse - top, p = exp(shifted) / sum;
+    A grad = scale * ((i == id ? A(1) : A(0)) - p);
+    if (entropy_scale != 0 && p > 0) grad -= entropy_scale * p * (shifted + shift);
+    row[i] = narrow<T>(grad);
   }
 }
 
@@ -56,11 +61,11 @@ void softmax_stats(Type type, const LogitRows& in, void* stats, Stream stream) {
   });
 }
 
-void softmax_grad(Type type, const LogitRows& in, const void* stats, const float* grad,
+void softmax_grad(Type type, const LogitRows& in, const void* stats, const LogitGrads& grads,
                   Stream stream) {
   with_type(type, [&]<class T>(T) {
     launch("softmax_grad", {.x = in.rows}, stream, row_grad<T>, static_cast<T*>(in.logits), in.ids,
-           in.temperature, in.vocab, static_cast<const Wide<T>*>(stats), grad);
+           in.temperature, in.vocab, static_cast<const Wide<T>*>(stats), grads);
   });
 }
 

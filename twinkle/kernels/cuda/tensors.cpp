@@ -155,7 +155,7 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
 
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
-                   std::span<const float> grad) {
+                   std::span<const float> grad, std::span<const float> entropy_grad) {
   const Place place(logits);
   const Rows rows(logits, ids, temperature);
   std::vector<double> known;
@@ -165,8 +165,14 @@ void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
   const at::Tensor of_rows =
       table_on<double>(place.device, known).view(at::kDouble).to(wide_of(logits));
   const at::Tensor slopes = table_on<float>(place.device, grad.first(ids.size()));
+  const at::Tensor of_entropy = entropy_grad.empty()
+                                    ? at::Tensor()
+                                    : table_on<float>(place.device, entropy_grad.first(ids.size()));
+  const auto data = [](const at::Tensor& t) {
+    return t.defined() ? static_cast<const float*>(t.const_data_ptr()) : nullptr;
+  };
   cuda::softmax_grad(type_of(logits), rows.of(logits), of_rows.const_data_ptr(),
-                     static_cast<const float*>(slopes.const_data_ptr()), place.stream);
+                     {data(slopes), data(of_entropy)}, place.stream);
 }
 
 }  // namespace twinkle::kernels::cuda

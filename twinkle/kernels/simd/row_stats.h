@@ -12,7 +12,8 @@ struct RowStats {
 
 struct RowGrad {
   RowStats stats;
-  float grad = 0;  // d loss / d logprob
+  float grad = 0;          // d loss / d logprob
+  float entropy_grad = 0;  // d loss / d entropy; what is not 0 takes stats with the entropy
 };
 
 }  // namespace twinkle::kernels

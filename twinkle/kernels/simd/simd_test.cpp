@@ -45,9 +45,13 @@ TEST(Simd, EverySetComputesTheSoftmaxOfTheFormula) {
     EXPECT_NEAR(got.logprob, logits[33] / 2.0 - std::log(total), 1e-5) << set->name;
     auto grad = logits;
     set->f32.softmax_grad(grad.data(), 37, 33, 2, {got, 3});
+    auto both = logits;
+    set->f32.softmax_grad(both.data(), 37, 33, 2, {got, 3, -5});
     for (size_t i = 0; i < grad.size(); ++i) {
-      const double p = std::exp(double{logits[i]} / 2) / total;
+      const double logp = logits[i] / 2.0 - std::log(total), p = std::exp(logp);
       EXPECT_NEAR(grad[i], ((i == 33) - p) * 3 / 2, 1e-5) << set->name << " element " << i;
+      EXPECT_NEAR(both[i] - grad[i], 5 * p * (logp + got.entropy) / 2, 1e-5)
+          << set->name << " element " << i;
     }
   }
 }

@@ -96,24 +96,49 @@ RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, b
   return out;
 }
 
-template <class T, class A>
-void softmax_grad(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad) {
+// d loss / d logit without what is the id's alone: of a logit z / temperature - top, as `shifted`,
+// -grad p - entropy_grad p (log p + H), where p = exp(shifted) / sum and log p = shifted - log(sum).
+template <bool kEntropy, class A>
+struct LogitGrad {
+  Lanes<A> factor, entropy_factor, entropy_shift;
+
+  LogitGrad(const RowGrad& grad, A inverse)
+      : factor(splat(-static_cast<A>(grad.grad) * inverse / static_cast<A>(grad.stats.sum))),
+        entropy_factor(
+            splat(-static_cast<A>(grad.entropy_grad) * inverse / static_cast<A>(grad.stats.sum))),
+        entropy_shift(splat(static_cast<A>(grad.stats.entropy - __builtin_log(grad.stats.sum)))) {}
+
+  __attribute__((always_inline)) Lanes<A> operator()(Lanes<A> shifted) const {
+    const auto e = exp(shifted);
+    if constexpr (!kEntropy) return e * factor;
+    // 0 times -inf is 0 here: a logit that cannot be drawn.
+    return e > 0 ? e * fma(entropy_factor, shifted + entropy_shift, factor) : e * factor;
+  }
+};
+
+template <bool kEntropy, class T, class A>
+inline void write_softmax_grad(T* row, int64_t vocab, int64_t id, A temperature,
+                               const RowGrad& grad) {
   constexpr int n = kLanes<A>;
   const A inverse = 1 / temperature, slope = static_cast<A>(grad.grad) * inverse;
   const auto scale = splat(inverse), shift = splat(-static_cast<A>(grad.stats.top));
-  const auto factor = splat(-slope / static_cast<A>(grad.stats.sum));
-  const auto probability = exp(fma(load<A>(row + id, 1), scale, shift)) * factor;
-  const auto at_id = splat(slope + probability[0]);
+  const LogitGrad<kEntropy, A> of(grad, inverse);
+  const auto at_id = splat(slope + of(fma(load<A>(row + id, 1), scale, shift))[0]);
   int64_t i = 0;
 #pragma GCC unroll 2
   for (; i + n <= vocab; i += n) {
-    store<T, A>(row + i, exp(fma(load<A>(row + i), scale, shift)) * factor);
+    store<T, A>(row + i, of(fma(load<A>(row + i), scale, shift)));
   }
   if (i < vocab) {
-    const auto e = exp(fma(load<A>(row + i, vocab - i), scale, shift));
-    store<T, A>(row + i, e * factor, vocab - i);
+    store<T, A>(row + i, of(fma(load<A>(row + i, vocab - i), scale, shift)), vocab - i);
   }
   store<T, A>(row + id, at_id, 1);
+}
+
+template <class T, class A>
+void softmax_grad(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad) {
+  if (grad.entropy_grad == 0) return write_softmax_grad<false>(row, vocab, id, temperature, grad);
+  write_softmax_grad<true>(row, vocab, id, temperature, grad);
 }
 
 }  // namespace twinkle::kernels::TWINKLE_ISA
