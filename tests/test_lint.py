@@ -19,9 +19,9 @@ def linters():
             pytest.skip(f"{tool} is not installed: make lint installs it")
 
 
-def lint(root):
+def lint(root, *options):
     return subprocess.run(
-        [root / "scripts/lint.sh"], capture_output=True, text=True, env={**os.environ, "PATH": PATH}
+        [root / "scripts/lint.sh", *options], capture_output=True, text=True, env={**os.environ, "PATH": PATH}
     )
 
 
@@ -45,6 +45,14 @@ def test_what_is_not_formatted_fails(tmp_path, file, text):
     result = lint(tmp_path)
     assert result.returncode == 1
     assert file in result.stdout + result.stderr
+    assert lint(tmp_path, "--fix").returncode == 0, "as `make format` does"
+    assert lint(tmp_path).returncode == 0
+    assert (tmp_path / file).read_text() not in ("", text)
+
+
+def test_make_format_mends_what_make_lint_finds():
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^format:.*\n(\t.*\n)*?\t@scripts/lint\.sh --fix\n", makefile, re.MULTILINE)
 
 
 def test_the_pre_commit_hook_is_what_make_lint_calls():

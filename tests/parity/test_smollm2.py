@@ -1,7 +1,9 @@
 """SmolLM2-135M-Instruct, a real model: scores, gradients, bfloat16, and its GGUF file."""
 
 import json
+import re
 import statistics
+from pathlib import Path
 
 import peft
 import pytest
@@ -51,6 +53,19 @@ def errors(logps, truth):
 def test_scores_equal_transformers(smollm2_dir, sequences, truth):
     logps, _ = ours.scores(ours.engine(smollm2_dir, frozen=True), sequences)
     assert errors(logps, truth).max() <= 1e-4
+
+
+def test_weights_come_through_the_memory_map_of_their_file(smollm2_dir):
+    """The kernel counts what calls of read() give; pages of a map are not among it."""
+
+    def num_read():
+        return int(re.search(r"^rchar: (\d+)$", Path("/proc/self/io").read_text(), re.M)[1])
+
+    size = sum(file.stat().st_size for file in Path(smollm2_dir).glob("*.safetensors"))
+    assert size > 200e6
+    before = num_read()
+    ours.engine(smollm2_dir, precision="bf16", frozen=True)
+    assert num_read() - before < size / 20
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(smollm2_dir, smollm2, gsm8k):

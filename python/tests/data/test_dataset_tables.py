@@ -9,6 +9,7 @@ import pytest
 from data_rows import conversation, dataset, numbers
 
 from twinkle.dataloader import DataLoader
+from twinkle.dataset import DatasetMeta, IterableDataset
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 pytestmark = pytest.mark.usefixtures("data_built")
@@ -91,8 +92,14 @@ def test_what_rows_cannot_hold_is_named(arrow, tmp_path):
     with pytest.raises(InvalidError, match=r"row 0.*image.*bytes"):
         dataset(tmp_path / "b.parquet")
     (tmp_path / "a.txt").write_bytes(b"ok\n\xff\xfe")
-    with pytest.raises(InvalidError, match=r"a\.txt: it is not UTF-8"):
+    with pytest.raises(InvalidError, match=r"a\.txt line 2: it is not UTF-8"):
         dataset(tmp_path / "a.txt")
+    rows = iter(IterableDataset(DatasetMeta(str(tmp_path / "a.txt"))))
+    assert next(rows) == {"text": "ok"}
+    with pytest.raises(InvalidError, match=r"a\.txt line 2: it is not UTF-8"):
+        next(rows)
+    (tmp_path / "b.txt").write_bytes("\ufeffone\r\ntwo\n\nfour".encode())
+    assert [row["text"] for row in dataset(tmp_path / "b.txt")] == ["one", "two", "", "four"]
     with pytest.raises(NotFoundError, match="neither a file here nor an id"):
         dataset(str(tmp_path / "none.parquet"))
 

@@ -36,6 +36,16 @@ def call(engine_built, tmp_path):
     return run
 
 
+def test_the_program_beside_this_python_starts(engine_built):
+    """What `make build` installs: .venv/bin/twinkle."""
+    installed = Path(sys.executable).parent / "twinkle"
+    if not installed.exists():
+        pytest.skip(f"{installed} is not installed: make build")
+    done = subprocess.run([installed, "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
+
+
 def test_help_names_every_command_and_each_command_its_options(call):
     status, text, _ = call("--help")
     assert status == 0

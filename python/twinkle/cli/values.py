@@ -77,7 +77,7 @@ def _number(what, value):
             value = float(value)
         except ValueError:
             checks.refuse(what, value, "a number")
-    return checks.number(what, value)
+    return checks.number(what, value, infinite=True)  # a norm that is not clipped to
 
 
 def _text(what, value):

@@ -1,6 +1,7 @@
 """Files that the C++ readers do not read: lines of text, and tables in the formats of Arrow, by the
 package pyarrow, which is imported when one is met."""
 
+import codecs
 import contextlib
 import importlib
 import os
@@ -19,6 +20,22 @@ def extension(path):
     return Path(path).suffix.lower()
 
 
+def lines(path):
+    """{'text': line} of every line of a text file, one after the other.
+
+    InvalidError: bytes that are no UTF-8, with the line's number.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            try:
+                yield {"text": text.removesuffix(b"\n").removesuffix(b"\r").decode()}
+            except UnicodeDecodeError as error:
+                raise InvalidError(
+                    f"dataset: {path} line {number}: it is not UTF-8 ({error})"
+                ) from error
+
+
 def read(path):
     """The rows of a file, as dicts: a .txt has one of {'text': line} for every line; a table one of
     its columns for each of its rows.
@@ -26,11 +43,7 @@ def read(path):
     InvalidError: a damaged file, bytes that are no UTF-8. NotAvailableError: a missing package.
     """
     if extension(path) == ".txt":
-        try:
-            with path.open(encoding="utf-8") as lines:
-                return [{"text": line.removesuffix("\n")} for line in lines]
-        except UnicodeDecodeError as error:
-            raise InvalidError(f"dataset: {path}: it is not UTF-8 ({error})") from error
+        return list(lines(path))
     table = _lance(path) if extension(path) == ".lance" else _arrow(path)
     return table.to_pylist()
 

@@ -52,6 +52,13 @@ class DatasetMeta:
             bool(self.dataset_id) or self.data is not None,
             "dataset: DatasetMeta has neither a dataset_id nor data",
         )
+        for name in ("subset_name", "split"):
+            given = getattr(self, name)
+            require(
+                self.data is None or given == getattr(DatasetMeta, name),
+                f"dataset: {name} is {given!r}, but the rows are given as data, which has none: "
+                "leave it out",
+            )
 
     def get_id(self):
         """The name under which a Dataset keeps this source."""

@@ -110,10 +110,8 @@ def _lines(file):
                     where = f"{file} line {number}"
                     yield (lambda where=where: where), core().parse_line(text, str(file), number)
     elif kind == ".txt":
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{file} line {number}"
-                yield (lambda where=where: where), {"text": line.removesuffix("\n")}
+        for number, row in enumerate(columnar.lines(file), 1):
+            yield (lambda number=number: f"{file} line {number}"), row
     else:
         rows = _read(file)
         for index in range(len(rows)):
