@@ -66,6 +66,11 @@ class OneThread {
 int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 int64_t in_steps(int64_t n) { return parts_of(n, kStep) * kStep; }
 
+// Outputs of every part but the last: the same for any number of rows.
+int64_t width_of_parts(int64_t outputs) {
+  return in_steps(parts_of(outputs, parts_of(outputs, kMostOutputs)));
+}
+
 // [k, n]; columns repeat, and the second half of the rows undoes the first, in reverse: what is
 // left of a sum over k is its rounding. Magnitudes from 2^-8 to 1, so that there is some.
 at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::ScalarType type) {
@@ -87,6 +92,14 @@ at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::Scala
 struct Operands {
   at::Tensor x, weight, bias;  // x's rows repeat
 };
+
+// The library never sees more than a part, and of a vocabulary's hundreds all but the last are alike:
+// two and the last one stand for all.
+Product without_repeats(Product p) {
+  const int64_t width = width_of_parts(p.outputs), parts = parts_of(p.outputs, width);
+  if (parts > 3) p.outputs -= (parts - 3) * width;
+  return p;
+}
 
 int64_t most_rows(const Product& p) {
   return p.inputs * p.outputs >= kLargeWeight ? kMostRows / 2 : kMostRows;
@@ -136,11 +149,12 @@ std::vector<int64_t> sizes_up_to(int64_t most) {
 
 // Those of the sizes up to `most` that give what `most` gives; none when that does not repeat
 // itself.
-RowPlan sizes_like(int64_t most, const Operands& in, int threads, const Library& library) {
+RowPlan sizes_like(int64_t most, int64_t width, const Operands& in, int threads,
+                   const Library& library) {
   const at::Tensor x = in.x.narrow(0, 0, std::max(most, kPeriod) + kPlaces);
   const auto alone = [&](int64_t size) -> Multiply {
     return [&, size](const at::Tensor& some) {
-      return multiply_in_parts({{size}}, some, in.weight, in.bias, 1, library);
+      return multiply_in_parts({{size}, width}, some, in.weight, in.bias, 1, library);
     };
   };
   const auto in_a_team = [&](int64_t size) -> Multiply {
@@ -153,7 +167,7 @@ RowPlan sizes_like(int64_t most, const Operands& in, int threads, const Library&
   at::set_num_threads(threads);
   const at::Tensor some = x.narrow(0, 0, kPeriod), want = alone(most)(some);
   if (!at::equal(alone(most)(some), want)) return {};
-  RowPlan plan;
+  RowPlan plan{.part_outputs = width};
   for (const int64_t size : sizes_up_to(most)) {
     if (holds(x, want, size, alone(size)) && holds(x, want, size, in_a_team(size))) {
       plan.sizes.push_back(size);
@@ -224,17 +238,16 @@ bool is_thin(const at::Tensor& x, const at::Tensor& weight) {
          x.size(0) <= kernels::kThinRows;
 }
 
-int64_t thin_run_like(const Product& p, const RowPlan& plan) {
-  if (p.transposed) return 0;
-  const at::NoGradGuard no_grad;
-  const Operands in = make_operands(p, kPeriod + kPlaces);
+int64_t thin_run_like(const RowPlan& plan, const Operands& in) {
+  if (!in.weight.is_contiguous()) return 0;
+  const at::Tensor x = in.x.narrow(0, 0, kPeriod + kPlaces);
   const at::Tensor want =
-      multiply_in_parts(plan, in.x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
+      multiply_in_parts(plan, x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
   for (const int64_t run : kRuns) {
     bool same = true;
     for (int64_t rows = kernels::kThinRows; rows > 0 && same; --rows) {
-      same = holds(in.x, want, rows, [&](const at::Tensor& x) {
-        return kernels::linear_f32_thin(x, in.weight, in.bias, run);
+      same = holds(x, want, rows, [&](const at::Tensor& some) {
+        return kernels::linear_f32_thin(some, in.weight, in.bias, run);
       });
     }
     if (same) return run;
@@ -242,17 +255,18 @@ int64_t thin_run_like(const Product& p, const RowPlan& plan) {
   return 0;
 }
 
-// None where not even single rows repeat themselves.
-RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
-  const at::NoGradGuard no_grad;
+// No sizes where not even single rows repeat themselves.
+RowPlan sizes_that_hold(const Product& p, const Operands& in, int threads, const Library& library) {
   const Threads restore;
-  const int64_t rows = most_rows(p);
-  const Operands in = make_operands(p, rows + kPlaces);
-  for (const int64_t most : {rows, int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
-    RowPlan plan = sizes_like(most, in, threads, library);
+  for (const int64_t most : {most_rows(p), int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
+    RowPlan plan = sizes_like(most, width_of_parts(p.outputs), in, threads, library);
     if (!plan.sizes.empty()) return plan;
   }
   return {};
+}
+
+Operands operands_for(const Product& p) {
+  return make_operands(without_repeats(p), most_rows(p) + kPlaces);
 }
 
 // How many rows and outputs the parts of a product have, but for the last ones.
@@ -266,8 +280,7 @@ int64_t size_for(const RowPlan& plan, int64_t rows) {
 
 Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
   Cut c{};
-  // The same for any number of rows: what is tried is a part with its outputs.
-  c.outputs = in_steps(parts_of(outputs, parts_of(outputs, kMostOutputs)));
+  c.outputs = plan.part_outputs > 0 ? plan.part_outputs : width_of_parts(outputs);
   c.num_outputs = parts_of(outputs, c.outputs);
   const int64_t most = plan.sizes.back();
   const int64_t wanted = std::min(parts_of(threads, c.num_outputs), parts_of(rows, kStep));
@@ -285,7 +298,8 @@ Product Product::of(const at::Tensor& weight, const at::Tensor& bias) {
 }
 
 RowPlan prove_rows(const Product& p, int threads, const Library& library) {
-  RowPlan plan = sizes_that_hold(p, threads, library);
+  const at::NoGradGuard no_grad;
+  RowPlan plan = sizes_that_hold(p, operands_for(p), threads, library);
   require(!plan.sizes.empty(), Code::kInternal, "nn: the product of rows of ", p.inputs, " ",
           c10::toString(p.type), " inputs with ", p.outputs,
           p.transposed ? " outputs (backward)" : " outputs",
@@ -308,9 +322,11 @@ RowPlan row_plan(const Product& p) {
     return proven[key] = RowPlan{};
   }
   if (!takes_f32(p)) return proven[key] = prove_rows(p, threads, torch_product);
-  RowPlan plan = sizes_that_hold(p, threads, torch_product);
+  const at::NoGradGuard no_grad;
+  const Operands in = operands_for(p);
+  RowPlan plan = sizes_that_hold(p, in, threads, torch_product);
   if (!plan.sizes.empty() && plan.sizes.back() >= kStep) {
-    plan.thin_run = thin_run_like(p, plan);
+    plan.thin_run = thin_run_like(plan, in);
   } else {  // such as small weights on some processors, whose sums depend on where a row lies
     try_ours(p, threads, by_f32);
     plan = {.sizes = {}, .thin_run = kRuns[0]};

@@ -27,6 +27,7 @@ struct Product {
 struct RowPlan {
   std::vector<int64_t> sizes;  // rising: rows that a part may have. No other number is ever asked
                                // for; what is left over is padded with rows of zeros
+  int64_t part_outputs = 0;    // outputs of a part, but of the last; 0: by their number
   int64_t thin_run = 0;  // kernels::linear_f32_thin in runs of this gives a few rows the parts'
                          // bits, without padding; 0: no run does. Without sizes it computes any
                          // number of rows
@@ -38,7 +39,8 @@ using Library = std::function<void(at::Tensor& out_NO, const at::Tensor& x_NI,
 
 // The sizes, of 1, 2, 4, 8, 16, 32, 48, ... to 256 (128 for a large weight), whose rows have the
 // bits that they have in the largest, tried in several places, with `threads` and with 1, on
-// operands whose sums cancel, so that another order of summation shows in almost every output.
+// operands whose sums cancel, so that another order of summation shows in almost every output. Of a
+// weight that is cut into more than three parts, on two of them and the last.
 // Error kInternal: not even single rows repeat themselves.
 RowPlan prove_rows(const Product& product, int threads, const Library& library);
 

@@ -59,6 +59,31 @@ TEST(RowPlan, HasTheSizesThatHold) {
             want);
 }
 
+// 5,000 outputs are nine parts of 512 and one of 392.
+TEST(RowPlan, OfManyPartsTwoAndTheLastAreTried) {
+  const Product large{at::kFloat, 6, 5000};
+  std::mutex mutex;
+  std::set<int64_t> widths;
+  int64_t outputs = 0;
+  const auto note = [&](int64_t wrong) -> Library {
+    return [&, wrong](at::Tensor& out, const at::Tensor& x, const at::Tensor&, const at::Tensor&) {
+      const std::lock_guard lock(mutex);
+      widths.insert(out.size(1));
+      outputs = std::max(outputs, out.stride(0));
+      out.zero_();
+      if (out.size(1) == wrong && x.size(0) < 16) out.fill_(1);
+    };
+  };
+  EXPECT_EQ(prove_rows(large, 2, note(0)).sizes.front(), 1);
+  EXPECT_EQ(widths, (std::set<int64_t>{392, 512}));
+  EXPECT_EQ(outputs, 2 * 512 + 392);
+  for (const int64_t wrong : {392, 512}) {
+    const RowPlan plan = prove_rows(large, 2, note(wrong));
+    EXPECT_EQ(plan.sizes.front(), 16);
+    EXPECT_EQ(plan.part_outputs, 512);
+  }
+}
+
 TEST(RowPlan, SeesALibraryThatRoundsAnotherWayWithOneThread) {
   const auto wrong = [](int64_t rows, int64_t) { return !at::in_parallel_region() && rows < 3; };
   EXPECT_EQ(sizes_of(wrong).front(), 4);
