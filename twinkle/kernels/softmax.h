@@ -1,5 +1,6 @@
-// One row of logits: log p(id), log-sum-exp and entropy, and their gradients, in one or two passes. float32 arithmetic for bf16 and float32 logits, float64 for float64; a row's bits
-// depend on that row alone. V vocabulary.
+// One row of logits: log p(id), log-sum-exp and entropy, and their gradients, in one or two passes.
+// float32 arithmetic for bf16 and float32 logits, float64 for float64; a row's bits depend on that
+// row alone. V vocabulary.
 #pragma once
 #include <ATen/core/Tensor.h>
 

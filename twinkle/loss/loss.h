@@ -1,6 +1,6 @@
-// Losses as functions of per-token log-probabilities and entropies: numbers in, a number and its gradient out.
-// Knows no model, no logits and no thread; a loss holds no state. One loss is one file here and one
-// line in losses.def.
+// Losses as functions of per-token log-probabilities and entropies: numbers in, a number and its
+// gradient out. Knows no model, no logits and no thread; a loss holds no state. One loss is one
+// file here and one line in losses.def.
 //
 // Shapes: N scored rows of one operation, its sequences one after the other; S sequences.
 #pragma once
@@ -51,8 +51,8 @@ struct Loss {
   // Null unless a row's derivative is known from that row alone. Then the head's forward and
   // backward can be one pass: prepare() before it, with `logprobs` undefined, and run() after it.
   TokenGrad (*prepare)(const Inputs& inputs, const Json& options) = nullptr;
-  // Null unless the loss is linear in entropies: d loss / d entropies [N] float32, from the weights,
-  // extras and options alone; undefined: all 0.
+  // Null unless the loss is linear in entropies: d loss / d entropies [N] float32, from the
+  // weights, extras and options alone; undefined: all 0.
   at::Tensor (*entropy_grad)(const Inputs& inputs, const Json& options) = nullptr;
 
   bool separable() const { return prepare != nullptr; }

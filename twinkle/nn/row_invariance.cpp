@@ -93,8 +93,8 @@ struct Operands {
   at::Tensor x, weight, bias;  // x's rows repeat
 };
 
-// The library never sees more than a part, and of a vocabulary's hundreds all but the last are alike:
-// two and the last one stand for all.
+// The library never sees more than a part, and of a vocabulary's hundreds all but the last are
+// alike: two and the last one stand for all.
 Product without_repeats(Product p) {
   const int64_t width = width_of_parts(p.outputs), parts = parts_of(p.outputs, width);
   if (parts > 3) p.outputs -= (parts - 3) * width;

@@ -41,8 +41,7 @@ __global__ void row_grad(T* logits, const int32_t* ids, const float* temperature
   const A* known = stats + int64_t{blockIdx.x} * 4;
   const A top = known[2], sum = known[3], shift = known[1] - log(sum);
   const A scale = A(grads.logprob[blockIdx.x]) * inverse;
-  const A entropy_scale =
-      grads.entropy != nullptr ? A(grads.entropy[blockIdx.x]) * inverse : A(0);
+  const A entropy_scale = grads.entropy != nullptr ? A(grads.entropy[blockIdx.x]) * inverse : A(0);
   const int32_t id = ids[blockIdx.x];
   for (int64_t i = threadIdx.x; i < vocab; i += blockDim.x) {
     const A shifted = wide(row[i]) * inverse - top, p = exp(shifted) / sum;

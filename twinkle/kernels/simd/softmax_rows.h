@@ -97,7 +97,8 @@ RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, b
 }
 
 // d loss / d logit without what is the id's alone: of a logit z / temperature - top, as `shifted`,
-// -grad p - entropy_grad p (log p + H), where p = exp(shifted) / sum and log p = shifted - log(sum).
+// -grad p - entropy_grad p (log p + H), where p = exp(shifted) / sum and log p = shifted -
+// log(sum).
 template <bool kEntropy, class A>
 struct LogitGrad {
   Lanes<A> factor, entropy_factor, entropy_shift;
