@@ -8,11 +8,11 @@ run() { "$@" || { printf 'lint: failed: %.100s\n' "$*" >&2; status=1; }; }
 
 mapfile -t cpp < <(git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 if [ "${1:-}" = --fix ]; then
-  run clang-format -i "${cpp[@]}"
+  [ ${#cpp[@]} -eq 0 ] || run clang-format -i "${cpp[@]}"
   run ruff check --fix --quiet .
   run ruff format --quiet .
 else
-  run clang-format --dry-run -Werror "${cpp[@]}"
+  [ ${#cpp[@]} -eq 0 ] || run clang-format --dry-run -Werror "${cpp[@]}"
   run ruff check --quiet .
   run ruff format --check --quiet .
 fi

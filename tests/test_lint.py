@@ -21,7 +21,10 @@ def linters():
 
 def lint(root, *options):
     return subprocess.run(
-        [root / "scripts/lint.sh", *options], capture_output=True, text=True, env={**os.environ, "PATH": PATH}
+        [root / "scripts/lint.sh", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": PATH},
     )
 
 

@@ -168,6 +168,7 @@ Problem problem_of(int64_t tokens, int64_t vocab, at::ScalarType type) {
   std::iota(p.targets.rows.begin(), p.targets.rows.end(), 0);
   p.targets.ids.assign(p.targets.rows.size(), 3);
   p.grad.assign(p.targets.rows.size(), 1);
+  p.entropy_grad.assign(p.targets.rows.size(), 0.5f);
   return p;
 }
 
@@ -190,7 +191,7 @@ Peaks peaks(const Problem& p, int64_t chunk, bool train) {
   const auto ones = [](int64_t, std::span<const float>, std::span<float> grad) {
     std::fill(grad.begin(), grad.end(), 1.0f);
   };
-  const HeadOptions options{.entropy = true, .chunk = chunk};
+  const HeadOptions options{.entropy = true, .entropy_grad = p.entropy_grad, .chunk = chunk};
   return {
       peak([&] { head_forward(p.hidden, head, p.targets, options); }),
       peak([&] { head_backward(p.hidden, head, p.targets, ones, p.packing, p.owners, options); }),

@@ -77,7 +77,7 @@ def test_a_bad_python_loss_is_named_and_accumulates_nothing(model, loss, text):
 
 
 def test_what_a_loss_cannot_have_is_refused_when_it_is_set(model):
-    with pytest.raises(ImportError, match="NeedsLogits has require_logits.*'entropies'"):
+    with pytest.raises(ImportError, match=r"NeedsLogits has require_logits.*'entropies'"):
         model.set_loss(NeedsLogits)
     with pytest.raises(InvalidError, match="no Loss named 'NoLoss'"):
         model.set_loss("NoLoss")

@@ -20,8 +20,7 @@ from twinkle.model.batch import Batch, as_list
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
 
-
-# What a loss written in Python learns through, and the engine's LinearLoss's names of d loss / d it.
+# What a loss written in Python learns through: the names of LinearLoss's extras, d loss / d it.
 GRADIENTS = {"logps": "grad", "entropies": "entropy_grad"}
 
 
@@ -259,9 +258,7 @@ class TransformersModel(Adapters):
         begin = 0
         for part in parts:
             rows = slice(begin, begin + len(part))
-            outputs = {
-                name: part.padded(scores[name][rows]) for name in GRADIENTS if scores[name]
-            }
+            outputs = {name: part.padded(scores[name][rows]) for name in GRADIENTS if scores[name]}
             kwargs = slice_kwargs(loss_kwargs, begin, len(part), len(batch))
             value, count, grads = gradient(group.loss, part.tensors(), outputs, kwargs)
             values.append(value)
