@@ -1,8 +1,8 @@
 // Fine-tunes a model by LoRA in C++ alone, through the engine that the Python classes and the
 // server use.
 //   build/release/example_finetune MODEL_DIR [DATA.jsonl] [OUTPUT_DIR] [STEPS] [SEED]
-// MODEL_DIR is a Hugging Face directory: after `make demo`, which gets the model,
-// .venv/bin/python -m twinkle.hub get smollm2 prints one.
+// `make test` or scripts/build.sh builds it. MODEL_DIR is a Hugging Face directory: after `make
+// demo`, .venv/bin/python -m twinkle.hub get smollm2 prints one.
 #include <cstdio>
 #include <exception>
 #include <string>

@@ -173,6 +173,10 @@ def fake_runners(folder, ctest_ends, pytest_ends):
     """Programs in the places of ctest and pytest, with these exit statuses."""
     environment = copy_of_the_scripts(folder, {})
     (folder / ".venv/bin").mkdir(parents=True)
+    (folder / "build/release").mkdir(parents=True)
+    for name in ("build/release/example_finetune", "build/release/engine_soak"):
+        (folder / name).touch(0o755)
+    (folder / ".venv/bin/twinkle").touch(0o755)
     for path, last, status in (
         (folder / "tools/ctest", "Total Test time (real) = 2.00 sec", ctest_ends),
         (folder / ".venv/bin/python", "=== 3 passed in 1.00s ===", pytest_ends),
@@ -193,6 +197,15 @@ def test_the_tests_end_with_the_runners_summary_and_before_it_the_time_of_all(
     assert before == ["first", "Total Test time (real) = 2.00 sec", "first"]
     assert re.fullmatch(r"test: all of it took \d+ s", took)
     assert last == "=== 3 passed in 1.00s ==="
+
+
+@pytest.mark.parametrize("missing", [".venv/bin/twinkle", "build/release/example_finetune"])
+def test_the_tests_fail_where_the_build_left_something_out(missing, tmp_path):
+    environment = fake_runners(tmp_path, 0, 0)
+    (tmp_path / missing).unlink()
+    result = run(tmp_path / "scripts/test.sh", env=environment)
+    assert result.returncode == 1
+    assert f"test: {missing} is not built" in result.stderr
 
 
 @pytest.mark.parametrize("status", [0, 1])

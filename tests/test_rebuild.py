@@ -70,6 +70,7 @@ def test_a_changed_test_compiles_itself_and_links_its_program_alone(plan):
 
 
 def test_the_precompiled_header_is_not_compiled_again(plan):
+    assert "cmake_pch" in (BUILD / "build.ninja").read_text()
     for path in ("twinkle/loss/loss.h", "twinkle/engine/engine.h"):
         steps = after_change(plan, path)
         assert steps

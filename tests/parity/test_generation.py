@@ -68,6 +68,24 @@ def test_greedy_text_of_an_adapter_equals_peft(tmp_path):
         assert tokens == reference.greedy(model, prompt, 64)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("no", 0), ("bf16", 1e-3)])
+def test_smollm2s_sampled_logprobs_are_those_of_its_scores(
+    precision, tolerance, smollm2_tokenizer, smollm2_dir
+):
+    """Of replies sampled together, scored as training would: packed, all at once."""
+    prompts = [smollm2_tokenizer(text)["input_ids"] for text in TEXTS]
+    made = ours.engine(smollm2_dir, precision=precision, frozen=True)
+    replies = ours.greedy(made, prompts, 32)
+    rows = [
+        {"input_ids": prompt + tokens[:-1], "labels": [-100] * (len(prompt) - 1) + tokens}
+        for prompt, (tokens, _) in zip(prompts, replies, strict=True)
+    ]
+    scores, _ = ours.scores(made, rows)
+    for prompt, (_, sampled), scored in zip(prompts, replies, scores, strict=True):
+        given = torch.as_tensor(sampled)
+        torch.testing.assert_close(given, scored[len(prompt) - 1 :], rtol=0, atol=tolerance)
+
+
 def test_smollm2_writes_the_text_that_transformers_writes(smollm2, smollm2_tokenizer, smollm2_dir):
     prompts = [smollm2_tokenizer(text)["input_ids"] for text in TEXTS]
     made = ours.engine(smollm2_dir, frozen=True)

@@ -23,6 +23,11 @@ def test_the_drawn_models_cover_every_family_and_feature():
         special = "windowed" if family != "llama" else "biased"
         for mark in ("tied", "untied", special):
             assert any(mark in m for m in mine)
+        fields = [d.fields for d in drawn if d.family == family]
+        heads = [(f["num_attention_heads"], f["num_key_value_heads"]) for f in fields]
+        assert any(1 < kv < q for q, kv in heads), "grouped heads"
+        for name in ("vocab_size", "intermediate_size", "hidden_size"):
+            assert any(f[name] % 2 for f in fields), f"an odd {name}"
 
 
 @pytest.mark.parametrize("index", ALL, ids=models.name_of)

@@ -288,6 +288,31 @@ TEST(Engine, TwoRunsOfOneDropoutSeedAgreeAndTwoSeedsDiffer) {
   EXPECT_NE(losses(5), losses(6));
 }
 
+// One adapter, read from a directory: the seed is dropout's alone.
+TEST(Engine, TwoSeedsOfDropoutDropOtherInputsOfOneAdapter) {
+  const TinyModel model;
+  const ScratchDir scratch;
+  const std::string directory = (scratch / "adapter").string();
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  const auto loss = [&](const std::string& name) {
+    Kind kind = small();
+    kind.name = name;
+    return engine.run<ForwardResult>(batch_of(kind, 0)).loss;
+  };
+  engine.run<Done>(
+      Create{.tenant = "first",
+             .lora_json = R"({"r": 4, "lora_dropout": 0.5, "target_modules": "all-linear"})"});
+  loss("first");
+  engine.run<StepResult>(Step{.tenant = "first", .options = R"({"lr": 0.05})"});  // B is not 0
+  engine.run<SaveResult>(Save{.tenant = "first", .directory = directory});
+  for (const auto& [name, seed] : {std::pair{"a", 5}, {"b", 5}, {"c", 6}})
+    engine.run<Done>(
+        Create{.tenant = name, .directory = directory, .seed = static_cast<uint64_t>(seed)});
+  const double a = loss("a");
+  EXPECT_EQ(loss("b"), a);
+  EXPECT_NE(loss("c"), a);
+}
+
 TEST(Engine, AForwardInTrainingHasTheDropoutOfTheBackwardThatFollows) {
   const TinyModel model;
   Engine engine({.model = model.path(), .mixed_precision = "no"});

@@ -45,7 +45,8 @@ struct Delete {
   std::string tenant;
 };
 
-// log p(label) of every token, without touching any state.
+// log p(label) of every token, in nats, without touching any state. Error kInvalid: an empty batch,
+// a token or label outside the vocabulary, a sequence beyond the model's positions.
 struct Forward {
   std::string tenant;
   std::vector<Sequence> sequences;
@@ -56,17 +57,18 @@ struct Forward {
 };
 
 // Adds the loss's gradient to the tenant's accumulated gradients and its token count to the
-// tenant's.
+// tenant's. Errors as of Forward, and kInvalid: options or extras that the loss refuses, a loss or
+// a gradient that is not finite; the accumulated ones then stay as they were.
 struct ForwardBackward {
   std::string tenant;
   std::vector<Sequence> sequences;
   std::string loss = "CrossEntropyLoss";
   std::string loss_options;  // JSON object as text; empty: defaults
-  double temperature = 1.0;
+  double temperature = 1.0;  // logits are divided by it; > 0
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
-// step, zeroes them.
+// step, zeroes them. Error kInvalid: nothing was accumulated, bad options; nothing changes then.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -91,8 +93,8 @@ using sampler::SamplingParams;
 
 struct Sample {
   std::string tenant;
-  std::vector<std::vector<int32_t>> prompts;
-  std::vector<SamplingParams> params;  // one for all prompts, or one each
+  std::vector<std::vector<int32_t>> prompts;  // of at least one token, 0 <= id < vocabulary
+  std::vector<SamplingParams> params;         // one for all prompts, or one each
   int64_t version = 0;  // of the weights: a published one; 0: as they are at the Sample's place in
                         // the tenant's order. Training goes on meanwhile
 };
@@ -110,7 +112,8 @@ struct Release {
 };
 
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
-// directory appears whole or not at all.
+// directory appears whole or not at all, in place of an older one. Error kInvalid: weights that are
+// not finite, a name that no folder can have, a disk that is full or cannot be written.
 struct Save {
   std::string tenant;
   std::string directory;
@@ -118,6 +121,9 @@ struct Save {
   std::string extra_json;  // kept in trainer_state.json
 };
 
+// Takes the weights of a saved directory of the same shapes, and the optimizer's state and the
+// accumulated gradients when asked; nothing else of the tenant changes. Error kNotFound: no such
+// directory; kInvalid: other shapes, a damaged file, another optimizer. Nothing changes then.
 struct Load {
   std::string tenant;
   std::string directory;
@@ -144,11 +150,11 @@ Operation from_bytes(
 // ---- results
 
 struct ForwardResult {
-  double loss =
-      0;  // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over tokens)
+  double loss = 0;  // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over
+                    // tokens, nats)
   double num_tokens = 0;                  // what the step will divide by
   std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
-  std::vector<std::vector<float>> entropies;  // the same, only when asked for
+  std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
 };
 
 struct StepResult {

@@ -53,6 +53,10 @@ TEST(Linear, RefusesWhatItCannotUse) {
   in.extras["entropy_grad"] = at::zeros({2});
   EXPECT_EQ(twinkle::error_of([&] { entropy_grad(find("linear"), in); }),
             "loss: entropy_grad of LinearLoss has 2 entries, it must have one per row (4)");
+  in.extras["entropy_grad"] = at::zeros({4});
+  EXPECT_EQ(error_of(in, {}),
+            "loss: linear: entropies is missing, it must be a contiguous "
+            "one-dimensional float32 tensor on the CPU");
 }
 
 }  // namespace

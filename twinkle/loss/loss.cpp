@@ -75,6 +75,12 @@ const Loss& find(std::string_view name) {
 Output run(const Loss& loss, const Inputs& inputs, const Json& options) {
   loss.check(options);
   check_inputs(loss, inputs, true);
+  if (entropy_grad(loss, inputs, options).defined()) {
+    check_vector(loss, "entropies", inputs.entropies);
+    require(inputs.entropies.numel() == inputs.weights.numel(), Code::kInvalid, "loss: ", loss.name,
+            ": entropies has ", inputs.entropies.numel(), " rows, weights has ",
+            inputs.weights.numel(), ", they must be equally many");
+  }
   return loss.run(inputs, options);
 }
 

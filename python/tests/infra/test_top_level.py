@@ -21,6 +21,20 @@ def test_importing_twinkle_loads_no_heavy_package():
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "name", "data_format dataloader dataset engine loss metric model preprocessor processor "
+    "sampler template".split()
+)  # fmt: skip
+def test_a_module_loads_what_it_uses_and_no_more(name):
+    """torch is loaded where tensors are met; transformers, peft and datasets never."""
+    code = (
+        f"import sys, twinkle.{name}; "
+        "print(sorted({'peft', 'transformers', 'ray', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("name", sorted(set(twinkle.__all__)))
 def test_every_export_exists(name):
     assert getattr(twinkle, name) is not None

@@ -36,8 +36,9 @@ class Checkpoints(Settings):
     ):
         """Writes output_dir/name (checkpoint-step-N by default) and returns that directory.
 
-        Adapters as PEFT writes them, full models as Hugging Face does, the tokenizer's files, and
-        trainer_state.json; with save_optimizer all that a run needs to go on bit for bit.
+        Adapters as PEFT writes them, full models as Hugging Face does, and the tokenizer's files;
+        with save_optimizer trainer_state.json too, which holds consumed_train_samples, and all that
+        a run needs to go on bit for bit.
         interval: only every so many micro-batches (None otherwise).
         """
         refuse_unknown("model: save", kwargs)

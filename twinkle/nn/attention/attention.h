@@ -1,7 +1,7 @@
 // Causal attention over packed sequences: token i of a sequence sees tokens i - window < j <= i of
 // the same one. Differentiable. Each row's bits depend on its own sequence alone, and equal those
-// of the paged kernel that decoding uses (kernels/attention.h). T tokens, H query heads, K key
-// heads (H a multiple of K), d head size.
+// of the paged kernel that decoding uses (kernels/attention/attention.h). T tokens, H query heads,
+// K key heads (H a multiple of K), d head size.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -34,6 +34,8 @@ at::Tensor yarn_frequencies(const RopeSpec& spec, const at::Tensor& wave, int64_
   return 1.0 / (spec.factor * wave) * (1 - keep) + 1.0 / wave * keep;
 }
 
+// The rule of Llama 3.1 (Meta's llama-models, apply_scaling): between the two wavelengths, from
+// plain to divided frequencies.
 at::Tensor llama3_frequencies(const RopeSpec& spec, const at::Tensor& frequency) {
   const double original = static_cast<double>(spec.original_max_position);
   const double low_wavelength = original / spec.low_freq_factor;
@@ -55,7 +57,7 @@ at::Tensor frequencies(const RopeSpec& spec, int64_t dim) {
     case RopeKind::kDefault:
       return plain;
     case RopeKind::kLinear:
-      return plain / spec.factor;
+      return plain / spec.factor;  // Chen et al. 2023, position interpolation
     case RopeKind::kYarn:
       return yarn_frequencies(spec, wave, dim);
     case RopeKind::kLlama3:
