@@ -7,6 +7,7 @@ import random
 import pytest
 from data_rows import dataset, numbers
 
+from twinkle.dataset import DatasetMeta
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 pytestmark = pytest.mark.usefixtures("data_built")
@@ -235,6 +236,12 @@ def test_a_hub_without_its_package_names_it_and_the_alternative(monkeypatch, sch
     monkeypatch.setenv("TWINKLE_FORBID_HF", "1")
     with pytest.raises(InvalidError, match="TWINKLE_FORBID_HF is set"):
         dataset("hf://owner/name")
+
+
+@pytest.mark.parametrize("name", ["split", "subset_name"])
+def test_rows_that_are_given_have_no_split_and_no_subset(name):
+    with pytest.raises(InvalidError, match=f"dataset: {name} is 'test', but the rows are given"):
+        DatasetMeta(data=numbers(2), **{name: "test"})
 
 
 def test_hub_rows_are_loaded_with_subset_and_split(monkeypatch):

@@ -32,9 +32,9 @@ CALLS = {
     "DatasetMeta(data_slice)": (
         lambda w, v: Dataset(DatasetMeta(data=ROWS, data_slice=v)), NONE | {"list"}),
     "DatasetMeta(split)": (
-        lambda w, v: Dataset(DatasetMeta(data=ROWS, split=v)), set()),
+        lambda w, v: DatasetMeta("rows.jsonl", split=v), {"text"}),
     "DatasetMeta(subset_name)": (
-        lambda w, v: Dataset(DatasetMeta(data=ROWS, subset_name=v)), set()),
+        lambda w, v: DatasetMeta("rows.jsonl", subset_name=v), {"text"}),
     "Dataset(dataset_meta)": (lambda w, v: Dataset(v), NONE),
     "Dataset.add_dataset": (lambda w, v: w.dataset.add_dataset(v), set()),
     "Dataset.map": (lambda w, v: w.dataset.map(v), set()),

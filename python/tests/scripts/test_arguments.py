@@ -76,6 +76,12 @@ def test_later_sources_win(folder, monkeypatch):
     assert other.training.batch_size == 8
 
 
+def test_a_norm_that_is_not_clipped_to_is_infinite_in_yaml_and_in_flags(folder):
+    (folder / "a.yaml").write_text("optimizer: {max_grad_norm: .inf}\n")
+    for arguments in (["--config", "a.yaml"], ["--max-grad-norm", "inf"]):
+        assert CLI.from_args(arguments).optimizer.max_grad_norm == float("inf")
+
+
 def test_flags_in_every_spelling():
     args = CLI.from_args(
         "--model-id a --tokenizer_id=b --use-lora --no-streaming --Enable-Thinking false "
