@@ -35,11 +35,12 @@ void finetune(const std::string& model, const std::string& file, const std::stri
              .lora_json = R"({"r": 8, "lora_alpha": 16, "target_modules": "all-linear"})",
              .seed = seed});
 
-  batches.start(0);
+  int64_t epoch = 0;
+  batches.start(epoch);
   for (int64_t step = 0; step < steps; ++step) {
     std::vector<int64_t> batch = batches.next();
     if (batch.empty()) {
-      batches.start(step);
+      batches.start(++epoch);
       batch = batches.next();
     }
     ForwardBackward work{.tenant = "me"};

@@ -245,8 +245,9 @@ class Engine:
             out.append([item] * p["num_samples"])
         return Done(out)
 
-    def save(self, *, tenant, directory, optimizer=False, extra_json=""):
+    def save(self, *, tenant, directory, optimizer=False, extra_json="", max_shard_bytes=0):
         Path(directory).mkdir(parents=True, exist_ok=True)
+        self.calls.append(("save", max_shard_bytes))
         torch.save(self._tenant(tenant)["weight"], Path(directory) / "weight.pt")
         state = {"checkpoint_version": 1, "training": {}, "extra": extra_json}
         (Path(directory) / "trainer_state.json").write_text(json.dumps(state))

@@ -4,6 +4,7 @@ plain Python; or raises InvalidError with both, and what it must be."""
 import math
 import numbers
 import os
+import re
 import reprlib
 from collections.abc import Mapping
 
@@ -42,6 +43,27 @@ def number(what, value, least=None, above=None, infinite=False):
         bound = f" of at least {least}" if least is not None else ""
         refuse(what, value, "a number" + (bound if above is None else f" above {above}"))
     return out
+
+
+# Of a number of bytes, as Hugging Face's max_shard_size: KB, MB, ... are powers of 1000.
+_UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+
+
+def file_size(what, value):
+    """Bytes, at least 1, of an int or of a text such as '500MB' or '2.5GiB'; 0 of None."""
+    if value is None:
+        return 0
+    must = "bytes of at least 1, or a text such as '500MB' or '2GiB'"
+    size = value
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?) ?([KMGT]I?B)", value.upper())
+        if not match:
+            refuse(what, value, must)
+        size = int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= size < 2**63:
+        refuse(what, value, must)
+    return int(size)
 
 
 def flag(what, value):

@@ -1,12 +1,16 @@
 """What we write, transformers and peft read, and what they write, we read: with equal scores."""
 
 import json
+from pathlib import Path
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 from parity import models, ours, reference
 from parity.test_gradients import adapted
+
+from twinkle.engine import Engine
 
 SOME = range(0, models.COUNT, 5)
 ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
@@ -61,3 +65,23 @@ def test_a_model_that_learned_here_scores_the_same_in_transformers(index, tmp_pa
     check(made, models.load_reference(str(tmp_path / "full")), case)
     trained, _ = ours.scores(made, case.sequences)
     assert (trained[-1] - untrained[-1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("size", [1, "2.5KB", "20KiB"])
+@pytest.mark.parametrize("index", models.ONE_OF_EACH[:4], ids=models.name_of)
+def test_a_model_saved_in_several_files_scores_the_same_in_transformers_and_here(
+    index, size, tmp_path
+):
+    case = models.case(index)
+    tenant = Engine(case.directory, mixed_precision="no").tenant("me", None)
+    folder = Path(tenant.save(tmp_path / "full", max_shard_size=size).result())
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert files == sorted(set(places.values())) and len(files) > 1
+    limit = {1: 1, "2.5KB": 2500, "20KiB": 20480}[size]
+    for file in files:
+        tensors = safetensors.torch.load_file(folder / file)
+        assert set(tensors) == {name for name, place in places.items() if place == file}
+        assert len(tensors) == 1 or sum(t.nbytes for t in tensors.values()) <= limit
+    check(ours.engine(str(folder)), models.load_reference(str(folder)), case)
+    check(ours.engine(str(folder)), case.fresh_reference(), case)

@@ -37,7 +37,7 @@ void fields(A& a, T& v) {
   } else if constexpr (std::is_same_v<U, Sample>) {
     a(v.tenant, v.prompts, v.params, v.version);
   } else if constexpr (std::is_same_v<U, Save>) {
-    a(v.tenant, v.directory, v.optimizer, v.extra_json);
+    a(v.tenant, v.directory, v.optimizer, v.extra_json, v.max_shard_bytes);
   } else if constexpr (std::is_same_v<U, Load>) {
     a(v.tenant, v.directory, v.optimizer, v.exact);
   } else if constexpr (std::is_same_v<U, Release>) {

@@ -28,11 +28,11 @@ auto all(T& v) {
   } else if constexpr (std::is_same_v<U, Forward>) {
     auto& [a, b, c, d, e, f] = v;
     return std::tie(a, b, c, d, e, f);
-  } else if constexpr (std::is_same_v<U, ForwardBackward> || std::is_same_v<U, Step>) {
+  } else if constexpr (std::is_same_v<U, ForwardBackward> || std::is_same_v<U, Step> ||
+                       std::is_same_v<U, Save>) {
     auto& [a, b, c, d, e] = v;
     return std::tie(a, b, c, d, e);
-  } else if constexpr (std::is_same_v<U, Save> || std::is_same_v<U, Load> ||
-                       std::is_same_v<U, Sample>) {
+  } else if constexpr (std::is_same_v<U, Load> || std::is_same_v<U, Sample>) {
     auto& [a, b, c, d] = v;
     return std::tie(a, b, c, d);
   } else if constexpr (std::is_same_v<U, SamplingParams>) {
@@ -191,7 +191,7 @@ TEST(Bytes, WhatIsWrongWithThemIsSaid) {
     bytes[at] = value;
     return error_of([&] { from_bytes(bytes); });
   };
-  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 6");
+  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 7");
   EXPECT_EQ(text(good, 2, 77), "engine: operation kind 77 is unknown, the last is 12");
   EXPECT_EQ(text(good, 3, 4),
             "engine: an operation's bytes promise 4 items where 3 bytes are left");

@@ -15,7 +15,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 6;
+inline constexpr uint16_t kVersion = 7;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -113,12 +113,14 @@ struct Release {
 
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
 // directory appears whole or not at all, in place of an older one. Error kInvalid: weights that are
-// not finite, a name that no folder can have, a disk that is full or cannot be written.
+// not finite, a name that no folder can have, a disk that is full or cannot be written, a
+// max_shard_bytes for an adapter.
 struct Save {
   std::string tenant;
   std::string directory;
   bool optimizer = false;
-  std::string extra_json;  // kept in trainer_state.json
+  std::string extra_json;       // kept in trainer_state.json
+  int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
 };
 
 // Takes the weights of a saved directory of the same shapes, and the optimizer's state and the

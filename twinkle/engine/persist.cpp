@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTensors = "training.safetensors";
 constexpr const char* kFields = "trainer_state.json";
-constexpr int64_t kShardBytes = int64_t{5} << 30;
+constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
 // A checkpoint that load would refuse must not take the place of a good one.
 void require_finite(const std::string& name, const at::Tensor& t) {
@@ -131,6 +131,9 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base) {
   check_target(operation.directory, base.directory);  // again: others may have written there
+  require(operation.max_shard_bytes == 0 || tenant.mode() != Mode::kLora, Code::kInvalid,
+          "engine: save: max_shard_bytes is ", operation.max_shard_bytes, ", but tenant '",
+          tenant.name(), "' is an adapter, which is one file; leave it out");
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -148,7 +151,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
       require_finite(w.name, *w.value);
       views.push_back(model::view_of(w.name, *w.value));
     }
-    write_model(target.staging(), views, {.max_shard_bytes = kShardBytes});
+    write_model(target.staging(), views, {.max_shard_bytes = operation.max_shard_bytes ? operation.max_shard_bytes : kMaxShardBytes});
     Json config = base.config;
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");

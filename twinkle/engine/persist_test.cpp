@@ -243,6 +243,14 @@ TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   EXPECT_EQ(error_of([&] { engine.run<SaveResult>(Save{.tenant = "me"}); }),
             "engine: save: directory is empty; name a directory");
+  Save save{.tenant = "me", .directory = scratch / "x", .max_shard_bytes = -1};
+  EXPECT_EQ(error_of([&] { engine.run<SaveResult>(save); }),
+            "engine: save: max_shard_bytes is -1, it must be at least 0, which means 5 GiB");
+  save.max_shard_bytes = 1000;
+  EXPECT_EQ(error_of([&] { engine.run<SaveResult>(save); }),
+            "engine: save: max_shard_bytes is 1000, but tenant 'me' is an adapter, which is one "
+            "file; leave it out");
+  EXPECT_TRUE(files_of(scratch.path()).empty());
   EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"me", "/no/such/folder"}); }),
             "engine: load: no checkpoint directory /no/such/folder");
   EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"base", model.path()}); }),

@@ -94,7 +94,8 @@ struct Operands {
 };
 
 // The library never sees more than a part, and of a vocabulary's hundreds all but the last are
-// alike: two and the last one stand for all.
+// alike: as wide, and, since their width is a multiple of kStep, as aligned, in the weight and in
+// the result. Two and the last one stand for all.
 Product without_repeats(Product p) {
   const int64_t width = width_of_parts(p.outputs), parts = parts_of(p.outputs, width);
   if (parts > 3) p.outputs -= (parts - 3) * width;

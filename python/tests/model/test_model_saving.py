@@ -26,11 +26,27 @@ def test_names_that_leave_output_dir_are_refused(model, tmp_path, name):
         ({"output_dir": 5}, "output_dir is 5, it must be a path"),
         ({"consumed_train_samples": 1.5}, "consumed_train_samples is 1.5, it must be an integer"),
         ({"consumed_train_samples": -1}, "consumed_train_samples is -1, .* at least 0"),
+        ({"max_shard_size": 0}, "max_shard_size is 0, it must be bytes of at least 1, or a text"),
+        ({"max_shard_size": "5"}, "max_shard_size is '5', it must be .* such as '500MB'"),
+        ({"max_shard_size": "0MB"}, "max_shard_size is '0MB', it must be"),
+        ({"max_shard_size": "-1GB"}, "max_shard_size is '-1GB', it must be"),
+        ({"max_shard_size": "9999999999TB"}, "max_shard_size is '9999999999TB', it must be"),
     ],
 )
 def test_wrong_arguments_of_save_are_named(model, arguments, text):
     with pytest.raises(InvalidError, match=text):
         model.save("x", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_"),
+    [(None, 0), (1, 1), ("2GB", 2 * 10**9), ("1.5 MiB", 1536 * 1024), ("10kb", 10_000)],
+)
+def test_sizes_of_files_are_bytes_or_texts_as_hugging_face_writes_them(
+    model, tmp_path, size, bytes_
+):
+    model.save("x", output_dir=str(tmp_path), max_shard_size=size)
+    assert model.engine.calls[-1] == ("save", bytes_)
 
 
 def _extra(**fields):

@@ -115,6 +115,8 @@ CALLS = {
         lambda w, v: w.tenant.sample_stream(PROMPT, ONE).result(v), _POSITIVE | {"None", "0"}),
     "release(version)": (lambda w, v: w.tenant.release(v).result(), set()),
     "save(directory)": (lambda w, v: w.tenant.save(v), {"text"}),
+    "save(max_shard_size)": (
+        lambda w, v: w.tenant.save(w.folder / "new", max_shard_size=v).result(), _NONE),
     "load(directory)": (lambda w, v: w.tenant.load(v).result(), set()),
     "inspect(tensors)": (lambda w, v: w.tenant.inspect(v), {"True"}),
     "result(timeout)": (lambda w, v: w.future.result(v), _POSITIVE | {"None", "0"}),

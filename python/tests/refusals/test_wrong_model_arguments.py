@@ -145,6 +145,8 @@ CALLS = {
     "save(output_dir)": (lambda w, v: w.model.save("y", output_dir=v), {"text"}),
     "save(interval)": (
         lambda w, v: w.model.save("y", output_dir=str(w.folder / "new"), interval=v), SIZES),
+    "save(max_shard_size)": (
+        lambda w, v: w.model.save("y", output_dir=str(w.folder / "new"), max_shard_size=v), NONE),
     "save(save_optimizer)": (
         lambda w, v: w.model.save("y", output_dir=str(w.folder / "new"), save_optimizer=v),
         {"True"}),

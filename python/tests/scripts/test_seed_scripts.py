@@ -1,6 +1,9 @@
 """The scripts of the source documents for one device, as they are: only model and data ids lead to
 local files, by TWINKLE_MODEL_ID_ALIASES and TWINKLE_DATASET_ID_ALIASES."""
 
+import math
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,7 +244,30 @@ def self_cognition(count=24):
     ]
 
 
-def test_single_gpu_script(run):
+TOLD = """
+from twinkle.model import TransformersModel
+
+forward_backward, step = TransformersModel.forward_backward, TransformersModel.clip_grad_and_step
+
+
+def told_forward_backward(self, **arguments):
+    out = forward_backward(self, **arguments)
+    print("loss", out["loss"])
+    return out
+
+
+def told_step(self, **arguments):
+    norm = step(self, **arguments)
+    print("norm", norm)
+    return norm
+
+
+TransformersModel.forward_backward = told_forward_backward
+TransformersModel.clip_grad_and_step = told_step
+"""
+
+
+def test_single_gpu_script(run, tmp_path):
     rows = [
         {
             "messages": [
@@ -251,7 +277,16 @@ def test_single_gpu_script(run):
         }
         for row in self_cognition()
     ]
-    run(SINGLE_GPU, rows)
+    # The script says nothing; a module that Python loads before it does, of every verb it calls.
+    (tmp_path / "sitecustomize.py").write_text(TOLD)
+    out = run(SINGLE_GPU, rows, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    losses, norms = ([], [])
+    for line in out.stdout.splitlines():
+        name, value = line.split()
+        (losses if name == "loss" else norms).append(float(value))
+    assert len(losses) == len(norms) == 3  # 24 rows by eights
+    assert all(0 < value < math.inf for value in losses + norms), out.stdout
+    assert losses[-1] < losses[0]  # the rows differ by a number
 
 
 def test_best_practices_script_trains_evaluates_and_saves_what_peft_loads(

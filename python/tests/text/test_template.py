@@ -1,7 +1,9 @@
 """What Template does beyond transformers: key rounds, batches, sampled replies, its own errors."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 from text.conversations import IGNORED, MULTI_TURN, USER, core, expect_equal
@@ -42,6 +44,16 @@ def test_a_batch_may_be_columns_and_names_its_bad_row(directory):
     assert template.check({"messages": MULTI_TURN}) is None
     assert template.check({"messages": MULTI_TURN[1:3]}) == {"messages": MULTI_TURN[1:3]}
     assert "40" in template.why_not({"messages": MULTI_TURN})
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_other_threads_take_their_part_of_a_batch(directory):
+    template = core.Template(str(directory))
+    rows = [{"messages": MULTI_TURN}] * 2000
+    whole, own = time.process_time(), time.thread_time()  # of CPU time, whatever else runs
+    assert len(template.batch_encode(rows)) == len(rows)
+    whole, own = time.process_time() - whole, time.thread_time() - own
+    assert whole - own > 0.1 * whole, (whole, own)
 
 
 def test_sampled_tokens_are_appended_as_trained_ones(directory, reference):

@@ -32,6 +32,7 @@ class Checkpoints(Settings):
         save_optimizer=False,
         consumed_train_samples=0,
         adapter_name=None,
+        max_shard_size=None,
         **kwargs,
     ):
         """Writes output_dir/name (checkpoint-step-N by default) and returns that directory.
@@ -40,6 +41,10 @@ class Checkpoints(Settings):
         with save_optimizer trainer_state.json too, which holds consumed_train_samples, and all that
         a run needs to go on bit for bit.
         interval: only every so many micro-batches (None otherwise).
+        max_shard_size: of a full model's files, bytes or a text such as '2GB' or '500MiB'; None:
+        5 GiB.
+        InvalidError: weights that are not finite, a directory that holds other things or cannot be
+        written, a max_shard_size for an adapter; an older checkpoint stays then.
         """
         refuse_unknown("model: save", kwargs)
         group = self._group(adapter_name)
@@ -48,6 +53,7 @@ class Checkpoints(Settings):
         if name is None:
             name = f"checkpoint-step-{group.cur_step}"
         directory = _directory_of(name, output_dir)
+        max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
         state = group.state(consumed_train_samples)
         _check_counters("model:", state)
         if group.cur_step % interval:
@@ -57,6 +63,7 @@ class Checkpoints(Settings):
             directory=directory,
             optimizer=save_optimizer,
             extra_json=json.dumps(state),
+            max_shard_bytes=max_shard_bytes,
         ).result()
 
     def load(self, name, output_dir=None, load_optimizer=False, token=None, adapter_name=None):

@@ -138,7 +138,9 @@ class TransformersModel(Adapters):
     def forward_only(
         self, *, inputs, adapter_name=None, temperature=1.0, disable_lora=False, **kwargs
     ):
-        """Scores a batch. disable_lora: with the base model. Returns what forward does."""
+        """Scores a batch. disable_lora: with the base model. Returns what forward does.
+        InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
+        model's positions."""
         forward_kwargs("forward_only", kwargs)
         group = self._group(adapter_name)
         return self._run_forward(group, inputs, False, temperature, disable_lora)

@@ -206,6 +206,8 @@ class TorchSampler(Sampler):
         its own from the run's seed. adapter_path: a PEFT directory to sample with. return_encoded:
         every sequence has its new_input_feature and text even where the inputs are tokens and no
         template was set; the model's own is used then.
+        InvalidError: a token outside the vocabulary, a prompt that with max_tokens is longer than
+        max_model_len, an adapter of another model; NotFoundError: adapter_path has no adapter.
         """
         return_encoded = checks.flag("sampler: return_encoded", return_encoded)
         params = _params(sampling_params)

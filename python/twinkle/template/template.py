@@ -70,12 +70,15 @@ class Template:
 
     def encode(self, trajectory, add_generation_prompt=False, **kwargs):
         """The trajectory with input_ids, labels (already shifted), attention_mask, position_ids
-        and length; None when it is too long and truncation_strategy is 'delete'."""
+        ([length] integers each) and length; None when it is too long and truncation_strategy is
+        'delete'. InvalidError: a row without messages, a message of another form or role, one that
+        the chat template refuses, more than max_length tokens where the strategy is 'raise'."""
         refuse_unknown("template: encode", kwargs)
         return self._template.encode(_row(trajectory), _generation(add_generation_prompt))
 
     def batch_encode(self, trajectories, add_generation_prompt=False, **kwargs):
-        """encode of a list of rows or a dict of columns, on all cores; a list."""
+        """encode of a list of rows or a dict of columns, on all cores; a list, without those that
+        are deleted. InvalidError: as encode's, with the row's number."""
         refuse_unknown("template: batch_encode", kwargs)
         return self._template.batch_encode(_rows(trajectories), _generation(add_generation_prompt))
 
@@ -92,14 +95,15 @@ class Template:
         return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
 
     def decode(self, ids, skip_special_tokens=False, **kwargs):
-        """The text of token ids."""
+        """The text of token ids; those that the tokenizer lacks give none. InvalidError: an id
+        that is no integer from 0 to 2^32 - 1."""
         refuse_unknown("template: decode", kwargs)
         return self._template.decode(
             checks.ids("template: ids", ids), checks.flag(_SKIP, skip_special_tokens)
         )
 
     def batch_decode(self, rows, skip_special_tokens=False, **kwargs):
-        """The text of each list of token ids."""
+        """The text of each list of token ids. InvalidError: as decode's."""
         refuse_unknown("template: batch_decode", kwargs)
         return self._template.batch_decode(
             [checks.ids("template: ids", row) for row in _list("rows", rows)],

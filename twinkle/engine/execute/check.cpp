@@ -91,6 +91,8 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_sample(*s);
   } else if (const auto* to = std::get_if<Save>(&operation)) {
     check_target(to->directory, base);
+    require(to->max_shard_bytes >= 0, Code::kInvalid, "engine: save: max_shard_bytes is ",
+            to->max_shard_bytes, ", it must be at least 0, which means 5 GiB");
   } else if (const auto* from = std::get_if<Load>(&operation)) {
     require(from->optimizer || !from->exact, Code::kInvalid,
             "engine: load: exact is true and optimizer false; a replay needs the optimizer, load "
