@@ -64,7 +64,7 @@ struct Panel {
 // panel over `blocks` times kDepth inputs; from zero when `first`. Fetches kAhead lines a block.
 template <int kRows, int kColumns, int kAhead = 0>
 TWINKLE_AMX_INLINE void add_blocks(const uint16_t* rows, int64_t stride, const Panel& panel,
-                                   int64_t blocks, bool first, Ahead& ahead, float* sums) {
+                                   int64_t blocks, bool first, AheadFirst& ahead, float* sums) {
   constexpr int64_t kRowBytes = kRow * sizeof(float);
   float* const below = sums + kTile * kRow;
   const uint16_t* const rows_below = rows + kTile * stride;
@@ -107,7 +107,7 @@ TWINKLE_AMX_INLINE void add_blocks(const uint16_t* rows, int64_t stride, const P
 // The same for `count` rows and two tiles of columns.
 TWINKLE_AMX_INLINE void add_rows(const uint16_t* rows, int64_t stride, int64_t count,
                                  const Panel& panel, int64_t blocks, bool first, float* sums) {
-  Ahead none{};
+  AheadFirst none{};
   if (count > kTile) {
     add_blocks<2, 2>(rows, stride, panel, blocks, first, none, sums);
   } else {
@@ -117,7 +117,7 @@ TWINKLE_AMX_INLINE void add_rows(const uint16_t* rows, int64_t stride, int64_t c
 
 // `blocks` times kDepth inputs from `begin` on of 32 outputs, as [block][tile][pair][16 outputs].
 TWINKLE_AMX_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin, int64_t blocks,
-                                   Ahead& ahead, uint32_t* panel) {
+                                   AheadFirst& ahead, uint32_t* panel) {
   for (int n = 0; n < kTwo; ++n) {
     const int64_t output = o + n * kTile;
     for (int64_t b = 0; b < blocks; ++b) {
@@ -146,7 +146,7 @@ TWINKLE_AMX void multiply(const Bf16Product& p, int64_t o, int64_t first_row) {
   const int64_t all = (p.inputs + kDepth - 1) / kDepth;
   const int64_t passes = (all + kMostBlocks - 1) / kMostBlocks;
   const int64_t full = p.inputs / kDepth;  // blocks that do not reach beyond x
-  Ahead ahead{reinterpret_cast<const char*>(p.w + (o + kTwo * kTile) * p.inputs)};
+  AheadFirst ahead{reinterpret_cast<const char*>(p.w + (o + kTwo * kTile) * p.inputs)};
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t begin = all * pass / passes, blocks = all * (pass + 1) / passes - begin;
     fill_panel(p, o, begin * kDepth, blocks, ahead, panel);
@@ -191,7 +191,7 @@ TWINKLE_AMX_INLINE void add_weights(const Bf16Product& p, int64_t o, const Panel
                                     float* sums) {
   const uint16_t* const w = p.w + o * p.inputs;
   const int64_t blocks = p.inputs / kDepth;
-  Ahead ahead{reinterpret_cast<const char*>(w + kTwo * kTile * p.inputs)};
+  AheadFirst ahead{reinterpret_cast<const char*>(w + kTwo * kTile * p.inputs)};
   if (p.outputs - o > kTile) {
     add_blocks<2, kColumns, kTwo * kTile>(w, p.inputs, panel, blocks, true, ahead, sums);
   } else {
@@ -236,7 +236,7 @@ TWINKLE_AMX void amx_pack(const Bf16Product& p, uint32_t* packed) {
   const int64_t blocks = p.inputs / kDepth;
   for (int64_t b = 0; b < blocks; ++b) {
     for (int64_t r = 0; r < p.rows; r += kTile) {
-      Ahead ahead{reinterpret_cast<const char*>(p.x)};
+      AheadFirst ahead{reinterpret_cast<const char*>(p.x)};
       __m512i c[16];
       turn_rows(rows, r, b * kDepth, ahead, c);
       for (int64_t k = 0; k < kTile; ++k, packed += kTile) _mm512_store_si512(packed, c[k]);

@@ -70,7 +70,7 @@ TWINKLE_BF16_INLINE void add_pair(const uint16_t* x, int64_t stride, __m512i w, 
 // One tile for kRows rows, whose sums stay in registers.
 template <int kRows>
 TWINKLE_BF16 void few_rows(const Bf16Product& p, int64_t o) {
-  Ahead ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
+  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
   __m512 s[kRows];
   for (int j = 0; j < kRows; ++j) s[j] = _mm512_setzero_ps();
   for (int64_t i = 0; i < p.inputs; i += kDepth) {
@@ -100,7 +100,7 @@ TWINKLE_BF16 void thin_tile(const Bf16Product& p, int64_t o) {
   alignas(64) float sums[kThinRows * kTile];
   alignas(64) uint32_t panel[kTile * kTile];
   std::memset(sums, 0, static_cast<size_t>(p.rows * kTile) * sizeof(float));
-  Ahead ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
+  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
   for (int64_t i = 0; i < p.inputs; i += kDepth) {
     __m512i c[16];
     turn_rows(p, o, i, ahead, c);
@@ -127,8 +127,8 @@ TWINKLE_BF16 void thin_loop(const Bf16Product& p, int64_t first, int64_t last) {
 }
 
 // kWideDepth inputs from `begin` on of kWide tiles into a panel [pair][tile][16 outputs].
-TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin, Ahead& ahead,
-                                    uint32_t* panel) {
+TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin,
+                                    AheadSecond& ahead, uint32_t* panel) {
   const int64_t end = std::min(p.inputs, begin + kWideDepth);
   for (int n = 0; n < kWide && o + n * kTile < p.outputs; ++n) {
     for (int64_t i = begin; i < end; i += kDepth) {
@@ -152,7 +152,7 @@ TWINKLE_BF16 void wide_tiles(const Bf16Product& p, int64_t o, int64_t first_row)
   alignas(64) float sums[kWideRows * kWide * kTile];
   const int64_t rows = std::min(kWideRows, p.rows - first_row);
   std::memset(sums, 0, static_cast<size_t>(rows * kWide * kTile) * sizeof(float));
-  Ahead ahead{reinterpret_cast<const char*>(p.w + (o + kWide * kTile) * p.inputs)};
+  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kWide * kTile) * p.inputs)};
   for (int64_t begin = 0; begin < p.inputs; begin += kWideDepth) {
     const int64_t end = std::min(p.inputs, begin + kWideDepth);
     fill_panel(p, o, begin, ahead, panel);

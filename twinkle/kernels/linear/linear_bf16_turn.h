@@ -44,19 +44,25 @@ TWINKLE_BF16_INLINE void transpose(__m512i* a) {
   }
 }
 
-// Where the weights lie that will be wanted next; `ahead` moves on line by line.
+// Where the weights lie that will be wanted next; `ahead` moves on line by line, into the first
+// cache or the second. A tile of 16 outputs is most of the first one: what is fetched there drives
+// out what is being read, at a third of the speed on a Zen 5 with 32 KB of it.
+template <_mm_hint kInto>
 struct Ahead {
   const char* line;
   TWINKLE_BF16_INLINE void fetch() {
-    _mm_prefetch(line, _MM_HINT_T0);
+    _mm_prefetch(line, kInto);
     line += 64;
   }
 };
+using AheadFirst = Ahead<_MM_HINT_T0>;
+using AheadSecond = Ahead<_MM_HINT_T1>;
 
 inline int64_t pairs_of(int64_t inputs) { return (inputs + 1) / 2; }
 
 // c[k] := outputs o .. o + 15 of the pair of inputs i + 2k, i + 2k + 1; zero beyond the weight.
-TWINKLE_BF16_INLINE void turn_rows(const Bf16Product& p, int64_t o, int64_t i, Ahead& ahead,
+template <_mm_hint kInto>
+TWINKLE_BF16_INLINE void turn_rows(const Bf16Product& p, int64_t o, int64_t i, Ahead<kInto>& ahead,
                                    __m512i* c) {
   const uint16_t* w = p.w + o * p.inputs + i;
   const int64_t left = p.inputs - i, count = p.outputs - o;
