@@ -178,7 +178,8 @@ void bind_state(py::class_<Engine, EnginePointer>& engine) {
           "save",
           [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer,
              std::string extra_json, int64_t max_shard_bytes) {
-            return submit(e, engine::Save{tenant, directory, optimizer, extra_json, max_shard_bytes});
+            return submit(e,
+                          engine::Save{tenant, directory, optimizer, extra_json, max_shard_bytes});
           },
           py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "extra_json"_a = "",
           "max_shard_bytes"_a = 0)

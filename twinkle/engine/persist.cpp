@@ -151,7 +151,9 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
       require_finite(w.name, *w.value);
       views.push_back(model::view_of(w.name, *w.value));
     }
-    write_model(target.staging(), views, {.max_shard_bytes = operation.max_shard_bytes ? operation.max_shard_bytes : kMaxShardBytes});
+    write_model(target.staging(), views,
+                {.max_shard_bytes =
+                     operation.max_shard_bytes ? operation.max_shard_bytes : kMaxShardBytes});
     Json config = base.config;
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");

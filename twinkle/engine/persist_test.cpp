@@ -119,7 +119,7 @@ TEST_P(Persist, AReplayIsRefusedWhereTheArithmeticIsAnotherThanTheSavesOwn) {
     EXPECT_EQ(load(), "no error") << "going on is no replay";
   };
   arithmetic["products"] = "tiles";
-  refused("products is \"tiles\", this one's is \"library\"");
+  refused("products is \"tiles\", this one's is \"runs of 128\"");
   arithmetic["mixed_precision"] = "bf16";
   refused("mixed_precision is \"bf16\", this one's is \"no\"");
   state.as_object().erase("arithmetic");

@@ -30,9 +30,6 @@ constexpr int64_t kStep = 16;          // between the rows of parts that are no 
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
 constexpr int64_t kPeriod = 61;
-// In which runs a library sums its products is its own matter; these are such as it chooses for the
-// caches of processors.
-constexpr int64_t kRuns[] = {192, 384, 256, 336, 320, 352, 512, 128, 768, 1024};
 constexpr int64_t kPlaces = 16;  // rows by which a part is moved, at most, to see it elsewhere
 
 class Threads {
@@ -178,28 +175,22 @@ RowPlan sizes_like(int64_t most, int64_t width, const Operands& in, int threads,
   return plan;
 }
 
-bool is_ours(at::ScalarType type) {
-  return type == at::kBFloat16 && kernels::linear_bf16_is_fast();
+// Whether kernels/linear has a product in which no sum sees another row.
+bool is_ours(at::ScalarType type, at::Device device) {
+  return device.is_cpu() &&
+         (type == at::kFloat || (type == at::kBFloat16 && kernels::linear_bf16_is_fast()));
 }
 
-bool is_ours(const at::Tensor& x, const at::Tensor& weight) {
-  return is_ours(x.scalar_type()) && x.is_cpu() &&
-         (weight.is_contiguous() || weight.t().is_contiguous());
+bool is_ours(const at::Tensor& x) { return is_ours(x.scalar_type(), x.device()); }
+
+at::Tensor ours(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor w = weight.t().is_contiguous() ? weight : weight.contiguous();
+  return x.scalar_type() == at::kFloat ? kernels::linear_f32(x.contiguous(), w, bias)
+                                       : kernels::linear_bf16(x.contiguous(), w, bias);
 }
 
-using Linear = at::Tensor (*)(const at::Tensor& x, const at::Tensor& weight,
-                              const at::Tensor& bias);
-
-at::Tensor by_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return kernels::linear_bf16(x, weight, bias);
-}
-at::Tensor by_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return kernels::linear_f32_thin(x, weight.contiguous(), bias, kRuns[0]);
-}
-
-// Of a product of ours, each of its loops and rests; no loop's sum sees another row, whatever their
-// number.
-void try_ours(const Product& p, int threads, Linear ours) {
+// Each of its loops and rests.
+void try_ours(const Product& p, int threads) {
   const at::NoGradGuard no_grad;
   const Threads restore;
   const Operands in = make_operands(p, 600);
@@ -229,45 +220,15 @@ void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weigh
   if (bias.defined()) out.add_(bias);
 }
 
-bool takes_f32(const Product& p) {
-  return p.type == at::kFloat && p.device.is_cpu() && kernels::linear_f32_thin_is_possible();
-}
-
-// Where linear_f32_thin is faster than the library.
-bool is_thin(const at::Tensor& x, const at::Tensor& weight) {
-  return takes_f32({x.scalar_type(), 0, 0, false, false, x.device()}) && weight.is_contiguous() &&
-         x.size(0) <= kernels::kThinRows;
-}
-
-int64_t thin_run_like(const RowPlan& plan, const Operands& in) {
-  if (!in.weight.is_contiguous()) return 0;
-  const at::Tensor x = in.x.narrow(0, 0, kPeriod + kPlaces);
-  const at::Tensor want =
-      multiply_in_parts(plan, x.narrow(0, 0, kPeriod), in.weight, in.bias, 1, torch_product);
-  for (const int64_t run : kRuns) {
-    bool same = true;
-    for (int64_t rows = kernels::kThinRows; rows > 0 && same; --rows) {
-      same = holds(x, want, rows, [&](const at::Tensor& some) {
-        return kernels::linear_f32_thin(some, in.weight, in.bias, run);
-      });
-    }
-    if (same) return run;
-  }
-  return 0;
-}
-
 // No sizes where not even single rows repeat themselves.
-RowPlan sizes_that_hold(const Product& p, const Operands& in, int threads, const Library& library) {
+RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
   const Threads restore;
+  const Operands in = make_operands(without_repeats(p), most_rows(p) + kPlaces);
   for (const int64_t most : {most_rows(p), int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
     RowPlan plan = sizes_like(most, width_of_parts(p.outputs), in, threads, library);
     if (!plan.sizes.empty()) return plan;
   }
   return {};
-}
-
-Operands operands_for(const Product& p) {
-  return make_operands(without_repeats(p), most_rows(p) + kPlaces);
 }
 
 // How many rows and outputs the parts of a product have, but for the last ones.
@@ -300,7 +261,7 @@ Product Product::of(const at::Tensor& weight, const at::Tensor& bias) {
 
 RowPlan prove_rows(const Product& p, int threads, const Library& library) {
   const at::NoGradGuard no_grad;
-  RowPlan plan = sizes_that_hold(p, operands_for(p), threads, library);
+  RowPlan plan = sizes_that_hold(p, threads, library);
   require(!plan.sizes.empty(), Code::kInternal, "nn: the product of rows of ", p.inputs, " ",
           c10::toString(p.type), " inputs with ", p.outputs,
           p.transposed ? " outputs (backward)" : " outputs",
@@ -318,21 +279,9 @@ RowPlan row_plan(const Product& p) {
                        p.device.str(),           threads};
   const auto known = proven.find(key);
   if (known != proven.end()) return known->second;
-  if (is_ours(p.type) && p.device.is_cpu()) {
-    try_ours(p, threads, by_bf16);
-    return proven[key] = RowPlan{};
-  }
-  if (!takes_f32(p)) return proven[key] = prove_rows(p, threads, torch_product);
-  const at::NoGradGuard no_grad;
-  const Operands in = operands_for(p);
-  RowPlan plan = sizes_that_hold(p, in, threads, torch_product);
-  if (!plan.sizes.empty() && plan.sizes.back() >= kStep) {
-    plan.thin_run = thin_run_like(plan, in);
-  } else {  // such as small weights on some processors, whose sums depend on where a row lies
-    try_ours(p, threads, by_f32);
-    plan = {.sizes = {}, .thin_run = kRuns[0]};
-  }
-  return proven[key] = plan;
+  if (!is_ours(p.type, p.device)) return proven[key] = prove_rows(p, threads, torch_product);
+  try_ours(p, threads);
+  return proven[key] = RowPlan{};
 }
 
 at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at::Tensor& weight,
@@ -374,24 +323,19 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
 }
 
 at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  if (is_thin(x, weight)) return by_f32(x.contiguous(), weight, bias);
-  return at::linear(x, weight, bias);
+  return is_ours(x) ? ours(x, weight, bias) : at::linear(x, weight, bias);
 }
 
 at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& bias) {
   // It cuts rows into blocks by itself, each of which it computes as if it were alone.
-  if (is_ours(x, weight)) return kernels::linear_bf16(x.contiguous(), weight, bias);
-  const RowPlan plan = row_plan(Product::of(weight, bias));
-  if (plan.thin_run > 0 && (plan.sizes.empty() || is_thin(x, weight))) {
-    return kernels::linear_f32_thin(x.contiguous(), weight.contiguous(), bias, plan.thin_run);
-  }
-  return multiply_in_parts(plan, x.contiguous(), weight, bias, at::get_num_threads(),
-                           torch_product);
+  if (is_ours(x)) return ours(x, weight, bias);
+  return multiply_in_parts(row_plan(Product::of(weight, bias)), x.contiguous(), weight, bias,
+                           at::get_num_threads(), torch_product);
 }
 
 at::Tensor thread_invariant_product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == at::kFloat && is_ours(a)) return ours(a, b.contiguous().t(), {});
   RowPlan plan;
   for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);
   return multiply_in_parts(plan, a, b.t(), {}, 1, torch_product);

@@ -1,8 +1,9 @@
 // Products whose rows do not know each other: a row of x W^T has the same bits whatever the number
-// and the place of the other rows, and with one thread or with many. The library keeps that promise
-// for some numbers of rows, and often only on one thread. So it is asked for parts, each computed
-// by one thread, whose numbers of rows are few enough for each to be tried, on seeded data, once
-// for a shape. Knows no tenants. Any thread. N rows, I inputs, O outputs.
+// and the place of the other rows, and with one thread or with many. Those of kernels/linear are so
+// by construction. The library keeps that promise for some numbers of rows, and often only on one
+// thread. So it is asked for parts, each computed by one thread, whose numbers of rows are few
+// enough for each to be tried, on seeded data, once for a shape. Knows no tenants. Any thread. N
+// rows, I inputs, O outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -28,9 +29,6 @@ struct RowPlan {
   std::vector<int64_t> sizes;  // rising: rows that a part may have. No other number is ever asked
                                // for; what is left over is padded with rows of zeros
   int64_t part_outputs = 0;    // outputs of a part, but of the last; 0: by their number
-  int64_t thin_run = 0;  // kernels::linear_f32_thin in runs of this gives a few rows the parts'
-                         // bits, without padding; 0: no run does. Without sizes it computes any
-                         // number of rows
 };
 
 // out = x W^T + bias, `bias` undefined for none. Called on any thread, several at a time.
@@ -51,12 +49,11 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
                              const Library& library);
 
 // prove_rows for torch's product, with 2 threads or at::get_num_threads(), whichever is more; or,
-// where the product is kernels::linear_bf16, whose rows are independent by construction, a trial
-// that it is so. With the thin_run, found by trying those that libraries have; where the library is
-// to be had for no part of 16 rows or more, without sizes. Tried once in a process.
+// where the product is one of kernels/linear, whose rows are independent by construction, a trial
+// that it is so, without sizes. Tried once in a process.
 RowPlan row_plan(const Product& product);
 
-// x W^T + b by the fastest product: kernels::linear_bf16 where it is fast, else torch's.
+// x W^T + b by the fastest product: kernels/linear's where it is fast, else torch's.
 at::Tensor plain_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
                         const at::Tensor& bias);
 

@@ -9,7 +9,6 @@
 #include <set>
 
 #include "twinkle/base/error.h"
-#include "twinkle/kernels/linear/linear_f32.h"
 
 namespace twinkle::nn {
 namespace {
@@ -208,22 +207,6 @@ TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
 
 // The types that an engine computes in.
 INSTANTIATE_TEST_SUITE_P(Types, RowInvariance, testing::Values(at::kFloat, at::kBFloat16));
-
-TEST(RowPlan, AFewRowsOfFloat32HaveTheirPartsBitsWithoutPadding) {
-  at::manual_seed(7);
-  for (const bool biased : {false, true}) {
-    const auto w = at::randn({96, 1536}), x = at::randn({64, 1536});
-    const auto b = biased ? at::randn({96}) : at::Tensor();
-    const RowPlan plan = row_plan(Product::of(w, b));
-    if (plan.thin_run == 0) GTEST_SKIP() << "the library sums in none of the runs that are known";
-    const auto want = row_invariant_linear(x, w, b);
-    for (const int64_t rows : {1, 2, 3, 5, 8}) {
-      const auto thin = kernels::linear_f32_thin(x.narrow(0, 3, rows), w, b, plan.thin_run);
-      EXPECT_TRUE(at::equal(thin, want.narrow(0, 3, rows))) << rows << biased;
-      EXPECT_TRUE(at::equal(row_invariant_linear(x.narrow(0, 3, rows), w, b), thin)) << rows;
-    }
-  }
-}
 
 // Two products of which the library, left to itself, computes some numbers of rows in another
 // order: on two threads it cuts their long sums.

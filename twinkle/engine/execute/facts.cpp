@@ -10,6 +10,7 @@
 #include "twinkle/base/json.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/linear/linear_f32_product.h"
 
 namespace twinkle::engine {
 namespace {
@@ -38,6 +39,12 @@ std::string bf16_products() {
   return kernels::linear_bf16_is_fast() ? std::string(kernels::linear_bf16_best()) : "library";
 }
 
+std::string products(at::ScalarType dtype, at::Device device) {
+  if (!device.is_cpu()) return "library";
+  if (dtype == at::kBFloat16) return bf16_products();
+  return "runs of " + std::to_string(kernels::kSumRun);
+}
+
 }  // namespace
 
 at::ScalarType dtype_named(const std::string& precision) {
@@ -56,10 +63,9 @@ at::Device device_named(const std::string& name) {
 }
 
 JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic) {
-  const bool bf16 = dtype == at::kBFloat16;
   return {{"device", device.is_cpu() ? "cpu" : "cuda"},
-          {"mixed_precision", bf16 ? "bf16" : "no"},
-          {"products", bf16 && device.is_cpu() ? bf16_products() : "library"},
+          {"mixed_precision", dtype == at::kBFloat16 ? "bf16" : "no"},
+          {"products", products(dtype, device)},
           {"deterministic", deterministic},
           {"torch", TORCH_VERSION},
           {"instructions", at::get_cpu_capability()}};

@@ -1,21 +1,18 @@
-// x W^T + b in float32 in an order of summation that the caller names, so that a row alone can have
-// the bits that a library gives it among hundreds. No sum sees another row. Made for few rows:
-// costs a pass over the weights for each 8 of them. m rows, I inputs, O outputs.
+// x W^T + b in float32 in one order of summation for any number of rows and threads, whichever
+// loop computes a row: no sum sees another row. m rows, I inputs, O outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "twinkle/kernels/linear/linear_f32_product.h"
+#include "twinkle/kernels/simd/simd.h"
 
 namespace twinkle::kernels {
 
-// x [m, I], weight [O, I], bias [O] or undefined, float32 and
-// contiguous; [m, O]. The inputs are taken in runs of `run`, at least 1. A run's sum begins at zero
-// and takes its products in order, fused (one rounding for a product and its sum); the runs' sums
-// are added in order, and the bias last.
-at::Tensor linear_f32_thin(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                           int64_t run);
-
-// Whether this processor fuses products and sums, without which linear_f32_thin throws.
-bool linear_f32_thin_is_possible();
+// x [m, I] contiguous, weight [O, I] contiguous or a transposed view of a contiguous one, bias [O]
+// or undefined, float32 on the CPU; [m, O]. Inputs are taken in runs of kSumRun. A run's sum begins
+// at zero and takes its products in order, fused (one rounding for a product and its sum) where the
+// processor can; the runs' sums are added in order, and the bias last. Error kInvalid: other
+// shapes, types or layouts.
+at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
+                      const Simd& simd = best_simd());
 
 }  // namespace twinkle::kernels

@@ -1,54 +1,37 @@
-// The loop of linear_f32_thin. Compiled once per instruction set (see simd.h). Weights are turned
-// in registers, a square at a time, so that the lanes of a vector are outputs: each lane then is
-// one output's chain. Memory stays what is short.
+// The loops of linear_f32. Compiled once per instruction set (see simd.h). The lanes of a vector
+// are outputs: each lane is one output's chain. Weights whose inputs lie side by side are turned in
+// registers, a square at a time. Few rows: what is turned is used at once, and memory stays what is
+// short. Many: a panel of a run of inputs is kept in the first cache for all rows.
 #pragma once
 #include "twinkle/kernels/linear/linear_f32_product.h"
-#include "twinkle/kernels/simd/lanes.h"
+#include "twinkle/kernels/linear/products.h"
 
 namespace twinkle::kernels::TWINKLE_ISA {
 
-// x[i][j] and x[j][i] change places: pairs of rows exchange blocks of 1, 2, 4 ... lanes.
-template <int width = 1>
-inline void transpose(Lanes<float>* x) {
-  constexpr int n = kLanes<float>;
-  typename Pack<int32_t, n>::type low, high;
-  for (int j = 0; j < n; ++j) {
-    low[j] = j & width ? n + j - width : j;
-    high[j] = j & width ? n + j : j + width;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < n; ++i) {
-    if (i & width) continue;
-    const Lanes<float> a = x[i], b = x[i + width];
-    x[i] = __builtin_shuffle(a, b, low);
-    x[i + width] = __builtin_shuffle(a, b, high);
-  }
-  if constexpr (2 * width < n) transpose<2 * width>(x);
-}
-
 // The weights of outputs o, o + 1, ... for inputs i, i + 1, ...: [input][output], `count` inputs,
-// zeros behind them. Outputs beyond the last are the last again. Fetches what lies `ahead`.
-inline void turned_weights(const ThinProduct& p, int64_t o, int64_t i, int64_t count,
+// zeros behind them. Outputs beyond the last are the last again. Fetches what lies `ahead` into the
+// second cache; the first is full of what is being read.
+inline void turned_weights(const F32Product& p, int64_t o, int64_t i, int64_t count,
                            const float*& ahead, Lanes<float>* w) {
   constexpr int n = kLanes<float>;
 #pragma GCC unroll 16
   for (int j = 0; j < n; ++j) {
     const int64_t row = o + j < p.outputs ? o + j : p.outputs - 1;
     w[j] = load<float>(p.w + row * p.inputs + i, count);
-    if (j * kVectorBytes % 64 == 0) __builtin_prefetch(ahead + j * n);
+    if (j * kVectorBytes % 64 == 0) __builtin_prefetch(ahead + j * n, 0, 2);
   }
   ahead += n * n;
-  transpose(w);
+  Transposer<float>::run(w);
 }
 
 template <int kRows>
-inline void thin_tile(const ThinProduct& p, int64_t o) {
+inline void thin_tile(const F32Product& p, int64_t o) {
   constexpr int n = kLanes<float>;
   const int64_t outputs = p.outputs - o;
   Lanes<float> total[kRows] = {};
   const float* ahead = p.w + (o + n) * p.inputs;  // only fetched, never read here
-  for (int64_t begin = 0; begin < p.inputs; begin += p.run) {
-    const int64_t end = p.inputs - begin > p.run ? begin + p.run : p.inputs;
+  for (int64_t begin = 0; begin < p.inputs; begin += kSumRun) {
+    const int64_t end = p.inputs - begin > kSumRun ? begin + kSumRun : p.inputs;
     Lanes<float> sum[kRows] = {};
     for (int64_t i = begin; i < end; i += n) {
       const int64_t count = end - i < n ? end - i : n;
@@ -76,21 +59,79 @@ inline void thin_tile(const ThinProduct& p, int64_t o) {
 }
 
 template <int kRows>
-inline void thin_loop(const ThinProduct& p, int64_t first, int64_t last) {
+inline void thin_loop(const F32Product& p, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kLanes<float>) thin_tile<kRows>(p, o);
 }
 
-// Outputs [first, last), first a multiple of 16.
-inline void linear_thin(const ThinProduct& p, int64_t first, int64_t last) {
-  constexpr decltype(&thin_loop<1>) kLoops[] = {thin_loop<1>, thin_loop<2>, thin_loop<3>,
-                                                thin_loop<4>, thin_loop<5>, thin_loop<6>,
-                                                thin_loop<7>, thin_loop<8>};
-  for (int64_t r = 0; r < p.rows; r += kThinRows) {
-    ThinProduct some = p;
-    some.x += r * p.inputs;
-    some.y += r * p.outputs;
-    some.rows = p.rows - r < kThinRows ? p.rows - r : kThinRows;
-    kLoops[some.rows - 1](some, first, last);
+constexpr int kPanelVectors = 3;
+constexpr int kPanelWidth = kPanelVectors * kLanes<float>;
+constexpr int kPanelRows = kVectorBytes == 64 ? 8 : 4;  // with 3 vectors each
+constexpr int64_t kPanelBlock = 512;                    // rows whose sums stay in the second cache
+static_assert(kWideTile % kPanelWidth == 0);
+
+// Inputs [begin, end) of kPanelWidth outputs: [input][output]. Outputs beyond the last are of no
+// use and finite where the weights are.
+inline void fill_panel(const F32Product& p, int64_t o, int64_t begin, int64_t end, float* panel) {
+  constexpr int n = kLanes<float>;
+  for (int v = 0; v < kPanelVectors; ++v, o += n, panel += n) {
+    if (o >= p.outputs) {
+      for (int64_t i = begin; i < end; ++i) {
+        store<float, float>(panel + (i - begin) * kPanelWidth, Lanes<float>{});
+      }
+    } else if (p.transposed) {
+      for (int64_t i = begin; i < end; ++i) {
+        store<float, float>(panel + (i - begin) * kPanelWidth,
+                            load<float>(p.w + i * p.outputs + o, p.outputs - o));
+      }
+    } else {
+      const float* ahead = p.w + (o + kPanelWidth) * p.inputs + begin;
+      for (int64_t i = begin; i < end; i += n) {
+        const int64_t count = end - i < n ? end - i : n;
+        Lanes<float> w[n];
+        turned_weights(p, o, i, count, ahead, w);
+        for (int64_t k = 0; k < count; ++k) {
+          store<float, float>(panel + (i + k - begin) * kPanelWidth, w[k]);
+        }
+      }
+    }
+  }
+}
+
+inline void wide_tile(const F32Product& p, int64_t o, int64_t first_row, int64_t rows) {
+  constexpr int n = kLanes<float>, R = kPanelRows;
+  alignas(64) float panel[kSumRun * kPanelWidth];
+  alignas(64) float sums[kPanelBlock * kPanelWidth];
+  for (int64_t begin = 0; begin < p.inputs; begin += kSumRun) {
+    const int64_t end = p.inputs - begin > kSumRun ? begin + kSumRun : p.inputs;
+    fill_panel(p, o, begin, end, panel);
+    const auto add = begin ? product<float, Into::kAdded, Left::kRowMajor, R>
+                           : product<float, Into::kZero, Left::kRowMajor, R>;
+    add(rows, p.x + first_row * p.inputs + begin, p.inputs, panel, kPanelWidth, sums, kPanelWidth,
+        end - begin, kPanelWidth);
+  }
+  for (int v = 0; v < kPanelVectors && o < p.outputs; ++v, o += n) {
+    const int64_t outputs = p.outputs - o;
+    const Lanes<float> bias = p.bias ? load<float>(p.bias + o, outputs) : Lanes<float>{};
+    for (int64_t r = 0; r < rows; ++r) {
+      const Lanes<float> sum = load<float>(sums + r * kPanelWidth + v * n);
+      store<float, float>(p.y + (first_row + r) * p.outputs + o, p.bias ? sum + bias : sum,
+                          outputs);
+    }
+  }
+}
+
+// Outputs [first, last), first a multiple of 16 where the product is thin, of kWideTile elsewhere.
+inline void linear_f32(const F32Product& p, int64_t first, int64_t last) {
+  if (p.is_thin()) {
+    constexpr decltype(&thin_loop<1>) kLoops[] = {thin_loop<1>, thin_loop<2>, thin_loop<3>,
+                                                  thin_loop<4>, thin_loop<5>, thin_loop<6>,
+                                                  thin_loop<7>, thin_loop<8>};
+    return kLoops[p.rows - 1](p, first, last);
+  }
+  for (int64_t o = first; o < last; o += kPanelWidth) {
+    for (int64_t r = 0; r < p.rows; r += kPanelBlock) {
+      wide_tile(p, o, r, p.rows - r < kPanelBlock ? p.rows - r : kPanelBlock);
+    }
   }
 }
 

@@ -1,19 +1,23 @@
-// What the loop of linear_f32_thin works on. Pointers only; the op owns the tensors. Internal to
-// this folder and to kernels/simd, but for the constant.
+// What the loops of linear_f32 work on. Pointers only; the op owns the tensors. Internal to this
+// folder and to kernels/simd, but for the constants.
 #pragma once
 #include <cstdint>
 
 namespace twinkle::kernels {
 
-inline constexpr int64_t kThinRows = 8;  // that one pass over the weights serves
+inline constexpr int64_t kThinRows = 8;   // that one pass over the weights serves
+inline constexpr int64_t kSumRun = 128;   // inputs of one chain
+inline constexpr int64_t kWideTile = 48;  // outputs: a multiple of every instruction set's tiles
 
-struct ThinProduct {
-  const float* x;     // [rows][inputs]
-  const float* w;     // [outputs][inputs]
+struct F32Product {
+  const float* x;  // [rows][inputs]
+  const float* w;  // [outputs][inputs], or [inputs][outputs] when transposed
+  bool transposed;
   const float* bias;  // [outputs] or null
   float* y;           // [rows][outputs]
   int64_t rows, outputs, inputs;
-  int64_t run;
+
+  bool is_thin() const { return rows <= kThinRows && !transposed; }
 };
 
 }  // namespace twinkle::kernels

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string_view>
 
 #include "twinkle/base/error_for_test.h"
 
@@ -11,19 +12,19 @@ namespace twinkle::kernels {
 namespace {
 
 // The header's words, one output after the other.
-at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, int64_t run) {
+at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   const at::Tensor y = at::empty({x.size(0), w.size(0)}, x.options());
   const auto in = x.accessor<float, 2>(), weight = w.accessor<float, 2>();
   auto out = y.accessor<float, 2>();
   for (int64_t r = 0; r < x.size(0); ++r) {
     for (int64_t o = 0; o < w.size(0); ++o) {
       float total = 0;
-      for (int64_t begin = 0; begin < x.size(1); begin += run) {
+      for (int64_t begin = 0; begin < x.size(1); begin += kSumRun) {
         float sum = 0;
-        for (int64_t i = begin; i < std::min(x.size(1), begin + run); ++i) {
+        for (int64_t i = begin; i < std::min(x.size(1), begin + kSumRun); ++i) {
           sum = std::fma(in[r][i], weight[o][i], sum);
         }
-        total = total + sum;
+        total = begin ? total + sum : sum;
       }
       out[r][o] = bias.defined() ? total + bias[o].item<float>() : total;
     }
@@ -31,41 +32,94 @@ at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   return y;
 }
 
-TEST(LinearF32Thin, HasTheBitsOfTheNamedOrder) {
-  if (!linear_f32_thin_is_possible()) GTEST_SKIP() << "this processor does not fuse";
+struct Case {
+  int64_t rows, outputs, inputs;
+};
+
+// Both loops, with what is left over of rows, outputs, inputs and runs.
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 41}) {
+    for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {16, 32}, {17, 33}, {48, 128}, {40, 100}, {100, 129}, {70, 300}, {9, 601}}) {
+      out.push_back({rows, outputs, inputs});
+    }
+  }
+  out.push_back({520, 50, 140});
+  return out;
+}
+
+at::Tensor turned(const at::Tensor& w) { return w.t().contiguous().t(); }
+
+TEST(LinearF32, HasTheBitsOfTheNamedOrderOnEveryInstructionSetThatFuses) {
   at::manual_seed(1);
-  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
-    for (const auto& [outputs, inputs, run] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-             {1, 1, 1}, {16, 32, 192}, {17, 33, 16}, {40, 100, 7}, {70, 576, 192}, {9, 601, 384}}) {
-      const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
-      for (const at::Tensor& bias : {at::Tensor(), at::randn({outputs})}) {
-        EXPECT_TRUE(at::equal(linear_f32_thin(x, w, bias, run), chains(x, w, bias, run)))
-            << rows << " " << outputs << " " << inputs << " " << run;
+  for (const auto& [rows, outputs, inputs] : cases()) {
+    const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
+    for (const at::Tensor& bias : {at::Tensor(), at::randn({outputs})}) {
+      const at::Tensor want = chains(x, w, bias);
+      for (const Simd* simd : supported_simd()) {
+        const at::Tensor y = linear_f32(x, w, bias, *simd),
+                         z = linear_f32(x, turned(w), bias, *simd);
+        if (std::string_view(simd->name) == "portable") {
+          EXPECT_TRUE(at::allclose(y, want, 1e-4, 1e-4)) << rows << " " << outputs << " " << inputs;
+          EXPECT_TRUE(at::equal(y, z)) << rows << " " << outputs << " " << inputs;
+          continue;
+        }
+        EXPECT_TRUE(at::equal(y, want))
+            << simd->name << " " << rows << " " << outputs << " " << inputs;
+        EXPECT_TRUE(at::equal(z, want))
+            << simd->name << " transposed " << rows << " " << outputs << " " << inputs;
       }
     }
   }
 }
 
-TEST(LinearF32Thin, WithoutInputsIsTheBias) {
-  if (!linear_f32_thin_is_possible()) GTEST_SKIP() << "this processor does not fuse";
-  const at::Tensor x = at::empty({2, 0}), w = at::empty({3, 0}), bias = at::randn({3});
-  EXPECT_TRUE(at::equal(linear_f32_thin(x, w, bias, 192), bias.expand({2, 3})));
-  EXPECT_TRUE(at::equal(linear_f32_thin(x, w, {}, 192), at::zeros({2, 3})));
+TEST(LinearF32, ARowHasItsBitsInAnyCompanyOnEveryInstructionSet) {
+  at::manual_seed(2);
+  const at::Tensor x = at::randn({600, 200}), w = at::randn({130, 200});
+  for (const Simd* simd : supported_simd()) {
+    const at::Tensor all = linear_f32(x, w, {}, *simd);
+    for (int64_t rows = 1; rows < 600; rows += rows < 30 ? 1 : 57) {
+      for (const at::Tensor& weight : {w, turned(w)}) {
+        EXPECT_TRUE(at::equal(linear_f32(x.narrow(0, 600 - rows, rows), weight, {}, *simd),
+                              all.narrow(0, 600 - rows, rows)))
+            << simd->name << " " << rows;
+      }
+    }
+  }
 }
 
-TEST(LinearF32Thin, RefusesWhatItCannotTake) {
+TEST(LinearF32, ANanOrInfinityReachesItsOwnRowAndOutputAlone) {
+  for (const int64_t rows : {8, 30}) {
+    at::Tensor x = at::ones({rows, 40}), w = at::ones({50, 40});
+    x[3][7] = std::nanf("");
+    w[49][20] = INFINITY;
+    const at::Tensor bad = linear_f32(x, w).isfinite().logical_not();
+    EXPECT_EQ(bad.sum().item<int64_t>(), 50 + rows - 1);
+    EXPECT_TRUE(bad[3].all().item<bool>() && bad.select(1, 49).all().item<bool>());
+    EXPECT_TRUE(at::equal(linear_f32(x, turned(w)).isfinite().logical_not(), bad));
+  }
+}
+
+TEST(LinearF32, WithoutInputsIsTheBias) {
+  const at::Tensor x = at::empty({2, 0}), w = at::empty({3, 0}), bias = at::randn({3});
+  EXPECT_TRUE(at::equal(linear_f32(x, w, bias), bias.expand({2, 3})));
+  EXPECT_TRUE(at::equal(linear_f32(x, w), at::zeros({2, 3})));
+}
+
+TEST(LinearF32, RefusesWhatItCannotTake) {
   const at::Tensor x = at::zeros({2, 4}), w = at::zeros({3, 4}), bias = at::zeros({3});
-  const auto error = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
-                        int64_t run) { return error_of([&] { linear_f32_thin(a, b, c, run); }); };
-  const char* const matrices = "they must be contiguous float32 [m, I] and [O, I]";
-  EXPECT_NE(error(at::zeros({9, 3}), w, bias, 4).find(matrices), std::string::npos);
-  EXPECT_NE(error(x, w.to(at::kDouble), bias, 4).find(matrices), std::string::npos);
-  EXPECT_NE(error(x, at::zeros({4, 3}).t(), bias, 4).find(matrices), std::string::npos);
-  EXPECT_NE(error(x, w, at::zeros({4}), 4)
-                .find("bias is Float [4], it must be contiguous float32 "
-                      "[3]"),
-            std::string::npos);
-  EXPECT_NE(error(x, w, bias, 0).find("run is 0, it must be at least 1"), std::string::npos);
+  const auto error = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    return error_of([&] { linear_f32(a, b, c); });
+  };
+  const char* const matrices = "they must be contiguous float32 [m, I] and [O, I], on the CPU";
+  EXPECT_NE(error(at::zeros({9, 3}), w, bias).find(matrices), std::string::npos);
+  EXPECT_NE(error(x, w.to(at::kDouble), bias).find(matrices), std::string::npos);
+  EXPECT_NE(error(at::zeros({4, 2}).t(), w, bias).find(matrices), std::string::npos);
+  EXPECT_NE(error(x, at::zeros({3, 8}).narrow(1, 0, 4), bias).find(matrices), std::string::npos);
+  EXPECT_NE(
+      error(x, w, at::zeros({4})).find("bias is Float [4], it must be contiguous float32 [3]"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ struct Simd {
   void (*adam)(const AdamFactors& factors, const AdamArrays& arrays, int64_t n);
   void (*sgd)(const SgdFactors& factors, const SgdArrays& arrays, int64_t n);
   double (*sum_of_squares)(const float* x, int64_t n);
-  void (*linear_thin)(const ThinProduct& p, int64_t first, int64_t last);
+  void (*linear_f32)(const F32Product& p, int64_t first, int64_t last);
 
   template <class T>
   const Loops<T>& loops() const {

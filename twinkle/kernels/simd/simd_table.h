@@ -44,7 +44,7 @@ const Simd& simd() {
                               adam,
                               sgd,
                               sum_of_squares,
-                              linear_thin};
+                              linear_f32};
   return table;
 }
 
