@@ -182,6 +182,11 @@ TEST_F(Commands, MistakesAreErrorsAndWriteNothing) {
               run({"train", model(), path("none.jsonl"), "--output", path("out")});
             }).find("none.jsonl"),
             std::string::npos);
+  write_text(scratch_ / "empty.jsonl", "");
+  EXPECT_NE(error_of([&] {
+              run({"train", model(), path("empty.jsonl"), "--output", path("out")});
+            }).find("empty.jsonl has no rows to train on"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { run({"sample", model(), "a", "--top-p", "0"}); }).find("top_p"),
             std::string::npos);
   EXPECT_FALSE(fs::exists(scratch_ / "out"));

@@ -42,8 +42,9 @@ struct EngineOptions {
   // of reading them. 0: no limit, nothing is parked.
   int64_t resident_bytes = 0;
   std::string park_directory;  // a folder of the engine's own is made there, and goes with it
-  // A tenant's numbers have the same bits in any company. The engine proves at its start that the
-  // products it takes keep that, or refuses (kInternal); false skips proof and padding.
+  // A tenant's numbers have the same bits in any company. The engine tries at its start whether the
+  // products it takes keep that, or refuses (kInternal); false skips the trial, and the cutting of
+  // the library's products into parts where it takes those.
   bool deterministic = true;
   // Steps of decoding on a device are recorded as graphs and replayed; changes no number.
   bool decode_graphs = true;

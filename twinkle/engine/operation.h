@@ -1,7 +1,8 @@
 // Everything that the engine does is one of these values: what a script, the server or a journal
-// submits. They hold no tensors and no pointers, and turn into bytes and back (to_bytes,
-// from_bytes), so that they can be stored, sent and replayed. A field is added at the end of its
-// struct together with a new kVersion.
+// submits. An operation that fails changes nothing. Errors of all: kInvalid, an empty tenant;
+// kNotFound, but of Create, no tenant of this name. They hold no tensors and no pointers, and turn
+// into bytes and back (to_bytes, from_bytes), so that they can be stored, sent and replayed. A
+// field is added at the end of its struct together with a new kVersion.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -29,6 +30,9 @@ struct Sequence {
 
 // What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
 // weight of the base model (alone on the engine), or, with `frozen`, the base model as it is.
+// Error kConflict: the name is taken, or somebody trains or would share the base model's weights;
+// kInvalid: a LoRA option or target that the model does not have, a damaged directory, a weight out
+// of its range; kNotFound: no such directory.
 struct Create {
   std::string tenant;
   std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules,
@@ -41,6 +45,8 @@ struct Create {
   int32_t priority = 0;  // higher first: lower ones get what is left over
 };
 
+// Forgets the tenant after its earlier operations; what it samples goes on. The base model's
+// weights are read again from their files when it trained them: errors of a Load then.
 struct Delete {
   std::string tenant;
 };
@@ -68,7 +74,8 @@ struct ForwardBackward {
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
-// step, zeroes them. Error kInvalid: nothing was accumulated, bad options; nothing changes then.
+// step, zeroes them. Error kConflict: nothing was accumulated; kInvalid: bad options, a frozen
+// tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -78,19 +85,23 @@ struct Step {
 };
 
 // Norm of (accumulated gradients / token count), clipped in place unless max_grad_norm is 0 or
-// infinite. `Step` then takes them.
+// infinite. `Step` then takes them. Errors as of Step.
 struct ClipGradNorm {
   std::string tenant;
   double max_grad_norm = 1.0;
   double norm_type = 2.0;
 };
 
+// Forgets the accumulated gradients and their token count, if there are any.
 struct ZeroGrad {
   std::string tenant;
 };
 
 using sampler::SamplingParams;
 
+// Continues prompts. Error kInvalid: no prompt, an empty one, a token outside the vocabulary,
+// parameters outside their ranges or of another number than 1 or the prompts', more tokens than the
+// model's positions or the cache hold; kNotFound: no such version.
 struct Sample {
   std::string tenant;
   std::vector<std::vector<int32_t>> prompts;  // of at least one token, 0 <= id < vocabulary
@@ -100,12 +111,14 @@ struct Sample {
 };
 
 // Keeps the weights of an adapter as they are at its place in the tenant's order, for Samples that
-// name their number. Costs nothing before the weights change, then a copy of them.
+// name their number. Costs nothing before the weights change, then a copy of them. Error kInvalid:
+// a tenant without an adapter.
 struct Publish {
   std::string tenant;
 };
 
-// Lets a published version go. Samples that have begun with it keep it to their end.
+// Lets a published version go. Samples that have begun with it keep it to their end. Error
+// kNotFound: no such version.
 struct Release {
   std::string tenant;
   int64_t version = 0;
@@ -124,8 +137,8 @@ struct Save {
 };
 
 // Takes the weights of a saved directory of the same shapes, and the optimizer's state and the
-// accumulated gradients when asked; nothing else of the tenant changes. Error kNotFound: no such
-// directory; kInvalid: other shapes, a damaged file, another optimizer. Nothing changes then.
+// accumulated gradients when asked; without, both are forgotten. Error kNotFound: no such
+// directory; kInvalid: other shapes, a damaged file, another optimizer.
 struct Load {
   std::string tenant;
   std::string directory;

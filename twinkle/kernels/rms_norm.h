@@ -1,6 +1,7 @@
 // Root mean square norm (Zhang and Sennrich 2019) over the last dim and its derivatives. Functions
 // over tensors, no autograd. bf16 and float32 are summed in float32, float64 in float64; a row's
-// bits depend on that row alone, and on no thread count.
+// bits depend on that row alone, and on no thread count. Error kInvalid of each: shapes that do not
+// fit, another type.
 #pragma once
 #include <ATen/core/Tensor.h>
 

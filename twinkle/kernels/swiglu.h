@@ -1,7 +1,8 @@
 // silu(gate) * up, elementwise, and its derivatives; silu(g) = g / (1 + exp(-g)) (Shazeer 2020, GLU
 // Variants Improve Transformer). gate, up, grad and the results have one shape and one type, bf16,
 // float32 or float64. Over tensors, no autograd; bf16 and float32 are computed in float32, float64
-// in float64. An element's bits depend on it alone.
+// in float64. An element's bits depend on it alone. Error kInvalid of each: shapes or types that
+// are not one.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -185,9 +185,9 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
   return {middle, out};
 }
 
-// The library's products would run on one thread of a team.
+// The library's products would run on one thread of a team; those of kernels/linear share it.
 bool Decoder::keeps_team() const {
-  return dtype_ == at::kBFloat16 && device_.is_cpu() && kernels::linear_bf16_is_fast();
+  return device_.is_cpu() && (dtype_ == at::kFloat || kernels::linear_bf16_is_fast());
 }
 
 at::Tensor Decoder::forward(const Batch& from) {

@@ -2,7 +2,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <numeric>
@@ -46,7 +51,11 @@ at::Tensor WeightMemory::empty(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::from_blob(place, shape, [block = block_](void*) {}, at::dtype(dtype));
 }
 
-// glibc takes a block of its own that is freed as a sign of what will be wanted again.
-void keep_heap_pages() { at::empty({int64_t{16} << 20}, at::kByte); }
+void keep_heap_pages() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 8 << 20);
+  mallopt(M_TRIM_THRESHOLD, 16 << 20);
+#endif
+}
 
 }  // namespace twinkle::model

@@ -123,7 +123,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
       const auto s =
           static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
       if (owners.learn[s])
-        head.weight_grad->buffer(head.weight) += thread_invariant_product(logits.t(), x);
+        add_thread_invariant_product(head.weight_grad->buffer(head.weight), logits.t(), x);
     }
     begin += size;
   }

@@ -100,7 +100,7 @@ void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor
   for (int64_t s = 0; s < packing.num_sequences(); ++s) {
     if (!owners.learn[s]) continue;
     const int64_t begin = packing.cu_seqlens[s], end = packing.cu_seqlens[s + 1];
-    sum += thread_invariant_product(dy.slice(0, begin, end).t(), x.slice(0, begin, end));
+    add_thread_invariant_product(sum, dy.slice(0, begin, end).t(), x.slice(0, begin, end));
   }
 }
 

@@ -189,8 +189,15 @@ at::Tensor ours(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
                                        : kernels::linear_bf16(x.contiguous(), w, bias);
 }
 
+// Of a long side, what is tried: a multiple of every loop's tiles, runs and panels, and the rest.
+int64_t enough(int64_t side) {
+  constexpr int64_t kAlike = 1920;
+  return side > 2 * kAlike ? kAlike + side % kAlike : side;
+}
+
 // Each of its loops and rests.
-void try_ours(const Product& p, int threads) {
+void try_ours(Product p, int threads) {
+  p.inputs = enough(p.inputs), p.outputs = enough(p.outputs);
   const at::NoGradGuard no_grad;
   const Threads restore;
   const Operands in = make_operands(p, 600);
@@ -334,11 +341,13 @@ at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
                            at::get_num_threads(), torch_product);
 }
 
-at::Tensor thread_invariant_product(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() == at::kFloat && is_ours(a)) return ours(a, b.contiguous().t(), {});
+void add_thread_invariant_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() == at::kFloat && is_ours(a)) {
+    return kernels::add_linear_f32(sum, a.contiguous(), b.contiguous().t());
+  }
   RowPlan plan;
   for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);
-  return multiply_in_parts(plan, a, b.t(), {}, 1, torch_product);
+  sum += multiply_in_parts(plan, a, b.t(), {}, 1, torch_product);
 }
 
 }  // namespace twinkle::nn

@@ -61,8 +61,10 @@ at::Tensor plain_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
 at::Tensor row_invariant_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
                                 const at::Tensor& bias = {});
 
-// a b with the same bits on any number of threads: the gradient of a weight, whose long sums the
-// library would share between threads. a [N, I], b [I, O]; nothing is promised about its rows.
-at::Tensor thread_invariant_product(const at::Tensor& a_NI, const at::Tensor& b_IO);
+// sum += a b with the same bits on any number of threads: the gradient of a weight, whose long sums
+// the library would share between threads. sum [N, O] contiguous, a [N, I], b [I, O]; nothing is
+// promised about its rows.
+void add_thread_invariant_product(at::Tensor& sum_NO, const at::Tensor& a_NI,
+                                  const at::Tensor& b_IO);
 
 }  // namespace twinkle::nn

@@ -15,4 +15,8 @@ namespace twinkle::kernels {
 at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                       const Simd& simd = best_simd());
 
+// y += x W^T, y [m, O] contiguous float32 on the CPU: bit for bit the product, then the sum.
+void add_linear_f32(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight,
+                    const Simd& simd = best_simd());
+
 }  // namespace twinkle::kernels

@@ -27,30 +27,51 @@ void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias
           ", it must be contiguous float32 [", weight.size(0), "]");
 }
 
+F32Product product_of(const at::Tensor& x, const at::Tensor& weight) {
+  return {.x = x.const_data_ptr<float>(),
+          .w = weight.const_data_ptr<float>(),
+          .transposed = !weight.is_contiguous(),
+          .rows = x.size(0),
+          .outputs = weight.size(0),
+          .inputs = weight.size(1)};
+}
+
+void run(const F32Product& p, const Simd& simd) {
+  const auto loop = simd.linear_f32;
+  const int64_t tile = p.is_thin() ? kThinTile : kWideTile;
+  const int64_t grain = std::max<int64_t>(1, 8192 / (p.inputs * tile));
+  parallel_for(0, (p.outputs + tile - 1) / tile, grain, [&](int64_t begin, int64_t end) {
+    loop(p, begin * tile, std::min(p.outputs, end * tile));
+  });
+}
+
 }  // namespace
 
 at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const Simd& simd) {
   check(x, weight, bias);
-  const int64_t outputs = weight.size(0), inputs = weight.size(1);
-  const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
+  const at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
   if (y.numel() == 0) return y;
-  if (inputs == 0) return bias.defined() ? y.copy_(bias.expand_as(y)) : y.zero_();
-  const F32Product p{.x = x.const_data_ptr<float>(),
-                     .w = weight.const_data_ptr<float>(),
-                     .transposed = !weight.is_contiguous(),
-                     .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-                     .y = y.mutable_data_ptr<float>(),
-                     .rows = x.size(0),
-                     .outputs = outputs,
-                     .inputs = inputs};
-  const auto loop = simd.linear_f32;
-  const int64_t tile = p.is_thin() ? kThinTile : kWideTile;
-  const int64_t grain = std::max<int64_t>(1, 8192 / (inputs * tile));
-  parallel_for(0, (outputs + tile - 1) / tile, grain, [&](int64_t begin, int64_t end) {
-    loop(p, begin * tile, std::min(outputs, end * tile));
-  });
+  if (x.size(1) == 0) return bias.defined() ? y.copy_(bias.expand_as(y)) : y.zero_();
+  F32Product p = product_of(x, weight);
+  p.bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  p.y = y.mutable_data_ptr<float>();
+  run(p, simd);
   return y;
+}
+
+void add_linear_f32(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight,
+                    const Simd& simd) {
+  check(x, weight, {});
+  require(
+      is_f32(y, 2) && y.is_contiguous() && y.size(0) == x.size(0) && y.size(1) == weight.size(0),
+      Code::kInvalid, "kernels: add_linear_f32's y is ", y.scalar_type(), " ", y.sizes(),
+      ", it must be contiguous float32 [", x.size(0), ", ", weight.size(0), "], on the CPU");
+  if (y.numel() == 0 || x.size(1) == 0) return;
+  F32Product p = product_of(x, weight);
+  p.y = y.mutable_data_ptr<float>();
+  p.adds = true;
+  run(p, simd);
 }
 
 }  // namespace twinkle::kernels

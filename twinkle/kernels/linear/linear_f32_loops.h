@@ -24,6 +24,13 @@ inline void turned_weights(const F32Product& p, int64_t o, int64_t i, int64_t co
   Transposer<float>::run(w);
 }
 
+// A row's outputs o, o + 1, ...
+inline void put(const F32Product& p, int64_t row, int64_t o, Lanes<float> sum) {
+  float* to = p.y + row * p.outputs + o;
+  const int64_t count = p.outputs - o;
+  store<float, float>(to, p.adds ? load<float>(to, count) + sum : sum, count);
+}
+
 template <int kRows>
 inline void thin_tile(const F32Product& p, int64_t o) {
   constexpr int n = kLanes<float>;
@@ -55,7 +62,7 @@ inline void thin_tile(const F32Product& p, int64_t o) {
     const Lanes<float> bias = load<float>(p.bias + o, outputs);
     for (int r = 0; r < kRows; ++r) total[r] += bias;
   }
-  for (int r = 0; r < kRows; ++r) store<float, float>(p.y + r * p.outputs + o, total[r], outputs);
+  for (int r = 0; r < kRows; ++r) put(p, r, o, total[r]);
 }
 
 template <int kRows>
@@ -110,12 +117,10 @@ inline void wide_tile(const F32Product& p, int64_t o, int64_t first_row, int64_t
         end - begin, kPanelWidth);
   }
   for (int v = 0; v < kPanelVectors && o < p.outputs; ++v, o += n) {
-    const int64_t outputs = p.outputs - o;
-    const Lanes<float> bias = p.bias ? load<float>(p.bias + o, outputs) : Lanes<float>{};
+    const Lanes<float> bias = p.bias ? load<float>(p.bias + o, p.outputs - o) : Lanes<float>{};
     for (int64_t r = 0; r < rows; ++r) {
       const Lanes<float> sum = load<float>(sums + r * kPanelWidth + v * n);
-      store<float, float>(p.y + (first_row + r) * p.outputs + o, p.bias ? sum + bias : sum,
-                          outputs);
+      put(p, first_row + r, o, p.bias ? sum + bias : sum);
     }
   }
 }

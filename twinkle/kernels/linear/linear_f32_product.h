@@ -16,6 +16,7 @@ struct F32Product {
   const float* bias;  // [outputs] or null
   float* y;           // [rows][outputs]
   int64_t rows, outputs, inputs;
+  bool adds = false;  // y += the product
 
   bool is_thin() const { return rows <= kThinRows && !transposed; }
 };

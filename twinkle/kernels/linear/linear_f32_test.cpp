@@ -89,6 +89,25 @@ TEST(LinearF32, ARowHasItsBitsInAnyCompanyOnEveryInstructionSet) {
   }
 }
 
+TEST(LinearF32, MayBeAddedToWhatIsThere) {
+  at::manual_seed(3);
+  for (const auto& [rows, outputs, inputs] : cases()) {
+    const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
+    const at::Tensor before = at::randn({rows, outputs});
+    for (const Simd* simd : supported_simd()) {
+      const at::Tensor want = before + linear_f32(x, w, {}, *simd);
+      for (const at::Tensor& weight : {w, turned(w)}) {
+        at::Tensor y = before.clone();
+        add_linear_f32(y, x, weight, *simd);
+        EXPECT_TRUE(at::equal(y, want)) << rows << " " << outputs << " " << inputs;
+      }
+    }
+  }
+  at::Tensor y = at::ones({2, 3});
+  add_linear_f32(y, at::empty({2, 0}), at::empty({3, 0}));
+  EXPECT_TRUE(at::equal(y, at::ones({2, 3})));
+}
+
 TEST(LinearF32, ANanOrInfinityReachesItsOwnRowAndOutputAlone) {
   for (const int64_t rows : {8, 30}) {
     at::Tensor x = at::ones({rows, 40}), w = at::ones({50, 40});
@@ -117,6 +136,11 @@ TEST(LinearF32, RefusesWhatItCannotTake) {
   EXPECT_NE(error(x, w.to(at::kDouble), bias).find(matrices), std::string::npos);
   EXPECT_NE(error(at::zeros({4, 2}).t(), w, bias).find(matrices), std::string::npos);
   EXPECT_NE(error(x, at::zeros({3, 8}).narrow(1, 0, 4), bias).find(matrices), std::string::npos);
+  at::Tensor y = at::zeros({3, 2});
+  EXPECT_NE(error_of([&] {
+              add_linear_f32(y, x, w);
+            }).find("add_linear_f32's y is Float [3, 2], it must be contiguous float32 [2, 3]"),
+            std::string::npos);
   EXPECT_NE(
       error(x, w, at::zeros({4})).find("bias is Float [4], it must be contiguous float32 [3]"),
       std::string::npos);

@@ -4,6 +4,7 @@
 // T tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
 // is reduced over the tokens of one sequence, in order, from zero, and the sequences' sums are
 // added in their order: the same bits whatever else is in the batch and however many threads run.
+// Error kInvalid: factors that were not packed for the type of x.
 #pragma once
 #include <ATen/core/Tensor.h>
 

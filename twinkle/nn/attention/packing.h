@@ -17,7 +17,8 @@ struct Packing {
   int64_t num_tokens() const { return cu_seqlens.back(); }
 };
 
-// Sequences of these lengths (tokens, each at least 1), positions counted from 0 in each.
+// Sequences of these lengths (tokens), positions counted from 0 in each. Error kInvalid: a length
+// below 1.
 Packing pack(std::span<const int64_t> lengths);
 
 }  // namespace twinkle::nn
