@@ -91,10 +91,16 @@ def merged(old, new):
     )
 
 
-def line(row):
+def machine_of(row):
+    return f"{row['cpu']}, {row['threads']} threads; {row['machine']}"
+
+
+def line(row, machines):
+    """A row of the table; where rows are of several machines or runs, it says of which."""
     notes = [] if row["valid"] else ["**invalid**"]
     notes += ["**noisy**"] if row["noisy"] else []
     notes += row["notes"]
+    notes += [f"run {machines.index(machine_of(row)) + 1}"] if len(machines) > 1 else []
     cells = [
         row["id"],
         row["what"],
@@ -113,12 +119,18 @@ def line(row):
 
 def table(rows):
     rows = list(map(judged, rows))
-    machines = sorted({f"{row['cpu']}, {row['threads']} threads; {row['machine']}" for row in rows})
+    machines = sorted(set(map(machine_of, rows)))
     found = {row["id"] for row in rows}
     missing = {id_: what for id_, what in (NOW | LATER).items() if id_ not in found}
     absent = [f"| {id_} | {what} | not measured yet{' |' * 10}" for id_, what in missing.items()]
     return "\n".join(
-        [*(f"- Measured on: {m}" for m in machines), "", HEADER, *map(line, rows), *absent]
+        [
+            *(f"- Run {number}, measured on: {m}" for number, m in enumerate(machines, 1)),
+            "",
+            HEADER,
+            *(line(row, machines) for row in rows),
+            *absent,
+        ]
     )
 
 
