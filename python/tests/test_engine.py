@@ -4,6 +4,7 @@ import resource
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from features import drawn
@@ -335,6 +336,62 @@ def test_a_run_cut_in_the_middle_of_an_accumulation_goes_on_bit_for_bit(
     train(second, range(3, 6))
     for name, value in second.get_state_dict().items():
         assert torch.equal(value, whole[name]), name
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_load_takes_saved_weights_and_with_the_optimizer_goes_on_bit_for_bit(
+    tiny_llama_dir, tmp_path, optimizer
+):
+    model = add(TransformersModel(model_id=tiny_llama_dir))
+    model.set_optimizer("AdamW", lr=1e-2)
+    model.set_lr_scheduler("LinearLR", total_iters=4)
+
+    def train(seed):
+        model.forward_backward(inputs=drawn([7, 9], seed=seed))
+        model.clip_grad_and_step()
+        return model.get_state_dict()
+
+    def same(left, right):
+        return all(torch.equal(value, right[name]) for name, value in left.items())
+
+    train(0)
+    saved = train(1)
+    path = model.save("here", output_dir=str(tmp_path), save_optimizer=True)
+    after = train(2)
+    model.forward_backward(inputs=drawn([5], seed=3))  # forgotten
+    if optimizer:
+        model.load("here", output_dir=str(tmp_path), load_optimizer=True)
+    else:
+        model.load(path)
+    assert not same(saved, after) and same(saved, model.get_state_dict())
+    assert same(train(2), after) is optimizer
+
+
+def test_a_template_that_was_set_encodes_what_is_scored(fp32):
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    lengths = []
+    for system in (None, "You are a lighthouse keeper who answers in one word."):
+        fp32.set_template("Template", default_system=system)
+        lengths.append(fp32.forward_only(inputs=[row])["logps"].shape[1])
+    assert lengths[1] > lengths[0] + 5
+
+
+def test_every_parameter_of_sampling_reaches_the_engine(tiny_llama_dir):
+    sampler = TorchSampler(tiny_llama_dir, engine_args={"dtype": "float32"})
+    prompt = {"input_ids": BATCH[1]["input_ids"]}
+
+    def tokens(**params):
+        given = {"max_tokens": 12, "seed": 1, **params}
+        return sampler.sample(prompt, given)[0].sequences[0].tokens
+
+    greedy, free = tokens(temperature=0), tokens()
+    assert free != greedy
+    for only_one in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-4}):
+        assert tokens(**only_one) == greedy, only_one
+    assert tokens(top_k=-1, top_p=1.0, min_p=0.0) == free
+    assert tokens(temperature=0, stop=[greedy[2]]) == greedy[: greedy.index(greedy[2]) + 1]
+    new = tokens(temperature=0, repetition_penalty=1e6, max_tokens=24)
+    assert len(set(new)) == 24 and not set(new) & set(np.asarray(prompt["input_ids"]).tolist())
 
 
 def test_greedy_text_equals_transformers(tiny_llama_dir, reference):

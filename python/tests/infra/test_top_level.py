@@ -3,11 +3,13 @@
 import importlib
 import subprocess
 import sys
+from collections import UserDict
 
 import pytest
 
 import twinkle
 import twinkle.loss
+from twinkle.errors import NotAvailableError
 from twinkle.loss import Loss
 
 
@@ -138,6 +140,35 @@ def test_code_from_outside_is_refused_unless_switched_on(monkeypatch):
     twinkle.check_unsafe(print)
     monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "0")
     assert not twinkle.trust_remote_code()
+
+
+def test_a_plugin_without_the_class_that_is_asked_for_is_named(monkeypatch, tmp_path):
+    (tmp_path / "__init__.py").write_text("class Other:\n    pass\n")
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "1")
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", f"owner/repo={tmp_path}")
+    with pytest.raises(
+        twinkle.InvalidError, match="ms://owner/repo defines no subclass of UserDict"
+    ):
+        twinkle.Plugin.load_plugin("ms://owner/repo", UserDict)
+    (tmp_path / "__init__.py").write_text(
+        "from collections import UserDict\n\n\nclass Mine(UserDict):\n    pass\n"
+    )
+    assert twinkle.Plugin.load_plugin("ms://owner/repo", UserDict).__name__ == "Mine"
+
+
+@pytest.mark.parametrize("found", ["2.10.1", "2.110.0", None])
+def test_another_torch_than_the_engines_is_named(monkeypatch, found):
+    core = importlib.import_module("twinkle.core")
+
+    def version(name):
+        if found is None:
+            raise core.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(core, "version", version)
+    text = f"built for torch 2.11, but torch is {found or 'missing'}: pip install 'torch==2.11"
+    with pytest.raises(NotAvailableError, match=text):
+        core.core()
 
 
 class Base:

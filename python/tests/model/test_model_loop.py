@@ -84,6 +84,37 @@ def test_the_four_verbs_equal_clip_grad_and_step(fake_core, tmp_path):
     torch.testing.assert_close(*weights)
 
 
+def test_step_takes_the_options_it_is_given_from_then_on(model):
+    for options in ({"lr": 0.5}, None):
+        model.forward_backward(inputs=A)
+        model.step(optim_params=options)
+    assert [call[1] for call in model.engine.calls if call[0] == "step"] == [0.5, 0.5]
+
+
+def test_zero_grad_before_a_step_forgets_what_was_accumulated(model):
+    model.forward_backward(inputs=A)
+    assert any(tenant["grad"].any() for tenant in model.engine.tenants.values())
+    model.zero_grad()
+    assert not any(tenant["grad"].any() for tenant in model.engine.tenants.values())
+    with pytest.raises(InvalidError, match="step needs a backward"):
+        model.step()
+
+
+def test_backward_and_clip_grad_and_step_set_the_accumulation(adapted):
+    model = adapted()
+    model.set_optimizer("SGD", lr=0.1)
+    stepped = []
+    for _ in range(2):
+        model.forward_backward(inputs=A)
+        stepped.append(model.clip_grad_and_step(gradient_accumulation_steps=2) is not None)
+    for _ in range(3):
+        model.forward(inputs=A)
+        model.calculate_loss()
+        model.backward(gradient_accumulation_steps=3)
+        stepped.append(model.clip_grad_and_step() is not None)
+    assert stepped == [False, True, False, False, True]
+
+
 def test_reported_grad_norm_is_that_before_clipping(model):
     model.forward_backward(inputs=A)
     norm = model.clip_grad_norm(1e-3)

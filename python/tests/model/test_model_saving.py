@@ -9,6 +9,7 @@ import torch
 from features import A
 
 from twinkle import InvalidError, LoraConfig, NotFoundError
+from twinkle.hub_operation import HubOperation
 from twinkle.model import TransformersModel
 
 
@@ -47,6 +48,21 @@ def test_sizes_of_files_are_bytes_or_texts_as_hugging_face_writes_them(
 ):
     model.save("x", output_dir=str(tmp_path), max_shard_size=size)
     assert model.engine.calls[-1] == ("save", bytes_)
+
+
+def test_a_token_goes_to_the_hub(model, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot(repo_id, **options):
+        asked.append((repo_id, options["token"]))
+        return model.save("fetched", output_dir=str(tmp_path))
+
+    monkeypatch.setattr(HubOperation, "_snapshot", snapshot)
+    model.load("hf://me/private", token="secret")
+    assert asked == [("hf://me/private", "secret")]
+    assert model.engine.calls[-1] == ("load", str(tmp_path / "fetched"))
+    with pytest.raises(InvalidError, match="token is 5, it must be a text"):
+        model.load("hf://me/private", token=5)
 
 
 def _extra(**fields):

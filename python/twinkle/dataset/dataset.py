@@ -51,7 +51,8 @@ class Dataset:
         self._sources[key] = source.load(dataset_meta, **kwargs)
 
     def mix_dataset(self, interleave=True):
-        """One of all sources: a row of each in turn until the shortest ends, or all of each."""
+        """One of all sources: a row of each in turn until the shortest ends, or all of each.
+        InvalidError: there is no source."""
         interleave = checks.flag("dataset: interleave", interleave)
         parts = list(self._sources.values())
         require(bool(parts), "dataset: there is nothing to mix: add_dataset comes first")
@@ -121,7 +122,8 @@ class Dataset:
             self._sources[key] = rowwise.map_rows(rows, work, **options)
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
-        """Keeps the rows for which a Filter (object, class or name) or a function returns True."""
+        """Keeps the rows for which a Filter (object, class or name) or a function returns True.
+        InvalidError: batched=True, or no filter; what the filter raises names the row."""
         refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
         require(
             not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
@@ -187,6 +189,8 @@ class Dataset:
 
         mode='training': writes not now, but every row that is read from now on, by index or in a
         loop, until flush_save. batch_size: rows that are written at a time, and of a row group.
+        InvalidError: another format or mode, a row that the format cannot hold, a path that cannot
+        be written; no file is left then.
         """
         checks.integer("dataset: batch_size", batch_size, least=1)
         checks.text("dataset: format", format, none=True, empty=True)
@@ -227,7 +231,8 @@ class Dataset:
         return len(self._rows)
 
     def __getitem__(self, index):
-        """A row for an index; a dict of columns for a slice; a column for its name."""
+        """A row for an index; a dict of columns for a slice; a column for its name.
+        IndexError: no such row; KeyError: no row has such a column; InvalidError: a row is bad."""
         rows = self._rows
         if isinstance(index, slice):
             return map_row_to_col(

@@ -124,7 +124,8 @@ class Tenant:
 
     def clip_grad_norm(self, max_grad_norm=1.0, *, norm_type=2.0):
         """Divides the accumulated gradients by the token count and clips them (0 or inf: not at
-        all); step takes them. Future of a Result like step's."""
+        all); step takes them. Future of a Result like step's. ConflictError: nothing is
+        accumulated."""
         max_grad_norm = checks.number(
             "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
         )
@@ -148,7 +149,9 @@ class Tenant:
 
         Future of a list of SampleResponse, one per prompt: sequences (tokens, logprobs where asked
         for, stop_reason, decoded where a template is in use), prompt_token_ids, prompt_logprobs
-        where asked for. max_tokens=0 only scores the prompts. NotFoundError: no such version.
+        where asked for. max_tokens=0 only scores the prompts. InvalidError: an empty prompt, a
+        token outside the vocabulary, more tokens than the model's positions or the cache hold,
+        parameters outside their ranges; NotFoundError: no such version.
         """
         features = self._features(prompts)
         given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
@@ -177,7 +180,7 @@ class Tenant:
         logprob, sequence, stop_reason) as they are sampled, whose result() is the SampleResponse
         that sample() gives for the same seed. With stop strings a token comes when none can begin
         in its text any more, or with the end of its sequence. Closing the stream, or dropping it,
-        ends the sampling."""
+        ends the sampling. InvalidError: as sample's; NotFoundError: no such version."""
         if not isinstance(prompt, dict):
             checks.refuse("engine: prompt", prompt, "an InputFeature or a Trajectory")
         params = params_of(sampling_params)
@@ -225,10 +228,11 @@ class Tenant:
         )
 
     def load(self, directory, *, optimizer=False, exact=False):
-        """Reads what save wrote; accumulated gradients are forgotten, with optimizer=True they are
-        read too. exact: to replay what followed the save, bit for bit. Future of save's extra.
-        NotFoundError: a file is missing; InvalidError: it is of another model or shape, or, with
-        exact, of an engine that computes by other means; nothing changes then."""
+        """Reads what save wrote. Accumulated gradients are forgotten, the optimizer begins anew;
+        with optimizer=True both are read too. exact: to replay what followed the save, bit for bit.
+        Future of save's extra. NotFoundError: a file is missing; InvalidError: it is of another
+        model or shape, or, with exact, of an engine that computes by other means; nothing changes
+        then."""
         return Future(
             self._core.load(
                 tenant=self.name,

@@ -9,7 +9,8 @@ class CrossEntropyLoss(Loss):
     """-sum of log p(label), or its mean with reduction='mean'; computed by the engine.
 
     dft: each token is also weighted with its own probability, taken as a constant. The formula
-    below is the same in torch, for calculate_loss and for use inside other losses.
+    below is the same in torch, for calculate_loss and for use inside other losses. InvalidError:
+    another ignore_index than -100, a reduction that is neither 'sum' nor 'mean'.
     """
 
     engine_name = "CrossEntropyLoss"

@@ -78,7 +78,8 @@ class Adapters(Checkpoints):
         self._groups[adapter_name] = group
 
     def remove_adapter(self, adapter_name):
-        """Forgets an adapter and its optimizer's state."""
+        """Forgets an adapter and its optimizer's state. NotFoundError: there is none of the name;
+        InvalidError: it is the base model."""
         group = self._group(adapter_name)
         require(group.config is not None, "model: the base model cannot be removed")
         self.engine.delete(tenant=group.tenant).result()

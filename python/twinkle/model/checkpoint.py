@@ -7,7 +7,6 @@ from twinkle import checks
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
 from twinkle.model.settings import Settings
-from twinkle.template.template import resolve
 
 # What save() keeps of the loop in trainer_state.json: name, least value.
 _COUNTERS = {
@@ -67,12 +66,20 @@ class Checkpoints(Settings):
         ).result()
 
     def load(self, name, output_dir=None, load_optimizer=False, token=None, adapter_name=None):
-        """Reads weights (and optimizer, schedule) from output_dir/name, a directory or hub id."""
-        del token  # of a private hub repository: the hub's own log-in is used
+        """Reads what save wrote, from output_dir/name, or from name, a directory or hub id.
+
+        Gradients that were accumulated are forgotten. load_optimizer: its state, the schedule and
+        the counters come too; else the optimizer begins anew and the schedule stays where it is.
+        token: of a private repository of a hub. NotFoundError: there is no such directory, or no
+        optimizer in it; InvalidError: other shapes, a damaged file, another optimizer or schedule
+        than is set; nothing changes then.
+        """
+        checks.text("model: token", token, none=True)
         group = self._group(adapter_name)
         load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
         directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
-        state = self._load(group, resolve(directory), load_optimizer)
+        directory = HubOperation.download_model(directory, token=token)
+        state = self._load(group, directory, load_optimizer)
         group.accumulated, group.just_stepped = 0, False
         if load_optimizer:
             group.set_state(state)

@@ -34,7 +34,8 @@ class Settings(TwinkleModel):
     # ---- settings
 
     def set_loss(self, loss_cls, adapter_name=None, **kwargs):
-        """A Loss, a subclass, its name, a plugin id, or a function (inputs, outputs, **kwargs)."""
+        """A Loss, a subclass, its name, a plugin id, or a function (inputs, outputs, **kwargs).
+        InvalidError: another thing, or kwargs that it does not take; the loss before then stays."""
         if callable(loss_cls) and not isinstance(loss_cls, (type, Loss)):
             refuse_unknown("model: set_loss of a function", kwargs)
             loss_cls = FunctionLoss(loss_cls)
@@ -45,7 +46,8 @@ class Settings(TwinkleModel):
         self._group(adapter_name).loss = loss
 
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
-        """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class; kwargs as in torch."""
+        """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class; kwargs as in torch.
+        InvalidError: another optimizer or option; the one before then stays."""
         self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
 
     def set_lr_scheduler(self, scheduler_cls, adapter_name=None, **kwargs):
@@ -55,7 +57,8 @@ class Settings(TwinkleModel):
         self._group(adapter_name).set_scheduler(scheduler_cls, kwargs)
 
     def set_template(self, template_cls, adapter_name=None, **kwargs):
-        """A Template, a subclass, its name or a plugin id; model_id defaults to the model's."""
+        """A Template, a subclass, its name or a plugin id; model_id defaults to the model's.
+        InvalidError: another thing, or kwargs that it does not take; the one before then stays."""
         if not isinstance(template_cls, twinkle.template.Template):
             kwargs.setdefault("model_id", self.tokenizer_id)
         self._group(adapter_name).template = construct_class(

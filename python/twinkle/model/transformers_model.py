@@ -50,6 +50,10 @@ class TransformersModel(Adapters):
     meant, or the one named 'default', or, with no adapters, the base model, all weights of which
     are then trained. Defaults: CrossEntropyLoss(reduction='sum'), AdamW with lr 1e-5 and
     weight_decay 0.01, Template(model_id), InputProcessor().
+    Every method raises NotFoundError for an adapter that is not there, InvalidError for an argument
+    that it cannot use (named, with its value), and changes nothing then. Here: NotFoundError, no
+    such model, or no weights in it; InvalidError, a broken file, other shapes than config.json's, a
+    family or rope kind that is not known; NotAvailableError, what this version does not have.
     """
 
     def __init__(
@@ -152,7 +156,8 @@ class TransformersModel(Adapters):
         return predictions(self.engine, tenant, status.batch)
 
     def calculate_loss(self, adapter_name=None, **kwargs):
-        """The loss of the last forward (or forward_only), as the loss defines it: a float."""
+        """The loss of the last forward (or forward_only), as the loss defines it: a float.
+        InvalidError: there was none, or kwargs that the loss does not take."""
         group = self._group(adapter_name)
         training = group.mode == "train"
         status = group.status(training)
@@ -182,7 +187,9 @@ class TransformersModel(Adapters):
         return value.item()
 
     def backward(self, adapter_name=None, gradient_accumulation_steps=None):
-        """Adds the gradient of the last calculate_loss to the accumulated ones."""
+        """Adds the gradient of the last calculate_loss to the accumulated ones.
+        gradient_accumulation_steps: from now on. InvalidError: no forward and calculate_loss came
+        before, or a gradient is not finite."""
         group = self._group(adapter_name)
         status = group.train
         if group.mode != "train" or status.batch is None or status.loss_kwargs is None:
@@ -199,7 +206,10 @@ class TransformersModel(Adapters):
 
         kwargs are the loss's. micro_batch_size: sequences per call of a loss written in Python; the
         engine's own losses see the batch whole and divide the work themselves. Returns ModelOutput:
-        loss (as the loss defines it), logps [batch, longest], num_tokens. An error changes nothing.
+        loss (as the loss defines it), logps [batch, longest], num_tokens. InvalidError: an empty
+        batch, a token or label outside the vocabulary, a sequence beyond the model's positions,
+        a loss or gradient that is not finite, kwargs that the loss does not take; the accumulated
+        gradients stay then.
         """
         loss_kwargs = forward_kwargs("forward_backward", kwargs, loss=True)
         checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
@@ -280,6 +290,7 @@ class TransformersModel(Adapters):
         at all by 0 and inf); their norm before.
 
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
+        InvalidError: a negative limit. ConflictError: nothing is accumulated.
         """
         group = self._group(adapter_name)
         max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
@@ -296,6 +307,7 @@ class TransformersModel(Adapters):
         """One optimizer step at an accumulation boundary, nothing between them.
 
         optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
+        InvalidError: no backward since the last step, or options that the optimizer refuses.
         """
         self._step(self._group(adapter_name), optim_params, 0.0, 2.0)
 
@@ -346,7 +358,7 @@ class TransformersModel(Adapters):
     ):
         """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
         None between boundaries. max_grad_norm: 0, None and inf do not clip.
-        gradient_accumulation_steps: from now on."""
+        gradient_accumulation_steps: from now on. InvalidError: no backward since the last step."""
         group = self._group(adapter_name)
         max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
         max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
