@@ -10,6 +10,7 @@
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/base/random.h"
 #include "twinkle/model/tiny_model.h"
+#include "twinkle/nn/row_invariance.h"
 
 namespace twinkle::engine {
 namespace {
@@ -341,6 +342,37 @@ TEST(Engine, SaysInAForkThatItsThreadIsNotThere) {
     std::_Exit(3);
   };
   EXPECT_EXIT(child(), testing::ExitedWithCode(3), "used in its fork");
+}
+
+// Of shapes that no other test has: what was tried once in a process is known.
+TEST(Engine, TriesEveryProductAtItsStartUnlessToldNotTo) {
+  for (const std::string precision : {"no", "bf16"}) {
+    const int64_t inner = precision == "no" ? 71 : 73;
+    JsonObject config = model::tiny_config();
+    config["intermediate_size"] = inner;
+    const TinyModel model(config);
+    const auto type = precision == "no" ? at::kFloat : at::kBFloat16;
+    const auto tried = [&] {
+      int out = 0;
+      for (const bool transposed : {false, true}) {
+        out += nn::is_tried({type, transposed ? inner : 48, transposed ? 48 : inner, transposed});
+        out += nn::is_tried({type, transposed ? 48 : inner, transposed ? inner : 48, transposed});
+        out += nn::is_tried({type, transposed ? 131 : 48, transposed ? 48 : 131, transposed});
+      }
+      return out;
+    };
+    const int before = tried();  // the head's, perhaps, which all tiny models share
+    EngineOptions options{.model = model.path(), .mixed_precision = precision};
+    options.deterministic = false;
+    {
+      const Engine engine(options);
+    }
+    EXPECT_EQ(tried(), before);
+    {
+      const Engine engine({.model = model.path(), .mixed_precision = precision});
+    }
+    EXPECT_EQ(tried(), 6);
+  }
 }
 
 }  // namespace

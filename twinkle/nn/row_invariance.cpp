@@ -195,26 +195,6 @@ int64_t enough(int64_t side) {
   return side > 2 * kAlike ? kAlike + side % kAlike : side;
 }
 
-// Each of its loops and rests.
-void try_ours(Product p, int threads) {
-  p.inputs = enough(p.inputs), p.outputs = enough(p.outputs);
-  const at::NoGradGuard no_grad;
-  const Threads restore;
-  const Operands in = make_operands(p, 600);
-  const Multiply multiply = [&](const at::Tensor& x) { return ours(x, in.weight, in.bias); };
-  const at::Tensor want = multiply(in.x.narrow(0, 0, kPeriod));
-  for (const int n : {threads, 1}) {
-    at::set_num_threads(n);
-    for (const int64_t rows : {1, 2, 3, 8, 9, 17, 40, 41, 65, 520}) {
-      if (n == 1 && rows > 65) continue;
-      require(holds(in.x, want, rows, multiply), Code::kInternal, "nn: the product of rows of ",
-              p.inputs, " ", c10::toString(p.type), " inputs with ", p.outputs,
-              " outputs by kernels/linear gives a row other bits in other company; pass "
-              "deterministic=false to do without");
-    }
-  }
-}
-
 // A bias that the library adds comes first or last in a sum, by where in a tile a row lies: it is
 // added to the sums here. Not in bfloat16, which would round them before.
 void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
@@ -259,11 +239,48 @@ Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
   return c;
 }
 
+using Trial = std::tuple<int, int64_t, int64_t, bool, bool, std::string, int>;
+
+Trial key_of_trial(const Product& p, int threads) {
+  return {static_cast<int>(p.type), p.inputs, p.outputs, p.transposed, p.bias,
+          p.device.str(),           threads};
+}
+
+// Of this process: what a trial finds is a matter of the processor and the library.
+struct Tried {
+  std::mutex mutex;
+  std::map<Trial, RowPlan> plans;
+};
+
+Tried& tried_so_far() {
+  static Tried tried;
+  return tried;
+}
+
 }  // namespace
 
 Product Product::of(const at::Tensor& weight, const at::Tensor& bias) {
   return {weight.scalar_type(),    weight.size(1), weight.size(0),
           !weight.is_contiguous(), bias.defined(), weight.device()};
+}
+
+void try_rows(Product p, int threads, const Ours& product_of) {
+  p.inputs = enough(p.inputs), p.outputs = enough(p.outputs);
+  const at::NoGradGuard no_grad;
+  const Threads restore;
+  const Operands in = make_operands(p, 600);
+  const Multiply multiply = [&](const at::Tensor& x) { return product_of(x, in.weight, in.bias); };
+  const at::Tensor want = multiply(in.x.narrow(0, 0, kPeriod));
+  for (const int n : {threads, 1}) {
+    at::set_num_threads(n);
+    for (const int64_t rows : {1, 2, 3, 8, 9, 17, 40, 41, 65, 520}) {
+      if (n == 1 && rows > 65) continue;
+      require(holds(in.x, want, rows, multiply), Code::kInternal, "nn: the product of rows of ",
+              p.inputs, " ", c10::toString(p.type), " inputs with ", p.outputs,
+              " outputs by kernels/linear gives a row other bits in other company; pass "
+              "deterministic=false to do without");
+    }
+  }
 }
 
 RowPlan prove_rows(const Product& p, int threads, const Library& library) {
@@ -278,17 +295,25 @@ RowPlan prove_rows(const Product& p, int threads, const Library& library) {
 }
 
 RowPlan row_plan(const Product& p) {
-  static std::mutex mutex;
-  static std::map<std::tuple<int, int64_t, int64_t, bool, bool, std::string, int>, RowPlan> proven;
-  const std::lock_guard lock(mutex);
+  Tried& tried = tried_so_far();
+  const std::lock_guard lock(tried.mutex);
   const int threads = std::max(2, at::get_num_threads());
-  const std::tuple key{static_cast<int>(p.type), p.inputs, p.outputs, p.transposed, p.bias,
-                       p.device.str(),           threads};
-  const auto known = proven.find(key);
-  if (known != proven.end()) return known->second;
-  if (!is_ours(p.type, p.device)) return proven[key] = prove_rows(p, threads, torch_product);
-  try_ours(p, threads);
-  return proven[key] = RowPlan{};
+  const auto key = key_of_trial(p, threads);
+  const auto known = tried.plans.find(key);
+  if (known != tried.plans.end()) return known->second;
+  RowPlan plan;
+  if (is_ours(p.type, p.device)) {
+    try_rows(p, threads, ours);
+  } else {
+    plan = prove_rows(p, threads, torch_product);
+  }
+  return tried.plans[key] = plan;
+}
+
+bool is_tried(const Product& p) {
+  Tried& tried = tried_so_far();
+  const std::lock_guard lock(tried.mutex);
+  return tried.plans.contains(key_of_trial(p, std::max(2, at::get_num_threads())));
 }
 
 at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at::Tensor& weight,

@@ -35,6 +35,15 @@ struct RowPlan {
 using Library = std::function<void(at::Tensor& out_NO, const at::Tensor& x_NI,
                                    const at::Tensor& weight_OI, const at::Tensor& bias)>;
 
+// x W^T + bias, `bias` undefined for none, of any number of rows.
+using Ours = std::function<at::Tensor(const at::Tensor& x_NI, const at::Tensor& weight_OI,
+                                      const at::Tensor& bias)>;
+
+// Tries each loop and rest of a product whose rows are independent by construction, with `threads`
+// and with 1. Of a side above 3,840, a part. Error kInternal: a row has other bits in other
+// company.
+void try_rows(Product product, int threads, const Ours& product_of);
+
 // The sizes, of 1, 2, 4, 8, 16, 32, 48, ... to 256 (128 for a large weight), whose rows have the
 // bits that they have in the largest, tried in several places, with `threads` and with 1, on
 // operands whose sums cancel, so that another order of summation shows in almost every output. Of a
@@ -52,6 +61,9 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
 // where the product is one of kernels/linear, whose rows are independent by construction, a trial
 // that it is so, without sizes. Tried once in a process.
 RowPlan row_plan(const Product& product);
+
+// Whether row_plan has tried this product in this process, with as many threads.
+bool is_tried(const Product& product);
 
 // x W^T + b by the fastest product: kernels/linear's where it is fast, else torch's.
 at::Tensor plain_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,

@@ -166,6 +166,27 @@ TEST(RowPlan, RefusesALibraryThatDoesNotRepeatItself) {
   EXPECT_NE(error.find("pass deterministic=false"), std::string::npos);
 }
 
+TEST(RowPlan, RefusesAProductOfOursWhoseRowsKnowEachOther) {
+  const Product product{at::kFloat, 40, 30};
+  const auto try_with = [&](const std::function<bool(int64_t rows)>& wrong) {
+    return error_of([&] {
+      try_rows(product, 2, [&](const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+        const at::Tensor y = row_invariant_linear(x, w, bias);
+        return wrong(x.size(0)) ? y + 1 : y;
+      });
+    });
+  };
+  EXPECT_EQ(try_with([](int64_t) { return false; }), "");
+  for (const int64_t wrong : {1, 2, 8, 9, 17, 40, 65, 520}) {
+    EXPECT_EQ(
+        try_with([&](int64_t rows) { return rows == wrong; }),
+        "nn: the product of rows of 40 Float inputs with 30 outputs by kernels/linear gives a "
+        "row other bits in other company; pass deterministic=false to do without")
+        << wrong;
+  }
+  EXPECT_NE(try_with([](int64_t) { return at::get_num_threads() == 1; }), "");
+}
+
 TEST(RowPlan, LeavesTheNumberOfThreadsAsItWas) {
   const int before = at::get_num_threads();
   prove_rows(kSmall, before + 1, library_with([](int64_t, int64_t) { return false; }));
