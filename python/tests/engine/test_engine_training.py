@@ -149,11 +149,19 @@ def test_neighbours_change_no_bit(tiny_llama_dir):
     assert free.step == alone.step
 
 
+SCHEDULES = {
+    "a": ("LinearLR", {"start_factor": 0.2, "total_iters": 3}),
+    "b": ("CosineAnnealingLR", {"T_max": 4}),
+}
+
+
 def test_two_threads_that_drive_two_adapters_get_the_bits_of_each_alone(tiny_llama_dir):
     def drive(model, name, seed, out):
         model.set_optimizer("AdamW", lr=1e-2, adapter_name=name)
+        schedule, options = SCHEDULES[name]
+        model.set_lr_scheduler(schedule, adapter_name=name, **options)
         losses = []
-        for step in range(5):
+        for step in range(6):
             batch = drawn([6 + seed, 21], seed=10 * seed + step)
             losses.append(model.forward_backward(inputs=batch, adapter_name=name)["loss"])
             losses.append(model.clip_grad_and_step(0.5, adapter_name=name))
@@ -163,7 +171,11 @@ def test_two_threads_that_drive_two_adapters_get_the_bits_of_each_alone(tiny_lla
     def run(names):
         model, out = MultiLoraTransformersModel(model_id=tiny_llama_dir), {}
         for name in names:
-            model.add_adapter_to_model(name, LoraConfig(r=2 + ord(name[0]) % 3, lora_dropout=0.1))
+            model.add_adapter_to_model(
+                name,
+                LoraConfig(r=2 + ord(name[0]) % 3, lora_dropout=0.1),
+                gradient_accumulation_steps=1 + ord(name[0]) % 2,
+            )
         threads = [
             threading.Thread(target=drive, args=(model, name, ord(name[0]) % 7, out))
             for name in names
@@ -175,6 +187,8 @@ def test_two_threads_that_drive_two_adapters_get_the_bits_of_each_alone(tiny_lla
         return out
 
     together = run(["a", "b"])
+    steps = {name: [norm is not None for norm in out[0][1::2]] for name, out in together.items()}
+    assert steps == {"a": [False, True] * 3, "b": [True] * 6}
     assert together["a"] == run(["a"])["a"]
     assert together["b"] == run(["b"])["b"]
 

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from features import drawn
 
+from twinkle import LoraConfig
+from twinkle.engine import Engine
 from twinkle.sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
@@ -37,3 +40,52 @@ def test_logprobs_of_prompts_and_of_the_likeliest_tokens_equal_transformers(tiny
     for t, (token, pairs) in enumerate(zip(sequence.tokens, sequence.logprobs, strict=True)):
         assert token in [i for i, _ in pairs]
         check(pairs, 79 + t, 4)
+
+
+def scores_of(tenant, response):
+    """What the trainer's forward says of a response's prompt and of each of its tokens."""
+    prompt, tokens = list(response.prompt_token_ids), list(response.sequences[0].tokens)
+    ids = prompt + tokens
+    row = {"input_ids": ids, "labels": [*ids[1:], -100]}
+    logps = tenant.forward([row]).result().logps[0]
+    return logps[: len(prompt) - 1], logps[len(prompt) - 1 : -1]
+
+
+def given_by(response):
+    sampled = [pairs[0][1] for pairs in response.sequences[0].logprobs]
+    return np.float32(response.prompt_logprobs[1:]), np.float32(sampled)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("kind", ["adapters", "all weights"])
+def test_sampled_logprobs_of_trained_tenants_are_those_of_their_forward(
+    tiny_llama_dir, precision, kind
+):
+    """Bit for bit in float32; in bfloat16 within 1e-3."""
+    engine = Engine(tiny_llama_dir, mixed_precision=precision)
+    if kind == "adapters":
+        tenants = [
+            engine.tenant(f"of rank {rank}", LoraConfig(r=rank, target_modules="all-linear"))
+            for rank in (2, 5, 16)
+        ]
+    else:
+        tenants = [engine.tenant("all", None, full_parameters=True)]
+    params = {"max_tokens": 20, "seed": 3, "logprobs": 1, "prompt_logprobs": 1}
+    prompts = [{"input_ids": row["input_ids"]} for row in drawn([5, 70, 33], seed=1)]
+    seen = []
+    for step in range(3):
+        for tenant in tenants:  # a step that is felt: at first B is zero
+            tenant.forward_backward(drawn([9, 14], seed=step))
+            tenant.step(lr=0.02).result()
+        futures = [tenant.sample(prompts, params) for tenant in tenants]  # in one batch
+        for tenant, future in zip(tenants, futures, strict=True):
+            for response in future.result():
+                for given, wanted in zip(
+                    given_by(response), scores_of(tenant, response), strict=True
+                ):
+                    if precision == "no":
+                        assert np.array_equal(given, wanted), (tenant.name, step)
+                    else:
+                        np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-3)
+                seen.append(given_by(response)[0].tobytes())
+    assert len(set(seen)) == len(seen)  # every step changed every tenant's weights
