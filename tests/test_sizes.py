@@ -15,12 +15,13 @@ WIDE = {
     "python/twinkle/data_format/sampling.py: _number",
     "python/twinkle/dataloader/dataloader.py: __init__",
     "python/twinkle/device_mesh.py: from_sizes",
+    "python/twinkle/engine/tenant.py: forward",  # an operation's fields
     "python/twinkle/infra.py: initialize",
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",
     "python/twinkle/model/transformers_model.py: __init__",
     "python/twinkle/template/template.py: __init__",
-    "twinkle/nn/head.cpp: head_backward",
+    "twinkle/nn/head/head.cpp: head_backward",
     "twinkle/kernels/emulation/flash_emulated.cpp: forward",  # as ATen has them
     "twinkle/kernels/emulation/flash_emulated.cpp: backward",
 }

@@ -123,21 +123,21 @@ void bind_training(py::class_<Engine, EnginePointer>& engine) {
       .def(
           "forward",
           [](const EnginePointer& e, std::string tenant, const py::list& items, bool disable_lora,
-             double temperature, bool entropy, bool train) {
+             double temperature, bool entropy, bool train, bool logits, bool embedding) {
             return submit(e, engine::Forward{tenant, sequences(items), disable_lora, temperature,
-                                             entropy, train});
+                                             entropy, train, logits, embedding});
           },
           py::kw_only(), "tenant"_a, "sequences"_a, "disable_lora"_a = false, "temperature"_a = 1.0,
-          "entropy"_a = false, "train"_a = false)
+          "entropy"_a = false, "train"_a = false, "logits"_a = false, "embedding"_a = false)
       .def(
           "forward_backward",
           [](const EnginePointer& e, std::string tenant, const py::list& items, std::string loss,
-             std::string loss_options, double temperature) {
+             std::string loss_options, double temperature, bool logits) {
             return submit(e, engine::ForwardBackward{tenant, sequences(items), loss, loss_options,
-                                                     temperature});
+                                                     temperature, logits});
           },
           py::kw_only(), "tenant"_a, "sequences"_a, "loss"_a = "CrossEntropyLoss",
-          "loss_options"_a = "", "temperature"_a = 1.0)
+          "loss_options"_a = "", "temperature"_a = 1.0, "logits"_a = false)
       .def(
           "step",
           [](const EnginePointer& e, std::string tenant, std::string optimizer, std::string options,

@@ -29,6 +29,18 @@ py::list views_of(const std::vector<std::vector<float>>& vectors, py::handle own
   return out;
 }
 
+// [tokens, vocabulary] each.
+py::list logits_of(const engine::ForwardResult& r, py::handle owner) {
+  py::list out;
+  for (size_t s = 0; s < r.logits.size(); ++s) {
+    const std::vector<float>& values = r.logits[s];
+    const auto tokens = static_cast<py::ssize_t>(r.logps[s].size());
+    out.append(
+        view_of(values, owner).reshape({tokens, static_cast<py::ssize_t>(values.size()) / tokens}));
+  }
+  return out;
+}
+
 // Per place [(token id, log p)], the likeliest first.
 py::list pairs_of(const std::vector<sampler::TopLogprobs>& all) {
   py::list out;
@@ -48,7 +60,8 @@ struct ToPython {
     using namespace py::literals;
     return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens,
                     "logps"_a = views_of(r.logps, owner),
-                    "entropies"_a = views_of(r.entropies, owner));
+                    "entropies"_a = views_of(r.entropies, owner), "logits"_a = logits_of(r, owner),
+                    "embeddings"_a = views_of(r.embeddings, owner));
   }
   py::object operator()(const engine::StepResult& r) const {
     using namespace py::literals;
@@ -119,10 +132,11 @@ namespace {
 void refuse_unknown(const py::dict& sequence, const std::string& where) {
   for (const auto& [key, value] : sequence) {
     bool known = false;
-    for (const char* name : {"input_ids", "labels", "weights", "extras"})
+    for (const char* name : {"input_ids", "labels", "weights", "extras", "embedding_grad"})
       known = known || key.equal(py::str(name));
     require(known, Code::kInvalid, where, std::string(py::repr(key)),
-            " is not a field of a sequence, it has input_ids, labels, weights and extras");
+            " is not a field of a sequence, it has input_ids, labels, weights, extras and "
+            "embedding_grad");
   }
 }
 
@@ -141,6 +155,8 @@ std::vector<engine::Sequence> sequences(const py::list& items) {
     s.input_ids = int32s(dict["input_ids"], where + "input_ids");
     if (dict.contains("labels")) s.labels = int32s(dict["labels"], where + "labels");
     if (dict.contains("weights")) s.weights = floats(dict["weights"], where + "weights");
+    if (dict.contains("embedding_grad"))
+      s.embedding_grad = floats(dict["embedding_grad"], where + "embedding_grad");
     if (dict.contains("extras"))
       for (const auto& [name, values] : dict["extras"].cast<py::dict>()) {
         const auto key = name.cast<std::string>();

@@ -98,6 +98,13 @@ class Template:
         return {**feature, "input_ids": ids, "labels": [-100] * len(ids)}
 
 
+def _scores(loss, num_tokens, logps):
+    return {
+        "loss": loss, "num_tokens": num_tokens, "logps": logps, "entropies": [], "logits": [],
+        "embeddings": [],
+    }  # fmt: skip
+
+
 class Engine:
     def __init__(self, model, *, mixed_precision="bf16", deterministic=True, device="cpu"):
         torch.manual_seed(1)
@@ -151,17 +158,19 @@ class Engine:
     def _weight(self, t, disable_lora=False):
         return self.base if t["full"] or disable_lora else self.base + t["weight"]
 
-    def forward(
-        self, *, tenant, sequences, disable_lora=False, temperature=1.0, entropy=False, train=False
-    ):
+    def forward(self, *, tenant, sequences, disable_lora=False, temperature=1.0, **options):
+        assert options.keys() <= {"entropy", "train", "logits", "embedding"}
+        assert not any(map(options.get, ("logits", "embedding"))), "this model has neither"
         self.calls.append(("forward", len(sequences)))
         weight = self._weight(self._tenant(tenant), disable_lora)
         logps = [p.float().numpy() for p in self._logps(weight, sequences, temperature)]
-        return Done({"loss": 0, "num_tokens": 0, "logps": logps, "entropies": []})
+        return Done(_scores(0, 0, logps))
 
     def forward_backward(
-        self, *, tenant, sequences, loss="CrossEntropyLoss", loss_options="", temperature=1.0
-    ):
+        self, *, tenant, sequences, loss="CrossEntropyLoss", loss_options="", temperature=1.0,
+        logits=False,
+    ):  # fmt: skip
+        assert not logits, "this model has none"
         self.calls.append(("forward_backward", len(sequences), loss))
         t, options = self._tenant(tenant), json.loads(loss_options or "{}")
         weight = self._weight(t).detach().clone().requires_grad_()
@@ -179,7 +188,7 @@ class Engine:
         t["grad"] += weight.grad
         t["tokens"] += count
         logps = [p.detach().float().numpy() for p in logps]
-        return Done({"loss": value.item(), "num_tokens": count, "logps": logps, "entropies": []})
+        return Done(_scores(value.item(), count, logps))
 
     def clip_grad_norm(self, *, tenant, max_grad_norm=1.0, norm_type=2.0):
         t = self._tenant(tenant)

@@ -16,16 +16,17 @@ template <class A, class T>
 void fields(A& a, T& v) {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_same_v<U, Sequence>) {
-    a(v.input_ids, v.labels, v.weights, v.extras);
+    a(v.input_ids, v.labels, v.weights, v.extras, v.embedding_grad);
   } else if constexpr (std::is_same_v<U, Create>) {
     a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen, v.weight, v.priority);
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad> ||
                        std::is_same_v<U, Publish>) {
     a(v.tenant);
   } else if constexpr (std::is_same_v<U, Forward>) {
-    a(v.tenant, v.sequences, v.disable_lora, v.temperature, v.entropy, v.train);
+    a(v.tenant, v.sequences, v.disable_lora, v.temperature, v.entropy, v.train, v.logits,
+      v.embedding);
   } else if constexpr (std::is_same_v<U, ForwardBackward>) {
-    a(v.tenant, v.sequences, v.loss, v.loss_options, v.temperature);
+    a(v.tenant, v.sequences, v.loss, v.loss_options, v.temperature, v.logits);
   } else if constexpr (std::is_same_v<U, Step>) {
     a(v.tenant, v.optimizer, v.options, v.max_grad_norm, v.norm_type);
   } else if constexpr (std::is_same_v<U, ClipGradNorm>) {

@@ -16,8 +16,8 @@ template <class T>
 auto all(T& v) {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_same_v<U, Sequence>) {
-    auto& [a, b, c, d] = v;
-    return std::tie(a, b, c, d);
+    auto& [a, b, c, d, e] = v;
+    return std::tie(a, b, c, d, e);
   } else if constexpr (std::is_same_v<U, Create>) {
     auto& [a, b, c, d, e, f, g] = v;
     return std::tie(a, b, c, d, e, f, g);
@@ -26,10 +26,12 @@ auto all(T& v) {
     auto& [a] = v;
     return std::tie(a);
   } else if constexpr (std::is_same_v<U, Forward>) {
+    auto& [a, b, c, d, e, f, g, h] = v;
+    return std::tie(a, b, c, d, e, f, g, h);
+  } else if constexpr (std::is_same_v<U, ForwardBackward>) {
     auto& [a, b, c, d, e, f] = v;
     return std::tie(a, b, c, d, e, f);
-  } else if constexpr (std::is_same_v<U, ForwardBackward> || std::is_same_v<U, Step> ||
-                       std::is_same_v<U, Save>) {
+  } else if constexpr (std::is_same_v<U, Step> || std::is_same_v<U, Save>) {
     auto& [a, b, c, d, e] = v;
     return std::tie(a, b, c, d, e);
   } else if constexpr (std::is_same_v<U, Load> || std::is_same_v<U, Sample>) {
@@ -191,7 +193,7 @@ TEST(Bytes, WhatIsWrongWithThemIsSaid) {
     bytes[at] = value;
     return error_of([&] { from_bytes(bytes); });
   };
-  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 7");
+  EXPECT_EQ(text(good, 0, 9), "engine: an operation of version 9, this program reads 8");
   EXPECT_EQ(text(good, 2, 77), "engine: operation kind 77 is unknown, the last is 12");
   EXPECT_EQ(text(good, 3, 4),
             "engine: an operation's bytes promise 4 items where 3 bytes are left");

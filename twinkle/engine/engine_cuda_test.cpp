@@ -28,6 +28,8 @@ struct Numbers {
     add(name + " loss", r.loss);
     add(name + " logps", r.logps);
     add(name + " entropies", r.entropies);
+    add(name + " logits", r.logits);
+    add(name + " embeddings", r.embeddings);
   }
   void add(const std::string& name, const InspectResult& r) {
     for (const NamedTensor& t : r.tensors) add(name + " " + t.name, t.values);
@@ -98,13 +100,20 @@ Numbers train(Engine& engine) {
     auto futures = engine.submit(std::vector<Operation>{
         ForwardBackward{.tenant = "a", .sequences = {of(i, 9), of(i + 10, 3)}},
         ForwardBackward{.tenant = "b", .sequences = {of(i + 20, 6)}, .temperature = 0.7}});
+    ForwardBackward embedded{.tenant = "b", .sequences = {of(i, 5)}, .loss = "LinearLoss"};
+    embedded.sequences[0].labels.clear();
+    embedded.sequences[0].embedding_grad.assign(16, 0.5f);
+    out.add("embedded", engine.run<ForwardResult>(embedded));
     for (Future& f : futures) out.add("backward", std::get<ForwardResult>(f.get()));
     out.add("a", engine.run<InspectResult>(Inspect{"a", true}));
     out.add("b", engine.run<InspectResult>(Inspect{"b", true}));
     step_both(engine, out);
   }
-  out.add("forward", engine.run<ForwardResult>(
-                         Forward{.tenant = "a", .sequences = {of(3, 7)}, .entropy = true}));
+  out.add("forward", engine.run<ForwardResult>(Forward{.tenant = "a",
+                                                       .sequences = {of(3, 7)},
+                                                       .entropy = true,
+                                                       .logits = true,
+                                                       .embedding = true}));
   out.add("base", engine.run<ForwardResult>(
                       Forward{.tenant = "a", .sequences = {of(3, 7)}, .disable_lora = true}));
   return out;

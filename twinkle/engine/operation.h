@@ -16,7 +16,7 @@
 
 namespace twinkle::engine {
 
-inline constexpr uint16_t kVersion = 7;
+inline constexpr uint16_t kVersion = 8;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Sequence {
@@ -25,7 +25,8 @@ struct Sequence {
                                 // Empty: nothing is scored (a plain forward)
   std::vector<float> weights;   // of each label in the loss; empty: 1
   std::map<std::string, std::vector<float>>
-      extras;  // what the loss asks for: old_logps, advantages, ...
+      extras;                         // what the loss asks for: old_logps, advantages, ...
+  std::vector<float> embedding_grad;  // [width] d loss / d embedding, for a LinearLoss; empty: 0
 };
 
 // What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
@@ -51,8 +52,12 @@ struct Delete {
   std::string tenant;
 };
 
+// Of all logits that one operation may ask for.
+inline constexpr int64_t kMostLogitBytes = int64_t{1} << 30;
+
 // log p(label) of every token, in nats, without touching any state. Error kInvalid: an empty batch,
-// a token or label outside the vocabulary, a sequence beyond the model's positions.
+// a token or label outside the vocabulary, a sequence beyond the model's positions, more logits
+// than kMostLogitBytes.
 struct Forward {
   std::string tenant;
   std::vector<Sequence> sequences;
@@ -60,6 +65,8 @@ struct Forward {
   double temperature = 1.0;   // logits are divided by it; > 0
   bool entropy = false;       // also return the entropy of every scored token
   bool train = false;         // with the dropout of the tenant's next ForwardBackward
+  bool logits = false;        // also return the logits of every token
+  bool embedding = false;     // also return every sequence's embedding
 };
 
 // Adds the loss's gradient to the tenant's accumulated gradients and its token count to the
@@ -71,6 +78,7 @@ struct ForwardBackward {
   std::string loss = "CrossEntropyLoss";
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0
+  bool logits = false;       // also return the logits of every token
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
@@ -170,6 +178,10 @@ struct ForwardResult {
   double num_tokens = 0;                  // what the step will divide by
   std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
+  // Only when asked for, per sequence: [tokens x vocabulary], already divided by the temperature;
+  // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
+  // a ForwardBackward with an embedding_grad too.
+  std::vector<std::vector<float>> logits, embeddings;
 };
 
 struct StepResult {

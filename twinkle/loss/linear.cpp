@@ -1,6 +1,7 @@
 // A loss whose derivative is given: sum of grad * log p(target) + entropy_grad * entropy over rows
 // with weight != 0. It carries a loss that was computed elsewhere, by its gradient in extras "grad"
-// [N] and, where it looks at entropies, "entropy_grad" [N].
+// [N] and, where it looks at entropies, "entropy_grad" [N]; neither where no row is scored, as of a
+// loss of embeddings alone.
 // Options: num_tokens (default 1, of a mean), what a step divides by.
 #include <cmath>
 
@@ -33,6 +34,7 @@ at::Tensor entropy_grad_of(const Inputs& in, const Json&) {
 }
 
 TokenGrad prepare_rows(const Inputs& in, const Json&) {
+  if (in.weights.numel() == 0) return [](int64_t, std::span<const float>, std::span<float>) {};
   const at::Tensor given = of_rows(in, "grad");
   return [given, weights = in.weights](int64_t begin, std::span<const float> logprobs,
                                        std::span<float> grad) {

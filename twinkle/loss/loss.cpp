@@ -35,8 +35,8 @@ void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
           Code::kInvalid, "loss: ", loss.name, ": cu_seqlens must rise from 0 to the ", n,
           " rows of weights");
   for (const std::string_view name : loss.extras)
-    require(in.extras.contains(std::string(name)), Code::kInvalid, "loss: ", loss.name, " needs '",
-            name, "', pass it with the batch");
+    require(n == 0 || in.extras.contains(std::string(name)), Code::kInvalid, "loss: ", loss.name,
+            " needs '", name, "', pass it with the batch");
   const auto sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
   for (const auto& [name, t] : in.extras) {
     check_vector(loss, name, t);

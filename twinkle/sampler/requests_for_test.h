@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "twinkle/model/decoder.h"
-#include "twinkle/nn/head.h"
+#include "twinkle/nn/head/head.h"
 #include "twinkle/sampler/request.h"
 
 namespace twinkle::sampler {

@@ -83,8 +83,6 @@ def test_the_fused_head_is_the_head(model):
     model.set_loss("CrossEntropyLoss")
     plain = model.forward_only(inputs=[A])["logps"]
     assert torch.equal(model.forward_only(inputs=[A], task="fused_lm_ce")["logps"], plain)
-    with pytest.raises(NotAvailableError, match="task is 'embedding', this version has 'causal_lm"):
-        model.forward(inputs=[A], task="embedding")
 
 
 def test_what_other_precisions_and_models_need_is_refused_by_name(model, fake_core, tmp_path):

@@ -11,8 +11,8 @@ from twinkle.model import MultiLoraTransformersModel, TransformersModel
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ({"task": "embedding"}, "task is 'embedding'"),
-        ({"return_logits": True}, "return_logits"),
+        ({"task": "embedding"}, "CrossEntropyLoss has require_logps, but task='embedding'"),
+        ({"return_logits": 1}, "return_logits is 1, it must be True or False"),
         ({"advantages": [1.0]}, "CrossEntropyLoss takes no argument 'advantages'"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"adapter_name": "nobody"}, "there is no adapter 'nobody'; there are none"),

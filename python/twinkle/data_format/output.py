@@ -21,17 +21,17 @@ class InputFeature(TypedDict, total=False):
 class ModelOutput(TypedDict, total=False):
     """What a model says of a batch of B sequences, the longest of L positions.
 
-    TransformersModel gives loss, logps and num_tokens. The others are upstream's and stay out:
-    logits [B, L, V] are never held, embeddings and routed_experts need other models.
+    TransformersModel gives loss, logps and num_tokens, and what else it is asked for. values and
+    routed_experts are upstream's and stay out: they need other models.
     """
 
-    logits: Any
+    logits: Any  # [batch, longest, vocabulary] float32, with return_logits=True
     loss: float  # as the loss defines it: a sum over tokens for CrossEntropyLoss(reduction='sum')
     logps: Any  # [batch, longest] float32, log p(label), 0 where the label is -100
     entropies: Any  # the same shape
     values: Any
     num_tokens: float  # of labels that are not -100
-    embeddings: Any
+    embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any
 
 

@@ -32,13 +32,27 @@ class Tenant:
         self._core = engine.operations
         self._num_samples = itertools.count()
 
-    def forward(self, inputs, *, disable_lora=False, temperature=1.0, entropy=False, train=False):
+    def forward(
+        self,
+        inputs,
+        *,
+        disable_lora=False,
+        temperature=1.0,
+        entropy=False,
+        train=False,
+        logits=False,
+        embedding=False,
+    ):
         """Scores inputs and touches nothing. disable_lora: with the base model. entropy: also of
         each scored token's distribution, in nats. train: with the dropout of the next
         forward_backward. Future of a Result:
 
         loss: None; logps: list of float32 arrays [L], log p(label) in nats, 0 where the label is
-        -100; num_tokens: how many are scored; entropies: as logps, only when asked for.
+        -100; num_tokens: how many are scored; and only when asked for: entropies, as logps; logits,
+        a list of float32 arrays [tokens, vocabulary] of every token that attention_mask does not
+        drop, divided by the temperature; embeddings, a list of float32 arrays [width], the last
+        token's final hidden state divided by its L2 norm. InvalidError: an empty batch, a token or
+        label outside the vocabulary, more than 1 GiB of logits.
         """
         batch = self._batch(inputs)
         future = self._core.forward(
@@ -48,31 +62,37 @@ class Tenant:
             temperature=checks.number("engine: temperature", temperature, above=0),
             entropy=checks.flag("engine: entropy", entropy),
             train=checks.flag("engine: train", train),
+            logits=checks.flag("engine: logits", logits),
+            embedding=checks.flag("engine: embedding", embedding),
         )
-
-        def convert(result):
-            out = Result(
-                loss=None, logps=batch.rows(result["logps"]), num_tokens=result["num_tokens"]
-            )
-            if entropy:
-                out["entropies"] = batch.rows(result["entropies"])
-            return out
-
-        return Future(future, convert)
+        return Future(future, lambda result: _scores(batch, {**result, "loss": None}))
 
     def logprobs(self, inputs, **options):
         """forward, with a Future of its logps alone: a list of float32 arrays [L]."""
         future = self.forward(inputs, **options)
         return Future(future, lambda result: result["logps"])
 
-    def forward_backward(self, inputs, loss="CrossEntropyLoss", *, temperature=1.0, **extras):
+    def forward_backward(
+        self,
+        inputs,
+        loss="CrossEntropyLoss",
+        *,
+        temperature=1.0,
+        logits=False,
+        embedding_grad=None,
+        **extras,
+    ):
         """Adds the loss's gradient to the accumulated ones. loss: a name of the engine's.
 
         extras: what the loss asks for. A list with one item per input is per token: each an array
         [L], or a number for all tokens of that input (old_logps, advantages, grad, ...). Anything
-        else is an option of the loss: reduction='mean', num_tokens=12.
+        else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
+        LinearLoss, d loss / d embedding, an array [width] for each input; labels may be left out.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
-        scored tokens); logps as forward's; num_tokens, what the step will divide by.
+        scored tokens); logps as forward's; num_tokens, what the step will divide by; logits when
+        asked for, and of a LinearLoss entropies and embeddings, if it has their gradients; all as
+        forward's. InvalidError: as forward's,
+        and a loss, an option or extras that cannot be.
         """
         batch = self._batch(inputs)
         checks.text("engine: loss", loss)
@@ -84,19 +104,13 @@ class Tenant:
                 options[name] = value
         future = self._core.forward_backward(
             tenant=self.name,
-            sequences=batch.sequences,
+            sequences=_with_embedding_grad(batch.sequences, embedding_grad),
             loss=loss,
             loss_options=as_json("extras", options),
             temperature=checks.number("engine: temperature", temperature, above=0),
+            logits=checks.flag("engine: logits", logits),
         )
-        return Future(
-            future,
-            lambda result: Result(
-                loss=result["loss"],
-                logps=batch.rows(result["logps"]),
-                num_tokens=result["num_tokens"],
-            ),
-        )
+        return Future(future, lambda result: _scores(batch, result))
 
     def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, **options):
         """Divides the accumulated gradients by the accumulated token count, clips them to
@@ -294,6 +308,31 @@ class Tenant:
             else self.engine.template().encode(feature, add_generation_prompt=True)
             for feature in as_list(features_of("engine: prompts", prompts))
         ]
+
+
+def _scores(batch, result):
+    """The engine's result for a user: arrays as long as the inputs; only what was asked for."""
+    out = Result(loss=result["loss"], logps=batch.rows(result["logps"]))
+    out["num_tokens"] = result["num_tokens"]
+    if result["entropies"]:
+        out["entropies"] = batch.rows(result["entropies"])
+    for name in ("logits", "embeddings"):
+        if result[name]:
+            out[name] = result[name]
+    return out
+
+
+def _with_embedding_grad(sequences, grads):
+    if grads is None:
+        return sequences
+    if not isinstance(grads, (list, tuple, np.ndarray)):
+        checks.refuse("engine: embedding_grad", grads, "a list with an array for each input")
+    require(
+        len(grads) == len(sequences),
+        f"engine: embedding_grad has {len(grads)} entries for {len(sequences)} inputs, they must "
+        "be equally many",
+    )
+    return [{**s, "embedding_grad": g} for s, g in zip(sequences, grads, strict=True)]
 
 
 def _same(value):

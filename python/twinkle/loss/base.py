@@ -12,7 +12,9 @@ class Loss:
     __call__(inputs, outputs, **kwargs): `inputs` holds padded tensors [B, L]: input_ids (0),
     labels (-100, already shifted), attention_mask (0). `outputs['logps']` [B, L] float32 is
     log p(label), 0 where ignored, and requires grad; with require_entropy, so does
-    `outputs['entropies']` [B, L] float32 in nats. kwargs are those of forward_backward.
+    `outputs['entropies']` [B, L] float32 in nats. With task='embedding', which is for losses with
+    require_logps = False, there is `outputs['embeddings']` [B, D] float32 alone, of L2 norm 1, and
+    requires grad. kwargs are those of forward_backward.
     Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
     divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
     """
@@ -34,7 +36,9 @@ class Loss:
 
 
 class FunctionLoss(Loss):
-    """A plain function used as a loss."""
+    """A plain function used as a loss, of whatever it reads of the outputs."""
+
+    require_logps = False
 
     def __init__(self, function):
         self.function = function

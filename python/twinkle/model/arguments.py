@@ -1,5 +1,8 @@
 """Checks of arguments: what is refused, and by which name."""
 
+from dataclasses import dataclass
+
+from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
 
 # Arguments of upstream that have no effect on one device of this engine.
@@ -52,23 +55,46 @@ def refuse_grad_scaler(what):
     )
 
 
-def forward_kwargs(method, kwargs, loss=False):
-    """The loss's keyword arguments; refuses what this version does not have, by name."""
+@dataclass(frozen=True)
+class Task:
+    """What a forward is to give beside log-probabilities, or in their place."""
+
+    embedding: bool = False  # of every sequence, in place of log-probabilities
+    logits: bool = False
+    temperature: float = 1.0
+
+    def sequences(self, batch):
+        """As the engine takes them."""
+        return batch.unscored() if self.embedding else batch.sequences
+
+    def check(self, loss):
+        """InvalidError: the loss needs what the forward does not give."""
+        require(
+            not (self.embedding and loss.require_logps),
+            f"loss: {type(loss).__name__} has require_logps, but task='embedding' gives embeddings "
+            "alone; set a loss of embeddings, with require_logps = False",
+        )
+
+
+def forward_kwargs(method, kwargs, temperature, loss=False):
+    """(Task, the loss's keyword arguments). InvalidError, NotAvailableError: what cannot be had is
+    refused by name."""
     kwargs = dict(kwargs)
     task = kwargs.pop("task", "causal_lm")
-    if task not in ("causal_lm", "fused_lm_ce"):  # the head is fused in either case
-        raise NotAvailableError(
-            f"model: task is {task!r}, this version has 'causal_lm' and 'fused_lm_ce' only"
-        )
-    if kwargs.pop("return_logits", False):
-        raise NotAvailableError(
-            "model: return_logits: logits [B, L, V] are never held; the output has logps"
-        )
+    # The head is fused in either of the last two.
+    if not isinstance(task, str) or task not in ("embedding", "causal_lm", "fused_lm_ce"):
+        checks.refuse("model: task", task, "'causal_lm', 'fused_lm_ce' or 'embedding'")
+    logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
+    require(
+        not logits or task != "embedding",
+        "model: return_logits is True, but task='embedding' computes no logits; leave one out",
+    )
     if kwargs.pop("router_replay_action", None) is not None:
         raise NotAvailableError("model: router_replay_action needs mixture-of-experts models")
     if not loss:
         refuse_unknown(f"model: {method}", kwargs)
-    return kwargs
+    temperature = checks.number("model: temperature", temperature, above=0)
+    return Task(task == "embedding", logits, temperature), kwargs
 
 
 def slice_kwargs(kwargs, begin, size, total):

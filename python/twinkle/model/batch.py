@@ -202,12 +202,17 @@ class Batch:
             out.append(wide)
         return out
 
+    def unscored(self):
+        """The sequences without labels."""
+        return [{"input_ids": s["input_ids"]} for s in self.sequences]
+
     def padded(self, vectors):
-        """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere."""
+        """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere; of its matrices
+        [tokens, V] one of [B, longest, V]."""
         import torch
 
         longest = max(self.lengths, default=0)
-        out = torch.zeros(len(self), longest)
+        out = torch.zeros(len(self), longest, *(vectors[0].shape[1:] if len(vectors) else ()))
         for row, vector in enumerate(vectors):
             values = torch.from_numpy(np.asarray(vector, dtype=np.float32))
             kept = self._kept[row]

@@ -21,9 +21,9 @@ class Status:
 
     batch: Any = None
     outputs: dict | None = None
-    temperature: float = 1.0
     disable_lora: bool = False  # the base model scored the batch
     loss_kwargs: dict | None = None
+    task: Any = None  # what the forward was asked for
     metrics: list = field(default_factory=list)
 
 

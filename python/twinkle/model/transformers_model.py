@@ -2,37 +2,31 @@
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 from twinkle import checks
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import device_of, register
-from twinkle.loss.base import check_kwargs, evaluate, gradient
+from twinkle.loss.base import check_kwargs, evaluate
 from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
     INERT,
     check_arguments,
     forward_kwargs,
     refuse_grad_scaler,
-    slice_kwargs,
 )
 from twinkle.model.batch import Batch, as_list
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
-
-# What a loss written in Python learns through: the names of LinearLoss's extras, d loss / d it.
-GRADIENTS = {"logps": "grad", "entropies": "entropy_grad"}
+from twinkle.model.python_loss import evaluate_in_parts, outputs_of
 
 
 def _outputs(loss, batch, result):
-    """A ModelOutput of the engine's result; entropies only where the loss asked for them."""
-    outputs = {
-        "loss": loss,
-        "logps": batch.padded(result["logps"]),
-        "num_tokens": batch.num_labels,
-    }
-    if len(result["entropies"]):
-        outputs["entropies"] = batch.padded(result["entropies"])
+    """A ModelOutput of the engine's result: of what was asked for."""
+    outputs = {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
+    if result["logits"]:
+        outputs["logits"] = batch.padded(result["logits"])
     return outputs
 
 
@@ -109,21 +103,22 @@ class TransformersModel(Adapters):
             features = group.get_template().batch_encode(features)
         return Batch(group.processor(features))
 
-    def _run_forward(self, group, inputs, training, temperature, disable_lora):
-        temperature = checks.number("model: temperature", temperature, above=0)
+    def _run_forward(self, group, inputs, training, task, disable_lora=False):
         disable_lora = checks.flag("model: disable_lora", disable_lora)
         batch = self._batch(group, inputs)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
-            sequences=batch.sequences,
+            sequences=task.sequences(batch),
             disable_lora=disable_lora,
-            temperature=temperature,
+            temperature=task.temperature,
             entropy=group.loss.require_entropy,
             train=training,
+            logits=task.logits,
+            embedding=task.embedding,
         ).result()
         outputs = _outputs(None, batch, result)
         status = group.status(training)
-        status.batch, status.outputs, status.temperature = batch, outputs, temperature
+        status.batch, status.outputs, status.task = batch, outputs, task
         status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
@@ -134,20 +129,23 @@ class TransformersModel(Adapters):
 
         inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
         ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
+        return_logits=True: also logits [batch, longest, vocabulary] float32, divided by the
+        temperature, 0 where nothing was given; at most 1 GiB of them, of every position.
+        task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
+        state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
+        token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
         forward_backward does the same in one pass instead of two.
         """
-        forward_kwargs("forward", kwargs)
-        return self._run_forward(self._group(adapter_name), inputs, True, temperature, False)
+        task, _ = forward_kwargs("forward", kwargs, temperature)
+        return self._run_forward(self._group(adapter_name), inputs, True, task)
 
     def forward_only(
         self, *, inputs, adapter_name=None, temperature=1.0, disable_lora=False, **kwargs
     ):
-        """Scores a batch. disable_lora: with the base model. Returns what forward does.
-        InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
-        model's positions."""
-        forward_kwargs("forward_only", kwargs)
-        group = self._group(adapter_name)
-        return self._run_forward(group, inputs, False, temperature, disable_lora)
+        """Scores a batch. disable_lora: with the base model. Takes and returns what forward does.
+        InvalidError: as forward's."""
+        task, _ = forward_kwargs("forward_only", kwargs, temperature)
+        return self._run_forward(self._group(adapter_name), inputs, False, task, disable_lora)
 
     def _predictions(self, group, status):
         """Of the weights that scored the batch, which have not changed since."""
@@ -163,8 +161,11 @@ class TransformersModel(Adapters):
         status = group.status(training)
         if status.batch is None:
             raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
+        status.task.check(group.loss)
         require(
-            not group.loss.require_entropy or "entropies" in status.outputs,
+            status.task.embedding
+            or not group.loss.require_entropy
+            or "entropies" in status.outputs,
             f"model: {type(group.loss).__name__} has require_entropy, but was set after the "
             "forward: call forward or forward_only again",
         )
@@ -196,7 +197,8 @@ class TransformersModel(Adapters):
             raise InvalidError("model: backward needs forward and calculate_loss before it")
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        self._accumulate(group, status.batch, status.loss_kwargs, status.temperature, None)
+        task = replace(status.task, logits=False)  # nobody sees them here
+        self._accumulate(group, status.batch, status.loss_kwargs, None, task)
         status.batch = status.loss_kwargs = None
 
     def forward_backward(
@@ -205,42 +207,52 @@ class TransformersModel(Adapters):
         """Scores a batch and adds the loss's gradient to the accumulated ones: one micro-batch.
 
         kwargs are the loss's. micro_batch_size: sequences per call of a loss written in Python; the
-        engine's own losses see the batch whole and divide the work themselves. Returns ModelOutput:
-        loss (as the loss defines it), logps [batch, longest], num_tokens. InvalidError: an empty
-        batch, a token or label outside the vocabulary, a sequence beyond the model's positions,
-        a loss or gradient that is not finite, kwargs that the loss does not take; the accumulated
-        gradients stay then.
+        engine's own losses see the batch whole and divide the work themselves. return_logits, task:
+        as forward's; with task='embedding' the loss is one in Python with require_logps = False.
+        Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens.
+        InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
+        model's positions, a loss or gradient that is not finite, kwargs that the loss does not
+        take; the accumulated gradients stay then.
         """
-        loss_kwargs = forward_kwargs("forward_backward", kwargs, loss=True)
+        task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
         checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
-        temperature = checks.number("model: temperature", temperature, above=0)
         group = self._group(adapter_name)
         check_kwargs(group.loss, loss_kwargs)
+        task.check(group.loss)
         batch = self._batch(group, inputs)
         group.mode = "train"
-        return self._accumulate(group, batch, loss_kwargs, temperature, micro_batch_size)
+        return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
 
-    def _accumulate(self, group, batch, loss_kwargs, temperature, micro_batch_size):
+    def _accumulate(self, group, batch, loss_kwargs, micro_batch_size, task):
         started = time.perf_counter()
         tenant = self._tenant(group)
-        common = {"tenant": tenant, "temperature": temperature}
+        common = {"tenant": tenant, "temperature": task.temperature}
         if group.loss.engine_name is not None:
             result = self.engine.forward_backward(
                 sequences=batch.sequences,
                 loss=group.loss.engine_name,
                 loss_options=json.dumps(group.loss.engine_options()),
+                logits=task.logits,
                 **common,
             ).result()
             value, loss_tokens = result["loss"], result["num_tokens"]
         else:
-            value, counts, sequences = self._python_loss(
-                group, batch, loss_kwargs, micro_batch_size, common
+            scores = self.engine.forward(
+                sequences=task.sequences(batch),
+                train=True,
+                entropy=group.loss.require_entropy,
+                embedding=task.embedding,
+                **common,
+            ).result()
+            value, counts, sequences = evaluate_in_parts(
+                group.loss, batch, loss_kwargs, micro_batch_size, scores
             )
             loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
             result = self.engine.forward_backward(
                 sequences=sequences,
                 loss="LinearLoss",
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
+                logits=task.logits,
                 **common,
             ).result()
         outputs = _outputs(value, batch, result)
@@ -257,31 +269,6 @@ class TransformersModel(Adapters):
             started=started,
         )
         return dict(outputs)
-
-    def _python_loss(self, group, batch, loss_kwargs, micro_batch_size, common):
-        """Of a Python loss: its value, num_tokens of each micro-batch (0: it is a mean), and the
-        sequences, whose extras hold its gradients."""
-        if len(batch) == 0:
-            return 0.0, [], []
-        scores = self.engine.forward(
-            sequences=batch.sequences, train=True, entropy=group.loss.require_entropy, **common
-        ).result()
-        parts, values, counts, sequences = batch.split(micro_batch_size), [], [], []
-        begin = 0
-        for part in parts:
-            rows = slice(begin, begin + len(part))
-            outputs = {name: part.padded(scores[name][rows]) for name in GRADIENTS if scores[name]}
-            kwargs = slice_kwargs(loss_kwargs, begin, len(part), len(batch))
-            value, count, grads = gradient(group.loss, part.tensors(), outputs, kwargs)
-            values.append(value)
-            counts.append(count)
-            names = [GRADIENTS[name] for name in grads]
-            rows = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
-            for sequence, row in zip(part.sequences, rows, strict=True):
-                sequences.append({**sequence, "extras": dict(zip(names, row, strict=True))})
-            begin += len(part)
-        value = sum(values) / (1 if any(counts) else len(values))
-        return value, counts, sequences
 
     # ---- steps
 

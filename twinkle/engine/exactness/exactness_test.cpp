@@ -15,6 +15,7 @@ namespace twinkle::engine {
 namespace {
 
 constexpr int kSteps = 20;
+constexpr size_t kWidth = 48, kInWholeTiles = 64;  // of the tiny model, and of the other one
 
 // What makes one tenant unlike another; drawn from its index.
 struct Person {
@@ -23,9 +24,10 @@ struct Person {
   std::string lora, optimizer, options, loss, loss_options;
   int micro_batches;
   double max_grad_norm;
+  size_t width;  // of the model
 };
 
-Person person(uint64_t i) {
+Person person(uint64_t i, size_t width = kWidth) {
   static const std::vector<std::string> targets{
       R"("all-linear")", R"(["q_proj", "v_proj"])", R"(["down_proj"])",
       R"(["gate_proj", "up_proj", "o_proj"])", R"(".*layers\\.1.*")"};
@@ -48,6 +50,7 @@ Person person(uint64_t i) {
   std::tie(p.loss, p.loss_options) = losses[i % losses.size()];
   p.micro_batches = 1 + static_cast<int>(i % 3);
   p.max_grad_norm = i % 2 ? 0.5 : 0.0;
+  p.width = width;
   return p;
 }
 
@@ -58,6 +61,7 @@ Sequence sequence(const Person& p, uint64_t key) {
   for (size_t t = 0; t < s.labels.size(); ++t)
     s.extras["grad"].push_back(static_cast<float>(0.1 * uniform_at(key, t) - 0.08));
   s.extras["entropy_grad"].assign(s.labels.size(), -0.03f);
+  if (key % 3 == 0) s.embedding_grad.assign(p.width, 0.2f);
   return s;
 }
 
@@ -98,8 +102,11 @@ std::deque<Operation> life_of(const Person& p) {
                        .options = p.options,
                        .max_grad_norm = p.max_grad_norm});
     if (step % 5 != 4) continue;
-    out.push_back(Forward{
-        .tenant = p.name, .sequences = {drawn(9, 30), drawn(10, 1)}, .entropy = step % 2 == 0});
+    out.push_back(Forward{.tenant = p.name,
+                          .sequences = {drawn(9, 30), drawn(10, 1)},
+                          .entropy = step % 2 == 0,
+                          .logits = step % 2 == 1,
+                          .embedding = true});
     out.push_back(sampling(p, key));
   }
   out.push_back(Inspect{.tenant = p.name, .tensors = true});
@@ -184,9 +191,9 @@ std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operat
   }
 }
 
-std::vector<std::deque<Operation>> sixteen() {
+std::vector<std::deque<Operation>> sixteen(size_t width = kWidth) {
   std::vector<std::deque<Operation>> out;
-  for (uint64_t i = 0; i < 16; ++i) out.push_back(life_of(person(i)));
+  for (uint64_t i = 0; i < 16; ++i) out.push_back(life_of(person(i, width)));
   return out;
 }
 
@@ -195,7 +202,7 @@ class Exactness : public testing::TestWithParam<std::string> {};
 // Sizes of whole tiles, which some of the processor's products take by a loop of their own.
 JsonObject in_whole_tiles() {
   JsonObject c = model::tiny_config();
-  c["hidden_size"] = 64;
+  c["hidden_size"] = static_cast<int64_t>(kInWholeTiles);
   c["head_dim"] = 16;
   c["intermediate_size"] = 96;
   return c;
@@ -203,13 +210,14 @@ JsonObject in_whole_tiles() {
 
 TEST_P(Exactness, ATenantAmongFifteenOthersHasTheBitsThatItHasAlone) {
   const model::TinyModel model(in_whole_tiles());
-  const auto crowd = together({model.path(), GetParam(), 2, 64}, sixteen(), 1);
+  const auto crowd = together({model.path(), GetParam(), 2, 64}, sixteen(kInWholeTiles), 1);
   for (uint64_t i = 0; i < 16; ++i) {
     for (const int threads : {1, 2}) {
       // Everything at once, a sequence at a time, and between.
       const int64_t budget =
           std::vector<int64_t>{4096, 1, 29}[(i + static_cast<uint64_t>(threads)) % 3];
-      EXPECT_EQ(alone({model.path(), GetParam(), threads, budget}, person(i)), crowd[i])
+      EXPECT_EQ(alone({model.path(), GetParam(), threads, budget}, person(i, kInWholeTiles)),
+                crowd[i])
           << i << " on " << threads << " threads, " << budget << " tokens at a time";
     }
   }
@@ -328,12 +336,14 @@ TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
 INSTANTIATE_TEST_SUITE_P(Precisions, Exactness, testing::Values("bf16", "no"));
 
 TEST(Exactness, FullTrainingHasTheSameBitsWithOneThreadAndTwoAndAnyBudget) {
-  const model::TinyModel model;
-  for (const std::string precision : {"bf16", "no"}) {
-    Person p = person(4);
-    p.lora.clear();
-    const Outcomes first = alone({model.path(), precision, 1, 4096}, p);
-    EXPECT_EQ(alone({model.path(), precision, 2, 16}, p), first) << precision;
+  const model::TinyModel model(in_whole_tiles());
+  for (const uint64_t who : {4, 5}) {
+    for (const std::string precision : {"bf16", "no"}) {
+      Person p = person(who, kInWholeTiles);
+      p.lora.clear();
+      const Outcomes first = alone({model.path(), precision, 1, 4096}, p);
+      EXPECT_EQ(alone({model.path(), precision, 2, 16}, p), first) << precision << who;
+    }
   }
 }
 

@@ -54,6 +54,8 @@ class OutcomeText {
     add(r.num_tokens);
     add(r.logps);
     add(r.entropies);
+    add(r.logits);
+    add(r.embeddings);
   }
   void add(const StepResult& r) {
     out_ << "step " << r.step << ' ';

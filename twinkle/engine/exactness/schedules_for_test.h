@@ -55,8 +55,12 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
       const size_t length = s.input_ids.size();
       s.extras["grad"].assign(length, static_cast<float>(0.01 * draw(key, 9)) - 0.05f);
       if (entropy) s.extras["entropy_grad"].assign(length, 0.01f * draw(key, 3) - 0.01f);
+      if (draw(key, 4)) continue;
+      s.embedding_grad.assign(16, 0.1f * draw(key, 3) - 0.1f);  // smallest_config's width
+      if (draw(key, 2)) s.labels.clear();
     }
   }
+  op.logits = draw(key, 6) == 0;
   if (draw(key, 12) == 0) op.loss = "NoSuchLoss";
   return op;
 }
@@ -104,7 +108,9 @@ inline Operation some_operation(const std::string& tenant, const std::string& fo
                      .sequences = some_sequences(key),
                      .disable_lora = draw(key, 3) == 0,
                      .entropy = draw(key, 2) == 0,
-                     .train = draw(key, 2) == 0};
+                     .train = draw(key, 2) == 0,
+                     .logits = draw(key, 4) == 0,
+                     .embedding = draw(key, 3) == 0};
     case 4:
     case 5:
       return Step{.tenant = tenant,

@@ -7,7 +7,8 @@
 #include <set>
 
 #include "twinkle/base/error.h"
-#include "twinkle/nn/head.h"
+#include "twinkle/nn/head/head.h"
+#include "twinkle/nn/head/pooling.h"
 
 namespace twinkle::engine {
 namespace {
@@ -53,16 +54,61 @@ void pack_pass(Pass& pass, std::span<const Piece> pieces) {
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
 
-void keep(std::span<const Piece> pieces, const Pass& pass, const nn::HeadOutput& out) {
+// One vector of each sequence of a piece, by `of_rows`, given the first of its rows and the next
+// sequence's first.
+template <class F>
+std::vector<std::vector<float>> of_sequences(const Pass& pass, size_t piece, const F& of_rows) {
+  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  std::vector<std::vector<float>> out;
+  for (size_t s = pass.cu_sequences[piece]; s < pass.cu_sequences[piece + 1]; ++s)
+    out.push_back(of_rows(cu[s], cu[s + 1]));
+  return out;
+}
+
+std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
+  const at::Tensor pooled = nn::pool_last(hidden, {last}).to(at::kFloat);
+  return {pooled.const_data_ptr<float>(), pooled.const_data_ptr<float>() + pooled.numel()};
+}
+
+void keep(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
+          const nn::Linear& head, const nn::HeadOutput& out) {
   for (size_t i = 0; i < pieces.size(); ++i) {
+    Running& op = *pieces[i].op;
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
                n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
-    const std::span entropies(out.entropies);
-    pieces[i].op->keep(
-        std::span(out.logprobs).subspan(begin, n),
-        pieces[i].op->wants_entropy() ? entropies.subspan(begin, n) : std::span<const float>(),
-        pieces[i].last);
+    Running::Part part{.logprobs = std::span(out.logprobs).subspan(begin, n)};
+    if (op.wants_entropy()) part.entropies = std::span(out.entropies).subspan(begin, n);
+    if (op.wants_logits())
+      part.logits = of_sequences(pass, i, [&](int64_t first, int64_t next) {
+        std::vector<float> logits(static_cast<size_t>((next - first) * head.weight.size(0)));
+        nn::head_logits(hidden.slice(0, first, next), head, static_cast<float>(op.temperature()),
+                        logits);
+        return logits;
+      });
+    if (op.wants_embedding())
+      part.embeddings = of_sequences(
+          pass, i, [&](int64_t, int64_t next) { return embedding_of(hidden, next - 1); });
+    op.keep(std::move(part), pieces[i].last);
   }
+}
+
+// d loss / d embedding of the sequences that have one goes into their last rows.
+void add_embedding_grads(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
+                         at::Tensor& dhidden) {
+  std::vector<int64_t> last;
+  std::vector<float> grads;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t s = 0; s < pieces[i].last - pieces[i].first; ++s) {
+      const auto& grad = pieces[i].op->sequences()[pieces[i].first + s].embedding_grad;
+      if (grad.empty()) continue;
+      last.push_back(pass.tape.batch.packing.cu_seqlens[pass.cu_sequences[i] + s + 1] - 1);
+      grads.insert(grads.end(), grad.begin(), grad.end());
+    }
+  }
+  if (last.empty()) return;
+  const at::Tensor given =
+      at::from_blob(grads.data(), {std::ssize(last), hidden.size(1)}, at::kFloat).to(at::kDouble);
+  nn::add_pool_last_grad(dhidden, hidden, last, given);
 }
 
 bool any_wants_entropy(std::span<const Piece> pieces) {
@@ -136,7 +182,7 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
   pack_pass(pass, pieces);
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
-  keep(pieces, pass,
+  keep(pieces, pass, hidden, decoder.head(),
        nn::head_forward(hidden, decoder.head(), pass.targets,
                         {.entropy = any_wants_entropy(pieces)}));
 }
@@ -150,7 +196,8 @@ void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::Train
     if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
   }
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
-  keep(pieces, pass, out);
+  add_embedding_grads(pieces, pass, hidden, out.dhidden);
+  keep(pieces, pass, hidden, decoder.head(), out);
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
     Running& op = *pieces[i].op;

@@ -81,6 +81,87 @@ TEST_F(BatchOnEngine, CrossEntropyIsTheWeightedSumOfTheLogProbabilities) {
   EXPECT_NEAR(result.loss, -(logps[0][0] + 0.5 * logps[0][2]), 1e-5);
 }
 
+TEST_F(BatchOnEngine, LogitsAreWhatTheLogProbabilitiesAreOf) {
+  const Sequence s{.input_ids = {1, 2, 3}, .labels = {-100, 5, 6}}, plain{.input_ids = {9}};
+  for (const double temperature : {1.0, 0.5}) {
+    const auto result = engine_.run<ForwardResult>(Forward{
+        .tenant = "me", .sequences = {s, plain}, .temperature = temperature, .logits = true});
+    ASSERT_EQ(result.logits.size(), 2u);
+    ASSERT_EQ(result.logits[0].size(), 3u * 131);
+    ASSERT_EQ(result.logits[1].size(), 131u) << "of a token without a label, too";
+    for (const size_t t : {1u, 2u}) {
+      const float* row = result.logits[0].data() + 131 * t;
+      double sum = 0;
+      for (int v = 0; v < 131; ++v) sum += std::exp(static_cast<double>(row[v]));
+      EXPECT_NEAR(row[s.labels[t]] - std::log(sum), result.logps[0][t], 1e-5);
+    }
+  }
+  const auto learned = engine_.run<ForwardResult>(
+      ForwardBackward{.tenant = "me", .sequences = {s, plain}, .logits = true});
+  const auto scored =
+      engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = {s, plain}, .logits = true});
+  EXPECT_EQ(learned.logits, scored.logits);
+  EXPECT_TRUE(engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = {s}}).logits.empty());
+}
+
+TEST_F(BatchOnEngine, MoreLogitsThanAnOperationMayHaveAreRefused) {
+  // 131 x 4 bytes a token: 1 GiB holds 2,049,125 tokens and a bit.
+  std::vector<Sequence> many(8005, {.input_ids = std::vector<int32_t>(256, 1)});
+  const std::string text =
+      "engine: logits of 2049280 tokens and a vocabulary of 131 take 1025 MiB, one operation may "
+      "take 1024; pass fewer sequences, or leave logits out";
+  EXPECT_EQ(
+      error_of([&] { engine_.submit(Forward{.tenant = "me", .sequences = many, .logits = true}); }),
+      text);
+  many[0].labels.assign(256, 1);
+  EXPECT_EQ(error_of([&] {
+              engine_.submit(ForwardBackward{.tenant = "me", .sequences = many, .logits = true});
+            }),
+            text);
+}
+
+TEST_F(BatchOnEngine, AnEmbeddingIsLearnedThroughAlone) {
+  std::vector<float> grad(48);
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<float>(i % 5) - 2;
+  const std::vector<Sequence> plain{{.input_ids = {1, 2, 3}}, {.input_ids = {7}}};
+  const auto embeddings = [&] {
+    return engine_
+        .run<ForwardResult>(Forward{.tenant = "me", .sequences = plain, .embedding = true})
+        .embeddings;
+  };
+  const auto before = embeddings();
+  const auto along = [&](const std::vector<std::vector<float>>& e) {
+    double sum = 0;
+    for (size_t i = 0; i < grad.size(); ++i) sum += grad[i] * e[0][i];
+    return sum;
+  };
+  ASSERT_EQ(before.size(), 2u);
+  ASSERT_EQ(before[0].size(), 48u);
+  ForwardBackward op{.tenant = "me", .sequences = plain, .loss = "LinearLoss"};
+  op.sequences[0].embedding_grad = grad;
+  const auto result = engine_.run<ForwardResult>(op);
+  EXPECT_EQ(result.embeddings, before);
+  EXPECT_NEAR(result.loss, along(before), 1e-5);
+  EXPECT_EQ(result.num_tokens, 1) << "a mean";
+  engine_.run<StepResult>(Step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 0.01})"});
+  EXPECT_LT(along(embeddings()), along(before)) << "the step goes down the gradient";
+}
+
+TEST_F(BatchOnEngine, AGradientOfAnEmbeddingThatCannotBeIsRefused) {
+  ForwardBackward op{.tenant = "me", .loss = "LinearLoss"};
+  op.sequences = {{.input_ids = {1, 2}, .embedding_grad = {1, 2}}};
+  const auto refused = [&] { return error_of([&] { engine_.run<ForwardResult>(op); }); };
+  EXPECT_EQ(refused(),
+            "engine: sequence 0: embedding_grad has 2 entries, the model's hidden_size is 48");
+  op.sequences[0].embedding_grad.assign(48, NAN);
+  EXPECT_EQ(refused(), "engine: sequence 0: embedding_grad is not finite");
+  op.sequences[0].embedding_grad.assign(48, 1);
+  op.loss = "CrossEntropyLoss";
+  EXPECT_EQ(refused(),
+            "engine: loss is 'CrossEntropyLoss' for sequences with an embedding_grad, which is of "
+            "LinearLoss alone");
+}
+
 TEST_F(BatchOnEngine, ExtrasAreGivenForEverySequenceOrForNone) {
   ForwardBackward op{.tenant = "me", .loss = "LinearLoss"};
   op.sequences.push_back({.input_ids = {1, 2}, .labels = {3, 4}, .extras = {{"grad", {1, 1}}}});

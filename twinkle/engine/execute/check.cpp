@@ -31,6 +31,36 @@ void check_sample(const Sample& op) {
           ", it must be at least 1, or 0 for the present weights");
 }
 
+void check_embedding_grad(const Sequence& s, size_t index, int64_t width) {
+  const size_t n = s.embedding_grad.size();
+  require(n == 0 || std::ssize(s.embedding_grad) == width, Code::kInvalid, "engine: sequence ",
+          index, ": embedding_grad has ", n, " entries, the model's hidden_size is ", width);
+  require(std::ranges::all_of(s.embedding_grad, [](float g) { return std::isfinite(g); }),
+          Code::kInvalid, "engine: sequence ", index, ": embedding_grad is not finite");
+}
+
+void check_logits(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+  size_t tokens = 0;
+  for (const Sequence& s : sequences) tokens += s.input_ids.size();
+  const double bytes = static_cast<double>(tokens) * static_cast<double>(spec.vocab_size) * 4;
+  constexpr double kMiB = 1 << 20;
+  require(bytes <= static_cast<double>(kMostLogitBytes), Code::kInvalid, "engine: logits of ",
+          tokens, " tokens and a vocabulary of ", spec.vocab_size, " take ",
+          std::ceil(bytes / kMiB), " MiB, one operation may take ", kMostLogitBytes >> 20,
+          "; pass fewer sequences, or leave logits out");
+}
+
+void check_learns(const std::vector<Sequence>& sequences) {
+  const auto learns = [](const Sequence& s) {
+    return !s.embedding_grad.empty() ||
+           std::ranges::any_of(s.labels, [](int32_t label) { return label != kIgnored; });
+  };
+  require(
+      std::ranges::any_of(sequences, learns), Code::kInvalid,
+      "engine: the batch has no label to learn from, all are -100 (ignored) or missing; look at "
+      "the template, and at what max_length cuts off");
+}
+
 }  // namespace
 
 void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
@@ -54,6 +84,7 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
     };
     sized(s.labels.size(), "labels");
     sized(s.weights.size(), "weights");
+    check_embedding_grad(s, i, spec.width);
     for (const auto& [name, values] : s.extras) {
       require(values.size() == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
               " tokens but ", values.size(), " values of '", name, "'");
@@ -67,26 +98,18 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
   }
 }
 
-void check_labels(const std::vector<Sequence>& sequences) {
-  const auto scored = [](const Sequence& s) {
-    return std::any_of(s.labels.begin(), s.labels.end(), [](int32_t l) { return l != kIgnored; });
-  };
-  require(
-      std::any_of(sequences.begin(), sequences.end(), scored), Code::kInvalid,
-      "engine: the batch has no label to learn from, all are -100 (ignored) or missing; look at "
-      "the template, and at what max_length cuts off");
-}
-
 void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base) {
   require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
   if (const auto* f = std::get_if<Forward>(&operation)) {
     check_sequences(f->sequences, spec);
     check_temperature(f->temperature);
+    if (f->logits) check_logits(f->sequences, spec);
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
     check_sequences(b->sequences, spec);
-    check_labels(b->sequences);
+    check_learns(b->sequences);
     check_temperature(b->temperature);
+    if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     check_sample(*s);
   } else if (const auto* to = std::get_if<Save>(&operation)) {

@@ -13,7 +13,5 @@ namespace twinkle::engine {
 void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base);
 void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec);
-// A batch of a ForwardBackward that scores nothing.
-void check_labels(const std::vector<Sequence>& sequences);
 
 }  // namespace twinkle::engine

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "twinkle/base/error.h"
 
@@ -42,7 +43,9 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;
+  wants_embedding_ = forward_ && forward_->embedding;
   for (const Sequence& s : sequences()) {
+    wants_embedding_ = wants_embedding_ || (backward_ && !s.embedding_grad.empty());
     for (size_t t = 0; t < s.labels.size(); ++t) {
       if (s.labels[t] == kIgnored) continue;
       weights.push_back(s.weights.empty() ? 1.0f : s.weights[t]);
@@ -52,6 +55,8 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   }
   if (forward_) return;
   loss_ = &loss::find(backward_->loss);
+  require(!wants_embedding_ || loss_->name == "linear", Code::kInvalid, "engine: loss is '",
+          backward_->loss, "' for sequences with an embedding_grad, which is of LinearLoss alone");
   if (!backward_->loss_options.empty())
     options_ = parse_json(backward_->loss_options, "loss options");
   inputs_.weights = copy_of(weights);
@@ -88,10 +93,20 @@ std::span<const float> Running::entropy_grad(size_t first, size_t last) const {
   return {entropy_grad_.const_data_ptr<float>() + cu_[first], n};
 }
 
-void Running::keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last) {
-  logprobs_.insert(logprobs_.end(), logprobs.begin(), logprobs.end());
-  entropies_.insert(entropies_.end(), entropies.begin(), entropies.end());
+void Running::keep(Part part, size_t last) {
+  logprobs_.insert(logprobs_.end(), part.logprobs.begin(), part.logprobs.end());
+  entropies_.insert(entropies_.end(), part.entropies.begin(), part.entropies.end());
+  std::ranges::move(part.logits, std::back_inserter(logits_));
+  std::ranges::move(part.embeddings, std::back_inserter(embeddings_));
   num_done_ = last;
+}
+
+void Running::begin_again() {
+  logprobs_.clear();
+  entropies_.clear();
+  logits_.clear();
+  embeddings_.clear();
+  num_done_ = 0;
 }
 
 void Running::prepare() {
@@ -102,9 +117,17 @@ void Running::prepare() {
   grad_ = [kept = out.grad, values](int64_t begin, std::span<const float>, std::span<float> grad) {
     std::copy_n(values + begin, grad.size(), grad.begin());
   };
-  logprobs_.clear();
-  entropies_.clear();
-  num_done_ = 0;
+  begin_again();
+}
+
+double Running::through_embeddings() const {
+  double sum = 0;
+  for (size_t s = 0; s < embeddings_.size(); ++s) {
+    const std::vector<float>& grad = sequences()[s].embedding_grad;
+    for (size_t i = 0; i < grad.size(); ++i)
+      sum += static_cast<double>(grad[i]) * static_cast<double>(embeddings_[s][i]);
+  }
+  return sum;
 }
 
 void Running::finish() {
@@ -115,10 +138,21 @@ void Running::finish() {
     require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
             tenant_->name(), "' is ", logp, "; look at its weights");
   }
-  if (!loss_) return;
+  for (const std::vector<float>& embedding : embeddings_) {
+    require(std::ranges::all_of(embedding, [](float x) { return std::isfinite(x); }),
+            Code::kInvalid, "engine: an embedding of tenant '", tenant_->name(),
+            "' is not finite; look at its weights");
+  }
+  if (loss_) finish_loss();
+  result_.logits = std::move(logits_);
+  result_.embeddings = std::move(embeddings_);
+}
+
+void Running::finish_loss() {
   inputs_.logprobs = copy_of(logprobs_);
   inputs_.entropies = copy_of(entropies_);
-  const loss::Output out = loss::run(*loss_, inputs_, options_);
+  loss::Output out = loss::run(*loss_, inputs_, options_);
+  out.loss += through_embeddings();
   require(loss::finite(out), Code::kInvalid, "engine: the loss of tenant '", tenant_->name(),
           "' is ", out.loss,
           ": nothing was changed; look at its learning rate, its weights and its extras");
@@ -137,9 +171,7 @@ void Running::restore() {
   if (marked_ && !before_) tenant_->zero_grad();
   marked_ = false;
   before_.reset();
-  logprobs_.clear();
-  entropies_.clear();
-  num_done_ = 0;
+  begin_again();
 }
 
 }  // namespace twinkle::engine

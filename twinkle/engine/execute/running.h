@@ -35,8 +35,16 @@ class Running {
   // d loss / d entropy of the scored rows of sequences [first, last); empty: 0.
   std::span<const float> entropy_grad(size_t first, size_t last) const;
 
-  // The scored rows of the sequences up to `last`, in order.
-  void keep(std::span<const float> logprobs, std::span<const float> entropies, size_t last);
+  bool wants_logits() const { return forward_ ? forward_->logits : backward_->logits; }
+  // Whether the sequences' embeddings are, for the result or because it learns through one.
+  bool wants_embedding() const { return wants_embedding_; }
+
+  // Of the sequences up to `last`, in order: their scored rows, and what else is wanted of each.
+  struct Part {
+    std::span<const float> logprobs, entropies;
+    std::vector<std::vector<float>> logits, embeddings;
+  };
+  void keep(Part part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
   // After the last row: the loss's derivative where it was not known yet; then learns().
   void prepare();
@@ -53,15 +61,21 @@ class Running {
   std::exception_ptr error;  // why it ends without a result
 
  private:
+  void begin_again();
+  void finish_loss();
+  double through_embeddings() const;  // the part of the loss
+
   int64_t id_;
   Tenant* tenant_;
   const Forward* forward_ = nullptr;
   const ForwardBackward* backward_ = nullptr;
+  bool wants_embedding_ = false;
 
-  std::vector<int64_t> cu_{0};    // [S + 1] scored rows of each sequence
-  std::vector<float> logprobs_;   // [N], in order, as far as it has got
-  std::vector<float> entropies_;  // the same, or empty
-  size_t num_done_ = 0;           // sequences
+  std::vector<int64_t> cu_{0};                           // [S + 1] scored rows of each sequence
+  std::vector<float> logprobs_;                          // [N], in order, as far as it has got
+  std::vector<float> entropies_;                         // the same, or empty
+  std::vector<std::vector<float>> logits_, embeddings_;  // of sequences, where they are wanted
+  size_t num_done_ = 0;                                  // sequences
   loss::Inputs inputs_;
   Json options_ = JsonObject{};
   const loss::Loss* loss_ = nullptr;

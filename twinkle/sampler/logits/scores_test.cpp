@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twinkle/nn/head.h"
+#include "twinkle/nn/head/head.h"
 
 namespace twinkle::sampler {
 namespace {

@@ -1,4 +1,4 @@
-#include "twinkle/nn/head.h"
+#include "twinkle/nn/head/head.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -54,6 +54,11 @@ HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const 
                          const TokenGrad& grad, const Packing& packing, const Owners& owners,
                          const HeadOptions& options = {});
 
+// Logits of all rows of hidden [n, D], divided by `temperature` (> 0): `out` [n, V] float32 on the
+// CPU. In chunks, so that no second n x V matrix exists.
+void head_logits(const at::Tensor& hidden_nD, const Linear& head, float temperature,
+                 std::span<float> out);
+
 // The two halves of the above for one chunk of logits [n, V], for tests and the sampler: the
 // statistics of every row, and in place, d loss / d logits; the formula is kernels/softmax.h's.
 void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,

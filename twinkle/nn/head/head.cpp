@@ -1,4 +1,4 @@
-#include "twinkle/nn/head.h"
+#include "twinkle/nn/head/head.h"
 
 #include <ATen/ATen.h>
 
@@ -50,8 +50,8 @@ int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Pa
   return std::min(end, static_cast<int64_t>(stop - targets.rows.begin()));
 }
 
-int64_t chunk_rows(const HeadOptions& options, const at::Tensor& weight) {
-  if (options.chunk > 0) return options.chunk;
+int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
+  if (chunk > 0) return chunk;
   const int64_t row = weight.size(0) * static_cast<int64_t>(weight.element_size());
   const int64_t most = std::max<int64_t>(1, kLogitBytes / row);
   return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
@@ -80,7 +80,7 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                         const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
-  const int64_t chunk = chunk_rows(options, head.weight);
+  const int64_t chunk = chunk_rows(options.chunk, head.weight);
   HeadOutput out;
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
@@ -94,6 +94,20 @@ HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targ
   return out;
 }
 
+void head_logits(const at::Tensor& hidden, const Linear& head, float temperature,
+                 std::span<float> out) {
+  const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
+  require(std::ssize(out) == n * width, Code::kInternal, "head: ", out.size(), " logits for ", n,
+          " rows of ", width);
+  at::Tensor logits = at::from_blob(out.data(), {n, width}, at::kFloat);
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t size = std::min(chunk, n - begin);
+    at::Tensor part = logits.narrow(0, begin, size);
+    part.copy_(product(hidden.narrow(0, begin, size), head));
+    if (temperature != 1) part.div_(temperature);
+  }
+}
+
 HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                          const TokenGrad& grad, const Packing& packing, const Owners& owners,
                          const HeadOptions& options) {
@@ -101,7 +115,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
   const bool entropy = options.entropy || !options.entropy_grad.empty();
   HeadOutput out;
   out.dhidden = at::zeros_like(hidden);
-  const int64_t chunk = chunk_rows(options, head.weight);
+  const int64_t chunk = chunk_rows(options.chunk, head.weight);
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   std::vector<float> scale(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {

@@ -1,0 +1,176 @@
+"""return_logits and task='embedding' on the compiled engine, against transformers."""
+
+import pytest
+import torch
+from features import drawn
+
+from twinkle import InvalidError, LoraConfig
+from twinkle.engine import Engine
+from twinkle.loss import Loss
+from twinkle.model import TransformersModel
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+
+BATCH = drawn([5, 17, 9, 11])
+
+
+@pytest.fixture
+def fp32(tiny_llama_dir):
+    return TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+
+
+@pytest.fixture
+def reference(tiny_llama_dir):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
+
+
+def logits_of(reference, feature):
+    with torch.no_grad():
+        return reference(torch.as_tensor(feature["input_ids"])[None]).logits[0]
+
+
+def embeddings_of(reference, batch):
+    rows = [
+        reference.model(torch.as_tensor(f["input_ids"])[None]).last_hidden_state[0, -1]
+        for f in batch
+    ]
+    return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
+def test_logits_are_those_of_transformers(fp32, reference, method):
+    out = getattr(fp32, method)(inputs=BATCH, return_logits=True)
+    vocabulary = fp32.facts["vocab_size"]
+    assert out["logits"].shape == (4, 17, vocabulary) and out["logits"].dtype == torch.float32
+    for row, feature in enumerate(BATCH):
+        length = len(feature["input_ids"])
+        torch.testing.assert_close(
+            out["logits"][row, :length], logits_of(reference, feature), rtol=0, atol=1e-4
+        )
+        assert not out["logits"][row, length:].any()
+    assert "logits" not in getattr(fp32, method)(inputs=BATCH)
+
+
+def test_logits_are_divided_by_the_temperature_and_skip_masked_tokens(fp32):
+    plain = fp32.forward_only(inputs=BATCH[:1], return_logits=True)["logits"]
+    half = fp32.forward_only(inputs=BATCH[:1], return_logits=True, temperature=2.0)["logits"]
+    torch.testing.assert_close(half * 2, plain)
+    ids = list(BATCH[0]["input_ids"])
+    masked = {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)}
+    out = fp32.forward_only(inputs=[masked], return_logits=True)["logits"]
+    assert torch.equal(out[:, 1:], plain) and not out[:, 0].any()
+
+
+def test_embeddings_are_the_last_tokens_state_of_norm_1(fp32, reference):
+    out = fp32.forward_only(inputs=BATCH, task="embedding")
+    with torch.no_grad():
+        expected = embeddings_of(reference, BATCH)
+    torch.testing.assert_close(out["embeddings"], expected, rtol=0, atol=1e-5)
+    assert "logps" not in out and out["loss"] is None
+    padded = [{**BATCH[0], "attention_mask": [1] * 5 + [0] * 2}]
+    padded[0]["input_ids"] = [*BATCH[0]["input_ids"], 0, 0]
+    padded[0]["labels"] = [-100] * 7
+    last = fp32.forward_only(inputs=padded, task="embedding")["embeddings"]
+    assert torch.equal(last, out["embeddings"][:1]), "the last token that counts"
+
+
+class InBatch(Loss):
+    """Rows come as anchor, positive, anchor, positive, ...: cross entropy over the batch."""
+
+    require_logps = False
+
+    def __call__(self, inputs, outputs, temperature=0.1):
+        assert inputs["input_ids"].shape[0] == len(outputs["embeddings"])
+        anchors, others = outputs["embeddings"][::2], outputs["embeddings"][1::2]
+        scores = anchors @ others.T / temperature
+        return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def test_training_on_embeddings_equals_transformers(fp32, reference):
+    fp32.set_loss(InBatch)
+    fp32.set_optimizer("SGD", lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=1e-2)
+    for step in range(3):
+        batch = drawn([8, 12, 3, 7], seed=step)
+        expected = InBatch()(
+            {"input_ids": torch.zeros(4, 1)}, {"embeddings": embeddings_of(reference, batch)}
+        )
+        expected.backward()
+        norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        out = fp32.forward_backward(inputs=batch, task="embedding")
+        assert out["loss"] == pytest.approx(expected.item(), rel=1e-4)
+        assert out["embeddings"].shape[0] == 4
+        assert fp32.clip_grad_and_step() == pytest.approx(float(norm), rel=1e-3)
+
+
+def test_the_three_methods_are_one_forward_backward(tiny_llama_dir):
+    states = []
+    for together in (True, False):
+        model = TransformersModel(model_id=tiny_llama_dir)
+        model.add_adapter_to_model("me", LoraConfig(r=4, target_modules="all-linear"))
+        model.set_loss(InBatch)
+        if together:
+            model.forward_backward(inputs=BATCH, task="embedding")
+        else:
+            model.forward(inputs=BATCH, task="embedding")
+            model.calculate_loss()
+            model.backward()
+        states.append(model.engine.inspect(tenant=model._group().tenant).result())
+    assert states[0] == states[1] and states[0]["gradients"] != 0
+
+
+def test_what_a_task_does_not_give_is_said_before_anything_is_computed(fp32):
+    before = fp32.engine.inspect(tenant=fp32._tenant(fp32._group()), tensors=False).result()
+    for kwargs, text in (
+        ({"task": "embedding"}, "^loss: CrossEntropyLoss has require_logps, but task='embedding'"),
+        ({"task": "embedding", "return_logits": True}, "^model: return_logits is True, but task="),
+        ({"task": "translation"}, "^model: task is 'translation', it must be 'causal_lm', "),
+        ({"task": ["embedding"]}, "^model: task is "),
+        ({"return_logits": "yes"}, "^model: return_logits is 'yes', it must be True or False"),
+    ):
+        with pytest.raises(InvalidError, match=text):
+            fp32.forward_backward(inputs=BATCH, **kwargs)
+    fp32.forward_only(inputs=BATCH, task="embedding")
+    with pytest.raises(InvalidError, match=r"^loss: CrossEntropyLoss has require_logps"):
+        fp32.calculate_loss()
+    assert fp32.engine.inspect(tenant=fp32._group().tenant).result() == before
+
+
+def test_too_many_logits_are_refused_with_their_size(fp32):
+    vocabulary = fp32.facts["vocab_size"]
+    row = {"input_ids": [1] * 64}
+    count = (1 << 30) // (64 * vocabulary * 4) + 1
+    with pytest.raises(InvalidError, match=r"take 10[0-9]{2} MiB, one operation may take 1024; "):
+        fp32.forward_only(inputs=[row] * count, return_logits=True)
+
+
+def test_a_tenant_gets_logits_and_embeddings_and_learns_through_these(tiny_llama_dir, reference):
+    engine = Engine(tiny_llama_dir, mixed_precision="no")
+    me = engine.tenant("me", LoraConfig(r=4, target_modules="all-linear"))
+    result = me.forward(BATCH, logits=True, embedding=True).result()
+    assert [row.shape[0] for row in result.logits] == [5, 17, 9, 11]
+    torch.testing.assert_close(
+        torch.as_tensor(result.logits[2]), logits_of(reference, BATCH[2]), rtol=0, atol=1e-4
+    )
+    grads = [row * 0.5 + 1 for row in result.embeddings]
+    rows = [{"input_ids": f["input_ids"]} for f in BATCH]
+    learned = me.forward_backward(rows, "LinearLoss", embedding_grad=grads, num_tokens=4).result()
+    expected = sum(float(g @ e) for g, e in zip(grads, result.embeddings, strict=True))
+    assert learned.loss == pytest.approx(expected, rel=1e-5) and learned.num_tokens == 4
+    assert (learned.embeddings[0] == result.embeddings[0]).all()
+    me.step("SGD", lr=1e-3).result()
+    after = me.forward(rows, embedding=True).result().embeddings
+    assert sum(float(g @ e) for g, e in zip(grads, after, strict=True)) < expected
+    for wrong, text in (
+        (grads[:2], "^engine: embedding_grad has 2 entries for 4 inputs"),
+        (7, "^engine: embedding_grad is 7, it must be a list with an array for each input"),
+        ([[1.0, 2.0]] * 4, "^engine: sequence 0: embedding_grad has 2 entries, the model's hidden"),
+        ([["a"]] * 4, "^engine: sequence 0: embedding_grad must be numbers"),
+    ):
+        with pytest.raises(InvalidError, match=text):
+            me.forward_backward(rows, "LinearLoss", embedding_grad=wrong)
+    with pytest.raises(InvalidError, match=r"^engine: logits is 1, it must be True or False"):
+        me.forward(BATCH, logits=1)

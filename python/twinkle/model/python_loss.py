@@ -1,0 +1,46 @@
+"""A loss written in Python: its value in this process, and its gradient for the engine."""
+
+import numpy as np
+
+from twinkle.loss.base import gradient
+from twinkle.model.arguments import slice_kwargs
+
+# What it learns through: the names of LinearLoss's extras, d loss / d it.
+_EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
+
+
+def outputs_of(part, scores, rows=slice(None)):
+    """Tensors of a part of a batch from the engine's scores, whose `rows` the part is: embeddings
+    [B, D] where they were asked for, else logps and, where asked for, entropies [B, L]."""
+    if scores["embeddings"]:
+        import torch
+
+        return {"embeddings": torch.from_numpy(np.stack(scores["embeddings"][rows]))}
+    return {name: part.padded(scores[name][rows]) for name in _EXTRAS if scores[name]}
+
+
+def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
+    """The loss's value, num_tokens of each micro-batch (0: it is a mean), and the sequences, which
+    hold its gradients."""
+    values, counts, sequences, begin = [], [], [], 0
+    for part in batch.split(micro_batch_size):
+        outputs = outputs_of(part, scores, slice(begin, begin + len(part)))
+        part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch))
+        value, count, grads = gradient(loss, part.tensors(), outputs, part_kwargs)
+        values.append(value)
+        counts.append(count)
+        sequences += _with_gradients(part, grads)
+        begin += len(part)
+    return sum(values) / (1 if any(counts) else len(values)), counts, sequences
+
+
+def _with_gradients(part, grads):
+    if "embeddings" in grads:
+        rows = grads["embeddings"].numpy()
+        return [{**s, "embedding_grad": g} for s, g in zip(part.unscored(), rows, strict=True)]
+    names = [_EXTRAS[name] for name in grads]
+    rows = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
+    return [
+        {**sequence, "extras": dict(zip(names, row, strict=True))}
+        for sequence, row in zip(part.sequences, rows, strict=True)
+    ]
