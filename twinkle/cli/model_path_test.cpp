@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/limit_for_test.h"
 #include "twinkle/io/scratch_dir.h"
 
 namespace twinkle::cli {
@@ -14,6 +15,11 @@ TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
   EXPECT_NE(error_of([] { model_path("no-such/model"); }).find("'no-such/model' is no path here"),
             std::string::npos);
   ::unsetenv("TWINKLE_PYTHON");
+}
+
+TEST(ModelPath, SaysThatTheHubToolCannotBeReached) {
+  const LimitForTest tight(RLIMIT_NOFILE, 3);
+  EXPECT_EQ(error_of([] { model_path("no-such/model"); }), "cli: no pipe for the hub tool");
 }
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <functional>
 
+#include "twinkle/base/limit_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -195,13 +195,10 @@ TEST_P(Persist, AFullDiskKeepsTheOldCheckpointAndTheTenant) {
   const State before = state_of(engine_, "me");
   const auto files = files_of(scratch_.path());
   ::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ::getrlimit(RLIMIT_FSIZE, &old);
-  const rlimit tight{2048, old.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &tight);
-  const std::string text =
-      error_of([&] { engine_.run<SaveResult>(Save{"me", target(), true, "second"}); });
-  ::setrlimit(RLIMIT_FSIZE, &old);
+  const std::string text = error_of([&] {
+    const LimitForTest tight(RLIMIT_FSIZE, 2048);
+    engine_.run<SaveResult>(Save{"me", target(), true, "second"});
+  });
   EXPECT_TRUE(text.starts_with("io: ")) << text;
   EXPECT_EQ(state_of(engine_, "me"), before);
   EXPECT_EQ(files_of(scratch_.path()), files);
@@ -220,13 +217,10 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   Engine engine({.model = model.path(), .mixed_precision = "no"});
   engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   ::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ::getrlimit(RLIMIT_FSIZE, &old);
-  const rlimit tight{100000, old.rlim_max};
-  ::setrlimit(RLIMIT_FSIZE, &tight);
-  const std::string text =
-      error_of([&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
-  ::setrlimit(RLIMIT_FSIZE, &old);
+  const std::string text = error_of([&] {
+    const LimitForTest tight(RLIMIT_FSIZE, 100000);
+    engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+  });
   EXPECT_NE(text.find("tokenizer.json: File too large; free space there or save elsewhere"),
             text.npos)
       << text;

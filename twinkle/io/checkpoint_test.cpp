@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 
+#include "twinkle/base/limit_for_test.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir.h"
 
@@ -108,6 +109,15 @@ TEST(Checkpoint, ATrainingStateIsNoModel) {
             "io: " + dir.path().string() +
                 " holds no weights: a checkpoint has model.safetensors, "
                 "model.safetensors.index.json, one *.safetensors or one *.gguf");
+}
+
+TEST(Checkpoint, SaysWhyAFolderCannotBeRead) {
+  const ScratchDir dir;
+  const std::string text = error_of([&] {
+    const LimitForTest tight(RLIMIT_NOFILE, 3);
+    Checkpoint::open(dir.path());
+  });
+  EXPECT_EQ(text, "io: cannot read the folder " + dir.path().string() + ": Too many open files");
 }
 
 TEST(Checkpoint, SaysWhatAFolderLacks) {

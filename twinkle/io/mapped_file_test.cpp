@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "twinkle/base/limit_for_test.h"
 #include "twinkle/io/scratch_dir.h"
 
 namespace twinkle {
@@ -55,6 +56,22 @@ TEST(MappedFile, SaysWhyItCannotOpen) {
             "io: cannot open " + (dir / "none").string() + ": No such file or directory");
   EXPECT_EQ(error_of([&] { MappedFile file(dir.path()); }),
             "io: " + dir.path().string() + " is not a regular file");
+}
+
+TEST(MappedFile, SaysThatItCannotMap) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory would hit the limit";
+#endif
+  const ScratchDir dir;
+  const auto file = dir / "large";
+  write_text(file, "");
+  std::filesystem::resize_file(file, uintmax_t{1} << 32);  // a hole
+  const std::string text = error_of([&] {
+    const LimitForTest tight(RLIMIT_AS, rlim_t{1} << 31);
+    MappedFile mapped(file);
+  });
+  EXPECT_EQ(text,
+            "io: cannot map " + file.string() + " (4294967296 bytes): Cannot allocate memory");
 }
 
 }  // namespace

@@ -1,10 +1,16 @@
 """Wrong arguments of engines, tenants and operations."""
 
+import json
+from pathlib import Path
+
 import pytest
 from engine_batches import BATCH, LORA
 
 from twinkle import ConflictError, InvalidError, NotFoundError, TwinkleError
+from twinkle.core import core
 from twinkle.engine import Engine
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 
@@ -179,3 +185,67 @@ def test_wrong_arguments_of_operations_are_named_and_change_nothing(tenant, call
     with pytest.raises(InvalidError, match=text):
         call(tenant)
     assert tenant.inspect().result() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"token_budget": "many"}, "token_budget is 'many', which is of a wrong type or too large"),
+        ({"kv_tokens": 2**80}, "kv_tokens is 1208925819614629174706176, which is of a wrong type"),
+        ({"colour": 1}, "unknown field 'colour'"),
+    ],
+)
+def test_the_compiled_engine_names_an_option_that_it_cannot_take(tiny_llama_dir, options, text):
+    with pytest.raises(InvalidError, match=f"^engine: options: {text}"):
+        core().Engine(tiny_llama_dir, **options)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "text"),
+    [
+        ({"input_ids": [1.5]}, "input_ids must be integers"),
+        ({"input_ids": [[1]]}, "input_ids must be one-dimensional: a list of numbers or a numpy"),
+        ({"input_ids": [2**40]}, r"input_ids\[0\] is 1099511627776, it must fit 32 bits"),
+        ({"input_ids": [1], "labels": ["a"]}, "labels must be integers"),
+        ({"input_ids": [1], "weights": ["a"]}, "weights must be numbers"),
+        ({"labels": [1]}, "input_ids is missing"),
+        ([1], "it must be a dict"),
+    ],
+)
+def test_the_compiled_engine_names_a_sequence_that_it_cannot_take(tiny_llama_dir, sequence, text):
+    engine = core().Engine(tiny_llama_dir)
+    engine.create(tenant="base", frozen=True).result()
+    with pytest.raises(InvalidError, match=f"^engine: sequence 1: {text}"):
+        engine.forward(tenant="base", sequences=[{"input_ids": [1]}, sequence])
+
+
+def _trained_on(directory, folder, name):
+    """A PEFT directory that says so."""
+    engine = Engine(directory)
+    engine.tenant("me", LORA).save(folder).result()
+    file = folder / "adapter_config.json"
+    config = {**json.loads(file.read_text()), "base_model_name_or_path": name}
+    file.write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda base, adapter: Engine(base).tenant("new", adapter),
+        lambda base, adapter: TransformersModel(model_id=base).add_adapter_to_model("new", adapter),
+        lambda base, adapter: TorchSampler(base).sample(
+            [{"input_ids": [1]}], {"max_tokens": 1}, adapter_path=adapter
+        ),
+    ],
+)
+def test_an_adapter_of_another_base_of_equal_shapes_is_taken_with_a_warning(
+    tiny_llama_dir, tmp_path, logged, take
+):
+    for same in (tiny_llama_dir, f"somewhere/{Path(tiny_llama_dir).name}/", "", None):
+        take(tiny_llama_dir, _trained_on(tiny_llama_dir, tmp_path / "same", same))
+    assert logged == []
+    take(tiny_llama_dir, _trained_on(tiny_llama_dir, tmp_path / "other", "Org/Another-1B"))
+    (warning,) = logged
+    assert "was trained on 'Org/Another-1B', the model here is " in warning
+    assert warning.startswith(f"lora: the adapter at {tmp_path / 'other'} ")

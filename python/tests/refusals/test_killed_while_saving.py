@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,3 +114,53 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tiny_llama_dir, small_
     filler.unlink()
     model.save("run", str(small_disk), save_optimizer=True)
     assert _bytes(small_disk) != before
+
+
+# Fills a file system of its own, 8 MiB, which ends with the process that mounted it.
+FILLER = """
+import sys
+from pathlib import Path
+
+import twinkle
+from twinkle.model import TransformersModel
+
+def files():
+    return {p.name: p.read_bytes() for p in run.iterdir()}
+
+folder = Path(sys.argv[2])
+run = folder / "run"
+model = TransformersModel(model_id=sys.argv[1], mixed_precision="no")
+model.add_adapter_to_model("default", twinkle.LoraConfig(r=4, target_modules="all-linear"))
+model.forward_backward(inputs=[{"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}])
+model.clip_grad_and_step()
+model.save("run", folder, save_optimizer=True)
+before, state = files(), model.engine.inspect(tenant=model._group().tenant).result()
+try:
+    with open(folder / "filler", "wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+except OSError:
+    pass
+try:
+    model.save("run", folder, save_optimizer=True)
+except twinkle.TwinkleError as error:
+    print(error)
+assert files() == before and {p.name for p in folder.iterdir()} == {"run", "filler"}
+assert model.engine.inspect(tenant=model._group().tenant).result() == state
+(folder / "filler").unlink()
+model.save("run", folder, save_optimizer=True)
+assert files().keys() == before.keys()
+"""
+
+
+def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(tiny_llama_dir, tmp_path):
+    disk = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && exec "$@"']
+    if shutil.which("unshare") is None or subprocess.run([*disk, tmp_path, "true"]).returncode:
+        pytest.skip("a file system of our own needs root")
+    done = subprocess.run(
+        [*disk, tmp_path, sys.executable, "-c", FILLER, tiny_llama_dir, tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device; free space there or save elsewhere" in done.stdout

@@ -8,6 +8,7 @@ from typing import Any
 
 from twinkle import checks
 from twinkle.errors import InvalidError, NotFoundError, require
+from twinkle.logger import get_logger
 
 # Fields of peft that change nothing here.
 _INERT = {
@@ -160,3 +161,17 @@ class LoraConfig:
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}
         return cls(**kept)
+
+
+def warn_of_another_base(adapter, *bases):
+    """Logs a warning where a PEFT directory that was taken says that its base model has another
+    name than `bases`, the ids or directories of the model in use. Shapes alone are refused: of
+    weights with equal ones, nobody can tell whether they are meant."""
+    config = json.loads((Path(adapter) / "adapter_config.json").read_text())
+    named = config.get("base_model_name_or_path") or ""
+    last = str(named).rstrip("/").rpartition("/")[2].lower()
+    if last not in " ".join(map(str, bases)).lower():
+        get_logger().warning(
+            f"lora: the adapter at {adapter} was trained on {named!r}, the model here is "
+            f"{str(bases[0])!r}: its shapes fit, but with other weights it says other things"
+        )

@@ -6,6 +6,7 @@ import os
 from twinkle import checks
 from twinkle.core import core
 from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.tenant import Tenant
 from twinkle.errors import refuse_unknown, require
 from twinkle.template.template import Template, resolve
@@ -180,4 +181,6 @@ class Engine:
         self.operations.create(
             tenant=name, seed=seed, weight=weight, priority=priority, **fields
         ).result()
+        if "directory" in fields:
+            warn_of_another_base(fields["directory"], self.model_id, self.facts()["directory"])
         return Tenant(self, name)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from twinkle.data_format import LoraConfig
+from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.model.checkpoint import Checkpoints
@@ -46,9 +47,10 @@ class Adapters(Checkpoints):
     ):
         """Adds a LoRA adapter: a LoraConfig (ours or peft's), or a PEFT directory or hub id.
 
-        Settings made before the first adapter was added are its own. NotFoundError: no such
-        directory; InvalidError: a target that matches nothing, a rank below 1, ...; ConflictError:
-        the name is taken.
+        Settings made before the first adapter was added are its own. A directory that says it was
+        trained on a model of another name is taken with a warning if its shapes fit. NotFoundError:
+        no such directory; InvalidError: a target that matches nothing, a rank below 1, ...;
+        ConflictError: the name is taken.
         """
         refuse_unknown("model: add_adapter_to_model", kwargs)
         require(
@@ -70,6 +72,8 @@ class Adapters(Checkpoints):
             "seed": stable_seed(current_run().seed, "adapter", adapter_name),
         }
         self.engine.create(tenant=tenant, **group.created).result()
+        if directory:
+            warn_of_another_base(directory, self.model_id, self.facts["directory"])
         group.tenant, group.config = tenant, config
         base = self._groups.get("")
         if base is not None and base.tenant is None:

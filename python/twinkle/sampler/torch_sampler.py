@@ -8,6 +8,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.core import core
 from twinkle.data_format import SamplingParams
+from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
@@ -177,6 +178,7 @@ class TorchSampler(Sampler):
             return tenant
         tenant = f"sampler/{self._name}/{self._calls}/{directory}"
         self.engine.create(tenant=tenant, directory=directory).result()
+        warn_of_another_base(directory, self.engine.facts()["directory"])
         self._forget(directory)
         while len(self._loaded) >= self._max_loras:
             self._forget(next(iter(self._loaded)))
