@@ -1,8 +1,10 @@
-"""What a public module of twinkle defines says what it is."""
+"""What a public module of twinkle defines says what it is, and what it refuses."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -16,6 +18,7 @@ MODULES = sorted(
         if not any(part.startswith("_") for part in found.name.split("."))
     ]
 )
+NOT_REFUSALS = ("NotImplementedError", "AttributeError")  # of base classes, of what is not there
 
 
 def is_public(name):
@@ -83,3 +86,92 @@ def test_the_walk_meets_modules_and_would_see_what_says_nothing():
 
     Silent.__module__ = "twinkle.invented"
     assert list(silent_methods(Silent)) == ["bare", "silent"]
+
+
+# ---- which error comes when
+
+
+def name_of(node):
+    """'a' of the syntax a, b.a and a(...)."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def is_refusal(node):
+    """Whether a piece of syntax raises an error, or calls what raises one of an argument."""
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        name = name_of(node.exc)
+        return name.endswith("Error") and name not in NOT_REFUSALS
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        return name_of(node.func.value) == "checks"
+    return name_of(node) in ("require", "refuse_unknown")
+
+
+def names_an_error(*nodes):
+    """Whether one of the docstrings has a name such as InvalidError."""
+    return any(re.search(r"\b[A-Z]\w*Error\b", ast.get_docstring(node) or "") for node in nodes)
+
+
+def is_quiet(function, *classes):
+    """Whether it refuses something, and neither it nor `classes`, which it is of, name an error."""
+    return any(map(is_refusal, ast.walk(function))) and not names_an_error(function, *classes)
+
+
+def quiet_refusals(body, path, *classes):
+    """Names of the public functions and methods of a body of code that are quiet."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and is_public(node.name):
+            yield from quiet_refusals(node.body, f"{path}.{node.name}", node)
+        named = isinstance(node, ast.FunctionDef) and re.match("__|[^_]", node.name)
+        if named and is_quiet(node, *classes):
+            yield f"{path}.{node.name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_refuses_something_says_which_error_comes_when(module):
+    source = inspect.getsource(importlib.import_module(module))
+    assert list(quiet_refusals(ast.parse(source).body, module)) == []
+
+
+REFUSING = '''
+def checked(n):
+    """A number."""
+    return checks.integer("n", n)
+
+def required(n):
+    require(n, "n is 0")
+
+def told(n):
+    """A number. InvalidError: below 1."""
+    require(n > 0)
+
+def harmless(n):
+    """A number."""
+    return later(n, checks)
+
+def _hidden(n):
+    raise InvalidError(n)
+
+class Told:
+    """A class. NotFoundError: no such n."""
+    def __init__(self, n):
+        raise NotFoundError(n)
+
+class Silent:
+    """An Error without a name."""
+    def __init__(self, n):
+        raise errors.NotFoundError
+    def abstract(self):
+        """A number."""
+        raise NotImplementedError("n")
+    def told(self, n, **kwargs):
+        """KeyError: any other n."""
+        refuse_unknown("told", kwargs)
+'''
+
+
+def test_the_walk_would_see_a_refusal_of_which_nothing_is_said():
+    found = list(quiet_refusals(ast.parse(REFUSING).body, "m"))
+    assert found == ["m.checked", "m.required", "m.Silent.__init__"]

@@ -83,7 +83,7 @@ def text(what, value, none=False, empty=False):
 
 
 def utf8(what, value):
-    """A str without lone surrogates, which no UTF-8 holds."""
+    """A str, as it is. InvalidError: a lone surrogate in it, which no UTF-8 holds."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -96,7 +96,8 @@ def utf8(what, value):
 
 
 def path(what, value):
-    """A text of a path that is not empty, and that the system would look at."""
+    """A text of a path that is not empty, and that the system would look at. InvalidError: another
+    thing; more than 4095 bytes, or a name of more than 255 in it."""
     if not isinstance(value, (str, os.PathLike)) or not str(value):
         refuse(what, value, "a path")
     text = str(value)
@@ -134,7 +135,8 @@ def ids(what, value):
 
 
 def newest(name, revision):
-    """Refuses any revision of a hub's model but the newest: ids are fetched without one."""
+    """Refuses any revision of a hub's model but the newest: ids are fetched without one.
+    InvalidError: a revision that is not None."""
     if revision is not None:
         raise InvalidError(
             f"{name} is {revision!r}, this version fetches the newest only: give the directory of "

@@ -41,6 +41,9 @@ class DeviceMesh:
 
     mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
     vpp_size lie over the axes and are none themselves.
+    InvalidError: ranks that are no integers, occur twice or are none; another number of names than
+    dimensions; an axis that is unknown or named twice; a size that is no integer of at least 1, an
+    ep_size that does not divide the ranks, a ulysses_size that does not divide dp * fsdp.
     """
 
     mesh: np.ndarray
@@ -111,7 +114,8 @@ class DeviceMesh:
     ):
         """Ranks 0..world_size-1; axes outermost first: fsdp, pp, dp, cp, tp. None leaves one out.
 
-        world_size 1 means the product of the sizes; any other must equal it.
+        world_size 1 means the product of the sizes; any other must equal it. InvalidError: it does
+        not, a size is no integer of at least 1, an unknown device_type, or as the class.
         """
         sizes = {
             "fsdp": fsdp_size,
@@ -157,7 +161,7 @@ class DeviceMesh:
         return name in self.mesh_dim_names
 
     def get_dim_size(self, name):
-        """Ranks along the axis. Error: no such axis."""
+        """Ranks along the axis. InvalidError: no such axis."""
         require(
             self.has_dim(name),
             f"mesh: there is no axis {name!r}; there are {', '.join(self.mesh_dim_names)}",
@@ -238,7 +242,8 @@ class DeviceMesh:
     def get_slice(self, total_length, rank=None):
         """The contiguous slice of `total_length` items of data rank `rank` (default: this process).
 
-        The first total % n slices hold one item more.
+        The first total % n slices hold one item more. InvalidError: a rank outside 0 to
+        data_world_size - 1, or none given while the mesh lacks this process.
         """
         rank = self.data_rank if rank is None else rank
         size, count = self.data_world_size, total_length
@@ -268,7 +273,8 @@ class DeviceMesh:
         return sorted(map(int, np.take(self.mesh, index, axis=axis).flat))
 
     def get_tp_ranks(self):
-        """The global ranks that share this process's tensor-parallel group."""
+        """The global ranks that share this process's tensor-parallel group. InvalidError: the mesh
+        lacks this process."""
         return self._group_of(("tp",), Platform.get_rank())
 
     def get_tp_last_ranks(self):
@@ -319,7 +325,8 @@ class DeviceMesh:
         raise InvalidError(f"mesh: rank {rank} is not in the mesh of {self.world_size} ranks")
 
     def create_process_group(self, dims):
-        """A torch process group over the product of the named axes. Every rank must call it."""
+        """A torch process group over the product of the named axes. Every rank must call it.
+        InvalidError: no such axis, or torch.distributed is not initialised."""
         import torch.distributed as dist
 
         dims = (dims,) if isinstance(dims, str) else tuple(dims)
@@ -337,7 +344,7 @@ class DeviceMesh:
         return mine
 
     def get_dim_group(self, dims):
-        """create_process_group, once per set of axes."""
+        """create_process_group, once per set of axes. InvalidError: as there."""
         key = (dims,) if isinstance(dims, str) else tuple(dims)
         if key not in self._groups:
             self._groups[key] = self.create_process_group(key)

@@ -40,6 +40,8 @@ def get(model_id, *, weights=True):
     """The local directory of a model, as text; downloads or converts it at the first call.
 
     `weights=False` leaves the weights of a download out: for its tokenizer and config alone.
+    Errors are those of `local`; and of a hub NotFoundError: it does not give the model;
+    NotAvailableError: its package is missing; InvalidError: hf:// while TWINKLE_FORBID_HF is set.
     """
     path = local(model_id)
     if path is not None:
@@ -49,7 +51,13 @@ def get(model_id, *, weights=True):
 
 
 def local(model_id):
-    """What `get` finds without a hub: a path, an alias's, or the built-in model's; else None."""
+    """What `get` finds without a hub: a path, an alias's, or the built-in model's; else None.
+
+    NotFoundError: an alias of what does not exist, or neither a directory here nor an id
+    owner/name; NotAvailableError: the built-in model, by a name without a prefix, while its package
+    is missing; InvalidError: no path, another prefix than hf:// and ms://, or
+    TWINKLE_MODEL_ID_ALIASES holds something else than id=path.
+    """
     model_id = checks.path("hub: model_id", model_id)
     aliases = _aliases()
     if model_id in aliases:
@@ -178,7 +186,8 @@ def _convert(gguf, target, source):
 
 
 def tokenizer_files(metadata):
-    """tokenizer.json and tokenizer_config.json, by name, of a GGUF with SmolLM's byte-level BPE."""
+    """tokenizer.json and tokenizer_config.json, by name, of a GGUF with SmolLM's byte-level BPE.
+    InvalidError: another tokenizer."""
     kind = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != ("gpt2", "smollm"):
         raise InvalidError(f"hub: the GGUF's tokenizer is {kind}, it must be ('gpt2', 'smollm')")

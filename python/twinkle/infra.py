@@ -15,7 +15,11 @@ from twinkle.seeding import seed_everything
 
 @dataclass
 class DeviceGroup:
-    """A named set of devices. ranks: how many, or the list of global ranks."""
+    """A named set of devices. ranks: how many, or the list of global ranks.
+
+    InvalidError: no name, an unknown device_type, fewer than 1 rank, a rank twice, a list of ranks
+    of CPUs, gpus_per_worker below 1.
+    """
 
     name: str
     ranks: int | list
@@ -78,7 +82,8 @@ def is_master():
 
 
 def check_mesh(mesh, what):
-    """Refuses a mesh that this process count cannot hold, naming both."""
+    """Refuses a mesh that this process count cannot hold, naming both. InvalidError: no DeviceMesh,
+    or of another number of ranks than processes are running; NotAvailableError: of several."""
     if not isinstance(mesh, DeviceMesh):
         checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
     world = Platform.get_world_size()
@@ -117,7 +122,10 @@ def initialize(
     global_device_mesh: of every object that is built without its own; its size must be the number
     of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
     exception that ends the process.
-    A second call replaces the first.
+    A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
+    number of processes below 1, groups that are no DeviceGroups or share a name, a mesh of another
+    size, a notifier that cannot be called; NotAvailableError: mode 'http', 'ray' with any other
+    groups, a mesh of several ranks.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     _check_mode(mode, groups)
@@ -181,7 +189,8 @@ def _hook(notifier, name):
 
 
 def register(instance, mesh=None):
-    """Notes that an object was built, for get_device_placement(). Returns its mesh."""
+    """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError
+    and NotAvailableError: as check_mesh."""
     mesh = _run.mesh if mesh is None else mesh
     if mesh is not None:
         check_mesh(mesh, f"device_mesh of {type(instance).__name__}")
@@ -190,7 +199,8 @@ def register(instance, mesh=None):
 
 
 def device_of(mesh):
-    """Where the engine of an object with this mesh runs: 'cpu' without one, or 'cuda'."""
+    """Where the engine of an object with this mesh runs: 'cpu' without one, or 'cuda'.
+    NotAvailableError: another device_type."""
     kind = "cpu" if mesh is None else mesh.device_type
     if kind not in ("cpu", "cuda"):
         raise NotAvailableError(

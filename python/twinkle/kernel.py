@@ -19,7 +19,7 @@ DEFAULT_KERNEL_CONFIG = {}  # dotted path of a module: KernelChoice
 
 def kernelize(model, mapping=None):
     """Returns `model`. mapping: None, or a dict as DEFAULT_KERNEL_CONFIG; one that asks for other
-    kernels than the engine's is met with a warning."""
+    kernels than the engine's is met with a warning. InvalidError: no dict with names as keys."""
     mapping = checks.mapping("kernel: mapping", mapping, none=True)
     if isinstance(mapping, Mapping) and mapping:
         get_logger().warning_once("kernel: mapping has no effect: the engine has its own kernels")
@@ -27,7 +27,7 @@ def kernelize(model, mapping=None):
 
 
 def hub(repository, **kwargs):
-    """Layers of the kernels hub, which are code for another engine."""
+    """NotAvailableError, always: layers of the kernels hub are code for another engine."""
     raise NotAvailableError(
         f"kernel: {repository!r} is of the kernels hub, whose layers this engine does not take; "
         "leave it out"

@@ -17,14 +17,16 @@ def _environment_int(name, default):
 
 
 class Platform:
-    """One kind of device; `Platform.of('cuda')` finds it by any of its names."""
+    """One kind of device; `Platform.of('cuda')` finds it by any of its names. Ranks and sizes stand
+    in the launcher's environment variables. InvalidError: one of these is no integer."""
 
     names = ()
     _prefix, _visible, _backend = "cpu", None, "gloo"
 
     @staticmethod
     def of(device_type):
-        """The Platform class of a device name, in any case: cuda, gpu, npu, mps, cpu."""
+        """The Platform class of a device name, in any case: cuda, gpu, npu, mps, cpu. InvalidError:
+        another name."""
         for platform in (GPU, NPU, MPS, CPU):
             if str(device_type).lower() in platform.names:
                 return platform

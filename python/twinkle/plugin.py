@@ -18,7 +18,8 @@ def trust_remote_code():
 
 
 def check_unsafe(*args, **kwargs):
-    """Refuses callables, classes and plugin ids among the arguments (nested too) in safe mode."""
+    """Refuses callables, classes and plugin ids among the arguments (nested too) in safe mode:
+    InvalidError, unless TWINKLE_TRUST_REMOTE_CODE is set."""
     if trust_remote_code():
         return
     pending = [*args, *kwargs.values()]
@@ -45,7 +46,9 @@ class Plugin:
 
     @staticmethod
     def load_plugin(plugin_id, base):
-        """Downloads the repository, imports its __init__.py, returns its first `base`."""
+        """Downloads the repository, imports its __init__.py, returns the first subclass of `base`
+        that it holds. InvalidError: TWINKLE_TRUST_REMOTE_CODE is not set, or it holds none; and
+        what hub.get raises."""
         if not trust_remote_code():
             raise InvalidError(
                 f"plugin: {plugin_id} is code from a hub, which runs only with "
@@ -69,7 +72,8 @@ def construct_class(value, base, modules=(), **init):
     """An instance of `base`.
 
     value: an instance (then `init` must be empty), a subclass, the name of a class in one of
-    `modules`, or a plugin id.
+    `modules`, or a plugin id. InvalidError: another thing or name, an argument of `init` that the
+    class does not take, or any for an instance; of a plugin id as Plugin.load_plugin.
     """
     if isinstance(value, base):
         if init:
@@ -122,7 +126,8 @@ def _split(requirement):
 
 
 def exists(requirement):
-    """True when `requirement` ("peft", "transformers>=4.51") is installed."""
+    """True when `requirement` ("peft", "transformers>=4.51") is installed. InvalidError: a text of
+    another form."""
     name, relation, wanted = _split(requirement)
     try:
         installed = importlib.metadata.version(name)

@@ -17,7 +17,9 @@ def remote_class(execute="peer"):
     """Decorates a class. Its constructor may then be given remote_group=, instance_id= and
     device_mesh=, and a parameter annotated DeviceMesh defaults to the mesh of initialize().
 
-    execute: 'all', 'first' or 'peer': which processes answer for the object.
+    execute: 'all', 'first' or 'peer': which processes answer for the object. InvalidError: another
+    one, or what is decorated is no class. Building an object raises what check_mesh says of its
+    mesh.
     """
     _one_of("execute", execute, _EXECUTE)
 
@@ -60,7 +62,8 @@ def remote_function(
 
     dispatch: 'slice', 'all', 'slice_dp' or a callable: how arguments are cut for the processes.
     collect: 'none', 'flatten', 'mean', 'avg', 'sum', 'first', 'last_pp', 'last_pp_first' or a
-    callable: what becomes of their results. timeout: seconds.
+    callable: what becomes of their results. timeout: seconds. InvalidError: another word or kind, a
+    timeout that is not above 0, or what is decorated cannot be called.
     """
     if not callable(dispatch):
         _one_of("dispatch", dispatch, _DISPATCH)

@@ -36,6 +36,8 @@ class LoraConfig:
 
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training.
+    InvalidError: r that is no integer of at least 1, lora_alpha that is not above 0, another
+    lora_dropout or target_modules, a field that changes the arithmetic and is not at its default.
     """
 
     r: int = 8
@@ -128,7 +130,9 @@ class LoraConfig:
 
     @classmethod
     def from_any(cls, config):
-        """From a LoraConfig, a peft.LoraConfig, a dict of its fields, or a PEFT directory."""
+        """From a LoraConfig, a peft.LoraConfig, a dict of its fields, or a PEFT directory.
+        NotFoundError: no adapter_config.json in the directory; InvalidError: another thing, a
+        peft_type that is not LORA, an unknown field that is set, values that the class refuses."""
         if isinstance(config, cls):
             return config
         if isinstance(config, (str, Path)):

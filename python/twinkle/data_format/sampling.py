@@ -37,6 +37,10 @@ class SamplingParams:
     the likeliest are out; 0 keeps all. logprobs: None; 1 for the chosen token's; k > 1 for those of
     the k likeliest tokens, and the chosen one. prompt_logprobs: the same of the prompt's tokens.
     Both are of the whole distribution at `temperature` (1 where it is 0).
+    InvalidError, of another kind of value too: max_tokens, temperature or seed below 0, a seed of
+    2^64 or more, top_k below -1, top_p not above 0 or above 1, min_p outside 0 to 1,
+    repetition_penalty not above 0, logprobs or prompt_logprobs outside 0 to 128, num_samples
+    outside 1 to 65536, a text in stop that is empty or has a lone surrogate.
     """
 
     max_tokens: int | None = None
@@ -105,7 +109,8 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values):
-        """From a dict; `max_new_tokens` is taken for `max_tokens`, unknown names are refused."""
+        """From a dict; `max_new_tokens` is taken for `max_tokens`. InvalidError: no dict, an
+        unknown name, a value that the class refuses."""
         values = dict(checks.mapping("sampler: sampling parameters", values))
         if "max_new_tokens" in values:
             values.setdefault("max_tokens", values.pop("max_new_tokens"))

@@ -23,6 +23,10 @@ class DataLoader:
     min_batch_size=batch_size. collate_fn: called with the list of rows; its result is yielded.
     max_retries and the workers' options of torch are accepted and change nothing: a bad row has
     been refused, with its line, before training.
+    InvalidError: an unknown argument, a value of another kind, a number outside its limits, a
+    batch_size that the number of data ranks does not divide, shuffle=True of a stream, a
+    device_mesh that does not hold this process; of a dataset with an index also a min_batch_size
+    above batch_size or below the number of data ranks.
     """
 
     def __init__(
@@ -84,7 +88,8 @@ class DataLoader:
         self._epoch = 0
 
     def __len__(self):
-        """Batches of the epoch; without those that skip_consumed_samples leaves out."""
+        """Batches of the epoch; without those that skip_consumed_samples leaves out.
+        NoLengthError: the dataset is a stream."""
         return len(self._loader)
 
     def __iter__(self):
@@ -115,7 +120,8 @@ class DataLoader:
         )
 
     def skip_consumed_samples(self, consumed_train_samples):
-        """The next epoch begins behind these rows, which are not read again."""
+        """The next epoch begins behind these rows, which are not read again; those of a stream are
+        read and left out. InvalidError: no integer from 0 to 2^63 - 1."""
         self._loader.skip(
             checks.integer(
                 "dataloader: consumed_train_samples", consumed_train_samples, 0, _INT64_MAX

@@ -10,7 +10,8 @@ class NoLengthError(InvalidError, TypeError):
 
 
 class StreamLoader:
-    """Every rank reads every row, and next() gives its slice of each batch of batch_size rows."""
+    """Every rank reads every row, and next() gives its slice of each batch of batch_size rows.
+    InvalidError: a batch_size that the number of data ranks does not divide."""
 
     def __init__(self, dataset, batch_size, min_batch_size, data_rank_and_world):
         self._rank, self._world = data_rank_and_world
@@ -24,10 +25,12 @@ class StreamLoader:
         self._skip, self._rows, self.consumed = 0, iter(()), 0
 
     def __len__(self):
+        """NoLengthError, always: the length of a stream is not known."""
         raise NoLengthError("dataloader: the dataset is a stream, whose length is not known")
 
     def start(self, epoch):
-        """Begins a loop over the rows, behind those that are to be skipped."""
+        """Begins a loop over the rows, behind those that are to be skipped. InvalidError: there are
+        such, and the dataset gives no rows."""
         del epoch
         rest, self._skip = self._skip, 0
         self._rows = iter(self._dataset)

@@ -20,7 +20,8 @@ class Dataset:
 
     dataset_meta: the first source; add_dataset adds others, mix_dataset makes one of them.
     kwargs: revision, features and token go to a hub's loader; num_proc is accepted, since all cores
-    are used anyway; streaming=True is refused.
+    are used anyway; streaming=True is refused. InvalidError: an unknown one; and what
+    add_dataset raises.
     """
 
     def __init__(self, dataset_meta=None, **kwargs):
@@ -36,7 +37,9 @@ class Dataset:
     # ---- sources
 
     def add_dataset(self, dataset_meta, **kwargs):
-        """Loads one more source. InvalidError: it is there already, or a row is bad."""
+        """Loads one more source. InvalidError: no DatasetMeta, an unknown argument; it is there
+        already, mix_dataset came before, or a row is bad; NotFoundError: no such file, or the hub
+        does not give it; NotAvailableError: streaming=True, or a missing package."""
         refuse_unknown("dataset: Dataset", kwargs, _LOADER)
         require(
             isinstance(dataset_meta, DatasetMeta),
@@ -104,7 +107,10 @@ class Dataset:
 
         preprocess_func: a Preprocessor, a subclass or its name, built with init_args; or a function
         of a dict of columns (batched=False: of a row). kwargs: batch_size (1000), remove_columns
-        for Python code. Errors carry the row's file and line; the dataset is then unchanged.
+        for Python code. InvalidError: another preprocessor or argument; dataset_meta names no
+        source, or is None while there is not exactly one; mix_dataset came before; what the
+        preprocessor raises of a row, with its file and line, or wrongly returns. The dataset is
+        then unchanged.
         """
         known = ("batched", "batch_size", "remove_columns", *_INERT)
         refuse_unknown("dataset: map", kwargs, known)
@@ -123,7 +129,8 @@ class Dataset:
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Keeps the rows for which a Filter (object, class or name) or a function returns True.
-        InvalidError: batched=True, or no filter; what the filter raises names the row."""
+        InvalidError: batched=True, or no filter; a dataset_meta that map refuses, or mix_dataset
+        came before; what the filter raises names the row."""
         refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
         require(
             not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
@@ -139,8 +146,9 @@ class Dataset:
     def encode(self, add_generation_prompt=False, **kwargs):
         """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
 
-        Rows that encode to nothing are dropped. A row that cannot be encoded is an error with its
-        file and line, and the dataset stays as it was.
+        Rows that encode to nothing are dropped. InvalidError: a row that cannot be encoded, with
+        its file and line; no template, no rows, several sources that are not mixed, an unknown
+        argument. The dataset then stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
@@ -162,7 +170,8 @@ class Dataset:
         self._set_rows(rows.replaced(out, origins))
 
     def check(self, **kwargs):
-        """Drops the rows that the template cannot encode."""
+        """Drops the rows that the template cannot encode. InvalidError: no template, no rows,
+        several sources that are not mixed, an unknown argument."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         rows, chosen = self._rows, self._require_template("check")
         if _is_core_template(chosen):

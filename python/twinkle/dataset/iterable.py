@@ -25,7 +25,9 @@ class IterableDataset(NotedDataset):
     __getitem__ = None
 
     def add_dataset(self, dataset_meta, **kwargs):
-        """One more source, which is opened when it is read. InvalidError: it is there already."""
+        """One more source, which is opened when it is read. InvalidError: no DatasetMeta, an
+        unknown argument, a data_slice that is no range that grows; it is there already, or
+        mix_dataset came before; NotFoundError: no such file."""
         refuse_unknown("dataset: IterableDataset", kwargs, _LOADER)
         if not isinstance(dataset_meta, DatasetMeta):
             checks.refuse("dataset: dataset_meta", dataset_meta, "a DatasetMeta")
@@ -39,14 +41,17 @@ class IterableDataset(NotedDataset):
         return lambda where, row: [rowwise.called(where, work, row)]
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
-        """Notes a filter, as Dataset.filter takes it."""
+        """Notes a filter, as Dataset.filter takes it. InvalidError: no filter, an unknown argument
+        (batched is one), a dataset_meta that map refuses, mix_dataset came before; when a row is
+        read: what the filter raises of it, or an answer that is neither True nor False."""
         refuse_unknown("dataset: filter", kwargs, _INERT)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
         self._note(key, lambda where, row: [row] if rowwise.verdict(where, keep, row) else [])
 
     def encode(self, add_generation_prompt=False, **kwargs):
-        """Notes that rows are encoded; truncation_strategy 'split' makes several of one."""
+        """Notes that rows are encoded; truncation_strategy 'split' makes several of one.
+        InvalidError: no template, an unknown argument; when a row is read: it cannot be encoded."""
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         template = self._require_template("encode")
@@ -58,22 +63,29 @@ class IterableDataset(NotedDataset):
         self._all_work.append(lambda where, row: rowwise.called(where, encode, row))
 
     def check(self, **kwargs):
-        """Notes that rows which the template cannot encode are left out."""
+        """Notes that rows which the template cannot encode are left out. InvalidError: no template,
+        an unknown argument."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         template = self._require_template("check")
         self._all_work.append(lambda where, row: [row] if template.check(row) is not None else [])
 
     def cast_column(self, column, decode=True):
+        """NotAvailableError, always: it needs rows that can be read twice."""
         raise NotAvailableError(
             f"dataset: cast_column({column!r}, decode={decode!r}) needs rows that can be read twice"
         )
 
     def save_as(self, path, format=None, batch_size=1000, mode="training"):
-        """mode='training' alone: rows are written as they are read, until flush_save."""
+        """mode='training' alone: rows are written as they are read, until flush_save. InvalidError:
+        another mode, and as Dataset.save_as."""
         require(mode == "training", f"dataset: mode is {mode!r}, of a stream it must be 'training'")
         super().save_as(path, format, batch_size, mode)
 
     def __iter__(self):
+        """Rows from the first on, read anew. InvalidError: no source, or several that are not
+        mixed; a row that cannot be read, or that a map, filter or encode refuses; NotFoundError: a
+        directory without data files, or the hub does not give it; NotAvailableError: a missing
+        package."""
         require(bool(self._sources), "dataset: it has no rows: pass a DatasetMeta, or add_dataset")
         require(
             len(self._sources) == 1 or self._order is not None,

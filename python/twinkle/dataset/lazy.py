@@ -30,10 +30,16 @@ class LazyDataset(NotedDataset):
         return _LazyRows(parts, list(self._all_work), self._order != "concat")
 
     def add_dataset(self, dataset_meta, **kwargs):
+        """Loads one more source, as Dataset.add_dataset. InvalidError: mix_dataset came before, and
+        as there."""
         require(self._order is None, "dataset: add_dataset must come before mix_dataset")
         super().add_dataset(dataset_meta, **kwargs)
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
+        """Keeps the rows for which a filter, as Dataset.filter takes it, returns True; it sees them
+        as the maps before it make them. InvalidError: no filter, an unknown argument (batched is
+        one), a dataset_meta that map refuses, mix_dataset came before; a row that a map or the
+        filter refuses, by its file and line."""
         refuse_unknown("dataset: filter", kwargs, _INERT)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
@@ -41,8 +47,9 @@ class LazyDataset(NotedDataset):
         self._sources[key] = self._sources[key].slice(rowwise.kept_indices(rows, keep))
 
     def encode(self, add_generation_prompt=False, **kwargs):
-        """Notes that rows are encoded. Refused: truncation_strategy 'split', since a row must stay
-        one row."""
+        """Notes that rows are encoded. InvalidError: truncation_strategy 'split', since a row must
+        stay one row; no template, an unknown argument; when a row is read: it cannot be encoded, or
+        encodes to nothing."""
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         template = self._require_template("encode")
@@ -60,7 +67,8 @@ class LazyDataset(NotedDataset):
         self._all_work.append(encode)
 
     def check(self, **kwargs):
-        """Notes that a row which the template cannot encode is an error when it is read."""
+        """Notes that a row which the template cannot encode is an InvalidError when it is read.
+        InvalidError here: no template, an unknown argument."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         template = self._require_template("check")
 

@@ -24,6 +24,8 @@ class DatasetMeta:
     data_slice: row indices, modulo the number of rows: range(1000) of 500 rows takes each twice.
     data: rows instead of an id: a list of dicts, a dict of columns, a callable that gives an
     iterable of dicts, or a `datasets` dataset.
+    InvalidError: neither dataset_id nor data, another subset_name or split than these beside data,
+    a data_slice that is no iterable, an id or name of another kind.
     """
 
     dataset_id: str = ""

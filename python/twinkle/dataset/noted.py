@@ -17,6 +17,8 @@ class NotedDataset(Dataset):
         super().__init__(dataset_meta, **kwargs)
 
     def mix_dataset(self, interleave=True):
+        """Notes in which order rows of all sources come: one of each in turn, or one source after
+        the other. InvalidError: there is no source, or interleave is neither True nor False."""
         interleave = checks.flag("dataset: interleave", interleave)
         require(bool(self._sources), "dataset: there is nothing to mix: add_dataset comes first")
         self._order = "interleave" if interleave else "concat"
@@ -26,7 +28,9 @@ class NotedDataset(Dataset):
         return super()._key(dataset_meta, what)
 
     def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
-        """Notes a preprocessor, as Dataset.map takes it; it gets one row at a time."""
+        """Notes a preprocessor, as Dataset.map takes it; it gets one row at a time. InvalidError:
+        as there, but remove_columns is unknown here; what the preprocessor raises or wrongly
+        returns comes when a row is read."""
         refuse_unknown("dataset: map", kwargs, ("batched", "batch_size", *_INERT))
         batched = checks.flag("dataset: batched", kwargs.get("batched", True))
         key = self._key(dataset_meta, "map")

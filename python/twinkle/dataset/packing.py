@@ -16,7 +16,8 @@ class PackingDataset(Dataset):
     """As Dataset; after encode, pack_dataset() makes rows of several samples. The engine packs what
     it gets by itself: packed rows are for batches of nearly equal numbers of tokens.
 
-    packing_num_proc is accepted: packing is quick.
+    packing_num_proc is accepted: packing is quick. InvalidError: it is no integer of at least 1,
+    and as Dataset.
     """
 
     def __init__(self, dataset_meta=None, packing_num_proc=1, **kwargs):
@@ -44,6 +45,9 @@ class IterablePackingDataset(IterableDataset):
     """As IterableDataset, whose encoded rows come packed, as PackingDataset packs them.
 
     packing_interval: samples that are packed together. cyclic: begins again at the end, for ever.
+    InvalidError: packing_interval or packing_num_proc is no integer of at least 1, cyclic neither
+    True nor False, and as IterableDataset; when rows are read: one that is not encoded, that has no
+    tokens or too many, or, with cyclic, none at all.
     """
 
     def __init__(

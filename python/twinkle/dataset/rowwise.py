@@ -8,7 +8,13 @@ from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 
 
 def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
-    """`function` over batches of columns (or over single rows); its fields set on the rows."""
+    """`function` over batches of columns (or over single rows); its fields set on the rows.
+
+    InvalidError: a batch_size below 1, batched that is neither True nor False, remove_columns that
+    are no names; what `function` raises, with the row's place; what it returns is no dict of
+    columns (or dict), has values without a JSON form, or is of another number of rows while
+    fields of theirs are kept.
+    """
     batch_size = checks.integer("dataset: batch_size", batch_size, least=1)
     batched = checks.flag("dataset: batched", batched)
     remove_columns = [remove_columns] if isinstance(remove_columns, str) else remove_columns

@@ -56,7 +56,8 @@ def _of_id(meta, kwargs):
 
 
 class Stream:
-    """A source that is read anew by every rows()."""
+    """A source that is read anew by every rows(). InvalidError: a data_slice that is neither None
+    nor a range that grows from 0 or above; NotFoundError: as local_path."""
 
     def __init__(self, meta, kwargs):
         self._meta, self._kwargs = meta, kwargs
@@ -131,7 +132,9 @@ def _read(file):
 
 
 def local_path(dataset_id):
-    """The file or directory that an id stands for; None: it must come from a hub."""
+    """The file or directory that an id stands for; None: it must come from a hub. NotFoundError: an
+    alias of what does not exist, or neither a file here nor an id owner/name; InvalidError:
+    TWINKLE_DATASET_ID_ALIASES holds something else than id=path."""
     aliases = _aliases()
     name = dataset_id.partition("://")[2] or dataset_id
     for key in (dataset_id, name):

@@ -8,7 +8,8 @@ from twinkle.errors import require
 
 
 def features_of(what, values):
-    """A list of dicts, one of which may come alone."""
+    """A list of dicts, one of which may come alone. InvalidError: neither a list, a tuple nor a
+    dict."""
     if not isinstance(values, (list, tuple, dict)):
         checks.refuse(what, values, "a list of InputFeatures")
     return [values] if isinstance(values, dict) else list(values)
@@ -33,7 +34,8 @@ def _is_json(value):
 
 
 def params_of(params):
-    """SamplingParams of what sample() was given."""
+    """SamplingParams of what sample() was given: such, a dict, or None. InvalidError: another
+    thing, or a dict that SamplingParams.from_dict refuses."""
     params = SamplingParams() if params is None else params
     if isinstance(params, dict):
         params = SamplingParams.from_dict(params)
@@ -43,7 +45,8 @@ def params_of(params):
 
 
 def room_for(params, index, room):
-    """`room`, the tokens that fit behind prompt `index`."""
+    """`room`, the tokens that fit behind prompt `index`. InvalidError: max_tokens is more, or there
+    is no room for one; with max_tokens=0 only where the prompt itself does not fit."""
     wanted = params.max_tokens
     require(
         room >= (wanted != 0) and (wanted is None or wanted <= room),

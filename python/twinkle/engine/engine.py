@@ -22,7 +22,8 @@ _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 
 
 def checked_options(options):
-    """Those that are not None, each checked."""
+    """Those of Engine's options that are not None, in plain Python. InvalidError: one that is
+    outside its limits, or of another kind."""
     options = {name: value for name, value in options.items() if value is not None}
     for name in options.keys() & _LEAST.keys():
         most = _MOST.get(name, 2**50)

@@ -260,7 +260,7 @@ class Tenant:
     def inspect(self, tensors=False):
         """Future of a Result: checksums weights, gradients and optimizer, num_parameters, step,
         num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}. Of the
-        base model as it is: its weights."""
+        base model as it is: its weights. InvalidError: tensors is neither True nor False."""
         future = self._core.inspect(
             tenant=self.name, tensors=checks.flag("engine: tensors", tensors)
         )

@@ -48,7 +48,8 @@ class FunctionLoss(Loss):
 
 
 def check_usable(loss):
-    """Refuses what this version cannot give a loss."""
+    """Refuses what this version cannot give a loss. NotAvailableError: it has require_logits or
+    require_values."""
     for flag, what in (
         ("require_logits", "logits [B, L, V]"),
         ("require_values", "a value head"),
@@ -61,7 +62,7 @@ def check_usable(loss):
 
 
 def check_kwargs(loss, kwargs):
-    """Refuses keyword arguments that the loss's __call__ does not take, by name."""
+    """InvalidError: keyword arguments that the loss's __call__ does not take, by name."""
     function = loss.function if isinstance(loss, FunctionLoss) else loss.__call__
     parameters = inspect.signature(function).parameters.values()
     if loss.engine_name is None and any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -103,7 +104,8 @@ def evaluate(loss, inputs, outputs, kwargs):
 
 def gradient(loss, inputs, outputs, kwargs):
     """(loss, num_tokens, {name: d loss / d outputs[name] [B, L]}) of all outputs, which are of
-    floats, by torch's autograd in this process."""
+    floats, by torch's autograd in this process. InvalidError: a loss that evaluate refuses or that
+    depends on no output, a gradient that is not finite."""
     import torch
 
     outputs = {name: value.detach().requires_grad_() for name, value in outputs.items()}

@@ -9,7 +9,8 @@ class Metric:
     step (micro-batches so far), gradient_accumulation_steps, grad_norm (of the last step or None),
     loss_tokens (what `loss` is a sum over; 1: it is a mean), seq_tokens (tokens of the batch),
     started (time.perf_counter() before the call).
-    calculate() returns the dict of what was collected; reset() forgets it.
+    calculate() returns the dict of what was collected; reset() forgets it. InvalidError: a keyword
+    argument that the constructor does not take.
     """
 
     needs_inputs = True  # False saves the padding of inputs

@@ -14,7 +14,9 @@ _PAD = {"input_ids": 0, "labels": -100, "attention_mask": 0, "loss_scale": 0.0}
 
 
 def as_list(inputs):
-    """A list of dicts from one dict, a list of dicts, or sample responses."""
+    """A list of dicts from one dict, a list of dicts, or sample responses. InvalidError: None or
+    another thing, an item with neither input_ids nor messages, a sample response without
+    new_input_feature, a misspelt field, as refuse_misspelt finds them."""
     require(inputs is not None, "model: inputs is missing, pass inputs=batch")
     if isinstance(inputs, dict) or hasattr(inputs, "sequences"):
         inputs = [inputs]
@@ -77,7 +79,9 @@ def _mask(feature, index):
 
 def unpacked(feature, index):
     """The samples of a feature, each a feature: of a packed one, whose position_ids begin again at
-    0 for each sample, several."""
+    0 for each sample, several. InvalidError: position_ids that begin again behind a label other
+    than -100, an attention_mask of others than 0 and 1, a field that is not one sequence of
+    numbers."""
     positions = _vector(feature, "position_ids", index)
     ids, mask = _vector(feature, "input_ids", index), _mask(feature, index)
     if positions is None or ids is None or len(positions) != len(ids):
@@ -101,7 +105,9 @@ def unpacked(feature, index):
 
 class Batch:
     """Features as the engine takes them. B sequences; `longest` counts positions as given. Packed
-    features are as many sequences as they have samples."""
+    features are as many sequences as they have samples. InvalidError: no input_ids, a field that is
+    not one sequence of numbers or not as long as they are, position_ids of a sample that do not
+    count up from 0, and as unpacked."""
 
     def __init__(self, features):
         self.features = [part for i, f in enumerate(features) for part in unpacked(f, i)]
@@ -167,7 +173,8 @@ class Batch:
 
     def add_extra(self, name, values):
         """What a loss asks for per token: for each sequence a vector as long as its input_ids, or
-        one number for all of its tokens."""
+        one number for all of its tokens. InvalidError: another number of values than sequences, or
+        of another length or kind."""
         require(
             len(values) == len(self),
             f"model: {name} has {len(values)} entries for {len(self)} inputs, they must be equally "

@@ -28,7 +28,8 @@ class Status:
 
 
 def optimizer_name(optimizer_cls):
-    """The engine's name of 'AdamW', torch.optim.AdamW, ..."""
+    """The engine's name of 'AdamW', torch.optim.AdamW, ... InvalidError: neither a text nor a class
+    of torch.optim."""
     if isinstance(optimizer_cls, str):
         return optimizer_cls
     name = getattr(optimizer_cls, "__name__", None)
@@ -42,7 +43,7 @@ def optimizer_name(optimizer_cls):
 
 
 def as_json(what, options):
-    """Options as JSON text."""
+    """Options as JSON text. InvalidError: a value that is not JSON, as NaN and infinity are not."""
     try:
         return json.dumps(options, allow_nan=False)
     except (TypeError, ValueError):
@@ -56,7 +57,8 @@ def as_json(what, options):
 
 
 def check_options(optimizer, options):
-    """What the engine would refuse, and None, which it takes for an absent option."""
+    """InvalidError: what the engine would refuse of an optimizer's name and options; a value that
+    is not JSON; None, which it takes for an absent option."""
     text = as_json("model: optimizer", options)
     for name in ("lr", "betas", "eps", "weight_decay", "momentum"):
         if name in options and options[name] is None:
@@ -178,8 +180,8 @@ class Group:
         }
 
     def check_state(self, state):
-        """Refuses a state() of another optimizer or schedule, whose moments and steps would mean
-        nothing to this one. A state that names none passes."""
+        """InvalidError: a state() of another optimizer or schedule, whose moments and steps would
+        mean nothing to this one. A state that names none passes."""
         setters = {"optimizer": "set_optimizer", "scheduler": "set_lr_scheduler"}
         for name, setter in setters.items():
             ours = getattr(self, name)

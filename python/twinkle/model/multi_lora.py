@@ -17,6 +17,8 @@ class MultiLoraTransformersModel(TransformersModel):
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
     max_length: tokens of all inputs of one call together. lora_config and target_modules, which
     describe upstream's preallocated slots, change nothing.
+    InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
+    adapter_name, or inputs of more than max_length tokens; and as TransformersModel.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class MultiLoraTransformersModel(TransformersModel):
     def add_adapter_to_model(
         self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
     ):
+        """As TransformersModel.add_adapter_to_model. InvalidError: there are max_loras adapters, or
+        the rank is above max_r, and as there."""
         adapters = [name for name in self._groups if name]
         require(
             len(adapters) < self.max_loras,

@@ -49,7 +49,9 @@ def _torch_class(scheduler_cls):
 
 
 class TorchSchedule:
-    """A scheduler of torch, run on an optimizer without a model; steps are counted from 0."""
+    """A scheduler of torch, run on an optimizer without a model; steps are counted from 0.
+    InvalidError: one that follows a metric, options that its constructor refuses; one that changes
+    the momentum: here, or in lr of the first step that does."""
 
     def __init__(self, scheduler_cls, options):
         self._class, self._options = scheduler_cls, dict(options)

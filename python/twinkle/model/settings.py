@@ -72,7 +72,9 @@ class Settings(TwinkleModel):
         )
 
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
-        """A Metric, a subclass, its name or a plugin id; is_training None: for both phases."""
+        """A Metric, a subclass, its name or a plugin id; is_training None: for both phases.
+        InvalidError: another thing, kwargs that it does not take, is_training that is none of True,
+        False and None."""
         group = self._group(adapter_name)
         if is_training is not None:
             is_training = checks.flag("model: is_training", is_training)
@@ -102,7 +104,8 @@ class Settings(TwinkleModel):
         return None if config is None else config.to_dict()
 
     def calculate_metric(self, is_training=True, adapter_name=None):
-        """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ..."""
+        """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ...
+        InvalidError: is_training is neither True nor False."""
         out, is_training = {}, checks.flag("model: is_training", is_training)
         for metric in self._group(adapter_name).status(is_training).metrics:
             out.update(metric.calculate())

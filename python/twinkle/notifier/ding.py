@@ -18,7 +18,8 @@ _TITLE_LENGTH = 64
 
 class DingNotifier(Notifier):
     """ding_url: the robot's address with its access_token. secret: of a robot that wants messages
-    signed. timeout: seconds for one message."""
+    signed. timeout: seconds for one message. InvalidError: an address that begins neither with
+    http:// nor with https://, a secret that is no text or empty, a timeout that is not above 0."""
 
     def __init__(self, ding_url, secret=None, timeout=5.0):
         self.ding_url = checks.text("notifier: ding_url", ding_url)

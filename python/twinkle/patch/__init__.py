@@ -27,6 +27,7 @@ class NoSplitModulesPatch(Patch):
         self._before = None
 
     def __call__(self, module, *args, **kwargs):
+        """Sets it on `module`, a model's handle. InvalidError: any keyword argument."""
         refuse_unknown("patch: NoSplitModulesPatch", kwargs)
         self._before = module._no_split_modules
         module._no_split_modules = self.module_names

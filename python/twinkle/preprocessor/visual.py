@@ -24,7 +24,7 @@ class CLEVRProcessor(_RowByRow):
     """image, problem and solution to a prompt with the picture, and user_data with ground_truth
     (what stands in the solution's <answer>, else all of it) and solution.
 
-    system: the system message; None: one that asks for <think> and <answer>.
+    system: the system message; None: one that asks for <think> and <answer>. InvalidError: no text.
     """
 
     default_system = (
@@ -38,6 +38,8 @@ class CLEVRProcessor(_RowByRow):
         self.system = self.default_system if system is None else system
 
     def preprocess(self, row):
+        """messages and user_data of a row. InvalidError: a problem that is missing, empty or no
+        text, no image, a solution that is no text."""
         problem = checks.text("data: field 'problem'", row.get("problem"))
         require(row.get("image") is not None, "data: field 'image' is missing")
         solution = checks.text("data: field 'solution'", row.get("solution"), none=True, empty=True)
@@ -61,6 +63,7 @@ class OlympiadBenchProcessor(_RowByRow):
     joined by ', ', with the unit), solution, is_multiple_answer, subject and unit.
 
     system: the system message; None: one in `language`, 'zh' or 'en', that asks for \\boxed{}.
+    InvalidError: a system that is no text, another language.
     """
 
     default_systems = {  # noqa: RUF012
@@ -79,6 +82,8 @@ class OlympiadBenchProcessor(_RowByRow):
         self.system = self.default_systems[language] if system is None else system
 
     def preprocess(self, row):
+        """messages and user_data of a row. InvalidError: a question that is missing, empty or no
+        text."""
         text = checks.text("data: field 'question'", row.get("question"))
         if row.get("context"):
             text = f"{self.contexts[self.language]}{row['context']}\n\n{text}"

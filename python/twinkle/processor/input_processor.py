@@ -8,7 +8,9 @@ class InputProcessor:
     """Subclass and override __call__ to change features before a forward.
 
     Tokens are packed, never padded: padding_side and padding_free are accepted and change nothing
-    in the arithmetic.
+    in the arithmetic. InvalidError: an unknown argument, a padding_side other than 'left' and
+    'right', a framework other than 'transformers' and 'megatron', a padding_free that is neither
+    True nor False.
     """
 
     def __init__(

@@ -93,8 +93,12 @@ class TorchSampler(Sampler):
     what is being trained is what is sampled.
 
     engine_args: vLLM's names; max_model_len (tokens of prompt and reply), dtype ('bfloat16',
-    'float32'), seed and max_loras have an effect; other known ones have none, unknown ones are
-    refused.
+    'float32'), seed and max_loras have an effect; other known ones have none.
+    InvalidError: neither model_id nor model, another thing for one of them, an unknown argument or
+    one of engine_args, a quantization, a tensor_parallel_size other than 1, without model= another
+    dtype, a max_model_len outside 1 to the model's, a seed that is no integer, max_loras below 1;
+    NotFoundError: no such model; NotAvailableError: a device_mesh of several ranks, or without
+    model= of another device than CPU and CUDA.
     """
 
     def __init__(self, model_id=None, engine_args=None, device_mesh=None, model=None, **kwargs):
@@ -234,7 +238,9 @@ class TorchSampler(Sampler):
     ):
         """sample() of one input, as a generator of (delta, reason): the text that has come since
         the last one, and 'stop' or 'length' with the last, None before. The deltas together are the
-        `decoded` of sample() with the same seed. Closing the generator ends the sampling."""
+        `decoded` of sample() with the same seed. Closing the generator ends the sampling.
+        InvalidError: num_samples is not 1, not one input, and as sample(), which may come with the
+        first delta; NotFoundError: adapter_path has no adapter."""
         params = _params(sampling_params)
         require(
             params.num_samples == 1,

@@ -20,6 +20,9 @@ class Template:
     max_length: tokens of a sample; None or 0: no limit. truncation_strategy, for longer ones:
     'raise', 'left' (keep the tail), 'right' (keep the head), 'split', 'delete'.
     use_chat_template=False: one user message is plain text, all of it trained.
+    InvalidError: an unknown argument, a revision, another truncation_strategy, a max_length below
+    0, a value of another kind; NotFoundError: no such model, or no tokenizer or chat template in
+    it.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Template:
         return self._template.batch_encode(_rows(trajectories), _generation(add_generation_prompt))
 
     def check(self, trajectory):
-        """The trajectory, or None when it cannot be encoded."""
+        """The trajectory, or None when it cannot be encoded. InvalidError: it is no dict."""
         row = _row(trajectory)
         try:
             return self._template.check(row)
@@ -91,7 +94,8 @@ class Template:
             return None
 
     def batch_check(self, trajectories):
-        """check of each: a list of as many, None for those that cannot be encoded."""
+        """check of each: a list of as many, None for those that cannot be encoded. InvalidError: no
+        list of dicts."""
         return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
 
     def decode(self, ids, skip_special_tokens=False, **kwargs):
@@ -111,7 +115,10 @@ class Template:
         )
 
     def concat_input_feature(self, feature, new_tokens):
-        """The prompt's feature with sampled tokens appended, labelled, and as a message."""
+        """The prompt's feature with sampled tokens appended, labelled, and as a message.
+        InvalidError: no dict; input_ids, labels or new_tokens that are not one sequence of
+        integers, other numbers of labels and input_ids, a new token below 0; more than max_length
+        tokens together where truncation_strategy is neither 'left' nor 'right'."""
         feature = _row(feature, "feature")
         for name in ("input_ids", "labels"):
             if name in feature or name == "input_ids":
@@ -121,7 +128,8 @@ class Template:
         )
 
     def render(self, trajectory, add_generation_prompt=False):
-        """The text that encode tokenises."""
+        """The text that encode tokenises. InvalidError: use_chat_template is False, and as encode
+        for messages."""
         return self._template.render(_row(trajectory), _generation(add_generation_prompt))
 
     def format_trajectory(self, trajectory, add_default_system=False):
@@ -154,11 +162,13 @@ class Template:
     # ---- what media and other engines need; of text nothing is to be done
 
     def get_vllm_input_ids(self, input_ids):
-        """The prompt's token ids as a sampler takes them: the same, as a list."""
+        """The prompt's token ids as a sampler takes them: the same, as a list. InvalidError: not
+        one sequence of integers."""
         return checks.ids("template: input_ids", input_ids)
 
     def set_mm_position_ids(self, input_feature):
-        """[L] int64 positions of a feature's L tokens: 0, 1, ..."""
+        """[L] int64 positions of a feature's L tokens: 0, 1, ... InvalidError: no dict, or its
+        input_ids are not one sequence of integers."""
         feature = _row(input_feature, "input_feature")
         return np.arange(len(checks.ids("template: input_ids", feature.get("input_ids"))))
 
@@ -168,7 +178,7 @@ class Template:
         return args, kwargs
 
     def preprocess_image(self, image):
-        """Images come with multimodal models; so do videos and audios."""
+        """NotAvailableError, always: images, videos and audios come with multimodal models."""
         raise _no_media("images")
 
     def preprocess_video(self, video):
