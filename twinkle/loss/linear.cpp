@@ -44,19 +44,30 @@ TokenGrad prepare_rows(const Inputs& in, const Json&) {
   };
 }
 
+// Sum of grad * value, one sequence after the other; where the grad is 0 the value does not count.
+double through(std::span<const float> grad, std::span<const float> values,
+               const std::vector<int64_t>& cu_seqlens) {
+  double sum = 0;
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    double of_sequence = 0;
+    for (auto t = static_cast<size_t>(cu_seqlens[s]); t < static_cast<size_t>(cu_seqlens[s + 1]);
+         ++t) {
+      if (grad[t] != 0) of_sequence += static_cast<double>(grad[t]) * values[t];
+    }
+    sum += of_sequence;
+  }
+  return sum;
+}
+
 Output run_all(const Inputs& in, const Json& json) {
   const auto logprobs = elements(in.logprobs);
   Output out{.grad = at::empty_like(in.logprobs), .num_tokens = parse_num_tokens(json)};
   const std::span<float> grad(out.grad.mutable_data_ptr<float>(), logprobs.size());
   prepare_rows(in, json)(0, logprobs, grad);
+  out.loss = through(grad, logprobs, in.cu_seqlens);
   const at::Tensor of_entropy = entropy_grad_of(in, json);
-  if (of_entropy.defined()) out.loss = at::dot(of_entropy, in.entropies).item<double>();
-  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
-    double of_sequence = 0;
-    for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
-      if (grad[t] != 0) of_sequence += static_cast<double>(grad[t]) * logprobs[t];
-    out.loss += of_sequence;
-  }
+  if (of_entropy.defined())
+    out.loss += through(elements(of_entropy), elements(in.entropies), in.cu_seqlens);
   return out;
 }
 

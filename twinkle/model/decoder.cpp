@@ -5,7 +5,6 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/deterministic.h"
-#include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/simd/team.h"
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/tensors.h"
@@ -186,9 +185,7 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
 }
 
 // The library's products would run on one thread of a team; those of kernels/linear share it.
-bool Decoder::keeps_team() const {
-  return device_.is_cpu() && (dtype_ == at::kFloat || kernels::linear_bf16_is_fast());
-}
+bool Decoder::keeps_team() const { return device_.is_cpu() && dtype_ != at::kDouble; }
 
 at::Tensor Decoder::forward(const Batch& from) {
   const at::NoGradGuard no_grad;

@@ -177,8 +177,7 @@ RowPlan sizes_like(int64_t most, int64_t width, const Operands& in, int threads,
 
 // Whether kernels/linear has a product in which no sum sees another row.
 bool is_ours(at::ScalarType type, at::Device device) {
-  return device.is_cpu() &&
-         (type == at::kFloat || (type == at::kBFloat16 && kernels::linear_bf16_is_fast()));
+  return device.is_cpu() && (type == at::kFloat || type == at::kBFloat16);
 }
 
 bool is_ours(const at::Tensor& x) { return is_ours(x.scalar_type(), x.device()); }
@@ -367,8 +366,12 @@ at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
 }
 
 void add_thread_invariant_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() == at::kFloat && is_ours(a)) {
-    return kernels::add_linear_f32(sum, a.contiguous(), b.contiguous().t());
+  // Without instructions for bfloat16 the library's product of it is many times slower.
+  const bool widens = a.scalar_type() == at::kBFloat16 && a.is_cpu() &&
+                      sum.scalar_type() == at::kFloat && kernels::linear_bf16_best() == "runs";
+  if (widens || (a.scalar_type() == at::kFloat && is_ours(a))) {
+    return kernels::add_linear_f32(sum, a.to(at::kFloat).contiguous(),
+                                   b.to(at::kFloat).contiguous().t());
   }
   RowPlan plan;
   for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);

@@ -109,7 +109,7 @@ class Engine:
     def facts(self):
         """What is known of the model: family, directory, config_json, vocab_size, max_positions
         (tokens), num_layers, num_parameters, eos_ids; bf16_products: how this process multiplies
-        bfloat16 on the CPU: 'tiles', 'pairs' or 'library', each with bits of its own."""
+        bfloat16 on the CPU: 'tiles', 'pairs' or 'runs', each with bits of its own."""
         return self.operations.facts()
 
     def stats(self):

@@ -273,6 +273,35 @@ TEST_P(Exactness, NeighboursWhoseOperationsFailChangeNoBit) {
   EXPECT_GT(failed, 8 * kSteps);
 }
 
+// After a step that throws its weights to infinity, whatever the neighbour does is NaN, through
+// every layer, beside the others.
+std::deque<Operation> diverged(std::deque<Operation> life) {
+  const auto& tenant = tenant_of(life.front());
+  const std::vector<Operation> ruin{
+      ForwardBackward{.tenant = tenant, .sequences = {drawn(1, 9)}},
+      Step{.tenant = tenant, .optimizer = "SGD", .options = R"({"lr": 1e30, "weight_decay": 0})"}};
+  for (int turn = 0; turn < 2; ++turn) life.insert(life.begin() + 1, ruin.begin(), ruin.end());
+  return life;
+}
+
+TEST_P(Exactness, NeighboursWhoseWeightsDivergedChangeNoBit) {
+  const model::TinyModel model;
+  const auto calm = together({model.path(), GetParam(), 2, 200}, sixteen(), 6);
+  auto lives = sixteen();
+  for (size_t i = 1; i < 16; i += 2) lives[i] = diverged(lives[i]);
+  const auto restless = together({model.path(), GetParam(), 2, 200}, lives, 7);
+  int64_t refused = 0;
+  for (size_t i = 0; i < 16; ++i) {
+    if (i % 2 == 0) {
+      EXPECT_EQ(restless[i], calm[i]) << i;
+    } else {
+      refused += std::ranges::count_if(
+          restless[i], [](const std::string& outcome) { return outcome.starts_with("engine: "); });
+    }
+  }
+  EXPECT_GT(refused, 8 * kSteps);
+}
+
 TEST_P(Exactness, NeighboursThatCancelChangeNoBit) {
   const model::TinyModel model;
   const Setting run{model.path(), GetParam(), 2, 200};

@@ -35,13 +35,9 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
   return out;
 }
 
-std::string bf16_products() {
-  return kernels::linear_bf16_is_fast() ? std::string(kernels::linear_bf16_best()) : "library";
-}
-
 std::string products(at::ScalarType dtype, at::Device device) {
   if (!device.is_cpu()) return "library";
-  if (dtype == at::kBFloat16) return bf16_products();
+  if (dtype == at::kBFloat16) return std::string(kernels::linear_bf16_best());
   return "runs of " + std::to_string(kernels::kSumRun);
 }
 
@@ -80,7 +76,7 @@ ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   facts.vocab_size = spec.vocab_size;
   facts.max_positions = spec.max_positions;
   facts.num_layers = spec.num_layers;
-  facts.bf16_products = bf16_products();
+  facts.bf16_products = kernels::linear_bf16_best();
   for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
   facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config());
   return facts;

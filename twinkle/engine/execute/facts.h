@@ -13,7 +13,7 @@ struct ModelFacts {
   std::string family, directory, config_json;
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
   std::vector<int32_t> eos_ids;
-  std::string bf16_products;  // kernels::linear_bf16_best(), or "library" where that is not fast
+  std::string bf16_products;  // kernels::linear_bf16_best()
 };
 
 // "bf16" or "no". Error kInvalid: neither.

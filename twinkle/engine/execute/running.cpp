@@ -130,6 +130,14 @@ double Running::through_embeddings() const {
   return sum;
 }
 
+void Running::check_finite(const std::vector<std::vector<float>>& rows, const char* what) const {
+  for (const std::vector<float>& row : rows) {
+    require(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }), Code::kInvalid,
+            "engine: ", what, " of tenant '", tenant_->name(),
+            "' is not finite; look at its weights");
+  }
+}
+
 void Running::finish() {
   result_.logps = spread(sequences(), logprobs_);
   if (!entropies_.empty()) result_.entropies = spread(sequences(), entropies_);
@@ -138,11 +146,8 @@ void Running::finish() {
     require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
             tenant_->name(), "' is ", logp, "; look at its weights");
   }
-  for (const std::vector<float>& embedding : embeddings_) {
-    require(std::ranges::all_of(embedding, [](float x) { return std::isfinite(x); }),
-            Code::kInvalid, "engine: an embedding of tenant '", tenant_->name(),
-            "' is not finite; look at its weights");
-  }
+  check_finite(embeddings_, "an embedding");
+  check_finite(logits_, "a logit");
   if (loss_) finish_loss();
   result_.logits = std::move(logits_);
   result_.embeddings = std::move(embeddings_);

@@ -63,6 +63,7 @@ class Running {
  private:
   void begin_again();
   void finish_loss();
+  void check_finite(const std::vector<std::vector<float>>& rows, const char* what) const;
   double through_embeddings() const;  // the part of the loss
 
   int64_t id_;

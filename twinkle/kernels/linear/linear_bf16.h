@@ -7,30 +7,35 @@
 
 #include <string_view>
 
+#include "twinkle/kernels/simd/simd.h"
+
 namespace twinkle::kernels {
 
-// Two orders of summation, each as a processor's instruction has it and, for comparison, in
-// portable code with the same bits. Pairs: over I in order by pairs, a pair's second product first
+// Three orders of summation. Two are as a processor's instruction has them, with portable code of
+// the same bits for comparison. Pairs: over I in order by pairs, a pair's second product first
 // (vdpbf16ps). Tiles: of 32 inputs at a time the even ones' products and the odd ones', each from
 // zero in order, then both sums' sum (tdpbf16ps). The processors' instructions take numbers below
-// float32's normal ones (1.2e-38), products too, as 0; the portable code does not.
-enum class LinearPath { kBest, kPairs, kTiles, kPortablePairs, kPortableTiles };
+// float32's normal ones (1.2e-38), products too, as 0; the portable code does not. Runs, for
+// processors without such an instruction: linear_f32's order, of what is widened.
+enum class LinearPath { kBest, kPairs, kTiles, kRuns, kPortablePairs, kPortableTiles };
 
 // x [m, I], weight [O, I], or the transposed view of a contiguous [I, O], and bias [O] or
 // undefined, all bf16, x and bias contiguous; [m, O] bf16. An output is a sum over I in the path's
 // order, then the bias is added; one rounding to bf16. kBest: tiles where the processor and the
-// system have them, else pairs. Throws when the processor lacks what another path names.
+// system have them, else pairs, else runs; always runs where ATen is kept from AVX-512
+// (ATEN_CPU_CAPABILITY=avx2). Throws when the processor lacks what another path names.
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        LinearPath path = LinearPath::kBest);
 
 // Whether this processor has the instructions that the path takes.
 bool linear_bf16_has(LinearPath path);
 
-// What kBest is here: "tiles", "pairs" or "portable". Bits are promised among processes with the
-// same answer.
+// What kBest is here: "tiles", "pairs" or "runs". Bits are promised among processes with the same
+// answer.
 std::string_view linear_bf16_best();
 
-// Whether it has those that make linear_bf16 fast.
-bool linear_bf16_is_fast();
+// By runs, with the loops of `simd`; unchecked.
+at::Tensor linear_bf16_runs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            const Simd& simd = best_simd());
 
 }  // namespace twinkle::kernels

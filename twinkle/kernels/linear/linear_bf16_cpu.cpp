@@ -102,9 +102,10 @@ bool has_tiles() {
 }
 
 LinearPath best() {
-  static const LinearPath path = has_tiles()   ? LinearPath::kTiles
-                                 : has_pairs() ? LinearPath::kPairs
-                                               : LinearPath::kPortablePairs;
+  static const LinearPath path = !may_use_avx512() ? LinearPath::kRuns
+                                 : has_tiles()     ? LinearPath::kTiles
+                                 : has_pairs()     ? LinearPath::kPairs
+                                                   : LinearPath::kRuns;
   return path;
 }
 
@@ -137,12 +138,8 @@ bool linear_bf16_has(LinearPath path) {
 }
 
 std::string_view linear_bf16_best() {
-  return best() == LinearPath::kTiles   ? "tiles"
-         : best() == LinearPath::kPairs ? "pairs"
-                                        : "portable";
+  return best() == LinearPath::kTiles ? "tiles" : best() == LinearPath::kPairs ? "pairs" : "runs";
 }
-
-bool linear_bf16_is_fast() { return best() != LinearPath::kPortablePairs; }
 
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        LinearPath path) {
@@ -153,6 +150,7 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::
   const LinearPath taken = inputs == 0                 ? LinearPath::kPortablePairs
                            : path == LinearPath::kBest ? best()
                                                        : path;
+  if (taken == LinearPath::kRuns) return linear_bf16_runs(x, weight, bias);
   const bool tiles = taken == LinearPath::kTiles;
   const at::Tensor in = tiles || inputs % 2 == 0 ? x : at::constant_pad_nd(x, {0, 1});
   const int64_t rest = tiles ? inputs % 32 : 0;

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/kernels/linear/linear_f32.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -97,10 +98,33 @@ TEST_P(LinearBf16Path, NoNumberOfRowsGivesARowOtherBits) {
 
 INSTANTIATE_TEST_SUITE_P(Paths, LinearBf16Path,
                          testing::Values(Paths{LinearPath::kPairs, LinearPath::kPortablePairs},
-                                         Paths{LinearPath::kTiles, LinearPath::kPortableTiles}),
+                                         Paths{LinearPath::kTiles, LinearPath::kPortableTiles},
+                                         Paths{LinearPath::kRuns, LinearPath::kRuns}),
                          [](const auto& info) {
-                           return info.param.first == LinearPath::kTiles ? "Tiles" : "Pairs";
+                           return info.param.first == LinearPath::kTiles   ? "Tiles"
+                                  : info.param.first == LinearPath::kPairs ? "Pairs"
+                                                                           : "Runs";
                          });
+
+TEST(LinearBf16, RunsAreThoseOfFloat32OnEveryInstructionSet) {
+  at::manual_seed(6);
+  for (const int64_t rows : kRows) {
+    for (const int64_t inputs : {1, 31, 96, 601}) {
+      const at::Tensor x = random_bf16(rows, inputs), w = random_bf16(50, inputs);
+      for (const at::Tensor& bias : {at::Tensor(), random_bf16(1, 50)[0]}) {
+        const at::Tensor b = bias.defined() ? bias.to(at::kFloat) : bias;
+        for (const Simd* simd : supported_simd()) {
+          const at::Tensor want =
+              linear_f32(x.to(at::kFloat), w.to(at::kFloat), b, *simd).to(at::kBFloat16);
+          for (const at::Tensor& weight : layouts(w)) {
+            EXPECT_TRUE(at::equal(linear_bf16_runs(x, weight, bias, *simd), want))
+                << simd->name << " " << rows << " " << inputs;
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(LinearBf16, ARowsBitsDependOnThatRowAlone) {
   at::manual_seed(3);

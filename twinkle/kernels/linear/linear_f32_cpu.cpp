@@ -1,15 +1,11 @@
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/linear/linear_f32.h"
-#include "twinkle/kernels/simd/team.h"
+#include "twinkle/kernels/linear/run_tiles.h"
 
 namespace twinkle::kernels {
 namespace {
-
-constexpr int64_t kThinTile = 16;  // outputs: a multiple of every instruction set's lanes
 
 bool is_f32(const at::Tensor& x, int64_t dim) {
   return x.dim() == dim && x.scalar_type() == at::kFloat && x.is_cpu();
@@ -27,22 +23,13 @@ void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias
           ", it must be contiguous float32 [", weight.size(0), "]");
 }
 
-F32Product product_of(const at::Tensor& x, const at::Tensor& weight) {
+RunProduct<float> product_of(const at::Tensor& x, const at::Tensor& weight) {
   return {.x = x.const_data_ptr<float>(),
           .w = weight.const_data_ptr<float>(),
           .transposed = !weight.is_contiguous(),
           .rows = x.size(0),
           .outputs = weight.size(0),
           .inputs = weight.size(1)};
-}
-
-void run(const F32Product& p, const Simd& simd) {
-  const auto loop = simd.linear_f32;
-  const int64_t tile = p.is_thin() ? kThinTile : kWideTile;
-  const int64_t grain = std::max<int64_t>(1, 8192 / (p.inputs * tile));
-  parallel_for(0, (p.outputs + tile - 1) / tile, grain, [&](int64_t begin, int64_t end) {
-    loop(p, begin * tile, std::min(p.outputs, end * tile));
-  });
 }
 
 }  // namespace
@@ -53,10 +40,10 @@ at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::T
   const at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
   if (y.numel() == 0) return y;
   if (x.size(1) == 0) return bias.defined() ? y.copy_(bias.expand_as(y)) : y.zero_();
-  F32Product p = product_of(x, weight);
+  RunProduct<float> p = product_of(x, weight);
   p.bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   p.y = y.mutable_data_ptr<float>();
-  run(p, simd);
+  run_tiles(p, simd.linear_f32);
   return y;
 }
 
@@ -68,10 +55,10 @@ void add_linear_f32(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight
       Code::kInvalid, "kernels: add_linear_f32's y is ", y.scalar_type(), " ", y.sizes(),
       ", it must be contiguous float32 [", x.size(0), ", ", weight.size(0), "], on the CPU");
   if (y.numel() == 0 || x.size(1) == 0) return;
-  F32Product p = product_of(x, weight);
+  RunProduct<float> p = product_of(x, weight);
   p.y = y.mutable_data_ptr<float>();
   p.adds = true;
-  run(p, simd);
+  run_tiles(p, simd.linear_f32);
 }
 
 }  // namespace twinkle::kernels

@@ -1,7 +1,8 @@
-// The loops of linear_f32. Compiled once per instruction set (see simd.h). The lanes of a vector
-// are outputs: each lane is one output's chain. Weights whose inputs lie side by side are turned in
-// registers, a square at a time. Few rows: what is turned is used at once, and memory stays what is
-// short. Many: a panel of a run of inputs is kept in the first cache for all rows.
+// The loops of linear_f32, and of linear_bf16's runs. Compiled once per instruction set (see
+// simd.h). The lanes of a vector are outputs: each lane is one output's chain. Weights whose inputs
+// lie side by side are turned in registers, a square at a time. Few rows: what is turned is used at
+// once, and memory stays what is short. Many: a panel of a run of inputs is kept in the first cache
+// for all rows.
 #pragma once
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/linear/products.h"
@@ -11,32 +12,34 @@ namespace twinkle::kernels::TWINKLE_ISA {
 // The weights of outputs o, o + 1, ... for inputs i, i + 1, ...: [input][output], `count` inputs,
 // zeros behind them. Outputs beyond the last are the last again. Fetches what lies `ahead` into the
 // second cache; the first is full of what is being read.
-inline void turned_weights(const F32Product& p, int64_t o, int64_t i, int64_t count,
-                           const float*& ahead, Lanes<float>* w) {
+template <class T>
+inline void turned_weights(const RunProduct<T>& p, int64_t o, int64_t i, int64_t count,
+                           const T*& ahead, Lanes<float>* w) {
   constexpr int n = kLanes<float>;
 #pragma GCC unroll 16
   for (int j = 0; j < n; ++j) {
     const int64_t row = o + j < p.outputs ? o + j : p.outputs - 1;
     w[j] = load<float>(p.w + row * p.inputs + i, count);
-    if (j * kVectorBytes % 64 == 0) __builtin_prefetch(ahead + j * n, 0, 2);
+    if (j * n * static_cast<int>(sizeof(T)) % 64 == 0) __builtin_prefetch(ahead + j * n, 0, 2);
   }
   ahead += n * n;
   Transposer<float>::run(w);
 }
 
 // A row's outputs o, o + 1, ...
-inline void put(const F32Product& p, int64_t row, int64_t o, Lanes<float> sum) {
-  float* to = p.y + row * p.outputs + o;
+template <class T>
+inline void put(const RunProduct<T>& p, int64_t row, int64_t o, Lanes<float> sum) {
+  T* to = p.y + row * p.outputs + o;
   const int64_t count = p.outputs - o;
-  store<float, float>(to, p.adds ? load<float>(to, count) + sum : sum, count);
+  store<T, float>(to, p.adds ? load<float>(to, count) + sum : sum, count);
 }
 
-template <int kRows>
-inline void thin_tile(const F32Product& p, int64_t o) {
+template <int kRows, class T>
+inline void thin_tile(const RunProduct<T>& p, int64_t o) {
   constexpr int n = kLanes<float>;
   const int64_t outputs = p.outputs - o;
   Lanes<float> total[kRows] = {};
-  const float* ahead = p.w + (o + n) * p.inputs;  // only fetched, never read here
+  const T* ahead = p.w + (o + n) * p.inputs;  // only fetched, never read here
   for (int64_t begin = 0; begin < p.inputs; begin += kSumRun) {
     const int64_t end = p.inputs - begin > kSumRun ? begin + kSumRun : p.inputs;
     Lanes<float> sum[kRows] = {};
@@ -65,9 +68,9 @@ inline void thin_tile(const F32Product& p, int64_t o) {
   for (int r = 0; r < kRows; ++r) put(p, r, o, total[r]);
 }
 
-template <int kRows>
-inline void thin_loop(const F32Product& p, int64_t first, int64_t last) {
-  for (int64_t o = first; o < last; o += kLanes<float>) thin_tile<kRows>(p, o);
+template <int kRows, class T>
+inline void thin_loop(const RunProduct<T>& p, int64_t first, int64_t last) {
+  for (int64_t o = first; o < last; o += kLanes<float>) thin_tile<kRows, T>(p, o);
 }
 
 constexpr int kPanelVectors = 3;
@@ -78,7 +81,9 @@ static_assert(kWideTile % kPanelWidth == 0);
 
 // Inputs [begin, end) of kPanelWidth outputs: [input][output]. Outputs beyond the last are of no
 // use and finite where the weights are.
-inline void fill_panel(const F32Product& p, int64_t o, int64_t begin, int64_t end, float* panel) {
+template <class T>
+inline void fill_panel(const RunProduct<T>& p, int64_t o, int64_t begin, int64_t end,
+                       float* panel) {
   constexpr int n = kLanes<float>;
   for (int v = 0; v < kPanelVectors; ++v, o += n, panel += n) {
     if (o >= p.outputs) {
@@ -91,7 +96,7 @@ inline void fill_panel(const F32Product& p, int64_t o, int64_t begin, int64_t en
                             load<float>(p.w + i * p.outputs + o, p.outputs - o));
       }
     } else {
-      const float* ahead = p.w + (o + kPanelWidth) * p.inputs + begin;
+      const T* ahead = p.w + (o + kPanelWidth) * p.inputs + begin;
       for (int64_t i = begin; i < end; i += n) {
         const int64_t count = end - i < n ? end - i : n;
         Lanes<float> w[n];
@@ -104,7 +109,8 @@ inline void fill_panel(const F32Product& p, int64_t o, int64_t begin, int64_t en
   }
 }
 
-inline void wide_tile(const F32Product& p, int64_t o, int64_t first_row, int64_t rows) {
+template <class T>
+inline void wide_tile(const RunProduct<T>& p, int64_t o, int64_t first_row, int64_t rows) {
   constexpr int n = kLanes<float>, R = kPanelRows;
   alignas(64) float panel[kSumRun * kPanelWidth];
   alignas(64) float sums[kPanelBlock * kPanelWidth];
@@ -126,11 +132,12 @@ inline void wide_tile(const F32Product& p, int64_t o, int64_t first_row, int64_t
 }
 
 // Outputs [first, last), first a multiple of 16 where the product is thin, of kWideTile elsewhere.
-inline void linear_f32(const F32Product& p, int64_t first, int64_t last) {
+template <class T>
+void linear_runs(const RunProduct<T>& p, int64_t first, int64_t last) {
   if (p.is_thin()) {
-    constexpr decltype(&thin_loop<1>) kLoops[] = {thin_loop<1>, thin_loop<2>, thin_loop<3>,
-                                                  thin_loop<4>, thin_loop<5>, thin_loop<6>,
-                                                  thin_loop<7>, thin_loop<8>};
+    constexpr decltype(&thin_loop<1, T>) kLoops[] = {
+        thin_loop<1, T>, thin_loop<2, T>, thin_loop<3, T>, thin_loop<4, T>,
+        thin_loop<5, T>, thin_loop<6, T>, thin_loop<7, T>, thin_loop<8, T>};
     return kLoops[p.rows - 1](p, first, last);
   }
   for (int64_t o = first; o < last; o += kPanelWidth) {

@@ -1,5 +1,5 @@
-// What the loops of linear_f32 work on. Pointers only; the op owns the tensors. Internal to this
-// folder and to kernels/simd, but for the constants.
+// What the loops of linear_f32, and of linear_bf16's runs, work on. Pointers only; the op owns the
+// tensors. Internal to this folder and to kernels/simd, but for the constants.
 #pragma once
 #include <cstdint>
 
@@ -9,14 +9,16 @@ inline constexpr int64_t kThinRows = 8;   // that one pass over the weights serv
 inline constexpr int64_t kSumRun = 128;   // inputs of one chain
 inline constexpr int64_t kWideTile = 48;  // outputs: a multiple of every instruction set's tiles
 
-struct F32Product {
+// T: float, or bfloat16, which is widened where it is read and rounded where it is written.
+template <class T>
+struct RunProduct {
   const float* x;  // [rows][inputs]
-  const float* w;  // [outputs][inputs], or [inputs][outputs] when transposed
+  const T* w;      // [outputs][inputs], or [inputs][outputs] when transposed
   bool transposed;
-  const float* bias;  // [outputs] or null
-  float* y;           // [rows][outputs]
+  const T* bias;  // [outputs] or null
+  T* y;           // [rows][outputs]
   int64_t rows, outputs, inputs;
-  bool adds = false;  // y += the product
+  bool adds = false;  // y += the product, in float
 
   bool is_thin() const { return rows <= kThinRows && !transposed; }
 };

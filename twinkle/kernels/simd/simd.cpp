@@ -1,5 +1,10 @@
 #include "twinkle/kernels/simd/simd.h"
 
+#include <ATen/Version.h>
+
+#include <algorithm>
+#include <string_view>
+
 #include "twinkle/kernels/simd/simd_sets.h"
 
 namespace twinkle::kernels {
@@ -21,8 +26,16 @@ std::vector<const Simd*> supported_simd() {
   return sets;
 }
 
+bool may_use_avx512() { return at::get_cpu_capability().starts_with("AVX512"); }
+
 const Simd& best_simd() {
-  static const Simd& best = *supported_simd().front();
+  static const Simd& best = []() -> const Simd& {
+    const auto sets = supported_simd();
+    const bool wide = may_use_avx512();
+    return **std::ranges::find_if(sets, [&](const Simd* s) {
+      return wide || !std::string_view(s->name).starts_with("avx512");
+    });
+  }();
   return best;
 }
 

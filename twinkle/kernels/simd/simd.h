@@ -54,7 +54,8 @@ struct Simd {
   void (*adam)(const AdamFactors& factors, const AdamArrays& arrays, int64_t n);
   void (*sgd)(const SgdFactors& factors, const SgdArrays& arrays, int64_t n);
   double (*sum_of_squares)(const float* x, int64_t n);
-  void (*linear_f32)(const F32Product& p, int64_t first, int64_t last);
+  void (*linear_f32)(const RunProduct<float>& p, int64_t first, int64_t last);
+  void (*linear_bf16)(const RunProduct<c10::BFloat16>& p, int64_t first, int64_t last);
 
   template <class T>
   const Loops<T>& loops() const {
@@ -67,7 +68,10 @@ struct Simd {
 // Those that this processor can run, best first; the portable one is the last.
 std::vector<const Simd*> supported_simd();
 
-// The best of them.
+// The best of them, below AVX-512 where ATen is kept from it, so that both go together.
 const Simd& best_simd();
+
+// Whether ATen takes AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not say less.
+bool may_use_avx512();
 
 }  // namespace twinkle::kernels

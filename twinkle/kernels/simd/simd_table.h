@@ -44,7 +44,8 @@ const Simd& simd() {
                               adam,
                               sgd,
                               sum_of_squares,
-                              linear_f32};
+                              linear_runs<float>,
+                              linear_runs<c10::BFloat16>};
   return table;
 }
 
