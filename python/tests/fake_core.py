@@ -258,6 +258,9 @@ class Engine:
         Path(directory).mkdir(parents=True, exist_ok=True)
         self.calls.append(("save", max_shard_bytes))
         torch.save(self._tenant(tenant)["weight"], Path(directory) / "weight.pt")
+        if not self._tenant(tenant)["full"]:
+            config = json.dumps({"base_model_name_or_path": self.model})
+            (Path(directory) / "adapter_config.json").write_text(config)
         state = {"checkpoint_version": 1, "training": {}, "extra": extra_json}
         (Path(directory) / "trainer_state.json").write_text(json.dumps(state))
         return Done(directory)

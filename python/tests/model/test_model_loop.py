@@ -140,6 +140,23 @@ def test_an_infinite_limit_measures_and_does_not_clip(fake_core, tmp_path, verb)
             getattr(model, verb)(max_grad_norm=wrong)
 
 
+def test_a_forward_that_another_pass_replaced_is_forgotten_and_the_pass_kept(fake_core, tmp_path):
+    weights = []
+    for forward_before in (False, True):
+        model = TransformersModel(model_id=str(tmp_path))
+        if forward_before:
+            model.forward(inputs=[A])
+            model.calculate_loss()
+        model.forward_backward(inputs=[B])
+        with pytest.raises(InvalidError, match="calculate_loss needs a forward or forward_only"):
+            model.calculate_loss()
+        with pytest.raises(InvalidError, match="backward needs forward and calculate_loss"):
+            model.backward()
+        model.clip_grad_and_step()
+        weights.append(model.engine.base)
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 def test_step_and_backward_in_the_wrong_order_are_refused(model):
     with pytest.raises(InvalidError, match="step needs a backward"):
         model.step()

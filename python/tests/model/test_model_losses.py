@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import A, B, C, Squares, reference
 
-from twinkle import InvalidError
+from twinkle import InvalidError, NotAvailableError
 from twinkle.loss import Loss
 
 
@@ -74,6 +74,37 @@ def test_a_bad_python_loss_is_named_and_accumulates_nothing(model, loss, text):
         model.forward_backward(inputs=[A])
     assert not any(call[0] == "forward_backward" for call in model.engine.calls)
     assert model._group().accumulated == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        ("logits", NotAvailableError, "no gradient goes through logits.*return_logits=True"),
+        ("values", NotAvailableError, "no value head"),
+        ("entropies", InvalidError, "require_entropy = True"),
+        ("embeddings", InvalidError, "task='embedding'"),
+        ("colour", KeyError, "colour"),
+    ],
+)
+def test_an_output_that_a_loss_reads_and_that_is_not_there_is_named(model, name, error, text):
+    if error is not KeyError:
+        there = r"but there is only outputs\['logps'\]"
+        text = rf"^loss: FunctionLoss reads outputs\['{name}'\], {there}: .*{text}"
+    model.set_loss(lambda inputs, outputs: outputs[name].sum())
+    with pytest.raises(error, match=text):
+        model.forward_backward(inputs=[A])
+    for forward in (model.forward, model.forward_only):
+        forward(inputs=[A])
+        with pytest.raises(error, match=text):
+            model.calculate_loss()
+    assert model._group().accumulated == 0
+
+
+@pytest.mark.parametrize("name", ["loss", "num_tokens"])
+def test_in_training_a_loss_sees_the_same_outputs_by_either_way(model, name):
+    model.set_loss(lambda inputs, outputs: outputs["logps"].sum() * (2 if name in outputs else 1))
+    model.forward(inputs=[A])
+    assert model.calculate_loss() == model.forward_backward(inputs=[A])["loss"]
 
 
 def test_what_a_loss_cannot_have_is_refused_when_it_is_set(model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import drawn
 
-from twinkle import InvalidError, LoraConfig
+from twinkle import InvalidError, LoraConfig, NotAvailableError
 from twinkle.engine import Engine
 from twinkle.loss import Loss
 from twinkle.model import TransformersModel
@@ -104,6 +104,28 @@ def test_training_on_embeddings_equals_transformers(fp32, reference):
         assert out["loss"] == pytest.approx(expected.item(), rel=1e-4)
         assert out["embeddings"].shape[0] == 4
         assert fp32.clip_grad_and_step() == pytest.approx(float(norm), rel=1e-3)
+
+
+class OfLogits(Loss):
+    def __call__(self, inputs, outputs):
+        return outputs["logits"].logsumexp(-1).sum()
+
+
+def test_a_loss_sees_logits_in_evaluation_and_is_refused_by_name_in_training(fp32, reference):
+    fp32.set_loss(OfLogits)
+    fp32.forward_only(inputs=BATCH[:1], return_logits=True)
+    expected = logits_of(reference, BATCH[0]).logsumexp(-1).sum()
+    assert fp32.calculate_loss() == pytest.approx(expected.item(), rel=1e-5)
+    text = r"^loss: OfLogits reads outputs\['logits'\], .*return_logits=True"
+    with pytest.raises(NotAvailableError, match=text):
+        fp32.forward_backward(inputs=BATCH, return_logits=True)
+    assert "logits" in fp32.forward(inputs=BATCH, return_logits=True)
+    with pytest.raises(NotAvailableError, match=text):
+        fp32.calculate_loss()
+    with pytest.raises(InvalidError, match="backward needs forward and calculate_loss"):
+        fp32.backward()
+    with pytest.raises(InvalidError, match="step needs a backward"):
+        fp32.step()
 
 
 def test_the_three_methods_are_one_forward_backward(tiny_llama_dir):

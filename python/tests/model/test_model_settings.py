@@ -76,6 +76,31 @@ def test_several_adapters_are_called_by_name(adapted):
         model.step()
 
 
+def test_without_a_name_the_only_adapter_is_removed_or_nothing_is(adapted, monkeypatch):
+    model = adapted()
+    model.forward_backward(inputs=[A])
+    with pytest.raises(InvalidError, match="no adapter 'nobody'; there are 'default'"):
+        model.remove_adapter("nobody")
+    with monkeypatch.context() as patch:
+
+        def refuse(**kwargs):
+            raise InvalidError("engine: closed")
+
+        patch.setattr(model.engine, "delete", refuse)
+        with pytest.raises(InvalidError, match="closed"):
+            model.remove_adapter(None)
+    model.clip_grad_and_step()
+    model.remove_adapter(None)
+    assert not model.engine.tenants and model._group().name == ""
+    model.add_adapter_to_model("b", LoraConfig(r=2))
+    model.remove_adapter()
+    model.add_adapter_to_model("b", LoraConfig(r=2))
+    model.add_adapter_to_model("c", LoraConfig(r=2))
+    with pytest.raises(InvalidError, match="no adapter 'default'; there are 'b', 'c'"):
+        model.remove_adapter(None)
+    model.forward_backward(inputs=[A], adapter_name="b")
+
+
 def test_adapters_are_checked(model):
     with pytest.raises(InvalidError, match="adapter_name is ''"):
         model.add_adapter_to_model("", LoraConfig())

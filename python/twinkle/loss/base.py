@@ -14,7 +14,9 @@ class Loss:
     log p(label), 0 where ignored, and requires grad; with require_entropy, so does
     `outputs['entropies']` [B, L] float32 in nats. With task='embedding', which is for losses with
     require_logps = False, there is `outputs['embeddings']` [B, D] float32 alone, of L2 norm 1, and
-    requires grad. kwargs are those of forward_backward.
+    requires grad. In evaluation, after forward_only(return_logits=True), `outputs['logits']`
+    [B, L, V] float32, too. kwargs are those of forward_backward. To read one of these, or 'values',
+    where it is not there raises InvalidError; NotAvailableError of logits and values.
     Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
     divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
     """
@@ -47,6 +49,40 @@ class FunctionLoss(Loss):
         return self.function(inputs, outputs, **kwargs)
 
 
+# What a loss may look for in outputs: the error where it is not there, and how to get it.
+_SOURCES = {
+    "logps": (InvalidError, "call without task='embedding'"),
+    "entropies": (InvalidError, "set a subclass of Loss with require_entropy = True"),
+    "embeddings": (
+        InvalidError,
+        "call with task='embedding', for which the loss has require_logps = False",
+    ),
+    "logits": (
+        NotAvailableError,
+        "no gradient goes through logits, so there are none in training; in evaluation call "
+        "forward_only(return_logits=True)",
+    ),
+    "values": (NotAvailableError, "this version has no value head"),
+}
+
+
+class _Outputs(dict):
+    """What a loss reads; one of _SOURCES that is not there is refused by name."""
+
+    def __init__(self, outputs, loss):
+        super().__init__(outputs)
+        self._reader = type(loss).__name__
+
+    def __missing__(self, name):
+        if name not in _SOURCES:
+            raise KeyError(name)
+        error, remedy = _SOURCES[name]
+        there = " and ".join(f"outputs[{n!r}]" for n in _SOURCES if n in self) or "nothing"
+        raise error(
+            f"loss: {self._reader} reads outputs[{name!r}], but there is only {there}: {remedy}"
+        )
+
+
 def check_usable(loss):
     """Refuses what this version cannot give a loss. NotAvailableError: it has require_logits or
     require_values."""
@@ -77,10 +113,11 @@ def check_kwargs(loss, kwargs):
 
 
 def evaluate(loss, inputs, outputs, kwargs):
-    """(scalar tensor, num_tokens) of a loss. InvalidError: no scalar, or not finite."""
+    """(scalar tensor, num_tokens) of a loss. InvalidError: no scalar, or not finite.
+    InvalidError, NotAvailableError: the loss reads an output that is not there."""
     import torch
 
-    result = loss(inputs, outputs, **kwargs)
+    result = loss(inputs, _Outputs(outputs, loss), **kwargs)
     num_tokens = 0
     if isinstance(result, dict):
         require("loss" in result, f"loss: {type(loss).__name__} returned a dict without 'loss'")
@@ -110,7 +147,7 @@ def gradient(loss, inputs, outputs, kwargs):
 
     outputs = {name: value.detach().requires_grad_() for name, value in outputs.items()}
     with torch.enable_grad():
-        value, num_tokens = evaluate(loss, inputs, dict(outputs), kwargs)
+        value, num_tokens = evaluate(loss, inputs, outputs, kwargs)
         names = " or ".join(f"outputs[{name!r}]" for name in outputs)
         require(
             value.requires_grad,

@@ -81,13 +81,13 @@ class Adapters(Checkpoints):
             del self._groups[""]
         self._groups[adapter_name] = group
 
-    def remove_adapter(self, adapter_name):
-        """Forgets an adapter and its optimizer's state. NotFoundError: there is none of the name;
-        InvalidError: it is the base model."""
+    def remove_adapter(self, adapter_name=None):
+        """Forgets an adapter and its optimizer's state. InvalidError: there is none of the name, or
+        it is the base model."""
         group = self._group(adapter_name)
         require(group.config is not None, "model: the base model cannot be removed")
         self.engine.delete(tenant=group.tenant).result()
-        del self._groups[adapter_name]
+        del self._groups[group.name]
         if not self._groups:
             self._groups[""] = Group("", self._default_template)
 
@@ -102,4 +102,5 @@ class Adapters(Checkpoints):
             self.engine.delete(tenant=before).result()
         group.tenant = again  # all weights: made anew when it is first needed
         group.set_state({})
-        group.train.batch = group.grad_norm = group.clipped_norm = None
+        group.train.forget()
+        group.grad_norm = group.clipped_norm = None

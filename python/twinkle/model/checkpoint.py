@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from twinkle import checks
+from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
 from twinkle.model.settings import Settings
@@ -38,7 +39,7 @@ class Checkpoints(Settings):
 
         Adapters as PEFT writes them, full models as Hugging Face does, and the tokenizer's files;
         with save_optimizer trainer_state.json too, which holds consumed_train_samples, and all that
-        a run needs to go on bit for bit.
+        a run needs to go on bit for bit (the optimizer's options among it).
         interval: only every so many micro-batches (None otherwise).
         max_shard_size: of a full model's files, bytes or a text such as '2GB' or '500MiB'; None:
         5 GiB.
@@ -68,40 +69,38 @@ class Checkpoints(Settings):
     def load(self, name, output_dir=None, load_optimizer=False, token=None, adapter_name=None):
         """Reads what save wrote, from output_dir/name, or from name, a directory or hub id.
 
-        Gradients that were accumulated are forgotten. load_optimizer: its state, the schedule and
-        the counters come too; else the optimizer begins anew and the schedule stays where it is.
-        token: of a private repository of a hub. NotFoundError: there is no such directory, or no
-        optimizer in it; InvalidError: other shapes, a damaged file, another optimizer or schedule
-        than is set; nothing changes then.
+        Gradients that were accumulated are forgotten. load_optimizer: its state and options (lr,
+        weight_decay, ...: the saved ones, whatever is set), the schedule's step and the counters
+        come too; else the optimizer begins anew and the schedule stays where it is. token: of a
+        private repository of a hub. An adapter trained on a base of another name is taken with a
+        warning if its shapes fit. NotFoundError: there is no such directory, or no optimizer in it;
+        InvalidError: other shapes, a damaged file, another optimizer or schedule, or a schedule of
+        other arguments, than is set; nothing changes then.
         """
         checks.text("model: token", token, none=True)
         group = self._group(adapter_name)
         load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
         directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
         directory = HubOperation.download_model(directory, token=token)
-        state = self._load(group, directory, load_optimizer)
-        group.accumulated, group.just_stepped = 0, False
-        if load_optimizer:
-            group.set_state(state)
+        self._load(group, directory, _loop_state(directory) if load_optimizer else None)
 
     def resume_from_checkpoint(self, checkpoint_dir, *, resume_only_model=False, adapter_name=None):
         """Goes on where `save(save_optimizer=True)` stopped.
 
-        Returns {cur_step, consumed_train_samples, gradient_accumulation_steps}.
-        resume_only_model: weights alone; the counters stay. InvalidError: it was saved with another
-        optimizer or schedule than is set.
+        Returns what was saved of {cur_step, consumed_train_samples, gradient_accumulation_steps}:
+        micro-batches, samples and micro-batches of a step; 0, 0 and the model's own where nothing
+        was. resume_only_model: weights alone; the optimizer begins anew, its options and the
+        model's counters stay. NotFoundError, InvalidError and warning: as load's.
         """
         directory = _path("checkpoint_dir", checkpoint_dir)
         if not Path(directory).is_dir():
             raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
         resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
         group = self._group(adapter_name)
-        state = self._load(group, directory, not resume_only_model)
-        group.accumulated, group.just_stepped = 0, False
-        if not resume_only_model:
-            group.set_state(state)
-            if "gradient_accumulation_steps" in state:
-                group.set_gradient_accumulation_steps(state["gradient_accumulation_steps"])
+        state = _loop_state(directory)
+        self._load(group, directory, None if resume_only_model else state)
+        if not resume_only_model and "gradient_accumulation_steps" in state:
+            group.set_gradient_accumulation_steps(state["gradient_accumulation_steps"])
         return {
             "cur_step": state.get("cur_step", 0),
             "consumed_train_samples": state.get("consumed_train_samples", 0),
@@ -110,13 +109,18 @@ class Checkpoints(Settings):
             ),
         }
 
-    def _load(self, group, directory, optimizer):
-        """Reads a checkpoint's weights; returns what trainer_state.json kept of the loop."""
-        state = _loop_state(directory) if optimizer else {}
-        group.check_state(state)  # before anything changes
+    def _load(self, group, directory, state):
+        """Reads a checkpoint's weights, and its optimizer unless `state`, the loop's, is None."""
+        optimizer = state is not None
+        if optimizer:
+            group.check_state(state)  # before anything changes
         tenant = self._tenant(group)
         self.engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
-        return state
+        group.accumulated, group.just_stepped = 0, False
+        if optimizer:
+            group.set_state(state)
+        if group.config is not None:
+            warn_of_another_base(directory, self.model_id, self.facts["directory"])
 
     def upload_to_hub(self, checkpoint_dir, hub_model_id, hub_token=None, async_upload=True):
         """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload.

@@ -26,6 +26,10 @@ class Status:
     task: Any = None  # what the forward was asked for
     metrics: list = field(default_factory=list)
 
+    def forget(self):
+        """The batch and what was computed of it; metrics stay."""
+        self.batch = self.outputs = self.loss_kwargs = None
+
 
 def optimizer_name(optimizer_cls):
     """The engine's name of 'AdamW', torch.optim.AdamW, ... InvalidError: neither a text nor a class
@@ -64,6 +68,17 @@ def check_options(optimizer, options):
         if name in options and options[name] is None:
             checks.refuse(f"model: optimizer: {name}", None, "a number, or left out")
     core().check_optimizer(optimizer, text)
+
+
+def _json_part(options):
+    """The options that JSON keeps, as it gives them back: all but a schedule's functions."""
+    kept = {}
+    for name, value in options.items():
+        try:
+            kept[name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            continue
+    return kept
 
 
 class Group:
@@ -176,25 +191,37 @@ class Group:
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
             "consumed_train_samples": consumed_train_samples,
             "optimizer": self.optimizer,
+            "options": self.options,
             "scheduler": self.scheduler,
+            "scheduler_options": _json_part(self.scheduler_options),
         }
 
     def check_state(self, state):
         """InvalidError: a state() of another optimizer or schedule, whose moments and steps would
-        mean nothing to this one. A state that names none passes."""
-        setters = {"optimizer": "set_optimizer", "scheduler": "set_lr_scheduler"}
+        mean nothing to this one, or of a schedule of other arguments; options that the optimizer
+        does not take. What an older state lacks passes."""
+        setters = {
+            "optimizer": "set_optimizer",
+            "scheduler": "set_lr_scheduler",
+            "scheduler_options": "set_lr_scheduler",
+        }
+        ours = self.state(0)
         for name, setter in setters.items():
-            ours = getattr(self, name)
-            saved = state.get(name, ours)
+            saved = state.get(name, ours[name])
             require(
-                saved == ours,
-                f"model: {name} is {ours!r}, but the checkpoint was saved with {saved!r}: call "
-                f"{setter} as for the saved run before, or load weights alone "
+                saved == ours[name],
+                f"model: {name} is {ours[name]!r}, but the checkpoint was saved with {saved!r}: "
+                f"call {setter} as for the saved run before, or load weights alone "
                 "(resume_only_model=True, or load_optimizer=False)",
             )
+        options = state.get("options", self.options)
+        check_options(self.optimizer, checks.mapping("model: options of the checkpoint", options))
 
     def set_state(self, state):
-        """Takes the counters that state() gave; those that are absent are 0."""
+        """Takes what state() gave: the optimizer's options, which stay where they are absent, and
+        the counters, which are 0 then."""
+        if "options" in state:
+            self.set_optimizer(self.optimizer, state["options"])
         self.cur_step = int(state.get("cur_step", 0))
         self.accumulated = int(state.get("accumulated", 0))
         self.iters = int(state.get("iters", 0))

@@ -9,6 +9,11 @@ from twinkle.model.arguments import slice_kwargs
 _EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
 
 
+def learnable(outputs):
+    """Those of a ModelOutput that a gradient goes through: all that a loss sees in training."""
+    return {name: outputs[name] for name in (*_EXTRAS, "embeddings") if name in outputs}
+
+
 def outputs_of(part, scores, rows=slice(None)):
     """Tensors of a part of a batch from the engine's scores, whose `rows` the part is: embeddings
     [B, D] where they were asked for, else logps and, where asked for, entropies [B, L]."""

@@ -19,7 +19,7 @@ from twinkle.model.arguments import (
 from twinkle.model.batch import Batch, as_list
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
-from twinkle.model.python_loss import evaluate_in_parts, outputs_of
+from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of
 
 
 def _outputs(loss, batch, result):
@@ -44,8 +44,8 @@ class TransformersModel(Adapters):
     meant, or the one named 'default', or, with no adapters, the base model, all weights of which
     are then trained. Defaults: CrossEntropyLoss(reduction='sum'), AdamW with lr 1e-5 and
     weight_decay 0.01, Template(model_id), InputProcessor().
-    Every method raises NotFoundError for an adapter that is not there, InvalidError for an argument
-    that it cannot use (named, with its value), and changes nothing then. Here: NotFoundError, no
+    Every method raises InvalidError for an adapter that is not there and for an argument that it
+    cannot use (named, with its value), and changes nothing then. Here: NotFoundError, no
     such model, or no weights in it; InvalidError, a broken file, other shapes than config.json's, a
     family or rope kind that is not known; NotAvailableError, what this version does not have.
     """
@@ -154,8 +154,9 @@ class TransformersModel(Adapters):
         return predictions(self.engine, tenant, status.batch)
 
     def calculate_loss(self, adapter_name=None, **kwargs):
-        """The loss of the last forward (or forward_only), as the loss defines it: a float.
-        InvalidError: there was none, or kwargs that the loss does not take."""
+        """The loss of the last forward (or forward_only), as the loss defines it: a float. The
+        loss sees logits only of forward_only(return_logits=True). InvalidError: there was none
+        since the last backward or forward_backward, or kwargs that the loss does not take."""
         group = self._group(adapter_name)
         training = group.mode == "train"
         status = group.status(training)
@@ -171,9 +172,8 @@ class TransformersModel(Adapters):
         )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
-        value, loss_tokens = evaluate(
-            group.loss, status.batch.tensors(), dict(status.outputs), kwargs
-        )
+        outputs = learnable(status.outputs) if training else status.outputs
+        value, loss_tokens = evaluate(group.loss, status.batch.tensors(), outputs, kwargs)
         status.loss_kwargs = kwargs
         status.outputs["loss"] = value.item()
         if not training:
@@ -199,7 +199,6 @@ class TransformersModel(Adapters):
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         task = replace(status.task, logits=False)  # nobody sees them here
         self._accumulate(group, status.batch, status.loss_kwargs, None, task)
-        status.batch = status.loss_kwargs = None
 
     def forward_backward(
         self, *, inputs, adapter_name=None, micro_batch_size=None, temperature=1.0, **kwargs
@@ -259,7 +258,7 @@ class TransformersModel(Adapters):
         group.cur_step += 1
         group.accumulated += 1
         group.just_stepped, group.clipped_norm = False, None
-        group.train.outputs = None
+        group.train.forget()  # of a forward before, which this pass replaces
         group.accumulate_metrics(
             True,
             batch,
