@@ -163,10 +163,20 @@ def test_what_a_task_does_not_give_is_said_before_anything_is_computed(fp32):
 
 def test_too_many_logits_are_refused_with_their_size(fp32):
     vocabulary = fp32.facts["vocab_size"]
-    row = {"input_ids": [1] * 64}
     count = (1 << 30) // (64 * vocabulary * 4) + 1
-    with pytest.raises(InvalidError, match=r"take 10[0-9]{2} MiB, one operation may take 1024; "):
-        fp32.forward_only(inputs=[row] * count, return_logits=True)
+    alike = [{"input_ids": [1] * 64}] * count
+    padded = [{"input_ids": [1] * 64}] + [{"input_ids": [1]}] * (count - 1)
+    for method in (fp32.forward, fp32.forward_only, fp32.forward_backward):
+        for batch in (alike, padded):
+            with pytest.raises(
+                InvalidError,
+                match=rf"^model: return_logits: logits of {count} x 64 positions and a vocabulary "
+                rf"of {vocabulary} take 1025 MiB, at most 1024 are given; pass fewer",
+            ):
+                method(inputs=batch, return_logits=True)
+    engine = fp32.engine
+    with pytest.raises(InvalidError, match=r"take 1025 MiB, one operation may take 1024; pass"):
+        engine.forward(tenant=fp32.frozen_tenant(), sequences=alike, logits=True)
 
 
 def test_a_tenant_gets_logits_and_embeddings_and_learns_through_these(tiny_llama_dir, reference):
@@ -194,5 +204,13 @@ def test_a_tenant_gets_logits_and_embeddings_and_learns_through_these(tiny_llama
     ):
         with pytest.raises(InvalidError, match=text):
             me.forward_backward(rows, "LinearLoss", embedding_grad=wrong)
+    labelled = me.forward_backward(BATCH, "LinearLoss", embedding_grad=grads).result()
+    assert (labelled.embeddings[0] == after[0]).all() and labelled.num_tokens == 1
+    assert not any(row.any() for row in labelled.logps), "labels count with a grad alone"
+    both = me.forward_backward(
+        BATCH, "LinearLoss", embedding_grad=grads, grad=[row * 0 + 1 for row in result.logps]
+    ).result()
+    scored = sum(float(row.sum()) for row in both.logps)
+    assert both.loss == pytest.approx(labelled.loss + scored, rel=1e-5)
     with pytest.raises(InvalidError, match=r"^engine: logits is 1, it must be True or False"):
         me.forward(BATCH, logits=1)

@@ -22,7 +22,8 @@ class Tenant:
     inputs are lists of InputFeatures: input_ids [L] integers; labels [L], already shifted
     (labels[t] is the token after t, -100 where nothing is scored); optionally attention_mask [L]
     (0: the position is dropped) and loss_scale [L], weights of the labels. Trajectories with
-    `messages` are encoded with the model's own template. An operation that fails raises at once
+    `messages` are encoded with the model's own template. A packed input, whose position_ids begin
+    again, is as many as it holds samples. An operation that fails raises at once
     when it can be seen at once, else by its Future; it changes nothing.
     """
 
@@ -87,7 +88,8 @@ class Tenant:
         extras: what the loss asks for. A list with one item per input is per token: each an array
         [L], or a number for all tokens of that input (old_logps, advantages, grad, ...). Anything
         else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
-        LinearLoss, d loss / d embedding, an array [width] for each input; labels may be left out.
+        LinearLoss, d loss / d embedding, an array [width] for each input; labels count beside it
+        with a grad alone.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
         scored tokens); logps as forward's; num_tokens, what the step will divide by; logits when
         asked for, and of a LinearLoss entropies and embeddings, if it has their gradients; all as
@@ -104,7 +106,7 @@ class Tenant:
                 options[name] = value
         future = self._core.forward_backward(
             tenant=self.name,
-            sequences=_with_embedding_grad(batch.sequences, embedding_grad),
+            sequences=_with_embedding_grad(batch, embedding_grad, "grad" in extras),
             loss=loss,
             loss_options=as_json("extras", options),
             temperature=checks.number("engine: temperature", temperature, above=0),
@@ -322,9 +324,10 @@ def _scores(batch, result):
     return out
 
 
-def _with_embedding_grad(sequences, grads):
+def _with_embedding_grad(batch, grads, scored):
     if grads is None:
-        return sequences
+        return batch.sequences
+    sequences = batch.sequences if scored else batch.unscored()
     if not isinstance(grads, (list, tuple, np.ndarray)):
         checks.refuse("engine: embedding_grad", grads, "a list with an array for each input")
     require(

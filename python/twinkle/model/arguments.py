@@ -11,6 +11,7 @@ INERT = (
     "low_cpu_mem_usage", "memory_efficient_init", "remote_group", "revision", "trust_remote_code",
     "use_cache",
 )  # fmt: skip
+_MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
 
@@ -66,6 +67,17 @@ class Task:
     def sequences(self, batch):
         """As the engine takes them."""
         return batch.unscored() if self.embedding else batch.sequences
+
+    def check_size(self, batch, vocabulary):
+        """InvalidError: more logits than are given, the padding counted."""
+        rows, longest = len(batch), max(batch.lengths, default=0)
+        size = rows * longest * vocabulary * 4
+        require(
+            not self.logits or size <= _MOST_LOGIT_BYTES,
+            f"model: return_logits: logits of {rows} x {longest} positions and a vocabulary of "
+            f"{vocabulary} take {-(-size >> 20)} MiB, at most {_MOST_LOGIT_BYTES >> 20} are given; "
+            "pass fewer sequences, or those of like lengths together",
+        )
 
     def check(self, loss):
         """InvalidError: the loss needs what the forward does not give."""

@@ -97,15 +97,17 @@ class TransformersModel(Adapters):
 
     # ---- forward and backward
 
-    def _batch(self, group, inputs):
+    def _batch(self, group, inputs, task):
         features = as_list(inputs)
         if any("input_ids" not in feature for feature in features):
             features = group.get_template().batch_encode(features)
-        return Batch(group.processor(features))
+        batch = Batch(group.processor(features))
+        task.check_size(batch, self.facts["vocab_size"])
+        return batch
 
     def _run_forward(self, group, inputs, training, task, disable_lora=False):
         disable_lora = checks.flag("model: disable_lora", disable_lora)
-        batch = self._batch(group, inputs)
+        batch = self._batch(group, inputs, task)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
             sequences=task.sequences(batch),
@@ -130,7 +132,7 @@ class TransformersModel(Adapters):
         inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
         ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
         return_logits=True: also logits [batch, longest, vocabulary] float32, divided by the
-        temperature, 0 where nothing was given; at most 1 GiB of them, of every position.
+        temperature, 0 where nothing was given; at most 1 GiB of them, padding included.
         task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
         state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
         token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
@@ -218,7 +220,7 @@ class TransformersModel(Adapters):
         group = self._group(adapter_name)
         check_kwargs(group.loss, loss_kwargs)
         task.check(group.loss)
-        batch = self._batch(group, inputs)
+        batch = self._batch(group, inputs, task)
         group.mode = "train"
         return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
 
