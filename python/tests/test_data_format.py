@@ -47,6 +47,17 @@ def test_from_dict_takes_the_other_name_and_refuses_unknown_ones():
         SamplingParams.from_dict({"warmth": 1})
 
 
+def test_two_names_of_one_number_must_agree():
+    assert SamplingParams.from_dict({"max_tokens": 3, "max_new_tokens": 3}).max_tokens == 3
+    for given, other in ((3, 4), (None, 4), (3, None)):
+        with pytest.raises(
+            InvalidError, match=f"max_tokens is {given} and max_new_tokens is {other}, two names"
+        ):
+            SamplingParams.from_dict({"max_tokens": given, "max_new_tokens": other})
+    with pytest.raises(InvalidError, match="max_new_tokens is 'many', it must be an integer"):
+        SamplingParams.from_dict({"max_tokens": 3, "max_new_tokens": "many"})
+
+
 def test_to_transformers_speaks_its_language():
     greedy = SamplingParams(temperature=0.0).to_transformers()
     assert greedy["do_sample"] is False and greedy["max_new_tokens"] == 2048
@@ -85,6 +96,42 @@ def test_a_directory_of_peft_is_read(tmp_path):
     assert LoraConfig.from_any(tmp_path).r == 3
     with pytest.raises(NotFoundError, match=r"no PEFT directory: adapter_config.json is missing"):
         LoraConfig.from_any(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"r": 8', "cannot be read as JSON: Expecting ',' delimiter"),
+        (b'{"r": "\xff"}', "cannot be read as JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "cannot be read as JSON: maximum recursion depth"),
+        (b"[1]", "holds a list, it must hold a JSON object"),
+    ],
+    ids=["broken", "no UTF-8", "too deep", "no object"],
+)
+def test_a_file_that_is_no_config_is_named_with_the_cause(tmp_path, content, text):
+    (tmp_path / "adapter_config.json").write_bytes(content)
+    with pytest.raises(InvalidError, match=f"lora: {tmp_path}/adapter_config.json {text}"):
+        LoraConfig.from_any(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, None, False, 1])
+def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, value):
+    with pytest.raises(InvalidError, match=r"unknown argument 'lora_dropuot'; it takes .*lora_dr"):
+        LoraConfig.from_any({"lora_dropuot": value})
+
+    class Newer:  # than the peft that we know
+        peft_type = "LORA"
+
+        def to_dict(self):
+            return {"r": 4, "peft_type": self.peft_type, "use_newest": value}
+
+    (tmp_path / "adapter_config.json").write_text(json.dumps(Newer().to_dict()))
+    for config in (Newer(), tmp_path):
+        if value:
+            with pytest.raises(InvalidError, match="use_newest is 1, this version takes only its"):
+                LoraConfig.from_any(config)
+        else:
+            assert LoraConfig.from_any(config) == LoraConfig(r=4)
 
 
 @pytest.mark.parametrize(

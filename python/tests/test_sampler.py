@@ -127,10 +127,25 @@ def test_a_sampler_of_a_model_samples_what_is_trained(fake_core, tmp_path):
         sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_name="nobody")
 
 
+@pytest.mark.parametrize(
+    ("precision", "taken"), [("bf16", "auto, bfloat16"), ("no", "auto, float32, float")]
+)
+def test_a_sampler_of_a_model_takes_the_models_dtype_alone(fake_core, tmp_path, precision, taken):
+    model = TransformersModel(model_id=str(tmp_path), mixed_precision=precision)
+    for dtype in (None, *taken.split(", ")):
+        TorchSampler(model=model, engine_args={"dtype": dtype})
+    for dtype in {"float16", "bfloat16", "float32", "float", "int8"} - set(taken.split(", ")):
+        text = f"dtype is '{dtype}', it must be one of {taken}, since the model's mixed_precision"
+        with pytest.raises(InvalidError, match=text):
+            TorchSampler(model=model, engine_args={"dtype": dtype})
+
+
 def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
     sampler = make(engine_args={"max_loras": 2})
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
     for name in ("a", "b", "a", "c"):
-        (tmp_path / name).mkdir(exist_ok=True)
         sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / name)
     assert [call for call in sampler.engine.calls if call[0] == "create"] == [
         ("create", f"sampler/{sampler._name}/{i}/{tmp_path / n}")
@@ -144,6 +159,7 @@ def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
 def test_samplers_of_one_engine_load_the_same_adapter_without_a_clash(fake_core, tmp_path):
     model = TransformersModel(model_id=str(tmp_path))
     (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "adapter_config.json").write_text("{}")
     for sampler in (TorchSampler(model=model), vLLMSampler(model=model)):
         sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / "a")
     assert len(model.engine.tenants) == 2

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from twinkle.errors import InvalidError
 
+_INT64_MAX = 2**63 - 1
+
 
 def refuse(what, value, must):
     """Raises InvalidError: "WHAT is VALUE, it must be MUST"."""
@@ -97,10 +99,10 @@ def utf8(what, value):
 
 def path(what, value):
     """A text of a path that is not empty, and that the system would look at. InvalidError: another
-    thing; more than 4095 bytes, or a name of more than 255 in it."""
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    thing; a NUL in it; more than 4095 bytes, or a name of more than 255 in it."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text or "\0" in text:
         refuse(what, value, "a path")
-    text = str(value)
     parts = [("a name", 255, name) for name in text.split("/")]
     for kind, most, part in [("the whole", 4095, text), *parts]:
         size = len(part.encode(errors="surrogatepass"))
@@ -122,7 +124,7 @@ def mapping(what, value, none=False):
 
 
 def ids(what, value):
-    """A list of token ids."""
+    """A list of token ids. InvalidError: not one sequence of integers, or one above 2^63 - 1."""
     import numpy as np
 
     try:
@@ -131,6 +133,8 @@ def ids(what, value):
         refuse(what, value, "one sequence of integers")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         refuse(what, value, "one sequence of integers")
+    if array.size and array.max() > _INT64_MAX:
+        refuse(what, value, f"one sequence of integers of at most {_INT64_MAX}")
     return array.tolist()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinkle import checks
 from twinkle.errors import InvalidError, require
 from twinkle.platform import Platform
 
@@ -41,9 +42,10 @@ class DeviceMesh:
 
     mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
     vpp_size lie over the axes and are none themselves.
-    InvalidError: ranks that are no integers, occur twice or are none; another number of names than
-    dimensions; an axis that is unknown or named twice; a size that is no integer of at least 1, an
-    ep_size that does not divide the ranks, a ulysses_size that does not divide dp * fsdp.
+    InvalidError: ranks that are no integers, occur twice or are none, rows of them that differ in
+    length; another number of names than dimensions; an axis that is unknown or named twice; a size
+    that is no integer of at least 1, an ep_size that does not divide the ranks, a ulysses_size that
+    does not divide dp * fsdp.
     """
 
     mesh: np.ndarray
@@ -58,7 +60,10 @@ class DeviceMesh:
     _groups: dict = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self):
-        self.mesh = np.asarray(self.mesh)
+        try:
+            self.mesh = np.asarray(self.mesh)
+        except ValueError:
+            checks.refuse("mesh: mesh", self.mesh, "an array of ranks, with rows of one length")
         self.mesh_dim_names = tuple(self.mesh_dim_names or ())
         require(
             np.issubdtype(self.mesh.dtype, np.integer),
@@ -242,11 +247,12 @@ class DeviceMesh:
     def get_slice(self, total_length, rank=None):
         """The contiguous slice of `total_length` items of data rank `rank` (default: this process).
 
-        The first total % n slices hold one item more. InvalidError: a rank outside 0 to
-        data_world_size - 1, or none given while the mesh lacks this process.
+        The first total % n slices hold one item more. InvalidError: a total_length that is no
+        integer of at least 0, a rank outside 0 to data_world_size - 1, or none given while the mesh
+        lacks this process.
         """
         rank = self.data_rank if rank is None else rank
-        size, count = self.data_world_size, total_length
+        size, count = self.data_world_size, checks.integer("mesh: total_length", total_length, 0)
         require(
             rank is not None and 0 <= rank < size,
             f"mesh: data rank is {rank}, it must be from 0 to {size - 1}",

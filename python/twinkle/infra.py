@@ -17,8 +17,9 @@ from twinkle.seeding import seed_everything
 class DeviceGroup:
     """A named set of devices. ranks: how many, or the list of global ranks.
 
-    InvalidError: no name, an unknown device_type, fewer than 1 rank, a rank twice, a list of ranks
-    of CPUs, gpus_per_worker below 1.
+    InvalidError: no name, an unknown device_type, ranks that are neither an integer of at least 1
+    nor integers from 0 on, a rank twice, a list of ranks of CPUs, gpus_per_worker that is no
+    integer of at least 1.
     """
 
     name: str
@@ -29,12 +30,14 @@ class DeviceGroup:
     _device_mesh: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        require(bool(self.name), "infra: a DeviceGroup needs a name")
+        checks.text("infra: name of a DeviceGroup", self.name)
         kind = Platform.of(self.device_type)
-        if isinstance(self.ranks, int):
-            require(self.ranks >= 1, f"infra: group {self.name} has {self.ranks} ranks, it needs 1")
-        else:
-            self.ranks = list(self.ranks)
+        what = f"infra: ranks of group {self.name}, how many or a list of them,"
+        if isinstance(self.ranks, (list, tuple, range, set)):
+            self.ranks = [
+                checks.integer(f"infra: a rank of group {self.name}", rank, 0)
+                for rank in self.ranks
+            ]
             require(
                 len(set(self.ranks)) == len(self.ranks) > 0,
                 f"infra: group {self.name} has ranks {self.ranks}, they must differ",
@@ -43,10 +46,9 @@ class DeviceGroup:
                 kind.device_prefix() != "cpu",
                 f"infra: group {self.name} is of CPUs, its ranks must be a number, not a list",
             )
-        require(
-            self.gpus_per_worker >= 1,
-            f"infra: gpus_per_worker is {self.gpus_per_worker}, it must be at least 1",
-        )
+        else:
+            self.ranks = checks.integer(what, self.ranks, least=1)
+        checks.integer("infra: gpus_per_worker", self.gpus_per_worker, least=1)
 
     @property
     def num_ranks(self):
@@ -123,24 +125,20 @@ def initialize(
     of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
     exception that ends the process.
     A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
-    number of processes below 1, groups that are no DeviceGroups or share a name, a mesh of another
-    size, a notifier that cannot be called; NotAvailableError: mode 'http', 'ray' with any other
-    groups, a mesh of several ranks.
+    number of processes below 1, groups that are no list of DeviceGroups or share a name, a mesh of
+    another size, a notifier that cannot be called, a name that is no text, full_determinism that is
+    neither True nor False; NotAvailableError: mode 'http', 'ray' with any other groups, a mesh of
+    several ranks.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
+    if groups is not None and not isinstance(groups, (list, tuple)):
+        checks.refuse("infra: groups", groups, "a list of DeviceGroups")
     _check_mode(mode, groups)
-    require(
-        isinstance(seed, int) and 0 <= seed < 2**32,
-        f"infra: seed is {seed!r}, it must be an integer from 0 to 2**32 - 1",
-    )
-    for label, value in (
-        ("nproc_per_node", nproc_per_node),
-        ("ncpu_proc_per_node", ncpu_proc_per_node),
-    ):
-        require(
-            isinstance(value, int) and value >= 1,
-            f"infra: {label} is {value!r}, it must be at least 1",
-        )
+    seed = checks.integer("infra: seed", seed, 0, 2**32 - 1)
+    full_determinism = checks.flag("infra: full_determinism", full_determinism)
+    checks.integer("infra: nproc_per_node", nproc_per_node, least=1)
+    checks.integer("infra: ncpu_proc_per_node", ncpu_proc_per_node, least=1)
+    checks.text("infra: name", name, none=True, empty=True)
     del lazy_collect  # in one process results are never handles
     if global_device_mesh is not None:
         check_mesh(global_device_mesh, "global_device_mesh")

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 
+from twinkle import checks
 from twinkle.platform import Platform
 
 _FORMAT = os.environ.get(
@@ -56,13 +57,23 @@ class Logger(logging.Logger):
             self.warning(msg, *args, stacklevel=2, **kwargs)
 
 
+def _level(what, value):
+    """What logging takes as a level: a name that it knows, in any case, or a number."""
+    if not isinstance(value, str):
+        return checks.integer(what, value, least=0)
+    known = logging.getLevelNamesMapping()
+    if value.upper() not in known:
+        checks.refuse(what, value, f"a number, or one of {', '.join(known)}")
+    return value.upper()
+
+
 def _make():
     logger = Logger("twinkle")
     logger.propagate = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
     logger.addHandler(handler)
-    logger.setLevel(os.environ.get("LOG_LEVEL", "INFO").upper())
+    logger.setLevel(_level("logger: LOG_LEVEL", os.environ.get("LOG_LEVEL", "INFO")))
     return logger
 
 
@@ -74,7 +85,10 @@ def get_logger(log_file=None, log_level=None, file_mode="w", only_local_master=T
 
     log_file: also write there. log_level: a name ('INFO') or number; None leaves it as it is
     ($LOG_LEVEL at first). only_local_master: other local ranks log errors only.
+    InvalidError: a log_level that is no name of one and no number.
     """
+    if log_level is not None:
+        _LOGGER.setLevel(_level("logger: log_level", log_level))
     if log_file and not any(
         isinstance(handler, logging.FileHandler)
         and handler.baseFilename == os.path.abspath(log_file)  # noqa: PTH100 (as logging does)
@@ -83,8 +97,6 @@ def get_logger(log_file=None, log_level=None, file_mode="w", only_local_master=T
         handler = logging.FileHandler(log_file, file_mode)
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         _LOGGER.addHandler(handler)
-    if log_level is not None:
-        _LOGGER.setLevel(log_level.upper() if isinstance(log_level, str) else log_level)
     if only_local_master and Platform.get_local_rank() != 0:
         _LOGGER.setLevel(logging.ERROR)
     return _LOGGER

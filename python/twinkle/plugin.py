@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 
 def trust_remote_code():
@@ -47,8 +47,9 @@ class Plugin:
     @staticmethod
     def load_plugin(plugin_id, base):
         """Downloads the repository, imports its __init__.py, returns the first subclass of `base`
-        that it holds. InvalidError: TWINKLE_TRUST_REMOTE_CODE is not set, or it holds none; and
-        what hub.get raises."""
+        that it holds: one that it defines, before those that it imports. InvalidError:
+        TWINKLE_TRUST_REMOTE_CODE is not set, or it holds none; NotFoundError: it has no
+        __init__.py; and what hub.get raises."""
         if not trust_remote_code():
             raise InvalidError(
                 f"plugin: {plugin_id} is code from a hub, which runs only with "
@@ -56,16 +57,22 @@ class Plugin:
             )
         from twinkle import hub
 
-        directory = Path(hub.get(plugin_id))
+        file = Path(hub.get(plugin_id)) / "__init__.py"
+        if not file.is_file():
+            raise NotFoundError(f"plugin: {plugin_id} has no __init__.py at {file}")
         name = "twinkle_plugin_" + re.sub(r"\W", "_", plugin_id)
-        spec = importlib.util.spec_from_file_location(name, directory / "__init__.py")
+        spec = importlib.util.spec_from_file_location(name, file)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        for value in vars(module).values():
-            if inspect.isclass(value) and issubclass(value, base) and value is not base:
-                return value
-        raise InvalidError(f"plugin: {plugin_id} defines no subclass of {base.__name__}")
+        found = [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, base) and value is not base
+        ]
+        if not found:
+            raise InvalidError(f"plugin: {plugin_id} defines no subclass of {base.__name__}")
+        return next((v for v in found if f"{v.__module__}.".startswith(f"{name}.")), found[0])
 
 
 def construct_class(value, base, modules=(), **init):

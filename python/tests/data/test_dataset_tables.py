@@ -2,8 +2,10 @@
 back, and rows saved while a run reads them."""
 
 import json
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from data_rows import conversation, dataset, numbers
@@ -193,6 +195,37 @@ def test_wrong_formats_and_modes_are_named(tmp_path):
     with pytest.raises(InvalidError, match=r"a\.xml: format is '', it must be one of"):
         rows.save_as(tmp_path / "a.xml", mode="training")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["immediate", "training"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, suffix, mode):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / f"folder.{suffix}").mkdir()
+    rows = dataset(numbers(1))
+    for path, text in (
+        (tmp_path / "file" / f"a.{suffix}", "where no file can be written .File exists.: name"),
+        (tmp_path / "file" / "b" / f"a.{suffix}", "where no file can be written .Not a directory"),
+        (tmp_path / f"folder.{suffix}", "a folder: name a file in it"),
+        (Path(f"/proc/a.{suffix}"), "where no file can be written .No such file"),
+        (f"a\0b.{suffix}", "x00b.*', it must be a path"),
+    ):
+        with pytest.raises(InvalidError, match=f"dataset: path is .*{text}"):
+            rows.save_as(path, mode=mode)
+    assert {p.name for p in tmp_path.iterdir()} == {"file", f"folder.{suffix}"}
+    rows.save_as(tmp_path / f"a.{suffix}", mode=mode)  # nothing of those was begun
+    assert list(rows) == numbers(1)
+    rows.flush_save()
+    assert (tmp_path / f"a.{suffix}").is_file()
+
+
+def test_a_path_of_a_listing_is_its_path(tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    with os.scandir(tmp_path) as entries:
+        dataset(numbers(1)).save_as(next(entries))
+    assert list(dataset(tmp_path / "a.jsonl")) == numbers(1)
 
 
 def test_images_that_stay_as_they_are_need_no_casting(tmp_path):

@@ -6,10 +6,12 @@ import json
 import pytest
 from data_rows import conversation, numbers
 
+from twinkle import DeviceMesh
 from twinkle.dataloader import DataLoader
 from twinkle.dataloader.stream import StreamLoader
-from twinkle.dataset import Dataset, DatasetMeta, IterableDataset
+from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+from twinkle.template import Template
 
 pytestmark = pytest.mark.usefixtures("data_built")
 
@@ -125,6 +127,49 @@ def test_loaders_batch_skip_and_go_on():
         list(empty)
 
 
+@pytest.mark.parametrize("options", [{}, {"min_batch_size": 2}, {"drop_last": True}])
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 8, 9, 10, 11])
+def test_a_loader_resumes_where_an_indexed_one_does_in_every_epoch(length, options):
+    rows = numbers(length)
+    for consumed in range(30):
+        epochs = []
+        for source in (rows, IterableDataset(DatasetMeta(data=rows))):
+            loader = DataLoader(source, batch_size=4, **options)
+            if not list(loader):
+                break  # whoever has no batches has no rows to skip
+            loader.skip_consumed_samples(consumed)
+            epochs.append([list(loader), list(loader), loader.get_state()])
+        assert not epochs or epochs[0] == epochs[1], consumed
+    rows = IterableDataset(DatasetMeta(data=numbers(10)))
+    loader = DataLoader(rows, batch_size=4, drop_last=True)
+    loader.skip_consumed_samples(12)
+    assert [row["i"] for row in next(iter(loader))] == [4, 5, 6, 7]
+
+
+def test_a_stream_without_a_whole_batch_has_no_rows_to_skip():
+    loader = DataLoader(IterableDataset(DatasetMeta(data=numbers(3))), batch_size=4, drop_last=True)
+    loader.skip_consumed_samples(5)
+    with pytest.raises(InvalidError, match="the dataset has no rows, so none can be skipped"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "text"),
+    [
+        ({"batch_size": 2, "min_batch_size": 3}, 1, "min_batch_size is 3, it must lie between"),
+        ({"batch_size": 4, "min_batch_size": 1}, 2, "min_batch_size is 1, it must be at least"),
+        ({"batch_size": 3}, 2, "batch_size is 3, it must be divisible by the 2 data ranks of the"),
+    ],
+)
+def test_a_stream_refuses_sizes_in_the_words_of_an_index(sizes, ranks, text):
+    said = []
+    for source in (numbers(9), IterableDataset(DatasetMeta(data=numbers(9)))):
+        with pytest.raises(InvalidError, match=text) as error:
+            DataLoader(source, device_mesh=DeviceMesh.from_sizes(dp_size=ranks), **sizes)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
 def test_ranks_share_batches_as_indexed_ones_do():
     from twinkle.core import core
 
@@ -184,3 +229,36 @@ def test_what_a_stream_cannot_do_is_named(tmp_path):
     rows.filter(lambda row: "yes")
     with pytest.raises(InvalidError, match="what <lambda> returned is 'yes', it must be True or"):
         list(rows)
+
+
+@pytest.mark.parametrize("kind", [Dataset, LazyDataset, IterableDataset])
+def test_what_a_template_in_python_raises_in_check_names_the_row(kind, tiny_llama_dir):
+    class Mine(Template):
+        def check(self, trajectory):
+            return trajectory["absent"]
+
+    rows = kind(DatasetMeta(data=[conversation("a")]))
+    rows.set_template(Mine, model_id=tiny_llama_dir)
+    with pytest.raises(InvalidError, match=r"row [01].*: check: KeyError\('absent'\)"):
+        rows.check()
+        list(rows)
+
+
+@pytest.mark.parametrize("kind", [Dataset, LazyDataset, IterableDataset])
+def test_a_filter_takes_a_row_at_a_time(kind):
+    rows = kind(DatasetMeta(data=numbers(3)))
+    rows.filter(lambda row: row["i"] > 0, batched=False)
+    assert list(rows) == numbers(3)[1:]
+    with pytest.raises(InvalidError, match="filter takes a row at a time, not batched=True"):
+        rows.filter(lambda row: True, batched=True)
+
+
+@pytest.mark.parametrize("kind", [Dataset, LazyDataset, IterableDataset])
+def test_a_loaders_option_without_a_source_is_refused(kind):
+    kind(num_proc=2, revision=None, trust_remote_code=False)  # what is so in any case
+    for name, value in (("revision", "v1"), ("trust_remote_code", True), ("streaming", True)):
+        if (kind, name) == (IterableDataset, "streaming"):
+            kind(streaming=True)
+            continue
+        with pytest.raises(InvalidError, match=f"dataset: {name} is given without a dataset_meta"):
+            kind(**{name: value})

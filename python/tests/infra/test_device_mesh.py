@@ -129,6 +129,7 @@ def test_wrong_sizes_are_named(sizes, text):
         ([[0, 1]], ("dp", "dp"), "must differ"),
         ([0, 0], ("dp",), "every rank must occur once"),
         ([0.5], ("dp",), "ranks must be integers"),
+        ([[0, 1], [2]], ("dp", "tp"), r"mesh is \[\[0, 1\], \[2\]\], it must be an array of ranks"),
     ],
 )
 def test_wrong_meshes_are_named(mesh, names, text):
@@ -144,6 +145,9 @@ def test_missing_axes_and_stages_are_named():
         mesh.get_pp_stage_ranks(1)
     with pytest.raises(InvalidError, match="data rank is 2, it must be from 0 to 1"):
         mesh.get_slice(4, 2)
+    for length in (-3, 2.5, True):
+        with pytest.raises(InvalidError, match=f"total_length is {length}, it must be an integer"):
+            mesh.get_slice(length, 0)
     with pytest.raises(InvalidError, match=r"torch.distributed is not initialised"):
         mesh.create_process_group("dp")
 

@@ -1,6 +1,8 @@
 """`import twinkle` and what it exports."""
 
 import importlib
+import os
+import re
 import subprocess
 import sys
 from collections import UserDict
@@ -121,6 +123,13 @@ def test_exists_compares_versions():
     assert not twinkle.exists("no-such-package>=1")
 
 
+@pytest.mark.parametrize("requirement", ["numpy 1.0", "numpy>=", "numpy~=1.0", "", "a b"])
+def test_a_requirement_of_another_form_is_named(requirement):
+    text = f'{requirement!r} must look like "package" or "package>=1.2"'
+    with pytest.raises(twinkle.InvalidError, match=re.escape(text)):
+        twinkle.exists(requirement)
+
+
 def test_requires_says_how_to_install():
     twinkle.requires("numpy")
     with pytest.raises(ImportError, match=r"no-such-package is needed for x: pip install"):
@@ -154,6 +163,25 @@ def test_a_plugin_without_the_class_that_is_asked_for_is_named(monkeypatch, tmp_
         "from collections import UserDict\n\n\nclass Mine(UserDict):\n    pass\n"
     )
     assert twinkle.Plugin.load_plugin("ms://owner/repo", UserDict).__name__ == "Mine"
+    (tmp_path / "__init__.py").unlink()
+    with pytest.raises(
+        twinkle.NotFoundError, match=r"ms://owner/repo has no __init__\.py at .*__init__\.py"
+    ):
+        twinkle.Plugin.load_plugin("ms://owner/repo", UserDict)
+
+
+@pytest.mark.parametrize("where", ["__init__", "mine"])
+def test_a_plugins_own_class_comes_before_those_that_it_imports(monkeypatch, tmp_path, where):
+    monkeypatch.setenv("TWINKLE_TRUST_REMOTE_CODE", "1")
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", f"owner/{where}={tmp_path}")
+    first = "from twinkle.loss import CrossEntropyLoss\n"
+    (tmp_path / "__init__.py").write_text(f"{first}from .mine import Mine\n")
+    (tmp_path / f"{where}.py").write_text(f"{first}class Mine(CrossEntropyLoss):\n    pass\n")
+    found = twinkle.Plugin.load_plugin(f"ms://owner/{where}", twinkle.loss.Loss)
+    assert found.__name__ == "Mine"
+    (tmp_path / "__init__.py").write_text(first)
+    found = twinkle.Plugin.load_plugin(f"ms://owner/{where}", twinkle.loss.Loss)
+    assert found is twinkle.loss.CrossEntropyLoss
 
 
 @pytest.mark.parametrize("found", ["2.10.1", "2.110.0", None])
@@ -220,3 +248,29 @@ def test_logger_writes_to_a_file_and_once(tmp_path):
     text = (tmp_path / "log.txt").read_text()
     assert "hello there" in text and text.count("only once") == 1 and "never" not in text
     logger.removeHandler(logger.handlers[-1])
+
+
+def test_a_level_is_a_name_in_any_case_or_a_number(tmp_path):
+    logger = twinkle.get_logger()
+    before = logger.level
+    for level, number in (("debug", 10), ("WARNING", 30), (15, 15)):
+        assert twinkle.get_logger(log_level=level).level == number
+    for level, text in (
+        ("LOUD", "log_level is 'LOUD', it must be a number, or one of .*INFO"),
+        (True, "log_level is True, it must be an integer of at least 0"),
+        ([1], r"log_level is \[1\], it must be an integer"),
+    ):
+        with pytest.raises(twinkle.InvalidError, match=text):
+            twinkle.get_logger(log_file=str(tmp_path / "log.txt"), log_level=level)
+    assert logger.level == 15 and not list(tmp_path.iterdir())
+    logger.setLevel(before)
+
+
+def test_a_wrong_level_in_the_environment_is_named():
+    run = subprocess.run(
+        [sys.executable, "-c", "import twinkle; twinkle.get_logger()"],
+        env={**os.environ, "LOG_LEVEL": "LOUD"},
+        capture_output=True,
+        text=True,
+    )
+    assert "InvalidError: logger: LOG_LEVEL is 'LOUD', it must be a number, or one" in run.stderr

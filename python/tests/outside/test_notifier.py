@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -81,13 +82,34 @@ def test_refusals_and_silence_are_told_without_the_address(robot):
     [
         ({"ding_url": ""}, "ding_url is '', it must be a text"),
         ({"ding_url": "oapi"}, "ding_url is 'oapi', it must be an address"),
+        ({"ding_url": "https://a b/?access_token=key"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https://a:port/"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https://a:99999/"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https:///x"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https://[a/"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https://a/\n"}, "ding_url must be https://HOST/PATH or"),
+        ({"ding_url": "https://a/é"}, "ding_url must be https://HOST/PATH or"),
         ({"ding_url": "https://a", "secret": 3}, "secret is 3, it must be a text"),
         ({"ding_url": "https://a", "timeout": 0}, "timeout is 0, it must be a number above 0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, text):
-    with pytest.raises(InvalidError, match=text):
+    with pytest.raises(InvalidError, match=text) as error:
         DingNotifier(**arguments)
+    assert "key" not in str(error.value)
+
+
+def test_an_answer_that_is_no_http_is_told():
+    def answer():
+        connection, _ = server.accept()
+        connection.recv(65536)
+        connection.sendall(b"no http\r\n\r\n")
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(NotFoundError, match="DingTalk cannot be reached: no http"):
+            DingNotifier(f"http://127.0.0.1:{server.getsockname()[1]}/")("hi")
 
 
 def test_a_notifier_goes_through_json():

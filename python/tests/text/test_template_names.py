@@ -127,3 +127,11 @@ def test_unknown_arguments_are_named(template, name):
     given = {"encode": {"messages": [USER]}}.get(name, [])
     with pytest.raises(InvalidError, match=f"template: {name}: unknown argument 'padding'"):
         getattr(template, name)(given, padding=True)
+
+
+@pytest.mark.parametrize("field", ["input_ids", "labels", "new_tokens"])
+@pytest.mark.parametrize("ids", [np.array([1, 2**63], np.uint64), [2**63, 2**63], [1, 2**64]])
+def test_ids_beyond_64_bits_with_a_sign_are_named(template, field, ids):
+    values = {"input_ids": [1, 2], "labels": [1, 2], "new_tokens": [1, 2], field: ids}
+    with pytest.raises(InvalidError, match=f"template: {field} is .*, it must be one sequence of"):
+        template.concat_input_feature(values, values.pop("new_tokens"))

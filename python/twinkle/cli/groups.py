@@ -2,7 +2,9 @@
 groups have belongs, where no group is named, to the first of them here."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NewType
+
+Limit = NewType("Limit", float)  # a number that may be infinite: then it limits nothing
 
 
 @dataclass
@@ -108,7 +110,7 @@ class OptimizerArgs:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
+    max_grad_norm: Limit = 1.0
 
 
 @dataclass

@@ -5,6 +5,7 @@ import types
 import typing
 
 from twinkle import checks
+from twinkle.cli.groups import Limit
 from twinkle.errors import InvalidError
 
 _TRUE, _FALSE, _NONE = (
@@ -71,13 +72,17 @@ def _integer(what, value):
     return checks.integer(what, value)
 
 
-def _number(what, value):
+def _number(what, value, infinite=False):
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             checks.refuse(what, value, "a number")
-    return checks.number(what, value, infinite=True)  # a norm that is not clipped to
+    return checks.number(what, value, infinite=infinite)
+
+
+def _limit(what, value):
+    return _number(what, value, infinite=True)
 
 
 def _text(what, value):
@@ -104,5 +109,6 @@ def _dict(what, value):
 
 
 _CONVERT = {
-    bool: _boolean, int: _integer, float: _number, str: _text, list: _list, dict: _dict,
+    bool: _boolean, int: _integer, float: _number, Limit: _limit, str: _text, list: _list,
+    dict: _dict,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotFoundError, require
+from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.logger import get_logger
 
 # Fields of peft that change nothing here.
@@ -131,19 +131,17 @@ class LoraConfig:
     @classmethod
     def from_any(cls, config):
         """From a LoraConfig, a peft.LoraConfig, a dict of its fields, or a PEFT directory.
-        NotFoundError: no adapter_config.json in the directory; InvalidError: another thing, a
-        peft_type that is not LORA, an unknown field that is set, values that the class refuses."""
+        NotFoundError: no adapter_config.json in the directory; InvalidError: one that is no JSON
+        object, another thing, a peft_type that is not LORA, values that the class refuses, an
+        unknown field: of a dict any, of a directory and of peft, which may be newer, one that is
+        set."""
         if isinstance(config, cls):
             return config
         if isinstance(config, (str, Path)):
-            file = Path(config) / "adapter_config.json"
-            if not file.is_file():
-                raise NotFoundError(
-                    f"lora: {config} is no PEFT directory: adapter_config.json is missing"
-                )
-            values = json.loads(file.read_text())
+            values = _read(Path(config))
         elif isinstance(config, dict):
-            values = dict(config)
+            values = dict(checks.mapping("lora: the config", config))
+            refuse_unknown("lora: LoraConfig", values, {f.name for f in fields(cls)})
         elif hasattr(config, "to_dict") and hasattr(config, "peft_type"):
             values = config.to_dict()
         else:
@@ -154,8 +152,7 @@ class LoraConfig:
         kind = getattr(values.get("peft_type"), "value", values.get("peft_type")) or "LORA"
         require(kind == "LORA", f"lora: peft_type is {kind!r}, only LORA is known")
         known = {f.name for f in fields(cls)}
-        inert = {k: v for k, v in values.items() if k in _INERT}
-        for name in set(values) - known - set(inert):
+        for name in sorted(set(values) - known):
             require(
                 not values[name],
                 f"lora: {name} is {values[name]!r}, this version takes only its default",
@@ -167,11 +164,30 @@ class LoraConfig:
         return cls(**kept)
 
 
+def _read(directory):
+    """The values of a PEFT directory's adapter_config.json."""
+    file = directory / "adapter_config.json"
+    if not file.is_file():
+        raise NotFoundError(
+            f"lora: {directory} is no PEFT directory: adapter_config.json is missing"
+        )
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
+        raise InvalidError(f"lora: {file} cannot be read as JSON: {error}") from error
+    require(
+        isinstance(values, dict),
+        f"lora: {file} holds a {type(values).__name__}, it must hold a JSON object",
+    )
+    return values
+
+
 def warn_of_another_base(adapter, *bases):
     """Logs a warning where a PEFT directory that was taken says that its base model has another
     name than `bases`, the ids or directories of the model in use. Shapes alone are refused: of
-    weights with equal ones, nobody can tell whether they are meant."""
-    config = json.loads((Path(adapter) / "adapter_config.json").read_text())
+    weights with equal ones, nobody can tell whether they are meant. NotFoundError and InvalidError:
+    as LoraConfig.from_any of a directory."""
+    config = _read(Path(adapter))
     named = config.get("base_model_name_or_path") or ""
     last = str(named).rstrip("/").rpartition("/")[2].lower()
     if last not in " ".join(map(str, bases)).lower():

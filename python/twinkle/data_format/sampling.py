@@ -110,10 +110,17 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values):
         """From a dict; `max_new_tokens` is taken for `max_tokens`. InvalidError: no dict, an
-        unknown name, a value that the class refuses."""
+        unknown name, a value that the class refuses, two that differ for those two names."""
         values = dict(checks.mapping("sampler: sampling parameters", values))
         if "max_new_tokens" in values:
-            values.setdefault("max_tokens", values.pop("max_new_tokens"))
+            other = values.pop("max_new_tokens")
+            _number("max_new_tokens", other, least=0, integer=True, none=True)
+            most = values.setdefault("max_tokens", other)
+            require(
+                most is other or most == other,
+                f"sampler: max_tokens is {most!r} and max_new_tokens is {other!r}, two names of "
+                "one number: leave one of them out",
+            )
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(known))
         require(

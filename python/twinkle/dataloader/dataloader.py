@@ -24,9 +24,9 @@ class DataLoader:
     max_retries and the workers' options of torch are accepted and change nothing: a bad row has
     been refused, with its line, before training.
     InvalidError: an unknown argument, a value of another kind, a number outside its limits, a
-    batch_size that the number of data ranks does not divide, shuffle=True of a stream, a
-    device_mesh that does not hold this process; of a dataset with an index also a min_batch_size
-    above batch_size or below the number of data ranks.
+    batch_size that the number of data ranks does not divide, a min_batch_size above batch_size or
+    below the number of data ranks, shuffle=True of a stream, a device_mesh that does not hold this
+    process.
     """
 
     def __init__(

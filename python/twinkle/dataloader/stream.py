@@ -2,6 +2,7 @@
 
 import itertools
 
+from twinkle.core import core
 from twinkle.errors import InvalidError, require
 
 
@@ -11,15 +12,12 @@ class NoLengthError(InvalidError, TypeError):
 
 class StreamLoader:
     """Every rank reads every row, and next() gives its slice of each batch of batch_size rows.
-    InvalidError: a batch_size that the number of data ranks does not divide."""
+    InvalidError: sizes that the core's loader refuses, in its words."""
 
     def __init__(self, dataset, batch_size, min_batch_size, data_rank_and_world):
+        sizes = {"batch_size": batch_size, "min_batch_size": min_batch_size}
+        core().Loader(0, core().LoaderOptions(**sizes, data_rank_and_world=data_rank_and_world))
         self._rank, self._world = data_rank_and_world
-        require(
-            batch_size % self._world == 0,
-            f"dataloader: batch_size is {batch_size}, it must be divisible by the {self._world} "
-            "data ranks",
-        )
         self._dataset, self._batch_size = dataset, batch_size
         self._least = min_batch_size or self._world
         self._skip, self._rows, self.consumed = 0, iter(()), 0
@@ -29,17 +27,33 @@ class StreamLoader:
         raise NoLengthError("dataloader: the dataset is a stream, whose length is not known")
 
     def start(self, epoch):
-        """Begins a loop over the rows, behind those that are to be skipped. InvalidError: there are
-        such, and the dataset gives no rows."""
+        """Begins a loop over the rows, behind those that are to be skipped, of which every epoch
+        before has as many as its batches hold. InvalidError: there are such, and an epoch has none.
+        """
         del epoch
         rest, self._skip = self._skip, 0
         self._rows = iter(self._dataset)
         while rest:
-            read = sum(1 for _ in itertools.islice(self._rows, rest))
-            require(read, "dataloader: the dataset has no rows, so none can be skipped")
-            rest -= read
-            if rest:
-                self._rows = iter(self._dataset)
+            held = self._pass(rest)
+            if held is None:
+                return
+            require(held, "dataloader: the dataset has no rows, so none can be skipped")
+            rest -= held
+            self._rows = iter(self._dataset)
+
+    def _pass(self, count):
+        """Leaves out `count` rows of this epoch; or gives the number of rows in its batches, where
+        those are no more."""
+        begin = count - count % self._batch_size  # of the batch that goes on behind them
+        last = max(count + 1, begin + self._least)  # with so many rows, that batch is one
+        read = sum(1 for _ in itertools.islice(self._rows, count))
+        ahead = list(itertools.islice(self._rows, last - count))
+        read += len(ahead)
+        if read == last:
+            self._rows = itertools.chain(ahead, self._rows)
+            return None
+        tail = read % self._batch_size
+        return read - tail if tail < self._least else read
 
     def skip(self, count):
         """The next loop begins behind `count` rows of all ranks; they count as consumed."""

@@ -20,9 +20,11 @@ class Dataset:
 
     dataset_meta: the first source; add_dataset adds others, mix_dataset makes one of them.
     kwargs: revision, features and token go to a hub's loader; num_proc is accepted, since all cores
-    are used anyway; streaming=True is refused. InvalidError: an unknown one; and what
-    add_dataset raises.
+    are used anyway; streaming=True is refused. InvalidError: an unknown one, one that is set
+    without a dataset_meta; and what add_dataset raises.
     """
+
+    _needless = ("num_proc",)  # of _LOADER: what is so in any case
 
     def __init__(self, dataset_meta=None, **kwargs):
         self._sources = {}
@@ -33,6 +35,12 @@ class Dataset:
             self.add_dataset(dataset_meta, **kwargs)
         else:
             refuse_unknown("dataset: Dataset", kwargs, _LOADER)
+            for name in sorted(set(kwargs) - set(self._needless)):
+                require(
+                    kwargs[name] is None or kwargs[name] is False,
+                    f"dataset: {name} is given without a dataset_meta, whose loader it is for: "
+                    "give it to add_dataset",
+                )
 
     # ---- sources
 
@@ -131,10 +139,7 @@ class Dataset:
         """Keeps the rows for which a Filter (object, class or name) or a function returns True.
         InvalidError: batched=True, or no filter; a dataset_meta that map refuses, or mix_dataset
         came before; what the filter raises names the row."""
-        refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
-        require(
-            not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
-        )
+        _check_filter(kwargs)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
         self._sources[key] = rowwise.filter_rows(self._sources[key], keep)
@@ -146,7 +151,8 @@ class Dataset:
     def encode(self, add_generation_prompt=False, **kwargs):
         """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
 
-        Rows that encode to nothing are dropped. InvalidError: a row that cannot be encoded, with
+        Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted, as map
+        has them, and change nothing. InvalidError: a row that cannot be encoded, with
         its file and line; no template, no rows, several sources that are not mixed, an unknown
         argument. The dataset then stays as it was.
         """
@@ -170,14 +176,15 @@ class Dataset:
         self._set_rows(rows.replaced(out, origins))
 
     def check(self, **kwargs):
-        """Drops the rows that the template cannot encode. InvalidError: no template, no rows,
-        several sources that are not mixed, an unknown argument."""
+        """Drops the rows that the template cannot encode. kwargs: as encode's. InvalidError: no
+        template, no rows, several sources that are not mixed, an unknown argument; what a template
+        in Python raises of a row, with its file and line."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         rows, chosen = self._rows, self._require_template("check")
         if _is_core_template(chosen):
             self._set_rows(rows.check(chosen._template))
         else:
-            self._set_rows(rowwise.filter_rows(rows, lambda row: chosen.check(row) is not None))
+            self._set_rows(rowwise.filter_rows(rows, passing(chosen)))
 
     def cast_column(self, column, decode=True):
         """decode=False: images stay as they were read, which they do anyway. True is refused:
@@ -210,12 +217,15 @@ class Dataset:
         )
         format = recorder.format_of(path, format)
         if mode == "immediate":
-            recorder.write(self._rows, path, format, batch_size)
+            rows = self._rows
+            recorder.place_of(path)
+            recorder.write(rows, path, format, batch_size)
             return
         require(
             self._recorder is None,
             "dataset: rows are being saved to another file: call flush_save() first",
         )
+        recorder.place_of(path)
         self._recorder = recorder.Recorder(path, format, batch_size)
 
     def flush_save(self):
@@ -277,6 +287,20 @@ def _construct(value, base, init_args):
     if inspect.isclass(value) and not issubclass(value, base):
         raise InvalidError(f"dataset: {value.__name__} must be a subclass of {base.__name__}")
     return construct_class(value, base, preprocessor, **init_args)
+
+
+def _check_filter(kwargs):
+    refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
+    require(not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True")
+
+
+def passing(chosen):
+    """A filter of the rows that a template can encode."""
+
+    def check(row):
+        return chosen.check(row) is not None
+
+    return check
 
 
 def _is_core_template(chosen):

@@ -4,7 +4,7 @@ import itertools
 
 from twinkle import checks
 from twinkle.dataset import rowwise, source
-from twinkle.dataset.dataset import _INERT, _LOADER, _construct
+from twinkle.dataset.dataset import _INERT, _LOADER, _check_filter, _construct, passing
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.noted import NotedDataset
 from twinkle.errors import NotAvailableError, refuse_unknown, require
@@ -23,6 +23,7 @@ class IterableDataset(NotedDataset):
 
     __len__ = None
     __getitem__ = None
+    _needless = ("num_proc", "streaming")
 
     def add_dataset(self, dataset_meta, **kwargs):
         """One more source, which is opened when it is read. InvalidError: no DatasetMeta, an
@@ -31,7 +32,7 @@ class IterableDataset(NotedDataset):
         refuse_unknown("dataset: IterableDataset", kwargs, _LOADER)
         if not isinstance(dataset_meta, DatasetMeta):
             checks.refuse("dataset: dataset_meta", dataset_meta, "a DatasetMeta")
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("streaming", "num_proc")}
+        kwargs = {k: v for k, v in kwargs.items() if k not in self._needless}
         require(self._order is None, "dataset: add_dataset must come before mix_dataset")
         key = dataset_meta.get_id()
         require(key not in self._sources, f"dataset: {key} has been added already")
@@ -41,16 +42,17 @@ class IterableDataset(NotedDataset):
         return lambda where, row: [rowwise.called(where, work, row)]
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
-        """Notes a filter, as Dataset.filter takes it. InvalidError: no filter, an unknown argument
-        (batched is one), a dataset_meta that map refuses, mix_dataset came before; when a row is
+        """Notes a filter, as Dataset.filter takes it. InvalidError: no filter, an unknown argument,
+        batched=True, a dataset_meta that map refuses, mix_dataset came before; when a row is
         read: what the filter raises of it, or an answer that is neither True nor False."""
-        refuse_unknown("dataset: filter", kwargs, _INERT)
+        _check_filter(kwargs)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
         self._note(key, lambda where, row: [row] if rowwise.verdict(where, keep, row) else [])
 
     def encode(self, add_generation_prompt=False, **kwargs):
-        """Notes that rows are encoded; truncation_strategy 'split' makes several of one.
+        """Notes that rows are encoded; truncation_strategy 'split' makes several of one. kwargs:
+        batched and batch_size are accepted and change nothing: rows come one at a time.
         InvalidError: no template, an unknown argument; when a row is read: it cannot be encoded."""
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
@@ -63,11 +65,12 @@ class IterableDataset(NotedDataset):
         self._all_work.append(lambda where, row: rowwise.called(where, encode, row))
 
     def check(self, **kwargs):
-        """Notes that rows which the template cannot encode are left out. InvalidError: no template,
-        an unknown argument."""
+        """Notes that rows which the template cannot encode are left out. kwargs: as encode's.
+        InvalidError: no template, an unknown argument; when a row is read: what the template raises
+        of it."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
-        template = self._require_template("check")
-        self._all_work.append(lambda where, row: [row] if template.check(row) is not None else [])
+        keep = passing(self._require_template("check"))
+        self._all_work.append(lambda where, row: [row] if rowwise.called(where, keep, row) else [])
 
     def cast_column(self, column, decode=True):
         """NotAvailableError, always: it needs rows that can be read twice."""

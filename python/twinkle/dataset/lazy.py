@@ -3,7 +3,7 @@
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataset import rowwise
-from twinkle.dataset.dataset import _INERT, _construct
+from twinkle.dataset.dataset import _INERT, _check_filter, _construct
 from twinkle.dataset.noted import NotedDataset
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.preprocessor import DataFilter
@@ -37,19 +37,20 @@ class LazyDataset(NotedDataset):
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Keeps the rows for which a filter, as Dataset.filter takes it, returns True; it sees them
-        as the maps before it make them. InvalidError: no filter, an unknown argument (batched is
-        one), a dataset_meta that map refuses, mix_dataset came before; a row that a map or the
+        as the maps before it make them. InvalidError: no filter, an unknown argument, batched=True,
+        a dataset_meta that map refuses, mix_dataset came before; a row that a map or the
         filter refuses, by its file and line."""
-        refuse_unknown("dataset: filter", kwargs, _INERT)
+        _check_filter(kwargs)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
         rows = _LazyRows([(self._sources[key], self._work.get(key, ()))], [], True)
         self._sources[key] = self._sources[key].slice(rowwise.kept_indices(rows, keep))
 
     def encode(self, add_generation_prompt=False, **kwargs):
-        """Notes that rows are encoded. InvalidError: truncation_strategy 'split', since a row must
-        stay one row; no template, an unknown argument; when a row is read: it cannot be encoded, or
-        encodes to nothing."""
+        """Notes that rows are encoded. kwargs: batched and batch_size are accepted and change
+        nothing: a row is encoded when it is read. InvalidError: truncation_strategy 'split', since
+        a row must stay one row; no template, an unknown argument; when a row is read: it cannot be
+        encoded, or encodes to nothing."""
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         template = self._require_template("encode")
@@ -68,7 +69,7 @@ class LazyDataset(NotedDataset):
 
     def check(self, **kwargs):
         """Notes that a row which the template cannot encode is an InvalidError when it is read.
-        InvalidError here: no template, an unknown argument."""
+        kwargs: as encode's. InvalidError here: no template, an unknown argument."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         template = self._require_template("check")
 

@@ -1,11 +1,12 @@
 """Recorder: rows written to a file as a training run reads them."""
 
 import json
+import tempfile
 from pathlib import Path
 
 from twinkle.core import core
 from twinkle.dataset import columnar
-from twinkle.errors import require
+from twinkle.errors import InvalidError, require
 
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -27,6 +28,21 @@ def format_of(path, format):
     return format
 
 
+def place_of(path):
+    """Makes the folder of a file that is to be written. InvalidError: no file can be written there,
+    or the path is a folder's."""
+    try:
+        require(not Path(path).is_dir(), f"dataset: path is {path!r}, a folder: name a file in it")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=Path(path).parent):
+            pass
+    except OSError as error:
+        raise InvalidError(
+            f"dataset: path is {path!r}, where no file can be written "
+            f"({error.strerror}): name another place"
+        ) from error
+
+
 def write(rows, path, format, batch_size):
     """The core's rows into a file, whole or not at all."""
     if format == "parquet":
@@ -42,7 +58,6 @@ class Recorder:
         self.path, self._format, self._batch_size = Path(path), format, batch_size
         if format == "parquet":
             columnar.package("pyarrow", path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._partial = self.path.with_name(self.path.name + ".partial.jsonl")
         self._file = self._partial.open("wb")
         self._lines = []

@@ -62,8 +62,8 @@ class MultiLoraTransformersModel(TransformersModel):
             adapter_name, config_or_dir, gradient_accumulation_steps, **kwargs
         )
 
-    def _batch(self, group, inputs):
-        batch = super()._batch(group, inputs)
+    def _batch(self, group, inputs, task):
+        batch = super()._batch(group, inputs, task)
         require(
             batch.num_tokens <= self.max_length,
             f"model: the inputs have {batch.num_tokens} tokens together, max_length is "

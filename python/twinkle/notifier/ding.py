@@ -3,14 +3,16 @@
 import base64
 import hashlib
 import hmac
+import http.client
 import json
+import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
 from twinkle import checks
-from twinkle.errors import InternalError, NotFoundError
+from twinkle.errors import InternalError, InvalidError, NotFoundError
 from twinkle.notifier.base import Notifier
 
 _TITLE_LENGTH = 64
@@ -19,12 +21,19 @@ _TITLE_LENGTH = 64
 class DingNotifier(Notifier):
     """ding_url: the robot's address with its access_token. secret: of a robot that wants messages
     signed. timeout: seconds for one message. InvalidError: an address that begins neither with
-    http:// nor with https://, a secret that is no text or empty, a timeout that is not above 0."""
+    http:// nor with https://, has no host, another port than a number, or a blank or other
+    character that no address has; a secret that is no text or empty, a timeout that is not above 0.
+    """
 
     def __init__(self, ding_url, secret=None, timeout=5.0):
         self.ding_url = checks.text("notifier: ding_url", ding_url)
         if not self.ding_url.startswith(("http://", "https://")):
             checks.refuse("notifier: ding_url", ding_url, "an address that begins with https://")
+        if not _is_address(self.ding_url):  # which is not shown: it holds the access token
+            raise InvalidError(
+                "notifier: ding_url must be https://HOST/PATH or https://HOST:PORT/PATH in ASCII "
+                "without blanks: copy it again from the robot's settings"
+            )
         self.secret = checks.text("notifier: secret", secret, none=True)
         self.timeout = checks.number("notifier: timeout", timeout, above=0)
 
@@ -43,7 +52,8 @@ class DingNotifier(Notifier):
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
                 answer = json.load(response)
-        except (OSError, ValueError) as error:  # not the address, which holds the access token
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # without the address, which holds the access token
             raise NotFoundError(f"notifier: DingTalk cannot be reached: {error}") from None
         if not isinstance(answer, dict) or answer.get("errcode", 0) != 0:
             raise InternalError(f"notifier: DingTalk refuses the message: {answer}")
@@ -60,6 +70,15 @@ class DingNotifier(Notifier):
         query = {"timestamp": timestamp, "sign": base64.b64encode(signed.digest()).decode()}
         mark = "&" if "?" in self.ding_url else "?"
         return self.ding_url + mark + urllib.parse.urlencode(query)
+
+
+def _is_address(url):
+    """Whether http.client takes it."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not re.search("[^!-~]", url)
+    except ValueError:  # of a port, of brackets
+        return False
 
 
 def _title(text):

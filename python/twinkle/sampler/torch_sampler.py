@@ -45,6 +45,20 @@ def _integer(name, args, default, least=None):
     return value
 
 
+def _precision(dtype, model):
+    """The engine's mixed_precision for a dtype of engine_args; the model's, which it must be, where
+    there is one."""
+    dtype = "auto" if dtype is None else str(dtype).removeprefix("torch.")
+    known = _PRECISION
+    if model is not None:
+        own = model.mixed_precision
+        known = {name: own for name, of in _PRECISION.items() if name == "auto" or of == own}
+    if dtype not in known:
+        whose = "" if model is None else f", since the model's mixed_precision is {own!r}"
+        checks.refuse("sampler: dtype", dtype, f"one of {', '.join(known)}{whose}")
+    return known[dtype]
+
+
 def _check_widths(params):
     """Numbers that the engine could not hold."""
     given = [(f"stop[{i}]", 0, value) for i, value in enumerate(params.stop_token_ids)]
@@ -95,10 +109,10 @@ class TorchSampler(Sampler):
     engine_args: vLLM's names; max_model_len (tokens of prompt and reply), dtype ('bfloat16',
     'float32'), seed and max_loras have an effect; other known ones have none.
     InvalidError: neither model_id nor model, another thing for one of them, an unknown argument or
-    one of engine_args, a quantization, a tensor_parallel_size other than 1, without model= another
-    dtype, a max_model_len outside 1 to the model's, a seed that is no integer, max_loras below 1;
-    NotFoundError: no such model; NotAvailableError: a device_mesh of several ranks, or without
-    model= of another device than CPU and CUDA.
+    one of engine_args, a quantization, a tensor_parallel_size other than 1, another dtype, which
+    with model= is one that is not the model's, a max_model_len outside 1 to the model's, a seed
+    that is no integer, max_loras below 1; NotFoundError: no such model; NotAvailableError: a
+    device_mesh of several ranks, or without model= of another device than CPU and CUDA.
     """
 
     def __init__(self, model_id=None, engine_args=None, device_mesh=None, model=None, **kwargs):
@@ -122,22 +136,17 @@ class TorchSampler(Sampler):
         if model is not None and not isinstance(model, TransformersModel):
             checks.refuse("sampler: model", model, "a TransformersModel")
         if model_id is not None:
-            checks.path("sampler: model_id", model_id)
+            model_id = checks.path("sampler: model_id", model_id)
         self.device_mesh = register(self, device_mesh)
-        self.model_id = str(model_id if model_id is not None else model.tokenizer_id)
+        self.model_id = model_id if model_id is not None else str(model.tokenizer_id)
         self._model = model
+        precision = _precision(args.get("dtype"), model)
         if model is not None:
             self.engine = model.engine
         else:
-            dtype = "auto" if args.get("dtype") is None else args["dtype"]
-            dtype = str(dtype).removeprefix("torch.")
-            require(
-                dtype in _PRECISION,
-                f"sampler: dtype is {dtype!r}, it must be one of {', '.join(_PRECISION)}",
-            )
             self.engine = core().Engine(
-                resolve(model_id),
-                mixed_precision=_PRECISION[dtype],
+                resolve(self.model_id),
+                mixed_precision=precision,
                 device=device_of(self.device_mesh),
             )
         limit = self.engine.facts()["max_positions"]

@@ -48,7 +48,7 @@ class Template:
         self.enable_thinking = enable_thinking
         self.max_length = max_length
         self.truncation_strategy = truncation_strategy
-        self.directory = resolve(model_id, weights=False)
+        self.directory = resolve(self.model_id, weights=False)
         self._template = core().Template(
             self.directory,
             use_chat_template=use_chat_template,
