@@ -102,6 +102,7 @@ def speed(run, question, batches, gemm_gflops=None):
         rounds, noisy = take_rounds(
             lambda index: take(index + 1), run.rounds, run.attempts, run.progress(question.id)
         )
+        peaks = {name: [worker.ask("peak_rss_mib")] for name, worker in workers.items()}
     difference = differences(curves["ours"], curves["peer"])
     used = [batches[round_["ours"]["batch"]] for round_ in rounds]
     return make_row(
@@ -111,7 +112,7 @@ def speed(run, question, batches, gemm_gflops=None):
         unit="tokens/s", noisy=noisy,
         valid=difference <= TOLERANCE[of],
         notes=[f"{len(curves['ours'])} losses differ by at most {difference:.1e} (relative)"],
-        losses=curves, foreign=foreign_of(rounds), **run.machine_fields(),
+        losses=curves, foreign=foreign_of(rounds), peak_rss_mib=peaks, **run.machine_fields(),
     )  # fmt: skip
 
 
@@ -144,7 +145,16 @@ def f1(run):
 
 
 def c3(run):
-    yield speed(run, C3, run.inputs.mixed_batches(run.attempts + 1, 8))
+    """Speed, and the peaks of the same two processes over all their steps."""
+    batches = run.inputs.mixed_batches(run.attempts + 1, 8)
+    row = speed(run, C3, batches)
+    yield row
+    most = max(num_tokens(batch) for batch in batches[: len(row["losses"]["ours"])])
+    yield make_row(
+        C3.id, "peak memory of the same", row["peer_name"], row["peak_rss_mib"],
+        training_memory_mib(run.shape, RANK, most), lower_is_better=True, unit="MiB", noisy=False,
+        valid=row["valid"], notes=[f"at most {most} tokens a batch"], **run.machine_fields(),
+    )  # fmt: skip
 
 
 def c4(run):

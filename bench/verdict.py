@@ -17,6 +17,7 @@ class Aim:
     floor: float | None  # None: nothing beyond what holds for every row
     goal: float | None
     part: str = ""
+    of_limit: float | None = None  # the least share of the row's limit
 
     def holds_for(self, row):
         return (
@@ -29,7 +30,8 @@ class Aim:
 AIMS = [
     Aim("C1", PEFT, 1.6, 2.0),
     Aim("C2", PEFT, 1.25, 1.45),
-    Aim("C3", PEFT, 1.85, 2.5),
+    Aim("C3", PEFT, 1.85, 2.5, "LoRA training"),
+    Aim("C3", PEFT, None, 4.0, "peak memory"),
     Aim("C4", PEFT, 2.0, 3.0),
     Aim("C5", PEFT, 1.8, 2.5, "4 tenants"),
     Aim("C5", SER, None, 1.0, "4 tenants"),
@@ -50,6 +52,8 @@ AIMS = [
     # The floor is that 64 tenants are held at all: what is not measured is a miss.
     Aim("C12", PEFT, 1.0, None, "64 tenants of rank 16, each after a step: memory"),
     Aim("C12", PEFT, 1.0, None, "64 tenants of rank 16, each after a step: creating"),
+    # 20 ms at most, where the limit is the goal of 3.
+    Aim("R2", "the same engine through a file", None, None, of_limit=3 / 20),
 ]
 
 
@@ -92,7 +96,13 @@ def misses(rows, only):
         for aim in AIMS
         if aim.floor is not None and aim.id in only and not any(map(aim.holds_for, rows))
     ]
-    return found + absent
+    slow = [
+        Miss(row["id"], row["what"], "the limit", row["share_of_limit"], aim.of_limit)
+        for row in rows
+        for aim in AIMS
+        if aim.of_limit is not None and aim.holds_for(row) and row["share_of_limit"] < aim.of_limit
+    ]
+    return found + slow + absent
 
 
 def table(missed):

@@ -126,7 +126,7 @@ def measured(id_, ratio, peer="transformers 5 + peft 1", what="training", valid=
     "row",
     [
         measured("C1", 1.59),
-        measured("C3", 1.84),
+        measured("C3", 1.84, what="LoRA training on GSM8K"),
         measured("C4", 1.99),
         measured("C5", 1.79, what="4 tenants x 2"),
         measured("C5", 1.19, "Twinkle, one tenant after the other", "8 tenants x 64"),
@@ -149,6 +149,13 @@ def test_a_full_run_ends_with_1_and_names_the_row_that_misses_its_floor(row, cap
     assert line == "| " + " | ".join([*cells, f"{verdict.floor_of(row):.2f}"]) + " |"
     assert run.exit_status(reached, [], quick=False) == 0
     assert run.exit_status(below, [], quick=True) == 0
+
+
+def test_the_first_token_with_new_weights_comes_within_20_ms():
+    made = measured("R2", 13.0, "the same engine through a file", "step to first token")
+    assert verdict.misses([made | {"share_of_limit": 0.15}], []) == []
+    (miss,) = verdict.misses([made | {"share_of_limit": 0.149}], [])
+    assert (miss.id, miss.peer, miss.ratio, miss.floor) == ("R2", "the limit", 0.149, 0.15)
 
 
 def test_what_was_asked_and_not_measured_is_a_miss_and_so_are_losses_that_differ(capsys):

@@ -1,6 +1,7 @@
 """The presets that `make test` does not build still configure, with the flags that they are for."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,8 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command):
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def run(*command, **environment):
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
+    )
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     return result.stdout
 
@@ -58,3 +61,12 @@ def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, fl
     assert "twinkle/base/json.cpp" in commands and "twinkle/engine/engine.cpp" in commands
     for source, command in commands.items():
         assert flag in command and "-fno-omit-frame-pointer" in command, source
+
+
+def test_the_scheduling_of_engine_and_sampler_has_no_data_race(tmp_path):
+    """Over a null model, without torch, under ThreadSanitizer; more programs in make soak."""
+    configured("tsan", tmp_path)
+    run("cmake", "--build", tmp_path, "--target", "schedule_test")
+    options = f"suppressions={ROOT / 'scripts/tsan.supp'} halt_on_error=1"
+    told = run(tmp_path / "schedule_test", TSAN_OPTIONS=options)
+    assert "[  PASSED  ]" in told and "SamplingThreads" in told

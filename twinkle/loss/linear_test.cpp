@@ -35,6 +35,25 @@ TEST(Linear, CarriesAGivenGradientOfEntropies) {
   EXPECT_FALSE(entropy_grad(find("cross_entropy"), in).defined()) << "it does not look at them";
 }
 
+// Any sum of the library's over so many would be cut for its threads.
+TEST(Linear, SumsSequenceBySequenceHoweverLongItIs) {
+  constexpr int64_t kRows = 60'000, kHalf = 20'000;
+  Inputs in{.logprobs = at::randn({kRows}), .weights = at::ones({kRows})};
+  in.cu_seqlens = {0, kHalf, kRows};
+  in.extras = {{"grad", at::randn({kRows})}, {"entropy_grad", at::randn({kRows})}};
+  in.entropies = at::rand({kRows});
+  const auto through = [&](const char* grad, const at::Tensor& values) {
+    const float* g = in.extras.at(grad).const_data_ptr<float>();
+    const float* v = values.const_data_ptr<float>();
+    double first = 0, second = 0;
+    for (int64_t i = 0; i < kRows; ++i)
+      (i < kHalf ? first : second) += static_cast<double>(g[i]) * static_cast<double>(v[i]);
+    return first + second;
+  };
+  EXPECT_EQ(run(find("linear"), in).loss,
+            through("grad", in.logprobs) + through("entropy_grad", in.entropies));
+}
+
 TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
   EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
   EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 0}}).num_tokens, 0);

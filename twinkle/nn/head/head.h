@@ -1,7 +1,7 @@
 // The language model's head: log p(target) and entropy of the rows that have a target, and their
 // backward, in chunks of rows, so that the T x V matrix of logits never exists; rows without a
-// target cost nothing. Logits in the weight's type, log-sum-exp, probabilities and their sums in
-// float32. N scored rows, D width, V vocabulary.
+// target cost nothing. Logits in the weight's type, probabilities in float32, their sums in float64.
+// N scored rows, D width, V vocabulary.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -27,8 +27,7 @@ struct HeadOutput {
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
-// Of a chunk's logits: few enough that their memory is used again for the next chunk instead of
-// being given back (glibc returns every block beyond 32 MiB), many enough for the products.
+// Of a chunk's logits: little beside what a batch keeps, and rows enough for the products.
 inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
 
 struct HeadOptions {
