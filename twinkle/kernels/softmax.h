@@ -11,7 +11,8 @@
 
 namespace twinkle::kernels {
 
-// logits [n, V] contiguous; 0 <= id < V; temperature > 0.
+// logits [n, V] contiguous; 0 <= id < V; temperature > 0. Error kInvalid, here and below: logits of
+// another type than the three.
 RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
                        bool entropy);
 

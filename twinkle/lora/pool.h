@@ -51,7 +51,7 @@ class Pool {
 
   // Takes the lowest free slot.
   Pin add(std::unique_ptr<Adapter> adapter);
-  Adapter& at(int32_t slot);
+  Adapter& at(int32_t slot);    // Error kInternal: the slot is free
   Adapter* find(int32_t slot);  // or nullptr: the slot is free
 
   // Makes `pin` the only share of its slot. Where there are others, they keep the slot as it is,

@@ -23,7 +23,8 @@ enum class LinearPath { kBest, kPairs, kTiles, kRuns, kPortablePairs, kPortableT
 // undefined, all bf16, x and bias contiguous; [m, O] bf16. An output is a sum over I in the path's
 // order, then the bias is added; one rounding to bf16. kBest: tiles where the processor and the
 // system have them, else pairs, else runs; always runs where ATen is kept from AVX-512
-// (ATEN_CPU_CAPABILITY=avx2). Throws when the processor lacks what another path names.
+// (ATEN_CPU_CAPABILITY=avx2). Error kInvalid: other shapes, types or layouts, or the processor
+// lacks what another path names.
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        LinearPath path = LinearPath::kBest);
 
