@@ -16,6 +16,7 @@ WIDE = {
     "python/twinkle/dataloader/dataloader.py: __init__",
     "python/twinkle/device_mesh.py: from_sizes",
     "python/twinkle/engine/tenant.py: forward",  # an operation's fields
+    "python/twinkle/engine/tenant.py: forward_backward",
     "python/twinkle/infra.py: initialize",
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",

@@ -132,11 +132,12 @@ namespace {
 void refuse_unknown(const py::dict& sequence, const std::string& where) {
   for (const auto& [key, value] : sequence) {
     bool known = false;
-    for (const char* name : {"input_ids", "labels", "weights", "extras", "embedding_grad"})
+    for (const char* name :
+         {"input_ids", "labels", "weights", "extras", "embedding_grad", "logits_grad"})
       known = known || key.equal(py::str(name));
     require(known, Code::kInvalid, where, std::string(py::repr(key)),
-            " is not a field of a sequence, it has input_ids, labels, weights, extras and "
-            "embedding_grad");
+            " is not a field of a sequence, it has input_ids, labels, weights, extras, "
+            "embedding_grad and logits_grad");
   }
 }
 
@@ -157,6 +158,8 @@ std::vector<engine::Sequence> sequences(const py::list& items) {
     if (dict.contains("weights")) s.weights = floats(dict["weights"], where + "weights");
     if (dict.contains("embedding_grad"))
       s.embedding_grad = floats(dict["embedding_grad"], where + "embedding_grad");
+    if (dict.contains("logits_grad"))
+      s.logits_grad = floats(dict["logits_grad"], where + "logits_grad");
     if (dict.contains("extras"))
       for (const auto& [name, values] : dict["extras"].cast<py::dict>()) {
         const auto key = name.cast<std::string>();

@@ -16,7 +16,7 @@ template <class A, class T>
 void fields(A& a, T& v) {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_same_v<U, Sequence>) {
-    a(v.input_ids, v.labels, v.weights, v.extras, v.embedding_grad);
+    a(v.input_ids, v.labels, v.weights, v.extras, v.embedding_grad, v.logits_grad);
   } else if constexpr (std::is_same_v<U, Create>) {
     a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen, v.weight, v.priority);
   } else if constexpr (std::is_same_v<U, Delete> || std::is_same_v<U, ZeroGrad> ||

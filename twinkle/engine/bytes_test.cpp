@@ -16,8 +16,8 @@ template <class T>
 auto all(T& v) {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_same_v<U, Sequence>) {
-    auto& [a, b, c, d, e] = v;
-    return std::tie(a, b, c, d, e);
+    auto& [a, b, c, d, e, f] = v;
+    return std::tie(a, b, c, d, e, f);
   } else if constexpr (std::is_same_v<U, Create>) {
     auto& [a, b, c, d, e, f, g] = v;
     return std::tie(a, b, c, d, e, f, g);

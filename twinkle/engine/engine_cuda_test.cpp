@@ -104,6 +104,10 @@ Numbers train(Engine& engine) {
     embedded.sequences[0].labels.clear();
     embedded.sequences[0].embedding_grad.assign(16, 0.5f);
     out.add("embedded", engine.run<ForwardResult>(embedded));
+    embedded.sequences[0].embedding_grad.clear();
+    embedded.sequences[0].logits_grad.assign(5 * 41, -0.01f);
+    embedded.temperature = 0.7;
+    out.add("through logits", engine.run<ForwardResult>(embedded));
     for (Future& f : futures) out.add("backward", std::get<ForwardResult>(f.get()));
     out.add("a", engine.run<InspectResult>(Inspect{"a", true}));
     out.add("b", engine.run<InspectResult>(Inspect{"b", true}));

@@ -27,6 +27,9 @@ struct Sequence {
   std::map<std::string, std::vector<float>>
       extras;                         // what the loss asks for: old_logps, advantages, ...
   std::vector<float> embedding_grad;  // [width] d loss / d embedding, for a LinearLoss; empty: 0
+  // [tokens x vocabulary] d loss / d logits, as a Forward gives them, for a LinearLoss. All
+  // sequences of an operation have it, and then no labels, or none has it.
+  std::vector<float> logits_grad;
 };
 
 // What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
@@ -178,9 +181,9 @@ struct ForwardResult {
   double num_tokens = 0;                  // what the step will divide by
   std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
-  // Only when asked for, per sequence: [tokens x vocabulary], already divided by the temperature;
-  // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
-  // a ForwardBackward with an embedding_grad too.
+  // Only when asked for or learned through, per sequence: [tokens x vocabulary], already divided by
+  // the temperature; and the last token's final hidden state divided by its L2 norm, [width]
+  // (nn/head/pooling.h).
   std::vector<std::vector<float>> logits, embeddings;
 };
 

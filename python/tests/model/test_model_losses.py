@@ -46,8 +46,8 @@ def test_a_function_is_a_loss(model):
     assert out["loss"] == pytest.approx(reference(model.engine.base, [A])[0].item(), rel=1e-5)
 
 
-class NeedsLogits(Loss):
-    require_logits = True
+class NeedsValues(Loss):
+    require_values = True
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_bad_python_loss_is_named_and_accumulates_nothing(model, loss, text):
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        ("logits", NotAvailableError, "no gradient goes through logits.*return_logits=True"),
+        ("logits", InvalidError, "require_logits = True, or, in evaluation, .*return_logits=True"),
         ("values", NotAvailableError, "no value head"),
         ("entropies", InvalidError, "require_entropy = True"),
         ("embeddings", InvalidError, "task='embedding'"),
@@ -108,8 +108,8 @@ def test_in_training_a_loss_sees_the_same_outputs_by_either_way(model, name):
 
 
 def test_what_a_loss_cannot_have_is_refused_when_it_is_set(model):
-    with pytest.raises(ImportError, match=r"NeedsLogits has require_logits.*'entropies'"):
-        model.set_loss(NeedsLogits)
+    with pytest.raises(ImportError, match=r"NeedsValues has require_values.*'entropies'"):
+        model.set_loss(NeedsValues)
     with pytest.raises(InvalidError, match="no Loss named 'NoLoss'"):
         model.set_loss("NoLoss")
     with pytest.raises(InvalidError, match="CrossEntropyLoss has no argument 'epsilon'"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import drawn
 
-from twinkle import InvalidError, LoraConfig, NotAvailableError
+from twinkle import InvalidError, LoraConfig
 from twinkle.engine import Engine
 from twinkle.loss import Loss
 from twinkle.model import TransformersModel
@@ -75,6 +75,65 @@ def test_embeddings_are_the_last_tokens_state_of_norm_1(fp32, reference):
     assert torch.equal(last, out["embeddings"][:1]), "the last token that counts"
 
 
+class Distill(Loss):
+    """The reverse of a teacher's cross entropy, and some of the labels' own."""
+
+    require_logits = True
+
+    def __call__(self, inputs, outputs, share=0.5):
+        scored = inputs["labels"] != -100
+        logits = outputs["logits"][scored]
+        teacher = torch.linspace(-1, 1, logits.shape[-1]).softmax(-1)
+        away = (logits.softmax(-1) * (logits.log_softmax(-1) - teacher.log())).sum()
+        return {"loss": away - share * outputs["logps"].sum(), "num_tokens": int(scored.sum())}
+
+
+def distilled(reference, batch, temperature):
+    """The same loss by transformers alone."""
+    total = 0
+    for feature in batch:
+        logits = reference(torch.as_tensor(feature["input_ids"])[None]).logits / temperature
+        labels = torch.as_tensor(feature["labels"])[None]
+        logps = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        outputs = {"logits": logits, "logps": torch.where(labels != -100, logps, 0.0)}
+        total = total + Distill()({"labels": labels}, outputs)["loss"]
+    return total
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_training_through_logits_equals_transformers(fp32, reference, full):
+    """Of all weights; and of an adapter, whose second step begins where B is not zero."""
+    peft = pytest.importorskip("peft")
+    fields = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    if not full:
+        fp32.add_adapter_to_model("me", LoraConfig(**fields))
+        reference = peft.get_peft_model(reference, peft.LoraConfig(**fields))
+        ours = fp32.get_state_dict()
+        with torch.no_grad():
+            for name, value in reference.named_parameters():
+                if "lora_" in name:
+                    value.copy_(
+                        ours[name.removeprefix("base_model.model.").replace(".default", "")]
+                    )
+    fp32.set_loss(Distill)
+    fp32.set_optimizer("SGD", lr=1e-2, weight_decay=0.0)
+    learned = [p for p in reference.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(learned, lr=1e-2)
+    for step in range(3):
+        batch = drawn([8, 12, 3], seed=step)
+        expected = distilled(reference, batch, 0.7)
+        count = sum(int((torch.as_tensor(f["labels"]) != -100).sum()) for f in batch)
+        (expected / count).backward()
+        norm = torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        out = fp32.forward_backward(inputs=batch, temperature=0.7)
+        assert out["loss"] == pytest.approx(expected.item(), rel=1e-4)
+        assert "logits" not in out and out["num_tokens"] == count
+        assert out["logps"].shape == (3, 12) and out["logps"].any()
+        assert fp32.clip_grad_and_step() == pytest.approx(float(norm), rel=1e-3)
+
+
 class InBatch(Loss):
     """Rows come as anchor, positive, anchor, positive, ...: cross entropy over the batch."""
 
@@ -106,21 +165,35 @@ def test_training_on_embeddings_equals_transformers(fp32, reference):
         assert fp32.clip_grad_and_step() == pytest.approx(float(norm), rel=1e-3)
 
 
+def test_a_loss_that_needs_logits_is_set_before_the_forward_and_bounded(fp32):
+    fp32.forward(inputs=BATCH)
+    fp32.set_loss(Distill)
+    with pytest.raises(InvalidError, match="Distill has require_logits, but was set after the"):
+        fp32.calculate_loss()
+    count = (1 << 30) // (64 * fp32.facts["vocab_size"] * 4) + 1
+    batch = [{"input_ids": [1] * 64, "labels": [1] * 64}] * count
+    for method in (fp32.forward, fp32.forward_only, fp32.forward_backward):
+        with pytest.raises(InvalidError, match=r"^model: require_logits: logits of .* 1025 MiB"):
+            method(inputs=batch)
+    with pytest.raises(InvalidError, match="Distill has require_logps and require_logits, but"):
+        fp32.forward_backward(inputs=BATCH, task="embedding")
+
+
 class OfLogits(Loss):
     def __call__(self, inputs, outputs):
         return outputs["logits"].logsumexp(-1).sum()
 
 
-def test_a_loss_sees_logits_in_evaluation_and_is_refused_by_name_in_training(fp32, reference):
+def test_a_loss_without_require_logits_sees_them_in_evaluation_alone(fp32, reference):
     fp32.set_loss(OfLogits)
     fp32.forward_only(inputs=BATCH[:1], return_logits=True)
     expected = logits_of(reference, BATCH[0]).logsumexp(-1).sum()
     assert fp32.calculate_loss() == pytest.approx(expected.item(), rel=1e-5)
     text = r"^loss: OfLogits reads outputs\['logits'\], .*return_logits=True"
-    with pytest.raises(NotAvailableError, match=text):
+    with pytest.raises(InvalidError, match=text):
         fp32.forward_backward(inputs=BATCH, return_logits=True)
     assert "logits" in fp32.forward(inputs=BATCH, return_logits=True)
-    with pytest.raises(NotAvailableError, match=text):
+    with pytest.raises(InvalidError, match=text):
         fp32.calculate_loss()
     with pytest.raises(InvalidError, match="backward needs forward and calculate_loss"):
         fp32.backward()
@@ -128,16 +201,17 @@ def test_a_loss_sees_logits_in_evaluation_and_is_refused_by_name_in_training(fp3
         fp32.step()
 
 
-def test_the_three_methods_are_one_forward_backward(tiny_llama_dir):
+@pytest.mark.parametrize(("loss", "task"), [(InBatch, "embedding"), (Distill, "causal_lm")])
+def test_the_three_methods_are_one_forward_backward(tiny_llama_dir, loss, task):
     states = []
     for together in (True, False):
         model = TransformersModel(model_id=tiny_llama_dir)
         model.add_adapter_to_model("me", LoraConfig(r=4, target_modules="all-linear"))
-        model.set_loss(InBatch)
+        model.set_loss(loss)
         if together:
-            model.forward_backward(inputs=BATCH, task="embedding")
+            model.forward_backward(inputs=BATCH, task=task)
         else:
-            model.forward(inputs=BATCH, task="embedding")
+            model.forward(inputs=BATCH, task=task)
             model.calculate_loss()
             model.backward()
         states.append(model.engine.inspect(tenant=model._group().tenant).result())
@@ -212,5 +286,14 @@ def test_a_tenant_gets_logits_and_embeddings_and_learns_through_these(tiny_llama
     ).result()
     scored = sum(float(row.sum()) for row in both.logps)
     assert both.loss == pytest.approx(labelled.loss + scored, rel=1e-5)
+    me.zero_grad().result()
+    weights = [torch.linspace(-1, 1, row.size).reshape(row.shape).numpy() for row in result.logits]
+    now = me.forward(BATCH, logits=True).result().logits
+    learned = me.forward_backward(BATCH, "LinearLoss", logits_grad=weights).result()
+    expected = sum(float((w * row).sum()) for w, row in zip(weights, now, strict=True))
+    assert learned.loss == pytest.approx(expected, rel=1e-4)
+    assert (learned.logits[1] == now[1]).all() and me.inspect().result().gradients
+    with pytest.raises(InvalidError, match=r"^engine: sequence 0: logits_grad has 2 entries"):
+        me.forward_backward(BATCH, "LinearLoss", logits_grad=[[1.0, 2.0]] * 4).result()
     with pytest.raises(InvalidError, match=r"^engine: logits is 1, it must be True or False"):
         me.forward(BATCH, logits=1)

@@ -81,6 +81,7 @@ class Tenant:
         temperature=1.0,
         logits=False,
         embedding_grad=None,
+        logits_grad=None,
         **extras,
     ):
         """Adds the loss's gradient to the accumulated ones. loss: a name of the engine's.
@@ -89,7 +90,8 @@ class Tenant:
         [L], or a number for all tokens of that input (old_logps, advantages, grad, ...). Anything
         else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
         LinearLoss, d loss / d embedding, an array [width] for each input; labels count beside it
-        with a grad alone.
+        with a grad alone. logits_grad: the same, d loss / d logits as forward gives them, an array
+        [tokens, vocabulary] for each input; labels do not count beside it.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
         scored tokens); logps as forward's; num_tokens, what the step will divide by; logits when
         asked for, and of a LinearLoss entropies and embeddings, if it has their gradients; all as
@@ -106,7 +108,11 @@ class Tenant:
                 options[name] = value
         future = self._core.forward_backward(
             tenant=self.name,
-            sequences=_with_embedding_grad(batch, embedding_grad, "grad" in extras),
+            sequences=_with_grads(
+                batch,
+                {"embedding_grad": embedding_grad, "logits_grad": logits_grad},
+                "grad" in extras and logits_grad is None,
+            ),
             loss=loss,
             loss_options=as_json("extras", options),
             temperature=checks.number("engine: temperature", temperature, above=0),
@@ -324,18 +330,21 @@ def _scores(batch, result):
     return out
 
 
-def _with_embedding_grad(batch, grads, scored):
-    if grads is None:
-        return batch.sequences
-    sequences = batch.sequences if scored else batch.unscored()
-    if not isinstance(grads, (list, tuple, np.ndarray)):
-        checks.refuse("engine: embedding_grad", grads, "a list with an array for each input")
-    require(
-        len(grads) == len(sequences),
-        f"engine: embedding_grad has {len(grads)} entries for {len(sequences)} inputs, they must "
-        "be equally many",
-    )
-    return [{**s, "embedding_grad": g} for s, g in zip(sequences, grads, strict=True)]
+def _with_grads(batch, grads, scored):
+    """The batch's sequences with gradients by name, each a list with an array for each or None."""
+    grads = {name: given for name, given in grads.items() if given is not None}
+    sequences = batch.sequences if scored or not grads else batch.unscored()
+    for name, given in grads.items():
+        if not isinstance(given, (list, tuple, np.ndarray)):
+            checks.refuse(f"engine: {name}", given, "a list with an array for each input")
+        require(
+            len(given) == len(sequences),
+            f"engine: {name} has {len(given)} entries for {len(sequences)} inputs, they must be "
+            "equally many",
+        )
+        rows = [np.ravel(g) if name == "logits_grad" else g for g in given]
+        sequences = [{**s, name: row} for s, row in zip(sequences, rows, strict=True)]
+    return sequences
 
 
 def _same(value):

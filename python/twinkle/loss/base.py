@@ -14,9 +14,11 @@ class Loss:
     log p(label), 0 where ignored, and requires grad; with require_entropy, so does
     `outputs['entropies']` [B, L] float32 in nats. With task='embedding', which is for losses with
     require_logps = False, there is `outputs['embeddings']` [B, D] float32 alone, of L2 norm 1, and
-    requires grad. In evaluation, after forward_only(return_logits=True), `outputs['logits']`
-    [B, L, V] float32, too. kwargs are those of forward_backward. To read one of these, or 'values',
-    where it is not there raises InvalidError; NotAvailableError of logits and values.
+    requires grad. With require_logits `outputs['logits']` [B, L, V] float32, divided by the
+    temperature, requires grad, and what else is read is computed from it; at most 1 GiB a call. In
+    evaluation logits are there after forward_only(return_logits=True), too. kwargs are those of
+    forward_backward. To read one of these where it is not there raises InvalidError; 'values',
+    which no model gives, NotAvailableError.
     Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
     divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
     """
@@ -58,22 +60,38 @@ _SOURCES = {
         "call with task='embedding', for which the loss has require_logps = False",
     ),
     "logits": (
-        NotAvailableError,
-        "no gradient goes through logits, so there are none in training; in evaluation call "
+        InvalidError,
+        "set a subclass of Loss with require_logits = True, or, in evaluation, call "
         "forward_only(return_logits=True)",
     ),
     "values": (NotAvailableError, "this version has no value head"),
 }
 
 
-class _Outputs(dict):
-    """What a loss reads; one of _SOURCES that is not there is refused by name."""
+def _of_logits(name, logits, labels):
+    """logps or entropies [B, L] of logits [B, L, V], 0 where the label is ignored."""
+    import torch
 
-    def __init__(self, outputs, loss):
+    of_all = torch.log_softmax(logits, -1)
+    if name == "logps":
+        chosen = of_all.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    else:
+        chosen = -(of_all.exp() * of_all).sum(-1)
+    return torch.where(labels != -100, chosen, 0.0)
+
+
+class _Outputs(dict):
+    """What a loss reads; logps and entropies are made of logits where these are all there is, and
+    one of _SOURCES that is not there is refused by name."""
+
+    def __init__(self, outputs, loss, labels):
         super().__init__(outputs)
-        self._reader = type(loss).__name__
+        self._reader, self._labels = type(loss).__name__, labels
 
     def __missing__(self, name):
+        if name in ("logps", "entropies") and "logits" in self:
+            self[name] = _of_logits(name, self["logits"], self._labels)
+            return self[name]
         if name not in _SOURCES:
             raise KeyError(name)
         error, remedy = _SOURCES[name]
@@ -84,17 +102,13 @@ class _Outputs(dict):
 
 
 def check_usable(loss):
-    """Refuses what this version cannot give a loss. NotAvailableError: it has require_logits or
-    require_values."""
-    for flag, what in (
-        ("require_logits", "logits [B, L, V]"),
-        ("require_values", "a value head"),
-    ):
-        if getattr(loss, flag, False):
-            raise NotAvailableError(
-                f"loss: {type(loss).__name__} has {flag}, but this version does not give {what} "
-                "to losses; use outputs['logps'] and, with require_entropy, outputs['entropies']"
-            )
+    """Refuses what this version cannot give a loss. NotAvailableError: it has require_values."""
+    if loss.require_values:
+        raise NotAvailableError(
+            f"loss: {type(loss).__name__} has require_values, but this version has no value head; "
+            "use outputs['logps'], with require_entropy outputs['entropies'], and with "
+            "require_logits outputs['logits']"
+        )
 
 
 def check_kwargs(loss, kwargs):
@@ -117,7 +131,7 @@ def evaluate(loss, inputs, outputs, kwargs):
     InvalidError, NotAvailableError: the loss reads an output that is not there."""
     import torch
 
-    result = loss(inputs, _Outputs(outputs, loss), **kwargs)
+    result = loss(inputs, _Outputs(outputs, loss, inputs["labels"]), **kwargs)
     num_tokens = 0
     if isinstance(result, dict):
         require("loss" in result, f"loss: {type(loss).__name__} returned a dict without 'loss'")

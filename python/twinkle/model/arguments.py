@@ -1,6 +1,6 @@
 """Checks of arguments: what is refused, and by which name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
@@ -63,6 +63,20 @@ class Task:
     embedding: bool = False  # of every sequence, in place of log-probabilities
     logits: bool = False
     temperature: float = 1.0
+    loss_logits: bool = False  # for the loss, which learns through them
+
+    def of(self, loss):
+        """The same with what the loss asks for."""
+        return replace(self, loss_logits=loss.require_logits and not self.embedding)
+
+    def check(self, loss):
+        """InvalidError: the loss needs what the forward does not give."""
+        wanted = [flag for flag in ("require_logps", "require_logits") if getattr(loss, flag)]
+        require(
+            not (self.embedding and wanted),
+            f"loss: {type(loss).__name__} has {' and '.join(wanted)}, but task='embedding' gives "
+            "embeddings alone; set a loss of embeddings, with require_logps = False",
+        )
 
     def sequences(self, batch):
         """As the engine takes them."""
@@ -73,18 +87,11 @@ class Task:
         rows, longest = len(batch), max(batch.lengths, default=0)
         size = rows * longest * vocabulary * 4
         require(
-            not self.logits or size <= _MOST_LOGIT_BYTES,
-            f"model: return_logits: logits of {rows} x {longest} positions and a vocabulary of "
-            f"{vocabulary} take {-(-size >> 20)} MiB, at most {_MOST_LOGIT_BYTES >> 20} are given; "
-            "pass fewer sequences, or those of like lengths together",
-        )
-
-    def check(self, loss):
-        """InvalidError: the loss needs what the forward does not give."""
-        require(
-            not (self.embedding and loss.require_logps),
-            f"loss: {type(loss).__name__} has require_logps, but task='embedding' gives embeddings "
-            "alone; set a loss of embeddings, with require_logps = False",
+            not (self.logits or self.loss_logits) or size <= _MOST_LOGIT_BYTES,
+            f"model: {'require_logits' if self.loss_logits else 'return_logits'}: logits of {rows} "
+            f"x {longest} positions and a vocabulary of {vocabulary} take {-(-size >> 20)} MiB, at "
+            f"most {_MOST_LOGIT_BYTES >> 20} are given; pass fewer sequences, or those of like "
+            "lengths together",
         )
 
 

@@ -9,19 +9,23 @@ from twinkle.model.arguments import slice_kwargs
 _EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
 
 
-def learnable(outputs):
-    """Those of a ModelOutput that a gradient goes through: all that a loss sees in training."""
-    return {name: outputs[name] for name in (*_EXTRAS, "embeddings") if name in outputs}
+def learnable(loss, outputs):
+    """Those of a ModelOutput that a gradient goes through: all that a loss sees in training. A loss
+    with require_logits learns through these alone: what it reads else is computed from them."""
+    names = ("logits",) if loss.require_logits else (*_EXTRAS, "embeddings")
+    return {name: outputs[name] for name in names if name in outputs}
 
 
 def outputs_of(part, scores, rows=slice(None)):
     """Tensors of a part of a batch from the engine's scores, whose `rows` the part is: embeddings
-    [B, D] where they were asked for, else logps and, where asked for, entropies [B, L]."""
+    [B, D] where they were asked for, else logps and, where asked for, entropies [B, L] and logits
+    [B, L, V]."""
     if scores["embeddings"]:
         import torch
 
         return {"embeddings": torch.from_numpy(np.stack(scores["embeddings"][rows]))}
-    return {name: part.padded(scores[name][rows]) for name in _EXTRAS if scores[name]}
+    names = (*_EXTRAS, "logits")
+    return {name: part.padded(scores[name][rows]) for name in names if scores[name]}
 
 
 def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
@@ -29,7 +33,7 @@ def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
     hold its gradients."""
     values, counts, sequences, begin = [], [], [], 0
     for part in batch.split(micro_batch_size):
-        outputs = outputs_of(part, scores, slice(begin, begin + len(part)))
+        outputs = learnable(loss, outputs_of(part, scores, slice(begin, begin + len(part))))
         part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch))
         value, count, grads = gradient(loss, part.tensors(), outputs, part_kwargs)
         values.append(value)
@@ -43,6 +47,11 @@ def _with_gradients(part, grads):
     if "embeddings" in grads:
         rows = grads["embeddings"].numpy()
         return [{**s, "embedding_grad": g} for s, g in zip(part.unscored(), rows, strict=True)]
+    if "logits" in grads:
+        rows = part.unpadded(grads["logits"])
+        return [
+            {**s, "logits_grad": g.reshape(-1)} for s, g in zip(part.unscored(), rows, strict=True)
+        ]
     names = [_EXTRAS[name] for name in grads]
     rows = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
     return [

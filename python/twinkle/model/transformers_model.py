@@ -24,10 +24,12 @@ from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of
 
 def _outputs(loss, batch, result):
     """A ModelOutput of the engine's result: of what was asked for."""
-    outputs = {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
-    if result["logits"]:
-        outputs["logits"] = batch.padded(result["logits"])
-    return outputs
+    return {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
+
+
+def _asked(task, outputs):
+    """What a user sees of them: logits only where they are the user's wish, not the loss's."""
+    return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
 
 
 def _given(*values):
@@ -107,6 +109,7 @@ class TransformersModel(Adapters):
 
     def _run_forward(self, group, inputs, training, task, disable_lora=False):
         disable_lora = checks.flag("model: disable_lora", disable_lora)
+        task = task.of(group.loss)
         batch = self._batch(group, inputs, task)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
@@ -115,7 +118,7 @@ class TransformersModel(Adapters):
             temperature=task.temperature,
             entropy=group.loss.require_entropy,
             train=training,
-            logits=task.logits,
+            logits=task.logits or task.loss_logits,
             embedding=task.embedding,
         ).result()
         outputs = _outputs(None, batch, result)
@@ -124,7 +127,7 @@ class TransformersModel(Adapters):
         status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
-        return dict(outputs)
+        return _asked(task, outputs)
 
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
         """Scores a batch for training, with its dropout. Then calculate_loss and backward.
@@ -157,24 +160,27 @@ class TransformersModel(Adapters):
 
     def calculate_loss(self, adapter_name=None, **kwargs):
         """The loss of the last forward (or forward_only), as the loss defines it: a float. The
-        loss sees logits only of forward_only(return_logits=True). InvalidError: there was none
-        since the last backward or forward_backward, or kwargs that the loss does not take."""
+        loss sees logits if it has require_logits, or of forward_only(return_logits=True).
+        InvalidError: there was none since the last backward or forward_backward, or kwargs that
+        the loss does not take."""
         group = self._group(adapter_name)
         training = group.mode == "train"
         status = group.status(training)
         if status.batch is None:
             raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
         status.task.check(group.loss)
+        given = status.task.of(group.loss) == status.task and (
+            status.task.embedding or not group.loss.require_entropy or "entropies" in status.outputs
+        )
         require(
-            status.task.embedding
-            or not group.loss.require_entropy
-            or "entropies" in status.outputs,
-            f"model: {type(group.loss).__name__} has require_entropy, but was set after the "
-            "forward: call forward or forward_only again",
+            given,
+            f"model: {type(group.loss).__name__} has "
+            f"{'require_logits' if group.loss.require_logits else 'require_entropy'}, but was set "
+            "after the forward: call forward or forward_only again",
         )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
-        outputs = learnable(status.outputs) if training else status.outputs
+        outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, status.batch.tensors(), outputs, kwargs)
         status.loss_kwargs = kwargs
         status.outputs["loss"] = value.item()
@@ -209,7 +215,8 @@ class TransformersModel(Adapters):
 
         kwargs are the loss's. micro_batch_size: sequences per call of a loss written in Python; the
         engine's own losses see the batch whole and divide the work themselves. return_logits, task:
-        as forward's; with task='embedding' the loss is one in Python with require_logps = False.
+        as forward's; with task='embedding' the loss is one in Python with require_logps = False. A
+        loss with require_logits takes at most 1 GiB of logits a call, as return_logits.
         Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens.
         InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
         model's positions, a loss or gradient that is not finite, kwargs that the loss does not
@@ -220,6 +227,7 @@ class TransformersModel(Adapters):
         group = self._group(adapter_name)
         check_kwargs(group.loss, loss_kwargs)
         task.check(group.loss)
+        task = task.of(group.loss)
         batch = self._batch(group, inputs, task)
         group.mode = "train"
         return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
@@ -243,6 +251,7 @@ class TransformersModel(Adapters):
                 train=True,
                 entropy=group.loss.require_entropy,
                 embedding=task.embedding,
+                logits=task.loss_logits,
                 **common,
             ).result()
             value, counts, sequences = evaluate_in_parts(
@@ -256,6 +265,8 @@ class TransformersModel(Adapters):
                 logits=task.logits,
                 **common,
             ).result()
+            if task.loss_logits:  # whose gradients are all that the second pass was given
+                result = scores
         outputs = _outputs(value, batch, result)
         group.cur_step += 1
         group.accumulated += 1
@@ -269,7 +280,7 @@ class TransformersModel(Adapters):
             loss_tokens=loss_tokens,
             started=started,
         )
-        return dict(outputs)
+        return _asked(task, outputs)
 
     # ---- steps
 

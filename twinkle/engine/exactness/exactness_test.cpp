@@ -24,7 +24,8 @@ struct Person {
   std::string lora, optimizer, options, loss, loss_options;
   int micro_batches;
   double max_grad_norm;
-  size_t width;  // of the model
+  size_t width;         // of the model
+  bool through_logits;  // learns by gradients of all logits
 };
 
 Person person(uint64_t i, size_t width = kWidth) {
@@ -51,6 +52,7 @@ Person person(uint64_t i, size_t width = kWidth) {
   p.micro_batches = 1 + static_cast<int>(i % 3);
   p.max_grad_norm = i % 2 ? 0.5 : 0.0;
   p.width = width;
+  p.through_logits = i % 8 == 5;  // of those with a LinearLoss
   return p;
 }
 
@@ -58,6 +60,12 @@ Sequence sequence(const Person& p, uint64_t key) {
   Sequence s = drawn(key, 1 + key % 19);
   for (size_t t = 0; t + 1 < s.labels.size(); t += 4) s.labels[t] = -100;
   if (p.loss != "LinearLoss") return s;
+  if (p.through_logits) {
+    s.labels.clear();
+    for (size_t k = 0; k < 131 * s.input_ids.size(); ++k)
+      s.logits_grad.push_back(static_cast<float>(0.02 * uniform_at(key, k) - 0.01));
+    return s;
+  }
   for (size_t t = 0; t < s.labels.size(); ++t)
     s.extras["grad"].push_back(static_cast<float>(0.1 * uniform_at(key, t) - 0.08));
   s.extras["entropy_grad"].assign(s.labels.size(), -0.03f);
@@ -238,6 +246,7 @@ std::deque<Operation> with_faults(std::deque<Operation> life) {
     auto* backward = std::get_if<ForwardBackward>(&op);
     if (backward && ++turn % 3 == 0) {
       ForwardBackward bad = *backward;
+      for (Sequence& each : bad.sequences) each.logits_grad.clear();
       Sequence& s = bad.sequences[0];
       s.labels.assign(s.input_ids.size(), 5);
       if (turn % 2 == 0) bad.loss = "NoSuchLoss";

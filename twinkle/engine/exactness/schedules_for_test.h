@@ -59,6 +59,12 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
       s.embedding_grad.assign(16, 0.1f * draw(key, 3) - 0.1f);  // smallest_config's width
       if (draw(key, 2)) s.labels.clear();
     }
+    if (draw(key, 4) == 0) {
+      for (Sequence& s : op.sequences) {
+        s.labels.clear();
+        s.logits_grad.assign(s.input_ids.size() * 41, 0.01f * draw(key, 5) - 0.02f);
+      }
+    }
   }
   op.logits = draw(key, 6) == 0;
   if (draw(key, 12) == 0) op.loss = "NoSuchLoss";

@@ -127,6 +127,23 @@ std::vector<float> entropy_grads(std::span<const Piece> pieces, const Pass& pass
   return out;
 }
 
+// d loss / d logits of the sequences that have one goes through the head.
+void add_logits_grads(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
+                      const nn::Linear& head, at::Tensor& dhidden) {
+  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Running& op = *pieces[i].op;
+    for (size_t s = 0; s < pieces[i].last - pieces[i].first; ++s) {
+      const std::vector<float>& grad = op.sequences()[pieces[i].first + s].logits_grad;
+      const size_t at = pass.cu_sequences[i] + s;
+      if (grad.empty()) continue;
+      nn::head_logits_backward(hidden.slice(0, cu[at], cu[at + 1]), head,
+                               static_cast<float>(op.temperature()), grad,
+                               dhidden.slice(0, cu[at], cu[at + 1]));
+    }
+  }
+}
+
 // The derivatives of all pieces' losses, and whether they are finite.
 nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
                         const nn::Linear& head) {
@@ -197,6 +214,7 @@ void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::Train
   }
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
   add_embedding_grads(pieces, pass, hidden, out.dhidden);
+  add_logits_grads(pieces, pass, hidden, decoder.head(), out.dhidden);
   keep(pieces, pass, hidden, decoder.head(), out);
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {

@@ -158,8 +158,53 @@ TEST_F(BatchOnEngine, AGradientOfAnEmbeddingThatCannotBeIsRefused) {
   op.sequences[0].embedding_grad.assign(48, 1);
   op.loss = "CrossEntropyLoss";
   EXPECT_EQ(refused(),
-            "engine: loss is 'CrossEntropyLoss' for sequences with an embedding_grad, which is of "
-            "LinearLoss alone");
+            "engine: loss is 'CrossEntropyLoss' for sequences with an embedding_grad or a "
+            "logits_grad, which are of LinearLoss alone");
+}
+
+TEST_F(BatchOnEngine, AGradientOfLogitsThatCannotBeIsRefused) {
+  ForwardBackward op{.tenant = "me", .loss = "LinearLoss"};
+  op.sequences = {{.input_ids = {1, 2}}, {.input_ids = {3}}};
+  const auto refused = [&] { return error_of([&] { engine_.run<ForwardResult>(op); }); };
+  op.sequences[0].logits_grad.assign(262, 1);
+  EXPECT_EQ(refused(),
+            "engine: sequence 1: logits_grad has 0 entries, it must have one per token and entry "
+            "of the vocabulary (1 x 131), in every sequence or in none");
+  op.sequences[1].logits_grad.assign(131, NAN);
+  EXPECT_EQ(refused(), "engine: sequence 1: logits_grad is not finite");
+  op.sequences[1].logits_grad.assign(131, 1);
+  op.sequences[1].labels = {5};
+  EXPECT_EQ(refused(), "engine: sequence 1 has a logits_grad and labels; leave the labels out");
+  op.sequences[1].labels.clear();
+  EXPECT_EQ(refused(), "no error");
+}
+
+TEST_F(BatchOnEngine, LogitsAreLearnedThrough) {
+  ForwardBackward op{.tenant = "me", .sequences = {{.input_ids = {1, 2, 3}}}, .loss = "LinearLoss"};
+  op.temperature = 0.5;
+  auto& grad = op.sequences[0].logits_grad;
+  for (int i = 0; i < 3 * 131; ++i) grad.push_back(0.01f * static_cast<float>(i % 7 - 3));
+  const auto loss = [&] {
+    const auto logits = engine_
+                            .run<ForwardResult>(Forward{.tenant = "me",
+                                                        .sequences = {{.input_ids = {1, 2, 3}}},
+                                                        .temperature = 0.5,
+                                                        .logits = true})
+                            .logits[0];
+    double sum = 0;
+    for (size_t i = 0; i < grad.size(); ++i)
+      sum += static_cast<double>(grad[i]) * static_cast<double>(logits[i]);
+    return sum;
+  };
+  const double before = loss();
+  EXPECT_NEAR(engine_.run<ForwardResult>(op).loss, before, 1e-4);
+  const double norm =
+      engine_.run<StepResult>(ClipGradNorm{.tenant = "me", .max_grad_norm = 0}).grad_norm;
+  constexpr double kRate = 1e-4;
+  engine_.run<StepResult>(
+      Step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 1e-4, "weight_decay": 0})"});
+  // Along its gradient a loss falls by the rate times the squared norm.
+  EXPECT_NEAR((before - loss()) / (kRate * norm * norm), 1, 0.05);
 }
 
 TEST_F(BatchOnEngine, ExtrasAreGivenForEverySequenceOrForNone) {

@@ -50,9 +50,31 @@ void check_logits(const std::vector<Sequence>& sequences, const model::DecoderSp
           "; pass fewer sequences, or leave logits out");
 }
 
+bool has_logits_grad(const Sequence& s) { return !s.logits_grad.empty(); }
+
+// The head adds what goes through labels before what goes through logits: one kind an operation, so
+// that the order of sums does not depend on the batches.
+void check_logits_grads(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+  if (std::ranges::none_of(sequences, has_logits_grad)) return;
+  check_logits(sequences, spec);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& s = sequences[i];
+    const int64_t tokens = std::ssize(s.input_ids), n = std::ssize(s.logits_grad);
+    require(n == tokens * spec.vocab_size, Code::kInvalid, "engine: sequence ", i,
+            ": logits_grad has ", n,
+            " entries, it must have one per token and entry of the "
+            "vocabulary (",
+            tokens, " x ", spec.vocab_size, "), in every sequence or in none");
+    require(s.labels.empty(), Code::kInvalid, "engine: sequence ", i,
+            " has a logits_grad and labels; leave the labels out");
+    require(std::ranges::all_of(s.logits_grad, [](float g) { return std::isfinite(g); }),
+            Code::kInvalid, "engine: sequence ", i, ": logits_grad is not finite");
+  }
+}
+
 void check_learns(const std::vector<Sequence>& sequences) {
   const auto learns = [](const Sequence& s) {
-    return !s.embedding_grad.empty() ||
+    return !s.embedding_grad.empty() || has_logits_grad(s) ||
            std::ranges::any_of(s.labels, [](int32_t label) { return label != kIgnored; });
   };
   require(
@@ -108,6 +130,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
     check_sequences(b->sequences, spec);
     check_learns(b->sequences);
+    check_logits_grads(b->sequences, spec);
     check_temperature(b->temperature);
     if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {

@@ -44,8 +44,10 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;
   wants_embedding_ = forward_ && forward_->embedding;
+  wants_logits_ = forward_ ? forward_->logits : backward_->logits;
   for (const Sequence& s : sequences()) {
     wants_embedding_ = wants_embedding_ || (backward_ && !s.embedding_grad.empty());
+    wants_logits_ = wants_logits_ || (backward_ && !s.logits_grad.empty());
     for (size_t t = 0; t < s.labels.size(); ++t) {
       if (s.labels[t] == kIgnored) continue;
       weights.push_back(s.weights.empty() ? 1.0f : s.weights[t]);
@@ -55,8 +57,12 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   }
   if (forward_) return;
   loss_ = &loss::find(backward_->loss);
-  require(!wants_embedding_ || loss_->name == "linear", Code::kInvalid, "engine: loss is '",
-          backward_->loss, "' for sequences with an embedding_grad, which is of LinearLoss alone");
+  const auto given = [](const Sequence& s) {
+    return !s.embedding_grad.empty() || !s.logits_grad.empty();
+  };
+  require(loss_->name == "linear" || std::ranges::none_of(sequences(), given), Code::kInvalid,
+          "engine: loss is '", backward_->loss,
+          "' for sequences with an embedding_grad or a logits_grad, which are of LinearLoss alone");
   if (!backward_->loss_options.empty())
     options_ = parse_json(backward_->loss_options, "loss options");
   inputs_.weights = copy_of(weights);
@@ -120,12 +126,15 @@ void Running::prepare() {
   begin_again();
 }
 
-double Running::through_embeddings() const {
+double Running::through_rows() const {
   double sum = 0;
-  for (size_t s = 0; s < embeddings_.size(); ++s) {
-    const std::vector<float>& grad = sequences()[s].embedding_grad;
+  const auto add = [&](const std::vector<float>& grad, const std::vector<float>& values) {
     for (size_t i = 0; i < grad.size(); ++i)
-      sum += static_cast<double>(grad[i]) * static_cast<double>(embeddings_[s][i]);
+      sum += static_cast<double>(grad[i]) * static_cast<double>(values[i]);
+  };
+  for (size_t s = 0; s < sequences().size(); ++s) {
+    if (wants_embedding_) add(sequences()[s].embedding_grad, embeddings_[s]);
+    if (wants_logits_) add(sequences()[s].logits_grad, logits_[s]);
   }
   return sum;
 }
@@ -157,7 +166,7 @@ void Running::finish_loss() {
   inputs_.logprobs = copy_of(logprobs_);
   inputs_.entropies = copy_of(entropies_);
   loss::Output out = loss::run(*loss_, inputs_, options_);
-  out.loss += through_embeddings();
+  out.loss += through_rows();
   require(loss::finite(out), Code::kInvalid, "engine: the loss of tenant '", tenant_->name(),
           "' is ", out.loss,
           ": nothing was changed; look at its learning rate, its weights and its extras");

@@ -35,7 +35,7 @@ class Running {
   // d loss / d entropy of the scored rows of sequences [first, last); empty: 0.
   std::span<const float> entropy_grad(size_t first, size_t last) const;
 
-  bool wants_logits() const { return forward_ ? forward_->logits : backward_->logits; }
+  bool wants_logits() const { return wants_logits_; }
   // Whether the sequences' embeddings are, for the result or because it learns through one.
   bool wants_embedding() const { return wants_embedding_; }
 
@@ -64,13 +64,13 @@ class Running {
   void begin_again();
   void finish_loss();
   void check_finite(const std::vector<std::vector<float>>& rows, const char* what) const;
-  double through_embeddings() const;  // the part of the loss
+  double through_rows() const;  // the loss's part through embeddings and logits
 
   int64_t id_;
   Tenant* tenant_;
   const Forward* forward_ = nullptr;
   const ForwardBackward* backward_ = nullptr;
-  bool wants_embedding_ = false;
+  bool wants_embedding_ = false, wants_logits_ = false;
 
   std::vector<int64_t> cu_{0};                           // [S + 1] scored rows of each sequence
   std::vector<float> logprobs_;                          // [N], in order, as far as it has got

@@ -108,6 +108,22 @@ void head_logits(const at::Tensor& hidden, const Linear& head, float temperature
   }
 }
 
+void head_logits_backward(const at::Tensor& hidden, const Linear& head, float temperature,
+                          std::span<const float> grad, at::Tensor dhidden) {
+  const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
+  require(std::ssize(grad) == n * width, Code::kInternal, "head: ", grad.size(),
+          " gradients of logits for ", n, " rows of ", width);
+  const at::Tensor given = at::from_blob(const_cast<float*>(grad.data()), {n, width}, at::kFloat);
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t size = std::min(chunk, n - begin);
+    const at::Tensor d = given.narrow(0, begin, size).div(temperature).to(hidden.options());
+    dhidden.narrow(0, begin, size).add_(transposed_product(d, head.weight, head.exact));
+    if (head.weight_grad)
+      add_thread_invariant_product(head.weight_grad->buffer(head.weight), d.t(),
+                                   hidden.narrow(0, begin, size));
+  }
+}
+
 HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                          const TokenGrad& grad, const Packing& packing, const Owners& owners,
                          const HeadOptions& options) {

@@ -58,6 +58,11 @@ HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const 
 void head_logits(const at::Tensor& hidden_nD, const Linear& head, float temperature,
                  std::span<float> out);
 
+// Its backward: grad [n, V] float32 on the CPU is d loss / d out. Adds to dhidden [n, D], and to
+// the trained head's gradient.
+void head_logits_backward(const at::Tensor& hidden_nD, const Linear& head, float temperature,
+                          std::span<const float> grad, at::Tensor dhidden_nD);
+
 // The two halves of the above for one chunk of logits [n, V], for tests and the sampler: the
 // statistics of every row, and in place, d loss / d logits; the formula is kernels/softmax.h's.
 void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
