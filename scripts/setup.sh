@@ -12,7 +12,7 @@ packages=(g++ make cmake ninja-build ccache libboost1.81-dev libboost-json1.81-d
   libcli11-dev)
 
 say() { printf 'setup: %s\n' "$*"; }
-missing=()
+missing=() apt_hint=
 miss() { missing+=("$1"); }
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }  # at_least WANTED GOT
 have() { command -v "$1" > /dev/null 2>&1; }
@@ -46,7 +46,7 @@ apt_install() {
   find_python > /dev/null || wanted+=(python3-venv python3-dev)
   [ ${#wanted[@]} -gt 0 ] || return 0
   if [ "$(id -u)" -ne 0 ]; then
-    miss "system packages: sudo apt-get install ${wanted[*]}"
+    apt_hint="system packages: sudo apt-get install ${wanted[*]}"  # what is there counts wherever it is from
     return 0
   fi
   say "apt-get install ${wanted[*]}"
@@ -74,20 +74,28 @@ check_tools() {
   have cargo || [ -x "$HOME/.cargo/bin/cargo" ] || miss "cargo was not found: it comes with rustup"
   find_python > /dev/null || miss \
     "Python 3.11 or 3.12 with venv and headers was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
-  find_header boost/json.hpp libboost-json1.81-dev
+  find_header boost/json.hpp "libboost-json1.81-dev"
+  find_header boost/version.hpp "libboost1.81-dev, 1.81 or newer" "BOOST_VERSION >= 108100"
   find_header gtest/gtest.h libgtest-dev
   find_header CLI/CLI.hpp libcli11-dev
 }
-find_header() {  # asks the compiler, so that a library installed elsewhere counts through CPATH
+# find_header HEADER PACKAGE [CONDITION]: asks the compiler, so that a library installed elsewhere counts
+# through CPATH.
+find_header() {
   have g++ || return 0
-  echo "#include <$1>" | g++ -std=c++20 -E -x c++ - > /dev/null 2>&1 \
-    || miss "header $1 was not found: Debian package $2 (1.81 or newer for Boost)"
+  local preprocess=(g++ -std=c++20 -E -x c++ -)
+  if ! echo "#include <$1>" | "${preprocess[@]}" > /dev/null 2>&1; then
+    miss "header $1 was not found: Debian package $2"
+  elif ! printf '#include <%s>\n#if !(%s)\n#error too old\n#endif\n' "$1" "${3:-1}" \
+    | "${preprocess[@]}" > /dev/null 2>&1; then
+    miss "header $1 is of a version that is too old: Debian package $2"
+  fi
 }
 
 stop_if_missing() {
   [ ${#missing[@]} -gt 0 ] || return 0
   say "this machine lacks:"
-  printf '  - %s\n' "${missing[@]}"
+  printf '  - %s\n' ${apt_hint:+"$apt_hint"} "${missing[@]}"
   exit 1
 } >&2
 

@@ -93,6 +93,25 @@ def test_set_up_refuses_tools_that_are_too_old(tmp_path):
     assert "rustc is 1.63.0, it must be 1.80 or newer" in result.stderr
 
 
+# A preprocessor that has every header, and knows no version that is new enough.
+OLD_BOOST = """#!/bin/bash
+[ "$1" != -dumpfullversion ] || { echo 12.2.0; exit; }
+while read -r line; do [ "$line" != "#error too old" ] || [ -z "$version" ] || exit 1
+  [[ "$line" != *BOOST_VERSION* ]] || version=asked
+done
+"""
+
+
+def test_set_up_refuses_a_boost_that_is_too_old(tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {"g++": ""})
+    (tmp_path / "tools/g++").write_text(OLD_BOOST)
+    result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
+    text = (
+        "header boost/version.hpp is of a version that is too old: Debian package libboost1.81-dev"
+    )
+    assert text in result.stderr and "header gtest" not in result.stderr
+
+
 # Of Debian's: g++ is installed, and what apt-get is asked for is noted.
 DPKG_QUERY = '#!/bin/bash\n[ "${*: -1}" != g++ ] || echo -n installed\n'
 APT_GET = '#!/bin/bash\necho "apt-get $*" >> apt.log\n'

@@ -181,9 +181,9 @@ struct ForwardResult {
   double num_tokens = 0;                  // what the step will divide by
   std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
-  // Only when asked for or learned through, per sequence: [tokens x vocabulary], already divided by
-  // the temperature; and the last token's final hidden state divided by its L2 norm, [width]
-  // (nn/head/pooling.h).
+  // Only when asked for, per sequence: [tokens x vocabulary], already divided by the temperature;
+  // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
+  // a ForwardBackward with an embedding_grad too.
   std::vector<std::vector<float>> logits, embeddings;
 };
 

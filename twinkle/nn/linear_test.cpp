@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "twinkle/nn/finite_difference.h"
+
 namespace twinkle::nn {
 namespace {
 
@@ -46,6 +48,24 @@ TEST(Linear, GivesDeltaAndWeightGradientsThatEqualPlainAutograd) {
   EXPECT_TRUE(at::allclose(dx, want[0], 1e-10, 1e-12));
   EXPECT_TRUE(at::allclose(dw.sum, want[1], 1e-10, 1e-12));
   EXPECT_TRUE(at::allclose(db.sum, want[2], 1e-10, 1e-12));
+}
+
+TEST(Linear, HasTheGradientsOfFiniteDifferences) {
+  at::manual_seed(2);
+  const Packing packing = pack(std::vector<int64_t>{3, 4});
+  const Owners owners{{-1, 0}, {0, 0}, {1, 1}};
+  Doubler doubler;
+  WeightGrad dw, db;
+  Linear w{at::randn({5, 6}, at::kDouble), at::randn({5}, at::kDouble), &dw, &db, &doubler};
+  const at::Tensor x = leaf({7, 6}), by = at::randn({7, 5}, at::kDouble);
+  const auto value = [&] { return (linear(x, w, packing, owners) * by).sum(); };
+  const auto dx = torch::autograd::grad({value()}, {x})[0];
+  const auto near = [&](const at::Tensor& ours, const at::Tensor& of) {
+    EXPECT_LT((ours - finite_difference(value, of)).abs().max().item<double>(), 1e-7);
+  };
+  near(dx, x.detach());
+  near(dw.sum, w.weight);
+  near(db.sum, w.bias);
 }
 
 TEST(Linear, AddsNoGradientForSequencesThatDoNotLearn) {

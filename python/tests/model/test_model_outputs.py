@@ -179,6 +179,36 @@ def test_a_loss_that_needs_logits_is_set_before_the_forward_and_bounded(fp32):
         fp32.forward_backward(inputs=BATCH, task="embedding")
 
 
+def test_a_loss_that_was_set_between_is_noticed(fp32):
+    fp32.set_loss(Distill)
+    fp32.forward(inputs=BATCH)
+    fp32.set_loss("CrossEntropyLoss")
+    value = fp32.calculate_loss()  # which needs less than Distill
+    assert value == pytest.approx(fp32.forward_backward(inputs=BATCH)["loss"], rel=1e-5)
+    fp32.forward(inputs=BATCH)
+    fp32.calculate_loss()
+    fp32.set_loss(Distill)
+    with pytest.raises(InvalidError, match=r"^model: the loss was set anew after calculate_loss"):
+        fp32.backward()
+
+
+class Careful(Distill):
+    """Reads what may not be there as one does."""
+
+    def __call__(self, inputs, outputs):
+        assert "logps" in outputs and outputs.get("values") is None
+        assert outputs.get("logps").requires_grad and "colour" not in outputs
+        return super().__call__(inputs, outputs)
+
+
+def test_what_is_computed_from_logits_is_found_by_any_way_of_reading(fp32):
+    values = []
+    for loss in (Distill, Careful):
+        fp32.set_loss(loss)
+        values.append(fp32.forward_backward(inputs=BATCH)["loss"])
+    assert values[0] == values[1]
+
+
 class OfLogits(Loss):
     def __call__(self, inputs, outputs):
         return outputs["logits"].logsumexp(-1).sum()
@@ -289,11 +319,21 @@ def test_a_tenant_gets_logits_and_embeddings_and_learns_through_these(tiny_llama
     me.zero_grad().result()
     weights = [torch.linspace(-1, 1, row.size).reshape(row.shape).numpy() for row in result.logits]
     now = me.forward(BATCH, logits=True).result().logits
-    learned = me.forward_backward(BATCH, "LinearLoss", logits_grad=weights).result()
+    assert "logits" not in me.forward_backward(BATCH, "LinearLoss", logits_grad=weights).result()
+    learned = me.forward_backward(BATCH, "LinearLoss", logits_grad=weights, logits=True).result()
     expected = sum(float((w * row).sum()) for w, row in zip(weights, now, strict=True))
     assert learned.loss == pytest.approx(expected, rel=1e-4)
     assert (learned.logits[1] == now[1]).all() and me.inspect().result().gradients
-    with pytest.raises(InvalidError, match=r"^engine: sequence 0: logits_grad has 2 entries"):
-        me.forward_backward(BATCH, "LinearLoss", logits_grad=[[1.0, 2.0]] * 4).result()
+    turned = [w.T for w in weights]
+    per_label = [row * 0 for row in result.logps]
+    for wrong, text in (
+        ({"logits_grad": [[1.0, 2.0]] * 4}, r"logits_grad of inputs\[0\] has shape \[2\], it must"),
+        ({"logits_grad": turned}, r"logits_grad of inputs\[0\] has shape .*, it must be \[5, "),
+        ({"logits_grad": [w[:, :3] for w in weights]}, "sequence 0: logits_grad has 15 entries"),
+        ({"logits_grad": weights, "grad": per_label}, "grad of labels cannot go with logits_grad"),
+        ({"embedding_grad": grads, "entropy_grad": per_label}, "entropy_grad of labels cannot go "),
+    ):
+        with pytest.raises(InvalidError, match=f"^engine: {text}"):
+            me.forward_backward(BATCH, "LinearLoss", **wrong).result()
     with pytest.raises(InvalidError, match=r"^engine: logits is 1, it must be True or False"):
         me.forward(BATCH, logits=1)

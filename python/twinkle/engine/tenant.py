@@ -91,7 +91,7 @@ class Tenant:
         else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
         LinearLoss, d loss / d embedding, an array [width] for each input; labels count beside it
         with a grad alone. logits_grad: the same, d loss / d logits as forward gives them, an array
-        [tokens, vocabulary] for each input; labels do not count beside it.
+        [tokens, vocabulary] for each input; labels do not count beside it, and have no extras.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
         scored tokens); logps as forward's; num_tokens, what the step will divide by; logits when
         asked for, and of a LinearLoss entropies and embeddings, if it has their gradients; all as
@@ -111,7 +111,7 @@ class Tenant:
             sequences=_with_grads(
                 batch,
                 {"embedding_grad": embedding_grad, "logits_grad": logits_grad},
-                "grad" in extras and logits_grad is None,
+                extras.keys() - options.keys(),
             ),
             loss=loss,
             loss_options=as_json("extras", options),
@@ -330,10 +330,19 @@ def _scores(batch, result):
     return out
 
 
-def _with_grads(batch, grads, scored):
-    """The batch's sequences with gradients by name, each a list with an array for each or None."""
+def _with_grads(batch, grads, extras):
+    """The batch's sequences with gradients by name, each a list with an array for each or None.
+    extras: the names of those that the sequences have."""
     grads = {name: given for name, given in grads.items() if given is not None}
-    sequences = batch.sequences if scored or not grads else batch.unscored()
+    if not grads:
+        return batch.sequences
+    scored = "grad" in extras and "logits_grad" not in grads
+    require(
+        scored or not extras,
+        f"engine: {' and '.join(sorted(extras))} of labels cannot go with {' and '.join(grads)}"
+        + ("" if "logits_grad" in grads else " alone: give grad, too"),
+    )
+    sequences = batch.sequences if scored else batch.unscored()
     for name, given in grads.items():
         if not isinstance(given, (list, tuple, np.ndarray)):
             checks.refuse(f"engine: {name}", given, "a list with an array for each input")
@@ -342,9 +351,22 @@ def _with_grads(batch, grads, scored):
             f"engine: {name} has {len(given)} entries for {len(sequences)} inputs, they must be "
             "equally many",
         )
-        rows = [np.ravel(g) if name == "logits_grad" else g for g in given]
-        sequences = [{**s, name: row} for s, row in zip(sequences, rows, strict=True)]
+        sequences = [
+            {**s, name: _rows(g, s, i) if name == "logits_grad" else g}
+            for i, (s, g) in enumerate(zip(sequences, given, strict=True))
+        ]
     return sequences
+
+
+def _rows(grad, sequence, index):
+    """[tokens, vocabulary] as the engine takes it."""
+    shape, tokens = np.shape(grad), len(sequence["input_ids"])
+    require(
+        len(shape) == 2 and shape[0] == tokens,
+        f"engine: logits_grad of inputs[{index}] has shape {list(shape)}, it must be [{tokens}, "
+        "vocabulary]",
+    )
+    return np.asarray(grad).reshape(-1)
 
 
 def _same(value):

@@ -88,8 +88,18 @@ class _Outputs(dict):
         super().__init__(outputs)
         self._reader, self._labels = type(loss).__name__, labels
 
+    def __contains__(self, name):
+        return super().__contains__(name) or (
+            name in ("logps", "entropies") and super().__contains__("logits")
+        )
+
+    def get(self, name, default=None):
+        if name not in self:
+            return default
+        return self[name]
+
     def __missing__(self, name):
-        if name in ("logps", "entropies") and "logits" in self:
+        if name in self:
             self[name] = _of_logits(name, self["logits"], self._labels)
             return self[name]
         if name not in _SOURCES:

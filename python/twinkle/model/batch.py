@@ -235,7 +235,7 @@ class Batch:
 
     def unpadded(self, tensor):
         """Per sequence the entries of a [B, longest] tensor that the engine has, as float32."""
-        rows = tensor.detach().cpu().numpy().astype(np.float32)
+        rows = tensor.detach().cpu().numpy().astype(np.float32, copy=False)
         return [
             row[:length] if kept is None else row[kept]
             for row, length, kept in zip(rows, self.lengths, self._kept, strict=True)

@@ -24,6 +24,7 @@ class Status:
     disable_lora: bool = False  # the base model scored the batch
     loss_kwargs: dict | None = None
     task: Any = None  # what the forward was asked for
+    loss: Any = None  # that calculate_loss took
     metrics: list = field(default_factory=list)
 
     def forget(self):

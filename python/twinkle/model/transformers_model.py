@@ -169,20 +169,20 @@ class TransformersModel(Adapters):
         if status.batch is None:
             raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
         status.task.check(group.loss)
-        given = status.task.of(group.loss) == status.task and (
-            status.task.embedding or not group.loss.require_entropy or "entropies" in status.outputs
-        )
-        require(
-            given,
-            f"model: {type(group.loss).__name__} has "
-            f"{'require_logits' if group.loss.require_logits else 'require_entropy'}, but was set "
-            "after the forward: call forward or forward_only again",
-        )
+        for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
+            require(
+                status.task.embedding
+                or not getattr(group.loss, flag)
+                or name in status.outputs
+                or (group.loss.require_logits and name == "entropies"),  # computed from logits
+                f"model: {type(group.loss).__name__} has {flag}, but was set after the forward: "
+                "call forward or forward_only again",
+            )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, status.batch.tensors(), outputs, kwargs)
-        status.loss_kwargs = kwargs
+        status.loss_kwargs, status.loss = kwargs, group.loss
         status.outputs["loss"] = value.item()
         if not training:
             group.accumulate_metrics(
@@ -205,7 +205,11 @@ class TransformersModel(Adapters):
             raise InvalidError("model: backward needs forward and calculate_loss before it")
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        task = replace(status.task, logits=False)  # nobody sees them here
+        require(
+            status.loss is group.loss,
+            "model: the loss was set anew after calculate_loss: call calculate_loss again",
+        )
+        task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
         self._accumulate(group, status.batch, status.loss_kwargs, None, task)
 
     def forward_backward(
@@ -266,12 +270,12 @@ class TransformersModel(Adapters):
                 **common,
             ).result()
             if task.loss_logits:  # whose gradients are all that the second pass was given
-                result = scores
-        outputs = _outputs(value, batch, result)
+                result = {**scores, "logits": scores["logits"] if task.logits else []}
         group.cur_step += 1
         group.accumulated += 1
         group.just_stepped, group.clipped_norm = False, None
         group.train.forget()  # of a forward before, which this pass replaces
+        outputs = _outputs(value, batch, result)
         group.accumulate_metrics(
             True,
             batch,
@@ -280,7 +284,7 @@ class TransformersModel(Adapters):
             loss_tokens=loss_tokens,
             started=started,
         )
-        return _asked(task, outputs)
+        return dict(outputs)
 
     # ---- steps
 

@@ -177,6 +177,10 @@ TEST_F(BatchOnEngine, AGradientOfLogitsThatCannotBeIsRefused) {
   EXPECT_EQ(refused(), "engine: sequence 1 has a logits_grad and labels; leave the labels out");
   op.sequences[1].labels.clear();
   EXPECT_EQ(refused(), "no error");
+  EXPECT_EQ(error_of([&] {
+              engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = {op.sequences[0]}});
+            }),
+            "engine: a forward takes no embedding_grad and no logits_grad, forward_backward does");
 }
 
 TEST_F(BatchOnEngine, LogitsAreLearnedThrough) {

@@ -127,6 +127,11 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_sequences(f->sequences, spec);
     check_temperature(f->temperature);
     if (f->logits) check_logits(f->sequences, spec);
+    for (const Sequence& s : f->sequences) {
+      require(
+          s.embedding_grad.empty() && s.logits_grad.empty(), Code::kInvalid,
+          "engine: a forward takes no embedding_grad and no logits_grad, forward_backward does");
+    }
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
     check_sequences(b->sequences, spec);
     check_learns(b->sequences);

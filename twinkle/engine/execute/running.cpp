@@ -129,8 +129,10 @@ void Running::prepare() {
 double Running::through_rows() const {
   double sum = 0;
   const auto add = [&](const std::vector<float>& grad, const std::vector<float>& values) {
+    double of_sequence = 0;
     for (size_t i = 0; i < grad.size(); ++i)
-      sum += static_cast<double>(grad[i]) * static_cast<double>(values[i]);
+      of_sequence += static_cast<double>(grad[i]) * static_cast<double>(values[i]);
+    sum += of_sequence;
   };
   for (size_t s = 0; s < sequences().size(); ++s) {
     if (wants_embedding_) add(sequences()[s].embedding_grad, embeddings_[s]);
@@ -158,7 +160,7 @@ void Running::finish() {
   check_finite(embeddings_, "an embedding");
   check_finite(logits_, "a logit");
   if (loss_) finish_loss();
-  result_.logits = std::move(logits_);
+  if (forward_ || backward_->logits) result_.logits = std::move(logits_);
   result_.embeddings = std::move(embeddings_);
 }
 

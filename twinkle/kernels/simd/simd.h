@@ -68,7 +68,7 @@ struct Simd {
 // Those that this processor can run, best first; the portable one is the last.
 std::vector<const Simd*> supported_simd();
 
-// The best of them, below AVX-512 where ATen is kept from it, so that both go together.
+// The best of them; below AVX-512 where ATen is kept from it.
 const Simd& best_simd();
 
 // Whether ATen takes AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not say less.

@@ -1,5 +1,6 @@
 // The language model's head: log p(target) and entropy of the rows that have a target, and their
-// backward, in chunks of rows, so that the T x V matrix of logits never exists; rows without a
+// backward, in chunks of rows, so that the T x V matrix of logits does not exist unless it is asked
+// for; rows without a
 // target cost nothing. Logits in the weight's type, probabilities in float32, their sums in
 // float64. N scored rows, D width, V vocabulary.
 #pragma once
