@@ -17,8 +17,8 @@ RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float 
                        bool entropy);
 
 // log p(id) of a row whose stats at this temperature are known: the bits that softmax_stats gives.
-float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
-                      const RowStats& stats);
+double softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                       const RowStats& stats);
 
 // Row := d loss / d row, in place, with p = softmax(row / temperature) and H its entropy:
 // (grad.grad * (onehot(id) - p) - grad.entropy_grad * p * (log p + H)) / temperature.

@@ -15,9 +15,9 @@ RowStats softmax_stats(const at::Tensor& logits, int64_t row, int32_t id, float 
   });
 }
 
-float softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
-                      const RowStats& stats) {
-  return with_type(logits, "softmax's logits", [&]<class T>(T) {
+double softmax_logprob(const at::Tensor& logits, int64_t row, int32_t id, float temperature,
+                       const RowStats& stats) {
+  return with_type(logits, "softmax's logits", [&]<class T>(T) -> double {
     const T* from = logits.const_data_ptr<T>() + row * logits.size(1);
     return best_simd().loops<T>().softmax_logprob(from, id, temperature, stats);
   });

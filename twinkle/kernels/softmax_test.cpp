@@ -22,13 +22,16 @@ TEST_P(Softmax, EqualsLogSoftmaxItsEntropyAndItsGradient) {
       for (int64_t r = 0; r < 4; ++r) {
         const auto id = static_cast<int32_t>(r * (vocab - 1) / 3);
         const RowStats got = softmax_stats(logits, r, id, t, true);
-        EXPECT_NEAR(got.logprob, want[r][id].item<double>(), 2e-5);
-        EXPECT_NEAR(got.entropy, -(p[r] * want[r]).sum().item<double>(), 2e-5);
+        const double near = GetParam() == at::kDouble ? 1e-12 : 2e-5;
+        EXPECT_NEAR(got.logprob, want[r][id].item<double>(), near);
+        EXPECT_NEAR(got.entropy, -(p[r] * want[r]).sum().item<double>(), near);
         auto grad = logits.clone();
         softmax_grad_(grad, r, id, t, {got, 0.5f});
         auto expected = -p[r] * 0.5 / t;
         expected[id] += 0.5 / t;
-        const double limit = GetParam() == at::kBFloat16 ? 4e-3 : 1e-6;
+        const double limit = GetParam() == at::kBFloat16 ? 4e-3
+                             : GetParam() == at::kFloat  ? 1e-6
+                                                         : 1e-12;
         EXPECT_LT((grad[r].to(at::kDouble) - expected).abs().max().item<double>(), limit);
         // d H / d logit = -p (log p + H) / t
         const auto of_entropy = -p[r] * (want[r] - (p[r] * want[r]).sum()) / t;

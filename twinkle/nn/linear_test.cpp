@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -57,11 +57,11 @@ TEST(Linear, HasTheGradientsOfFiniteDifferences) {
   Doubler doubler;
   WeightGrad dw, db;
   Linear w{at::randn({5, 6}, at::kDouble), at::randn({5}, at::kDouble), &dw, &db, &doubler};
-  const at::Tensor x = leaf({7, 6}), by = at::randn({7, 5}, at::kDouble);
+  const at::Tensor x = kernels::leaf({7, 6}), by = at::randn({7, 5}, at::kDouble);
   const auto value = [&] { return (linear(x, w, packing, owners) * by).sum(); };
   const auto dx = torch::autograd::grad({value()}, {x})[0];
   const auto near = [&](const at::Tensor& ours, const at::Tensor& of) {
-    EXPECT_LT((ours - finite_difference(value, of)).abs().max().item<double>(), 1e-7);
+    EXPECT_LT((ours - kernels::finite_difference(value, of)).abs().max().item<double>(), 1e-7);
   };
   near(dx, x.detach());
   near(dw.sum, w.weight);

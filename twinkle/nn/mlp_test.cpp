@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -32,13 +32,14 @@ class SwigluLinearTest : public testing::Test {
 };
 
 TEST_F(SwigluLinearTest, gradients_equal_finite_differences) {
-  const auto gate = leaf({5, 7}), up = leaf({5, 7});
+  const auto gate = kernels::leaf({5, 7}), up = kernels::leaf({5, 7});
   const Linear down{at::randn({4, 7}, at::kDouble)};
-  expect_gradients([&] { return run(gate, up, down); }, {gate, up});
+  kernels::expect_gradients([&] { return run(gate, up, down); }, {gate, up});
 }
 
 TEST_F(SwigluLinearTest, a_trained_weights_gradient_equals_plain_autograds) {
-  const auto gate = leaf({5, 7}), up = leaf({5, 7}), w = leaf({4, 7}), g = leaf({5, 4});
+  const auto gate = kernels::leaf({5, 7}), up = kernels::leaf({5, 7}), w = kernels::leaf({4, 7}),
+             g = kernels::leaf({5, 4});
   WeightGrad sum;
   run(gate, up, {w.detach(), {}, &sum}).backward(g.detach());
   const auto want = torch::autograd::grad({(at::silu(gate) * up).matmul(w.t())}, {w}, {g});

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error.h"
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -19,15 +19,15 @@ TEST(RmsNorm, rows_have_unit_mean_square) {
 }
 
 TEST(RmsNorm, gradients_equal_finite_differences) {
-  const auto x = leaf({5, 3, 10});
+  const auto x = kernels::leaf({5, 3, 10});
   auto weight = at::randn({10}, at::kDouble);
   WeightGrad grad;
   RmsNorm norm{.weight = weight, .eps = 1e-3, .grad = &grad};
   const auto weights = at::randn({5, 3, 10}, at::kDouble);
   const auto value = [&] { return (rms_norm(x, norm, kPacking, kOwners) * weights).sum(); };
   value().backward();
-  EXPECT_TRUE(at::allclose(x.grad(), finite_difference(value, x.detach()), 1e-6, 1e-7));
-  EXPECT_TRUE(at::allclose(grad.sum, finite_difference(value, weight), 1e-6, 1e-7));
+  EXPECT_TRUE(at::allclose(x.grad(), kernels::finite_difference(value, x.detach()), 1e-6, 1e-7));
+  EXPECT_TRUE(at::allclose(grad.sum, kernels::finite_difference(value, weight), 1e-6, 1e-7));
   EXPECT_EQ(grad.sum.scalar_type(), at::kDouble);
 }
 

@@ -212,7 +212,7 @@ void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
 }
 
 void Sampler::score(Chosen& c, const at::Tensor& host, const kernels::RowStats& stats) {
-  c.logprob = stats.logprob;
+  c.logprob = static_cast<float>(stats.logprob);
   c.top = likeliest(host, c.row, c.params().top_logprobs, c.temperature(), stats);
 }
 

@@ -146,10 +146,7 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
   const at::Tensor host = out.to(at::kCPU, at::kDouble);
   const double* row = host.const_data_ptr<double>();
   for (size_t r = 0; r < ids.size(); ++r, row += 4) {
-    stats[r] = {.logprob = static_cast<float>(row[0]),
-                .entropy = static_cast<float>(row[1]),
-                .top = row[2],
-                .sum = row[3]};
+    stats[r] = {.logprob = row[0], .entropy = row[1], .top = row[2], .sum = row[3]};
   }
 }
 

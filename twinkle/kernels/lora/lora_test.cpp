@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -142,6 +143,40 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{at::kFloat, 8, 64, 48, 0}, Case{at::kFloat, 5, 37, 101, 0.1},
                     Case{at::kBFloat16, 16, 96, 64, 0}, Case{at::kBFloat16, 33, 70, 200, 0.3},
                     Case{at::kDouble, 3, 31, 17, 0.5}, Case{at::kFloat, 1, 16, 1, 0}));
+
+// Two sequences of one adapter beside one of another, with dropout, whose mask depends on no value.
+TEST(Lora, HasTheGradientsOfFiniteDifferences) {
+  at::manual_seed(11);
+  const auto draw = [](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, at::kDouble);
+  };
+  LoraFactors f{.a = draw(3, 7), .b = draw(5, 3), .scale = 0.75};
+  LoraFactors g{.a = draw(2, 7), .b = draw(5, 2), .scale = 2};
+  auto x = draw(9, 7), dy = draw(9, 5), dx = at::zeros({9, 7}, at::kDouble);
+  const auto grads = [](const LoraFactors& of) {
+    return std::pair{at::zeros_like(of.a), at::zeros_like(of.b)};
+  };
+  const auto [fa, fb] = grads(f);
+  const auto [ga, gb] = grads(g);
+  const LoraDropout drop{0.25, 99};
+  const LoraPart parts[] = {
+      {0, 4, &f, drop, fa, fb}, {4, 6, &g, {}, ga, gb}, {6, 9, &f, drop, fa, fb}};
+  const auto run = [&](at::Tensor& y) {
+    f.repack(at::kDouble), g.repack(at::kDouble);
+    return lora_forward(x, parts, y);
+  };
+  const auto value = [&] {
+    auto y = at::zeros({9, 5}, at::kDouble);
+    run(y);
+    return (y * dy).sum();
+  };
+  auto y = at::zeros({9, 5}, at::kDouble);
+  const auto h = run(y);
+  lora_backward({dy, x, h}, parts, dx);
+  for (const auto& [got, of] : {std::pair{dx, x}, {fa, f.a}, {fb, f.b}, {ga, g.a}, {gb, g.b}}) {
+    EXPECT_LT((got - finite_difference(value, of)).abs().max().item<double>(), 1e-7);
+  }
+}
 
 TEST(LoraDropout, KeepsTheRightShareOfAMillionDraws) {
   for (const double p : {0.05, 0.5}) {

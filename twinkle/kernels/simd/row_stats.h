@@ -4,10 +4,10 @@
 namespace twinkle::kernels {
 
 struct RowStats {
-  float logprob = 0;  // of `id`
-  float entropy = 0;  // -sum p log p; only when asked for
-  double top = 0;     // the largest logit / temperature
-  double sum = 1;     // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)
+  double logprob = 0;  // of `id`; this and the entropy as exact as the logits' arithmetic
+  double entropy = 0;  // -sum p log p; only when asked for
+  double top = 0;      // the largest logit / temperature
+  double sum = 1;      // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)
 };
 
 struct RowGrad {

@@ -37,7 +37,7 @@ struct Loops {
   void (*attention_forward)(const AttentionBlock<T>& block, A* scratch);
   void (*attention_backward)(const AttentionGradBlock<T>& block, A* scratch);
   RowStats (*softmax_stats)(const T* row, int64_t vocab, int64_t id, A temperature, bool entropy);
-  float (*softmax_logprob)(const T* row, int64_t id, A temperature, const RowStats& stats);
+  A (*softmax_logprob)(const T* row, int64_t id, A temperature, const RowStats& stats);
   void (*softmax_grad)(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad);
   void (*lora_mask)(const LoraDropout& dropout, int64_t token, int64_t begin, int64_t count,
                     A* factor);

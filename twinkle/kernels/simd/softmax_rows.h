@@ -75,10 +75,10 @@ inline ExpSums<A> exp_sums(const T* row, int64_t vocab, A inverse, A top) {
 
 // log p(id) of a row whose stats are known.
 template <class T, class A>
-float softmax_logprob(const T* row, int64_t id, A temperature, const RowStats& stats) {
+A softmax_logprob(const T* row, int64_t id, A temperature, const RowStats& stats) {
   const auto shift = splat(-static_cast<A>(stats.top));
   const auto shifted = fma(load<A>(row + id, 1), splat(1 / temperature), shift);
-  return static_cast<float>(shifted[0] - __builtin_log(stats.sum));
+  return static_cast<A>(shifted[0] - __builtin_log(stats.sum));
 }
 
 template <class T, class A>
@@ -91,7 +91,7 @@ RowStats softmax_stats(const T* row, int64_t vocab, int64_t id, A temperature, b
   out.sum = sum<double>(sums.sum[0] + sums.sum[1]);
   out.logprob = softmax_logprob(row, id, temperature, out);
   if (entropy) {
-    out.entropy = static_cast<float>(__builtin_log(out.sum) - sum<A>(sums.weighted) / out.sum);
+    out.entropy = static_cast<A>(__builtin_log(out.sum) - sum<A>(sums.weighted) / out.sum);
   }
   return out;
 }

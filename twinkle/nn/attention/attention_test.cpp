@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -11,9 +11,10 @@ namespace {
 TEST(Attention, gradients_equal_finite_differences) {
   const Packing packing = pack(std::vector<int64_t>{4, 1, 3});
   for (const int64_t window : {0, 2}) {
-    const auto q = leaf({8, 4, 6}), k = leaf({8, 2, 6}), v = leaf({8, 2, 6});
-    expect_gradients([&] { return attention(q, k, v, packing, {.scale = 0.5, .window = window}); },
-                     {q, k, v});
+    const auto q = kernels::leaf({8, 4, 6}), k = kernels::leaf({8, 2, 6}),
+               v = kernels::leaf({8, 2, 6});
+    kernels::expect_gradients(
+        [&] { return attention(q, k, v, packing, {.scale = 0.5, .window = window}); }, {q, k, v});
   }
 }
 

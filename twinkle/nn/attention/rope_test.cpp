@@ -6,7 +6,7 @@
 #include <array>
 
 #include "twinkle/base/error.h"
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -79,9 +79,10 @@ TEST(RopeTable, an_attention_factor_multiplies_both) {
 
 TEST(ApplyRope, gradients_equal_finite_differences) {
   const RopeTable table = make_rope_table({.rotary_dim = 4}, 6, 20);
-  const auto q = leaf({3, 2, 6}), k = leaf({3, 1, 6}), positions = at::tensor({0, 19, 5}, at::kInt);
-  expect_gradients([&] { return apply_rope(q, k, table, positions).first; }, {q});
-  expect_gradients([&] { return apply_rope(q, k, table, positions).second; }, {k});
+  const auto q = kernels::leaf({3, 2, 6}), k = kernels::leaf({3, 1, 6}),
+             positions = at::tensor({0, 19, 5}, at::kInt);
+  kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).first; }, {q});
+  kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).second; }, {k});
 }
 
 TEST(ApplyRope, scores_depend_on_the_distance_alone) {

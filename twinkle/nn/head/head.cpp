@@ -59,8 +59,8 @@ int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
 
 void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
   for (int64_t i = 0; i < n; ++i) {
-    out.logprobs.push_back(stats[static_cast<size_t>(i)].logprob);
-    if (entropy) out.entropies.push_back(stats[static_cast<size_t>(i)].entropy);
+    out.logprobs.push_back(static_cast<float>(stats[static_cast<size_t>(i)].logprob));
+    if (entropy) out.entropies.push_back(static_cast<float>(stats[static_cast<size_t>(i)].entropy));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "twinkle/kernels/allocation_meter_for_test.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -98,6 +99,33 @@ TEST(Head, ForwardAndBackwardInOnePassEqualPlainAutograd) {
     compare(ours(p, 2), want, want, [](const char* name, auto& mine, auto& theirs, auto&) {
       EXPECT_TRUE(at::allclose(mine.to(at::kDouble), theirs, 1e-5, 1e-6)) << name;
     });
+  }
+}
+
+// The whole head in float64: what it makes of hidden states, statistics of rows, which are not
+// rounded, and their gradients by central differences. It learns from all but the last sequence.
+TEST(Head, HasTheGradientsOfFiniteDifferences) {
+  at::manual_seed(9);
+  for (const float t : {1.0f, 0.5f}) {
+    Problem p;
+    p.targets.temperature.assign(8, t);
+    const auto rows = at::tensor(at::ArrayRef<int64_t>(p.targets.rows));
+    const auto value = [&] {
+      std::vector<kernels::RowStats> stats(8);
+      logprobs_of(product(p.hidden.index_select(0, rows), Linear{p.weight}), p.targets.ids,
+                  p.targets.temperature, true, stats);
+      double sum = 0;
+      for (size_t i = 0; i < 8; ++i)
+        sum += p.grad[i] * stats[i].logprob + double{p.entropy_grad[i]} * stats[i].entropy;
+      return at::scalar_tensor(sum, at::kDouble);
+    };
+    const Answers mine = ours(p, 3);
+    const auto near = [&](const at::Tensor& got, const at::Tensor& of) {
+      EXPECT_LT((got - kernels::finite_difference(value, of)).abs().max().item<double>(), 1e-7)
+          << t;
+    };
+    near(mine.dhidden, p.hidden);
+    near(mine.dweight, p.weight);
   }
 }
 

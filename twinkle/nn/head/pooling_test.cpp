@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "twinkle/nn/finite_difference.h"
+#include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -28,14 +28,15 @@ TEST(PoolLast, IsTheLastRowDividedByItsNorm) {
 }
 
 TEST(PoolLast, HasTheGradientOfATensAutogradAndOfDifferences) {
-  const at::Tensor hidden = leaf({12, 9}), grad = at::randn({3, 9}, at::kDouble);
+  const at::Tensor hidden = kernels::leaf({12, 9}), grad = at::randn({3, 9}, at::kDouble);
   const auto expected = torch::autograd::grad({plain(hidden)}, {hidden}, {grad})[0];
   const at::Tensor before = at::randn({12, 9}, at::kDouble);
   at::Tensor d = before.clone();
   add_pool_last_grad(d, hidden.detach(), kLast, grad);
   EXPECT_LT((d - before - expected).abs().max().item<double>(), 1e-13);
   const at::Tensor x = hidden.detach().clone();
-  const auto slope = finite_difference([&] { return (pool_last(x, kLast) * grad).sum(); }, x);
+  const auto slope =
+      kernels::finite_difference([&] { return (pool_last(x, kLast) * grad).sum(); }, x);
   EXPECT_LT((d - before - slope).abs().max().item<double>(), 1e-8);
 }
 

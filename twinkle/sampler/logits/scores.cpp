@@ -35,7 +35,8 @@ TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float te
   std::sort_heap(ids.begin(), ids.end(), before);
   TopLogprobs out;
   for (const int32_t id : ids) {
-    out.push_back({id, kernels::softmax_logprob(logits, row, id, temperature, stats)});
+    out.push_back(
+        {id, static_cast<float>(kernels::softmax_logprob(logits, row, id, temperature, stats))});
   }
   return out;
 }
@@ -58,7 +59,7 @@ void score_tokens(const at::Tensor& hidden, const nn::Linear& head, std::span<co
       for (int64_t r = lo; r < hi; ++r) {
         const size_t at = first + static_cast<size_t>(r);
         const kernels::RowStats& row = stats[static_cast<size_t>(r)];
-        out.logprobs[at] = row.logprob;
+        out.logprobs[at] = static_cast<float>(row.logprob);
         if (k > 0) out.top_logprobs[at] = likeliest(host, r, k, temperature, row);
       }
     });

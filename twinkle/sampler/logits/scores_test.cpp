@@ -34,7 +34,8 @@ TEST_P(Scores, TheLikeliestAreThoseOfASortWithTheLogprobsOfTheSoftmax) {
         for (size_t i = 0; i < got.size(); ++i) {
           EXPECT_EQ(got[i].id, order[i]);
           EXPECT_EQ(got[i].logprob,
-                    kernels::softmax_stats(logits, 1, order[i], temperature, false).logprob);
+                    static_cast<float>(
+                        kernels::softmax_stats(logits, 1, order[i], temperature, false).logprob));
         }
       }
     }

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace twinkle::nn {
+namespace twinkle::kernels {
 
 // d sum(weights * f(inputs)) / d x for one input, element by element.
 template <class F>
@@ -42,4 +42,4 @@ inline at::Tensor leaf(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble).requires_grad_();
 }
 
-}  // namespace twinkle::nn
+}  // namespace twinkle::kernels
