@@ -26,10 +26,29 @@ void balance(std::span<Account* const> accounts) {
   }
 }
 
+int Window::spare(double due, double got) const {
+  if (rows_.size() + 1 < kRounds) return kMany;
+  double all_due = due, all_got = got;
+  for (const Row& row : rows_) all_due += row.due, all_got += row.got;
+  for (int rounds = 0; rounds < kMany; ++rounds) {
+    if (all_got < kShare * all_due) return rounds;
+    const Row& oldest = rows_[static_cast<size_t>(rounds)];
+    all_due += due - oldest.due;
+    all_got -= oldest.got;
+  }
+  return kMany;
+}
+
+void Window::add(double due, double got) {
+  rows_.push_back({due, got});
+  if (rows_.size() == kRounds) rows_.pop_front();
+}
+
 size_t next_of(std::span<const Claim> claims) {
   const auto order = [](const Claim& c) {
     const Account& a = *c.account;
-    return std::tuple(a.credit < c.from - kNothing, (c.cost - a.credit) / a.weight, a.last_turn);
+    return std::tuple(c.spare, a.credit < c.from - kNothing, (c.cost - a.credit) / a.weight,
+                      a.last_turn);
   };
   const auto first = std::ranges::min_element(claims, {}, order);
   return static_cast<size_t>(first - claims.begin());

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 
 namespace twinkle {
@@ -18,18 +19,41 @@ struct Account {
   uint64_t last_turn = 0;  // of equals the one with the lowest is next
 };
 
+// What an owner was due by weight, and got, in its last rounds: whole portions serve who is owed
+// the same at different times, and who comes late would miss what is promised of any kRounds in a
+// row.
+class Window {
+ public:
+  static constexpr size_t kRounds = 20;
+  static constexpr double kShare = 0.8;
+  static constexpr int kMany = 2;
+
+  // Rounds that may pass, this one the first, before a promise of kShare is broken, if it gets no
+  // more than `got` in this one; kMany and no more are told apart. `due` in each of them.
+  int spare(double due, double got) const;
+  void add(double due, double got);
+  void clear() { rows_.clear(); }
+
+ private:
+  struct Row {
+    double due, got;
+  };
+  std::deque<Row> rows_;  // at most kRounds - 1
+};
+
 // What an owner would spend next.
 struct Claim {
   Account* account;
   double cost;
   double from = 0;  // credit from which it may begin; below, it comes after those that may
+  int spare = Window::kMany;  // the fewest come first
 };
 
 // Before a round: those in it together are owed nothing, however some left and came back.
 void balance(std::span<Account* const> accounts);
 
-// The claim to serve: of those that may begin, or else of all, the one that its owner's weight pays
-// for first. At least one claim.
+// The claim to serve: of those that can wait least and may begin, or else of all of them, the one
+// that its owner's weight pays for first. At least one claim.
 size_t next_of(std::span<const Claim> claims);
 
 // `payer`, one of `accounts`, has spent `cost`.

@@ -97,6 +97,37 @@ TEST(FairShare, ABalanceLeavesTheOrderAndOwesNothingInSum) {
   EXPECT_EQ(owners.accounts[2].credit, 50);
 }
 
+TEST(FairShare, WhoCanWaitLeastComesFirst) {
+  Owners owners({1, 1});
+  owners.accounts[1].credit = -50;
+  const std::vector<Claim> claims{{owners.all[0], 10}, {owners.all[1], 90, 0, 1}};
+  EXPECT_EQ(next_of(claims), 1);
+}
+
+// Against the sum over a window of all rows.
+TEST(FairShare, AWindowTellsHowLongItsPromiseCanWait) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Window window;
+    std::vector<double> due(40), got(40);
+    for (size_t i = 0; i < 40; ++i) {
+      due[i] = 1 + 9 * uniform_at(seed, 2 * i);
+      got[i] = uniform_at(seed, 2 * i + 1) < 0.3 ? 20 : 0;
+      const double now = got[i] / 2;
+      // What the 20 rounds up to `i + later` hold when nothing but `now` comes any more.
+      const auto holds = [&](size_t later) {
+        double all = due[i] * static_cast<double>(later + 1), had = now;
+        for (size_t b = i + later - 19; b < i; ++b) all += due[b], had += got[b];
+        return had >= 0.8 * all;
+      };
+      const int want = i < 19 ? 2 : !holds(0) ? 0 : !holds(1) ? 1 : 2;
+      EXPECT_EQ(window.spare(due[i], now), want) << "seed " << seed << ", round " << i;
+      window.add(due[i], got[i]);
+    }
+    window.clear();
+    EXPECT_EQ(window.spare(1, 0), 2) << "nothing is known of it any more";
+  }
+}
+
 TEST(FairShare, AClaimThatMayNotBeginYetComesAfterThoseThatMay) {
   Owners owners({1, 1});
   const std::vector<Claim> claims{{owners.all[0], 10, 5}, {owners.all[1], 90}};

@@ -22,6 +22,7 @@ void Scheduler::forget(const std::string& tenant) {
   it->second.saved = 0;
   it->second.was_here = false;
   it->second.num_tokens = 0;
+  it->second.window.clear();
   it->second.known = false;
   if (it->second.entries.empty()) tenants_.erase(it);
 }
@@ -147,6 +148,7 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
   entry.begun = true;
   batch.room -= n;
   batch.closed = batch.closed || entry.alone;
+  tenant.spent += std::max<int64_t>(0, n - tenant.saved);
   tenant.saved = 0;
   tenant.num_tokens += n;
   tenant.account.last_turn = ++turn_;
@@ -154,12 +156,12 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
 
 // Operations that join come whole: they may begin when they leave no more to be paid than one of
 // their sequences would, or a tenant would be served for many batches at once, and then not at all.
-Claim Scheduler::claim(Tenant& tenant) {
+Claim Scheduler::claim(Tenant& tenant, double share) {
   const Entry& entry = tenant.entries[tenant.at];
   const int64_t n = unit(tenant);
   const int64_t from = tenant.at == 0 ? 0 : n - *std::ranges::max_element(entry.tokens);
   return {&tenant.account, static_cast<double>(std::max<int64_t>(0, n - tenant.saved)),
-          static_cast<double>(from)};
+          static_cast<double>(from), tenant.window.spare(share, static_cast<double>(tenant.spent))};
 }
 
 // Whether somebody who is owed something is there whose next sequence needs the next batch.
@@ -180,6 +182,10 @@ struct Scheduler::Round {
   std::vector<Tenant*> runnable;
   std::set<Tenant*> saving;  // of those, whose sequence is too long for what others leave
   double weight = 0;         // of all that earn
+
+  double share(const Tenant& t, int64_t tokens) const {
+    return t.account.weight / weight * static_cast<double>(tokens);
+  }
 };
 
 Scheduler::Round Scheduler::meet(const std::vector<Tenant*>& tenants, const Filling& batch) const {
@@ -199,6 +205,7 @@ Scheduler::Round Scheduler::meet(const std::vector<Tenant*>& tenants, const Fill
     a.most = std::min(whole, std::max(0.0, a.credit) + a.weight / out.weight * whole);
   }
   for (Tenant* t : out.runnable) {
+    t->spent = 0;
     t->account.most = static_cast<double>(std::max(std::min(budget_, at_once(*t)), unit(*t)));
     if (batch.left_over && !fits(*t, batch)) out.saving.insert(t);
   }
@@ -209,6 +216,15 @@ Scheduler::Round Scheduler::meet(const std::vector<Tenant*>& tenants, const Fill
 void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
   Round round = meet(tenants, batch);
   if (batch.closed) return;
+  const std::vector<Tenant*> runnable = round.runnable;
+  const int64_t room = batch.room;
+  choose(round, batch);
+  for (Tenant* t : runnable) {
+    t->window.add(round.share(*t, room - batch.room), static_cast<double>(t->spent));
+  }
+}
+
+void Scheduler::choose(Round& round, Filling& batch) {
   const bool first_to_choose = !batch.left_over;
   batch.left_over = batch.left_over || !round.runnable.empty();
   while (true) {
@@ -218,7 +234,7 @@ void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
       const bool saves = round.saving.contains(t) && batch.room > 0 && t->saved < unit(*t);
       if (!saves && !fits(*t, batch)) continue;
       able.push_back(t);
-      claims.push_back(claim(*t));
+      claims.push_back(claim(*t, round.share(*t, budget_)));
     }
     if (claims.empty()) return;
     const size_t first = next_of(claims);
@@ -226,12 +242,13 @@ void Scheduler::fill(const std::vector<Tenant*>& tenants, Filling& batch) {
     if (round.saving.contains(&next)) {
       const int64_t n = std::min(batch.room, unit(next) - next.saved);
       next.saved += n;
+      next.spent += n;
       batch.room -= n;
       charge(round.accounts, next.account, static_cast<double>(n));
       std::erase(round.runnable, &next);
       continue;
     }
-    const double share = next.account.weight / round.weight * static_cast<double>(budget_);
+    const double share = round.share(next, budget_);
     if (first_to_choose && -next.account.credit > 2 * share &&
         waits_for_room(round.runnable, batch))
       return;

@@ -82,6 +82,8 @@ class Scheduler {
     int64_t saved = 0;  // tokens of room that it has paid for its next sequence ahead
     bool was_here = false;  // it had sequences to run when the last batch was formed
     int64_t num_tokens = 0;
+    Window window;      // of the batches that were formed while it had sequences to run
+    int64_t spent = 0;  // tokens of the batch in the making that it ran, or saved for
   };
   using Levels = std::map<int32_t, std::vector<Tenant*>, std::greater<>>;  // by priority
   struct Filling {                                                         // a batch in the making
@@ -96,7 +98,7 @@ class Scheduler {
   static int64_t unit(const Tenant& tenant);
   static int64_t at_once(const Tenant& tenant);
   static bool fits(const Tenant& tenant, const Filling& batch);
-  static Claim claim(Tenant& tenant);
+  static Claim claim(Tenant& tenant, double share);
   static bool waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch);
   static bool is_owed(const std::vector<Tenant*>& tenants, const Tenant& other);
   static bool goes_on(Tenant& tenant, const Filling& batch);
@@ -104,6 +106,7 @@ class Scheduler {
   struct Round;
   Round meet(const std::vector<Tenant*>& tenants, const Filling& batch) const;
   void fill(const std::vector<Tenant*>& tenants, Filling& batch);
+  void choose(Round& round, Filling& batch);
   void take(Tenant& tenant, Filling& batch);
   Entry* find(int64_t id);
 
