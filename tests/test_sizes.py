@@ -18,6 +18,9 @@ WIDE = {
     "python/twinkle/engine/tenant.py: forward",  # an operation's fields
     "python/twinkle/engine/tenant.py: forward_backward",
     "python/twinkle/infra.py: initialize",
+    "python/twinkle/loss/contrastive.py: __init__",
+    "python/twinkle/loss/policy.py: __call__",
+    "python/twinkle/metric/completion.py: accumulate",
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",
     "python/twinkle/model/transformers_model.py: __init__",

@@ -17,7 +17,7 @@ FEATURE = {"input_ids": [5, 6, 7, 8], "labels": [6, 7, -100, -100]}
 def example(index):
     text = (Path(__file__).parents[3] / "docs/adding.md").read_text()
     code = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(code) == 2
+    assert len(code) == 3
     return compile(code[index], "docs/adding.md", "exec")
 
 
@@ -51,3 +51,18 @@ def test_the_preprocessor_and_the_filter_of_the_document_make_rows_to_train_on(t
     dataset.set_template(Template(tiny_llama_dir))
     dataset.encode()
     assert any(label != -100 for label in dataset[0]["labels"])
+
+
+def test_the_reward_of_the_document_likes_short_answers():
+    names = {}
+    exec(example(2), names)
+    replies = ("72", "It is 72.", "73")
+    turns = [
+        {
+            "messages": [{"role": "assistant", "content": f"#### {reply}"}],
+            "user_data": [["ground_truth", "72"]],
+        }
+        for reply in replies
+    ]
+    short, long, wrong = names["GSM8KBrevityReward"]()(turns)
+    assert short == 1 / 1.007 and wrong == 0

@@ -1,11 +1,7 @@
 """Advantages: how much better a reply is than expected. Write your own by subclassing Advantage."""
 
 from twinkle.advantage.base import Advantage
-from twinkle.errors import later
+from twinkle.advantage.gae import GAEAdvantage
+from twinkle.advantage.group import GRPOAdvantage, RLOOAdvantage
 
-__all__ = ["Advantage"]
-
-__getattr__ = later(
-    __name__,
-    dict.fromkeys(("GAEAdvantage", "GRPOAdvantage", "RLOOAdvantage"), "reinforcement learning"),
-)
+__all__ = ["Advantage", "GAEAdvantage", "GRPOAdvantage", "RLOOAdvantage"]

@@ -1,29 +1,64 @@
-"""Losses: functions of per-token log-probabilities. Write your own by subclassing Loss."""
+"""Losses: functions of per-token log-probabilities, of logits or embeddings. Write your own by
+subclassing Loss."""
 
 from twinkle.errors import later
 from twinkle.loss.base import FunctionLoss, Loss
+from twinkle.loss.contrastive import InfonceLoss
 from twinkle.loss.cross_entropy import CrossEntropyLoss
+from twinkle.loss.distillation import GKDLoss, MSELoss
+from twinkle.loss.fused import ChunkedCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
+from twinkle.loss.policy import (
+    BNPOLoss,
+    CISPOLoss,
+    DRGRPOLoss,
+    GRPOLoss,
+    GSPOLoss,
+    PPOLoss,
+    SAPOLoss,
+)
+from twinkle.loss.preference import CPOLoss, DPOLoss, ORPOLoss, SimPOLoss
 
-__all__ = ["CrossEntropyLoss", "FunctionLoss", "Loss"]
+torch_loss_mapping = {
+    "mse": MSELoss,
+    "chunked_cross_entropy": ChunkedCrossEntropyLoss,
+    "cross_entropy": CrossEntropyLoss,
+    "liger_fused_linear_cross_entropy": LigerFusedLinearCrossEntropyLoss,
+    "gkd": GKDLoss,
+    "grpo": GRPOLoss,
+    "ppo": PPOLoss,
+    "gspo": GSPOLoss,
+    "sapo": SAPOLoss,
+    "cispo": CISPOLoss,
+    "bnpo": BNPOLoss,
+    "dr_grpo": DRGRPOLoss,
+    "dpo": DPOLoss,
+    "simpo": SimPOLoss,
+    "cpo": CPOLoss,
+    "orpo": ORPOLoss,
+    "infonce": InfonceLoss,
+}
 
-_FUSED = "logits [B, L, V] (CrossEntropyLoss gives the same without them)"
-__getattr__ = later(
-    __name__,
-    {
-        "ChunkedCrossEntropyLoss": _FUSED,
-        "LigerFusedLinearCrossEntropyLoss": _FUSED,
-        "MSELoss": "logits [B, L, V]",
-        "GKDLoss": "a teacher's logits [B, L, V]",
-        "InfonceLoss": "embedding models",
-        "PPOValueLoss": "a value head",
-        "torch_loss_mapping": "the losses that it maps names to",
-        **dict.fromkeys(("CPOLoss", "DPOLoss", "ORPOLoss", "SimPOLoss"), "preference learning"),
-        **dict.fromkeys(
-            (
-                "BNPOLoss", "CISPOLoss", "DRGRPOLoss", "GRPOLoss", "GSPOLoss", "PPOLoss",
-                "SAPOLoss",
-            ),
-            "reinforcement learning",
-        ),
-    },
-)  # fmt: skip
+__all__ = [
+    "BNPOLoss",
+    "CISPOLoss",
+    "CPOLoss",
+    "ChunkedCrossEntropyLoss",
+    "CrossEntropyLoss",
+    "DPOLoss",
+    "DRGRPOLoss",
+    "FunctionLoss",
+    "GKDLoss",
+    "GRPOLoss",
+    "GSPOLoss",
+    "InfonceLoss",
+    "LigerFusedLinearCrossEntropyLoss",
+    "Loss",
+    "MSELoss",
+    "ORPOLoss",
+    "PPOLoss",
+    "SAPOLoss",
+    "SimPOLoss",
+    "torch_loss_mapping",
+]
+
+__getattr__ = later(__name__, {"PPOValueLoss": "a value head"})

@@ -27,6 +27,9 @@ class Loss:
     require_entropy = False
     require_logps = True
     require_values = False
+    # True: it gets a call's sequences all at once, as the engine's own losses do, so that
+    # micro_batch_size leaves its numbers as they are
+    whole_batch = False
 
     engine_name = None  # of the engine's own losses: computed there, with engine_options
 

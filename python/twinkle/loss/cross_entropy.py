@@ -3,6 +3,7 @@
 from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.base import Loss
+from twinkle.loss.labels import check_ignore_index
 
 
 class CrossEntropyLoss(Loss):
@@ -16,10 +17,7 @@ class CrossEntropyLoss(Loss):
     engine_name = "CrossEntropyLoss"
 
     def __init__(self, ignore_index=-100, reduction="sum", dft=False):
-        require(
-            ignore_index == -100 and not isinstance(ignore_index, bool),
-            f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
-        )
+        check_ignore_index(ignore_index)
         require(
             isinstance(reduction, str) and reduction in ("sum", "mean"),
             f"loss: reduction is {reduction!r}, it must be 'sum' or 'mean'",

@@ -4,18 +4,23 @@ from twinkle.errors import later
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import Metric
 from twinkle.metric.builtin import LossMetric, TrainMetric
+from twinkle.metric.completion import CompletionRewardMetric
+from twinkle.metric.embedding import EmbeddingMetric
+from twinkle.metric.policy import CISPOMetric, GRPOMetric, GSPOMetric, PPOMetric
+from twinkle.metric.preference import DPOMetric
 
-__all__ = ["Accuracy", "LossMetric", "Metric", "TrainMetric"]
+__all__ = [
+    "Accuracy",
+    "CISPOMetric",
+    "CompletionRewardMetric",
+    "DPOMetric",
+    "EmbeddingMetric",
+    "GRPOMetric",
+    "GSPOMetric",
+    "LossMetric",
+    "Metric",
+    "PPOMetric",
+    "TrainMetric",
+]
 
-__getattr__ = later(
-    __name__,
-    {
-        "DPOMetric": "preference learning",
-        "EmbeddingMetric": "embedding models",
-        "PPOValueMetric": "a value head",
-        **dict.fromkeys(
-            ("CISPOMetric", "CompletionRewardMetric", "GRPOMetric", "GSPOMetric", "PPOMetric"),
-            "reinforcement learning",
-        ),
-    },
-)
+__getattr__ = later(__name__, {"PPOValueMetric": "a value head"})

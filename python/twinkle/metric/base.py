@@ -8,7 +8,8 @@ class Metric:
     calculate_loss (evaluation): `inputs` as losses get them, `outputs` a ModelOutput; kwargs: lr,
     step (micro-batches so far), gradient_accumulation_steps, grad_norm (of the last step or None),
     loss_tokens (what `loss` is a sum over; 1: it is a mean), seq_tokens (tokens of the batch),
-    started (time.perf_counter() before the call).
+    started (time.perf_counter() before the call), and what the loss was called with, such as
+    advantages.
     calculate() returns the dict of what was collected; reset() forgets it. InvalidError: a keyword
     argument that the constructor does not take.
     """

@@ -122,7 +122,8 @@ def slice_kwargs(kwargs, begin, size, total):
     def cut(value):
         if isinstance(value, dict):
             return {key: cut(item) for key, item in value.items()}
-        if hasattr(value, "__len__") and not isinstance(value, str) and len(value) == total:
+        sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
+        if sized and not isinstance(value, str) and len(value) == total:
             return value[begin : begin + size]
         return value
 

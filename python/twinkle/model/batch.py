@@ -103,6 +103,24 @@ def unpacked(feature, index):
     return [{**feature, **{name: feature[name][a:b] for name in names}} for a, b in cuts]
 
 
+def with_marks(features):
+    """Features whose labels, if there are any, are as long as input_ids: for task='embedding' one
+    label may stand for the whole sequence, which is then that of its first position."""
+    out = []
+    for feature in features:
+        labels, ids = feature.get("labels"), feature.get("input_ids")
+        marked = _size(labels) == 1 and _size(ids) > 1
+        rest = [-100] * (len(ids) - 1) if marked else []
+        out.append({**feature, "labels": [*labels, *rest]} if marked else feature)
+    return out
+
+
+def _size(values):
+    """The entries of a sequence, 0 of what is none."""
+    sized = hasattr(values, "__len__") and getattr(values, "ndim", 1) == 1
+    return len(values) if sized else 0
+
+
 class Batch:
     """Features as the engine takes them. B sequences; `longest` counts positions as given. Packed
     features are as many sequences as they have samples. InvalidError: no input_ids, a field that is

@@ -155,23 +155,24 @@ class Group:
         """The Status of training, or of evaluation."""
         return self.train if is_training else self.eval
 
-    def accumulate_metrics(self, is_training, batch, outputs, predict, **kwargs):
-        """predict: a function that gives the predictions, for the metrics that need them."""
+    def accumulate_metrics(self, is_training, batch, outputs, predict, loss_kwargs, **kwargs):
+        """predict: a function that gives the predictions, for the metrics that need them.
+        loss_kwargs: what the loss was called with, which the metrics see, too."""
         status = self.status(is_training)
         if any(m.needs_predictions for m in status.metrics):
             outputs = {**outputs, "predictions": predict()}
         inputs = batch.tensors() if any(m.needs_inputs for m in status.metrics) else None
+        given = {
+            **loss_kwargs,
+            "lr": self.lr,
+            "step": self.cur_step,
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "grad_norm": self.grad_norm,
+            "seq_tokens": batch.num_tokens,
+            **kwargs,
+        }
         for metric in status.metrics:
-            metric.accumulate(
-                inputs,
-                outputs,
-                lr=self.lr,
-                step=self.cur_step,
-                gradient_accumulation_steps=self.gradient_accumulation_steps,
-                grad_norm=self.grad_norm,
-                seq_tokens=batch.num_tokens,
-                **kwargs,
-            )
+            metric.accumulate(inputs, outputs, **given)
 
     def after_step(self, result, lr):
         """Counts an optimizer step that used `lr` and tells the metrics. result: the engine's."""

@@ -30,7 +30,8 @@ def outputs_of(part, scores, rows=slice(None)):
 
 def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
     """The loss's value, num_tokens of each micro-batch (0: it is a mean), and the sequences, which
-    hold its gradients."""
+    hold its gradients. A loss of the whole batch has one micro-batch."""
+    micro_batch_size = None if loss.whole_batch else micro_batch_size
     values, counts, sequences, begin = [], [], [], 0
     for part in batch.split(micro_batch_size):
         outputs = learnable(loss, outputs_of(part, scores, slice(begin, begin + len(part))))

@@ -16,7 +16,7 @@ from twinkle.model.arguments import (
     forward_kwargs,
     refuse_grad_scaler,
 )
-from twinkle.model.batch import Batch, as_list
+from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
 from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of
@@ -103,7 +103,8 @@ class TransformersModel(Adapters):
         features = as_list(inputs)
         if any("input_ids" not in feature for feature in features):
             features = group.get_template().batch_encode(features)
-        batch = Batch(group.processor(features))
+        features = group.processor(features)
+        batch = Batch(with_marks(features) if task.embedding else features)
         task.check_size(batch, self.facts["vocab_size"])
         return batch
 
@@ -192,6 +193,7 @@ class TransformersModel(Adapters):
                 lambda: self._predictions(group, status),
                 loss_tokens=loss_tokens or 1,
                 started=started,
+                loss_kwargs=kwargs,
             )
         return value.item()
 
@@ -217,10 +219,11 @@ class TransformersModel(Adapters):
     ):
         """Scores a batch and adds the loss's gradient to the accumulated ones: one micro-batch.
 
-        kwargs are the loss's. micro_batch_size: sequences per call of a loss written in Python; the
-        engine's own losses see the batch whole and divide the work themselves. return_logits, task:
-        as forward's; with task='embedding' the loss is one in Python with require_logps = False. A
-        loss with require_logits takes at most 1 GiB of logits a call, as return_logits.
+        kwargs are the loss's, and the metrics see them. micro_batch_size: sequences per call of a
+        loss of your own in Python; twinkle.loss's see the batch whole, and the engine divides the
+        work. return_logits, task: as forward's; with task='embedding' the loss is one in Python
+        with require_logps = False, and one label may stand for a sequence. A loss with
+        require_logits takes at most 1 GiB of logits a call, as return_logits.
         Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens.
         InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
         model's positions, a loss or gradient that is not finite, kwargs that the loss does not
@@ -283,6 +286,7 @@ class TransformersModel(Adapters):
             lambda: predictions(self.engine, tenant, batch),
             loss_tokens=loss_tokens,
             started=started,
+            loss_kwargs=loss_kwargs,
         )
         return dict(outputs)
 

@@ -1,25 +1,27 @@
 """Rewards: numbers that say how good replies are. Write your own by subclassing Reward."""
 
-from twinkle.errors import later
 from twinkle.reward.base import Reward
-
-__all__ = ["Reward"]
-
-_RL = "reinforcement learning"
-_MEDIA = "reinforcement learning of multimodal models"
-__getattr__ = later(
-    __name__,
-    {
-        "CoTReward": _RL,
-        "F1Reward": _RL,
-        "FormatReward": _RL,
-        "GSM8KAccuracyReward": _RL,
-        "GSM8KFormatReward": _RL,
-        "MathReward": _RL,
-        "MultiModalAccuracyReward": _MEDIA,
-        "OlympiadBenchAccuracyReward": _MEDIA,
-        "OlympiadBenchFormatReward": _MEDIA,
-        "OlympiadBenchQualityReward": _MEDIA,
-        "ToolExploreReward": _RL,
-    },
+from twinkle.reward.format import CoTReward, FormatReward
+from twinkle.reward.gsm8k import GSM8KAccuracyReward, GSM8KFormatReward
+from twinkle.reward.math_answer import MathReward, MultiModalAccuracyReward
+from twinkle.reward.olympiad import (
+    OlympiadBenchAccuracyReward,
+    OlympiadBenchFormatReward,
+    OlympiadBenchQualityReward,
 )
+from twinkle.reward.tools import F1Reward, ToolExploreReward
+
+__all__ = [
+    "CoTReward",
+    "F1Reward",
+    "FormatReward",
+    "GSM8KAccuracyReward",
+    "GSM8KFormatReward",
+    "MathReward",
+    "MultiModalAccuracyReward",
+    "OlympiadBenchAccuracyReward",
+    "OlympiadBenchFormatReward",
+    "OlympiadBenchQualityReward",
+    "Reward",
+    "ToolExploreReward",
+]

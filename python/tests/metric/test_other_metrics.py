@@ -1,0 +1,127 @@
+"""Metrics of preferences, embeddings, and of sampling and rewarding, against loops."""
+
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from loss_batches import batch, drawn_logps, ragged
+
+from twinkle import InvalidError
+from twinkle.metric import CompletionRewardMetric, DPOMetric, EmbeddingMetric
+
+NEW, REF = drawn_logps(1).detach(), drawn_logps(2).detach()
+SUMS, REF_SUMS = ([sum(row) for row in ragged(logps)] for logps in (NEW, REF))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ref_outputs": {"logps": REF}},
+        {"ref_logps": ragged(REF)},
+        {"ref_chosen_logps": REF_SUMS[::2], "ref_rejected_logps": REF_SUMS[1::2]},
+    ],
+)
+def test_dpos_numbers_are_means_over_pairs(given):
+    metric = DPOMetric(beta=0.2)
+    metric.accumulate(batch(), {"logps": NEW}, lr=1e-3, **given)
+    gains = 0.2 * np.subtract(SUMS, REF_SUMS)
+    margins = gains[::2] - gains[1::2]
+    expected = {
+        "logps/chosen": np.mean(SUMS[::2]),
+        "logps/rejected": np.mean(SUMS[1::2]),
+        "logps/ref_chosen": np.mean(REF_SUMS[::2]),
+        "logps/ref_rejected": np.mean(REF_SUMS[1::2]),
+        "rewards/chosen": gains[::2].mean(),
+        "rewards/rejected": gains[1::2].mean(),
+        "rewards/margins": margins.mean(),
+        "rewards/accuracies": 100 * (margins > 0).mean(),
+    }
+    assert metric.calculate() == pytest.approx(expected)
+    two = {name: value[:2] for name, value in batch().items()}
+    metric.accumulate(two, {"logps": REF[:2]}, ref_logps=NEW[:2])
+    out, margins = metric.calculate(), [*margins, -margins[0]]
+    assert out["rewards/margins"] == pytest.approx(np.mean(margins)), "by pairs"
+    right = 100 * np.mean(np.array(margins) > 0)
+    assert out["rewards/accuracies"] == pytest.approx(right) and right != 50
+    metric.reset()
+    assert metric.calculate() == {}
+
+
+def test_without_a_reference_there_are_no_rewards():
+    metric = DPOMetric()
+    metric.accumulate(batch(), {"logps": NEW})
+    assert set(metric.calculate()) == {"logps/chosen", "logps/rejected"}
+    metric.reset()
+    metric.accumulate(batch(), {"embeddings": torch.zeros(4, 2)})
+    assert metric.calculate() == {}
+    three = {name: value[:3] for name, value in batch().items()}
+    with pytest.raises(InvalidError, match=r"DPOMetric needs pairs, .* there are 3 sequences"):
+        metric.accumulate(three, {"logps": NEW[:3]})
+    with pytest.raises(InvalidError, match="metric: beta is 0, it must be a number above 0"):
+        DPOMetric(beta=0)
+
+
+def cosine(a, b):
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def test_embeddings_are_compared_with_their_own_and_others_positives():
+    torch.manual_seed(0)
+    x = torch.randn(7, 3)
+    labels = torch.tensor([[1], [0], [0], [1], [0], [1], [0]])
+    metric = EmbeddingMetric()
+    metric.accumulate({"labels": labels}, {"embeddings": x, "loss": 2.0})
+    metric.accumulate({"labels": labels[:3]}, {"embeddings": x[:3], "loss": 1.0})
+    metric.accumulate({"labels": labels}, {"logps": x, "loss": 100.0})
+    metric.on_step(grad_norm=0.5, lr=1e-3, iters=1)
+    pairs = [(0, 1), (3, 4), (5, 6)]
+    own = [cosine(x[a], x[p]) for a, p in [*pairs, (0, 1)]]
+    others = [cosine(x[a], x[p]) for a, _ in pairs for b, p in pairs if a != b]
+    expected = {
+        "pos_sim": np.mean(own),
+        "pos_sim_min": min(own),
+        "pos_sim_max": max(own),
+        "neg_sim": np.mean(others),
+        "loss": 1.5,
+        "grad_norm": 0.5,
+    }
+    assert metric.calculate() == pytest.approx(expected, rel=1e-5)
+    metric.reset()
+    assert metric.calculate() == {"grad_norm": 0.5}
+    with pytest.raises(InvalidError, match="EmbeddingMetric: the first sequence has the label 0"):
+        metric.accumulate({"labels": labels[1:]}, {"embeddings": x[1:]})
+
+
+def test_rewards_lengths_and_times_are_means_since_the_reset():
+    metric = CompletionRewardMetric()
+    metric.accumulate(
+        completion_lengths=[3, 5], rewards={"total": [1.0, 0.0], "format": [1, 1]}, generate_time=2
+    )
+    metric.accumulate(
+        completion_lengths=np.array([10]),
+        rewards={"total": torch.tensor([0.5])},
+        generate_time=4.0,
+        weight_sync_time=0.5,
+    )
+    metric.accumulate({"labels": None}, {"loss": 1.0}, lr=1e-3, step=3)  # as a model calls it
+    expected = {
+        "train/total_reward": 0.5,
+        "train/total_reward_std": statistics.stdev([1.0, 0.0, 0.5]),
+        "train/format_reward": 1.0,
+        "train/format_reward_std": 0.0,
+        "train/completion_length": 6.0,
+        "profiling/Time taken: generate": 3.0,
+        "profiling/Time taken: move_model_to_sampler": 0.5,
+    }
+    assert metric.calculate() == pytest.approx(expected)
+    metric.reset()
+    assert metric.calculate() == {}
+    metric.accumulate(completion_lengths=[4], rewards={"one": [0.25], "none": []})
+    assert metric.calculate() == {
+        "train/one_reward": 0.25,
+        "train/one_reward_std": 0.0,
+        "train/completion_length": 4.0,
+    }
+    with pytest.raises(InvalidError, match="unknown argument 'reward'; it takes completion_leng"):
+        metric.accumulate(completion_lengths=[4], reward={"one": [0.25]})

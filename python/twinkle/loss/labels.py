@@ -1,0 +1,126 @@
+"""The labels of a batch that a loss counts, and what a script gives for each of them: log-
+probabilities of another model, advantages, a teacher's logits. B sequences, padded to L, N labels.
+"""
+
+from twinkle import checks
+from twinkle.errors import InvalidError, require
+
+
+def check_ignore_index(ignore_index):
+    """InvalidError: any other than -100."""
+    require(
+        ignore_index == -100 and not isinstance(ignore_index, bool),
+        f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
+    )
+
+
+def scored(inputs, reader):
+    """Mask [B, L] bool of the labels that count: other than -100, attended to, of loss_scale 1.
+    InvalidError: another loss_scale than 0 and 1, by which the loss named `reader` weighs nothing.
+    """
+    mask = inputs["labels"] != -100
+    if "attention_mask" in inputs:
+        mask = mask & (inputs["attention_mask"] != 0)
+    if "loss_scale" in inputs:
+        scale = inputs["loss_scale"]
+        odd = scale[mask & (scale != 0) & (scale != 1)].tolist()
+        require(
+            not odd,
+            f"loss: {reader} weighs no labels, but loss_scale is {odd[:1]} somewhere: it must be "
+            "0 or 1, or left out",
+        )
+        mask = mask & (scale != 0)
+    return mask
+
+
+def at_labels(name, given, inputs, mask, width=None):
+    """[N] float64, or with a width, 'floats' or 'integers', [N, K] float32 or int64: what `given`
+    has for the labels of mask [B, L], in order.
+
+    given: for each sequence one number, one entry for each of its labels that count, or one for
+    each position of the sequence, padded or not; without a width an entry is a number, with one K
+    of them. InvalidError: another number of sequences or entries, what is no number, nan, inf.
+    """
+    import torch
+
+    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) > 0
+    if not sized or isinstance(given, (str, bytes, dict)):
+        checks.refuse(f"loss: {name}", given, "a list or tensor with an entry for each sequence")
+    require(
+        len(given) == len(mask),
+        f"loss: {name} has {len(given)} entries for {len(mask)} sequences, they must be equally "
+        "many",
+    )
+    dtype = {None: torch.float64, "floats": torch.float32, "integers": torch.int64}[width]
+    rows = []
+    for i, (row, length) in enumerate(zip(given, _lengths(inputs, mask), strict=True)):
+        what = f"loss: {name} of inputs[{i}]"
+        values = _at(what, _tensor(what, row, dtype), mask[i].nonzero()[:, 0], length, width)
+        require(
+            width == "integers" or bool(torch.isfinite(values).all()),
+            f"{what} has an entry that is nan or inf, all must be finite",
+        )
+        rows.append(values)
+    return torch.cat(rows)
+
+
+def spread(name, given, inputs, mask):
+    """[B, L] float64 of what at_labels gives, 0 elsewhere. InvalidError: as at_labels."""
+    import torch
+
+    out = torch.zeros(mask.shape, dtype=torch.float64)
+    out[mask] = at_labels(name, given, inputs, mask)
+    return out
+
+
+def reference(reader, ref_logps, ref_outputs):
+    """(name, values) of a reference's log-probabilities, for at_labels. InvalidError: there are
+    none, and the loss named `reader` needs them."""
+    if ref_logps is not None:
+        return "ref_logps", ref_logps
+    if ref_outputs is not None:
+        require(
+            isinstance(ref_outputs, dict) and ref_outputs.get("logps") is not None,
+            "loss: ref_outputs must be what forward_only returned, with 'logps'",
+        )
+        return "ref_outputs['logps']", ref_outputs["logps"]
+    raise InvalidError(
+        f"loss: {reader} needs a reference: pass ref_outputs=model.forward_only(inputs=..., "
+        "disable_lora=True), or ref_logps"
+    )
+
+
+def _lengths(inputs, mask):
+    """Positions of each sequence without the padding behind it; where nothing tells, L."""
+    attended = inputs.get("attention_mask")
+    if attended is None:
+        return [mask.shape[1]] * len(mask)
+    return [int(row.nonzero().max()) + 1 if row.any() else 0 for row in attended]
+
+
+def _tensor(what, row, dtype):
+    import torch
+
+    try:
+        return torch.as_tensor(row, dtype=dtype).detach()
+    except (ValueError, TypeError, RuntimeError):
+        checks.refuse(what, row, "a number or a list of numbers")
+
+
+def _at(what, row, at, length, width):
+    """The entries of row at the labels' positions `at`."""
+    if width is None and row.numel() == 1:
+        return row.reshape(1).expand(len(at))
+    require(
+        row.ndim == (1 if width is None else 2),
+        f"{what} has shape {list(row.shape)}, it must be "
+        + ("one number, or a list of them" if width is None else "[entries, K]"),
+    )
+    if len(row) == len(at):
+        return row
+    require(
+        len(row) >= length,
+        f"{what} has {len(row)} entries, it must have one for each of its {len(at)} labels, or for "
+        f"each of its {length} positions",
+    )
+    return row[at]

@@ -1,0 +1,143 @@
+"""What losses of reinforcement learning are watched by."""
+
+import math
+
+from twinkle import checks
+from twinkle.loss.labels import scored, spread
+from twinkle.loss.policy import of_sequences
+from twinkle.metric.base import Metric
+
+
+class GRPOMetric(Metric):
+    """Means over labels since the last calculate; lp is log p, in nats, d is lp - old.
+
+    train/mean_new_logp: lp; train/policy_confidence: the exponential of that mean; train/entropy:
+    the entropies, where the loss asks for them (entropy_coef above 0). Where the loss was given
+    old_logps: train/mean_old_logp; train/logp_diff_mean: d; train/approx_kl: exp(d) - d - 1
+    (Schulman's k3); train/token_kl_max and train/token_ratio_max: the greatest of these, and of
+    exp(d). Given advantages, too: train/clip_ratio_low and train/clip_ratio_high, the shares of
+    labels with exp(d) < 1 - epsilon and A < 0, and exp(d) > 1 + epsilon_high and A > 0;
+    train/clip_ratio: their sum. With top_k_kl, _high_kl_records: of each batch the labels with that
+    many greatest positive k3, dicts of gsi (the sequence since the last calculate), pos, token_id,
+    kl, ratio, logp_new and logp_old.
+
+    temperature: mean_new_logp and mean_old_logp are multiplied by it, which undoes that of the
+    logits up to their normalisation; d is as the loss sees it. epsilon_high: epsilon where it is
+    None. InvalidError: a negative epsilon or top_k_kl, a temperature not above 0.
+    """
+
+    def __init__(
+        self,
+        device_mesh=None,
+        process_group=None,
+        temperature=1.0,
+        epsilon=0.2,
+        epsilon_high=None,
+        top_k_kl=0,
+    ):
+        super().__init__(device_mesh, process_group)
+        self.temperature = checks.number("metric: temperature", temperature, above=0)
+        self.epsilon = checks.number("metric: epsilon", epsilon, least=0)
+        epsilon_high = epsilon if epsilon_high is None else epsilon_high
+        self.epsilon_high = checks.number("metric: epsilon_high", epsilon_high, least=0)
+        self.top_k_kl = checks.integer("metric: top_k_kl", top_k_kl, least=0)
+        self.reset()
+
+    def accumulate(self, inputs, outputs, *, old_logps=None, advantages=None, **kwargs):
+        """inputs: labels [B, L]; outputs: logps and, if they are there, entropies [B, L];
+        old_logps and advantages as the loss got them."""
+        del kwargs
+        if outputs.get("logps") is None:  # of embeddings
+            return
+        mask = scored(inputs, type(self).__name__)
+        if not mask.any():
+            self._sequences += len(mask)
+            return
+        new = outputs["logps"].double()
+        self._add("mean_new_logp", self.temperature * new[mask])
+        if outputs.get("entropies") is not None:
+            self._add("entropy", outputs["entropies"].double()[mask])
+        if old_logps is not None:
+            old = spread("old_logps", old_logps, inputs, mask)
+            self._add("mean_old_logp", self.temperature * old[mask])
+            self._compare(inputs, new, old, mask)
+            if advantages is not None:
+                d = (new - old).masked_fill(~mask, 0.0)
+                low, high = self._clipped(d, spread("advantages", advantages, inputs, mask), mask)
+                self._add("clip_ratio_low", low)
+                self._add("clip_ratio_high", high)
+        self._sequences += len(mask)
+
+    def _compare(self, inputs, new, old, mask):
+        d = (new - old)[mask]
+        kl = d.exp() - d - 1
+        self._add("logp_diff_mean", d)
+        self._add("approx_kl", kl)
+        for name, values in (("token_kl_max", kl), ("token_ratio_max", d.exp())):
+            self._greatest[name] = max(self._greatest.get(name, 0.0), float(values.max()))
+        where = mask.nonzero()
+        for i in kl.topk(min(self.top_k_kl, int((kl > 0).sum()))).indices.tolist():
+            row, pos = where[i].tolist()
+            self._records.append(
+                {
+                    "gsi": self._sequences + row,
+                    "pos": pos,
+                    "token_id": int(inputs["labels"][row, pos]),
+                    "kl": float(kl[i]),
+                    "ratio": float(d[i].exp()),
+                    "logp_new": float(new[row, pos]),
+                    "logp_old": float(old[row, pos]),
+                }
+            )
+
+    def _clipped(self, d, advantages, mask):
+        """(below, above) the clip, of each item that is clipped on its own. d, advantages and mask:
+        [B, L], 0 where no label counts."""
+        ratio, advantages = d[mask].exp(), advantages[mask]
+        return (
+            (ratio < 1 - self.epsilon) & (advantages < 0),
+            (ratio > 1 + self.epsilon_high) & (advantages > 0),
+        )
+
+    def _add(self, name, values):
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = total + float(values.sum()), count + len(values)
+
+    def calculate(self):
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        if "mean_new_logp" in means:
+            means["policy_confidence"] = math.exp(means["mean_new_logp"])
+        if "clip_ratio_low" in means:
+            means["clip_ratio"] = means["clip_ratio_low"] + means["clip_ratio_high"]
+        out = {f"train/{name}": value for name, value in {**means, **self._greatest}.items()}
+        return {**out, "_high_kl_records": list(self._records)} if self._records else out
+
+    def reset(self):
+        self._sums, self._greatest, self._records, self._sequences = {}, {}, [], 0
+
+
+class PPOMetric(GRPOMetric):
+    """GRPOMetric, for PPOLoss, which clips the same way."""
+
+
+class GSPOMetric(GRPOMetric):
+    """GRPOMetric, for GSPOLoss: the shares are of sequences, by the exponential of their mean d and
+    the mean of their advantages."""
+
+    def _clipped(self, d, advantages, mask):
+        some = mask.any(-1)
+        ratio = of_sequences(d, mask)[some].exp()
+        advantages = of_sequences(advantages, mask)[some]
+        return (
+            (ratio < 1 - self.epsilon) & (advantages < 0),
+            (ratio > 1 + self.epsilon_high) & (advantages > 0),
+        )
+
+
+class CISPOMetric(GRPOMetric):
+    """GRPOMetric, for CISPOLoss: the shares are of labels whatever the sign of A."""
+
+    def _clipped(self, d, advantages, mask):
+        del advantages
+        ratio = d[mask].exp()
+        return ratio < 1 - self.epsilon, ratio > 1 + self.epsilon_high

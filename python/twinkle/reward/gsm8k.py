@@ -1,0 +1,59 @@
+"""Rewards of GSM8K (Cobbe et al. 2021), whose answers are numbers."""
+
+import re
+
+from twinkle.reward.reading import TextReward, last_box
+
+_TAIL = 500  # characters of the reply that are read
+# A sign, digits with or without commas, a unit in words.
+_NUMBER = re.compile(
+    r"([-+]?)\$?([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:%|(?:\\text\{)?[^\W\d_]*\}?)\.?"
+)
+
+
+class GSM8KAccuracyReward(TextReward):
+    """1 where the answer is user_data's ground_truth, else 0.
+
+    The answer: in the last 500 characters of the reply, what stands in the last \\boxed{} that is
+    closed, else on the line after the last ####. Commas, dollars, white space, a percent sign and
+    a unit in words after the number are left out. Equal are numbers that differ by less than
+    1e-5, and other texts that are the same.
+    """
+
+    def score(self, turn):
+        truth, answer = _plain(turn.truth()), _plain(answer_of(turn.reply))
+        left, right = _number(answer), _number(truth)
+        if left is None or right is None:
+            return bool(answer) and answer == truth
+        return left == right or abs(left - right) < 1e-5
+
+
+class GSM8KFormatReward(TextReward):
+    """1 where there is an answer, right or wrong, else 0: where GSM8KAccuracyReward would find a
+    number in a box or after ####, or other text in a box."""
+
+    def score(self, turn):
+        box = last_box(turn.reply[-_TAIL:])
+        return bool(box) or _number(_plain(answer_of(turn.reply))) is not None
+
+
+def answer_of(reply):
+    """The text of a reply's answer, as GSM8KAccuracyReward says; '' where there is none."""
+    tail = reply[-_TAIL:]
+    box = last_box(tail)
+    if box:
+        return box
+    _, mark, after = tail.rpartition("####")
+    lines = after.strip().splitlines() if mark else []
+    return lines[0] if lines else ""
+
+
+def _plain(text):
+    return re.sub(r"\\[,!; ]|\\(?=[$%])|[,\s]", "", text)
+
+
+def _number(text):
+    found = _NUMBER.fullmatch(text)
+    if not found or (found[1] and found[2][0] in "+-"):
+        return None
+    return float(found[1] + found[2])
