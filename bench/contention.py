@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from foreign import TICK_S, take_rounds
+from foreign import TICK_S, warmed_rounds
 from rows import make_row
-from training import LENGTH, SIZE, foreign_of, limit_tokens_s, num_tokens, start, step
+from training import LENGTH, SIZE, SYSTEMS, foreign_of, limit_tokens_s, num_tokens, start, step
 
 SHARE = 0.75  # at best: half of the time of one of two cores is lost
 
@@ -47,8 +47,7 @@ def c11(run):
     kept = {"ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         adapter = str(Path(folder) / "adapter")
-        workers = {"ours": start(stack, run, "system_twinkle", adapter, True)}
-        workers["peer"] = start(stack, run, "system_peft", adapter, False)
+        workers = {name: start(stack, run, system, adapter) for name, system in SYSTEMS.items()}
         peer_name = workers["peer"].ask("name")
 
         def take(index):
@@ -59,10 +58,7 @@ def c11(run):
                 round_[name + " disturbed"] = disturbed(worker, beside)
             return round_
 
-        take(0)
-        rounds, noisy = take_rounds(
-            lambda index: take(index + 1), run.rounds, run.attempts, run.progress("C11")
-        )
+        rounds, noisy = warmed_rounds(run, "C11", take)
     tokens = num_tokens(batches[0])
     rates = {way: [tokens / round_[way]["wall_s"] for round_ in rounds] for way in rounds[0]}
     for name in kept:

@@ -8,7 +8,7 @@ from foreign import in_turn
 from limits import decoding_tokens_s
 from rows import make_row
 from training import foreign_of
-from worker import Worker
+from worker import Worker, with_model
 
 QUESTIONS = {"C7": [1], "C8": [8, 32]}  # id: sequences
 PEERS = ("system_llama", "system_peft")
@@ -40,7 +40,8 @@ def agreement(left, right):
     return sum(shares) / len(shares)
 
 
-def rows_of(run, id_, num_sequences, workers):
+def rows_of(run, id_, num_sequences, workers, of=""):
+    """of: whose model it is, for the rows' text."""
     prompts = run.inputs.prompts(num_sequences)
     for worker in workers.values():
         worker.ask("start_decoding", num_sequences=num_sequences)
@@ -51,14 +52,14 @@ def rows_of(run, id_, num_sequences, workers):
     tokens = num_sequences * run.num_tokens
     rounds, rates, noisy = in_turn(run, f"{id_} x {num_sequences}", workers, sample_of, tokens)
     limit = decoding_tokens_s(run.shape, run.machine, num_sequences)
-    what = f"decoding, bf16, {num_sequences} sequence{'s' if num_sequences > 1 else ''}"
+    what = f"decoding, bf16, {num_sequences} sequence{'s' if num_sequences > 1 else ''}{of}"
     rows = []
     for system in PEERS:
         if system not in workers:
             continue
         same = agreement(rounds[0]["system_twinkle"]["tokens"], rounds[0][system]["tokens"])
         notes = [f"{same:.0%} of the greedy tokens come before the first difference"]
-        if not has_llama():
+        if run.beside_llama and not has_llama():
             notes.append("llama.cpp: not installed")
         rows.append(
             make_row(
@@ -75,14 +76,11 @@ def rows_of(run, id_, num_sequences, workers):
 def started(run):
     """The workers by name, their models loaded."""
     with ExitStack() as stack:
-        names = ["system_twinkle", "system_peft"] + ["system_llama"] * has_llama()
-        workers = {name: stack.enter_context(Worker(name, run.threads)) for name in names}
-        for name, worker in workers.items():
-            if name == "system_llama":
-                start_llama(worker)
-            else:
-                worker.ask("load", model=run.model)
-        run.peer_names = {name: workers[name].ask("name") for name in names[1:]}
+        workers = {name: with_model(stack, run, name) for name in ("system_twinkle", "system_peft")}
+        if run.beside_llama and has_llama():
+            workers["system_llama"] = stack.enter_context(Worker("system_llama", run.threads))
+            start_llama(workers["system_llama"])
+        run.peer_names = {name: workers[name].ask("name") for name in [*workers][1:]}
         run.peer_names["system_peft"] = run.peer_names["system_peft"].split(" +")[0]
         yield workers
 

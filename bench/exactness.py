@@ -1,6 +1,6 @@
 """What exactness costs: the same work on an engine that is deterministic and on one that is not.
 
-    .venv/bin/python bench/exactness.py [--quick] [--mixed-precision no] [MODEL]
+    .venv/bin/python bench/exactness.py [--quick] [--mixed-precision no] [--device cuda] [MODEL]
 
 Both live in one process and take turns; the median of the ratios of neighbouring turns is shown.
 MODEL is a folder or an id, by default smollm2. --quick: few turns of little work, to see that it
@@ -74,6 +74,7 @@ def main():
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--quick", action="store_true", help="few turns of little work")
     parser.add_argument("--mixed-precision", choices=("bf16", "no"), default="bf16")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     arguments = parser.parse_args()
     model = Path(hub.get(arguments.model))
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -84,6 +85,7 @@ def main():
         engine = Engine(
             str(model),
             mixed_precision=arguments.mixed_precision,
+            device=arguments.device,
             deterministic=deterministic,
         )
         print(f"deterministic={deterministic}: starts in {time.perf_counter() - start:.2f} s")

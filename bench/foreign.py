@@ -4,8 +4,10 @@ Foreign load = (busy time of all cores - this process's own) / wall time, from /
 cores; the tick of 10 ms bounds its precision, so samples should last half a second or more.
 """
 
+import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_CORES = 0.05  # a round with more is dropped and taken again
@@ -20,14 +22,19 @@ def busy_seconds(stat_text):
 
 
 class Meter:
-    """Measures a `with` block: wall_s, and foreign (cores)."""
+    """Measures a `with` block: wall_s, and foreign (cores). wait: called at its begin and end."""
+
+    def __init__(self, wait=lambda: None):
+        self._wait = wait
 
     def __enter__(self):
+        self._wait()
         self._busy, self._own = self._now()
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *_):
+        self._wait()
         self.wall_s = time.perf_counter() - self._start
         busy, own = self._now()
         self.foreign = max(0.0, (busy - self._busy) - (own - self._own)) / self.wall_s
@@ -43,22 +50,44 @@ def is_clean(round_, limit=LIMIT_CORES):
     return all(sample["foreign"] <= limit for sample in round_.values())
 
 
-def take_rounds(take, wanted, attempts, on_round=lambda _: None):
-    """Calls take(i) -> round until `wanted` rounds are clean or `attempts` were made.
+@dataclass(frozen=True)
+class Patience:
+    """How much foreign load a round may meet, and how long rounds are taken."""
+
+    limit_cores: float = LIMIT_CORES
+    seconds: float = math.inf  # beyond them no other round is begun
+
+
+PATIENCE = Patience()
+
+
+def take_rounds(take, wanted, attempts, on_round=lambda _: None, patience=PATIENCE):
+    """Calls take(i) -> round until `wanted` rounds are clean or `attempts` were made, or patience
+    ends.
 
     Returns (rounds, noisy). Too few clean rounds: noisy is True and `rounds` are the `wanted` ones
     with the least foreign load, in the order in which they were taken.
     """
-    taken = []
-    while len(taken) < attempts and sum(map(is_clean, taken)) < wanted:
+    taken, end = [], time.monotonic() + patience.seconds
+    while len(taken) < attempts and sum(is_clean(r, patience.limit_cores) for r in taken) < wanted:
+        if taken and time.monotonic() > end:
+            break
         taken.append(take(len(taken)))
         on_round(taken[-1])
-    clean = [round_ for round_ in taken if is_clean(round_)]
+    clean = [round_ for round_ in taken if is_clean(round_, patience.limit_cores)]
     if len(clean) >= wanted:
         return clean, False
     loads = [max(sample["foreign"] for sample in round_.values()) for round_ in taken]
     least = sorted(range(len(taken)), key=loads.__getitem__)[:wanted]
     return [taken[i] for i in sorted(least)], True
+
+
+def warmed_rounds(run, label, take):
+    """take_rounds as the run wants them: take(1), take(2), ... after take(0), which warms up."""
+    take(0)
+    return take_rounds(
+        lambda i: take(i + 1), run.rounds, run.attempts, run.progress(label), run.patience
+    )
 
 
 def in_turn(run, label, systems, sample_of, tokens):
@@ -70,9 +99,6 @@ def in_turn(run, label, systems, sample_of, tokens):
     def take(i):
         return {system: sample_of(system, i) for system in systems}
 
-    take(0)
-    rounds, noisy = take_rounds(
-        lambda i: take(i + 1), run.rounds, run.attempts, run.progress(label)
-    )
+    rounds, noisy = warmed_rounds(run, label, take)
     rates = {system: [tokens / r[system]["wall_s"] for r in rounds] for system in systems}
     return rounds, rates, noisy

@@ -21,6 +21,42 @@ def rows(count):
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
+def batches_of(grid):
+    """Of tokens [count, size, length]: every token is scored but the first of its row."""
+    ends = np.full((*grid.shape[:2], 1), -100)
+    labels = np.concatenate([grid[:, :, 1:], ends], axis=2)
+    return [{"ids": i.tolist(), "labels": t.tolist()} for i, t in zip(grid, labels, strict=True)]
+
+
+class RandomInputs:
+    """The same of tokens that are drawn, for models whose weights are; prompts have `context`
+    tokens."""
+
+    def __init__(self, vocabulary, context, seed):
+        self._vocabulary, self._context, self._seed = vocabulary, context, seed
+
+    def full_batches(self, count, size, length):
+        grid = self._draws().integers(3, self._vocabulary, (count, size, length))
+        return batches_of(grid)
+
+    def prompts(self, count):
+        return self._draws().integers(3, self._vocabulary, (count, self._context)).tolist()
+
+    def requests(self, count, longest):
+        """Prompts, and how many tokens each is to have more. Lengths are log-normal, clipped at
+        `longest`, with the means of ShareGPT's talks about 220 and 200 tokens."""
+        draws = self._draws()
+        lengths, counts = (
+            np.clip(draws.lognormal(mean, 1.0, count).astype(int), 4, longest).tolist()
+            for mean in (4.9, 4.8)
+        )
+        prompts = [draws.integers(3, self._vocabulary, length).tolist() for length in lengths]
+        return prompts, counts
+
+    def _draws(self):
+        return np.random.default_rng(self._seed)
+
+
 class Inputs:
     """Batches as {"ids": B lists, "labels": B lists}; labels[t] is the token after t, or -100."""
 
@@ -43,11 +79,7 @@ class Inputs:
             if len(ids) >= needed:
                 break
         grid = np.array(ids[:needed]).reshape(count, size, length)
-        ends = np.full((count, size, 1), -100)
-        labels = np.concatenate([grid[:, :, 1:], ends], axis=2)
-        return [
-            {"ids": i.tolist(), "labels": t.tolist()} for i, t in zip(grid, labels, strict=True)
-        ]
+        return batches_of(grid)
 
     def mixed_batches(self, count, size):
         """One question with its answer per row, in the file's order; the answers are scored."""

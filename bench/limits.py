@@ -19,13 +19,15 @@ class Machine:
 
 @dataclass
 class Shape:
-    """What the formulas need of a llama-like model with tied embeddings."""
+    """What the formulas need of a llama-like model."""
 
     hidden: int
     inner: int
     kv_width: int
     layers: int
     vocab: int
+    q_width: int | None = None  # of all query heads; None: `hidden`
+    tied: bool = True  # the head is the embedding
 
     @classmethod
     def of(cls, model):
@@ -35,14 +37,18 @@ class Shape:
         kv = head * config["num_key_value_heads"]
         return cls(
             hidden, config["intermediate_size"], kv, config["num_hidden_layers"],
-            config["vocab_size"],
+            config["vocab_size"], head * heads, config.get("tie_word_embeddings", True),
         )  # fmt: skip
 
     @property
     def linears(self):
         """(inputs, outputs) of every adapted linear of one layer."""
-        h, i, kv = self.hidden, self.inner, self.kv_width
-        return [(h, h), (h, kv), (h, kv), (h, h), (h, i), (h, i), (i, h)]
+        h, q, i, kv = self.hidden, self.attention, self.inner, self.kv_width
+        return [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)]
+
+    @property
+    def attention(self):
+        return self.q_width or self.hidden
 
     @property
     def layer_weights(self):
@@ -57,7 +63,18 @@ class Shape:
 
     @property
     def bytes(self):
+        """Of the weights that a step of decoding reads, in bf16."""
         return 2 * (self.layer_weights + self.head_weights)
+
+    @property
+    def resident_bytes(self):
+        """Of all weights: an embedding that is not the head lies beside it."""
+        return self.bytes + (0 if self.tied else 2 * self.head_weights)
+
+    @property
+    def kv_bytes(self):
+        """Of one token's keys and values, in bf16."""
+        return 4 * self.layers * self.kv_width
 
 
 def training_gflop(shape, rank, lengths, num_scored):
@@ -70,7 +87,7 @@ def training_gflop(shape, rank, lengths, num_scored):
     tokens = sum(lengths)
     each = 6 if rank is None else 4
     per_token = each * shape.layer_weights + (6 * shape.adapter_weights(rank) if rank else 0)
-    attention = 6 * shape.hidden * shape.layers * sum(length * length for length in lengths)
+    attention = 6 * shape.attention * shape.layers * sum(length * length for length in lengths)
     return (tokens * per_token + num_scored * each * shape.head_weights + attention) / 1e9
 
 
@@ -81,39 +98,80 @@ def training_memory_mib(shape, rank, tokens):
     gate and up. No logits; the libraries' own memory is not counted.
     """
     activations = 2 * tokens * shape.layers * (
-        6 * shape.hidden + 2 * shape.kv_width + 2 * shape.inner
+        4 * shape.hidden + 2 * shape.attention + 2 * shape.kv_width + 2 * shape.inner
     )  # fmt: skip
-    return (shape.bytes + 16 * shape.adapter_weights(rank) + activations) / 2**20
+    return (shape.resident_bytes + 16 * shape.adapter_weights(rank) + activations) / 2**20
 
 
-def decoding_tokens_s(shape, machine, num_sequences):
-    """The lower of reading every weight once per step and multiplying it by every sequence."""
-    by_memory = num_sequences * machine.read_gb_s * 1e9 / shape.bytes
+def checkpointed_memory_mib(shape, rank, tokens):
+    """The same where every layer is computed again: of activations the layers' inputs alone."""
+    activations = 2 * tokens * shape.layers * shape.hidden
+    return (shape.resident_bytes + 16 * shape.adapter_weights(rank) + activations) / 2**20
+
+
+def decoding_tokens_s(shape, machine, num_sequences, more_bytes=0):
+    """The lower of reading every weight, and more_bytes, once per step and multiplying every weight
+    by every sequence."""
+    by_memory = num_sequences * machine.read_gb_s * 1e9 / (shape.bytes + more_bytes)
     return min(by_memory, machine.gemm_gflops * 1e9 / shape.bytes)
 
 
 def prompt_tokens_s(shape, machine, length):
     """Products of every token with the layers' weights, of the last with the head; attention."""
     gflop = 2 * (length * shape.layer_weights + shape.head_weights)
-    gflop += 2 * shape.hidden * shape.layers * length * length
+    gflop += 2 * shape.attention * shape.layers * length * length
     return machine.gemm_gflops * 1e9 * length / gflop
 
 
-def measure(worker, wanted, attempts, on_round):
+def throughput_tokens_s(shape, machine, lengths, counts, at_a_time):
+    """New tokens per second, counts[i] behind a prompt of lengths[i] tokens: the products of all
+    tokens, or the reading of the weights once for `at_a_time` new ones and of every new token's
+    context, whichever takes longer."""
+    tokens, new = sum(lengths) + sum(counts), sum(counts)
+    gflop = 2 * (tokens * shape.layer_weights + new * shape.head_weights) / 1e9
+    contexts = sum(n * length + n * n / 2 for length, n in zip(lengths, counts, strict=True))
+    gbytes = (shape.bytes * new / at_a_time + shape.kv_bytes * contexts) / 1e9
+    return new / max(gflop / machine.gemm_gflops, gbytes / machine.read_gb_s)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What measure() asks of the machine."""
+
+    shapes: tuple = ((1024, 576, 1536), (2048, 2048, 2048))  # of products: the model's own; large
+    read_mib: int = 1024
+
+
+TRIAL = Trial()
+
+
+def load_trial(worker, run, trial=TRIAL):
+    worker.ask("load", device=run.device, shapes=trial.shapes, read_mib=trial.read_mib)
+
+
+def measure(worker, run, trial=TRIAL):
     def medians(call, field):
         rounds, noisy = take_rounds(
-            lambda _: {call: worker.ask(call)}, wanted, attempts, on_round
+            lambda _: {call: worker.ask(call)}, run.rounds, run.attempts,
+            run.progress("limits"), run.patience,
         )  # fmt: skip
         values = [round_[call][field] for round_ in rounds]
         if isinstance(values[0], list):
             return [statistics.median(column) for column in zip(*values, strict=True)], noisy
         return statistics.median(values), noisy
 
+    load_trial(worker, run, trial)
     worker.ask("bandwidth")  # the first touches its pages
     rates, noisy_gemm = medians("gemm", "rates")
     read, noisy_read = medians("bandwidth", "rate")
     shapes = ", ".join(f"{rate:.0f}" for rate in rates)
-    note = f"bf16 products {shapes} GFLOP/s (1024x576x1536, 2048 cubed), read {read:.1f} GB/s"
+    of = ", ".join(written(shape) for shape in trial.shapes)
+    note = f"bf16 products {shapes} GFLOP/s ({of}), read {read:.1f} GB/s"
     if noisy_gemm or noisy_read:
         note += ", measured under foreign load"
     return Machine(max(rates), read, note)
+
+
+def written(shape):
+    """1024x576x1536, or 2048 cubed."""
+    return f"{shape[0]} cubed" if len(set(shape)) == 1 else "x".join(map(str, shape))

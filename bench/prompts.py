@@ -9,20 +9,21 @@ from training import foreign_of
 LENGTHS = (300, 512)  # tokens
 
 
-def rows_of(run, length, workers):
+def rows_of(run, id_, length, workers, of=""):
+    """of: whose model it is, for the rows' text."""
     # Every round has a text of its own, lest something of an earlier one be kept.
     texts = run.inputs.full_batches(run.attempts + 1, 1, length)
 
     def sample_of(system, index):
         return workers[system].ask("prefill", prompt=texts[index]["ids"][0])
 
-    rounds, rates, noisy = in_turn(run, f"C10 x {length}", workers, sample_of, length)
+    rounds, rates, noisy = in_turn(run, f"{id_} x {length}", workers, sample_of, length)
     for system in PEERS:
         if system not in workers:
             continue
         same = sum(r["system_twinkle"]["tokens"] == r[system]["tokens"] for r in rounds)
         yield make_row(
-            "C10", f"a prompt of {length} tokens, bf16", run.peer_names[system],
+            id_, f"a prompt of {length} tokens, bf16{of}", run.peer_names[system],
             {"ours": rates["system_twinkle"], "peer": rates[system]},
             prompt_tokens_s(run.shape, run.machine, length), unit="tokens/s",
             noisy=noisy, valid=True,
@@ -36,4 +37,4 @@ def c10(run):
         for worker in workers.values():
             worker.ask("start_decoding", num_sequences=1)
         for length in LENGTHS:
-            yield from rows_of(run, length, workers)
+            yield from rows_of(run, "C10", length, workers)

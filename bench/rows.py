@@ -1,9 +1,10 @@
 """A row of the report: its arithmetic, its JSON, its line in docs/benchmarks.md.
 
-python bench/rows.py    writes the table from bench/results/cpu.json again; measures nothing
+python bench/rows.py    writes the tables from bench/results/*.json again; measures nothing
 """
 
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS, DOCUMENT = ROOT / "bench/results/cpu.json", ROOT / "docs/benchmarks.md"
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+GPU_BEGIN, GPU_END = "<!-- bench on a GPU: begin -->", "<!-- bench on a GPU: end -->"
 HEADER = (
     "| id | what | unit | peer | ours (median, best) | peer's (median, best) | ratio | floor "
     "| goal | limit | share of limit | notes |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
@@ -33,9 +35,21 @@ NOW = {
     "F1": "training of all weights",
     "R2": "from a step to the first token with the new weights",
 }
+GPU = {
+    "G1": "LoRA training, Qwen3-4B's shape",
+    "G2": "LoRA training, Llama-3.1-8B's shape",
+    "G3": "LoRA training, SmolLM2-135M's and Qwen3-0.6B's shapes",
+    "G4": "peak memory of LoRA training, Llama-3.1-8B's shape",
+    "G5": "head and cross entropy, forward and backward",
+    "G6": "eight tenants' training in one batch",
+    "G7": "LoRA training beside the frozen base's own passes",
+    "G8": "decoding, 1 sequence",
+    "G9": "1,000 requests at once",
+    "G10": "decoding with 8 and with 64 adapters",
+    "G11": "prompt processing",
+}
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
-    "G1-G11": "training and decoding on one GPU",
     "R1, R3, R4": "reinforcement learning",
     "S1-S5": "the server: latency, requests per second, fairness",
     "K1-K3": "loading, saving, swapping adapters in",
@@ -92,7 +106,8 @@ def merged(old, new):
 
 
 def machine_of(row):
-    return f"{row['cpu']}, {row['threads']} threads; {row['machine']}"
+    device = f"{row['device']}; " if "device" in row else ""
+    return f"{device}{row['cpu']}, {row['threads']} threads; {row['machine']}"
 
 
 def line(row, machines):
@@ -118,11 +133,27 @@ def line(row, machines):
 
 
 def table(rows):
-    rows = list(map(judged, rows))
-    machines = sorted(set(map(machine_of, rows)))
+    """Of the CPU's rows, and of what is measured nowhere yet."""
     found = {row["id"] for row in rows}
     missing = {id_: what for id_, what in (NOW | LATER).items() if id_ not in found}
     absent = [f"| {id_} | {what} | not measured yet{' |' * 10}" for id_, what in missing.items()]
+    return with_absent(rows, absent)
+
+
+def gpu_table(rows):
+    """Of a GPU's rows, and of what is not measured, with the command that does."""
+    found = {row["id"] for row in rows}
+    absent = [
+        f"| {id_} | {what} | not measured: `bench/run.py --device cuda --only {id_}`{' |' * 10}"
+        for id_, what in GPU.items()
+        if id_ not in found
+    ]
+    return with_absent(rows, absent)
+
+
+def with_absent(rows, absent):
+    rows = list(map(judged, rows))
+    machines = sorted(set(map(machine_of, rows)))
     return "\n".join(
         [
             *(f"- Run {number}, measured on: {m}" for number, m in enumerate(machines, 1)),
@@ -134,28 +165,50 @@ def table(rows):
     )
 
 
-def between_markers(document, text):
+def between_markers(document, text, begin=BEGIN, end=END):
     """The document with everything between the markers replaced."""
-    if BEGIN not in document or END not in document:
-        raise SystemExit(f"bench: docs/benchmarks.md lacks the lines {BEGIN} and {END}")
-    head, rest = document.split(BEGIN, 1)
-    return f"{head}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}"
+    if begin not in document or end not in document:
+        raise SystemExit(f"bench: docs/benchmarks.md lacks the lines {begin} and {end}")
+    head, rest = document.split(begin, 1)
+    return f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
 
 
 def write(rows, results, document=None):
-    """Merges rows into the JSON file, and fills the document's table from the whole of it."""
+    """Merges rows into the JSON file, and fills the document's table from the whole of it: the
+    CPU's from cpu.json, the GPUs' from all other files beside it."""
     results = Path(results)
     old = json.loads(results.read_text()) if results.exists() else []
     rows = list(map(judged, merged(old, rows)))
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(rows, indent=1) + "\n")
     if document is not None:
-        document = Path(document)
-        document.write_text(between_markers(document.read_text(), table(rows)))
+        if results.stem == "cpu":
+            document = Path(document)
+            document.write_text(between_markers(document.read_text(), table(rows)))
+        else:
+            write_gpu_table(document, results.parent)
     return rows
+
+
+def write_gpu_table(document, folder):
+    document, table = Path(document), gpu_table(of_gpus(folder))
+    document.write_text(between_markers(document.read_text(), table, GPU_BEGIN, GPU_END))
+
+
+def of_gpus(folder):
+    """The rows of all results but the CPU's."""
+    files = sorted(file for file in Path(folder).glob("*.json") if file.stem != "cpu")
+    return [row for file in files for row in json.loads(file.read_text())]
+
+
+def file_of(device_name):
+    """A GPU's file of results: nvidia-h200.json."""
+    return "-".join(re.findall("[a-z0-9]+", device_name.lower())) + ".json"
 
 
 if __name__ == "__main__":
     if not RESULTS.exists():
         raise SystemExit(f"bench: there is no {RESULTS.relative_to(ROOT)}: run `make bench`")
-    write([], RESULTS, DOCUMENT)
+    for file in sorted(RESULTS.parent.glob("*.json")):
+        write([], file, DOCUMENT)
+    write_gpu_table(DOCUMENT, RESULTS.parent)  # where there are no results as well

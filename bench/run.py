@@ -1,8 +1,9 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-Writes bench/results/cpu.json (rows with id, ours, peer, ratio, limit) and the table of
-docs/benchmarks.md; with --quick outputs/bench/cpu.json alone. Needs the variable TWINKLE_TEST_DATA:
-a folder with gsm8k_train.jsonl.
+On the CPU it measures C1 to C12, F1 and R2, and needs the variable TWINKLE_TEST_DATA: a folder with
+gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on models of drawn weights. Writes
+bench/results/cpu.json, or the GPU's file beside it (rows with id, ours, peer, ratio, limit), and
+the table of docs/benchmarks.md; with --quick and --rehearse files in outputs/bench alone.
 """
 
 import argparse
@@ -21,7 +22,9 @@ import tenants
 import together
 import training
 import verdict
-from foreign import LIMIT_CORES
+from device import name_of_gpu
+from foreign import PATIENCE
+from gpu import run as gpu_run
 from worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,9 +48,9 @@ QUESTIONS = {
 
 def ids(text):
     wanted = [part.strip().upper() for part in text.split(",") if part.strip()]
-    unknown = [id_ for id_ in wanted if id_ not in QUESTIONS]
+    unknown = [id_ for id_ in wanted if id_ not in QUESTIONS and id_ not in rows.GPU]
     if unknown or not wanted:
-        known = ",".join(QUESTIONS)
+        known = ",".join([*QUESTIONS, *rows.GPU])
         raise argparse.ArgumentTypeError(f"--only is {text!r}, it must name some of {known}")
     return wanted
 
@@ -62,14 +65,44 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog="bench/run.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", type=ids, default=list(QUESTIONS), metavar="C1,C3")
+    parser.add_argument("--only", type=ids, metavar="C1,C3")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the G questions"
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="the G questions with tiny models, on the CPU too; no figure is kept",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="two rounds, few tokens: is everything in order?"
     )
-    parser.add_argument("--model", default="smollm2", help="directory or hub id")
+    parser.add_argument("--model", default="smollm2", help="of the CPU: directory or hub id")
+    parser.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="of the G questions: the engine's option",
+    )
+    parser.add_argument(
+        "--seconds", type=at_least_one, default=15, help="of a G row, until its last round begins"
+    )
     parser.add_argument("--threads", type=at_least_one, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=at_least_one, default=5, help="clean samples per system")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    on_gpu = arguments.device == "cuda" or arguments.rehearse
+    asked, other = (rows.GPU, QUESTIONS) if on_gpu else (QUESTIONS, rows.GPU)
+    arguments.only = arguments.only or list(asked)
+    for id_ in arguments.only:
+        if id_ in other:
+            way = "is of the CPU: leave --device cuda and --rehearse out"
+            if id_ in rows.GPU:
+                way = (
+                    "is of a GPU: add --device cuda, or --rehearse to try its code on the CPU "
+                    "with tiny models"
+                )
+            parser.error(f"--only names {id_}, which {way}")
+    return arguments
 
 
 def cpu_name():
@@ -79,31 +112,12 @@ def cpu_name():
     return "unknown"
 
 
-class Run:
-    """What the questions need to know; they open their own workers."""
+class Bar:
+    """Where a run is."""
 
-    def __init__(self, arguments):
-        from inputs import Inputs
+    bar = None
 
-        from twinkle import hub
-
-        self.model = hub.get(arguments.model)
-        self.threads = arguments.threads
-        self.inputs = Inputs(self.model)
-        self.shape = limits.Shape.of(self.model)
-        self.rounds = 2 if arguments.quick else arguments.rounds
-        self.attempts = self.rounds if arguments.quick else 3 * self.rounds
-        self.processes = 1 if arguments.quick else 3
-        self.num_tokens = 16 if arguments.quick else 64
-        self.bar = None
-        with Worker("system_limits", self.threads) as worker:
-            progress = self.progress("limits")
-            self.machine = limits.measure(worker, self.rounds, self.attempts, progress)
-
-    def machine_fields(self):
-        return {"cpu": cpu_name(), "threads": self.threads, "machine": self.machine.note}
-
-    def progress(self, name):
+    def progress(self, name, patience=PATIENCE):
         """on_round of a question: moves the bar and shows what was kept."""
         from tqdm import tqdm
 
@@ -115,11 +129,57 @@ class Run:
             self.bar.update()
             if round_:
                 load = max(sample["foreign"] for sample in round_.values())
-                self.bar.set_postfix_str(
-                    f"foreign load {load:.2f} cores" + (", dropped" if load > LIMIT_CORES else "")
-                )
+                dropped = ", dropped" if load > patience.limit_cores else ""
+                self.bar.set_postfix_str(f"foreign load {load:.2f} cores{dropped}")
 
         return on_round
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+
+    def say(self, text):
+        """A line above the bar."""
+        if self.bar is not None:
+            self.bar.clear()
+        print(text, flush=True)
+
+
+class Run:
+    """What the questions need to know; they open their own workers."""
+
+    device, options, kept, patience, beside_llama = "cpu", {}, None, PATIENCE, True
+
+    def __init__(self, arguments, bar):
+        from inputs import Inputs
+
+        from twinkle import hub
+
+        self.progress = bar.progress
+        self.model = hub.get(arguments.model)
+        self.threads = arguments.threads
+        self.inputs = Inputs(self.model)
+        self.shape = limits.Shape.of(self.model)
+        self.rounds = 2 if arguments.quick else arguments.rounds
+        self.attempts = self.rounds if arguments.quick else 3 * self.rounds
+        self.processes = 1 if arguments.quick else 3
+        self.num_tokens = 16 if arguments.quick else 64
+        with Worker("system_limits", self.threads) as worker:
+            self.machine = limits.measure(worker, self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def machine_fields(self):
+        return {"cpu": cpu_name(), "threads": self.threads, "machine": self.machine.note}
+
+    def rows(self, only):
+        """Of the questions named, as they are measured."""
+        for id_ in only:
+            yield from QUESTIONS[id_](self)
 
 
 def show(row):
@@ -148,22 +208,29 @@ def exit_status(found, only, quick):
     return 1 if invalid or missed else 0
 
 
+def places(arguments):
+    """The JSON file and the document that the rows go to; no document: of a trial."""
+    if arguments.rehearse:
+        return ROOT / "outputs/bench/rehearsal.json", None
+    name = "cpu.json" if arguments.device == "cpu" else rows.file_of(name_of_gpu())
+    if arguments.quick:
+        return ROOT / "outputs/bench" / name, None
+    return ROOT / "bench/results" / name, ROOT / "docs/benchmarks.md"
+
+
 def main(argv=None):
     arguments = parse(argv)
-    run = Run(arguments)
-    print(run.machine.note, flush=True)
-    results, document = ROOT / "bench/results/cpu.json", ROOT / "docs/benchmarks.md"
-    if arguments.quick:
-        results, document = ROOT / "outputs/bench/cpu.json", None
-    found = []
-    for id_ in arguments.only:
-        for row in QUESTIONS[id_](run):  # written at once: a run that is stopped keeps them
+    results, document = places(arguments)
+    bar, found = Bar(), []
+    on_gpu = arguments.device == "cuda" or arguments.rehearse
+    with gpu_run.Run(arguments, bar, cpu_name()) if on_gpu else Run(arguments, bar) as run:
+        bar.say(run.machine.note)
+        for row in run.rows(arguments.only):  # written at once: a run that is stopped keeps them
             rows.write([row], results, document)
             found.append(row)
-            run.bar.clear()
-            print(show(row), flush=True)
-    run.bar.close()
-    return exit_status(found, arguments.only, arguments.quick)
+            bar.say(show(row))
+    bar.close()
+    return exit_status(found, arguments.only, arguments.quick or arguments.rehearse)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,38 @@
 import peft
 import torch
 import transformers
-from foreign import Meter
+from device import Device
 
 
 class System:
     autocast = False
+    tuned = None
 
-    def load(self, model, precision="bf16"):
+    def load(self, model, precision="bf16", device="cpu"):
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
+        self.device = Device(device)
+        self.peak_mib = self.device.peak_mib
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             model,
             dtype={"bf16": torch.bfloat16, "fp32": torch.float32}[precision],
             attn_implementation="sdpa",
-        )
+        ).to(device)
         pad = self.model.config.pad_token_id
         self.pad = pad if pad is not None else 2
 
     def name(self):
         return f"transformers {transformers.__version__} + peft {peft.__version__}"
+
+    def forget(self):
+        """Takes the adapters out of the model."""
+        if self.tuned is not None:
+            self.model = self.tuned.unload()
+        self.tuned, self.optimizer, self.optimizers = None, None, {}
+
+    def checkpoint(self):
+        """Every layer is computed again for its backward pass, as its Trainer's option has it."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def start_training(self, adapter, rank, make):
         if make:
@@ -44,11 +57,12 @@ class System:
         trained = [p for p in self.tuned.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.01)
 
-    def train(self, ids, labels, lr):
+    def train(self, ids, labels, lr, repeats=1):
         batch = self.padded(ids, labels)
         self.optimizer.param_groups[0]["lr"] = lr
-        with Meter() as meter:
-            loss = self.step(self.optimizer, batch)
+        with self.device.meter() as meter:
+            for _ in range(repeats):
+                loss = self.step(self.optimizer, batch)
         return {"wall_s": meter.wall_s, "foreign": meter.foreign, "loss": loss.item()}
 
     def padded(self, ids, labels):
@@ -64,10 +78,10 @@ class System:
             batch["input_ids"][row, : len(i)] = torch.tensor(i)
             batch["attention_mask"][row, : len(i)] = 1
             batch["labels"][row, 1 : len(i)] = torch.tensor(t[:-1])
-        return batch
+        return {name: values.to(self.device.name) for name, values in batch.items()}
 
     def step(self, optimizer, batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.device.name, torch.bfloat16, enabled=self.autocast):
             loss = self.tuned(**batch).loss
         loss.backward()
         optimizer.step()
@@ -79,27 +93,37 @@ class System:
         self.model.eval()
 
     def prefill(self, prompt):
-        ids = torch.tensor([prompt])
-        with Meter() as meter:
+        ids = torch.tensor([prompt], device=self.device.name)
+        with self.device.meter() as meter:
             out, _ = self._generate(ids, torch.ones_like(ids), 1)
         tokens = out[:, len(prompt) :].tolist()
         return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
 
     def decode(self, prompts, num_tokens):
+        ids, mask = self._padded_left(prompts)
+        with self.device.meter() as meter:
+            _, first_s = self._generate(ids, mask, 1)
+            out, whole_s = self._generate(ids, mask, num_tokens + 1)
+        tokens = out[:, ids.shape[1] :].tolist()
+        return {"wall_s": whole_s - first_s, "foreign": meter.foreign, "tokens": tokens}
+
+    def throughput(self, prompts, counts):
+        """One padded batch, as long as its longest reply; what nobody asked for is not counted."""
+        with self.device.meter() as meter:
+            self._generate(*self._padded_left(prompts), max(counts))
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": sum(counts)}
+
+    def _padded_left(self, prompts):
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest), self.pad)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
             mask[row, longest - len(prompt) :] = 1
-        with Meter() as meter:
-            _, first_s = self._generate(ids, mask, 1)
-            out, whole_s = self._generate(ids, mask, num_tokens + 1)
-        tokens = out[:, longest:].tolist()
-        return {"wall_s": whole_s - first_s, "foreign": meter.foreign, "tokens": tokens}
+        return ids.to(self.device.name), mask.to(self.device.name)
 
     def _generate(self, ids, mask, num_tokens):
-        with Meter() as meter, torch.inference_mode():
+        with self.device.meter() as meter, torch.inference_mode():
             out = self.model.generate(
                 input_ids=ids, attention_mask=mask, do_sample=False, pad_token_id=self.pad,
                 min_new_tokens=num_tokens, max_new_tokens=num_tokens,

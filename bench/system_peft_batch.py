@@ -3,7 +3,6 @@
 import peft
 import system_peft
 import torch
-from foreign import Meter
 
 
 class System(system_peft.System):
@@ -32,7 +31,7 @@ class System(system_peft.System):
             for step in steps
         ]
         losses = []
-        with Meter() as meter:
+        with self.device.meter() as meter:
             for step in batches:
                 losses.append({})
                 for name, batch in step.items():

@@ -4,15 +4,14 @@ import json
 
 import numpy as np
 import system_twinkle
-from foreign import Meter
 
 
 class System(system_twinkle.System):
-    def start_tenants(self, names, ranks, folder=None):
+    def start_tenants(self, names, ranks, folder=None, targets="all-linear"):
         """Tenants with adapters of these ranks; with `folder`, each is written to FOLDER/NAME."""
         for seed, (name, rank) in enumerate(zip(names, ranks, strict=True)):
-            config = {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}
-            self.engine.create(tenant=name, lora_json=json.dumps(config), seed=seed).result()
+            config = {"r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
+            self.create(name, lora_json=json.dumps(config), seed=seed)
             if folder:
                 self.engine.save(tenant=name, directory=f"{folder}/{name}").result()
 
@@ -25,7 +24,7 @@ class System(system_twinkle.System):
         options = json.dumps({"lr": lr, "weight_decay": 0.01})
         batches = [{name: sequences(batch) for name, batch in step.items()} for step in steps]
         futures = []
-        with Meter() as meter:
+        with self.device.meter() as meter:
             for step in batches:
                 futures.append({})
                 for name, batch in step.items():

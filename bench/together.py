@@ -3,12 +3,13 @@ engine used for one tenant at a time, and beside one tenant that has all the tok
 
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 
-from foreign import take_rounds
+from foreign import warmed_rounds
 from rows import make_row
 from training import LEARNING_RATE, RANK, TOLERANCE, differences, foreign_of, limit_tokens_s
 from verdict import ONE, SER
-from worker import Worker
+from worker import with_model
 
 STEPS = 2  # of every tenant in one sample: a queue with work in it
 # Sequences of each rank whose LoRA products cost what the same sequences cost with rank 16.
@@ -61,11 +62,7 @@ class Contest:
                 self.losses.setdefault(way, []).extend(sample.pop("losses"))
             return round_
 
-        take(0)  # warms up
-        run = self.run
-        self.rounds, self.noisy = take_rounds(
-            lambda index: take(index + 1), run.rounds, run.attempts, run.progress(self.name)
-        )
+        self.rounds, self.noisy = warmed_rounds(self.run, self.name, take)
 
     def curves(self, way):
         """{tenant: losses}, the tenants in their order."""
@@ -100,15 +97,9 @@ def trainer(worker, together, change=lambda step: step):
     return train
 
 
-def start(stack, run, system):
-    worker = stack.enter_context(Worker(system, run.threads))
-    worker.ask("load", model=run.model)
-    return worker
-
-
 def ours_three_ways(run, stack, names, ranks, folder=None):
     """One engine: the tenants together, copies of them one after the other, one tenant for all."""
-    worker = start(stack, run, "system_twinkle_batch")
+    worker = with_model(stack, run, "system_twinkle_batch")
     worker.ask("start_tenants", names=names, ranks=ranks, folder=folder)
     worker.ask("start_tenants", names=["alone-" + name for name in names], ranks=ranks)
     worker.ask("start_tenants", names=["all"], ranks=[max(ranks)])
@@ -125,7 +116,7 @@ def c5(run):
     contest = Contest(run, "C5", dealt(run.inputs.mixed_batches(4 * samples, 2), names))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ways = ours_three_ways(run, stack, names, [RANK] * 4, folder)
-        worker = start(stack, run, "system_peft_batch")
+        worker = with_model(stack, run, "system_peft_batch")
         peer = worker.ask("name")
         worker.ask("start_tenants", names=names, folder=folder)
         contest.measure(ways | {peer: trainer(worker, False)})
@@ -134,12 +125,30 @@ def c5(run):
     yield contest.row(what, SER, 0.0)
     yield contest.row(what, ONE)
 
-    names = [f"tenant-{i}" for i in range(8)]
-    contest = Contest(run, "C5", dealt(run.inputs.full_batches(8 * samples, 1, 64), names))
+    yield from crowd(run, "C5", Crowd(8, 64, RANK))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    tenants: int
+    tokens: int  # of each
+    rank: int
+
+
+def crowd(run, id_, of, model=""):
+    """Rows of a crowd beside the same one tenant after the other, and one with all the tokens.
+
+    model: whose it is, for the rows' text.
+    """
+    names = [f"tenant-{i}" for i in range(of.tenants)]
+    count = of.tenants * STEPS * (run.attempts + 1)
+    batches = run.inputs.full_batches(count, 1, of.tokens)
+    contest = Contest(run, id_, dealt(batches, names), of.rank)
     with ExitStack() as stack:
-        contest.measure(ours_three_ways(run, stack, names, [RANK] * 8))
-    what = "8 tenants x 64 tokens in one batch, rank 8"
-    yield contest.row(what, SER, 0.0)
+        contest.measure(ours_three_ways(run, stack, names, [of.rank] * of.tenants))
+    what = f"{of.tenants} tenants x {of.tokens} tokens in one batch, rank {of.rank}{model}"
+    exact = run.options.get("deterministic", True)
+    yield contest.row(what, SER, 0.0 if exact else TOLERANCE["bf16"])
     yield contest.row(what, ONE)
 
 
@@ -160,7 +169,7 @@ def c6(run):
     contest = Contest(run, "C6", steps, rank=16)
     equal = "Twinkle, all of rank 16"
     with ExitStack() as stack:
-        worker = start(stack, run, "system_twinkle_batch")
+        worker = with_model(stack, run, "system_twinkle_batch")
         worker.ask("start_tenants", names=names, ranks=list(MIXED))
         worker.ask("start_tenants", names=["same-" + name for name in names], ranks=[16] * 5)
         contest.measure(

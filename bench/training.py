@@ -7,16 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreign import take_rounds
-from limits import training_gflop, training_memory_mib
+from foreign import warmed_rounds
+from limits import load_trial, training_gflop, training_memory_mib
 from rows import make_row
-from worker import Worker
+from worker import Worker, with_model
 
 RANK = 8
 LEARNING_RATE = 1e-3
 FULL_LEARNING_RATE = 2e-5
 TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # of losses, relative
 SIZE, LENGTH = 4, 256
+SYSTEMS = {"ours": "system_twinkle", "peer": "system_peft"}
 PEAK_STEPS = 2  # the second has all of the optimizer's state
 
 
@@ -26,6 +27,8 @@ class Question:
     what: str
     precision: str = "bf16"
     all_weights: bool = False  # instead of an adapter
+    rank: int = RANK
+    repeats: int = 1  # steps with a batch in one sample
 
 
 C1 = Question("C1", f"LoRA training, bf16, rank {RANK}, all linears, {SIZE} x {LENGTH} tokens")
@@ -43,18 +46,19 @@ def differences(left, right):
     return max(abs(a - b) / abs(b) for a, b in zip(left, right, strict=True))
 
 
-def start(stack, run, system, adapter, make, precision="bf16"):
-    worker = stack.enter_context(Worker(system, run.threads))
-    worker.ask("load", model=run.model, precision=precision)
+def start(stack, run, system, adapter, question=C1):
+    """The adapter is made by our own system, and read by the other."""
+    worker = with_model(stack, run, system, precision=question.precision)
     if adapter is None:
         worker.ask("start_full_training")
     else:
-        worker.ask("start_training", adapter=adapter, rank=RANK, make=make)
+        make = system.startswith("system_twinkle")
+        worker.ask("start_training", adapter=adapter, rank=question.rank, make=make)
     return worker
 
 
-def step(worker, batch, lr=LEARNING_RATE):
-    return worker.ask("train", ids=batch["ids"], labels=batch["labels"], lr=lr)
+def step(worker, batch, lr=LEARNING_RATE, repeats=1):
+    return worker.ask("train", ids=batch["ids"], labels=batch["labels"], lr=lr, repeats=repeats)
 
 
 def lengths(batch):
@@ -84,35 +88,35 @@ def speed(run, question, batches, gemm_gflops=None):
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         adapter = None if question.all_weights else str(Path(folder) / "adapter")
         lr = FULL_LEARNING_RATE if question.all_weights else LEARNING_RATE
-        of = question.precision
-        workers = {"ours": start(stack, run, "system_twinkle", adapter, True, of)}
-        workers["peer"] = start(stack, run, "system_peft", adapter, False, of)
-        peer_name = workers["peer"].ask("name")
+        asked = {
+            name: start(stack, run, system, adapter, question) for name, system in SYSTEMS.items()
+        }
+        peer_name = asked["peer"].ask("name")
 
         def take(index):
             batch = batches[index]
-            round_ = {name: step(worker, batch, lr) for name, worker in workers.items()}
+            round_ = {
+                name: step(worker, batch, lr, question.repeats) for name, worker in asked.items()
+            }
             for name, sample in round_.items():
                 curves[name].append(sample["loss"])
-                sample["rate"] = num_tokens(batch) / sample["wall_s"]
+                sample["rate"] = question.repeats * num_tokens(batch) / sample["wall_s"]
                 sample["batch"] = index
             return round_
 
-        take(0)  # warms up; its losses count, its time does not
-        rounds, noisy = take_rounds(
-            lambda index: take(index + 1), run.rounds, run.attempts, run.progress(question.id)
-        )
-        peaks = {name: [worker.ask("peak_rss_mib")] for name, worker in workers.items()}
+        # The losses of the round that warms up count, its time does not.
+        rounds, noisy = warmed_rounds(run, question.id, take)
+        peaks = {name: [worker.ask("peak_mib")] for name, worker in asked.items()}
     difference = differences(curves["ours"], curves["peer"])
     used = [batches[round_["ours"]["batch"]] for round_ in rounds]
     return make_row(
         question.id, question.what, peer_name,
-        {name: [round_[name]["rate"] for round_ in rounds] for name in workers},
-        limit_tokens_s(run, used, gemm_gflops, None if question.all_weights else RANK),
+        {name: [round_[name]["rate"] for round_ in rounds] for name in SYSTEMS},
+        limit_tokens_s(run, used, gemm_gflops, None if question.all_weights else question.rank),
         unit="tokens/s", noisy=noisy,
-        valid=difference <= TOLERANCE[of],
+        valid=difference <= TOLERANCE[question.precision],
         notes=[f"{len(curves['ours'])} losses differ by at most {difference:.1e} (relative)"],
-        losses=curves, foreign=foreign_of(rounds), peak_rss_mib=peaks, **run.machine_fields(),
+        losses=curves, foreign=foreign_of(rounds), peak_mib=peaks, **run.machine_fields(),
     )  # fmt: skip
 
 
@@ -127,6 +131,7 @@ def c1(run):
 
 def fp32_gflops(run):
     with Worker("system_limits", run.threads) as worker:
+        load_trial(worker, run)
         return statistics.median(max(worker.ask("gemm_fp32")["rates"]) for _ in range(run.rounds))
 
 
@@ -151,31 +156,35 @@ def c3(run):
     yield row
     most = max(num_tokens(batch) for batch in batches[: len(row["losses"]["ours"])])
     yield make_row(
-        C3.id, "peak memory of the same", row["peer_name"], row["peak_rss_mib"],
+        C3.id, "peak memory of the same", row["peer_name"], row["peak_mib"],
         training_memory_mib(run.shape, RANK, most), lower_is_better=True, unit="MiB", noisy=False,
         valid=row["valid"], notes=[f"at most {most} tokens a batch"], **run.machine_fields(),
     )  # fmt: skip
 
 
 def c4(run):
-    """Every sample is a process of its own, from its start to the second step's end."""
     batches = run.inputs.full_batches(PEAK_STEPS, SIZE, LENGTH)
+    yield peak(run, C4, batches, training_memory_mib(run.shape, RANK, SIZE * LENGTH))
+
+
+def peak(run, question, batches, limit, prepare=lambda name, worker: None):
+    """Every sample is a process of its own, from its start to the last step's end."""
     peaks, curves = {"ours": [], "peer": []}, {}
-    done = run.progress(C4.id)
+    done = run.progress(question.id)
     with tempfile.TemporaryDirectory() as folder:
         for index in range(run.processes):
             adapter = str(Path(folder) / f"adapter{index}")
-            for name, system in (("ours", "system_twinkle"), ("peer", "system_peft")):
+            for name, system in SYSTEMS.items():
                 with ExitStack() as stack:
-                    worker = start(stack, run, system, adapter, name == "ours")
+                    worker = start(stack, run, system, adapter, question)
+                    prepare(name, worker)
                     curves[name] = [step(worker, batch)["loss"] for batch in batches]
-                    peaks[name].append(worker.ask("peak_rss_mib"))
+                    peaks[name].append(worker.ask("peak_mib"))
                     peer_name = worker.ask("name") if name == "peer" else None
             done(None)
     difference = differences(curves["ours"], curves["peer"])
-    limit = training_memory_mib(run.shape, RANK, SIZE * LENGTH)
-    yield make_row(
-        C4.id, C4.what, peer_name, peaks, limit, lower_is_better=True, unit="MiB",
+    return make_row(
+        question.id, question.what, peer_name, peaks, limit, lower_is_better=True, unit="MiB",
         noisy=False, valid=difference <= TOLERANCE["bf16"],
         notes=[f"losses differ by at most {difference:.1e} (relative)"],
         **run.machine_fields(),

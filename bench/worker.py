@@ -22,11 +22,6 @@ class Worker:
     """The asking side. Use as a context manager: the process ends with it."""
 
     def __init__(self, system, threads):
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-        }
         threads = str(threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.system = system
@@ -62,6 +57,55 @@ class Worker:
         return answer["value"]
 
 
+def with_model(stack, run, system, precision="bf16"):
+    """A worker of the run's with its model loaded: one that the run keeps for several questions, or
+    a process of its own, which ends with the stack."""
+    if run.kept is not None:
+        return run.kept.worker(run, system, precision)
+    return stack.enter_context(opened(run, system, precision))
+
+
+def opened(run, system, precision):
+    worker = Worker(system, run.threads)
+    options = {"options": run.options} if system.startswith("system_twinkle") else {}
+    worker.ask("load", model=run.model, device=run.device, precision=precision, **options)
+    return worker
+
+
+# What has all that the other has: one process for both.
+WIDER = {"system_twinkle": "system_twinkle_batch", "system_peft": "system_peft_batch"}
+
+
+class Kept:
+    """Workers whose model stays loaded from one question to the next: it takes longer to read than
+    to use. Of one model and one list of options at a time. Use as a context manager."""
+
+    def __init__(self):
+        self._workers, self._of = {}, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        while self._workers:
+            self._workers.popitem()[1].__exit__()
+
+    def worker(self, run, system, precision):
+        """One in which no tenant is left of the questions before."""
+        of = run.model, run.options, precision
+        if self._of != of:
+            self.close()
+            self._of = of
+        system = WIDER.get(system, system)
+        if system not in self._workers:
+            self._workers[system] = opened(run, system, precision)
+        self._workers[system].ask("forget")
+        return self._workers[system]
+
+
 def peak_rss_mib():
     """VmHWM of this process, MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -77,9 +121,7 @@ def serve(system):
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            call = command.pop("call")
-            value = peak_rss_mib() if call == "peak_rss_mib" else getattr(system, call)(**command)
-            answer = {"value": value}
+            answer = {"value": getattr(system, command.pop("call"))(**command)}
         except Exception as error:  # the asking side raises it
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

@@ -10,9 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import decoding  # noqa: E402
+import foreign  # noqa: E402
 import limits  # noqa: E402
 import run as program  # noqa: E402
 import training  # noqa: E402
+import worker as processes  # noqa: E402
 
 SHAPE = limits.Shape(hidden=8, inner=16, kv_width=4, layers=2, vocab=32)
 BATCH = {"ids": [[1] * 6, [2] * 4], "labels": [[-100, 1, 1, 1, 1, -100], [1, 1, 1, -100]]}
@@ -25,6 +27,7 @@ class Run:
     model, threads, shape = "a model", 2, SHAPE
     machine = limits.Machine(gemm_gflops=1e-4, read_gb_s=1e-5, note="fast")
     rounds, attempts, num_tokens = 3, 4, 5
+    device, options, kept, patience, beside_llama = "cpu", {}, None, foreign.PATIENCE, True
 
     inputs = SimpleNamespace(prompts=lambda count: [[7, 8]] * count)
 
@@ -59,7 +62,7 @@ def asked(monkeypatch):
             waiting = asked.answers.get((self.system, call))
             return dict(waiting.pop(0)) if waiting is not None else None
 
-    monkeypatch.setattr(training, "Worker", Worker)
+    monkeypatch.setattr(processes, "Worker", Worker)
     monkeypatch.setattr(decoding, "Worker", Worker)
     monkeypatch.setattr(decoding, "has_llama", lambda: True)
     monkeypatch.setattr(decoding, "start_llama", lambda worker: worker.ask("load"))

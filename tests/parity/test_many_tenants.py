@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from parity import models, reference, test_smollm2
+from parity import models, ours, reference, test_smollm2
 from parity.test_generation import TEXTS
 from parity.test_gradients import adapted, draw_lora
 from parity.test_gradients import check as check_gradients
@@ -20,6 +20,9 @@ from twinkle.engine import Engine
 BASE = "base"
 BUDGET = 16384  # tokens of a batch
 TEXT = 64  # tokens
+# Batches for which operations wait, so that they meet; a GPU takes one in less time than it takes
+# to submit them.
+BUSY = {"cpu": 2, "cuda": 8}
 
 
 @dataclass
@@ -38,7 +41,9 @@ class Crowd:
     def __init__(self, directory, folder, alone, busy=64):
         self.alone = alone
         self.busy = [[3 + i % 50 for i in range(250)]] * busy
-        self.engine = Engine(directory, mixed_precision="no", token_budget=BUDGET)
+        self.engine = Engine(
+            directory, mixed_precision="no", token_budget=BUDGET, device=ours.DEVICE
+        )
         self.tenants = {
             name: self.engine.tenant(name, None if name == BASE else str(folder / name))
             for name in alone
@@ -48,12 +53,15 @@ class Crowd:
     def together(self, submit, names):
         """{name: result of submit(name, tenant)}, of operations that wait while another runs, and
         the training batches that all of them took, with that one."""
-        before = self.engine.stats()["num_batches"]
-        running = self.tenants[BASE].forward([{"input_ids": t, "labels": t} for t in self.busy])
+        before, busy = self.engine.stats()["num_batches"], BUSY[ours.DEVICE]
+        running = [
+            self.tenants[BASE].forward([{"input_ids": t, "labels": t} for t in self.busy])
+            for _ in range(busy)
+        ]
         futures = {name: submit(name, self.tenants[name]) for name in names}
         results = {name: resolved(future) for name, future in futures.items()}
-        running.result()
-        return results, self.engine.stats()["num_batches"] - before
+        resolved(running)
+        return results, self.engine.stats()["num_batches"] - before - (busy - 1)
 
 
 def resolved(future):
@@ -101,9 +109,13 @@ def smollm2_crowd(directory, tokenizer, gsm8k, folder):
     ids=lambda what: what if what == "smollm2" else models.name_of(what),
 )
 def crowd(request, gsm8k, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("crowd")
-    if request.param != "smollm2":
-        return drawn_crowd(request.param, gsm8k, folder)
+    return crowd_of(request.param, gsm8k, tmp_path_factory.mktemp("crowd"), request)
+
+
+def crowd_of(case, gsm8k, folder, request):
+    """case: a drawn model's index, or 'smollm2'."""
+    if case != "smollm2":
+        return drawn_crowd(case, gsm8k, folder)
     directory, tokenizer = map(request.getfixturevalue, ("smollm2_dir", "smollm2_tokenizer"))
     return smollm2_crowd(directory, tokenizer, gsm8k, folder)
 
@@ -145,6 +157,64 @@ def test_each_adapters_gradients_equal_peft(crowd):
         assert grads.keys() == expected.keys()
         tenant.zero_grad().result()
         check_gradients(grads, expected)
+
+
+def draw_losses(crowd):
+    """{name: (loss, its extras)}: of cross entropy, and linear in log-probabilities, and in
+    entropies too."""
+    torch.manual_seed(models.SEED)
+    kinds = {}
+    for name, of in zip(crowd.adapters, ((), ("grad",), ("grad", "entropy_grad")), strict=True):
+        lengths = [len(sequence["labels"]) for sequence in crowd.alone[name].sequences]
+        extras = {key: [torch.randn(length).numpy() for length in lengths] for key in of}
+        kinds[name] = ("LinearLoss" if of else "CrossEntropyLoss", extras)
+    return kinds
+
+
+def their_gradients(alone, extras):
+    """Of the same loss in torch, by the names of ours."""
+    if not extras:
+        return reference.adapter_gradients(alone.model, alone.sequences)
+    alone.model.zero_grad()
+    total = 0
+    for i, sequence in enumerate(alone.sequences):
+        for value, key in zip(
+            reference.scores(alone.model, sequence), ("grad", "entropy_grad"), strict=True
+        ):
+            if key in extras:
+                total = total + (value * torch.from_numpy(extras[key][i])).sum()
+    total.backward()
+    return reference.named_as_ours(reference.accumulated(alone.model))
+
+
+def test_tenants_of_other_losses_share_a_batch_and_each_equals_peft_and_itself_alone(crowd):
+    kinds = draw_losses(crowd)
+
+    def submit(name, tenant):
+        loss, extras = kinds[name]
+        sequences = inputs(crowd.alone[name].sequences)
+        if extras:  # weights are cross entropy's
+            sequences = [{k: s[k] for k in ("input_ids", "labels")} for s in sequences]
+        return tenant.forward_backward(sequences, loss, **extras)
+
+    def gradients(name):
+        tensors = crowd.tenants[name].inspect(tensors=True).result()["tensors"]
+        crowd.tenants[name].zero_grad().result()
+        return {
+            key.removeprefix("grad/"): torch.as_tensor(value)
+            for key, value in tensors.items()
+            if key.startswith("grad/")
+        }
+
+    found, batches = crowd.together(submit, crowd.adapters)
+    assert batches < 1 + len(crowd.adapters)
+    together = {name: gradients(name) for name in crowd.adapters}
+    for name in crowd.adapters:
+        alone = submit(name, crowd.tenants[name]).result()
+        assert alone["loss"] == found[name]["loss"]
+        for key, value in gradients(name).items():
+            assert torch.equal(value, together[name][key]), key
+        check_gradients(together[name], their_gradients(crowd.alone[name], kinds[name][1]))
 
 
 def test_each_tenants_text_and_ten_steps_equal_transformers_and_peft(crowd):
