@@ -52,6 +52,7 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   Fields fields(given, "engine: options");
   fields.take("mixed_precision", o.mixed_precision);
   fields.take("device", o.device);
+  fields.take("value_head", o.value_head);
   fields.take("token_budget", o.token_budget);
   fields.take("kv_tokens", o.kv_tokens);
   fields.take("activation_bytes", o.activation_bytes);

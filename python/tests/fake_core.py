@@ -106,7 +106,10 @@ def _scores(loss, num_tokens, logps):
 
 
 class Engine:
-    def __init__(self, model, *, mixed_precision="bf16", deterministic=True, device="cpu"):
+    def __init__(
+        self, model, *, mixed_precision="bf16", deterministic=True, device="cpu", value_head=False
+    ):
+        assert not value_head
         torch.manual_seed(1)
         self.base = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
         self.tenants, self.calls = {}, []

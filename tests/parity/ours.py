@@ -19,12 +19,16 @@ GREEDY = {
 }
 
 
-def engine(model, /, *, precision="no", token_budget=4096, **create):
+def engine(model, /, *, precision="no", token_budget=4096, value_head=False, **create):
     """An engine with one tenant: all weights learn unless `create` says otherwise."""
     from twinkle import _core
 
     made = _core.Engine(
-        str(model), mixed_precision=precision, token_budget=token_budget, device=DEVICE
+        str(model),
+        mixed_precision=precision,
+        token_budget=token_budget,
+        device=DEVICE,
+        value_head=value_head,
     )
     made.create(tenant=TENANT, **create).result()
     return made

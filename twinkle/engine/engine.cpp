@@ -13,6 +13,7 @@ ModelOptions model_options(const EngineOptions& o) {
   return {.model = o.model,
           .mixed_precision = o.mixed_precision,
           .device = o.device,
+          .value_head = o.value_head,
           .kv_tokens = o.kv_tokens,
           .activation_bytes = o.activation_bytes,
           .max_sequences = o.max_sequences,

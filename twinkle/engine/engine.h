@@ -24,6 +24,10 @@ struct EngineOptions {
   // Where the model lies and everything runs: "cpu", or "cuda" or "cuda:1" where the build has CUDA
   // kernels and the machine such a device. Error kInvalid elsewhere.
   std::string device = "cpu";
+  // In place of the vocabulary's head one row and a bias: the logits of a position are one number,
+  // its value. All weights are trained; nothing is sampled and no label scored. The head is that of
+  // a token or sequence classifier with one label, and zero beside a causal model's layers.
+  bool value_head = false;
   int64_t token_budget = 4096;  // tokens of one training batch; larger operations take several
   int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
   // Bytes of activations that a training batch keeps for its backward pass; layers beyond them are

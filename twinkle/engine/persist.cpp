@@ -8,6 +8,7 @@
 
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
+#include "twinkle/model/family.h"
 #include "twinkle/model/tensors.h"
 
 namespace twinkle::engine {
@@ -155,6 +156,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
                 {.max_shard_bytes =
                      operation.max_shard_bytes ? operation.max_shard_bytes : kMaxShardBytes});
     Json config = base.config;
+    if (decoder.spec().value_head) model::describe_value_head(config.as_object(), decoder.spec());
     config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");
     write_file_atomically(target.staging() / "config.json", pretty(config));

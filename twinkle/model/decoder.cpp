@@ -54,6 +54,16 @@ bool has_own_head(const Checkpoint& checkpoint) {
   return head.dtype != embedding.dtype || !std::ranges::equal(head.bytes, embedding.bytes);
 }
 
+constexpr const char* kValueWeight = "score.weight";
+constexpr const char* kValueBias = "score.bias";
+
+// A new value head is zero, and so is the bias that transformers' sequence classifiers lack.
+bool begins_at_zero(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                    const std::string& name) {
+  return (name == kValueWeight && spec.new_head) ||
+         (name == kValueBias && (spec.new_head || !checkpoint.contains(name)));
+}
+
 }  // namespace
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
@@ -62,6 +72,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   keep_heap_pages();
   WeightMemory memory;  // of the host
   const auto take = [&](const std::string& name, std::vector<int64_t> shape) {
+    if (begins_at_zero(spec, checkpoint, name))
+      return at::zeros(shape, at::TensorOptions(dtype).device(device));
     return tensor_of(checkpoint, name, shape, dtype, device.is_cpu() ? &memory : nullptr)
         .to(device);
   };
@@ -97,7 +109,11 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   }
   final_norm_ = norm("model.norm", d);
   spec_.tied_head = spec.tied_head && !has_own_head(checkpoint);
-  head_.weight = spec_.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+  if (spec.value_head) {
+    head_ = {.weight = take(kValueWeight, {1, d}), .bias = take(kValueBias, {1})};
+  } else {
+    head_.weight = spec_.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+  }
   const std::string beyond = layer_path(static_cast<size_t>(spec.num_layers));
   for (const std::string& name : checkpoint.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
@@ -337,8 +353,18 @@ std::vector<NamedWeight> Decoder::weights() {
           });
   }
   out.push_back({"model.norm.weight", &final_norm_.weight, false});
-  if (!spec_.tied_head) out.push_back({"lm_head.weight", &head_.weight, true});
+  if (spec_.value_head) {
+    out.push_back({kValueWeight, &head_.weight, true});
+    out.push_back({kValueBias, &head_.bias, false});
+  } else if (!spec_.tied_head) {
+    out.push_back({"lm_head.weight", &head_.weight, true});
+  }
   return out;
+}
+
+at::Tensor Decoder::initial(const Checkpoint& checkpoint, const NamedWeight& weight) const {
+  if (begins_at_zero(spec_, checkpoint, weight.name)) return at::zeros_like(*weight.value);
+  return tensor_of(checkpoint, weight.name, weight.value->sizes().vec(), dtype_);
 }
 
 nn::WeightGrad* Decoder::buffer() {
@@ -355,10 +381,11 @@ void Decoder::train_all() {
   }
   final_norm_.grad = buffer();
   head_.weight_grad = buffer();
+  if (head_.bias.defined()) head_.bias_grad = buffer();
 }
 
 void Decoder::freeze() {
-  embedding_grad_ = final_norm_.grad = head_.weight_grad = nullptr;
+  embedding_grad_ = final_norm_.grad = head_.weight_grad = head_.bias_grad = nullptr;
   for (size_t i = 0; i < layers_.size(); ++i) {
     visit(layers_[i], layer_path(i),
           [&](const std::string&, at::Tensor&, nn::WeightGrad*& grad, bool) { grad = nullptr; });

@@ -95,7 +95,7 @@ class Decoder {
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
 
-  // V x D and its gradient buffer.
+  // V x D and its gradient buffer; a value head is 1 x D and has a bias.
   const nn::Linear& head() const { return head_; }
 
   // Whether a row's bits may depend on the other rows of a batch. exact: tries every product that
@@ -106,6 +106,8 @@ class Decoder {
   linears();  // every linear that an adapter may attach to, in the model's order
   std::vector<NamedWeight>
   weights();  // every weight, in the checkpoint's names; a tied head only once
+  // What a weight begins with, of the base model's checkpoint. Errors as of the constructor.
+  at::Tensor initial(const Checkpoint& checkpoint, const NamedWeight& weight) const;
 
   // From here until freeze() every weight has a gradient buffer.
   void train_all();

@@ -133,6 +133,37 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
   return windows;
 }
 
+constexpr std::string_view kCausal = "ForCausalLM";
+constexpr std::string_view kClassifier = "ForTokenClassification";
+constexpr std::string_view kSequenceClassifier = "ForSequenceClassification";
+
+std::string with_head(const std::string& architecture, std::string_view head) {
+  return architecture.substr(0, architecture.size() - kCausal.size()) + std::string(head);
+}
+
+// Of the first architecture in config.json, or null, and of a family: whether it has a value head.
+bool is_classifier(const Json* architecture, const Family& family) {
+  return architecture && std::ranges::any_of(family.architectures, [&](const std::string& name) {
+           return *architecture == Json(with_head(name, kClassifier)) ||
+                  *architecture == Json(with_head(name, kSequenceClassifier));
+         });
+}
+
+const Json* first_architecture(const Json& config) {
+  const Json* list = find(config, "architectures");
+  const bool some = list && list->is_array() && !list->get_array().empty();
+  return some ? &list->get_array()[0] : nullptr;
+}
+
+// transformers counts two labels where nothing is said.
+void require_one_label(const Json& config) {
+  const Json* names = find(config, "id2label");
+  const int64_t labels = names && names->is_object() ? std::ssize(names->get_object())
+                                                     : get_or<int64_t>(config, "num_labels", 2);
+  require(labels == 1, Code::kInvalid, "model: the checkpoint is a classifier with ", labels,
+          " labels (id2label), a value head has 1");
+}
+
 }  // namespace
 
 nn::RopeSpec read_rope(const Json& config) {
@@ -232,25 +263,40 @@ std::span<const Family> families() {
   return all;
 }
 
-DecoderSpec read_spec(const Json& config) {
+DecoderSpec read_spec(const Json& config, bool value_head) {
   const auto type = get_or<std::string>(config, "model_type", "");
   std::string known;
   for (const Family& family : families()) {
     known += (known.empty() ? "" : ", ") + family.name;
     if (family.name != type) continue;
-    if (const Json* list = find(config, "architectures");
-        list && list->is_array() && !list->get_array().empty()) {
-      const Json& first = list->get_array()[0];
-      bool served = false;
-      for (const std::string& name : family.architectures) served = served || first == Json(name);
-      require(served, Code::kInvalid, "model: architecture ", boost::json::serialize(first),
-              " of model_type '", type, "' is not known; known: ", family.architectures[0]);
-    }
+    const Json* first = first_architecture(config);
+    const bool classifier = is_classifier(first, family);
+    bool served = !first || (classifier && value_head);
+    for (const std::string& name : family.architectures) served = served || *first == Json(name);
+    require(served, Code::kInvalid, "model: architecture ",
+            first ? boost::json::serialize(*first) : "", " of model_type '", type,
+            "' is not known; known: ", family.architectures[0],
+            classifier ? ", and this one with value_head (TransformersValueModel)" : "");
+    if (classifier) require_one_label(config);
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;
+    spec.value_head = value_head;
+    spec.new_head = value_head && !classifier;
+    spec.tied_head = spec.tied_head && !value_head;
     return spec;
   }
   fail(Code::kInvalid, "model: model_type '", type, "' is not known; known: ", known);
+}
+
+void describe_value_head(JsonObject& config, const DecoderSpec& spec) {
+  for (const Family& family : families()) {
+    if (family.name == spec.family)
+      config["architectures"] = JsonArray{Json(with_head(family.architectures[0], kClassifier))};
+  }
+  config["id2label"] = JsonObject{{"0", "LABEL_0"}};
+  config["label2id"] = JsonObject{{"LABEL_0", 0}};
+  config.erase("num_labels");
+  config.erase("token_classification_bias");  // there is one
 }
 
 }  // namespace twinkle::model

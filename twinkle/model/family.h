@@ -19,7 +19,13 @@ struct Family {
 
 // The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that
 // we do not have (the text lists those that we do), or a size that is missing or impossible.
-DecoderSpec read_spec(const Json& config);
+// value_head: with one, new beside a causal model's layers, or that of a token or sequence
+// classifier with one label.
+DecoderSpec read_spec(const Json& config, bool value_head = false);
+
+// The config.json of a model that is saved with its value head: transformers' token classifier with
+// one label. `spec` is read_spec's of it.
+void describe_value_head(JsonObject& config, const DecoderSpec& spec);
 
 std::span<const Family> families();
 

@@ -67,8 +67,8 @@ TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {
   JsonObject none = tiny_config();
   none.erase("model_type");
   EXPECT_EQ(refusal(none), "model: model_type '' is not known; known: llama, qwen2, qwen3");
-  EXPECT_EQ(refusal(with("architectures", JsonArray{"LlamaForSequenceClassification"})),
-            "model: architecture \"LlamaForSequenceClassification\" of model_type 'llama' is not "
+  EXPECT_EQ(refusal(with("architectures", JsonArray{"LlamaForMaskedLM"})),
+            "model: architecture \"LlamaForMaskedLM\" of model_type 'llama' is not "
             "known; known: LlamaForCausalLM");
   EXPECT_EQ(refusal(with("hidden_act", "gelu")),
             "model: hidden_act 'gelu' is not known; known: silu");

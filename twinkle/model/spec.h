@@ -26,7 +26,12 @@ struct DecoderSpec {
   double norm_eps = 1e-6;
   bool mlp_bias = false;
   bool tied_head = false;  // the head is the embedding
+  // The head is one row and its bias, a value of every position, in place of the vocabulary's.
+  bool value_head = false;
+  bool new_head = false;  // a value head that begins at zero: the checkpoint has none
   AttentionSpec attention;
+
+  int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // of every position
 };
 
 }  // namespace twinkle::model

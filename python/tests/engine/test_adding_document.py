@@ -56,7 +56,7 @@ def test_the_preprocessor_and_the_filter_of_the_document_make_rows_to_train_on(t
 def test_the_reward_of_the_document_likes_short_answers():
     names = {}
     exec(example(2), names)
-    replies = ("72", "It is 72.", "73")
+    replies = ("72", "72.0", "73")
     turns = [
         {
             "messages": [{"role": "assistant", "content": f"#### {reply}"}],
@@ -64,5 +64,5 @@ def test_the_reward_of_the_document_likes_short_answers():
         }
         for reply in replies
     ]
-    short, long, wrong = names["GSM8KBrevityReward"]()(turns)
-    assert short == 1 / 1.007 and wrong == 0
+    right, longer, wrong = names["GSM8KBrevityReward"]()(turns)
+    assert right == 1 / 1.007 > longer > wrong == 0

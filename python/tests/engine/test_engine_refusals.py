@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("engine_built")
         ({"device": "cuda:99"}, "device is 'cuda:99'"),
         ({"decode_graphs": 1}, "engine: decode_graphs is 1, it must be True or False"),
         ({"train_graphs": 1}, "engine: train_graphs is 1, it must be True or False"),
+        ({"value_head": 1}, "engine: value_head is 1, it must be True or False"),
         ({"token_budget": 0}, "engine: token_budget is 0, it must be an integer of at least 1"),
         ({"token_budget": "x"}, "engine: token_budget is 'x', it must be an integer"),
         ({"kv_tokens": 1.5}, "engine: kv_tokens is 1.5, it must be an integer"),

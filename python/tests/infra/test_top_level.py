@@ -51,11 +51,8 @@ def test_names_of_later_versions_say_what_they_need(name):
 
 # Names that upstream has, by module; each tells what it waits for.
 LATER = {
-    "checkpoint_engine": "CheckpointEngine CheckpointEngineManager CheckpointEngineMixin "
-    "CheckpointEngineRegistry",
-    "loss": "PPOValueLoss",
-    "metric": "PPOValueMetric",
-    "model": "MegatronModel MultiLoraMegatronModel TransformersValueModel",
+    "checkpoint_engine": "CheckpointEngine CheckpointEngineMixin CheckpointEngineRegistry",
+    "model": "MegatronModel MultiLoraMegatronModel",
     "patch": "GatedDeltaNetPaddingFreePatch MegatronEmbeddingPatch MegatronPeft "
     "Qwen3AllowToolTailTemplate Qwen3ChatTemplate TransformersEmbeddingPatch "
     "TransformersFusedCEPatch VLLMLoraWeights VLLMMoEWeights",

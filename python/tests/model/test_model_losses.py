@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import A, B, C, Squares, reference
 
-from twinkle import InvalidError, NotAvailableError
+from twinkle import InvalidError
 from twinkle.loss import Loss
 
 
@@ -81,7 +81,7 @@ def test_a_bad_python_loss_is_named_and_accumulates_nothing(model, loss, text):
     ("name", "error", "text"),
     [
         ("logits", InvalidError, "require_logits = True, or, in evaluation, .*return_logits=True"),
-        ("values", NotAvailableError, "no value head"),
+        ("values", InvalidError, "train a TransformersValueModel"),
         ("entropies", InvalidError, "require_entropy = True"),
         ("embeddings", InvalidError, "task='embedding'"),
         ("colour", KeyError, "colour"),
@@ -109,7 +109,8 @@ def test_in_training_a_loss_sees_the_same_outputs_by_either_way(model, name):
 
 
 def test_what_a_loss_cannot_have_is_refused_when_it_is_set(model):
-    with pytest.raises(ImportError, match=r"NeedsValues has require_values.*'entropies'"):
+    text = r"NeedsValues has require_values.*TransformersValueModel.*'entropies'"
+    with pytest.raises(InvalidError, match=text):
         model.set_loss(NeedsValues)
     with pytest.raises(InvalidError, match="no Loss named 'NoLoss'"):
         model.set_loss("NoLoss")

@@ -38,7 +38,7 @@ def checked_options(options):
             options["gather_ms"] <= 1000,
             f"engine: gather_ms is {options['gather_ms']}, it must be at most 1000",
         )
-    for name in ("decode_graphs", "train_graphs"):
+    for name in ("decode_graphs", "train_graphs", "value_head"):
         if name in options:
             checks.flag(f"engine: {name}", options[name])
     if "park_directory" in options:
@@ -61,6 +61,8 @@ class Engine:
     below 1). gather_ms: that a batch waits at most for tenants of the last one that have nothing
     queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not
     ended (None: 1024), max_queued_total: of all tenants (None: 16384); beyond them BusyError.
+    value_head: in place of the vocabulary's head one row and a bias (None: False), whose logits are
+    values; TransformersValueModel trains them.
     device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.
     decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True), train_graphs:
     so are training passes whose lengths and tenants come again; neither changes a number.
@@ -92,6 +94,7 @@ class Engine:
                 "park_directory",
                 "decode_graphs",
                 "train_graphs",
+                "value_head",
             ),
         )
         options = checked_options({**options, "token_budget": token_budget})

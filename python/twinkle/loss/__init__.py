@@ -1,7 +1,6 @@
 """Losses: functions of per-token log-probabilities, of logits or embeddings. Write your own by
 subclassing Loss."""
 
-from twinkle.errors import later
 from twinkle.loss.base import FunctionLoss, Loss
 from twinkle.loss.contrastive import InfonceLoss
 from twinkle.loss.cross_entropy import CrossEntropyLoss
@@ -17,6 +16,7 @@ from twinkle.loss.policy import (
     SAPOLoss,
 )
 from twinkle.loss.preference import CPOLoss, DPOLoss, ORPOLoss, SimPOLoss
+from twinkle.loss.value import PPOValueLoss
 
 torch_loss_mapping = {
     "mse": MSELoss,
@@ -26,6 +26,7 @@ torch_loss_mapping = {
     "gkd": GKDLoss,
     "grpo": GRPOLoss,
     "ppo": PPOLoss,
+    "ppo_value": PPOValueLoss,
     "gspo": GSPOLoss,
     "sapo": SAPOLoss,
     "cispo": CISPOLoss,
@@ -56,9 +57,8 @@ __all__ = [
     "MSELoss",
     "ORPOLoss",
     "PPOLoss",
+    "PPOValueLoss",
     "SAPOLoss",
     "SimPOLoss",
     "torch_loss_mapping",
 ]
-
-__getattr__ = later(__name__, {"PPOValueLoss": "a value head"})

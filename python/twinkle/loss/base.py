@@ -3,7 +3,7 @@
 import inspect
 import math
 
-from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.errors import InvalidError, require
 
 
 class Loss:
@@ -16,9 +16,10 @@ class Loss:
     require_logps = False, there is `outputs['embeddings']` [B, D] float32 alone, of L2 norm 1, and
     requires grad. With require_logits `outputs['logits']` [B, L, V] float32, divided by the
     temperature, requires grad, and what else is read is computed from it; at most 1 GiB a call. In
-    evaluation logits are there after forward_only(return_logits=True), too. kwargs are those of
-    forward_backward. To read one of these where it is not there raises InvalidError; 'values',
-    which no model gives, NotAvailableError.
+    evaluation logits are there after forward_only(return_logits=True), too. A loss with
+    require_values is one of TransformersValueModel: `outputs['values']` [B, L] float32, 0 where the
+    label is ignored, requires grad, and there is nothing else. kwargs are those of
+    forward_backward. To read one of these where it is not there raises InvalidError.
     Returns a scalar tensor, or LossOutput {'loss', 'num_tokens'}: num_tokens is what a step
     divides the gradient by; without it, or 0, the loss is a mean and counts once per call.
     """
@@ -54,20 +55,16 @@ class FunctionLoss(Loss):
         return self.function(inputs, outputs, **kwargs)
 
 
-# What a loss may look for in outputs: the error where it is not there, and how to get it.
+# What a loss may look for in outputs, and how to get it where it is not there.
 _SOURCES = {
-    "logps": (InvalidError, "call without task='embedding'"),
-    "entropies": (InvalidError, "set a subclass of Loss with require_entropy = True"),
-    "embeddings": (
-        InvalidError,
-        "call with task='embedding', for which the loss has require_logps = False",
-    ),
+    "logps": "call without task='embedding'",
+    "entropies": "set a subclass of Loss with require_entropy = True",
+    "embeddings": "call with task='embedding', for which the loss has require_logps = False",
     "logits": (
-        InvalidError,
         "set a subclass of Loss with require_logits = True, or, in evaluation, call "
-        "forward_only(return_logits=True)",
+        "forward_only(return_logits=True)"
     ),
-    "values": (NotAvailableError, "this version has no value head"),
+    "values": "train a TransformersValueModel, whose losses have require_values = True",
 }
 
 
@@ -107,21 +104,35 @@ class _Outputs(dict):
             return self[name]
         if name not in _SOURCES:
             raise KeyError(name)
-        error, remedy = _SOURCES[name]
+        remedy = _SOURCES[name] if "values" not in self else "a value model gives nothing else"
         there = " and ".join(f"outputs[{n!r}]" for n in _SOURCES if n in self) or "nothing"
-        raise error(
+        raise InvalidError(
             f"loss: {self._reader} reads outputs[{name!r}], but there is only {there}: {remedy}"
         )
 
 
-def check_usable(loss):
-    """Refuses what this version cannot give a loss. NotAvailableError: it has require_values."""
-    if loss.require_values:
-        raise NotAvailableError(
-            f"loss: {type(loss).__name__} has require_values, but this version has no value head; "
-            "use outputs['logps'], with require_entropy outputs['entropies'], and with "
-            "require_logits outputs['logits']"
-        )
+def check_usable(loss, value_head=False):
+    """InvalidError: the loss has require_values, and the model has no value_head, or it is the
+    other way round; it needs what a model with a value_head does not give."""
+    name = type(loss).__name__
+    require(
+        value_head or not loss.require_values,
+        f"loss: {name} has require_values, but the model has no value head: set it on a "
+        "TransformersValueModel; here there is outputs['logps'], with require_entropy "
+        "outputs['entropies'], and with require_logits outputs['logits']",
+    )
+    require(
+        not value_head or loss.require_values,
+        f"loss: {name} has no require_values, but a TransformersValueModel gives "
+        "outputs['values'] alone: set PPOValueLoss, or a subclass of Loss with require_values = "
+        "True",
+    )
+    extra = [flag for flag in ("require_entropy", "require_logits") if getattr(loss, flag)]
+    require(
+        not value_head or not extra,
+        f"loss: {name} has {' and '.join(extra)}, but a TransformersValueModel gives "
+        "outputs['values'] alone",
+    )
 
 
 def check_kwargs(loss, kwargs):
@@ -140,8 +151,8 @@ def check_kwargs(loss, kwargs):
 
 
 def evaluate(loss, inputs, outputs, kwargs):
-    """(scalar tensor, num_tokens) of a loss. InvalidError: no scalar, or not finite.
-    InvalidError, NotAvailableError: the loss reads an output that is not there."""
+    """(scalar tensor, num_tokens) of a loss. InvalidError: no scalar, or not finite; the loss reads
+    an output that is not there."""
     import torch
 
     result = loss(inputs, _Outputs(outputs, loss, inputs["labels"]), **kwargs)

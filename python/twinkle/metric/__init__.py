@@ -1,6 +1,5 @@
 """Metrics: numbers about training and evaluation. Write your own by subclassing Metric."""
 
-from twinkle.errors import later
 from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import Metric
 from twinkle.metric.builtin import LossMetric, TrainMetric
@@ -8,6 +7,7 @@ from twinkle.metric.completion import CompletionRewardMetric
 from twinkle.metric.embedding import EmbeddingMetric
 from twinkle.metric.policy import CISPOMetric, GRPOMetric, GSPOMetric, PPOMetric
 from twinkle.metric.preference import DPOMetric
+from twinkle.metric.value import PPOValueMetric
 
 __all__ = [
     "Accuracy",
@@ -20,7 +20,6 @@ __all__ = [
     "LossMetric",
     "Metric",
     "PPOMetric",
+    "PPOValueMetric",
     "TrainMetric",
 ]
-
-__getattr__ = later(__name__, {"PPOValueMetric": "a value head"})

@@ -4,14 +4,19 @@ from twinkle.errors import later
 from twinkle.model.base import TwinkleModel
 from twinkle.model.multi_lora import MultiLoraTransformersModel
 from twinkle.model.transformers_model import TransformersModel
+from twinkle.model.value_model import TransformersValueModel
 
-__all__ = ["MultiLoraTransformersModel", "TransformersModel", "TwinkleModel"]
+__all__ = [
+    "MultiLoraTransformersModel",
+    "TransformersModel",
+    "TransformersValueModel",
+    "TwinkleModel",
+]
 
 __getattr__ = later(
     __name__,
     {
         "MegatronModel": "several devices",
         "MultiLoraMegatronModel": "several devices",
-        "TransformersValueModel": "a value head",
     },
 )

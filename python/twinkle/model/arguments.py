@@ -64,10 +64,12 @@ class Task:
     logits: bool = False
     temperature: float = 1.0
     loss_logits: bool = False  # for the loss, which learns through them
+    values: bool = False  # the logits of a value head
 
     def of(self, loss):
         """The same with what the loss asks for."""
-        return replace(self, loss_logits=loss.require_logits and not self.embedding)
+        logits = loss.require_logits and not self.embedding
+        return replace(self, loss_logits=logits, values=loss.require_values)
 
     def check(self, loss):
         """InvalidError: the loss needs what the forward does not give."""
@@ -80,7 +82,7 @@ class Task:
 
     def sequences(self, batch):
         """As the engine takes them."""
-        return batch.unscored() if self.embedding else batch.sequences
+        return batch.unscored() if self.embedding or self.values else batch.sequences
 
     def check_size(self, batch, vocabulary):
         """InvalidError: more logits than are given, the padding counted."""

@@ -9,23 +9,36 @@ from twinkle.model.arguments import slice_kwargs
 _EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
 
 
+def with_values(batch, result):
+    """The engine's result for sequences without labels, of a model with a value head: its logits
+    [tokens, 1] are values, 0 where the batch has no label."""
+    rows = zip(batch.sequences, result["logits"], strict=True)
+    values = [np.where(_labelled(sequence), logits[:, 0], 0) for sequence, logits in rows]
+    return {"values": values, "embeddings": []}
+
+
+def _labelled(sequence):
+    labels = sequence.get("labels")
+    return np.zeros(len(sequence["input_ids"]), bool) if labels is None else labels != -100
+
+
 def learnable(loss, outputs):
     """Those of a ModelOutput that a gradient goes through: all that a loss sees in training. A loss
     with require_logits learns through these alone: what it reads else is computed from them."""
-    names = ("logits",) if loss.require_logits else (*_EXTRAS, "embeddings")
+    names = ("logits",) if loss.require_logits else (*_EXTRAS, "embeddings", "values")
     return {name: outputs[name] for name in names if name in outputs}
 
 
 def outputs_of(part, scores, rows=slice(None)):
     """Tensors of a part of a batch from the engine's scores, whose `rows` the part is: embeddings
-    [B, D] where they were asked for, else logps and, where asked for, entropies [B, L] and logits
-    [B, L, V]."""
+    [B, D] where they were asked for, values [B, L] of a value head, else logps and, where asked
+    for, entropies [B, L] and logits [B, L, V]."""
     if scores["embeddings"]:
         import torch
 
         return {"embeddings": torch.from_numpy(np.stack(scores["embeddings"][rows]))}
-    names = (*_EXTRAS, "logits")
-    return {name: part.padded(scores[name][rows]) for name in names if scores[name]}
+    names = (*_EXTRAS, "logits", "values")
+    return {name: part.padded(scores[name][rows]) for name in names if scores.get(name)}
 
 
 def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
@@ -48,6 +61,12 @@ def _with_gradients(part, grads):
     if "embeddings" in grads:
         rows = grads["embeddings"].numpy()
         return [{**s, "embedding_grad": g} for s, g in zip(part.unscored(), rows, strict=True)]
+    if "values" in grads:
+        rows = part.unpadded(grads["values"])
+        return [
+            {"input_ids": s["input_ids"], "logits_grad": np.where(_labelled(s), g, 0)}
+            for s, g in zip(part.sequences, rows, strict=True)
+        ]
     if "logits" in grads:
         rows = part.unpadded(grads["logits"])
         return [

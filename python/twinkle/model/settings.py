@@ -19,6 +19,8 @@ from twinkle.plugin import construct_class
 class Settings(TwinkleModel):
     """The half of TransformersModel that never waits for the engine."""
 
+    _value_head = False  # in place of the vocabulary's
+
     def _group(self, adapter_name=None):
         if adapter_name is None:
             if len(self._groups) == 1:
@@ -40,7 +42,7 @@ class Settings(TwinkleModel):
             refuse_unknown("model: set_loss of a function", kwargs)
             loss_cls = FunctionLoss(loss_cls)
         loss = construct_class(loss_cls, Loss, twinkle.loss, **kwargs)
-        check_usable(loss)
+        check_usable(loss, self._value_head)
         if loss.engine_name is not None:
             core().check_loss(loss.engine_name, json.dumps(loss.engine_options()))
         self._group(adapter_name).loss = loss

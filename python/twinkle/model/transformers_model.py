@@ -19,7 +19,7 @@ from twinkle.model.arguments import (
 from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
-from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of
+from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of, with_values
 
 
 def _outputs(loss, batch, result):
@@ -87,7 +87,9 @@ class TransformersModel(Adapters):
         from twinkle.engine.engine import Engine  # which takes its batches from this package
 
         device = device_of(self.device_mesh)
-        self.engine = Engine(model_id, mixed_precision=mixed_precision, device=device).operations
+        self.engine = Engine(
+            model_id, mixed_precision, device=device, value_head=self._value_head
+        ).operations
         self.facts = self.engine.facts()
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(
@@ -119,9 +121,11 @@ class TransformersModel(Adapters):
             temperature=task.temperature,
             entropy=group.loss.require_entropy,
             train=training,
-            logits=task.logits or task.loss_logits,
+            logits=task.logits or task.loss_logits or task.values,
             embedding=task.embedding,
         ).result()
+        if task.values:
+            result = with_values(batch, result)
         outputs = _outputs(None, batch, result)
         status = group.status(training)
         status.batch, status.outputs, status.task = batch, outputs, task
@@ -258,9 +262,11 @@ class TransformersModel(Adapters):
                 train=True,
                 entropy=group.loss.require_entropy,
                 embedding=task.embedding,
-                logits=task.loss_logits,
+                logits=task.loss_logits or task.values,
                 **common,
             ).result()
+            if task.values:
+                scores = with_values(batch, scores)
             value, counts, sequences = evaluate_in_parts(
                 group.loss, batch, loss_kwargs, micro_batch_size, scores
             )
@@ -274,6 +280,8 @@ class TransformersModel(Adapters):
             ).result()
             if task.loss_logits:  # whose gradients are all that the second pass was given
                 result = {**scores, "logits": scores["logits"] if task.logits else []}
+            if task.values:
+                result = scores
         group.cur_step += 1
         group.accumulated += 1
         group.just_stepped, group.clipped_norm = False, None

@@ -15,13 +15,19 @@ void check_temperature(double t) {
           ", it must be above 0");
 }
 
-void check_create(const Create& op) {
+void check_create(const Create& op, const model::DecoderSpec& spec) {
+  require(!spec.value_head || (op.lora_json.empty() && op.directory.empty()), Code::kInvalid,
+          "engine: tenant '", op.tenant,
+          "' is an adapter, which has no value head; of a model with one all weights are trained");
   constexpr double kLeast = 0.001, kMost = 1000;
   require(op.weight >= kLeast && op.weight <= kMost, Code::kInvalid, "engine: weight of tenant '",
           op.tenant, "' is ", op.weight, ", it must be from ", kLeast, " to ", kMost);
 }
 
-void check_sample(const Sample& op) {
+void check_sample(const Sample& op, const model::DecoderSpec& spec) {
+  require(!spec.value_head, Code::kInvalid,
+          "engine: sample: the model has a value head, which gives no tokens; sample from a causal "
+          "model");
   require(!op.prompts.empty(), Code::kInvalid, "engine: sample: prompts is empty");
   require(op.params.size() == 1 || op.params.size() == op.prompts.size(), Code::kInvalid,
           "engine: sample: ", op.params.size(), " parameters for ", op.prompts.size(),
@@ -42,10 +48,10 @@ void check_embedding_grad(const Sequence& s, size_t index, int64_t width) {
 void check_logits(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
   size_t tokens = 0;
   for (const Sequence& s : sequences) tokens += s.input_ids.size();
-  const double bytes = static_cast<double>(tokens) * static_cast<double>(spec.vocab_size) * 4;
+  const double bytes = static_cast<double>(tokens) * static_cast<double>(spec.num_logits()) * 4;
   constexpr double kMiB = 1 << 20;
   require(bytes <= static_cast<double>(kMostLogitBytes), Code::kInvalid, "engine: logits of ",
-          tokens, " tokens and a vocabulary of ", spec.vocab_size, " take ",
+          tokens, " tokens and a vocabulary of ", spec.num_logits(), " take ",
           std::ceil(bytes / kMiB), " MiB, one operation may take ", kMostLogitBytes >> 20,
           "; pass fewer sequences, or leave logits out");
 }
@@ -60,11 +66,10 @@ void check_logits_grads(const std::vector<Sequence>& sequences, const model::Dec
   for (size_t i = 0; i < sequences.size(); ++i) {
     const Sequence& s = sequences[i];
     const int64_t tokens = std::ssize(s.input_ids), n = std::ssize(s.logits_grad);
-    require(n == tokens * spec.vocab_size, Code::kInvalid, "engine: sequence ", i,
-            ": logits_grad has ", n,
-            " entries, it must have one per token and entry of the "
-            "vocabulary (",
-            tokens, " x ", spec.vocab_size, "), in every sequence or in none");
+    require(n == tokens * spec.num_logits(), Code::kInvalid, "engine: sequence ", i,
+            ": logits_grad has ", n, " entries, it must have one per token and entry of the ",
+            spec.value_head ? "value head (" : "vocabulary (", tokens, " x ", spec.num_logits(),
+            "), in every sequence or in none");
     require(s.labels.empty(), Code::kInvalid, "engine: sequence ", i,
             " has a logits_grad and labels; leave the labels out");
     require(std::ranges::all_of(s.logits_grad, [](float g) { return std::isfinite(g); }),
@@ -113,6 +118,9 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
     }
     for (size_t t = 0; t < s.labels.size(); ++t) {
       const int32_t label = s.labels[t];
+      require(label == kIgnored || !spec.value_head, Code::kInvalid, "engine: sequence ", i,
+              " has labels, but the model's value head gives them no log-probabilities; leave the "
+              "labels out and ask for logits, which are the values");
       require(label == kIgnored || (label >= 0 && label < spec.vocab_size), Code::kInvalid,
               "engine: sequence ", i, ": label ", label, " at position ", t,
               " is outside the vocabulary of ", spec.vocab_size, " and is not -100");
@@ -139,7 +147,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_temperature(b->temperature);
     if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
-    check_sample(*s);
+    check_sample(*s, spec);
   } else if (const auto* to = std::get_if<Save>(&operation)) {
     check_target(to->directory, base);
     require(to->max_shard_bytes >= 0, Code::kInvalid, "engine: save: max_shard_bytes is ",
@@ -149,7 +157,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
             "engine: load: exact is true and optimizer false; a replay needs the optimizer, load "
             "with both");
   } else if (const auto* c = std::get_if<Create>(&operation)) {
-    check_create(*c);
+    check_create(*c, spec);
   } else if (const auto* r = std::get_if<Release>(&operation)) {
     require(r->version >= 1, Code::kInvalid, "engine: release: version is ", r->version,
             ", it must be at least 1");

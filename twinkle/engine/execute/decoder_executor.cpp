@@ -7,7 +7,6 @@
 
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
 
 namespace twinkle::engine {
 
@@ -21,8 +20,8 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   const Checkpoint checkpoint = Checkpoint::open(o.model);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  decoder_ =
-      std::make_unique<model::Decoder>(model::read_spec(base_.config), checkpoint, dtype, device);
+  decoder_ = std::make_unique<model::Decoder>(model::read_spec(base_.config, o.value_head),
+                                              checkpoint, dtype, device);
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);
   num_threads_ = at::get_num_threads();
@@ -146,10 +145,7 @@ Done DecoderExecutor::remove(const Delete& op) {
   std::vector<at::Tensor> before;
   if (gone.mode() == Mode::kFull) {
     const Checkpoint checkpoint = Checkpoint::open(path_);
-    for (const auto& w : decoder_->weights()) {
-      before.push_back(
-          model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder_->dtype()));
-    }
+    for (const auto& w : decoder_->weights()) before.push_back(decoder_->initial(checkpoint, w));
   }
   parking_.forget(gone);
   tenants_.erase(op.tenant);

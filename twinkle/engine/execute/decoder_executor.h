@@ -20,6 +20,7 @@ struct ModelOptions {
   std::string model;            // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision;  // "bf16" or "no"
   std::string device;           // "cpu", "cuda", "cuda:1"
+  bool value_head;              // model::read_spec
   int64_t kv_tokens;            // tokens that the sampler's cache holds
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time

@@ -121,6 +121,10 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, float te
     if (head.weight_grad)
       add_thread_invariant_product(head.weight_grad->buffer(head.weight), d.t(),
                                    hidden.narrow(0, begin, size));
+    if (head.bias_grad) {
+      at::Tensor sum = head.bias_grad->buffer(head.bias).unsqueeze(1);
+      add_thread_invariant_product(sum, d.t(), at::ones({size, 1}, d.options()));
+    }
   }
 }
 

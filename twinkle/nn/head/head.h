@@ -60,7 +60,7 @@ void head_logits(const at::Tensor& hidden_nD, const Linear& head, float temperat
                  std::span<float> out);
 
 // Its backward: grad [n, V] float32 on the CPU is d loss / d out. Adds to dhidden [n, D], and to
-// the trained head's gradient.
+// the trained head's gradient, its bias's too.
 void head_logits_backward(const at::Tensor& hidden_nD, const Linear& head, float temperature,
                           std::span<const float> grad, at::Tensor dhidden_nD);
 

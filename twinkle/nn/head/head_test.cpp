@@ -1,6 +1,7 @@
 #include "twinkle/nn/head/head.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -160,6 +161,47 @@ TEST(Head, IsAsNearToFloat32InBFloat16AsPlainATen) {
               EXPECT_LE(error(mine), 1.1 * error(theirs)) << name;
             });
   }
+}
+
+// A value head: one row and a bias.
+TEST(Head, LogitsAndTheirGradientsOfOneRowAndItsBiasAreAutograds) {
+  const auto h = at::randn({12, 8}, at::kDouble).requires_grad_(true),
+             w = at::randn({1, 8}, at::kDouble).requires_grad_(true),
+             b = at::randn({1}, at::kDouble).requires_grad_(true);
+  const at::Tensor want = at::linear(h, w, b) / 2, grad = at::randn({12, 1});
+  const auto slopes = torch::autograd::grad({want}, {h, w, b}, {grad.to(at::kDouble)});
+
+  const at::NoGradGuard no_grad;
+  WeightGrad of_weight, of_bias;
+  const Linear head{.weight = w, .bias = b, .weight_grad = &of_weight, .bias_grad = &of_bias};
+  std::vector<float> out(12);
+  head_logits(h, head, 2, out);
+  for (int64_t row = 0; row < 12; ++row)
+    EXPECT_NEAR(out[static_cast<size_t>(row)], want[row].item<double>(), 1e-6);
+  at::Tensor dhidden = at::ones_like(h);
+  head_logits_backward(h, head, 2, std::span(grad.const_data_ptr<float>(), 12), dhidden);
+  EXPECT_TRUE(at::allclose(dhidden, slopes[0] + 1, 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(of_weight.sum, slopes[1], 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(of_bias.sum, slopes[2], 1e-12, 1e-12));
+}
+
+TEST(Head, ABiassGradientHasTheSameBitsOnAnyNumberOfThreads) {
+  at::manual_seed(3);
+  const int64_t tokens = 70000;  // at::sum would share so many
+  const at::Tensor hidden = at::randn({tokens, 8}), grad = at::randn({tokens});
+  const auto sum_on = [&](int threads) {
+    at::set_num_threads(threads);
+    WeightGrad sum;
+    const Linear head{.weight = at::zeros({1, 8}), .bias = at::zeros({1}), .bias_grad = &sum};
+    head_logits_backward(hidden, head, 1, std::span(grad.const_data_ptr<float>(), tokens),
+                         at::zeros_like(hidden));
+    return sum.sum;
+  };
+  const int before = at::get_num_threads();
+  const at::Tensor one = sum_on(1), four = sum_on(4);
+  at::set_num_threads(before);
+  EXPECT_TRUE(at::equal(one, four));
+  EXPECT_NEAR(one.item<double>(), grad.to(at::kDouble).sum().item<double>(), 0.05);
 }
 
 TEST(Head, RowsWithoutATargetGetNoGradient) {

@@ -1,0 +1,63 @@
+"""What a critic is watched by."""
+
+from twinkle import checks
+from twinkle.loss.labels import at_labels, scored
+from twinkle.metric.base import Metric
+
+
+class PPOValueMetric(Metric):
+    """Of all labels since the last calculate, where the loss was given old_values and returns:
+
+    train/value_mean and train/return_mean; train/value_clip_ratio: the share of labels at which the
+    clipped term of PPOValueLoss is the greater one, so that they learn nothing;
+    train/explained_variance: 1 - var(R - V) / var(R), nan where all R are equal;
+    train/advantage_mean and train/advantage_std: of the advantages that the loss was given, or of
+    R - old. Deviations are those of the labels themselves, divided by their number.
+
+    epsilon: PPOValueLoss's. InvalidError: it is not above 0.
+    """
+
+    def __init__(self, device_mesh=None, process_group=None, epsilon=0.2):
+        super().__init__(device_mesh, process_group)
+        self.epsilon = checks.number("metric: epsilon", epsilon, above=0, infinite=True)
+        self.reset()
+
+    def accumulate(
+        self, inputs, outputs, *, old_values=None, returns=None, advantages=None, **kwargs
+    ):
+        """inputs: labels [B, L]; outputs: values [B, L]; the others as PPOValueLoss has them."""
+        del kwargs
+        if outputs.get("values") is None or old_values is None or returns is None:
+            return
+        mask = scored(inputs, "PPOValueMetric")
+        values = outputs["values"].double()[mask].detach()
+        old = at_labels("old_values", old_values, inputs, mask)
+        wanted = at_labels("returns", returns, inputs, mask)
+        given = wanted - old
+        if advantages is not None:
+            given = at_labels("advantages", advantages, inputs, mask)
+        clipped = values.clamp(old - self.epsilon, old + self.epsilon)
+        stopped = (clipped - wanted) ** 2 > (values - wanted) ** 2
+        for name, part in zip(self._parts, (values, wanted, given, stopped.double()), strict=True):
+            self._parts[name].append(part)
+
+    def calculate(self):
+        import torch
+
+        if not self._parts["values"]:
+            return {}
+        values, wanted, advantages, stopped = map(torch.cat, self._parts.values())
+        if not len(values):
+            return {}
+        left, all_of_it = (float(x.var(correction=0)) for x in (wanted - values, wanted))
+        return {
+            "train/value_mean": float(values.mean()),
+            "train/return_mean": float(wanted.mean()),
+            "train/value_clip_ratio": float(stopped.mean()),
+            "train/explained_variance": 1 - left / all_of_it if all_of_it else float("nan"),
+            "train/advantage_mean": float(advantages.mean()),
+            "train/advantage_std": float(advantages.std(correction=0)),
+        }
+
+    def reset(self):
+        self._parts = {name: [] for name in ("values", "returns", "advantages", "stopped")}
