@@ -44,6 +44,7 @@ class Crowd:
         self.engine = Engine(
             directory, mixed_precision="no", token_budget=BUDGET, device=ours.DEVICE
         )
+        self.other = self.engine.tenant("other", None)
         self.tenants = {
             name: self.engine.tenant(name, None if name == BASE else str(folder / name))
             for name in alone
@@ -55,7 +56,7 @@ class Crowd:
         the training batches that all of them took, with that one."""
         before, busy = self.engine.stats()["num_batches"], BUSY[ours.DEVICE]
         running = [
-            self.tenants[BASE].forward([{"input_ids": t, "labels": t} for t in self.busy])
+            self.other.forward([{"input_ids": t, "labels": t} for t in self.busy])
             for _ in range(busy)
         ]
         futures = {name: submit(name, self.tenants[name]) for name in names}
@@ -187,6 +188,7 @@ def their_gradients(alone, extras):
     return reference.named_as_ours(reference.accumulated(alone.model))
 
 
+@pytest.mark.parametrize("crowd", models.ONE_OF_EACH, indirect=True, ids=models.name_of)
 def test_tenants_of_other_losses_share_a_batch_and_each_equals_peft_and_itself_alone(crowd):
     kinds = draw_losses(crowd)
 
