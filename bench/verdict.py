@@ -120,7 +120,7 @@ def misses(rows, only):
     absent = [
         Miss(aim.id, aim.part.strip(), aim.peer, None, aim.floor)
         for aim in AIMS + GPU_AIMS
-        if aim.floor is not None and aim.id in only and not any(map(aim.holds_for, rows))
+        if (aim.floor or aim.of_limit) and aim.id in only and not any(map(aim.holds_for, rows))
     ]
     slow = [
         Miss(row["id"], row["what"], "the limit", row["share_of_limit"], aim.of_limit)

@@ -137,6 +137,7 @@ def g9(run):
             worker.ask("start_decoding", num_sequences=size.at_a_time)
         ours, peer = workers["system_twinkle"], workers["system_peft"]
         few = min(CALM, size.requests)
+        throughput(ours, few)  # warms up
         calm = throughput(ours, few)
         fit = int(run.patience.seconds / 2 / calm["wall_s"] * few)
         number = min(size.requests, max(fit, few))

@@ -14,7 +14,7 @@ from worker import Kept, Worker
 
 SEED = 20
 # Dense bfloat16 TFLOP/s of the maker's data sheet, by a part of the device's name.
-NOMINAL = {"H200": 989.0, "H100": 989.0}
+NOMINAL = {"H200": 989.0, "H100 80GB HBM3": 989.0}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -246,3 +247,70 @@ def test_a_sampler_of_ones_own_only_needs_sample():
         Sampler().add_adapter_to_sampler("a", None)
     with pytest.raises(ImportError, match="apply_patch is not available"):
         Sampler().apply_patch("x")
+    for name in ("get_state_keys", "receive_weights"):
+        with pytest.raises(ImportError, match=f"sampler: {name} needs models in other processes"):
+            getattr(Sampler(), name)()
+    with pytest.raises(ImportError, match=r"Echo keeps .* TorchSampler\(model_id='there'\)"):
+        Echo().load_full_weights_from_path("there")
+
+
+def test_a_stream_goes_into_a_queue_and_ends_with_none(make):
+    sampler, queue = make(), SimpleQueue()
+    params = {"max_tokens": 5, "temperature": 0}
+    (response,) = sampler.sample(ROW, params)
+    sampler.sample_stream_to_queue(queue, ROW, params)
+    *deltas, end = (queue.get(timeout=1) for _ in range(queue.qsize()))
+    assert end is None and [reason for _, reason in deltas][-1] == "length"
+    decoded = sampler.decode_response(response.sequences[0].tokens)
+    assert "".join(text for text, _ in deltas) == decoded
+    with pytest.raises(InvalidError, match="num_samples is 2, sample_stream takes 1"):
+        sampler.sample_stream_to_queue(queue, ROW, {"num_samples": 2})
+    assert queue.get(timeout=1) is None, "or who reads would wait for ever"
+    with pytest.raises(InvalidError, match=r"queue is \[\], it must be a queue"):
+        sampler.sample_stream_to_queue([], ROW)
+
+
+@pytest.mark.usefixtures("engine_built")
+def test_full_weights_from_a_path_are_those_of_a_sampler_of_their_own(tiny_llama_dir, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    other = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
+    other.lm_head.weight.data.copy_(other.lm_head.weight.data.flip(0))
+    other.save_pretrained(tmp_path / "other")
+    shutil.copytree(tiny_llama_dir, tmp_path / "whole")
+    shutil.copytree(tmp_path / "other", tmp_path / "whole", dirs_exist_ok=True)
+    params = {"max_tokens": 6, "temperature": 0, "logprobs": 1}
+
+    def sampled(sampler):
+        (response,) = sampler.sample({"input_ids": [5, 6, 7]}, params)
+        return response.sequences[0].logprobs
+
+    sampler = TorchSampler(model_id=tiny_llama_dir)
+    before = sampled(sampler)
+    with pytest.raises(FileNotFoundError):
+        sampler.load_full_weights_from_path(tmp_path / "nowhere")
+    assert sampled(sampler) == before
+    sampler.load_full_weights_from_path(tmp_path / "whole")
+    after = sampled(sampler)
+    assert after == sampled(TorchSampler(model_id=str(tmp_path / "whole"))) != before
+
+
+def test_full_weights_are_refused_where_a_model_is_shared_or_they_do_not_fit(
+    make, fake_core, tmp_path, monkeypatch
+):
+    shared = TorchSampler(model=TransformersModel(model_id=str(tmp_path)))
+    with pytest.raises(InvalidError, match="this sampler samples from its model="):
+        shared.load_full_weights_from_path(tmp_path)
+    sampler = make()
+    engine, facts = sampler.engine, sampler.engine.facts()
+    with pytest.raises(InvalidError, match="sampler: path is 5, it must be a path"):
+        sampler.load_full_weights_from_path(5)
+    for name, value in (("vocab_size", 7), ("max_positions", 31)):
+        other = {**facts, name: value}
+        monkeypatch.setattr(
+            fake_core.Engine, "facts", lambda self, o=other: facts if self is engine else o
+        )
+        with pytest.raises(
+            InvalidError, match=f"{value} .*it must have .*, and at least 32, which"
+        ):
+            sampler.load_full_weights_from_path(tmp_path)
+        assert sampler.engine is engine

@@ -26,12 +26,12 @@ void balance(std::span<Account* const> accounts) {
   }
 }
 
-int Window::spare(double due, double got) const {
+int Window::spare(double due, double got, double portion) const {
   if (rows_.size() + 1 < kRounds) return kMany;
   double all_due = due, all_got = got;
   for (const Row& row : rows_) all_due += row.due, all_got += row.got;
   for (int rounds = 0; rounds < kMany; ++rounds) {
-    if (all_got < kShare * all_due) return rounds;
+    if (all_got < kShare * all_due && all_due >= kPortions * portion) return rounds;
     const Row& oldest = rows_[static_cast<size_t>(rounds)];
     all_due += due - oldest.due;
     all_got -= oldest.got;

@@ -27,10 +27,14 @@ class Window {
   static constexpr size_t kRounds = 20;
   static constexpr double kShare = 0.8;
   static constexpr int kMany = 2;
+  // Whose share of kRounds is fewer portions is promised nothing: the promise could only be kept by
+  // giving more than the weight in the long run.
+  static constexpr double kPortions = 6;
 
   // Rounds that may pass, this one the first, before a promise of kShare is broken, if it gets no
-  // more than `got` in this one; kMany and no more are told apart. `due` in each of them.
-  int spare(double due, double got) const;
+  // more than `got` in this one; kMany and no more are told apart. `due` in each of them;
+  // `portion`: its largest.
+  int spare(double due, double got, double portion) const;
   void add(double due, double got);
   void clear() { rows_.clear(); }
 

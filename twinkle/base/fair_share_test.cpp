@@ -120,11 +120,13 @@ TEST(FairShare, AWindowTellsHowLongItsPromiseCanWait) {
         return had >= 0.8 * all;
       };
       const int want = i < 19 ? 2 : !holds(0) ? 0 : !holds(1) ? 1 : 2;
-      EXPECT_EQ(window.spare(due[i], now), want) << "seed " << seed << ", round " << i;
+      EXPECT_EQ(window.spare(due[i], now, 1), want) << "seed " << seed << ", round " << i;
       window.add(due[i], got[i]);
     }
+    EXPECT_EQ(window.spare(1000, 0, 1), 0);
+    EXPECT_EQ(window.spare(1000, 0, 1000), 2) << "a share of few portions is promised nothing";
     window.clear();
-    EXPECT_EQ(window.spare(1, 0), 2) << "nothing is known of it any more";
+    EXPECT_EQ(window.spare(1, 0, 0), 2) << "nothing is known of it any more";
   }
 }
 

@@ -188,10 +188,15 @@ LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& de
     require(tenant.mode() == Mode::kFull, Code::kInvalid, "engine: load: tenant '", tenant.name(),
             "' is the frozen base model");
     const Checkpoint checkpoint = Checkpoint::open(directory);
+    // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
+    const auto given = model::read_spec(checkpoint.config(), decoder.spec().value_head);
     std::vector<at::Tensor> values;
     for (const auto& w : decoder.weights()) {
+      const bool has_none =
+          w.name == model::kValueBias && !given.new_head && !checkpoint.contains(w.name);
       values.push_back(
-          model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder.dtype()));
+          has_none ? at::zeros_like(*w.value)
+                   : model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder.dtype()));
     }
     const auto weights = decoder.weights();
     for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(values[i]);

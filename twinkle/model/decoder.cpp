@@ -55,13 +55,13 @@ bool has_own_head(const Checkpoint& checkpoint) {
 }
 
 constexpr const char* kValueWeight = "score.weight";
-constexpr const char* kValueBias = "score.bias";
 
-// A new value head is zero, and so is the bias that transformers' sequence classifiers lack.
+// A value head beside a causal model's layers begins at zero, and so does a classifier's bias that
+// is not there: transformers' sequence classifiers have none.
 bool begins_at_zero(const DecoderSpec& spec, const Checkpoint& checkpoint,
                     const std::string& name) {
-  return (name == kValueWeight && spec.new_head) ||
-         (name == kValueBias && (spec.new_head || !checkpoint.contains(name)));
+  return (name == kValueBias || (name == kValueWeight && spec.new_head)) &&
+         !checkpoint.contains(name);
 }
 
 }  // namespace

@@ -59,6 +59,9 @@ struct Tape {
   std::vector<Segment> segments;
 };
 
+// Of a value head in a checkpoint; transformers' sequence classifiers have none.
+inline constexpr const char* kValueBias = "score.bias";
+
 class Decoder {
  public:
   // Takes the weights in `dtype` (float32, bfloat16; float64 for tests) to `device`, where it all

@@ -117,6 +117,7 @@ def test_rewards_of_any_type_and_several_of_a_reply_which_are_summed(rewards):
         ({"prompts": [0, 1]}, "there are 2 prompts for 4 rewards"),
         ({"prompts": [0, 0, 0, 1]}, "prompt 0 has 3 rewards, it must have num_generations, 2"),
         ({"prompts": [{}, 0, 0, 1]}, r"prompts\[0\] is {}, it must be a number, a text"),
+        ({"prompts": [([1],)] * 4}, r"prompts\[0\] is \(\[1\],\), it must be a number, a text or"),
         ({"prompts": "ABAB"}, "prompts is 'ABAB', it must be a list"),
         ({"gamma": 1}, "unknown argument 'gamma'"),
     ],

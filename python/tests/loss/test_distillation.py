@@ -1,5 +1,6 @@
 """Losses through logits against torch's functions and loops."""
 
+import numpy as np
 import pytest
 import torch
 from loss_batches import batch, gradient
@@ -95,6 +96,58 @@ def test_a_teacher_that_is_the_student_teaches_nothing():
         assert gradient(out, STUDENT).abs().max() < 1e-7
 
 
+def shares(x):
+    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+
+def masked_divergence(beta, s, t):
+    """In float64 NumPy, of one label: 0 log 0 is 0."""
+    s, t = shares(s.astype(np.float64)), shares(t.astype(np.float64))
+    m = beta * t + (1 - beta) * s
+    some = t > 0
+    if beta == 0:
+        return float((t[some] * np.log(t[some] / s[some])).sum())
+    of_t = (t[some] * np.log(t[some] / m[some])).sum()
+    return float(beta * of_t + (1 - beta) * (s * np.log(s / m)).sum())
+
+
+@pytest.mark.parametrize("beta", [0, 0.3, 0.5])
+@pytest.mark.parametrize("form", ["logits", "topk of logits", "topk"])
+def test_tokens_that_the_teacher_never_takes_have_probability_0(beta, form):
+    teacher, start = logits(2), logits(1).double().requires_grad_()
+    teacher[..., ::2] = -torch.inf
+    teacher[1, :, 2:] = -torch.inf  # one token is left, and fewer than K
+    rows = [x[MASK].detach().numpy() for x in (start, teacher)]
+    given = {"teacher_logits": teacher}
+    if form != "logits":
+        top = teacher.log_softmax(-1).topk(4)
+        order = top.indices[MASK].numpy()
+        rows = [np.take_along_axis(x, order, -1) for x in rows]
+        given["topk"] = 4
+    if form == "topk":
+        given = {"teacher_topk_logprobs": top.values, "teacher_topk_indices": top.indices}
+    out = GKDLoss(beta=beta, chunk_size=4)(batch(), {"logits": start}, **given)["loss"]
+    each = [masked_divergence(beta, s, t) for s, t in zip(*rows, strict=True)]
+    assert out.item() == pytest.approx(np.mean(each), rel=1e-6)
+    grad = gradient(out, start)
+    assert torch.isfinite(grad).all() and grad.any()
+    for i, t, v in ((0, 1, 3), (1, 5, 1), (2, 1, 10), (3, 3, 7)):
+        step = torch.zeros_like(grad)
+        step[i, t, v] = 1e-6
+        up, down = (
+            GKDLoss(beta=beta)(batch(), {"logits": (start + s).detach()}, **given)["loss"]
+            for s in (step, -step)
+        )
+        assert float(grad[i, t, v]) == pytest.approx(float(up - down) / 2e-6, rel=1e-4, abs=1e-8)
+
+
+def left_out(count):
+    """A teacher that leaves out its first `count` tokens."""
+    out = logits(2)
+    out[..., :count] = -torch.inf
+    return out
+
+
 TOP = {
     "teacher_topk_logprobs": torch.zeros(4, 6, 2),
     "teacher_topk_indices": torch.zeros(4, 6, 2).long(),
@@ -113,7 +166,19 @@ TOP = {
         ({"teacher_logits": TEACHER[:, :4]}, r"teacher_logits of inputs\[0\] has 4 entries"),
         ({"teacher_logits": TEACHER[:3]}, "teacher_logits has 3 entries for 4 sequences"),
         ({"teacher_logits": TEACHER[..., 0]}, r"has shape \[6\], it must be \[entries, K\]"),
-        ({"teacher_logits": TEACHER / 0}, "an entry that is nan or inf"),
+        (
+            {"teacher_logits": TEACHER / 0},
+            "an entry that is nan or inf, all must be finite, or -inf",
+        ),
+        ({"teacher_logits": -TEACHER.sqrt()}, "an entry that is nan or inf"),
+        (
+            {"teacher_logits": left_out(V)},
+            r"of inputs\[0\] has a label of which every entry is -inf",
+        ),
+        (
+            {**TOP, "teacher_topk_logprobs": torch.full((4, 6, 2), -torch.inf)},
+            "teacher_topk_logprobs of inputs.* has a label of which every entry is -inf",
+        ),
         (
             {**TOP, "teacher_topk_indices": torch.zeros(4, 6, 3)},
             "teacher_topk_logprobs have 2 entries a label, teacher_topk_indices 3",
@@ -170,3 +235,10 @@ def test_mse_with_tokens_for_labels_is_named():
         MSELoss()(batch(), {"logits": STUDENT})
     with pytest.raises(InvalidError, match="targets are of 5 tokens, the logits of 11"):
         MSELoss()(batch(), {"logits": STUDENT}, targets=logits(1, 5))
+
+
+def test_what_is_infinite_or_no_target_is_named():
+    with pytest.raises(InvalidError, match=r"beta is 1.0, KL\(S \|\| T\), which is infinite where"):
+        GKDLoss(beta=1)(batch(), {"logits": STUDENT}, teacher_logits=left_out(2))
+    with pytest.raises(InvalidError, match=r"targets of .* an entry that is nan or inf"):
+        MSELoss()(batch(), {"logits": STUDENT}, targets=left_out(2))

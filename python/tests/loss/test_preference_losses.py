@@ -167,7 +167,9 @@ def test_pairs_that_are_none_are_named(name):
         loss(three, {"logps": NEW[:3]}, ref_logps=REF[:3])
     empty = batch()
     empty["labels"][2] = -100
-    with pytest.raises(InvalidError, match=rf"inputs\[2\] has no label, a reply of {name} must"):
+    with pytest.raises(
+        InvalidError, match=rf"^loss: {name} compares replies, but inputs\[2\] has no label"
+    ):
         loss(empty, {"logps": NEW}, ref_logps=REF)
 
 
@@ -176,10 +178,29 @@ def test_pairs_that_are_none_are_named(name):
     [
         ({}, "^loss: DPOLoss needs a reference: pass ref_outputs=model.forward_only"),
         ({"ref_outputs": {"logps": None}}, "ref_outputs must be what forward_only returned"),
-        ({"ref_chosen_logps": [1, 2]}, r"\['ref_rejected_logps'\] is missing, pass both"),
+        (
+            {"ref_chosen_logps": [1, 2]},
+            "^loss: ref_rejected_logps is missing, pass both of ref_chosen_logps and ref_rej",
+        ),
         (
             {"ref_chosen_logps": [1, 2], "ref_rejected_logps": [1, 2, 3]},
-            "ref_rejected_logps has 3 entries for 2 sequences",
+            "ref_rejected_logps has 3 entries for 2 pairs",
+        ),
+        (
+            {"ref_chosen_logps": [[-1.0, -2.0], [-3.0]], "ref_rejected_logps": [-1.0, -2.0]},
+            r"^loss: ref_chosen_logps\[0\] has 2 entries, it must be one number, the sum over",
+        ),
+        (
+            {"ref_chosen_logps": [-1.0, -2.0], "ref_rejected_logps": torch.zeros(2, 6)},
+            r"^loss: ref_rejected_logps\[0\] has 6 entries, it must be one number",
+        ),
+        (
+            {"ref_chosen_logps": [-1.0, -2.0], "ref_rejected_logps": [-1.0, []]},
+            r"ref_rejected_logps\[1\] has 0 entries, it must be one number",
+        ),
+        (
+            {"ref_chosen_logps": [-1.0, float("nan")], "ref_rejected_logps": [-1.0, -1.0]},
+            r"ref_chosen_logps\[1\] has an entry that is nan or inf",
         ),
         ({"ref_logps": REF[:, :4]}, r"ref_logps of inputs\[0\] has 4 entries, it must have one"),
     ],

@@ -56,8 +56,14 @@ def test_without_a_reference_there_are_no_rewards():
     metric.accumulate(batch(), {"embeddings": torch.zeros(4, 2)})
     assert metric.calculate() == {}
     three = {name: value[:3] for name, value in batch().items()}
-    with pytest.raises(InvalidError, match=r"DPOMetric needs pairs, .* there are 3 sequences"):
+    with pytest.raises(
+        InvalidError, match=r"^metric: DPOMetric needs pairs, .* there are 3 sequences"
+    ):
         metric.accumulate(three, {"logps": NEW[:3]})
+    with pytest.raises(InvalidError, match=r"ref_chosen_logps\[0\] has 2 entries, it must be one"):
+        metric.accumulate(batch(), {"logps": NEW}, ref_chosen_logps=[[1, 2]] * 2,
+                          ref_rejected_logps=[1, 2])  # fmt: skip
+    assert metric.calculate() == {}
     with pytest.raises(InvalidError, match="metric: beta is 0, it must be a number above 0"):
         DPOMetric(beta=0)
 
@@ -89,7 +95,9 @@ def test_embeddings_are_compared_with_their_own_and_others_positives():
     assert metric.calculate() == pytest.approx(expected, rel=1e-5)
     metric.reset()
     assert metric.calculate() == {"grad_norm": 0.5}
-    with pytest.raises(InvalidError, match="EmbeddingMetric: the first sequence has the label 0"):
+    with pytest.raises(
+        InvalidError, match=r"^metric: EmbeddingMetric: the first sequence has the label 0"
+    ):
         metric.accumulate({"labels": labels[1:]}, {"embeddings": x[1:]})
 
 
@@ -125,3 +133,8 @@ def test_rewards_lengths_and_times_are_means_since_the_reset():
     }
     with pytest.raises(InvalidError, match="unknown argument 'reward'; it takes completion_leng"):
         metric.accumulate(completion_lengths=[4], reward={"one": [0.25]})
+    before = metric.calculate()
+    for given in (([4], {"one": [0.25]}), (None, [4]), (np.array([4]),)):
+        with pytest.raises(InvalidError, match=r"puts of CompletionRewardMetric is .* rewards= by"):
+            metric.accumulate(*given)
+    assert metric.calculate() == before

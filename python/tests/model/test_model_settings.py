@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import A
 
-from twinkle import InvalidError, LoraConfig
+from twinkle import InvalidError, LoraConfig, NotAvailableError
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 
 
@@ -32,6 +32,7 @@ def test_arguments_that_mean_nothing_here_are_refused_by_name(model, kwargs, tex
         ({"strategy": "hope"}, "strategy is 'hope'"),
         ({"config": object()}, "config is given"),
         ({"model_cls": "AutoModelForVision"}, "model_cls is 'AutoModelForVision'"),
+        ({"model_cls": "AutoModelForTokenClassification"}, "causal language models only$"),
         ({"torch_dtype": torch.float32}, "torch_dtype is float32, but mixed_precision is 'bf16'"),
     ],
 )
@@ -40,6 +41,15 @@ def test_constructor_arguments_are_checked(fake_core, tmp_path, kwargs, text):
         TransformersModel(model_id=str(tmp_path), **kwargs)
     with pytest.raises(InvalidError, match="model_id is missing"):
         TransformersModel()
+
+
+def test_what_sends_weights_or_hooks_into_modules_is_refused_by_name(model):
+    with pytest.raises(
+        NotAvailableError, match=r"send_weights needs samplers in .*TorchSampler\(mod"
+    ):
+        model.send_weights("default", base_sync_done=True)
+    with pytest.raises(NotAvailableError, match="register_mm_forward_hook needs multimodal"):
+        model.register_mm_forward_hook()
 
 
 def test_no_split_modules_is_accepted(model):

@@ -205,3 +205,10 @@ def test_a_batch_without_labels_has_no_values_and_teaches_nothing(critic):
         critic.forward_backward(inputs=BATCH)
     with pytest.raises(InvalidError, match="step needs a backward"):
         critic.step()
+
+
+def test_a_classifiers_class_is_taken_and_another_refused(tiny_llama_dir):
+    for name in ("AutoModelForTokenClassification", "LlamaForCausalLM"):
+        TransformersValueModel(name, tiny_llama_dir)
+    with pytest.raises(InvalidError, match=r"is 'AutoModelForVision', .* a critic may be"):
+        TransformersValueModel("AutoModelForVision", tiny_llama_dir)

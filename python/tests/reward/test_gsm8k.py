@@ -44,6 +44,20 @@ def test_every_gold_answer_gets_1_and_one_with_another_number_0(gold):
         ("#### $72.00", "72", 1, 1),
         (r"\boxed{\$72}", "72", 1, 1),
         ("#### 72 clips.", "72", 1, 1),
+        (r"\boxed{$5$}", "5", 1, 1),
+        (r"\boxed{\$5\$}", "5", 1, 1),
+        ("#### 5$", "5", 1, 1),
+        ("#### $5$ dollars", "5", 1, 1),
+        ("#### **5**", "5", 1, 1),
+        ("#### **5** clips.", "5", 1, 1),
+        ("#### **5 clips**.", "5", 1, 1),
+        ("#### **$1,234**", "1234", 1, 1),
+        ("**#### 5**", "5", 1, 1),
+        ("#### 5", "**$5**", 1, 1),
+        ("#### 5*3", "53", 0, 0),
+        ("#### 5**3", "53", 0, 0),
+        (r"\boxed{5$6}", "56", 0, 1),
+        ("#### **yes**", "yes", 1, 0),
         (r"\boxed{72\text{ clips}}", "72", 1, 1),
         ("#### 72\nShe sold them.", "72", 1, 1),
         ("#### 1\n#### 72", "72", 1, 1),
@@ -80,8 +94,13 @@ def test_answers(reply, truth, right, formed):
     assert form([turn(reply)]) == [formed]
 
 
-def test_a_number_that_no_float_holds_is_equal_to_itself():
-    assert score(accuracy, "#### " + "9" * 400, "9" * 400) == 1
+def test_a_number_that_no_float_holds_is_equal_to_itself_alone():
+    nines, eights = "9" * 400, "8" * 400
+    assert score(accuracy, f"#### {nines}", nines) == 1
+    assert score(accuracy, f"#### {nines}", eights) == 0
+    assert score(accuracy, f"#### {nines}", nines[:-1] + "8") == 0
+    assert score(accuracy, f"#### {nines}.0", nines) == 1
+    assert score(accuracy, "#### 9007199254740993", "9007199254740992") == 0
 
 
 def test_a_subclass_of_ones_own_is_a_few_lines():

@@ -1,5 +1,7 @@
 """GAEAdvantage: the advantage of every token, by a critic's values."""
 
+from collections.abc import Iterable
+
 from twinkle import checks
 from twinkle.advantage.base import Advantage
 from twinkle.advantage.group import as_finite
@@ -110,6 +112,12 @@ def _same_number(name, given, rewards):
 
 def _ragged(name, rows, lengths):
     """A float64 tensor [length] for each of `lengths`."""
+    if (
+        not isinstance(rows, Iterable)
+        or isinstance(rows, (str, dict))
+        or getattr(rows, "ndim", 1) == 0
+    ):
+        checks.refuse(f"advantage: {name}", rows, "a list of log-probabilities for each reply")
     rows = list(rows)
     _same_number(name, rows, lengths)
     out = [as_finite(f"advantage: {name}[{i}]", row, "[T]") for i, row in enumerate(rows)]

@@ -122,7 +122,7 @@ def _order(prompts, length, count):
     )
     members = defaultdict(list)
     for i, key in enumerate(prompts):
-        if not isinstance(key, (str, numbers.Number, tuple)):
+        if not _is_key(key):
             checks.refuse(f"advantage: prompts[{i}]", key, "a number, a text or a tuple of these")
         members[key].append(i)
     for key, of_key in members.items():
@@ -132,6 +132,12 @@ def _order(prompts, length, count):
             f"{count}",
         )
     return [i for of_key in members.values() for i in of_key]
+
+
+def _is_key(value):
+    if isinstance(value, tuple):
+        return all(map(_is_key, value))
+    return isinstance(value, (str, numbers.Number))
 
 
 def _less_mean(groups, dim):

@@ -8,26 +8,27 @@ from twinkle.loss.base import Loss
 def anchors(inputs, reader):
     """Indices [G] of the sequences whose label is 1: each begins a group, anchor, positive,
     negatives. inputs: labels [B], or [B, L] with one for each sequence at its first position.
+    reader: who reads them, such as 'loss: InfonceLoss'.
     InvalidError: other labels, a first sequence that is no anchor, an anchor without a positive.
     """
     labels = inputs["labels"]
     marks = labels.reshape(len(labels), -1)
     require(
         bool(((marks[:, 0] == 0) | (marks[:, 0] == 1)).all() and (marks[:, 1:] == -100).all()),
-        f"loss: {reader} needs one label for each sequence, [1] for an anchor, which begins a "
+        f"{reader} needs one label for each sequence, [1] for an anchor, which begins a "
         "group, and [0] for its positive and negatives",
     )
     found = marks[:, 0].nonzero().flatten()
     require(
         len(found) > 0 and int(found[0]) == 0,
-        f"loss: {reader}: the first sequence has the label 0, but a group begins with an anchor, "
+        f"{reader}: the first sequence has the label 0, but a group begins with an anchor, "
         "of label 1",
     )
     ends = [*found.tolist()[1:], len(marks)]
     for begin, end in zip(found.tolist(), ends, strict=True):
         require(
             end - begin > 1,
-            f"loss: {reader}: inputs[{begin}] is an anchor without a positive behind it",
+            f"{reader}: inputs[{begin}] is an anchor without a positive behind it",
         )
     return found
 
@@ -86,7 +87,7 @@ class InfonceLoss(Loss):
         import torch
 
         embeddings = outputs["embeddings"].double()
-        first = anchors(inputs, "InfonceLoss").tolist()
+        first = anchors(inputs, "loss: InfonceLoss").tolist()
         groups = [
             self._documents(begin, end)
             for begin, end in zip(first, [*first[1:], len(embeddings)], strict=True)

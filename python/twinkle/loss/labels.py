@@ -16,52 +16,64 @@ def check_ignore_index(ignore_index):
 
 def scored(inputs, reader):
     """Mask [B, L] bool of the labels that count: other than -100, attended to, of loss_scale 1.
-    InvalidError: another loss_scale than 0 and 1, by which the loss named `reader` weighs nothing.
-    """
+    reader: who reads them, such as 'loss: GRPOLoss'. InvalidError: another loss_scale than 0 and 1,
+    by which the reader weighs nothing."""
     mask = inputs["labels"] != -100
     if "attention_mask" in inputs:
         mask = mask & (inputs["attention_mask"] != 0)
     if "loss_scale" in inputs:
         scale = inputs["loss_scale"]
         odd = scale[mask & (scale != 0) & (scale != 1)].tolist()
-        require(
-            not odd,
-            f"loss: {reader} weighs no labels, but loss_scale is {odd[:1]} somewhere: it must be "
-            "0 or 1, or left out",
-        )
+        if odd:
+            raise InvalidError(
+                f"{reader} weighs no labels, but loss_scale is {odd[0]} somewhere: it must be 0 or "
+                "1, or left out"
+            )
         mask = mask & (scale != 0)
     return mask
 
 
 def at_labels(name, given, inputs, mask, width=None):
-    """[N] float64, or with a width, 'floats' or 'integers', [N, K] float32 or int64: what `given`
-    has for the labels of mask [B, L], in order.
+    """[N] float64, or with a width, 'floats', 'logits' or 'integers', [N, K] float32 or int64: what
+    `given` has for the labels of mask [B, L], in order.
 
     given: for each sequence one number, one entry for each of its labels that count, or one for
     each position of the sequence, padded or not; without a width an entry is a number, with one K
-    of them. InvalidError: another number of sequences or entries, what is no number, nan, inf.
+    of them. InvalidError: another number of sequences or entries, what is no number, nan, inf; of
+    'logits' -inf passes, a token of probability 0, unless a label has nothing else.
     """
     import torch
 
-    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) > 0
-    if not sized or isinstance(given, (str, bytes, dict)):
-        checks.refuse(f"loss: {name}", given, "a list or tensor with an entry for each sequence")
-    require(
-        len(given) == len(mask),
-        f"loss: {name} has {len(given)} entries for {len(mask)} sequences, they must be equally "
-        "many",
-    )
-    dtype = {None: torch.float64, "floats": torch.float32, "integers": torch.int64}[width]
+    _check_entries(name, given, len(mask), "sequence")
+    dtype = {None: torch.float64, "integers": torch.int64}.get(width, torch.float32)
     rows = []
     for i, (row, length) in enumerate(zip(given, _lengths(inputs, mask), strict=True)):
         what = f"loss: {name} of inputs[{i}]"
         values = _at(what, _tensor(what, row, dtype), mask[i].nonzero()[:, 0], length, width)
-        require(
-            width == "integers" or bool(torch.isfinite(values).all()),
-            f"{what} has an entry that is nan or inf, all must be finite",
-        )
+        if width != "integers":
+            _check_finite(what, values, masked=width == "logits")
         rows.append(values)
     return torch.cat(rows)
+
+
+def of_pairs(name, given, pairs):
+    """[pairs] float64 of one number for each pair of sequences. InvalidError: another number of
+    entries, one that is no single number, nan, inf."""
+    import torch
+
+    _check_entries(name, given, pairs, "pair")
+    rows = []
+    for i, row in enumerate(given):
+        what = f"loss: {name}[{i}]"
+        value = _tensor(what, row, torch.float64)
+        require(
+            value.numel() == 1,
+            f"{what} has {value.numel()} entries, it must be one number, the sum over the reply's "
+            "labels; log-probabilities of each label go into ref_logps, of both replies",
+        )
+        _check_finite(what, value, masked=False)
+        rows.append(value.reshape(()))
+    return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.float64)
 
 
 def spread(name, given, inputs, mask):
@@ -75,7 +87,7 @@ def spread(name, given, inputs, mask):
 
 def reference(reader, ref_logps, ref_outputs):
     """(name, values) of a reference's log-probabilities, for at_labels. InvalidError: there are
-    none, and the loss named `reader` needs them."""
+    none, and `reader`, such as 'loss: DPOLoss', needs them."""
     if ref_logps is not None:
         return "ref_logps", ref_logps
     if ref_outputs is not None:
@@ -85,8 +97,34 @@ def reference(reader, ref_logps, ref_outputs):
         )
         return "ref_outputs['logps']", ref_outputs["logps"]
     raise InvalidError(
-        f"loss: {reader} needs a reference: pass ref_outputs=model.forward_only(inputs=..., "
+        f"{reader} needs a reference: pass ref_outputs=model.forward_only(inputs=..., "
         "disable_lora=True), or ref_logps"
+    )
+
+
+def _check_entries(name, given, count, of_each):
+    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) > 0
+    if not sized or isinstance(given, (str, bytes, dict)):
+        checks.refuse(f"loss: {name}", given, f"a list or tensor with an entry for each {of_each}")
+    require(
+        len(given) == count,
+        f"loss: {name} has {len(given)} entries for {count} {of_each}s, they must be equally many",
+    )
+
+
+def _check_finite(what, values, masked):
+    """masked: -inf is a token that is left out, of which no label has all."""
+    import torch
+
+    left_out = values == -torch.inf if masked else torch.zeros_like(values, dtype=torch.bool)
+    require(
+        bool((torch.isfinite(values) | left_out).all()),
+        f"{what} has an entry that is nan or inf, all must be finite"
+        + (", or -inf for a probability of 0" if masked else ""),
+    )
+    require(
+        not (masked and values.numel() and left_out.all(-1).any()),
+        f"{what} has a label of which every entry is -inf, at least one must be finite",
     )
 
 

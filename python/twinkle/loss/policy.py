@@ -46,10 +46,10 @@ class GRPOLoss(Loss):
         """
         import torch
 
-        name = type(self).__name__
+        name = f"loss: {type(self).__name__}"
         if advantages is None:
             raise InvalidError(
-                f"loss: {name} needs advantages: pass advantages=[...], one for each sequence; "
+                f"{name} needs advantages: pass advantages=[...], one for each sequence; "
                 "to score without learning call forward_only"
             )
         mask = scored(inputs, name)
@@ -175,7 +175,7 @@ class CISPOLoss(GRPOLoss):
         divisor = checks.integer("loss: num_items_in_batch", num_items_in_batch, least=1, none=True)
         out = super().__call__(inputs, outputs, old_logps, advantages, ref_logps, ref_outputs)
         if divisor is not None:
-            out["loss"] = out["loss"] * (int(scored(inputs, "CISPOLoss").sum()) / divisor)
+            out["loss"] = out["loss"] * (int(scored(inputs, "loss: CISPOLoss").sum()) / divisor)
         return out
 
     def _of_tokens(self, ratio, advantages, logps):

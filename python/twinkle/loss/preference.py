@@ -7,14 +7,15 @@ their labels, rw and rl the same of a reference model. All are computed in float
 import math
 
 from twinkle import checks
-from twinkle.errors import require
+from twinkle.errors import InvalidError, require
 from twinkle.loss.base import Loss
-from twinkle.loss.labels import at_labels, check_ignore_index, reference, scored, spread
+from twinkle.loss.labels import check_ignore_index, of_pairs, reference, scored, spread
 
 
 class Replies:
-    """The sums of log p over the labels of each sequence, [B] float64, and their numbers.
-    InvalidError: an odd number of sequences, one without labels."""
+    """The sums of log p over the labels of each sequence, [B] float64, and their numbers. reader:
+    who reads them, such as 'loss: DPOLoss'. InvalidError: an odd number of sequences, one without
+    labels."""
 
     def __init__(self, inputs, logps, reader):
         import torch
@@ -23,15 +24,16 @@ class Replies:
         pairs, odd = divmod(len(self.mask), 2)
         require(
             not odd,
-            f"loss: {reader} needs pairs, chosen and rejected one behind the other, but there are "
+            f"{reader} needs pairs, chosen and rejected one behind the other, but there are "
             f"{2 * pairs + 1} sequences: pass an even number of them",
         )
         self.counts = self.mask.sum(-1)
         empty = (self.counts == 0).nonzero().flatten().tolist()
-        require(
-            not empty,
-            f"loss: inputs{empty[:1]} has no label, a reply of {reader} must have one",
-        )
+        if empty:
+            raise InvalidError(
+                f"{reader} compares replies, but inputs[{empty[0]}] has no label: every reply must "
+                "have one"
+            )
         self.sums = torch.where(self.mask, logps.double(), 0.0).sum(-1)
 
     def per_label(self):
@@ -44,17 +46,23 @@ class Replies:
 
     def reference_sums(self, ref_outputs, ref_logps, ref_chosen_logps, ref_rejected_logps):
         """The reference's sums [B] float64. InvalidError: there are none, one of the two
-        of pairs is missing, and as at_labels."""
+        of pairs is missing, and as at_labels and of_pairs."""
         import torch
 
-        of_pairs = {"ref_chosen_logps": ref_chosen_logps, "ref_rejected_logps": ref_rejected_logps}
-        missing = [name for name, given in of_pairs.items() if given is None]
+        given_sums = {
+            "ref_chosen_logps": ref_chosen_logps,
+            "ref_rejected_logps": ref_rejected_logps,
+        }
+        missing = [name for name, given in given_sums.items() if given is None]
         if len(missing) == 2:
             name, given = reference(self.reader, ref_logps, ref_outputs)
             return spread(name, given, self.inputs, self.mask).sum(-1)
-        require(not missing, f"loss: {missing} is missing, pass both of {list(of_pairs)}")
-        pair = torch.ones(len(self.mask) // 2, 1, dtype=torch.bool)
-        sums = [at_labels(name, given, {}, pair) for name, given in of_pairs.items()]
+        require(
+            not missing,
+            f"loss: {''.join(missing)} is missing, pass both of {' and '.join(given_sums)}",
+        )
+        pairs = len(self.mask) // 2
+        sums = [of_pairs(name, given, pairs) for name, given in given_sums.items()]
         return torch.stack(sums, -1).flatten()
 
 
@@ -66,7 +74,7 @@ class _PreferenceLoss(Loss):
         any loss of preferences, are not looked at: this one has no reference. InvalidError: an odd
         number of sequences, one without labels, a loss_scale other than 0 and 1."""
         del ref_outputs, ref_logps
-        replies = Replies(inputs, outputs["logps"], type(self).__name__)
+        replies = Replies(inputs, outputs["logps"], f"loss: {type(self).__name__}")
         return {"loss": self._of(replies), "num_tokens": 0}
 
     def _of(self, replies):
@@ -137,7 +145,7 @@ class DPOLoss(Loss):
         """
         import torch
 
-        replies = Replies(inputs, outputs["logps"], "DPOLoss")
+        replies = Replies(inputs, outputs["logps"], "loss: DPOLoss")
         gains = replies.sums
         if not self.reference_free:
             gains = gains - replies.reference_sums(

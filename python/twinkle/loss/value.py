@@ -36,7 +36,7 @@ class PPOValueLoss(Loss):
                 f"loss: PPOValueLoss needs {name}: pass old_values=forward_only(...)['values'] of "
                 "before the update, and returns, such as advantages + old_values",
             )
-        mask = scored(inputs, "PPOValueLoss")
+        mask = scored(inputs, "loss: PPOValueLoss")
         values = outputs["values"].double()[mask]
         old = spread("old_values", old_values, inputs, mask)[mask]
         wanted = spread("returns", returns, inputs, mask)[mask]

@@ -10,11 +10,16 @@ class Metric:
     loss_tokens (what `loss` is a sum over; 1: it is a mean), seq_tokens (tokens of the batch),
     started (time.perf_counter() before the call), and what the loss was called with, such as
     advantages.
+    check(inputs, **kwargs) is called before that, and before the engine is asked: what it refuses
+    leaves gradients, counters and metrics as they are. A metric that reads an output which not
+    every model and task gives names it in `reads`, and is then checked only where it is given.
     calculate() returns the dict of what was collected; reset() forgets it. InvalidError: a keyword
     argument that the constructor does not take.
     """
 
     needs_inputs = True  # False saves the padding of inputs
+    # "logps", "embeddings" or "values"; None: check is called whatever the outputs will have
+    reads = None
     # True: outputs has predictions [B, L] int64, the likeliest next tokens (-1 where the label is
     # ignored), for which every batch goes through the model once more
     needs_predictions = False
@@ -26,6 +31,10 @@ class Metric:
             from twinkle.errors import refuse_unknown
 
             refuse_unknown(f"metric: {type(self).__name__}", kwargs)
+
+    def check(self, inputs, **kwargs):
+        """InvalidError: inputs, or what the loss is called with, that accumulate would refuse. Here
+        nothing."""
 
     def accumulate(self, inputs, outputs, **kwargs):
         """Takes one call's inputs and outputs; the class says what these hold."""

@@ -1,7 +1,9 @@
 """What a loop of sampling and rewarding is watched by."""
 
 import statistics
+from collections.abc import Mapping
 
+from twinkle import checks
 from twinkle.errors import refuse_unknown
 from twinkle.metric.base import Metric
 
@@ -31,7 +33,11 @@ class CompletionRewardMetric(Metric):
     ):
         """completion_lengths: tokens of each reply; rewards: {name: the reward of each reply};
         generate_time, weight_sync_time: seconds. A model that this metric is added to gives none of
-        them. InvalidError: a script's call has another argument."""
+        them. InvalidError: a script's call has another argument, or passes these by position."""
+        for name, given in (("inputs", inputs), ("outputs", outputs)):
+            if given is not None and not isinstance(given, Mapping):
+                must = "a model's dict, or left out: pass completion_lengths= and rewards= by name"
+                checks.refuse(f"metric: {name} of CompletionRewardMetric", given, must)
         if outputs is None:
             names = ("completion_lengths", "generate_time", "rewards", "weight_sync_time")
             refuse_unknown("metric: CompletionRewardMetric", kwargs, names)

@@ -10,10 +10,17 @@ class EmbeddingMetric(Metric):
     same call; loss: the mean of the calls'; grad_norm: of the last step, before clipping. Groups
     are as InfonceLoss has them; calls without embeddings count nothing."""
 
+    reads = "embeddings"
+
     def __init__(self, device_mesh=None, process_group=None):
         super().__init__(device_mesh, process_group)
         self._grad_norm = None
         self.reset()
+
+    def check(self, inputs, **kwargs):
+        """InvalidError: as twinkle.loss.contrastive.anchors."""
+        del kwargs
+        anchors(inputs, "metric: EmbeddingMetric")
 
     def accumulate(self, inputs, outputs, **kwargs):
         """inputs: labels, as InfonceLoss has them; outputs: embeddings [B, D], and the loss.
@@ -23,7 +30,7 @@ class EmbeddingMetric(Metric):
         del kwargs
         if outputs.get("embeddings") is None:
             return
-        first = anchors(inputs, "EmbeddingMetric")
+        first = anchors(inputs, "metric: EmbeddingMetric")
         embeddings = torch.nn.functional.normalize(outputs["embeddings"].double(), dim=-1)
         similarities = embeddings[first] @ embeddings[first + 1].T
         other = ~torch.eye(len(first), dtype=torch.bool)

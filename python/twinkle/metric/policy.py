@@ -26,6 +26,8 @@ class GRPOMetric(Metric):
     None. InvalidError: a negative epsilon or top_k_kl, a temperature not above 0.
     """
 
+    reads = "logps"
+
     def __init__(
         self,
         device_mesh=None,
@@ -43,13 +45,19 @@ class GRPOMetric(Metric):
         self.top_k_kl = checks.integer("metric: top_k_kl", top_k_kl, least=0)
         self.reset()
 
+    def check(self, inputs, *, old_logps=None, advantages=None, **kwargs):
+        """InvalidError: a loss_scale of neither 0 nor 1, and as twinkle.loss.labels of what is
+        given."""
+        del kwargs
+        self._read(inputs, old_logps, advantages)
+
     def accumulate(self, inputs, outputs, *, old_logps=None, advantages=None, **kwargs):
         """inputs: labels [B, L]; outputs: logps and, if they are there, entropies [B, L];
         old_logps and advantages as the loss got them."""
         del kwargs
         if outputs.get("logps") is None:  # of embeddings
             return
-        mask = scored(inputs, type(self).__name__)
+        mask, old, advantages = self._read(inputs, old_logps, advantages)
         if not mask.any():
             self._sequences += len(mask)
             return
@@ -57,16 +65,25 @@ class GRPOMetric(Metric):
         self._add("mean_new_logp", self.temperature * new[mask])
         if outputs.get("entropies") is not None:
             self._add("entropy", outputs["entropies"].double()[mask])
-        if old_logps is not None:
-            old = spread("old_logps", old_logps, inputs, mask)
+        if old is not None:
             self._add("mean_old_logp", self.temperature * old[mask])
             self._compare(inputs, new, old, mask)
             if advantages is not None:
                 d = (new - old).masked_fill(~mask, 0.0)
-                low, high = self._clipped(d, spread("advantages", advantages, inputs, mask), mask)
+                low, high = self._clipped(d, advantages, mask)
                 self._add("clip_ratio_low", low)
                 self._add("clip_ratio_high", high)
         self._sequences += len(mask)
+
+    def _read(self, inputs, old_logps, advantages):
+        """(mask, old log-probabilities or None, advantages or None), each [B, L]."""
+        mask = scored(inputs, f"metric: {type(self).__name__}")
+        if old_logps is None or not mask.any():
+            return mask, None, None
+        old = spread("old_logps", old_logps, inputs, mask)
+        if advantages is None:
+            return mask, old, None
+        return mask, old, spread("advantages", advantages, inputs, mask)
 
     def _compare(self, inputs, new, old, mask):
         d = (new - old)[mask]
@@ -135,9 +152,10 @@ class GSPOMetric(GRPOMetric):
 
 
 class CISPOMetric(GRPOMetric):
-    """GRPOMetric, for CISPOLoss: the shares are of labels whatever the sign of A."""
+    """GRPOMetric, for CISPOLoss: train/clip_ratio_high is of labels whatever the sign of A, and
+    train/clip_ratio_low is 0, since that loss has no lower limit."""
 
     def _clipped(self, d, advantages, mask):
         del advantages
-        ratio = d[mask].exp()
-        return ratio < 1 - self.epsilon, ratio > 1 + self.epsilon_high
+        high = d[mask].exp() > 1 + self.epsilon_high
+        return high & False, high

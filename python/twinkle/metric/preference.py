@@ -15,26 +15,32 @@ class DPOMetric(Metric):
     rewards/rejected, beta times what a reply gained over the reference; rewards/margins, their
     difference; rewards/accuracies, the percentage of pairs whose margin is above 0.
 
-    InvalidError: beta not above 0; accumulate: as twinkle.loss.DPOLoss.
+    InvalidError: beta not above 0; check and accumulate: as twinkle.loss.DPOLoss.
     """
+
+    reads = "logps"
 
     def __init__(self, device_mesh=None, process_group=None, beta=0.1):
         super().__init__(device_mesh, process_group)
         self.beta = checks.number("metric: beta", beta, above=0)
         self.reset()
 
+    def check(self, inputs, **kwargs):
+        """InvalidError: as DPOLoss, of the pairs and of a reference that is given."""
+        import torch
+
+        _read(inputs, torch.zeros(inputs["labels"].shape), kwargs)
+
     def accumulate(self, inputs, outputs, **kwargs):
         """inputs: labels [B, L]; outputs: logps [B, L]; kwargs: the reference, as for DPOLoss."""
         if outputs.get("logps") is None:  # of embeddings
             return
-        references = [kwargs.get(name) for name in _REFERENCES]
-        replies = Replies(inputs, outputs["logps"], "DPOMetric")
-        self._add("logps", "", replies.sums)
-        if all(given is None for given in references):
+        sums, ref_sums = _read(inputs, outputs["logps"], kwargs)
+        self._add("logps", "", sums)
+        if ref_sums is None:
             return
-        ref_sums = replies.reference_sums(*references)
         self._add("logps", "ref_", ref_sums)
-        rewards = self.beta * (replies.sums - ref_sums)
+        rewards = self.beta * (sums - ref_sums)
         self._add("rewards", "", rewards)
         margins = rewards[::2] - rewards[1::2]
         self._add_values("rewards/margins", margins)
@@ -53,3 +59,12 @@ class DPOMetric(Metric):
 
     def reset(self):
         self._sums = {}
+
+
+def _read(inputs, logps, kwargs):
+    """The sums [B] of log p and of the reference's, None without one."""
+    references = [kwargs.get(name) for name in _REFERENCES]
+    replies = Replies(inputs, logps, "metric: DPOMetric")
+    if all(given is None for given in references):
+        return replies.sums, None
+    return replies.sums, replies.reference_sums(*references)

@@ -17,10 +17,18 @@ class PPOValueMetric(Metric):
     epsilon: PPOValueLoss's. InvalidError: it is not above 0.
     """
 
+    reads = "values"
+
     def __init__(self, device_mesh=None, process_group=None, epsilon=0.2):
         super().__init__(device_mesh, process_group)
         self.epsilon = checks.number("metric: epsilon", epsilon, above=0, infinite=True)
         self.reset()
+
+    def check(self, inputs, *, old_values=None, returns=None, advantages=None, **kwargs):
+        """InvalidError: as PPOValueLoss, of what is given."""
+        del kwargs
+        if old_values is not None and returns is not None:
+            _read(inputs, old_values, returns, advantages)
 
     def accumulate(
         self, inputs, outputs, *, old_values=None, returns=None, advantages=None, **kwargs
@@ -29,13 +37,8 @@ class PPOValueMetric(Metric):
         del kwargs
         if outputs.get("values") is None or old_values is None or returns is None:
             return
-        mask = scored(inputs, "PPOValueMetric")
+        mask, old, wanted, given = _read(inputs, old_values, returns, advantages)
         values = outputs["values"].double()[mask].detach()
-        old = at_labels("old_values", old_values, inputs, mask)
-        wanted = at_labels("returns", returns, inputs, mask)
-        given = wanted - old
-        if advantages is not None:
-            given = at_labels("advantages", advantages, inputs, mask)
         clipped = values.clamp(old - self.epsilon, old + self.epsilon)
         stopped = (clipped - wanted) ** 2 > (values - wanted) ** 2
         for name, part in zip(self._parts, (values, wanted, given, stopped.double()), strict=True):
@@ -61,3 +64,13 @@ class PPOValueMetric(Metric):
 
     def reset(self):
         self._parts = {name: [] for name in ("values", "returns", "advantages", "stopped")}
+
+
+def _read(inputs, old_values, returns, advantages):
+    """The mask of labels [B, L], and of each label its old value, return and advantage [N]."""
+    mask = scored(inputs, "metric: PPOValueMetric")
+    old = at_labels("old_values", old_values, inputs, mask)
+    wanted = at_labels("returns", returns, inputs, mask)
+    if advantages is None:
+        return mask, old, wanted, wanted - old
+    return mask, old, wanted, at_labels("advantages", advantages, inputs, mask)

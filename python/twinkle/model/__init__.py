@@ -16,7 +16,7 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "MegatronModel": "several devices",
-        "MultiLoraMegatronModel": "several devices",
+        "MegatronModel": "Megatron",
+        "MultiLoraMegatronModel": "Megatron",
     },
 )

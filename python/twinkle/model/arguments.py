@@ -15,14 +15,23 @@ _MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
 
-def check_arguments(model_cls, config, mixed_precision, strategy, dtype, router_replay):
+def check_model_cls(model_cls, value_head):
+    """InvalidError: no class, or name of one, of a causal language model; with value_head a
+    classifier of tokens or sequences may be given, too."""
+    name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
+    heads = ("ForCausalLM",)
+    if value_head:
+        heads += ("ForTokenClassification", "ForSequenceClassification")
+    require(
+        model_cls is None or name.endswith(heads),
+        f"model: model_cls is {model_cls!r}, this version has causal language models only"
+        + (", of which a critic may be a classifier of tokens or sequences" if value_head else ""),
+    )
+
+
+def check_arguments(config, mixed_precision, strategy, dtype, router_replay):
     """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
     NotAvailableError: one that this version does not have."""
-    name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
-    require(
-        model_cls is None or name.endswith("ForCausalLM"),
-        f"model: model_cls is {model_cls!r}, this version has causal language models only",
-    )
     if router_replay:
         raise NotAvailableError("model: enable_router_replay needs mixture-of-experts models")
     require(
@@ -65,6 +74,13 @@ class Task:
     temperature: float = 1.0
     loss_logits: bool = False  # for the loss, which learns through them
     values: bool = False  # the logits of a value head
+
+    @property
+    def gives(self):
+        """The output that there is whatever else is asked for."""
+        if self.embedding:
+            return "embeddings"
+        return "values" if self.values else "logps"
 
     def of(self, loss):
         """The same with what the loss asks for."""

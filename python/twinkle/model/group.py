@@ -155,6 +155,13 @@ class Group:
         """The Status of training, or of evaluation."""
         return self.train if is_training else self.eval
 
+    def check_metrics(self, is_training, batch, task, loss_kwargs):
+        """InvalidError: a metric would refuse the batch or what the loss is called with."""
+        metrics = [m for m in self.status(is_training).metrics if m.reads in (None, task.gives)]
+        inputs = batch.tensors() if any(m.needs_inputs for m in metrics) else None
+        for metric in metrics:
+            metric.check(inputs, **loss_kwargs)
+
     def accumulate_metrics(self, is_training, batch, outputs, predict, loss_kwargs, **kwargs):
         """predict: a function that gives the predictions, for the metrics that need them.
         loss_kwargs: what the loss was called with, which the metrics see, too."""

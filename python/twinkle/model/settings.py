@@ -9,7 +9,7 @@ import twinkle.processor
 import twinkle.template
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError, refuse_unknown
+from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
@@ -32,6 +32,20 @@ class Settings(TwinkleModel):
                 f"model: there is no adapter {adapter_name!r}; there are {names}: pass adapter_name"
             )
         return self._groups[adapter_name]
+
+    def register_mm_forward_hook(self, *args, **kwargs):
+        """Raises NotAvailableError: there is no multimodal model to hook into."""
+        raise NotAvailableError(
+            "model: register_mm_forward_hook needs multimodal models, which this version does not "
+            "have"
+        )
+
+    def send_weights(self, *args, **kwargs):
+        """Raises NotAvailableError: nothing is sent."""
+        raise NotAvailableError(
+            "model: send_weights needs samplers in other processes, which this version does not "
+            "have: TorchSampler(model=model) samples from the weights that are trained"
+        )
 
     # ---- settings
 

@@ -13,6 +13,7 @@ from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
     INERT,
     check_arguments,
+    check_model_cls,
     forward_kwargs,
     refuse_grad_scaler,
 )
@@ -76,7 +77,8 @@ class TransformersModel(Adapters):
         refuse_unknown("model: TransformersModel", kwargs, INERT)
         checks.newest("model: revision", kwargs.get("revision"))
         replay = kwargs.get("enable_router_replay", False)
-        check_arguments(model_cls, config, mixed_precision, strategy, dtype, replay)
+        check_model_cls(model_cls, self._value_head)
+        check_arguments(config, mixed_precision, strategy, dtype, replay)
         del ddp_config, fsdp_config  # of several devices
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
@@ -167,7 +169,7 @@ class TransformersModel(Adapters):
         """The loss of the last forward (or forward_only), as the loss defines it: a float. The
         loss sees logits if it has require_logits, or of forward_only(return_logits=True).
         InvalidError: there was none since the last backward or forward_backward, or kwargs that
-        the loss does not take."""
+        the loss does not take, or that a metric refuses."""
         group = self._group(adapter_name)
         training = group.mode == "train"
         status = group.status(training)
@@ -185,6 +187,7 @@ class TransformersModel(Adapters):
             )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
+        group.check_metrics(training, status.batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, status.batch.tensors(), outputs, kwargs)
         status.loss_kwargs, status.loss = kwargs, group.loss
@@ -209,12 +212,13 @@ class TransformersModel(Adapters):
         status = group.train
         if group.mode != "train" or status.batch is None or status.loss_kwargs is None:
             raise InvalidError("model: backward needs forward and calculate_loss before it")
-        if gradient_accumulation_steps is not None:
-            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         require(
             status.loss is group.loss,
             "model: the loss was set anew after calculate_loss: call calculate_loss again",
         )
+        group.check_metrics(True, status.batch, status.task, status.loss_kwargs)
+        if gradient_accumulation_steps is not None:
+            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
         self._accumulate(group, status.batch, status.loss_kwargs, None, task)
 
@@ -231,7 +235,7 @@ class TransformersModel(Adapters):
         Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens.
         InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
         model's positions, a loss or gradient that is not finite, kwargs that the loss does not
-        take; the accumulated gradients stay then.
+        take or that a metric refuses; the accumulated gradients stay then.
         """
         task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
         checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
@@ -240,6 +244,7 @@ class TransformersModel(Adapters):
         task.check(group.loss)
         task = task.of(group.loss)
         batch = self._batch(group, inputs, task)
+        group.check_metrics(True, batch, task, loss_kwargs)
         group.mode = "train"
         return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
 

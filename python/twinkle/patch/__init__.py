@@ -58,15 +58,18 @@ def _patch(patch_cls):
 
 __all__ = ["NoSplitModulesPatch", "Patch", "apply_context", "apply_patch"]
 
-_OTHER_ENGINE = "another engine than this one"
+_MODULES = "transformers' own modules"
 __getattr__ = later(
     __name__,
-    dict.fromkeys(
-        (
-            "GatedDeltaNetPaddingFreePatch", "MegatronEmbeddingPatch", "MegatronPeft",
-            "Qwen3AllowToolTailTemplate", "Qwen3ChatTemplate", "TransformersEmbeddingPatch",
-            "TransformersFusedCEPatch", "VLLMLoraWeights", "VLLMMoEWeights",
-        ),
-        _OTHER_ENGINE,
-    ),
-)  # fmt: skip
+    {
+        "GatedDeltaNetPaddingFreePatch": _MODULES,
+        "MegatronEmbeddingPatch": "Megatron",
+        "MegatronPeft": "Megatron",
+        "Qwen3AllowToolTailTemplate": "transformers' own chat templates",
+        "Qwen3ChatTemplate": "transformers' own chat templates",
+        "TransformersEmbeddingPatch": _MODULES,
+        "TransformersFusedCEPatch": _MODULES,
+        "VLLMLoraWeights": "vLLM",
+        "VLLMMoEWeights": "vLLM",
+    },
+)

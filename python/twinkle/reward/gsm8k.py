@@ -1,13 +1,14 @@
 """Rewards of GSM8K (Cobbe et al. 2021), whose answers are numbers."""
 
 import re
+from decimal import Decimal
 
 from twinkle.reward.reading import TextReward, last_box
 
 _TAIL = 500  # characters of the reply that are read
 # A sign, digits with or without commas, a unit in words.
 _NUMBER = re.compile(
-    r"([-+]?)\$?([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:%|(?:\\text\{)?[^\W\d_]*\}?)\.?"
+    r"([-+]?)\$?([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[$*]*(?:%|(?:\\text\{)?[^\W\d_]*\}?)[$*]*\.?"
 )
 
 
@@ -15,9 +16,10 @@ class GSM8KAccuracyReward(TextReward):
     """1 where the answer is user_data's ground_truth, else 0.
 
     The answer: in the last 500 characters of the reply, what stands in the last \\boxed{} that is
-    closed, else on the line after the last ####. Commas, dollars, white space, a percent sign and
-    a unit in words after the number are left out. Equal are numbers that differ by less than
-    1e-5, and other texts that are the same.
+    closed, else on the line after the last ####. Commas, white space, a percent sign and a unit in
+    words after the number are left out, and dollars and asterisks around it or the whole. Equal are
+    numbers that differ by less than 1e-5, as decimals of any length, and other texts that are the
+    same.
     """
 
     def score(self, turn):
@@ -25,7 +27,7 @@ class GSM8KAccuracyReward(TextReward):
         left, right = _number(answer), _number(truth)
         if left is None or right is None:
             return bool(answer) and answer == truth
-        return left == right or abs(left - right) < 1e-5
+        return abs(left - right) < Decimal("1e-5")
 
 
 class GSM8KFormatReward(TextReward):
@@ -49,11 +51,11 @@ def answer_of(reply):
 
 
 def _plain(text):
-    return re.sub(r"\\[,!; ]|\\(?=[$%])|[,\s]", "", text)
+    return re.sub(r"\\[,!; ]|\\(?=[$%])|[,\s]", "", text).strip("$*")
 
 
 def _number(text):
     found = _NUMBER.fullmatch(text)
     if not found or (found[1] and found[2][0] in "+-"):
         return None
-    return float(found[1] + found[2])
+    return Decimal(found[1] + found[2])

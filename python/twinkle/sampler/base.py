@@ -4,6 +4,11 @@ import twinkle.template
 from twinkle.errors import NotAvailableError
 from twinkle.plugin import construct_class
 
+_SENT = (
+    "needs models in other processes, which this version does not have: TorchSampler(model=model) "
+    "samples from the weights that are trained"
+)
+
 
 class Sampler:
     """Base of samplers: a subclass defines sample()."""
@@ -35,6 +40,22 @@ class Sampler:
         raise NotAvailableError(
             "sampler: add_adapter_to_sampler is not available in this version; pass model= to "
             "share a model's adapters, or adapter_path= to sample()"
+        )
+
+    def get_state_keys(self):
+        """Raises NotAvailableError: no weights are received."""
+        raise NotAvailableError(f"sampler: get_state_keys {_SENT}")
+
+    def receive_weights(self, *args, **kwargs):
+        """Raises NotAvailableError, as get_state_keys."""
+        raise NotAvailableError(f"sampler: receive_weights {_SENT}")
+
+    def load_full_weights_from_path(self, path):
+        """Samples from the weights at `path` from now on. Raises NotAvailableError here: a sampler
+        that can defines it."""
+        raise NotAvailableError(
+            f"sampler: {type(self).__name__} keeps the weights that it has: make another one, "
+            f"TorchSampler(model_id={path!r})"
         )
 
     def apply_patch(self, patch_cls, **kwargs):

@@ -140,15 +140,11 @@ class TorchSampler(Sampler):
         self.device_mesh = register(self, device_mesh)
         self.model_id = model_id if model_id is not None else str(model.tokenizer_id)
         self._model = model
-        precision = _precision(args.get("dtype"), model)
+        self._precision = _precision(args.get("dtype"), model)
         if model is not None:
             self.engine = model.engine
         else:
-            self.engine = core().Engine(
-                resolve(self.model_id),
-                mixed_precision=precision,
-                device=device_of(self.device_mesh),
-            )
+            self.engine = self._engine_of(self.model_id)
         limit = self.engine.facts()["max_positions"]
         self.max_model_len = _integer("max_model_len", args, limit, least=1)
         require(
@@ -164,6 +160,13 @@ class TorchSampler(Sampler):
         self._frozen = False
 
     # ---- whose weights
+
+    def _engine_of(self, model_id):
+        return core().Engine(
+            resolve(model_id),
+            mixed_precision=self._precision,
+            device=device_of(self.device_mesh),
+        )
 
     def _tenant(self, adapter_name, adapter_path, use_base_model):
         if adapter_path is not None:
@@ -181,6 +184,29 @@ class TorchSampler(Sampler):
             self.engine.create(tenant="frozen", frozen=True).result()
             self._frozen = True
         return "frozen"
+
+    def load_full_weights_from_path(self, path):
+        """Samples from the model at `path`, a directory such as save writes of full weights, from
+        now on; the template stays, and adapters are loaded anew. Both models take memory until it
+        is read; if that fails, the one before stays. InvalidError: the sampler shares a model's
+        engine; another vocabulary, or fewer positions than max_model_len; NotFoundError: no model
+        there."""
+        checks.path("sampler: path", path)
+        if self._model is not None:
+            raise InvalidError(
+                "sampler: load_full_weights_from_path: this sampler samples from its model=, whose "
+                "weights are trained: load them into the model, or make a sampler of their own, "
+                f"TorchSampler(model_id={str(path)!r})"
+            )
+        engine = self._engine_of(str(path))
+        old, new = self.engine.facts(), engine.facts()
+        require(
+            new["vocab_size"] == old["vocab_size"] and new["max_positions"] >= self.max_model_len,
+            f"sampler: the model at {path} has a vocabulary of {new['vocab_size']} and "
+            f"{new['max_positions']} positions, it must have {old['vocab_size']}, and at least "
+            f"{self.max_model_len}, which is max_model_len",
+        )
+        self.engine, self._frozen, self._loaded = engine, False, {}
 
     def _adapter_at(self, path):
         """The tenant with the adapter at `path`, loaded anew when its files have changed."""
@@ -266,6 +292,18 @@ class TorchSampler(Sampler):
             lambda ids: template.decode(ids, skip_special_tokens=True),
         )
         return _deltas(tokens)
+
+    def sample_stream_to_queue(self, queue, inputs, sampling_params=None, **kwargs):
+        """Puts what sample_stream gives into `queue`: each (delta, reason), and None behind the
+        last, also where an error ends it, which is raised here. A full queue is waited for.
+        InvalidError: `queue` has no method put, and as sample_stream."""
+        if not callable(getattr(queue, "put", None)):
+            checks.refuse("sampler: queue", queue, "a queue, such as queue.Queue()")
+        try:
+            for delta in self.sample_stream(inputs, sampling_params, **kwargs):
+                queue.put(delta)
+        finally:
+            queue.put(None)
 
     def _request(self, features, params, adapter_name, adapter_path, use_base_model):
         """What the engine's sample takes."""

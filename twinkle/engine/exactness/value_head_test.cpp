@@ -126,6 +126,9 @@ TEST(ValueHeadRefusals, WhatItCannotDoIsNamed) {
   policy.run<SaveResult>(Save{"me", scratch / "policy"});
   expect_error("has no tensor score.weight",
                [&] { engine.run<LoadResult>(Load{"me", scratch / "policy"}); });
+  engine.run<SaveResult>(Save{"me", scratch / "critic"});
+  expect_error("is not known; known:",
+               [&] { policy.run<LoadResult>(Load{"me", scratch / "critic"}); });
   EXPECT_EQ(state_of(engine, "me"), before);
 }
 

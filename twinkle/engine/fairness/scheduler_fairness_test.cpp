@@ -215,6 +215,37 @@ TEST(Fairness, EachOfManyGetsFourFifthsOfItsWeightWhereThatIsSixOfTheLongestSequ
   }
 }
 
+// Of sequences that are many of its batches' shares each, too.
+TEST(Fairness, InTheLongRunEverybodyGetsItsWeight) {
+  struct Load {
+    int num_short, num_long;
+    double weight_short, weight_long;
+  };
+  for (const Load& load : {Load{40, 5, 1, 1}, {1, 10, 1, 0.01}, {12, 2, 1, 1}, {3, 3, 0.5, 1}}) {
+    std::vector<Client> clients;
+    double weights = 0;
+    for (int i = 0; i < load.num_short + load.num_long; ++i) {
+      const bool is_short = i < load.num_short;
+      const double weight = is_short ? load.weight_short : load.weight_long;
+      clients.push_back({.name = std::to_string(i), .share = {weight, 0}});
+      clients.back().longest = is_short ? 100 : kBudget;
+      clients.back().all_longest = true;
+      weights += weight;
+    }
+    Service service(clients, 0);
+    for (int i = 0; i < 3000; ++i) service.batch();
+    double all = 0;
+    std::map<std::string, double> got;
+    for (const auto& [name, rows] : service.rows) {
+      for (const auto& row : rows) all += row.got, got[name] += row.got;
+    }
+    for (const Client& c : clients) {
+      EXPECT_NEAR(got[c.name], all * c.share.weight / weights, 3.0 * kBudget)
+          << load.num_short << " short, " << load.num_long << " long, client " << c.name;
+    }
+  }
+}
+
 TEST(Fairness, ATenantThatWaitsForEachStepGetsFourFifthsOfWhatItHadQueued) {
   for (const int64_t longest : {256, 1000, 2048, 3000, 4096}) {
     for (const int64_t at_least : {100, 2000, 3000, 6000}) {

@@ -159,9 +159,12 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
 Claim Scheduler::claim(Tenant& tenant, double share) {
   const Entry& entry = tenant.entries[tenant.at];
   const int64_t n = unit(tenant);
-  const int64_t from = tenant.at == 0 ? 0 : n - *std::ranges::max_element(entry.tokens);
-  return {&tenant.account, static_cast<double>(std::max<int64_t>(0, n - tenant.saved)),
-          static_cast<double>(from), tenant.window.spare(share, static_cast<double>(tenant.spent))};
+  const int64_t longest = *std::ranges::max_element(entry.tokens);
+  const int64_t from = tenant.at == 0 ? 0 : n - longest;
+  return {
+      &tenant.account, static_cast<double>(std::max<int64_t>(0, n - tenant.saved)),
+      static_cast<double>(from),
+      tenant.window.spare(share, static_cast<double>(tenant.spent), static_cast<double>(longest))};
 }
 
 // Whether somebody who is owed something is there whose next sequence needs the next batch.
@@ -250,8 +253,11 @@ void Scheduler::choose(Round& round, Filling& batch) {
     }
     const double share = round.share(next, budget_);
     if (first_to_choose && -next.account.credit > 2 * share &&
-        waits_for_room(round.runnable, batch))
-      return;
+        waits_for_room(round.runnable, batch)) {
+      if (claims[first].spare == Window::kMany) return;  // all others are further ahead
+      std::erase(round.runnable, &next);
+      continue;
+    }
     take(next, batch);
     charge(round.accounts, next.account, claims[first].cost);
     // Room that nobody who is owed could use is not paid for with many batches without any.

@@ -82,7 +82,9 @@ class Scheduler {
     int64_t saved = 0;  // tokens of room that it has paid for its next sequence ahead
     bool was_here = false;  // it had sequences to run when the last batch was formed
     int64_t num_tokens = 0;
-    Window window;      // of the batches that were formed while it had sequences to run
+    // Of the batches that were formed while it had sequences to run and there was room for its
+    // priority. A lower one is due less than a whole batch's share, so there credit decides.
+    Window window;
     int64_t spent = 0;  // tokens of the batch in the making that it ran, or saved for
   };
   using Levels = std::map<int32_t, std::vector<Tenant*>, std::greater<>>;  // by priority

@@ -80,7 +80,7 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                         const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
-  const int64_t chunk = chunk_rows(options.chunk, head.weight);
+  const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   HeadOutput out;
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
@@ -135,7 +135,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
   const bool entropy = options.entropy || !options.entropy_grad.empty();
   HeadOutput out;
   out.dhidden = at::zeros_like(hidden);
-  const int64_t chunk = chunk_rows(options.chunk, head.weight);
+  const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   std::vector<float> scale(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
