@@ -120,6 +120,7 @@ class Run:
             "token_budget": self.sizes.long,
             "kv_tokens": self.sizes.kv_tokens if decodes else self.sizes.long,
             "max_sequences": self.sizes.at_a_time,
+            "prefill_tokens": self.sizes.long,
         }
 
     def alone(self, **options):

@@ -57,6 +57,7 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   fields.take("kv_tokens", o.kv_tokens);
   fields.take("activation_bytes", o.activation_bytes);
   fields.take("max_sequences", o.max_sequences);
+  fields.take("prefill_tokens", o.prefill_tokens);
   fields.take("sampling_share", o.sampling_share);
   fields.take("gather_ms", o.gather_ms);
   fields.take("max_queued", o.max_queued);

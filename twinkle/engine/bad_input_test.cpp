@@ -78,6 +78,8 @@ TEST(BadModel, OptionsOfTheEngineAreChecked) {
             "engine: token_budget is 0, it must be at least 1");
   EXPECT_EQ(error_of([&] { Engine({.model = path, .kv_tokens = 0}); }),
             "engine: kv_tokens is 0, it must be at least 1");
+  EXPECT_EQ(error_of([&] { Engine({.model = path, .prefill_tokens = 0}); }),
+            "engine: prefill_tokens is 0, it must be at least 1");
 }
 
 class BadInput : public testing::Test {

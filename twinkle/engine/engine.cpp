@@ -10,6 +10,8 @@ namespace twinkle::engine {
 namespace {
 
 ModelOptions model_options(const EngineOptions& o) {
+  require(o.prefill_tokens >= 1, Code::kInvalid, "engine: prefill_tokens is ", o.prefill_tokens,
+          ", it must be at least 1");
   return {.model = o.model,
           .mixed_precision = o.mixed_precision,
           .device = o.device,
@@ -17,6 +19,7 @@ ModelOptions model_options(const EngineOptions& o) {
           .kv_tokens = o.kv_tokens,
           .activation_bytes = o.activation_bytes,
           .max_sequences = o.max_sequences,
+          .prefill_tokens = o.prefill_tokens,
           .parking = {o.resident_bytes, o.park_directory},
           .deterministic = o.deterministic,
           .decode_graphs = o.decode_graphs,

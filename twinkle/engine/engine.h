@@ -34,8 +34,9 @@ struct EngineOptions {
   // computed a second time, which costs time and changes no bit. Layers' inputs stay even when they
   // alone exceed it. 0: no limit.
   int64_t activation_bytes = int64_t{8} << 30;
-  int64_t max_sequences = 64;   // that are sampled at a time; more delay each other
-  double sampling_share = 0.5;  // of the time, while training waits too; above 0, below 1
+  int64_t max_sequences = 64;    // that are sampled at a time; more delay each other
+  int64_t prefill_tokens = 512;  // prompt tokens of one sampling step; more delay those that decode
+  double sampling_share = 0.5;   // of the time, while training waits too; above 0, below 1
   // ms that a batch waits at most for tenants of the last one that have nothing queued, so that
   // those who wait for a result before they go on share the next batch too. 0 to 1000; 0: never.
   double gather_ms = 1.0;

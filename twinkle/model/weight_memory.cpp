@@ -12,10 +12,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "twinkle/base/huge_pages.h"
+
 namespace twinkle::model {
 namespace {
 
-constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kBlock = int64_t{32} << 20;  // what is not used of it is never touched
 constexpr int64_t kSmall = int64_t{64} << 10;
 constexpr int64_t kLine = 64;
@@ -30,7 +31,7 @@ std::shared_ptr<char> map_block(int64_t bytes) {
   if (at == MAP_FAILED) return {};
   const auto address = reinterpret_cast<intptr_t>(at);
   char* first = static_cast<char*>(at) + (rounded(address, kHugePage) - address);
-  madvise(first, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // refused: small pages do as well
+  use_huge_pages(first, bytes);
   return {first, [at, length](char*) { munmap(at, length); }};
 }
 

@@ -24,7 +24,7 @@ namespace twinkle::nn {
 namespace {
 
 constexpr int64_t kMostRows = 256;     // of a part: more gain nothing
-constexpr int64_t kMostOutputs = 512;  // of a part
+constexpr int64_t kMostOutputs = 512;  // of a part on a CPU, whose threads take one each
 constexpr int64_t kStep = 16;          // between the rows of parts that are no thinner
 // Weights whose trial is dear: a head's, which is given some 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
@@ -63,8 +63,10 @@ class OneThread {
 int64_t parts_of(int64_t whole, int64_t most) { return (whole + most - 1) / most; }
 int64_t in_steps(int64_t n) { return parts_of(n, kStep) * kStep; }
 
-// Outputs of every part but the last: the same for any number of rows.
-int64_t width_of_parts(int64_t outputs) {
+// Outputs of every part but the last: the same for any number of rows. A device takes all at once,
+// part by part most of it would have nothing to do.
+int64_t width_of_parts(int64_t outputs, at::Device device) {
+  if (!device.is_cpu()) return std::max<int64_t>(1, outputs);
   return in_steps(parts_of(outputs, parts_of(outputs, kMostOutputs)));
 }
 
@@ -94,7 +96,7 @@ struct Operands {
 // alike: as wide, and, since their width is a multiple of kStep, as aligned, in the weight and in
 // the result. Two and the last one stand for all.
 Product without_repeats(Product p) {
-  const int64_t width = width_of_parts(p.outputs), parts = parts_of(p.outputs, width);
+  const int64_t width = width_of_parts(p.outputs, p.device), parts = parts_of(p.outputs, width);
   if (parts > 3) p.outputs -= (parts - 3) * width;
   return p;
 }
@@ -211,7 +213,7 @@ RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
   const Threads restore;
   const Operands in = make_operands(without_repeats(p), most_rows(p) + kPlaces);
   for (const int64_t most : {most_rows(p), int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
-    RowPlan plan = sizes_like(most, width_of_parts(p.outputs), in, threads, library);
+    RowPlan plan = sizes_like(most, width_of_parts(p.outputs, p.device), in, threads, library);
     if (!plan.sizes.empty()) return plan;
   }
   return {};
@@ -228,7 +230,7 @@ int64_t size_for(const RowPlan& plan, int64_t rows) {
 
 Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
   Cut c{};
-  c.outputs = plan.part_outputs > 0 ? plan.part_outputs : width_of_parts(outputs);
+  c.outputs = plan.part_outputs > 0 ? plan.part_outputs : width_of_parts(outputs, at::kCPU);
   c.num_outputs = parts_of(outputs, c.outputs);
   const int64_t most = plan.sizes.back();
   const int64_t wanted = std::min(parts_of(threads, c.num_outputs), parts_of(rows, kStep));
@@ -372,6 +374,10 @@ void add_thread_invariant_product(at::Tensor& sum, const at::Tensor& a, const at
   if (widens || (a.scalar_type() == at::kFloat && is_ours(a))) {
     return kernels::add_linear_f32(sum, a.to(at::kFloat).contiguous(),
                                    b.to(at::kFloat).contiguous().t());
+  }
+  if (!a.is_cpu()) {  // there no threads share a sum
+    sum += at::mm(a, b);
+    return;
   }
   RowPlan plan;
   for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);

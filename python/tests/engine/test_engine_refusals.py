@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("engine_built")
         ({"kv_tokens": 2**36}, "kv_tokens is 68719476736, it must be .*, at most 2147483647"),
         ({"token_budget": 2**31}, "token_budget is 2147483648, it must be .*, at most 2147483647"),
         ({"max_sequences": 2**31}, "max_sequences is 2147483648, .*, at most 2147483647"),
+        ({"prefill_tokens": 0}, "engine: prefill_tokens is 0, it must be an integer of at least 1"),
+        ({"prefill_tokens": 2**31}, "prefill_tokens is 2147483648, .*, at most 2147483647"),
         ({"max_queued": 0}, "engine: max_queued is 0, it must be an integer of at least 1"),
         ({"max_queued_total": -1}, "engine: max_queued_total is -1, it must be an integer of at"),
         ({"max_sequences": True}, "engine: max_sequences is True, it must be an integer of at"),

@@ -71,6 +71,7 @@ CALLS = {
     "Engine(kv_tokens)": (option("kv_tokens"), _SIZES),
     "Engine(activation_bytes)": (option("activation_bytes"), _COUNTS),
     "Engine(max_sequences)": (option("max_sequences"), _SIZES),
+    "Engine(prefill_tokens)": (option("prefill_tokens"), _SIZES),
     "Engine(sampling_share)": (option("sampling_share"), _NONE),
     "Engine(gather_ms)": (option("gather_ms"), {"None", "5", "0", "1.5"}),
     "Engine(max_queued)": (option("max_queued"), _SIZES),

@@ -13,11 +13,11 @@ from twinkle.template.template import Template, resolve
 
 # Options that are integers, with the least that they may be.
 _LEAST = {
-    "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1, "max_queued": 1,
-    "max_queued_total": 1, "resident_bytes": 0,
+    "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1,
+    "prefill_tokens": 1, "max_queued": 1, "max_queued_total": 1, "resident_bytes": 0,
 }  # fmt: skip
 # The most that they may be, in tokens or sequences; more would be accepted and then lack memory.
-_MOST = dict.fromkeys(("token_budget", "kv_tokens", "max_sequences"), 2**31 - 1)
+_MOST = dict.fromkeys(("token_budget", "kv_tokens", "max_sequences", "prefill_tokens"), 2**31 - 1)
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 
 
@@ -57,10 +57,12 @@ class Engine:
     one training batch (None: 4096); larger operations run in several. kv_tokens: tokens that the
     sampler's cache holds (None: 32768). activation_bytes: of activations kept for a backward pass
     (None: 8 GiB; 0: no limit); layers beyond it are computed twice. max_sequences: that are sampled
-    at a time (None: 64). sampling_share: of the time, while training waits too (None: 0.5; above 0,
-    below 1). gather_ms: that a batch waits at most for tenants of the last one that have nothing
-    queued (None: 1; 0: never; at most 1000). max_queued: operations of one tenant that have not
-    ended (None: 1024), max_queued_total: of all tenants (None: 16384); beyond them BusyError.
+    at a time (None: 64). prefill_tokens: of prompts in one sampling step (None: 512); more read
+    prompts faster and delay those that decode beside them. sampling_share: of the time, while
+    training waits too (None: 0.5; above 0, below 1). gather_ms: that a batch waits at most for
+    tenants of the last one that have nothing queued (None: 1; 0: never; at most 1000). max_queued:
+    operations of one tenant that have not ended (None: 1024), max_queued_total: of all tenants
+    (None: 16384); beyond them BusyError.
     value_head: in place of the vocabulary's head one row and a bias (None: False), whose logits are
     values; TransformersValueModel trains them.
     device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.

@@ -20,7 +20,8 @@ EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
           .mixed_precision = draw(key, 2) ? "bf16" : "no",
           .token_budget = 1 + static_cast<int64_t>(draw(key, 40)),
           .kv_tokens = 512,
-          .max_sequences = 1 + static_cast<int64_t>(draw(key, 6))};
+          .max_sequences = 1 + static_cast<int64_t>(draw(key, 6)),
+          .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))};
 }
 
 std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
@@ -56,6 +57,7 @@ TEST(Schedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     EngineOptions reference = options;
     reference.token_budget = 4096;
     reference.max_sequences = 64;
+    reference.prefill_tokens = 512;
     const auto want = each_alone(reference, seed, got.cancelled);
     ASSERT_EQ(got.of, want) << "seed " << seed;
     cancelled += got.cancelled.size();

@@ -35,6 +35,7 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   sampler::SamplerOptions sampling;
   sampling.kv_tokens = o.kv_tokens;
   sampling.max_batch = o.max_sequences;
+  sampling.prefill_tokens = o.prefill_tokens;
   sampling.eos_ids = facts_.eos_ids;
   sampling.graphs = o.decode_graphs;
   sampling_ = std::make_unique<Sampling>(*decoder_, sampling);

@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t kv_tokens;            // tokens that the sampler's cache holds
   int64_t activation_bytes;     // Decoder::limit_activations
   int64_t max_sequences;        // that it runs at a time
+  int64_t prefill_tokens;       // SamplerOptions::prefill_tokens
   ParkingOptions parking;
   bool deterministic;  // Decoder::set_exact
   bool decode_graphs;  // SamplerOptions::graphs

@@ -13,6 +13,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_bf16_product.h"
+#include "twinkle/kernels/linear/result.h"
 #include "twinkle/kernels/simd/team.h"
 
 namespace twinkle::kernels {
@@ -157,7 +158,7 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::
   const at::Tensor x_rest =
       rest > 0 ? at::constant_pad_nd(x.narrow(1, inputs - rest, rest), {0, 32 - rest})
                : at::Tensor();
-  const at::Tensor y = at::empty({x.size(0), outputs}, x.options());
+  const at::Tensor y = result(x.size(0), outputs, x.options());
   Bf16Product p{.x = words(in),
                 .w = words(weight),
                 .transposed = !weight.is_contiguous(),

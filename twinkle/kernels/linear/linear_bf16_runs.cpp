@@ -1,9 +1,9 @@
-#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
 
 #include "twinkle/kernels/linear/linear_bf16.h"
+#include "twinkle/kernels/linear/result.h"
 #include "twinkle/kernels/linear/run_tiles.h"
 
 namespace twinkle::kernels {
@@ -21,7 +21,7 @@ int64_t rows_at_a_time(int64_t inputs) {
 
 at::Tensor linear_bf16_runs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const Simd& simd) {
-  const at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
+  const at::Tensor y = result(x.size(0), weight.size(0), x.options());
   if (y.numel() == 0) return y;
   RunProduct<c10::BFloat16> p{
       .w = weight.const_data_ptr<c10::BFloat16>(),

@@ -1,7 +1,6 @@
-#include <ATen/ops/empty.h>
-
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/linear/linear_f32.h"
+#include "twinkle/kernels/linear/result.h"
 #include "twinkle/kernels/linear/run_tiles.h"
 
 namespace twinkle::kernels {
@@ -37,7 +36,7 @@ RunProduct<float> product_of(const at::Tensor& x, const at::Tensor& weight) {
 at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const Simd& simd) {
   check(x, weight, bias);
-  const at::Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
+  const at::Tensor y = result(x.size(0), weight.size(0), x.options());
   if (y.numel() == 0) return y;
   if (x.size(1) == 0) return bias.defined() ? y.copy_(bias.expand_as(y)) : y.zero_();
   RunProduct<float> p = product_of(x, weight);

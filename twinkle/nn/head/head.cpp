@@ -53,7 +53,8 @@ int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Pa
 int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
   if (chunk > 0) return chunk;
   const int64_t row = weight.size(0) * static_cast<int64_t>(weight.element_size());
-  const int64_t most = std::max<int64_t>(1, kLogitBytes / row);
+  const int64_t bytes = weight.is_cpu() ? kLogitBytes : kDeviceLogitBytes;
+  const int64_t most = std::max<int64_t>(1, bytes / row);
   return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
 }
 

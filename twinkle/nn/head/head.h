@@ -28,13 +28,15 @@ struct HeadOutput {
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
-// Of a chunk's logits: little beside what a batch keeps, and rows enough for the products.
+// Of a chunk's logits: little beside what a batch keeps, and rows enough for the products; for those
+// of a device, of a vocabulary of 150,000 too.
 inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
+inline constexpr int64_t kDeviceLogitBytes = int64_t{256} << 20;
 
 struct HeadOptions {
   bool entropy = false;                 // HeadOutput::entropies too
   std::span<const float> entropy_grad;  // [N] d loss / d entropy, entropies then too; empty: 0
-  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as kLogitBytes hold
+  int64_t chunk = 0;  // rows whose logits exist at a time; 0: as many as those bytes hold
 };
 
 // Given a chunk's first index in [0, N) and its log-probabilities, writes d loss / d logprob of
