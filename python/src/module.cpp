@@ -1,5 +1,6 @@
 // The module twinkle._core: one bind_<concept> per file, and the one place where the program's
 // errors become Python's.
+#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -45,6 +46,9 @@ void translate(std::exception_ptr pointer) {
     throw;
   } catch (const std::bad_alloc&) {
     throw;  // MemoryError
+  } catch (const c10::Error& e) {
+    const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
+    PyErr_SetObject(type.ptr(), py::str(e.what_without_backtrace()).ptr());
   } catch (const std::exception& e) {
     const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
     PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());

@@ -80,7 +80,8 @@ Loss linear() {
           .check = [](const Json& json) { parse_num_tokens(json); },
           .run = run_all,
           .prepare = prepare_rows,
-          .entropy_grad = entropy_grad_of};
+          .entropy_grad = entropy_grad_of,
+          .optional_extras = {"entropy_grad"}};
 }
 
 }  // namespace twinkle::loss

@@ -22,6 +22,20 @@ void check_vector(const Loss& loss, std::string_view field, const at::Tensor& t)
           ", it must be a contiguous one-dimensional float32 tensor on the CPU");
 }
 
+// One that is not read would be dropped without a word.
+void check_read(const Loss& loss, const std::string& extra) {
+  const auto has = [&](const std::vector<std::string_view>& names) {
+    return std::find(names.begin(), names.end(), extra) != names.end();
+  };
+  if (has(loss.extras) || has(loss.optional_extras)) return;
+  std::string known;
+  for (const auto* names : {&loss.extras, &loss.optional_extras})
+    for (const std::string_view name : *names)
+      known += (known.empty() ? "it reads " : ", ") + std::string(name);
+  fail(Code::kInvalid, "loss: ", loss.class_name, " does not read '", extra, "', ",
+       known.empty() ? "it reads none" : known);
+}
+
 void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
   check_vector(loss, "weights", in.weights);
   const int64_t n = in.weights.numel();
@@ -39,6 +53,7 @@ void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
             " needs '", name, "', pass it with the batch");
   const auto sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
   for (const auto& [name, t] : in.extras) {
+    check_read(loss, name);
     check_vector(loss, name, t);
     require(t.numel() == n || t.numel() == sequences, Code::kInvalid, "loss: ", loss.name, ": ",
             name, " has ", t.numel(), " entries, it must have one per row (", n,

@@ -54,6 +54,7 @@ struct Loss {
   // Null unless the loss is linear in entropies: d loss / d entropies [N] float32, from the
   // weights, extras and options alone; undefined: all 0.
   at::Tensor (*entropy_grad)(const Inputs& inputs, const Json& options) = nullptr;
+  std::vector<std::string_view> optional_extras = {};  // which may be there besides
 
   bool separable() const { return prepare != nullptr; }
 };
@@ -64,7 +65,8 @@ const Loss* look_up(std::string_view name);
 const Loss& find(std::string_view name);
 const std::vector<Loss>& all();
 
-// loss.run after checking options, extras, shapes and dtypes. Error kInvalid names what is wrong.
+// loss.run after checking options, extras, shapes and dtypes. Error kInvalid names what is wrong;
+// an extra that the loss does not read is.
 Output run(const Loss& loss, const Inputs& inputs, const Json& options = {});
 
 // loss.prepare after the same checks; `inputs.logprobs` is not read. The inputs' tensors are kept

@@ -64,6 +64,16 @@ TEST(Loss, RefusesMissingAndMisshapenExtras) {
       "loss: linear: grad has 4 entries, it must have one per row (3) or one per sequence (2)");
 }
 
+TEST(Loss, RefusesExtrasThatItDoesNotRead) {
+  Inputs in = two_sequences();
+  in.extras["advantages"] = at::zeros({3});
+  EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
+            "loss: CrossEntropyLoss does not read 'advantages', it reads none");
+  in.extras["grad"] = at::zeros({3});
+  EXPECT_EQ(invalid_of([&] { prepare(find("linear"), in); }),
+            "loss: LinearLoss does not read 'advantages', it reads grad, entropy_grad");
+}
+
 TEST(Loss, OneThatIsNotSeparableCannotBePrepared) {
   Loss whole = find("cross_entropy");
   whole.prepare = nullptr;
@@ -86,14 +96,16 @@ TEST(Loss, ChunksOfASeparableLossGiveTheWholeRunsGradientBitForBit) {
   constexpr int64_t n = 257;
   at::Tensor weights = at::rand({n});
   weights.slice(0, 0, n, 3).zero_();
-  const Inputs in{.logprobs = -at::rand({n}) * 9,
-                  .weights = weights,
-                  .cu_seqlens = {0, 100, 100, n},
-                  .extras = {{"grad", at::randn({n})}}};
-  Inputs before = in;
-  before.logprobs = at::Tensor();
+  const Inputs given{.logprobs = -at::rand({n}) * 9,
+                     .weights = weights,
+                     .cu_seqlens = {0, 100, 100, n},
+                     .extras = {{"grad", at::randn({n})}}};
   for (const Loss& loss : all()) {
     if (!loss.separable()) continue;
+    Inputs in = given;
+    if (loss.extras.empty()) in.extras.clear();
+    Inputs before = in;
+    before.logprobs = at::Tensor();
     const at::Tensor whole = run(loss, in).grad;
     at::Tensor grad = at::full({n}, 7.0F);
     const TokenGrad rows = prepare(loss, before);

@@ -108,6 +108,10 @@ def test_a_name_is_one_tenants(engine, tenant):
         (lambda t: t.forward_backward(BATCH, loss=5), "engine: loss is 5, it must be a text"),
         (lambda t: t.forward_backward(BATCH, "No").result(), "[Uu]nknown loss 'No'|no loss"),
         (
+            lambda t: t.forward_backward(BATCH, advantages=[1.0] * len(BATCH)).result(),
+            "CrossEntropyLoss does not read 'advantages', it reads none",
+        ),
+        (
             lambda t: t.forward_backward(BATCH, "LinearLoss", grad=[1.0]),
             "grad has 1 entries for 3 inputs",
         ),

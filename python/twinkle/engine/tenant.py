@@ -87,7 +87,7 @@ class Tenant:
         """Adds the loss's gradient to the accumulated ones. loss: a name of the engine's.
 
         extras: what the loss asks for. A list with one item per input is per token: each an array
-        [L], or a number for all tokens of that input (old_logps, advantages, grad, ...). Anything
+        [L], or a number for all tokens of that input (LinearLoss: grad, entropy_grad). Anything
         else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
         LinearLoss, d loss / d embedding, an array [width] for each input; labels count beside it
         with a grad alone. logits_grad: the same, d loss / d logits as forward gives them, an array

@@ -68,6 +68,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
                              .kv_tokens = 256,
                              .activation_bytes = 0,
                              .max_sequences = 4,
+                             .prefill_tokens = 512,
                              .parking = {},
                              .deterministic = true,
                              .decode_graphs = false,
