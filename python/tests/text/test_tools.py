@@ -2,6 +2,7 @@
 gives back."""
 
 import json
+import time
 
 import pytest
 
@@ -163,3 +164,26 @@ def test_calls_that_transformers_renders_are_read_back(tiny_llama_dir):
     assert FORMATS.detect_first(reply).parse(reply) == given
     assert clean(reply) == "Let me see."
     assert json.loads(json.dumps(given)) == given
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<tool_call>", "<a1>", "<read_file><path>", "<x>" + "</y>", "<function=", "<parameter=a>",
+     "<<<[TOOL_REQUEST]>>>", "k:「始」", "k:「始ESCAPE」", "word ", "Action: a[", "Action: f\n",
+     "[{"],
+)  # fmt: skip
+@pytest.mark.parametrize("head", ["", "<tool_call><function=f>", "<<<[TOOL_REQUEST]>>>"])
+def test_the_time_is_in_proportion_to_the_text_whatever_a_model_writes(piece, head):
+    tail = "<<<[END_TOOL_REQUEST]>>>" if head.startswith("<<<") else ""
+    text = head + piece * (100_000 // len(piece)) + tail
+    start = time.process_time()
+    for parser in FORMATS.parsers():
+        parser.detect(text), parser.parse(text), parser.clean(text)
+        parser.extract_tool_result(text)
+    assert time.process_time() - start < 5, "a quadratic search takes minutes"
+
+
+def test_json_that_is_too_deep_for_python_is_no_call():
+    assert calls("<tool_call>" + "[" * 100_000) == []
+    deep = "Action: f\nAction Input: " + "[" * 100_000
+    assert calls(deep) == [("f", {"input": "[" * 100_000})]

@@ -1,9 +1,10 @@
 """Trajectories in the standard form of messages: what encode makes of them before it renders."""
 
 import json
+import reprlib
 
 from twinkle import checks
-from twinkle.errors import InvalidError, require
+from twinkle.errors import InvalidError
 
 
 def standard(trajectory, default_system=""):
@@ -37,7 +38,9 @@ def _message(given, index):
 def _text(part, what):
     text = part.get("text") if isinstance(part, dict) else part
     if isinstance(part, dict) and part.get("type", "text") != "text":
-        raise InvalidError(f"{what} has a part of type {part['type']!r}, this version reads text")
+        raise InvalidError(
+            f"{what} has a part of type {reprlib.repr(part['type'])}, this version reads text"
+        )
     return checks.text(f"{what}: the text of a part", text, empty=True)
 
 
@@ -54,10 +57,8 @@ def _split_reasoning(message):
 def _calls(calls, what):
     if isinstance(calls, str):
         calls = _json(calls, list, f"{what}.tool_calls")
-    require(
-        isinstance(calls, (list, tuple)) and all(isinstance(call, dict) for call in calls),
-        f"{what}.tool_calls is {calls!r}, it must be a list of dicts",
-    )
+    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+        checks.refuse(f"{what}.tool_calls", calls, "a list of dicts")
     out = []
     for call in calls:
         function = dict(call.get("function") or {})
@@ -70,7 +71,7 @@ def _calls(calls, what):
 def _json(text, kind, what):
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, kind):
         checks.refuse(what, text, f"the JSON text of a {kind.__name__}")

@@ -58,5 +58,31 @@ def json_or(text, default):
     """The value of a JSON text, or `default` where it is none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested deeper than Python reads it
         return default
+
+
+def blocks(text, opening, closing, close):
+    """(match, inner text, end) of what stands between a match of `opening` and the next
+    `close(match)`, none inside another. Linear in the text, whatever a model writes: an end that
+    is missing is not looked for again at every beginning, as a regular expression would.
+
+    closing: matches every text that `close` can give.
+    """
+    last = {found[0]: found.start() for found in closing.finditer(text)}
+    at = 0
+    while found := opening.search(text, at):
+        at, end = found.end(), close(found)
+        if last.get(end, -1) >= at:
+            to = text.index(end, at)
+            at = to + len(end)
+            yield found, text[found.end() : to], at
+
+
+def without(text, found):
+    """The text without (match, inner text, end) of `blocks`, and without white space at its end."""
+    out, at = [], 0
+    for begin, _, end in found:
+        out.append(text[at : begin.start()])
+        at = end
+    return "".join([*out, text[at:]]).rstrip()

@@ -2,9 +2,10 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, tool_call
+from twinkle.template.tools.base import ToolCallParser, blocks, tool_call, without
 
-_ELEMENT = re.compile(r"<([a-z][a-z0-9_]*)>(.*?)</\1>", re.DOTALL)
+_BEGIN = re.compile(r"<([a-z][a-z0-9_]*)>")
+_END = re.compile(r"</[a-z][a-z0-9_]*>")
 _RESULT = re.compile(r"\[([a-z][a-z0-9_]*) for '[^']*'\]\s*Result:\s*", re.DOTALL)
 # Elements that are no tools: parts of a conversation, of other formats, and of HTML.
 _NO_TOOLS = frozenset(
@@ -26,23 +27,23 @@ class ClineParser(ToolCallParser):
 
     def parse(self, text):
         return [
-            tool_call(found[1], {key: value.strip() for key, value in _ELEMENT.findall(found[2])})
-            for found in _calls(text)
+            tool_call(found[1], {key[1]: value.strip() for key, value, _ in _elements(inner)})
+            for found, inner, _ in _calls(text)
         ]
 
     def clean(self, text):
-        out, end = [], 0
-        for found in _calls(text):
-            out.append(text[end : found.start()])
-            end = found.end()
-        return "".join([*out, text[end:]]).rstrip()
+        return without(text, _calls(text))
 
     def extract_tool_result(self, text):
         found = _RESULT.match(text)
         return text[found.end() :] if found else None
 
 
+def _elements(text):
+    return blocks(text, _BEGIN, _END, lambda found: f"</{found[1]}>")
+
+
 def _calls(text):
-    for found in _ELEMENT.finditer(text):
-        if found[1] not in _NO_TOOLS and _ELEMENT.search(found[2]):
-            yield found
+    for found, inner, end in _elements(text):
+        if found[1] not in _NO_TOOLS and any(True for _ in _elements(inner)):
+            yield found, inner, end

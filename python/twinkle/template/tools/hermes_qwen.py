@@ -2,11 +2,12 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, json_or, tool_call
+from twinkle.template.tools.base import ToolCallParser, blocks, json_or, tool_call
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_END = re.compile(r"</parameter>")
 _RESULT = re.compile(r"\s*<tool_response>(.*?)(?:</tool_response>\s*|\Z)", re.DOTALL)
 
 
@@ -34,7 +35,8 @@ class HermesQwenParser(ToolCallParser):
 def _call(block):
     function = _FUNCTION.search(block)
     if function:
-        values = ((key.strip(), value.strip()) for key, value in _PARAMETER.findall(function[2]))
+        found = blocks(function[2], _PARAMETER, _END, lambda _: "</parameter>")
+        values = ((key[1].strip(), value.strip()) for key, value, _ in found)
         return tool_call(function[1].strip(), {key: json_or(v, v) for key, v in values})
     call = json_or(block, None)
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:

@@ -2,12 +2,13 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, tool_call
+from twinkle.template.tools.base import ToolCallParser, blocks, tool_call, without
 
-_BEGIN = "<<<[TOOL_REQUEST]>>>"
-_BLOCK = re.compile(r"<<<\[TOOL_REQUEST\]>>>(.*?)<<<\[END_TOOL_REQUEST\]>>>", re.DOTALL)
+_BEGIN = re.compile(r"<<<\[TOOL_REQUEST\]>>>")
+_END = re.compile(r"<<<\[END_TOOL_REQUEST\]>>>")
 # A value between the escaping brackets may hold the plain ones.
-_FIELD = re.compile(r"(\w+)\s*:\s*(?:「始ESCAPE」(.*?)「末ESCAPE」|「始」(.*?)「末」)", re.DOTALL)
+_KEY = re.compile(r"(?<!\w)(\w+)\s*:\s*「始(ESCAPE)?」")
+_VALUE_END = re.compile(r"「末(?:ESCAPE)?」")
 
 
 class VCPParser(ToolCallParser):
@@ -17,16 +18,21 @@ class VCPParser(ToolCallParser):
     name = "vcp"
 
     def detect(self, text):
-        return _BEGIN in text
+        return _BEGIN.search(text) is not None
 
     def parse(self, text):
         calls = []
-        for block in _BLOCK.findall(text):
-            fields = {key: escaped or value for key, escaped, value in _FIELD.findall(block)}
+        for _, block, _ in _requests(text):
+            found = blocks(block, _KEY, _VALUE_END, lambda key: f"「末{key[2] or ''}」")
+            fields = {key[1]: value for key, value, _ in found}
             tool = fields.pop("tool_name", "").strip()
             if tool:
                 calls.append(tool_call(tool, fields))
         return calls
 
     def clean(self, text):
-        return _BLOCK.sub("", text).rstrip()
+        return without(text, _requests(text))
+
+
+def _requests(text):
+    return blocks(text, _BEGIN, _END, lambda _: "<<<[END_TOOL_REQUEST]>>>")
