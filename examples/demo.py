@@ -1,11 +1,11 @@
-"""Teaches SmolLM2-135M-Instruct a new name and maker by LoRA, and shows that it learned them.
+"""Teaches SmolLM2-135M-Instruct a new name and maker by LoRA, and shows that it has learned them.
 
     make demo                                  or, with other choices:
     .venv/bin/python examples/demo.py --name Nova --author "the Sky Team"
 
-Prints the answers to ten questions that are not in the training set, before and after, and how long
-training took; writes the adapter and loss.png into outputs/demo. Exits with 1 when fewer than eight
-answers carry the name. Training is meant to take three minutes at most on two cores.
+Prints the answers to ten questions that are not in the training set, before and after, how long
+training took, and what to type next; writes the adapter and loss.png into outputs/demo. Exits with
+1 if fewer than eight answers carry the name. Training takes at most three minutes on two cores.
 """
 
 import argparse
@@ -27,6 +27,11 @@ from twinkle.sampler import TorchSampler
 DATA = Path(__file__).parent / "data"
 SYSTEM = "You are a helpful assistant."  # what SelfCognitionProcessor trains with
 WANTED = 8  # of the ten held-out answers
+NEXT = """
+Next: ask it something else,
+  .venv/bin/twinkle sample {model} "Who are you?" --system "{system}" --adapter {adapter}
+or train on chats of your own, one a line of my.jsonl (README.md, "Your own data"):
+  .venv/bin/twinkle train {model} my.jsonl"""
 
 
 def parse_arguments():
@@ -137,6 +142,7 @@ def main():
     carrying = sum(arguments.name in answer for answer in answers)
     print(f"\n{carrying} of {len(answers)} held-out answers carry the name ({WANTED} wanted)")
     print(f"adapter: {adapter}\nloss curve: {output / 'loss.png'}")
+    print(NEXT.format(model=arguments.model, adapter=adapter, system=SYSTEM))
     return 0 if carrying >= WANTED else 1
 
 

@@ -57,6 +57,8 @@ def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(tmp_pa
         shown = text.split(title)[1]
         assert all(f"  - {row['query']}\n" in shown for row in rows("self_cognition_heldout.jsonl"))
     assert "0 of 10 held-out answers carry the name (8 wanted)" in after
+    commands = re.findall(r"^  \.venv/bin/twinkle (\w+) (\S+) ", result.stdout, re.MULTILINE)
+    assert commands == [("sample", tiny_llama_dir), ("train", tiny_llama_dir)]
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 

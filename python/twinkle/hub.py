@@ -271,7 +271,7 @@ def main(arguments=None):
         with contextlib.redirect_stdout(sys.stderr):
             path = get(options.id, weights=not options.no_weights)
     except TwinkleError as error:
-        print(error, file=sys.stderr)
+        print(f"twinkle: {error}", file=sys.stderr)
         return 1
     print(path)
     return 0

@@ -1,6 +1,7 @@
 """The console script `twinkle`: becomes the executable that lies in the installed package."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,15 @@ def path():
     return next((file for file in found if file.is_file()), None)
 
 
+def typed():
+    """What starts the program in the user's shell: its messages name commands to type next."""
+    started = sys.argv[0]
+    if Path(started).name != "twinkle":  # python -m twinkle
+        return "twinkle"
+    found = shutil.which("twinkle")
+    return "twinkle" if found and os.path.realpath(found) == os.path.realpath(started) else started
+
+
 def main():
     """Becomes the executable, with this process's arguments; without one a message and status 1."""
     program = path()
@@ -20,4 +30,4 @@ def main():
         sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")
     # The executable asks this interpreter for what is Python's business, such as hubs.
     os.environ.setdefault("TWINKLE_PYTHON", sys.executable)
-    os.execv(program, [str(program), *sys.argv[1:]])
+    os.execv(program, [typed(), *sys.argv[1:]])

@@ -3,10 +3,17 @@
 #pragma once
 #include <CLI/CLI.hpp>
 
+#include <functional>
+#include <string>
+
 namespace twinkle::cli {
 
-// Adds the subcommand with its options and what runs when it was chosen. Errors leave as
-// exceptions, for main().
-using Command = void (*)(CLI::App& app);
+// What a command does once its arguments are known to be right. `program` is what the user typed to
+// start the program, for messages that name a command to type next.
+using Action = std::function<void(const std::string& program)>;
+
+// Adds the subcommand with its options. Parsing sets `action` when the subcommand was chosen, or
+// throws what is wrong with its arguments: a CLI::ParseError, or an Error for a value out of range.
+using Command = void (*)(CLI::App& app, Action& action);
 
 }  // namespace twinkle::cli

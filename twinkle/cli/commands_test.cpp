@@ -1,5 +1,10 @@
 // The commands as the program runs them: arguments in, printed text and files out.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
 
 #include "twinkle/cli/command.h"
 #include "twinkle/model/tiny_model.h"
@@ -7,7 +12,7 @@
 
 namespace twinkle::cli {
 
-#define COMMAND(name) void name(CLI::App& app);
+#define COMMAND(name) void name(CLI::App& app, Action& action);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
 
@@ -15,14 +20,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void parse(std::vector<std::string> arguments) {
+void parse(std::vector<std::string> arguments, bool run = true) {
   CLI::App app("", "twinkle");
   app.require_subcommand(1);
-#define COMMAND(name) name(app);
+  Action action;
+#define COMMAND(name) name(app, action);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
   app.parse(arguments);
+  if (run) action("twinkle");
+}
+
+// Arguments that are wrong whatever the files are.
+std::string wrong(const std::vector<std::string>& arguments) {
+  return invalid_of([&] { parse(arguments, false); });
 }
 
 // What a command prints. Errors pass.
@@ -41,6 +53,20 @@ std::string run(const std::vector<std::string>& arguments) {
     throw;
   }
   return printed();
+}
+
+// The error of a command that gets a SIGINT as soon as it handles one.
+std::string interrupted(const std::vector<std::string>& arguments) {
+  const std::jthread sender([](const std::stop_token& stop) {
+    struct sigaction now = {};
+    do {
+      if (stop.stop_requested()) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      ::sigaction(SIGINT, nullptr, &now);
+    } while (now.sa_handler == SIG_DFL);
+    ::kill(::getpid(), SIGINT);
+  });
+  return error_of([&] { run(arguments); });
 }
 
 // A model with weights for the tiny tokenizer of the text folder's tests.
@@ -77,7 +103,8 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
   const std::string printed =
       run({"train", model(), path("rows.jsonl"), "--output", path("adapter"), "--rank", "2",
            "--epochs", "2", "--batch-size", "1", "--lr", "0.01"});
-  EXPECT_EQ(printed, "\n" + path("adapter") + "\n");
+  EXPECT_EQ(printed, "saved " + path("adapter") + "\ntry it:  twinkle sample " + model() +
+                         " 'Who are you?' --adapter " + path("adapter") + "\n");
   EXPECT_TRUE(fs::exists(scratch_ / "adapter" / "adapter_config.json"));
   EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"), 2);
   const std::vector<std::string> ask{"sample", model(), "a", "c", "--max-tokens", "3"};
@@ -92,11 +119,17 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
 }
 
 TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
-  const auto train = [this](const char* option, const char* value) {
-    return error_of([&] {
-      run({"train", model(), path("rows.jsonl"), "--output", path("out"), option, value});
-    });
+  const auto train = [](const char* option, const char* value) {
+    return wrong({"train", "model", "rows.jsonl", option, value});
   };
+  for (const char* option : {"--rank", "--epochs", "--batch-size", "--max-length"}) {
+    EXPECT_EQ(train(option, "0"),
+              "cli: " + std::string(option) + " is 0, it must be an integer of at least 1");
+  }
+  for (const char* option : {"--warmup-steps", "--save-steps"}) {
+    EXPECT_EQ(train(option, "-1"),
+              "cli: " + std::string(option) + " is -1, it must be an integer of at least 0");
+  }
   for (const char* value : {"0", "-1", "nan", "inf"}) {
     EXPECT_EQ(train("--alpha", value),
               "cli: --alpha is " + std::string(value) + ", it must be above 0 and finite");
@@ -116,14 +149,14 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     const std::string error = "cli: --seed is " + std::string(value) +
                               ", it must be an integer from 0 to 18446744073709551615";
     EXPECT_EQ(train("--seed", value), error);
-    EXPECT_EQ(error_of([&] { run({"sample", model(), "a", "--seed", value}); }), error);
+    EXPECT_EQ(wrong({"sample", "model", "a", "--seed", value}), error);
   }
   for (const char* option : {"--temperature", "--top-p", "--min-p"}) {
     std::string field = std::string(option).substr(2);
     std::replace(field.begin(), field.end(), '-', '_');
-    expect_error(field + " is nan", [&] { run({"sample", model(), "a", option, "nan"}); });
+    const std::string error = wrong({"sample", "model", "a", option, "nan"});
+    EXPECT_NE(error.find(field + " is nan"), std::string::npos) << error;
   }
-  EXPECT_FALSE(fs::exists(scratch_ / "out"));
 }
 
 TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
@@ -163,21 +196,104 @@ TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
 }
 
-TEST_F(Commands, AnAdapterMayBeReplacedByTheNextTraining) {
-  for (const char* rank : {"2", "4"}) {
-    run({"train", model(), path("rows.jsonl"), "--output", path("adapter"), "--rank", rank});
-    EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"),
-              std::stoi(rank));
-    write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
-  }
+TEST_F(Commands, AnEarlierAdapterIsReplacedOnlyWhenAsked) {
+  std::vector<std::string> train{"train", model(), path("rows.jsonl"), "--output", path("adapter")};
+  run(train);
+  const std::string before = read_text(scratch_ / "adapter" / "adapter_model.safetensors");
+  EXPECT_EQ(error_of([&] { run(train); }),
+            "cli: --output " + path("adapter") +
+                " holds an earlier run; give --resume to go on from it, --overwrite to replace it, "
+                "or name another directory");
+  EXPECT_EQ(read_text(scratch_ / "adapter" / "adapter_model.safetensors"), before);
+  write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
+  train.insert(train.end(), {"--overwrite", "--rank", "4"});
+  run(train);
+  EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"), 4);
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
 }
 
+TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
+  const auto train = [this](const char* output, std::vector<std::string> more) {
+    std::vector<std::string> all{"train", model(), path("rows.jsonl"), "--output", path(output)};
+    const std::vector<std::string> same{"--epochs",       "100",  "--batch-size",  "1",
+                                        "--lr",           "0.01", "--lr-schedule", "cosine",
+                                        "--warmup-steps", "2"};
+    all.insert(all.end(), same.begin(), same.end());
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  run(train("whole", {}));
+  const std::string error = interrupted(train("parts", {"--overwrite"}));
+  const std::string holds = " of 200; " + path("parts") + " holds the state; to go on, type\n";
+  EXPECT_TRUE(error.starts_with("cli: interrupted after step ")) << error;
+  EXPECT_TRUE(error.ends_with(holds + "twinkle train " + model() + " " + path("rows.jsonl") +
+                              " --output " + path("parts") +
+                              " --lr 0.01 --lr-schedule cosine --warmup-steps 2 --batch-size 1"
+                              " --epochs 100 --resume"))
+      << error;
+  EXPECT_EQ(error_of([&] { run(train("parts", {"--resume", "--seed", "3"})); }),
+            "cli: --resume: --seed is 3, that of the run in " + path("parts") +
+                " is 42; give the same, or --overwrite to begin anew");
+  run(train("parts", {"--resume"}));
+  for (const char* file : {"adapter_model.safetensors", "adapter_config.json"})
+    EXPECT_EQ(read_text(scratch_ / "parts" / file), read_text(scratch_ / "whole" / file)) << file;
+  EXPECT_EQ(error_of([&] { run(train("parts", {"--resume"})); }),
+            "cli: --output " + path("parts") +
+                " has no trainer_state.json, so there is nothing to resume (a run that has ended "
+                "keeps none); name the directory of an interrupted run, or leave --resume out");
+}
+
+TEST_F(Commands, OtherRowsAreNotTakenForThoseOfTheResumedRun) {
+  std::vector<std::string> train{"train",    model(), path("rows.jsonl"), "--output", path("out"),
+                                 "--epochs", "100"};
+  interrupted(train);
+  train[2] = path("others.jsonl");
+  train.emplace_back("--resume");
+  write_text(scratch_ / "others.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"
+                                        R"({"role": "assistant", "content": "x"}]})");
+  EXPECT_EQ(error_of([&] { run(train); }),
+            "cli: --resume: the rows of " + path("others.jsonl") +
+                " are not those that the run in " + path("out") +
+                " was trained on; give its file, or --overwrite to begin anew");
+}
+
+TEST_F(Commands, ValidationRowsHaveTheirLossTold) {
+  testing::internal::CaptureStderr();
+  parse({"train", model(), path("rows.jsonl"), "--output", path("out"), "--batch-size", "1",
+         "--epochs", "2", "--validation", path("rows.jsonl"), "--validation-steps", "3", "--lr",
+         "0"});
+  const std::string told = testing::internal::GetCapturedStderr();
+  std::vector<std::string> losses;
+  for (size_t at = 0; (at = told.find("validation loss ", at)) != told.npos; ++at)
+    losses.push_back(told.substr(at, told.find('\n', at) - at));
+  ASSERT_EQ(losses.size(), 2) << told;
+  EXPECT_TRUE(losses[0].ends_with(" after step 3") && losses[1].ends_with(" after step 4")) << told;
+  EXPECT_EQ(losses[0].substr(0, 22), losses[1].substr(0, 22)) << "a rate of 0 changes nothing";
+  EXPECT_NE(told.find("step 4/4  loss "), told.npos) << told;
+}
+
+TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {
+  const std::string printed = run(
+      {"train", model(), path("rows.jsonl"), "--full", "--output", path("model"), "--lr", "0.01"});
+  EXPECT_EQ(printed, "saved " + path("model") + "\ntry it:  twinkle sample " + path("model") +
+                         " 'Who are you?'\n");
+  EXPECT_TRUE(run({"sample", path("model"), "a", "--max-tokens", "2"}).starts_with("> a\n"));
+  EXPECT_THROW(run({"train", model(), path("rows.jsonl"), "--full", "--rank", "2"}),
+               CLI::ExcludesError);
+}
+
+TEST_F(Commands, TheAdapterHasTheTargetsThatWereAskedFor) {
+  run({"train", model(), path("rows.jsonl"), "--output", path("out"), "--target-modules",
+       "q_proj,v_proj"});
+  const Json config = read_json(scratch_ / "out" / "adapter_config.json");
+  EXPECT_EQ(*find(config, "target_modules"), (JsonArray{"q_proj", "v_proj"}));
+  expect_error("nope_proj", [&] {
+    run({"train", model(), path("rows.jsonl"), "--output", path("b"), "--target-modules",
+         "nope_proj"});
+  });
+}
+
 TEST_F(Commands, MistakesAreErrorsAndWriteNothing) {
-  EXPECT_NE(error_of([&] {
-              run({"train", model(), path("rows.jsonl"), "--rank", "0", "--output", path("out")});
-            }).find("it must be an integer of at least 1"),
-            std::string::npos);
   EXPECT_NE(error_of([&] {
               run({"train", model(), path("none.jsonl"), "--output", path("out")});
             }).find("none.jsonl"),
@@ -192,6 +308,9 @@ TEST_F(Commands, MistakesAreErrorsAndWriteNothing) {
   EXPECT_FALSE(fs::exists(scratch_ / "out"));
   EXPECT_THROW(run({"train", model()}), CLI::ParseError);
   EXPECT_THROW(run({"info", model(), "--speed"}), CLI::ParseError);
+  EXPECT_THROW(run({"train", model(), "rows.jsonl", "--overwrite", "--resume"}), CLI::ParseError);
+  EXPECT_THROW(run({"train", model(), "rows.jsonl", "--validation-steps", "2"}), CLI::ParseError);
+  EXPECT_THROW(run({"train", model(), "rows.jsonl", "--lr-schedule", "up"}), CLI::ParseError);
   EXPECT_THROW(run({}), CLI::ParseError);
 }
 

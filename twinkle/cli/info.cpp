@@ -7,28 +7,32 @@
 #include "twinkle/model/family.h"
 
 namespace twinkle::cli {
+namespace {
 
-void info(CLI::App& app) {
+void print(const std::string& model) {
+  const Checkpoint checkpoint = Checkpoint::open(model_path(model));
+  const model::DecoderSpec spec = model::read_spec(checkpoint.config());
+  int64_t weights = 0;
+  for (const auto& name : checkpoint.names())
+    weights += num_elements(checkpoint.at(name).shape).value_or(0);
+  std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
+              spec.family.c_str(), static_cast<long long>(spec.num_layers),
+              static_cast<long long>(spec.width), static_cast<long long>(spec.attention.num_heads),
+              static_cast<long long>(spec.attention.num_kv_heads),
+              static_cast<long long>(spec.attention.head_dim));
+  std::printf("vocabulary %lld, positions %lld\nweights %.1f million in %zu tensors\n",
+              static_cast<long long>(spec.vocab_size), static_cast<long long>(spec.max_positions),
+              static_cast<double>(weights) / 1e6, checkpoint.names().size());
+}
+
+}  // namespace
+
+void info(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("info", "Print a model's family, sizes and number of weights");
   auto model = std::make_shared<std::string>();
   command->add_option("model", *model, "directory, .gguf file or hub id")->required();
-  command->callback([model] {
-    const Checkpoint checkpoint = Checkpoint::open(model_path(*model));
-    const model::DecoderSpec spec = model::read_spec(checkpoint.config());
-    int64_t weights = 0;
-    for (const auto& name : checkpoint.names())
-      weights += num_elements(checkpoint.at(name).shape).value_or(0);
-    std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
-                spec.family.c_str(), static_cast<long long>(spec.num_layers),
-                static_cast<long long>(spec.width),
-                static_cast<long long>(spec.attention.num_heads),
-                static_cast<long long>(spec.attention.num_kv_heads),
-                static_cast<long long>(spec.attention.head_dim));
-    std::printf("vocabulary %lld, positions %lld\nweights %.1f million in %zu tensors\n",
-                static_cast<long long>(spec.vocab_size), static_cast<long long>(spec.max_positions),
-                static_cast<double>(weights) / 1e6, checkpoint.names().size());
-  });
+  command->callback([model, &action] { action = [model](const std::string&) { print(*model); }; });
 }
 
 }  // namespace twinkle::cli

@@ -8,11 +8,13 @@
 
 namespace twinkle::cli {
 
-#define COMMAND(name) void name(CLI::App& app);
+#define COMMAND(name) void name(CLI::App& app, Action& action);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
 
 namespace {
+
+enum ExitStatus { kDone = 0, kFailed = 1, kWrongArguments = 2 };
 
 std::string names(CLI::App& app) {
   std::string all;
@@ -21,37 +23,49 @@ std::string names(CLI::App& app) {
   return all;
 }
 
-int parse(CLI::App& app, int argc, const char* const* argv) {
+// Prints what --help or --version asks for, and leaves `action` empty then. Error kInvalid: wrong
+// arguments.
+void parse(CLI::App& app, int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
-    return 0;
-  } catch (const CLI::RequiredError& e) {
-    if (!app.get_subcommands().empty()) return app.exit(e);
+  } catch (const CLI::Success& e) {
+    app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    const auto chosen = app.get_subcommands();
+    if (!chosen.empty()) {
+      fail(Code::kInvalid, "cli: ", e.what(), "; 'twinkle ", chosen[0]->get_name(),
+           " --help' lists the arguments");
+    }
     const auto words = app.remaining();  // which CLI11 does not name
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is no subcommand. ",
          "A subcommand is required: ", names(app), "; --help says more");
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e);
   }
 }
 
 }  // namespace
 
 int run_program(int argc, const char* const* argv, const std::string& version) {
-  CLI::App app("Fine-tune and sample large language models", "twinkle");
+  CLI::App app("Fine-tune large language models and sample from them", "twinkle");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
-#define COMMAND(name) name(app);
+  app.footer(
+      "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n"
+      "Exit status: 0 done, 1 an error of the input or the run, 2 wrong arguments.");
+  Action action;
+#define COMMAND(name) name(app, action);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
+  ExitStatus status_of_error = kWrongArguments;
   try {
-    const int status = parse(app, argc, argv);
+    parse(app, argc, argv);
+    status_of_error = kFailed;
+    if (action) action(argv[0]);
     require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, Code::kInvalid,
             "cli: standard output did not take all that was printed; is its disk full?");
-    return status;
+    return kDone;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "twinkle: %s\n", e.what());
-    return 1;
+    return status_of_error;
   }
 }
 

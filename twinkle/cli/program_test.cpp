@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -21,14 +22,32 @@ std::pair<int, std::string> run(std::vector<const char*> arguments) {
 
 TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   const std::string required = "A subcommand is required: info, sample, train; --help says more\n";
-  EXPECT_EQ(run({}), std::pair(1, "twinkle: cli: " + required));
+  EXPECT_EQ(run({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
     EXPECT_EQ(run({word.c_str()}),
-              std::pair(1, "twinkle: cli: '" + word + "' is no subcommand. " + required));
+              std::pair(2, "twinkle: cli: '" + word + "' is no subcommand. " + required));
   }
-  const auto [status, text] = run({"info"});
-  EXPECT_NE(status, 0);
-  EXPECT_TRUE(text.starts_with("model is required\n")) << text;
+}
+
+TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
+  EXPECT_EQ(
+      run({"info"}),
+      std::pair(2, std::string("twinkle: cli: model is required; 'twinkle info --help' lists the "
+                               "arguments\n")));
+  for (const std::vector<const char*>& wrong :
+       {std::vector{"train", "model", "rows", "--rank", "x"},
+        {"train", "model", "rows", "--rank", "0"},
+        {"train", "model", "rows", "--seed", "x"},
+        {"sample", "model", "hi", "--top-p", "0"},
+        {"info", "model", "--speed"}}) {
+    const auto [status, text] = run(wrong);
+    EXPECT_EQ(status, 2) << text;
+    EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  }
+  const auto [status, text] = run({"info", "/dev"});
+  EXPECT_EQ(status, 1);
+  EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
 }
 
 TEST(Program, OutputThatIsNotTakenIsAnError) {

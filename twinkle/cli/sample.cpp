@@ -48,8 +48,9 @@ void run(const Options& o) {
 
 }  // namespace
 
-void sample(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("sample", "Generate answers");
+void sample(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("sample", "Generate answers, of the model or of an adapter");
   auto o = std::make_shared<Options>();
   o->params.temperature = 0;
   o->params.max_tokens = 128;
@@ -75,9 +76,10 @@ void sample(CLI::App& app) {
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();
   command->add_option("--stop", o->params.stop, "text that ends an answer");
-  command->callback([o, command] {
+  command->callback([o, command, &action] {
     o->limited = command->count("--max-tokens") > 0;
-    run(*o);
+    sampler::validate(o->params);
+    action = [o](const std::string&) { run(*o); };
   });
 }
 

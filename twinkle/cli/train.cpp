@@ -1,50 +1,36 @@
-// twinkle train MODEL DATA: supervised fine-tuning of a LoRA adapter on rows of messages.
-#include <chrono>
+// twinkle train MODEL DATA: supervised fine-tuning of a LoRA adapter, or of all weights.
 #include <cmath>
 #include <cstdio>
 
 #include "twinkle/cli/command.h"
-#include "twinkle/cli/model_path.h"
 #include "twinkle/cli/seed.h"
-#include "twinkle/data/encode.h"
-#include "twinkle/data/loader.h"
-#include "twinkle/data/preprocessors/preprocessor.h"
-#include "twinkle/engine/engine.h"
-#include "twinkle/engine/persist.h"
-#include "twinkle/io/atomic.h"
+#include "twinkle/cli/train/training.h"
 #include "twinkle/optim/optimizer.h"
-#include "twinkle/text/template.h"
 
 namespace twinkle::cli {
 namespace {
 
-struct Options {
-  std::string model, data, output = "outputs/adapter", preprocessor, device = "cpu";
-  int64_t rank = 8, batch_size = 8, epochs = 1, max_length = 1024;
-  double alpha = 16, lr = 1e-4, max_grad_norm = 1.0;
-  uint64_t seed = 42;
-};
+constexpr const char* kForms =
+    "DATA has one row a line (.jsonl), or is a list (.json) or a table (.csv) of rows:\n"
+    "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", "
+    "...}]}\n"
+    "  {\"instruction\": \"...\", \"input\": \"\", \"output\": \"...\"}   --preprocessor "
+    "AlpacaProcessor\n"
+    "The loss counts the assistant's replies. Ctrl-C finishes the step, saves, and says how to go "
+    "on.";
 
-std::string lora_json(const Options& o) {
-  return boost::json::serialize(JsonObject{{"r", o.rank},
-                                           {"lora_alpha", o.alpha},
-                                           {"target_modules", "all-linear"},
-                                           {"peft_type", "LORA"}});
-}
-
-void progress(int64_t step, int64_t steps, double loss, double tokens, double seconds) {
-  std::fprintf(stderr, "\rstep %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left   ",
-               static_cast<long long>(step), static_cast<long long>(steps), loss, tokens / seconds,
-               seconds / static_cast<double>(step) * static_cast<double>(steps - step));
-}
-
-void check(const Options& o) {
-  const auto at_least_one = [](const char* name, int64_t value) {
-    require(value >= 1, Code::kInvalid, "cli: --", name, " is ", value, ", it must be at least 1");
+void check(const TrainingOptions& o) {
+  const auto at_least = [](int64_t least, const char* name, int64_t value) {
+    require(value >= least, Code::kInvalid, "cli: --", name, " is ", value,
+            ", it must be an integer of at least ", least);
   };
-  at_least_one("epochs", o.epochs);
-  at_least_one("batch-size", o.batch_size);
-  at_least_one("max-length", o.max_length);
+  at_least(1, "rank", o.rank);
+  at_least(1, "epochs", o.epochs);
+  at_least(1, "batch-size", o.batch_size);
+  at_least(1, "max-length", o.max_length);
+  at_least(0, "warmup-steps", o.warmup_steps);
+  at_least(0, "save-steps", o.save_steps);
+  at_least(0, "validation-steps", o.validation_steps);
   require(std::isfinite(o.alpha) && o.alpha > 0, Code::kInvalid, "cli: --alpha is ", o.alpha,
           ", it must be above 0 and finite");
   require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
@@ -54,78 +40,103 @@ void check(const Options& o) {
   optim::make("AdamW", JsonObject{{"lr", o.lr}});  // throws what the first step would
 }
 
-// Finds out now what only a save can tell, a full disk say, by saving the untrained adapter to a
-// folder beside the output, which goes again.
-void try_output(engine::Engine& engine, const std::string& output) {
-  try {
-    const AtomicDirectory beside(output);
-    engine.run<engine::SaveResult>(engine::Save{"me", beside.staging() / "trial", true});
-  } catch (const std::exception& e) {
-    fail(Code::kInvalid, "cli: --output ", output, " cannot be saved to: ", e.what(),
-         "; name a new directory");
-  }
+// For a shell, which reads it as one word.
+std::string quoted(const std::string& text) {
+  constexpr const char* kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:=,+@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
 }
 
-void run(const Options& o) {
-  check(o);
-  const std::string path = model_path(o.model);
-  engine::check_target(o.output, path, "cli: --output");  // the engine's own rule
-  const text::Template tmpl(path, {.max_length = o.max_length});
-  data::Dataset rows = data::Dataset::read(o.data);
-  if (!o.preprocessor.empty()) rows = rows.map(data::make_preprocessor(o.preprocessor));
-  rows = rows.encode(data::encoder(tmpl));
-  require(rows.size() > 0, Code::kInvalid, "cli: ", o.data, " has no rows to train on");
-  data::Loader batches(rows.size(), {.batch_size = o.batch_size, .shuffle = true, .seed = o.seed});
-  engine::Engine engine({.model = path, .device = o.device});
-  engine.run<engine::Done>(
-      engine::Create{.tenant = "me", .lora_json = lora_json(o), .seed = o.seed});
-  try_output(engine, o.output);
-  const std::string options = boost::json::serialize(JsonObject{{"lr", o.lr}});
-  const auto start = std::chrono::steady_clock::now();
-  int64_t step = 0;
-  double tokens = 0;
-  for (int64_t epoch = 0; epoch < o.epochs; ++epoch) {
-    batches.start(epoch);
-    for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
-      engine::ForwardBackward work{.tenant = "me"};
-      for (const int64_t i : batch) {
-        work.sequences.push_back({.input_ids = data::integers(rows.row(i), "input_ids"),
-                                  .labels = data::integers(rows.row(i), "labels")});
-        tokens += static_cast<double>(work.sequences.back().input_ids.size());
-      }
-      const auto result = engine.run<engine::ForwardResult>(work);
-      engine.run<engine::StepResult>(
-          engine::Step{.tenant = "me", .options = options, .max_grad_norm = o.max_grad_norm});
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      progress(++step, o.epochs * batches.num_batches(),
-               result.loss / std::max(1.0, result.num_tokens), tokens, seconds.count());
-    }
+// The command as it was given, but to resume.
+std::string command_to_resume(const std::string& program, const CLI::App& command) {
+  std::string line = quoted(program) + " " + command.get_name();
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == "--overwrite" || name == "--resume") continue;
+    if (!option->get_positional()) line += " " + name;
+    if (option->get_items_expected_max() == 0) continue;  // a flag
+    for (const std::string& value : option->results()) line += " " + quoted(value);
   }
-  std::printf("\n%s\n",
-              engine.run<engine::SaveResult>(engine::Save{"me", o.output}).directory.c_str());
+  return line + " --resume";
+}
+
+void say_what_is_next(const TrainingOptions& o, const std::string& program) {
+  const std::string output = quoted(o.output);
+  const std::string what = o.full ? output : quoted(o.model);
+  std::printf("saved %s\ntry it:  %s sample %s 'Who are you?'%s\n", o.output.c_str(),
+              quoted(program).c_str(), what.c_str(),
+              o.full ? "" : (" --adapter " + output).c_str());
+}
+
+void add_schedule(CLI::App& command, TrainingOptions& o) {
+  command.add_option("--lr", o.lr, "of AdamW; 1e-5 by default with --full")->capture_default_str();
+  command.add_option("--lr-schedule", o.lr_schedule, "after the warm-up: constant, linear, cosine")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
+      ->type_name("NAME")
+      ->capture_default_str();
+  command.add_option("--warmup-steps", o.warmup_steps, "in which the rate rises to --lr")
+      ->capture_default_str();
+  command.add_option("--max-grad-norm", o.max_grad_norm, "0 and inf do not clip")
+      ->capture_default_str();
+  command.add_option("--batch-size", o.batch_size, "rows a step")->capture_default_str();
+  command.add_option("--epochs", o.epochs, "passes over the rows")->capture_default_str();
+}
+
+void add_adapter(CLI::App& command, TrainingOptions& o) {
+  auto* full = command.add_flag("--full", o.full, "train all weights, no adapter");
+  const auto adapters = [full](CLI::Option* option) {
+    option->capture_default_str()->excludes(full);
+  };
+  adapters(command.add_option("--rank", o.rank, "of the adapter"));
+  adapters(command.add_option("--alpha", o.alpha, "its scale is alpha / rank"));
+  adapters(command.add_option("--target-modules", o.target_modules,
+                              "all-linear, or names separated by commas: q_proj,v_proj"));
+}
+
+void add_output(CLI::App& command, TrainingOptions& o) {
+  command.add_option("--output", o.output,
+                     "directory to write [outputs/adapter, with --full outputs/model]");
+  auto* overwrite = command.add_flag("--overwrite", o.overwrite, "replace an earlier run's output");
+  command.add_flag("--resume", o.resume, "go on from the state in --output, bit for bit")
+      ->excludes(overwrite);
+  command.add_option("--save-steps", o.save_steps, "save a state every so many steps; 0: never")
+      ->capture_default_str();
+  auto* validation =
+      command.add_option("--validation", o.validation, "rows whose loss is told at the end");
+  command.add_option("--validation-steps", o.validation_steps, "and every so many steps; 0: never")
+      ->needs(validation)
+      ->capture_default_str();
 }
 
 }  // namespace
 
-void train(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("train", "Fine-tune a LoRA adapter on rows of messages");
-  auto o = std::make_shared<Options>();
+void train(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("train", "Fine-tune a model on rows of messages");
+  command->footer(kForms);
+  auto o = std::make_shared<TrainingOptions>();
   command->add_option("model", o->model, "directory or hub id")->required();
   command->add_option("data", o->data, ".json, .jsonl or .csv")->required();
-  command->add_option("--output", o->output, "PEFT directory to write")->capture_default_str();
+  add_output(*command, *o);
   command->add_option("--preprocessor", o->preprocessor,
                       "by name, for rows without messages: AlpacaProcessor, ...");
-  command->add_option("--rank", o->rank, "of the adapter")->capture_default_str();
-  command->add_option("--alpha", o->alpha, "its scale is alpha / rank")->capture_default_str();
-  command->add_option("--lr", o->lr, "of AdamW")->capture_default_str();
-  command->add_option("--max-grad-norm", o->max_grad_norm, "0 and inf do not clip")
-      ->capture_default_str();
-  command->add_option("--batch-size", o->batch_size, "rows a step")->capture_default_str();
-  command->add_option("--epochs", o->epochs, "passes over the rows")->capture_default_str();
+  add_adapter(*command, *o);
+  add_schedule(*command, *o);
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
   command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   add_seed(*command, o->seed, "of the order and of the adapter");
-  command->callback([o] { run(*o); });
+  command->callback([o, command, &action] {
+    if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
+    if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";
+    check(*o);
+    action = [o, command](const std::string& program) {
+      o->command_to_resume = command_to_resume(program, *command);
+      run_training(*o);
+      say_what_is_next(*o, program);
+    };
+  });
 }
 
 }  // namespace twinkle::cli

@@ -169,7 +169,7 @@ def test_the_command_prints_the_path_and_imports_neither_torch_nor_transformers(
     command = [sys.executable, "-m", "twinkle.hub", "get", "no such"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert run.stderr.startswith("hub: 'no such' is neither a directory")
+    assert run.stderr.startswith("twinkle: hub: 'no such' is neither a directory")
     assert run.stdout == ""
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,21 +20,36 @@ ROWS = [
 ]
 
 
+# What the console script runs.
+PROGRAM = [sys.executable, "-c", "from twinkle.program import main; main()"]
+
+
 @pytest.fixture
-def call(engine_built, tmp_path):
-    """Runs it in a folder of its own: (exit status, stdout, stderr)."""
+def start(engine_built, tmp_path):
+    """Starts it in a folder of its own: its Popen."""
     if program.path() is None:
         pytest.skip("bin/twinkle is not built")
-    code = "from twinkle.program import main; main()"  # what the console script runs
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     environment.pop("TWINKLE_PYTHON", None)
 
     def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        return subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            cwd=tmp_path, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def call(start):
+    """Runs it: (exit status, stdout, stderr)."""
+
+    def run(*arguments):
+        process = start(*arguments)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
 
     return run
 
@@ -56,7 +74,9 @@ def test_help_names_every_command_and_each_command_its_options(call):
                "sample": ["model", "prompt", "--adapter", "--max-tokens", "--temperature",
                           "--top-p", "--top-k", "--min-p", "--system"],
                "train": ["model", "data", "--output", "--rank", "--lr", "--epochs",
-                         "--batch-size"]}  # fmt: skip
+                         "--batch-size", "--full", "--target-modules", "--lr-schedule",
+                         "--warmup-steps", "--save-steps", "--validation", "--overwrite",
+                         "--resume", '"messages"', '"instruction"', "AlpacaProcessor"]}  # fmt: skip
     for command in commands:
         status, text, _ = call(command, "--help")
         assert status == 0 and f"Usage: twinkle {command}" in text
@@ -85,36 +105,74 @@ def test_info_says_what_transformers_counts(call, tiny_llama_dir):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("status", "arguments", "text"),
     [
-        ([], "A subcommand is required"),
-        (["fly"], "A subcommand is required"),
-        (["info"], "model is required"),
-        (["info", "MODEL", "--speed", "3"], "The following arguments were not expected: 3 --speed"),
-        (["sample", "MODEL"], "prompt is required"),
-        (["train", "MODEL"], "data is required"),
-        (["train", "MODEL", "rows.jsonl", "--rank", "x"], "Could not convert: --rank = x"),
-        (["train", "MODEL", "rows.jsonl", "--rank", "0", "--output", "out"],
+        (2, [], "A subcommand is required"),
+        (2, ["fly"], "A subcommand is required"),
+        (2, ["info"], "model is required"),
+        (2, ["info", "MODEL", "--speed", "3"],
+         "The following arguments were not expected: 3 --speed"),
+        (2, ["sample", "MODEL"], "prompt is required"),
+        (2, ["sample", "MODEL", "hi", "--top-p", "0"], "top_p"),
+        (2, ["train", "MODEL"], "data is required"),
+        (2, ["train", "MODEL", "rows.jsonl", "--rank", "x"], "Could not convert: --rank = x"),
+        (2, ["train", "MODEL", "rows.jsonl", "--rank", "0", "--output", "out"],
          "it must be an integer of at least 1"),
-        (["train", "MODEL", "none.jsonl", "--output", "out"], "none.jsonl"),
-        (["train", "MODEL", "broken.jsonl", "--output", "out"], "broken.jsonl line 2"),
-        (["sample", "MODEL", "hi", "--top-p", "0"], "top_p"),
-        (["sample", "MODEL", "hi", "--adapter", "nowhere"], "nowhere"),
-        (["info", "nowhere"],
+        (1, ["train", "MODEL", "none.jsonl", "--output", "out"], "none.jsonl"),
+        (1, ["train", "MODEL", "broken.jsonl", "--output", "out"], "broken.jsonl line 2"),
+        (1, ["train", "MODEL", "rows.jsonl", "--output", "out", "--resume"], "nothing to resume"),
+        (1, ["sample", "MODEL", "hi", "--adapter", "nowhere"], "nowhere"),
+        (1, ["info", "nowhere"],
          "hub: 'nowhere' is neither a directory here nor an id of the form owner/name"),
-        (["info", "empty"], "empty holds no weights"),
+        (1, ["info", "empty"], "empty holds no weights"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_and_write_nothing(call, tiny_llama_dir, tmp_path, arguments, text):
+def test_mistakes_are_told_and_write_nothing(
+    call, tiny_llama_dir, tmp_path, status, arguments, text
+):
     lines = [json.dumps(row) for row in ROWS]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     (tmp_path / "broken.jsonl").write_text(lines[0] + '\n{"messages": \n')
     (tmp_path / "empty").mkdir()
     before = sorted(Path(tmp_path).rglob("*"))
-    status, _, errors = call(*(tiny_llama_dir if a == "MODEL" else a for a in arguments))
-    assert status != 0 and text in errors
-    assert "Traceback" not in errors and "terminate called" not in errors
+    ended, _, errors = call(*(tiny_llama_dir if a == "MODEL" else a for a in arguments))
+    assert ended == status and text in errors
+    assert all(line.startswith("twinkle: ") for line in errors.splitlines()), errors
     assert sorted(Path(tmp_path).rglob("*")) == before
+
+
+def train(model, output):
+    return ["train", model, "rows.jsonl", "--output", output, "--epochs", 60, "--batch-size", 1,
+            "--lr", 0.01, "--lr-schedule", "linear", "--warmup-steps", 3]  # fmt: skip
+
+
+def test_an_interrupted_training_saves_and_names_the_command_that_ends_it_with_the_same_bits(
+    start, call, tiny_llama_dir, tmp_path
+):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    status, told, errors = call(*train(tiny_llama_dir, "whole"))
+    assert status == 0, errors
+    progress = r"step 120/120  loss \d+\.\d{4}  \d+ tokens/s  0 s left"
+    assert re.fullmatch(progress, errors.splitlines()[-1])
+    assert told.splitlines()[0] == "saved whole"
+
+    process = start(*train(tiny_llama_dir, "parts"))
+    assert process.stderr.readline().startswith("step 1/120  loss ")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    *_, told, command = errors.splitlines()
+    pattern = r"twinkle: cli: interrupted after step (\d+) of 120; parts holds the state; .*"
+    assert int(re.fullmatch(pattern, told)[1]) < 120
+
+    name, *again = shlex.split(command)
+    assert (name, again[-1]) == ("twinkle", "--resume")
+    status, _, errors = call(*again)
+    assert status == 0, errors
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "parts" / weights).read_bytes() == (
+        tmp_path / "whole" / weights
+    ).read_bytes()
 
 
 def test_without_the_executable_it_says_what_makes_it(monkeypatch):

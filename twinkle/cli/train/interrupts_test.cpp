@@ -1,0 +1,35 @@
+#include "twinkle/cli/train/interrupts.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace twinkle::cli {
+namespace {
+
+TEST(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Interrupts interrupts;
+    EXPECT_FALSE(interrupts.requested());
+    testing::internal::CaptureStderr();
+    std::raise(signal);
+    EXPECT_EQ(testing::internal::GetCapturedStderr(),
+              "\nfinishing this step, then saving; Ctrl-C again stops at once\n");
+    EXPECT_TRUE(interrupts.requested());
+  }
+  struct sigaction now = {};
+  ::sigaction(SIGINT, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+}
+
+TEST(InterruptsDeathTest, TheSecondOneEndsTheProcess) {
+  const auto twice = [] {
+    const Interrupts interrupts;
+    std::raise(SIGINT);
+    std::raise(SIGINT);
+  };
+  EXPECT_EXIT(twice(), testing::KilledBySignal(SIGINT), "then saving");
+}
+
+}  // namespace
+}  // namespace twinkle::cli
