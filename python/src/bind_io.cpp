@@ -38,11 +38,15 @@ constexpr std::array<std::pair<Dtype, const char*>, 10> kNumpyNames = {{{Dtype::
                                                                         {Dtype::kU8, "u1"},
                                                                         {Dtype::kBool, "?"}}};
 
-// A read-only array of the view's bytes; `keep` owns them and lives as long as the array.
-template <class Owner>
-py::array array_of(const TensorView& view, const Owner& keep) {
+// A read-only array of the tensor's bytes, read from its file.
+py::array array_of(const StoredTensor& stored) {
+  const TensorView view = [&] {
+    const py::gil_scoped_release release;
+    return stored.load();
+  }();
+  using Owner = std::shared_ptr<const void>;
   const py::dtype dtype(kNumpyNames.at(static_cast<size_t>(view.dtype)).second);
-  const py::capsule owner(std::make_unique<Owner>(keep).release(), [](void* held) {
+  const py::capsule owner(std::make_unique<Owner>(view.owner).release(), [](void* held) {
     const std::unique_ptr<Owner> freed(static_cast<Owner*>(held));
   });
   py::array out(dtype, view.shape, view.bytes.data(), owner);
@@ -51,13 +55,13 @@ py::array array_of(const TensorView& view, const Owner& keep) {
 }
 
 py::array array(const Checkpoint& checkpoint, const std::string& name) {
-  return array_of(checkpoint.at(name), checkpoint);
+  return array_of(checkpoint.at(name));
 }
 
 py::array to_float32(const Checkpoint& checkpoint, const std::string& name) {
-  const TensorView view = checkpoint.at(name);
-  py::array raw = array(checkpoint, name);
-  if (view.dtype != Dtype::kBF16) return raw.attr("astype")("f4");
+  const StoredTensor& stored = checkpoint.at(name);
+  py::array raw = array_of(stored);
+  if (stored.dtype != Dtype::kBF16) return raw.attr("astype")("f4");
   const py::object bits = raw.attr("astype")("u4").attr("__lshift__")(16);
   return bits.attr("astype")("u4").attr("view")("f4");
 }
@@ -93,13 +97,12 @@ void write(const fs::path& file, const std::map<std::string, py::array>& tensors
 }
 
 py::tuple read_adapter(const fs::path& dir) {
-  const auto adapter = std::make_shared<const PeftAdapter>(read_peft(dir));
+  const PeftAdapter adapter = read_peft(dir);
   py::dict modules;
-  for (const PeftEntry& entry : adapter->entries) {
-    modules[py::str(entry.module)] =
-        py::make_tuple(array_of(entry.a, adapter), array_of(entry.b, adapter));
+  for (const StoredPeftEntry& entry : adapter.entries) {
+    modules[py::str(entry.module)] = py::make_tuple(array_of(entry.a), array_of(entry.b));
   }
-  return py::make_tuple(from_json(json_of(adapter->config)), modules);
+  return py::make_tuple(from_json(json_of(adapter.config)), modules);
 }
 
 void write_adapter(const fs::path& dir, const py::dict& config,
@@ -140,7 +143,7 @@ void bind_io(py::module_& m) {
           },
           py::arg("name"), "'F32', 'BF16', ...")
       .def("array", &python::array, py::arg("name"),
-           "A read-only view, row-major; BF16 as uint16 of the same bits.")
+           "Read from its file: read-only, row-major; BF16 as uint16 of the same bits.")
       .def("to_float32", &python::to_float32, py::arg("name"), "A copy in float32.");
   m.def(
       "gguf_config",

@@ -4,8 +4,9 @@
 #include <boost/json/basic_parser_impl.hpp>
 #include <charconv>
 #include <cmath>
-#include <fstream>
-#include <iterator>
+#include <limits>
+
+#include "twinkle/base/file.h"
 
 namespace twinkle {
 namespace {
@@ -18,8 +19,8 @@ struct Kind<int64_t> {
   static bool take(const Json& v, int64_t& out) {
     if (v.is_int64())
       out = v.get_int64();
-    else if (v.is_double() &&
-             v.get_double() == static_cast<double>(static_cast<int64_t>(v.get_double())))
+    else if (v.is_double() && std::abs(v.get_double()) < 0x1p63 &&
+             v.get_double() == std::trunc(v.get_double()))
       out = static_cast<int64_t>(v.get_double());
     else
       return false;
@@ -119,6 +120,10 @@ std::string out_of_range(std::string_view number) {
          "; write it as a string";
 }
 
+constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
+// Of a document; a value may take 60 times its text.
+constexpr size_t kMaxValues = size_t{1} << 22;
+
 // Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one
 // asks from_chars.
 struct Builder {
@@ -131,17 +136,21 @@ struct Builder {
 
   bool on_document_begin(Failure&) { return true; }
   bool on_document_end(Failure&) { return true; }
-  bool on_object_begin(Failure&) { return true; }
+  bool on_object_begin(Failure& failure) { return counted(failure); }
   bool on_object_end(size_t n, Failure&) { return stack.push_object(n), true; }
-  bool on_array_begin(Failure&) { return true; }
+  bool on_array_begin(Failure& failure) { return counted(failure); }
   bool on_array_end(size_t n, Failure&) { return stack.push_array(n), true; }
   bool on_key_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
   bool on_key(Text s, size_t, Failure&) { return stack.push_key(s), true; }
   bool on_string_part(Text s, size_t, Failure&) { return stack.push_chars(s), true; }
-  bool on_string(Text s, size_t, Failure&) { return stack.push_string(s), true; }
+  bool on_string(Text s, size_t, Failure& failure) {
+    return stack.push_string(s), counted(failure);
+  }
   bool on_number_part(Text, Failure&) { return true; }
-  bool on_int64(int64_t i, Text, Failure&) { return stack.push_int64(i), true; }
-  bool on_uint64(uint64_t u, Text, Failure&) { return stack.push_uint64(u), true; }
+  bool on_int64(int64_t i, Text, Failure& failure) { return stack.push_int64(i), counted(failure); }
+  bool on_uint64(uint64_t u, Text, Failure& failure) {
+    return stack.push_uint64(u), counted(failure);
+  }
   bool on_double(double rough, Text s, Failure& failure) {
     double exact = rough;  // kept for NaN, Infinity and what is out of range
     const auto end = s.data() + s.size();
@@ -154,14 +163,21 @@ struct Builder {
       refused = s;
       return false;
     }
-    return stack.push_double(exact), true;
+    return stack.push_double(exact), counted(failure);
   }
-  bool on_bool(bool b, Failure&) { return stack.push_bool(b), true; }
-  bool on_null(Failure&) { return stack.push_null(), true; }
+  bool on_bool(bool b, Failure& failure) { return stack.push_bool(b), counted(failure); }
+  bool on_null(Failure& failure) { return stack.push_null(), counted(failure); }
   bool on_comment_part(Text, Failure&) { return true; }
   bool on_comment(Text, Failure&) { return true; }
 
+  bool counted(Failure& failure) {
+    if (++num_values <= max_values) return true;
+    failure = boost::json::error::array_too_large;
+    return false;
+  }
+
   boost::json::value_stack stack;
+  size_t num_values = 0, max_values = std::numeric_limits<size_t>::max();
   OutOfRange numbers = OutOfRange::kRound;
   Text refused;  // the number that was, a part of the text
 };
@@ -172,14 +188,13 @@ boost::json::parse_options options() {
   return out;
 }
 
-}  // namespace
-
-Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
-                       OutOfRange numbers) {
+Json parse_prefix(std::string_view text, size_t& used, std::string& cause, OutOfRange numbers,
+                  size_t max_values) {
   boost::json::basic_parser<Builder> parser(options());
   Builder& builder = parser.handler();
   builder.stack.reset();
   builder.numbers = numbers;
+  builder.max_values = max_values;
   boost::json::error_code error;
   used = parser.write_some(false, text.data(), text.size(), error);
   if (!error && !parser.done()) error = boost::json::error::incomplete;
@@ -190,19 +205,24 @@ Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
     used = static_cast<size_t>(number.data() - text.data());
     cause = out_of_range(number);
   }
+  if (builder.num_values > builder.max_values)
+    cause = "more than " + std::to_string(max_values) + " values";
   return error ? Json() : builder.stack.release();
 }
 
-namespace {
-
 Json parse_whole(std::string_view text, size_t& used, std::string& cause) {
-  Json value = parse_json_prefix(text, used, cause);
+  Json value = parse_prefix(text, used, cause, OutOfRange::kRound, kMaxValues);
   if (cause.empty() && text.find_first_not_of(" \t\r\n", used) != text.npos)
     cause = boost::json::error_code(boost::json::error::extra_data).message();
   return value;
 }
 
 }  // namespace
+
+Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
+                       OutOfRange numbers) {
+  return parse_prefix(text, used, cause, numbers, std::numeric_limits<size_t>::max());
+}
 
 std::optional<Json> json_in(std::string_view text) {
   std::string cause;
@@ -225,10 +245,8 @@ Json parse_json(std::string_view text, std::string_view what) {
 }
 
 Json read_json(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good(), Code::kNotFound, "json: cannot open ", file.string());
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  return parse_json(text, file.string());
+  require(is_there(file), Code::kNotFound, "json: cannot open ", file.string());
+  return parse_json(read_file(file, "json", kMaxFileBytes), file.string());
 }
 
 const Json* find(const Json& object, std::string_view key) {

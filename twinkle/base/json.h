@@ -18,8 +18,8 @@ using JsonObject = boost::json::object;
 using JsonArray = boost::json::array;
 
 // Parses one document. `what` names it in errors ("model/config.json"). Error kInvalid: with line
-// and cause. Doubles are those nearest to their digits (Boost 1.81's own parser rounds some
-// wrongly).
+// and cause; deeper than 128 levels, or more than 2^22 values. Doubles are those nearest to their
+// digits (Boost 1.81's own parser rounds some wrongly).
 Json parse_json(std::string_view text, std::string_view what);
 
 // The document, or nothing when `text` is none.
@@ -34,7 +34,7 @@ enum class OutOfRange { kRound, kRefuse };
 Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
                        OutOfRange numbers = OutOfRange::kRound);
 
-// Reads and parses a file. Error kNotFound: no such file; kInvalid: broken JSON, with its line.
+// Reads and parses a file. Error kNotFound: none; kInvalid: no regular file, above 64 MiB, broken.
 Json read_json(const std::filesystem::path& file);
 
 // `object[key]` as T (int64_t, double, bool, std::string). Error kInvalid when it is missing or of

@@ -29,6 +29,22 @@ TEST(Json, NamesTheFieldItsValueAndWhatWasExpected) {
   EXPECT_EQ(get<double>(config, "p"), 0.5);
 }
 
+TEST(Json, AnIntegerFitsIntoSixtyFourBits) {
+  const Json fields = parse_json(R"({"a": 1e300, "b": -1e19, "c": 4e3})", "c");
+  EXPECT_NE(error_of([&] { get<int64_t>(fields, "a"); }), "no error");
+  EXPECT_NE(error_of([&] { get<int64_t>(fields, "b"); }), "no error");
+  EXPECT_EQ(get<int64_t>(fields, "c"), 4000);
+}
+
+TEST(Json, DepthAndNumberOfValuesAreBounded) {
+  EXPECT_NE(error_of([] { parse_json(std::string(129, '['), "x"); }).find("too deep"),
+            std::string::npos);
+  std::string many = "[0";
+  for (int i = 0; i < (1 << 22); ++i) many += ",0";
+  EXPECT_EQ(error_of([&] { parse_json(many + "]", "x"); }),
+            "json: x line 1: more than 4194304 values");
+}
+
 TEST(Json, PrettyTextParsesBackToTheSameValue) {
   const Json value = parse_json(R"({"a":[1,2.5,{"b":"c\n"}],"d":{},"e":[],"f":null})", "v");
   EXPECT_EQ(parse_json(pretty(value), "again"), value);

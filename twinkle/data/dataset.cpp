@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
 #include "twinkle/data/rows/csv.h"
 #include "twinkle/data/rows/json_rows.h"
@@ -36,7 +37,7 @@ Dataset::Dataset(Table table) : sources_{{table.name, table.unit}}, rows_(std::m
 }
 
 Dataset Dataset::read(const std::filesystem::path& file) {
-  require(std::filesystem::is_regular_file(file), Code::kNotFound, "data: no file ", file.string());
+  require(is_there(file), Code::kNotFound, "data: no file ", file.string());
   const std::string given = file.extension().string();
   std::string extension = given;
   for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;

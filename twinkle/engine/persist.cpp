@@ -76,7 +76,7 @@ Resumed read_training(const fs::path& directory, Tenant& tenant, const JsonObjec
           ": field 'training' is missing or no object");
   const SafetensorsFile file(directory / kTensors);
   std::map<std::string, at::Tensor> tensors;
-  for (const TensorView& view : file.tensors()) {
+  for (const StoredTensor& view : file.tensors()) {
     const at::Tensor& t = tensors[view.name] = model::to_float32(view);
     require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
             view.name, " holds NaN or infinity");

@@ -7,15 +7,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cerrno>
 #include <climits>
 #include <cstring>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "twinkle/base/error.h"
-#include "twinkle/io/mapped_file.h"
 
 namespace twinkle {
 
@@ -65,7 +66,7 @@ void remove_leftovers(const fs::path& target) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(parent_of(target), ignored)) {
     if (!entry.path().filename().string().starts_with(prefix)) continue;
-    const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
     fs::remove_all(entry.path(), ignored);
   }
@@ -81,7 +82,7 @@ bool lock(int fd, const fs::path& path) {
 }
 
 void sync_path(const fs::path& path) {
-  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail_system("open", path, errno);
   // Some network mounts cannot sync folders and say EINVAL.
   if (::fsync(file.get()) != 0 && errno != EINVAL) fail_system("write", path, errno);
@@ -102,12 +103,26 @@ fs::path old_name(const fs::path& target) {
   return parent_of(target) / std::string(".").append(target.filename().string()).append(".old");
 }
 
+fs::path without_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
+// Where a link leads that leads to nothing yet; else `path`.
+fs::path followed(fs::path path) {
+  constexpr int kMaxLinks = 40;  // Linux's
+  std::error_code error;
+  for (int i = 0; i < kMaxLinks && fs::is_symlink(path, error) && !is_there(path); ++i) {
+    path = parent_of(path) / fs::read_symlink(path, error);
+  }
+  return path;
+}
+
 // Without links and trailing slashes, so that renaming it replaces the folder itself.
 fs::path resolved(const fs::path& target) {
   std::error_code error;
-  fs::path path = fs::weakly_canonical(target, error);
+  fs::path path = fs::weakly_canonical(followed(without_slash(target)), error);
   if (error || path.empty()) path = fs::absolute(target).lexically_normal();
-  return path.has_filename() ? path : path.parent_path();
+  return without_slash(path);
 }
 
 // Limits of Linux's file systems.
@@ -122,18 +137,34 @@ void check_lengths(const fs::path& path, const fs::path& target, std::string_vie
   check("path", path.native().size(), PATH_MAX - 1 - kPartialBytes - kFiles);
 }
 
+// A folder's name is in its parent, which is synced: else the save may be lost with it.
 void make_parents(const fs::path& target) {
+  std::vector<fs::path> parents;  // that are to be made, the deepest first
+  for (fs::path path = parent_of(target); !is_there(path); path = parent_of(path)) {
+    parents.push_back(path);
+  }
   std::error_code error;
   fs::create_directories(parent_of(target), error);
   if (error) fail_system("make the folder", parent_of(target), error.value());
+  for (const fs::path& made : parents) sync_path(parent_of(made));
+}
+
+// Puts `from` in the place of the folder `to` if both can be done at once: another process may have
+// made `to` or taken it away meanwhile. What was there is `from` then. False: the file system
+// cannot exchange.
+bool move_or_exchange(const fs::path& from, const fs::path& to) {
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    if (::rename(from.c_str(), to.c_str()) == 0) return true;  // there was none, or an empty one
+    if (errno != ENOTEMPTY && errno != EEXIST) fail_system("write", to, errno);
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0)
+      return true;
+    if (errno != ENOENT) return false;
+  }
+  return false;
 }
 
 }  // namespace
-
-void FileHandle::reset(int fd) {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = fd;
-}
 
 AtomicFile::AtomicFile(const fs::path& target) : target_(target) {
   require(!is_folder(target), Code::kInvalid, "io: cannot write the file ", target.string(),
@@ -182,9 +213,15 @@ void write_file_atomically(const fs::path& target, std::string_view text) {
 }
 
 void copy_file_atomically(const fs::path& source, const fs::path& target) {
-  const MappedFile from(source);
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  const File from(source);
   AtomicFile file(target);
-  file.write(from.bytes());
+  std::vector<std::byte> chunk;
+  for (int64_t at = 0; at < from.size(); at += kChunk) {
+    chunk.resize(static_cast<size_t>(std::min(from.size() - at, kChunk)));
+    from.read_at(at, chunk);
+    file.write(chunk);
+  }
   file.commit();
 }
 
@@ -216,10 +253,7 @@ void AtomicDirectory::commit() {
   assert(!staging_.empty());
   sync_tree(staging_);
   std::error_code ignored;
-  if (!there(target_)) {
-    rename_path(staging_, target_);
-  } else if (::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) ==
-             0) {
+  if (move_or_exchange(staging_, target_)) {
     sync_path(parent_of(target_));
     fs::remove_all(staging_, ignored);  // the old one, under the staging name
   } else {

@@ -10,23 +10,9 @@
 #include <span>
 #include <string_view>
 
+#include "twinkle/base/file.h"
+
 namespace twinkle {
-
-// An open file that closes itself; -1 is none.
-class FileHandle {
- public:
-  FileHandle() = default;
-  explicit FileHandle(int fd) : fd_(fd) {}
-  ~FileHandle() { reset(); }
-  FileHandle(const FileHandle&) = delete;
-  FileHandle& operator=(const FileHandle&) = delete;
-
-  int get() const { return fd_; }
-  void reset(int fd = -1);
-
- private:
-  int fd_ = -1;
-};
 
 // One file. The target's folder must exist.
 class AtomicFile {
@@ -53,7 +39,7 @@ class AtomicFile {
 
 void write_file_atomically(const std::filesystem::path& target, std::string_view text);
 
-// The bytes of another file; its errors are AtomicFile's, or a MappedFile's for `source`.
+// The bytes of another file; its errors are AtomicFile's, or a File's for `source`.
 void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& target);
 
 // A folder of files that belong together. commit() replaces the target as a whole: files of the old
@@ -63,7 +49,8 @@ void copy_file_atomically(const std::filesystem::path& source, const std::filesy
 class AtomicDirectory {
  public:
   // Makes the target's parents and an empty staging folder. A target that is a symbolic link is
-  // followed. Error kInvalid: the target is a file, or its parent cannot be written to.
+  // followed, also where it leads to nothing yet. Error kInvalid: the target is a file, or its
+  // parent cannot be written to.
   explicit AtomicDirectory(const std::filesystem::path& target);
   ~AtomicDirectory();  // without commit, the staging folder goes and the target stays as it was
   AtomicDirectory(const AtomicDirectory&) = delete;

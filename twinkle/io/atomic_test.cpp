@@ -4,11 +4,16 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "twinkle/io/scratch_dir.h"
 
@@ -186,6 +191,52 @@ TEST(AtomicDirectory, FollowsALinkAndIgnoresATrailingSlash) {
   save_version(dir / "latest/", 2);
   EXPECT_TRUE(fs::is_symlink(dir / "latest"));
   EXPECT_EQ(version_of(dir / "run-1"), 2);
+}
+
+TEST(AtomicDirectory, FollowsALinkThatLeadsToNothingYet) {
+  const ScratchDir dir;
+  fs::create_directory_symlink("run-2", dir / "run-1");
+  fs::create_directory_symlink("run-1", dir / "latest");
+  check_writable(dir / "latest", "t");
+  save_version(dir / "latest/", 1);
+  EXPECT_TRUE(fs::is_symlink(dir / "latest") && fs::is_symlink(dir / "run-1"));
+  EXPECT_EQ(version_of(dir / "run-2"), 1);
+}
+
+TEST(AtomicDirectory, TheLastOfTwoThatMakeOneNewFolderWins) {
+  const ScratchDir dir;
+  std::optional<AtomicDirectory> first(dir / "run"), second(dir / "run");
+  write_text(first->staging() / "0", "1");
+  write_text(second->staging() / "0", "2");
+  first->commit();
+  second->commit();
+  first.reset();
+  second.reset();
+  EXPECT_EQ(read_text(dir / "run/0"), "2");
+  EXPECT_EQ(num_entries(dir.path()), 1);
+}
+
+// Threads stand for processes: the target comes into being between a look and a rename.
+TEST(AtomicDirectory, ManyMaySaveToOneNewFolder) {
+  for (int round = 0; round < 30; ++round) {
+    const ScratchDir dir(memory_folder());
+    std::vector<std::thread> savers;
+    std::atomic<int> failures = 0;
+    for (int i = 0; i < 4; ++i) {
+      savers.emplace_back(
+          [&] { failures += error_of([&] { save_version(dir / "run", 1); }) != "no error"; });
+    }
+    for (std::thread& saver : savers) saver.join();
+    EXPECT_EQ(failures, 0);
+    EXPECT_EQ(version_of(dir / "run"), 1);
+  }
+}
+
+TEST(AtomicDirectory, AFifoAmongItsLeftoversIsNotWaitedFor) {
+  const ScratchDir dir;
+  ASSERT_EQ(::mkfifo((dir / ".run.partial-fifo").c_str(), 0600), 0);
+  save_version(dir / "run", 1);
+  EXPECT_EQ(version_of(dir / "run"), 1);
 }
 
 TEST(AtomicDirectory, RefusesATargetThatIsAFile) {

@@ -14,49 +14,35 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// False, too, for what may not be looked at.
-bool there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
+using Source = Checkpoint::Source;
+
+std::unique_ptr<Source> new_source(const fs::path& dir) {
+  auto source = std::make_unique<Source>();
+  source->config = [dir] { return read_json(dir / "config.json"); };
+  return source;
 }
 
-struct SafetensorsSource : Checkpoint::Source {
-  bool contains(const std::string& name) const override { return views.contains(name); }
-  TensorView at(const std::string& name) const override { return views.at(name); }
-  Json config() const override { return read_json(dir / "config.json"); }
-
-  void add(const TensorView& view) {
-    names.push_back(view.name);
-    views.emplace(view.name, view);
-  }
-
-  fs::path dir;
-  std::vector<SafetensorsFile> files;
-  std::unordered_map<std::string, TensorView> views;
-};
-
-std::unique_ptr<SafetensorsSource> open_file(const fs::path& file) {
-  auto source = std::make_unique<SafetensorsSource>();
-  source->dir = file.parent_path();
-  source->files.emplace_back(file);
-  for (const TensorView& view : source->files[0].tensors()) source->add(view);
-  source->metadata = source->files[0].metadata();
+std::unique_ptr<Source> open_file(const fs::path& path) {
+  auto source = new_source(path.parent_path());
+  const SafetensorsFile file(path);
+  for (const StoredTensor& tensor : file.tensors()) source->add(tensor);
+  source->metadata = file.metadata();
   return source;
 }
 
 // Tensors of one shard that the index assigns to it; the index alone decides what the checkpoint
 // holds.
-void add_shard(SafetensorsSource& source, const fs::path& index, const std::string& shard,
+void add_shard(Source& source, const fs::path& index, const std::string& shard,
                const std::vector<std::string>& names) {
-  const fs::path file = source.dir / shard;
+  const fs::path file = index.parent_path() / shard;
   require(fs::path(shard).filename() == shard, Code::kInvalid, "io: ", index.string(), ": shard '",
           shard, "' must be a file name without folders");
-  require(there(file), Code::kNotFound, "io: ", index.string(), " names the shard '", shard,
+  require(is_there(file), Code::kNotFound, "io: ", index.string(), " names the shard '", shard,
           "', but there is no such file: fetch the checkpoint again");
-  const SafetensorsFile& opened = source.files.emplace_back(file);
+  const SafetensorsFile opened(file);
   source.metadata.insert(opened.metadata().begin(), opened.metadata().end());
-  std::unordered_map<std::string_view, const TensorView*> held;
-  for (const TensorView& view : opened.tensors()) held.emplace(view.name, &view);
+  std::unordered_map<std::string_view, const StoredTensor*> held;
+  for (const StoredTensor& tensor : opened.tensors()) held.emplace(tensor.name, &tensor);
   for (const std::string& name : names) {
     const auto found = held.find(name);
     require(found != held.end(), Code::kInvalid, "io: ", index.string(), " says that tensor '",
@@ -65,9 +51,8 @@ void add_shard(SafetensorsSource& source, const fs::path& index, const std::stri
   }
 }
 
-std::unique_ptr<SafetensorsSource> open_sharded(const fs::path& index) {
-  auto source = std::make_unique<SafetensorsSource>();
-  source->dir = index.parent_path();
+std::unique_ptr<Source> open_sharded(const fs::path& index) {
+  auto source = new_source(index.parent_path());
   const Json document = read_json(index);
   const Json* weight_map = find(document, "weight_map");
   require(weight_map != nullptr && weight_map->is_object(), Code::kInvalid, "io: ", index.string(),
@@ -104,18 +89,18 @@ fs::path only_file(const fs::path& dir, std::string_view extension) {
   return found.empty() ? fs::path() : found[0];
 }
 
-std::unique_ptr<Checkpoint::Source> open_source(const fs::path& path) {
-  require(there(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
+std::unique_ptr<Source> open_source(const fs::path& path) {
+  require(is_there(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) {
     return path.extension() == ".gguf" ? open_gguf(path) : open_file(path);
   }
-  if (there(path / "model.safetensors")) return open_file(path / "model.safetensors");
+  if (is_there(path / "model.safetensors")) return open_file(path / "model.safetensors");
   const fs::path index = path / "model.safetensors.index.json";
-  if (there(index)) return open_sharded(index);
+  if (is_there(index)) return open_sharded(index);
   if (const fs::path file = only_file(path, ".safetensors"); !file.empty()) return open_file(file);
   if (const fs::path file = only_file(path, ".gguf"); !file.empty()) return open_gguf(file);
-  const bool adapter = there(path / "adapter_config.json");
+  const bool adapter = is_there(path / "adapter_config.json");
   fail(Code::kNotFound, "io: ", path.string(), adapter ? " is a PEFT adapter and" : "",
        " holds no weights: a checkpoint has model.safetensors, model.safetensors.index.json, one "
        "*.safetensors or one *.gguf",
@@ -133,15 +118,13 @@ Checkpoint Checkpoint::open(const fs::path& dir_or_file) {
 
 const std::vector<std::string>& Checkpoint::names() const { return source_->names; }
 
-bool Checkpoint::contains(std::string_view name) const {
-  return source_->contains(std::string(name));
-}
+bool Checkpoint::contains(std::string_view name) const { return source_->tensors.contains(name); }
 
-TensorView Checkpoint::at(std::string_view name) const {
-  const std::string key(name);
-  require(source_->contains(key), Code::kNotFound, "io: ", source_->path.string(),
+const StoredTensor& Checkpoint::at(std::string_view name) const {
+  const auto found = source_->tensors.find(name);
+  require(found != source_->tensors.end(), Code::kNotFound, "io: ", source_->path.string(),
           " has no tensor '", name, "'");
-  return source_->at(key);
+  return found->second;
 }
 
 const std::map<std::string, std::string>& Checkpoint::metadata() const { return source_->metadata; }

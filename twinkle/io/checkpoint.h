@@ -1,7 +1,7 @@
 // A model's weights as a read-only set of named tensors, whatever file holds them: safetensors, one
-// file or sharded, or GGUF. Files are memory-mapped; names are Hugging Face's
-// ("model.layers.0.self_attn.q_proj.weight"). Knows no model and no torch. Cheap to copy; any
-// thread may read.
+// file or sharded, or GGUF. Names, types and shapes are known once it is open; bytes are read when
+// they are asked for. Names are Hugging Face's ("model.layers.0.self_attn.q_proj.weight"). Knows no
+// model and no torch. Cheap to copy; any thread may read.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "twinkle/base/json.h"
-#include "twinkle/io/tensor_view.h"
+#include "twinkle/io/stored_tensor.h"
 
 namespace twinkle {
 
@@ -26,9 +26,9 @@ class Checkpoint {
   const std::vector<std::string>& names() const;
   bool contains(std::string_view name) const;
 
-  // The bytes stay valid as long as this Checkpoint or a copy of it. A quantised GGUF tensor is
-  // de-quantised to BF16 by its first call and kept. Error kNotFound: no tensor of that name.
-  TensorView at(std::string_view name) const;
+  // Valid as long as this Checkpoint or a copy of it. A quantised GGUF tensor is read as BF16.
+  // Error kNotFound: no tensor of that name.
+  const StoredTensor& at(std::string_view name) const;
 
   // What the file says about itself: safetensors' __metadata__ (merged over shards).
   const std::map<std::string, std::string>& metadata() const;
@@ -40,7 +40,7 @@ class Checkpoint {
   // As given to open.
   const std::filesystem::path& path() const;
 
-  struct Source;  // one implementation per kind of file, in checkpoint.cpp
+  struct Source;
 
  private:
   explicit Checkpoint(std::shared_ptr<const Source> source) : source_(std::move(source)) {}

@@ -1,7 +1,7 @@
-// What a Checkpoint asks of the files behind it; one implementation per kind of file. Private to
-// io.
+// What a Checkpoint knows of the files behind it. Private to io.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,14 +12,16 @@
 namespace twinkle {
 
 struct Checkpoint::Source {
-  virtual ~Source() = default;
-  virtual bool contains(const std::string& name) const = 0;
-  virtual TensorView at(const std::string& name) const = 0;  // of a name that it contains
-  virtual Json config() const = 0;
+  void add(StoredTensor tensor) {
+    names.push_back(tensor.name);
+    tensors.insert_or_assign(names.back(), std::move(tensor));
+  }
 
   std::filesystem::path path;
   std::vector<std::string> names;
+  std::map<std::string, StoredTensor, std::less<>> tensors;
   std::map<std::string, std::string> metadata;
+  std::function<Json()> config;
 };
 
 std::unique_ptr<Checkpoint::Source> open_gguf(const std::filesystem::path& file);

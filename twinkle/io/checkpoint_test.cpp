@@ -1,6 +1,7 @@
 #include "twinkle/io/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <optional>
@@ -37,7 +38,7 @@ TEST(Checkpoint, ReadsOneFileOfAnyNameAndTheConfigBesideIt) {
     EXPECT_EQ(checkpoint.path(), path);
     EXPECT_EQ(checkpoint.names(), (std::vector<std::string>{"a", "b"}));
     EXPECT_EQ(checkpoint.metadata().at("format"), "pt");
-    EXPECT_EQ(checkpoint.at("b").bytes[2], std::byte{3});
+    EXPECT_EQ(checkpoint.at("b").load().bytes[2], std::byte{3});
     EXPECT_TRUE(checkpoint.contains("a"));
     EXPECT_FALSE(checkpoint.contains("c"));
     EXPECT_EQ(get<std::string>(checkpoint.config(), "model_type"), "llama");
@@ -49,11 +50,11 @@ TEST(Checkpoint, KeepsItsBytesForEveryCopyOfIt) {
   write_weights(dir / "model.safetensors", {"a"});
   std::optional<Checkpoint> first = Checkpoint::open(dir.path());
   const Checkpoint copy = *first;
-  const TensorView view = first->at("a");
+  const TensorView view = first->at("a").load();
   first.reset();
   fs::remove(dir / "model.safetensors");
   EXPECT_EQ(view.bytes[0], std::byte{1});
-  EXPECT_EQ(copy.at("a").bytes.data(), view.bytes.data());
+  EXPECT_EQ(copy.at("a").load().bytes[2], std::byte{3});
 }
 
 TEST(Checkpoint, NamesATensorThatIsMissing) {
@@ -69,6 +70,22 @@ TEST(Checkpoint, NamesATensorThatIsMissing) {
   }
   EXPECT_EQ(error_of([&] { checkpoint.config(); }),
             "json: cannot open " + (dir / "config.json").string());
+}
+
+TEST(Checkpoint, SaysWhatIsNoFileAndWaitsForNobody) {
+  const ScratchDir dir;
+  ASSERT_EQ(::mkfifo((dir / "model.safetensors").c_str(), 0600), 0);
+  EXPECT_EQ(error_of_open(dir.path()), "io: " + (dir / "model.safetensors").string() +
+                                           " is a FIFO, it must be a regular file");
+  fs::remove(dir / "model.safetensors");
+  fs::create_symlink("model.safetensors", dir / "model.safetensors");
+  EXPECT_EQ(error_of_open(dir.path()), "io: cannot open " + (dir / "model.safetensors").string() +
+                                           ": Too many levels of symbolic links");
+  fs::remove(dir / "model.safetensors");
+  write_weights(dir / "model.safetensors", {});
+  fs::create_directory(dir / "config.json");
+  EXPECT_EQ(error_of([&] { Checkpoint::open(dir.path()).config(); }),
+            "json: " + (dir / "config.json").string() + " is a folder, it must be a regular file");
 }
 
 TEST(Checkpoint, ReadsShardsAndNamesAMissingOne) {

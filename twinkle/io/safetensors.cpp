@@ -1,7 +1,6 @@
 #include "twinkle/io/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -16,7 +15,7 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementati
 constexpr std::string_view kMetadata = "__metadata__";
 
 struct Entry {
-  TensorView view;
+  StoredTensor tensor;
   int64_t begin = 0;  // bytes from the start of the data
   int64_t end = 0;
 };
@@ -24,16 +23,20 @@ struct Entry {
 std::string in_quotes(std::string_view name) { return std::string("'").append(name).append("'"); }
 
 // The JSON text between the length and the data.
-std::string_view header_text(std::span<const std::byte> bytes, const std::string& file) {
-  require(bytes.size() >= 8, Code::kInvalid, "io: ", file, " is ", bytes.size(),
+std::string header_text(const File& file) {
+  const std::string name = file.path().string();
+  require(file.size() >= 8, Code::kInvalid, "io: ", name, " is ", file.size(),
           " bytes, a safetensors file has at least 8: it is truncated or of another kind");
   uint64_t length = 0;
-  std::memcpy(&length, bytes.data(), sizeof length);
-  require(length <= kMaxHeaderBytes, Code::kInvalid, "io: ", file, ": header length is ", length,
+  file.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
+  require(length <= kMaxHeaderBytes, Code::kInvalid, "io: ", name, ": header length is ", length,
           ", it must be at most ", kMaxHeaderBytes, ": this is no safetensors file");
-  require(length <= bytes.size() - 8, Code::kInvalid, "io: ", file, ": header length is ", length,
-          ", but only ", bytes.size() - 8, " bytes follow: the file is truncated, fetch it again");
-  return {reinterpret_cast<const char*>(bytes.data()) + 8, length};
+  require(static_cast<int64_t>(length) <= file.size() - 8, Code::kInvalid, "io: ", name,
+          ": header length is ", length, ", but only ", file.size() - 8,
+          " bytes follow: the file is truncated, fetch it again");
+  std::string text(length, '\0');
+  file.read_at(8, std::as_writable_bytes(std::span<char>(text)));
+  return text;
 }
 
 // Parsers keep the last of two equal keys, so the raw text is searched for them. `text` is valid
@@ -73,7 +76,8 @@ std::vector<int64_t> integers(const Json& object, std::string_view key, const st
   return values;
 }
 
-Entry entry_of(std::string_view name, const Json& value, std::span<const std::byte> data,
+// `data_size`: bytes behind the header.
+Entry entry_of(std::string_view name, const Json& value, int64_t data_size,
                const std::string& file) {
   const std::string where = "io: " + file + ": tensor " + in_quotes(name);
   const Json* dtype = find(value, "dtype");
@@ -83,10 +87,9 @@ Entry entry_of(std::string_view name, const Json& value, std::span<const std::by
   const std::optional<Dtype> known = dtype_named(spelled);
   require(known.has_value(), Code::kInvalid, where, ": dtype is ", in_quotes(spelled),
           ", it must be one of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL");
-  Entry entry{.view = {.name = std::string(name),
-                       .dtype = *known,
-                       .shape = integers(value, "shape", where),
-                       .bytes = {}}};
+  Entry entry{.tensor = {.name = std::string(name),
+                         .dtype = *known,
+                         .shape = integers(value, "shape", where)}};
   const std::vector<int64_t> offsets = integers(value, "data_offsets", where);
   require(offsets.size() == 2, Code::kInvalid, where, ": 'data_offsets' has ", offsets.size(),
           " values, it must have 2");
@@ -94,29 +97,24 @@ Entry entry_of(std::string_view name, const Json& value, std::span<const std::by
   entry.end = offsets[1];
   require(entry.begin <= entry.end, Code::kInvalid, where, ": begins at byte ", entry.begin,
           " and ends at byte ", entry.end, ", before it begins");
-  require(static_cast<uint64_t>(entry.end) <= data.size(), Code::kInvalid, where, ": ends at byte ",
-          entry.end, " of the data, but the file holds only ", data.size(),
-          ": it is truncated, fetch it again");
-  int64_t expected = 0;
-  const std::optional<int64_t> count = num_elements(entry.view.shape);
-  require(count && !__builtin_mul_overflow(*count, size_of(*known), &expected) &&
-              expected == entry.end - entry.begin,
-          Code::kInvalid, where, ": shape ", shape_text(entry.view.shape), " of ", spelled,
-          " does not fit its ", entry.end - entry.begin, " bytes");
-  entry.view.bytes = data.subspan(entry.begin, entry.end - entry.begin);
+  require(entry.end <= data_size, Code::kInvalid, where, ": ends at byte ", entry.end,
+          " of the data, but the file holds only ", data_size, ": it is truncated, fetch it again");
+  require(bytes_of(*known, entry.tensor.shape) == entry.end - entry.begin, Code::kInvalid, where,
+          ": shape ", shape_text(entry.tensor.shape), " of ", spelled, " does not fit its ",
+          entry.end - entry.begin, " bytes");
   return entry;
 }
 
-void refuse_holes(const std::vector<Entry>& sorted, size_t data_size, const std::string& file) {
+void refuse_holes(const std::vector<Entry>& sorted, int64_t data_size, const std::string& file) {
   int64_t end = 0;
   for (const Entry& entry : sorted) {
     require(entry.begin == end, Code::kInvalid, "io: ", file, ": tensor ",
-            in_quotes(entry.view.name), " begins at byte ", entry.begin,
+            in_quotes(entry.tensor.name), " begins at byte ", entry.begin,
             " of the data, it must begin at ", end, ", where the one before it ends");
     end = entry.end;
   }
-  require(static_cast<uint64_t>(end) == data_size, Code::kInvalid, "io: ", file, ": ",
-          data_size - end, " bytes follow the last tensor, which ends at byte ", end);
+  require(end == data_size, Code::kInvalid, "io: ", file, ": ", data_size - end,
+          " bytes follow the last tensor, which ends at byte ", end);
 }
 
 std::map<std::string, std::string> metadata_of(const Json& value, const std::string& file) {
@@ -132,26 +130,30 @@ std::map<std::string, std::string> metadata_of(const Json& value, const std::str
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& file) : file_(file) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& file)
+    : file_(std::make_shared<const File>(file)) {
   const std::string name = file.string();
-  const std::string_view text = header_text(file_.bytes(), name);
+  const std::string text = header_text(*file_);
   const Json header = parse_json(text, name);
   require(header.is_object(), Code::kInvalid, "io: ", name, ": the header must be a JSON object");
   refuse_duplicate_names(text, header.get_object().size(), name);
-  const std::span<const std::byte> data = file_.bytes().subspan(8 + text.size());
+  const int64_t data_begin = 8 + std::ssize(text), data_size = file_->size() - data_begin;
   std::vector<Entry> entries;
   for (const auto& [key, value] : header.get_object()) {
     if (key == kMetadata) {
       metadata_ = metadata_of(value, name);
     } else {
-      entries.push_back(entry_of({key.data(), key.size()}, value, data, name));
+      entries.push_back(entry_of({key.data(), key.size()}, value, data_size, name));
     }
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
-  refuse_holes(entries, data.size(), name);
-  for (Entry& entry : entries) tensors_.push_back(std::move(entry.view));
+  refuse_holes(entries, data_size, name);
+  for (Entry& entry : entries) {
+    entry.tensor.reader = read_from(file_, data_begin + entry.begin);
+    tensors_.push_back(std::move(entry.tensor));
+  }
 }
 
 }  // namespace twinkle

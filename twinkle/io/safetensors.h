@@ -1,15 +1,16 @@
-// The safetensors format: u64 header length, JSON header, data. Reading maps the file and believes
-// nothing in the header before it is checked; writing streams the tensors' bytes. Knows no model
-// and no torch. An open file may be read from any thread. Format:
+// The safetensors format: u64 header length, JSON header, data. Reading believes nothing in the
+// header before it is checked, and reads no tensor unasked; writing streams the tensors' bytes.
+// Knows no model and no torch. An open file may be read from any thread. Format:
 // https://github.com/huggingface/safetensors#format
 #pragma once
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "twinkle/io/mapped_file.h"
+#include "twinkle/io/stored_tensor.h"
 #include "twinkle/io/tensor_view.h"
 
 namespace twinkle {
@@ -17,18 +18,18 @@ namespace twinkle {
 class SafetensorsFile {
  public:
   // Error kNotFound: no such file. kInvalid, naming file, tensor, value and limit: header longer
-  // than the file or than 100 MB, broken JSON, unknown dtype, shape * size != bytes, offsets
-  // outside the file, overlapping or leaving holes, a name twice.
+  // than the file or than 100 MB, broken JSON or more than 2^22 values of it, unknown dtype, shape
+  // * size != bytes, offsets outside the file, overlapping or leaving holes, a name twice.
   explicit SafetensorsFile(const std::filesystem::path& file);
 
-  // In the order of their bytes; valid as long as this object.
-  const std::vector<TensorView>& tensors() const { return tensors_; }
+  // In the order of their bytes; a copy of one may outlive this object.
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  const std::filesystem::path& path() const { return file_.path(); }
+  const std::filesystem::path& path() const { return file_->path(); }
 
  private:
-  MappedFile file_;
-  std::vector<TensorView> tensors_;
+  std::shared_ptr<const File> file_;
+  std::vector<StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };
 
@@ -49,5 +50,9 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
 // as write_safetensors.
 void write_model(const std::filesystem::path& dir, std::span<const TensorView> tensors,
                  const SafetensorsOptions& options = {});
+
+// write_model of tensors in other files, of which little is held at a time. Errors as File's, too.
+void copy_model(const std::filesystem::path& dir, std::span<const StoredTensor> tensors,
+                const SafetensorsOptions& options = {});
 
 }  // namespace twinkle

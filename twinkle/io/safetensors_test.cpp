@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 
@@ -78,7 +79,7 @@ TEST(Safetensors, ReadsBackRandomTensorsInOneFileAndInShards) {
     write_model(dir.path(), made.views, options);
     const Checkpoint read = Checkpoint::open(dir.path());
     ASSERT_EQ(read.names().size(), made.views.size());
-    for (const TensorView& view : made.views) expect_equal(read.at(view.name), view);
+    for (const TensorView& view : made.views) expect_equal(read.at(view.name).load(), view);
     EXPECT_EQ(read.metadata(), options.metadata);
   }
 }
@@ -91,9 +92,13 @@ TEST(Safetensors, AlignsEveryTensorToItsElement) {
       {.name = "b", .dtype = Dtype::kF64, .shape = {2}, .bytes = bytes},
       {.name = "c", .dtype = Dtype::kBF16, .shape = {5}, .bytes = std::span(bytes).first(10)}};
   write_safetensors(dir / "x.safetensors", views);
-  const SafetensorsFile read(dir / "x.safetensors");
-  for (const TensorView& view : read.tensors()) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(view.bytes.data()) % size_of(view.dtype), 0U);
+  const std::string text = read_text(dir / "x.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, text.data(), 8);
+  const Json header = parse_json(text.substr(8, length), "header");
+  for (const TensorView& view : views) {
+    const int64_t begin = header.at(view.name).at("data_offsets").at(0).as_int64();
+    EXPECT_EQ((8 + static_cast<int64_t>(length) + begin) % size_of(view.dtype), 0);
   }
 }
 
@@ -188,6 +193,52 @@ TEST(Safetensors, NamesWhatIsWrongWithATensor) {
                                   3)),
             "io: tensor 'b' begins at byte 1 of the data, it must begin at 2, where the one before "
             "it ends");
+}
+
+// torch and NumPy multiply the dims that are not 0 to get strides.
+TEST(Safetensors, RefusesAShapeOfNoElementsWhoseStridesWouldOverflow) {
+  const auto error = [](const std::string& shape) {
+    return error_of_file(
+        file_of(R"({"w":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,0]}})"));
+  };
+  EXPECT_EQ(error("0,4611686018427387904"),
+            "io: tensor 'w': shape [0, 4611686018427387904] of F32 does not fit its 0 bytes");
+  EXPECT_EQ(error("4611686018427387904,0"),
+            "io: tensor 'w': shape [4611686018427387904, 0] of F32 does not fit its 0 bytes");
+  EXPECT_EQ(error("0,1000000"), "no error");
+}
+
+TEST(Safetensors, RefusesAHeaderOfTooManyValues) {
+  std::string header = R"({"w":[0)";
+  for (int i = 0; i < (1 << 22); ++i) header += ",0";
+  EXPECT_NE(error_of_file(file_of(header + "]}")).find("more than 4194304 values"),
+            std::string::npos);
+}
+
+TEST(Safetensors, KnowsATensorBeforeAnyOfItsBytesIsRead) {
+  const ScratchDir dir;
+  const int64_t size = int64_t{1} << 40;
+  write_text(dir / "x.safetensors", file_of(R"({"w":{"dtype":"U8","shape":[1048576,1048576],)"
+                                            R"("data_offsets":[0,1099511627776]}})"));
+  fs::resize_file(dir / "x.safetensors", fs::file_size(dir / "x.safetensors") + size);  // a hole
+  const SafetensorsFile file(dir / "x.safetensors");
+  const StoredTensor& w = file.tensors()[0];
+  EXPECT_EQ(w.name, "w");
+  EXPECT_EQ(w.num_bytes(), size);
+  std::array<std::byte, 3> row{std::byte{1}};
+  w.read(row, size - 3);
+  EXPECT_EQ(row[0], std::byte{0});
+}
+
+TEST(Safetensors, AFileThatIsCutWhileATensorIsReadIsAnError) {
+  const ScratchDir dir;
+  std::mt19937 random(5);
+  const Tensors made = random_tensors(random, 4);
+  write_safetensors(dir / "x.safetensors", made.views);
+  const SafetensorsFile file(dir / "x.safetensors");
+  fs::resize_file(dir / "x.safetensors", fs::file_size(dir / "x.safetensors") - 1);
+  EXPECT_NE(invalid_of([&] { file.tensors().back().load(); }).find("cut or replaced meanwhile"),
+            std::string::npos);
 }
 
 TEST(Safetensors, RefusesANameThatIsThereTwice) {

@@ -1,6 +1,5 @@
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <functional>
 #include <utility>
 
 #include "twinkle/base/json.h"
@@ -12,15 +11,50 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void check(std::span<const TensorView> tensors) {
-  std::vector<std::string_view> names;
+// A tensor to write, wherever its bytes are.
+struct Item {
+  std::string_view name;
+  Dtype dtype;
+  std::span<const int64_t> shape;
+  int64_t num_bytes;
+  std::function<void(AtomicFile&)> write;
+};
+
+std::vector<Item> items_of(std::span<const TensorView> tensors) {
+  std::vector<Item> items;
   for (const TensorView& tensor : tensors) {
-    const std::optional<int64_t> count = num_elements(tensor.shape);
-    int64_t expected = 0;
-    require(count && !__builtin_mul_overflow(*count, size_of(tensor.dtype), &expected) &&
-                expected == std::ssize(tensor.bytes),
-            Code::kInvalid, "io: tensor '", tensor.name, "': shape ", shape_text(tensor.shape),
-            " of ", name_of(tensor.dtype), " does not fit its ", tensor.bytes.size(), " bytes");
+    items.push_back({tensor.name, tensor.dtype, tensor.shape, std::ssize(tensor.bytes),
+                     [&tensor](AtomicFile& out) { out.write(tensor.bytes); }});
+  }
+  return items;
+}
+
+void copy(const StoredTensor& tensor, AtomicFile& out) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  const int64_t size = tensor.num_bytes();
+  std::vector<std::byte> chunk;
+  for (int64_t at = 0; at < size; at += kChunk) {
+    chunk.resize(static_cast<size_t>(std::min(size - at, kChunk)));
+    tensor.read(chunk, at);
+    out.write(chunk);
+  }
+}
+
+std::vector<Item> items_of(std::span<const StoredTensor> tensors) {
+  std::vector<Item> items;
+  for (const StoredTensor& tensor : tensors) {
+    items.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.num_bytes(),
+                     [&tensor](AtomicFile& out) { copy(tensor, out); }});
+  }
+  return items;
+}
+
+void check(std::span<const Item> tensors) {
+  std::vector<std::string_view> names;
+  for (const Item& tensor : tensors) {
+    require(bytes_of(tensor.dtype, tensor.shape) == tensor.num_bytes, Code::kInvalid,
+            "io: tensor '", tensor.name, "': shape ", shape_text(tensor.shape), " of ",
+            name_of(tensor.dtype), " does not fit its ", tensor.num_bytes, " bytes");
     require(tensor.name != "__metadata__", Code::kInvalid,
             "io: a tensor cannot be named '__metadata__'");
     names.push_back(tensor.name);
@@ -32,12 +66,11 @@ void check(std::span<const TensorView> tensors) {
 }
 
 // Largest elements first keeps every tensor aligned to its element.
-std::vector<const TensorView*> in_file_order(std::span<const TensorView> tensors) {
-  std::vector<const TensorView*> order;
-  for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  std::sort(order.begin(), order.end(), [](const TensorView* a, const TensorView* b) {
-    return std::pair(-size_of(a->dtype), std::string_view(a->name)) <
-           std::pair(-size_of(b->dtype), std::string_view(b->name));
+std::vector<const Item*> in_file_order(std::span<const Item> tensors) {
+  std::vector<const Item*> order;
+  for (const Item& tensor : tensors) order.push_back(&tensor);
+  std::sort(order.begin(), order.end(), [](const Item* a, const Item* b) {
+    return std::pair(-size_of(a->dtype), a->name) < std::pair(-size_of(b->dtype), b->name);
   });
   return order;
 }
@@ -46,7 +79,7 @@ JsonArray json_of(std::span<const int64_t> values) {
   return JsonArray(values.begin(), values.end());
 }
 
-std::string header_of(std::span<const TensorView* const> order,
+std::string header_of(std::span<const Item* const> order,
                       const std::map<std::string, std::string>& metadata) {
   JsonObject header;
   if (!metadata.empty()) {
@@ -54,9 +87,9 @@ std::string header_of(std::span<const TensorView* const> order,
     for (const auto& [key, value] : metadata) into[key] = value;
   }
   int64_t end = 0;
-  for (const TensorView* tensor : order) {
+  for (const Item* tensor : order) {
     const int64_t begin = end;
-    end += std::ssize(tensor->bytes);
+    end += tensor->num_bytes;
     header[tensor->name] = JsonObject{{"dtype", name_of(tensor->dtype)},
                                       {"shape", json_of(tensor->shape)},
                                       {"data_offsets", JsonArray{begin, end}}};
@@ -66,20 +99,13 @@ std::string header_of(std::span<const TensorView* const> order,
   return text;
 }
 
-int64_t bytes_of(std::span<const TensorView> tensors) {
-  return std::accumulate(
-      tensors.begin(), tensors.end(), int64_t{0},
-      [](int64_t sum, const TensorView& tensor) { return sum + std::ssize(tensor.bytes); });
-}
-
 // Consecutive tensors, each group within the limit unless it is a single tensor.
-std::vector<std::span<const TensorView>> shards_of(std::span<const TensorView> tensors,
-                                                   int64_t max_bytes) {
-  std::vector<std::span<const TensorView>> shards;
+std::vector<std::span<const Item>> shards_of(std::span<const Item> tensors, int64_t max_bytes) {
+  std::vector<std::span<const Item>> shards;
   size_t begin = 0;
   int64_t held = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t size = std::ssize(tensors[i].bytes);
+    const int64_t size = tensors[i].num_bytes;
     if (i > begin && held + size > max_bytes) {
       shards.push_back(tensors.subspan(begin, i - begin));
       begin = i;
@@ -96,29 +122,27 @@ std::string five_digits(size_t number) {
   return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;
 }
 
-}  // namespace
-
-void write_safetensors(const fs::path& file, std::span<const TensorView> tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  check(tensors);
-  const std::vector<const TensorView*> order = in_file_order(tensors);
+void write_file(const fs::path& file, std::span<const Item> tensors,
+                const std::map<std::string, std::string>& metadata) {
+  const std::vector<const Item*> order = in_file_order(tensors);
   const std::string header = header_of(order, metadata);
   const uint64_t length = header.size();
   AtomicFile out(file);
   out.write(std::as_bytes(std::span(&length, 1)));
   out.write(header);
-  for (const TensorView* tensor : order) out.write(tensor->bytes);
+  for (const Item* tensor : order) tensor->write(out);
   out.commit();
 }
 
-void write_model(const fs::path& dir, std::span<const TensorView> tensors,
+void write_items(const fs::path& dir, std::span<const Item> tensors,
                  const SafetensorsOptions& options) {
   check(tensors);
-  const int64_t total = bytes_of(tensors);
+  int64_t total = 0;
+  for (const Item& tensor : tensors) total += tensor.num_bytes;
   require(options.max_shard_bytes >= 0, Code::kInvalid, "io: max_shard_bytes is ",
           options.max_shard_bytes, ", it must be at least 0");
   if (options.max_shard_bytes == 0 || total <= options.max_shard_bytes) {
-    write_safetensors(dir / "model.safetensors", tensors, options.metadata);
+    write_file(dir / "model.safetensors", tensors, options.metadata);
     return;
   }
   const auto shards = shards_of(tensors, options.max_shard_bytes);
@@ -126,12 +150,31 @@ void write_model(const fs::path& dir, std::span<const TensorView> tensors,
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name =
         "model-" + five_digits(i + 1) + "-of-" + five_digits(shards.size()) + ".safetensors";
-    write_safetensors(dir / name, shards[i], options.metadata);
-    for (const TensorView& tensor : shards[i]) weight_map[tensor.name] = name;
+    write_file(dir / name, shards[i], options.metadata);
+    for (const Item& tensor : shards[i]) weight_map[tensor.name] = name;
   }
   write_file_atomically(
       dir / "model.safetensors.index.json",
       pretty(JsonObject{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}));
+}
+
+}  // namespace
+
+void write_safetensors(const fs::path& file, std::span<const TensorView> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const std::vector<Item> items = items_of(tensors);
+  check(items);
+  write_file(file, items, metadata);
+}
+
+void write_model(const fs::path& dir, std::span<const TensorView> tensors,
+                 const SafetensorsOptions& options) {
+  write_items(dir, items_of(tensors), options);
+}
+
+void copy_model(const fs::path& dir, std::span<const StoredTensor> tensors,
+                const SafetensorsOptions& options) {
+  write_items(dir, items_of(tensors), options);
 }
 
 }  // namespace twinkle

@@ -35,12 +35,24 @@ std::optional<Dtype> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::optional<int64_t> num_elements(std::span<const int64_t> shape) {
-  int64_t count = 1;
+namespace {
+
+// The product of `unit` and the dims; strides are products without the dims that are 0.
+std::optional<int64_t> product(int64_t unit, std::span<const int64_t> shape) {
+  bool empty = false;
   for (const int64_t dim : shape) {
-    if (dim < 0 || __builtin_mul_overflow(count, dim, &count)) return std::nullopt;
+    if (dim < 0 || (dim > 0 && __builtin_mul_overflow(unit, dim, &unit))) return std::nullopt;
+    empty = empty || dim == 0;
   }
-  return count;
+  return empty ? 0 : unit;
+}
+
+}  // namespace
+
+std::optional<int64_t> num_elements(std::span<const int64_t> shape) { return product(1, shape); }
+
+std::optional<int64_t> bytes_of(Dtype dtype, std::span<const int64_t> shape) {
+  return product(size_of(dtype), shape);
 }
 
 std::string shape_text(std::span<const int64_t> shape) {

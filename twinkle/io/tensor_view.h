@@ -1,6 +1,6 @@
 // A named tensor's bytes as files hold them: row-major, little-endian, borrowed from whoever handed
-// the view out (a mapped file, a torch tensor), who must outlive it. Knows no torch. A value type
-// without locks.
+// the view out (a torch tensor, memory of its own), who must outlive it. Knows no torch. A value
+// type without locks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,8 +32,12 @@ struct TensorView {
   std::shared_ptr<const void> owner = {};  // of the bytes; none: they are somebody else's
 };
 
-// Elements of `shape`; nothing when a dim is negative or the product exceeds int64.
+// Elements of `shape`; nothing when a dim is negative or the product exceeds int64, that of the
+// dims that are not 0, too.
 std::optional<int64_t> num_elements(std::span<const int64_t> shape);
+
+// The same of a tensor's bytes.
+std::optional<int64_t> bytes_of(Dtype dtype, std::span<const int64_t> shape);
 
 // "[3, 64]", for error texts.
 std::string shape_text(std::span<const int64_t> shape);

@@ -147,18 +147,18 @@ void Adapter::load(const PeftAdapter& saved) {
           "lora: the saved adapter is scaled by ", scale_of(saved.config), ", this one by ",
           scale_of(config_), ": give it the lora_alpha and use_rslora that it was saved with");
   std::vector<std::pair<at::Tensor, at::Tensor>> values(factors_.size());
-  for (const PeftEntry& entry : saved.entries) {
+  for (const StoredPeftEntry& entry : saved.entries) {
     const auto mine = std::find_if(factors_.begin(), factors_.end(),
                                    [&](const Factors& f) { return f.path == entry.module; });
     require(mine != factors_.end(), Code::kInvalid, "lora: the saved adapter has module ",
             entry.module,
             ", which this model does not have or the adapter's config does not target: is it of "
             "another base model?");
-    const auto take = [&](const TensorView& view, const at::Tensor& like, const char* half) {
-      const at::Tensor t = model::to_float32(view);
-      require(t.sizes() == like.sizes(), Code::kInvalid, "lora: ", half, " of ", entry.module,
-              " has shape ", shape_text(view.shape), ", this model's is ",
+    const auto take = [&](const StoredTensor& stored, const at::Tensor& like, const char* half) {
+      require(at::IntArrayRef(stored.shape) == like.sizes(), Code::kInvalid, "lora: ", half, " of ",
+              entry.module, " has shape ", shape_text(stored.shape), ", this model's is ",
               shape_text(like.sizes().vec()), ": is it of another base model?");
+      const at::Tensor t = model::to_float32(stored);
       require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ",
               entry.module, " holds NaN or infinity");
       return t.to(like.scalar_type());

@@ -49,9 +49,7 @@ std::string layer_path(size_t index) { return "model.layers." + std::to_string(i
 // nothing.
 bool has_own_head(const Checkpoint& checkpoint) {
   if (!checkpoint.contains("lm_head.weight")) return false;
-  const TensorView head = checkpoint.at("lm_head.weight"),
-                   embedding = checkpoint.at("model.embed_tokens.weight");
-  return head.dtype != embedding.dtype || !std::ranges::equal(head.bytes, embedding.bytes);
+  return !equal_bytes(checkpoint.at("lm_head.weight"), checkpoint.at("model.embed_tokens.weight"));
 }
 
 constexpr const char* kValueWeight = "score.weight";

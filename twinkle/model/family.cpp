@@ -118,6 +118,8 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
   const Json* types = find(config, "layer_types");
   if (!types) {
     const auto first = get_or<int64_t>(config, "max_window_layers", 28);
+    require(first >= 0, Code::kInvalid, "model: config field 'max_window_layers' is ", first,
+            ", it must be at least 0");
     for (int64_t i = first; i < num_layers; ++i) windows[static_cast<size_t>(i)] = window;
     return windows;
   }
@@ -224,8 +226,8 @@ DecoderSpec llama_like(const Json& config) {
   spec.hidden = positive(config, "intermediate_size");
   spec.max_positions = positive(config, "max_position_embeddings");
   spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
-  require(spec.norm_eps > 0, Code::kInvalid, "model: rms_norm_eps is ", spec.norm_eps,
-          ", it must be above 0");
+  require(spec.norm_eps > 0 && spec.norm_eps <= 1, Code::kInvalid, "model: rms_norm_eps is ",
+          spec.norm_eps, ", it must be above 0 and at most 1");
   spec.tied_head = get_or(config, "tie_word_embeddings", false);
   AttentionSpec& a = spec.attention;
   a.num_heads = positive(config, "num_attention_heads");

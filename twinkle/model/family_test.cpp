@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <set>
 
 #include "twinkle/model/tiny_model.h"
@@ -59,6 +61,25 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
   EXPECT_EQ(spec.attention.rope.theta, 10000);
   EXPECT_FALSE(spec.tied_head);
   EXPECT_EQ(spec.attention.windows, std::vector<int64_t>(2, 0));
+}
+
+// The first windowed layer is an index: -1 was written before the list.
+TEST(Family, WindowsBeginAtALayer) {
+  JsonObject config = with("use_sliding_window", true);
+  config["sliding_window"] = 3;
+  for (const int64_t first : {int64_t{-1}, int64_t{-1000}, std::numeric_limits<int64_t>::min()}) {
+    config["max_window_layers"] = first;
+    EXPECT_EQ(refusal(config), "model: config field 'max_window_layers' is " +
+                                   std::to_string(first) + ", it must be at least 0");
+  }
+  config["max_window_layers"] = int64_t{1} << 62;
+  EXPECT_EQ(read_spec(config).attention.windows, std::vector<int64_t>(2, 0));
+}
+
+TEST(Family, ANormsEpsilonIsSmall) {
+  for (const double eps : {0.0, 1e30, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    EXPECT_TRUE(refusal(with("rms_norm_eps", eps)).starts_with("model: rms_norm_eps is ")) << eps;
+  }
 }
 
 TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cstring>
-
 #include "twinkle/base/error.h"
 
 namespace twinkle::model {
@@ -25,11 +23,11 @@ at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
   }
 }
 
-// The mapped bytes need not be aligned, so they are copied before they are converted.
-at::Tensor copy_of(const TensorView& view, WeightMemory* memory = nullptr) {
-  const at::ScalarType type = scalar_type(view.dtype, view.name);
-  at::Tensor out = memory ? memory->empty(view.shape, type) : at::empty(view.shape, type);
-  std::memcpy(out.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
+// Straight from the file into its place.
+at::Tensor read(const StoredTensor& stored, WeightMemory* memory = nullptr) {
+  const at::ScalarType type = scalar_type(stored.dtype, stored.name);
+  at::Tensor out = memory ? memory->empty(stored.shape, type) : at::empty(stored.shape, type);
+  stored.read({static_cast<std::byte*>(out.mutable_data_ptr()), out.nbytes()});
   return out;
 }
 
@@ -63,20 +61,20 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
                      WeightMemory* memory) {
   require(checkpoint.contains(name), Code::kInvalid, "model: ", checkpoint.path().string(),
           " has no tensor ", name, ", which config.json asks for");
-  const TensorView view = checkpoint.at(name);
-  require(view.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
-          shape_text(view.shape), ", config.json asks for ", shape_text(shape));
+  const StoredTensor& stored = checkpoint.at(name);
+  require(stored.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
+          shape_text(stored.shape), ", config.json asks for ", shape_text(shape));
   const auto check = [&](const at::Tensor& t) {
     require(is_finite(t), Code::kInvalid, "model: tensor ", name, " of ",
             checkpoint.path().string(), " holds NaN or infinity; fetch the checkpoint again");
     return t;
   };
-  if (scalar_type(view.dtype, name) == dtype) return check(copy_of(view, memory));
-  const at::Tensor converted = check(copy_of(view)).to(dtype);
+  if (scalar_type(stored.dtype, name) == dtype) return check(read(stored, memory));
+  const at::Tensor converted = check(read(stored)).to(dtype);
   return memory ? memory->empty(shape, dtype).copy_(converted) : converted;
 }
 
-at::Tensor to_float32(const TensorView& view) { return copy_of(view).to(at::kFloat); }
+at::Tensor to_float32(const StoredTensor& stored) { return read(stored).to(at::kFloat); }
 
 TensorView view_of(const std::string& name, const at::Tensor& tensor) {
   TensorView view;

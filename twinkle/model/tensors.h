@@ -1,4 +1,4 @@
-// Checkpoint views as tensors, and back.
+// Stored tensors as torch's, and back.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,8 +18,8 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
                      const std::vector<int64_t>& shape, at::ScalarType dtype,
                      WeightMemory* memory = nullptr);
 
-// Any float view as float32.
-at::Tensor to_float32(const TensorView& view);
+// Any float tensor as float32.
+at::Tensor to_float32(const StoredTensor& stored);
 
 // Borrows the tensor's memory: contiguous, and alive as long as the view. Of a tensor on a device
 // the view owns a copy.

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
 
+#include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
+#include "twinkle/base/utf8.h"
 
 namespace twinkle::data {
 namespace {
@@ -150,30 +150,6 @@ std::vector<std::string> column_names(const Record& header, const std::string& n
   return header.cells;
 }
 
-// The byte of the first malformed sequence (overlong forms, surrogates and values past U+10FFFF
-// count), or npos.
-size_t invalid_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    const size_t size = lead < 0x80                   ? 1
-                        : lead >= 0xC2 && lead < 0xE0 ? 2
-                        : lead >= 0xE0 && lead < 0xF0 ? 3
-                        : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                      : 0;
-    if (size == 0 || i + size > text.size()) return i;
-    for (size_t k = 1; k < size; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return i;
-    }
-    const auto second = size > 1 ? static_cast<unsigned char>(text[i + 1]) : 0;
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-        (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) {
-      return i;
-    }
-    i += size;
-  }
-  return text.npos;
-}
-
 }  // namespace
 
 Table parse_csv(std::string_view text, const std::string& name) {
@@ -211,11 +187,8 @@ Table parse_csv(std::string_view text, const std::string& name) {
 }
 
 Table read_csv_rows(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good() && !std::filesystem::is_directory(file), Code::kNotFound, "data: cannot open ",
-          file.string());
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  return parse_csv(text, file.string());
+  require(is_there(file), Code::kNotFound, "data: cannot open ", file.string());
+  return parse_csv(read_file(file, "data"), file.string());
 }
 
 }  // namespace twinkle::data

@@ -156,11 +156,9 @@ Table from_columns(const Row& columns, const std::string& name) {
   return table;
 }
 
-std::string read_text(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good() && !std::filesystem::is_directory(file), Code::kNotFound, "data: cannot open ",
-          file.string());
-  return {std::istreambuf_iterator<char>(in), {}};
+const std::filesystem::path& present(const std::filesystem::path& file) {
+  require(is_there(file), Code::kNotFound, "data: cannot open ", file.string());
+  return file;
 }
 
 }  // namespace
@@ -170,23 +168,22 @@ Row parse_line(std::string_view text, const std::string& file, int64_t line) {
 }
 
 JsonlReader::JsonlReader(const std::filesystem::path& file, size_t block_bytes)
-    : name_(file.string()), in_(file, std::ios::binary), block_bytes_(block_bytes) {
-  require(in_.good() && !std::filesystem::is_directory(file), Code::kNotFound, "data: cannot open ",
-          name_);
-}
+    : name_(file.string()), file_(present(file), "data"), block_bytes_(block_bytes) {}
 
 bool JsonlReader::next(Table& table) {
   std::string text = std::move(pending_);
   pending_.clear();
   size_t cut = 0;  // one past the last newline
-  while (in_ && cut == 0) {
+  while (at_ < file_.size() && cut == 0) {
     const size_t had = text.size();
-    text.resize(had + block_bytes_);
-    in_.read(text.data() + had, static_cast<std::streamsize>(block_bytes_));
-    text.resize(had + static_cast<size_t>(in_.gcount()));
-    cut = text.rfind('\n') + 1;  // npos + 1 is 0
+    const size_t count = std::min(block_bytes_, static_cast<size_t>(file_.size() - at_));
+    text.resize(had + count);
+    file_.read_at(at_, std::as_writable_bytes(std::span<char>(text).subspan(had)));
+    at_ += static_cast<int64_t>(count);
+    const size_t end = std::string_view(text).substr(had).rfind('\n');  // not before: searched
+    if (end != text.npos) cut = had + end + 1;
   }
-  if (!in_) cut = text.size();
+  if (at_ == file_.size()) cut = text.size();
   if (text.empty()) return false;
   std::string_view whole = std::string_view(text).substr(0, cut);
   if (std::exchange(first_, false) && whole.starts_with(kByteOrderMark)) whole.remove_prefix(3);
@@ -204,7 +201,7 @@ Table read_jsonl_rows(const std::filesystem::path& file) {
 }
 
 Table read_json_rows(const std::filesystem::path& file) {
-  const std::string whole = read_text(file);
+  const std::string whole = read_file(present(file), "data");
   Piece all{.text = whole};
   if (all.text.starts_with(kByteOrderMark)) all.text.remove_prefix(kByteOrderMark.size());
   Table table{.name = file.string()};

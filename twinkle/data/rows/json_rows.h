@@ -2,10 +2,10 @@
 // nothing of templates or training. Not thread-safe per object.
 #pragma once
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 
+#include "twinkle/base/file.h"
 #include "twinkle/data/rows/row.h"
 
 namespace twinkle::data {
@@ -18,7 +18,7 @@ Row parse_line(std::string_view text, const std::string& file, int64_t line);
 // Streams a JSONL file: one object per line, blank lines skipped, a byte order mark allowed.
 class JsonlReader {
  public:
-  // Error kNotFound: cannot open. `block_bytes` is how much text is held at a time (a longer line
+  // Errors as File's. `block_bytes` is how much text is held at a time (a longer line
   // is held whole).
   explicit JsonlReader(const std::filesystem::path& file, size_t block_bytes = size_t{16} << 20);
 
@@ -28,7 +28,8 @@ class JsonlReader {
 
  private:
   std::string name_;
-  std::ifstream in_;
+  File file_;
+  int64_t at_ = 0;  // bytes read
   size_t block_bytes_;
   std::string pending_;  // the cut line at the end of the last block
   int64_t line_ = 1;     // of the first byte of pending_

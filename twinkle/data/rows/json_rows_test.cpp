@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <chrono>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -154,6 +155,28 @@ TEST(JsonRows, DoublesAreReadExactly) {
     const Row row{{"a", value}};
     EXPECT_EQ(parse_line(boost::json::serialize(row), "t", 1).at("a").as_double(), value);
   }
+}
+
+// A search of the whole line for each block would take minutes.
+TEST(JsonlReader, ALineOfManyBlocksIsSearchedOnce) {
+  const std::filesystem::path file =
+      write("long.jsonl", "{\"a\": \"" + std::string(1 << 20, 'x') + "\"}\n");
+  JsonlReader reader(file, 4);
+  Table table;
+  const auto begin = std::chrono::steady_clock::now();
+  while (reader.next(table)) {
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  ASSERT_EQ(table.rows.size(), 1u);
+  EXPECT_EQ(table.rows[0].at("a").as_string().size(), size_t{1} << 20);
+}
+
+TEST(JsonlReader, WhatIsNoFileIsNamed) {
+  EXPECT_EQ(error_of([] { read_jsonl_rows("/dev/null"); }),
+            "data: /dev/null is a device, it must be a regular file");
+  EXPECT_EQ(error_of([] { read_json_rows(std::filesystem::temp_directory_path()); }),
+            "data: " + std::filesystem::temp_directory_path().string() +
+                " is a folder, it must be a regular file");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
@@ -15,21 +16,24 @@
 namespace twinkle::engine {
 namespace {
 
-std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config) {
+std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config,
+                              int64_t vocab_size) {
   std::vector<int32_t> out;
   const auto add = [&](const Json& from) {
     const Json* eos = find(from, "eos_token_id");
     if (!eos) return;
     const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
     for (const Json& id : ids) {
-      require(id.is_int64(), Code::kInvalid, "engine: eos_token_id is ",
-              boost::json::serialize(*eos), ", expected an integer or a list of them");
+      require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() < vocab_size, Code::kInvalid,
+              "engine: eos_token_id is ", boost::json::serialize(*eos),
+              ", expected an integer from 0 to ", vocab_size - 1,
+              ", the vocabulary's last token, or a list of them");
       out.push_back(static_cast<int32_t>(id.get_int64()));
     }
   };
   add(config);
   const auto generation = path / "generation_config.json";
-  if (std::filesystem::exists(generation)) add(read_json(generation));
+  if (is_there(generation)) add(read_json(generation));
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
@@ -78,7 +82,7 @@ ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   facts.num_layers = spec.num_layers;
   facts.bf16_products = kernels::linear_bf16_best();
   for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
-  facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config());
+  facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);
   return facts;
 }
 

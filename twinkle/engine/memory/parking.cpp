@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
-#include "twinkle/io/mapped_file.h"
 
 namespace twinkle::engine {
 namespace {
@@ -154,17 +154,18 @@ void Parking::bring_back(Place& place) {
   std::vector<at::Tensor> values;
   uint64_t checksum = 0;
   {
-    const MappedFile file(place.file);
-    std::span<const std::byte> rest = file.bytes();
+    const File file(place.file, "engine");
+    int64_t at = 0;
     for (const Shape& shape : place.shapes) {
       at::Tensor t = at::empty(shape.sizes, shape.type);
-      require(t.nbytes() <= rest.size(), Code::kInternal, who, "has been cut");
-      std::memcpy(t.mutable_data_ptr(), rest.data(), t.nbytes());
-      rest = rest.subspan(t.nbytes());
+      const auto size = static_cast<int64_t>(t.nbytes());
+      require(size <= file.size() - at, Code::kInternal, who, "has been cut");
+      file.read_at(at, {static_cast<std::byte*>(t.mutable_data_ptr()), t.nbytes()});
+      at += size;
       checksum = add_checksum(checksum, bytes_of(t));
       values.push_back(t.to(shape.device));
     }
-    require(rest.empty() && checksum == place.checksum, Code::kInternal, who,
+    require(at == file.size() && checksum == place.checksum, Code::kInternal, who,
             "does not hold what was written to it");
   }
   const std::vector<at::Tensor*> tensors = place.tenant->movable_tensors();

@@ -10,22 +10,22 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/utf8.h"
 
 namespace twinkle {
 namespace {
 
 struct BlockRow {
   GgufType type;
-  int64_t values;  // per block
-  int64_t bytes;   // per block
+  GgufBlock block;
 };
 
-constexpr std::array<BlockRow, 6> kBlocks = {{{GgufType::kF32, 1, 4},
-                                              {GgufType::kF16, 1, 2},
-                                              {GgufType::kBF16, 1, 2},
-                                              {GgufType::kQ4_0, 32, 18},
-                                              {GgufType::kQ4_1, 32, 20},
-                                              {GgufType::kQ8_0, 32, 34}}};
+constexpr std::array<BlockRow, 6> kBlocks = {{{GgufType::kF32, {1, 4}},
+                                              {GgufType::kF16, {1, 2}},
+                                              {GgufType::kBF16, {1, 2}},
+                                              {GgufType::kQ4_0, {32, 18}},
+                                              {GgufType::kQ4_1, {32, 20}},
+                                              {GgufType::kQ8_0, {32, 34}}}};
 
 // By number, for error texts.
 constexpr std::array<std::string_view, 31> kTypeNames = {
@@ -50,42 +50,81 @@ enum class Kind : uint32_t {
   kF64
 };
 
-constexpr uint64_t kMaxAlignment = 1 << 20;
+constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
+constexpr int64_t kMaxAlignment = 1 << 20;
 constexpr int kMaxArrayDepth = 4;
+// A large vocabulary's tokens, scores, types and merges are 1.5 million values.
+constexpr uint64_t kMaxValues = uint64_t{1} << 22;
+constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
+constexpr int64_t kMaxHeaderBytes = int64_t{256} << 20;
 
 // Reads forward through the file; every read is checked against its end.
 class Cursor {
  public:
-  Cursor(std::span<const std::byte> bytes, std::string file)
-      : bytes_(bytes), file_(std::move(file)) {}
-
-  std::span<const std::byte> take(uint64_t count, std::string_view what) {
-    require(count <= bytes_.size() - at_, Code::kInvalid, "io: ", file_, ": ", what, " at byte ",
-            at_, " takes ", count, " bytes, but only ", bytes_.size() - at_,
-            " follow: the file is truncated or damaged, fetch it again");
-    at_ += count;
-    return bytes_.subspan(at_ - count, count);
-  }
+  explicit Cursor(const File& file) : file_(file), name_(file.path().string()) {}
 
   template <class T>
   T number(std::string_view what) {
     T value;
-    std::memcpy(&value, take(sizeof(T), what).data(), sizeof(T));
+    take(std::as_writable_bytes(std::span(&value, 1)), what);
     return value;
   }
 
   std::string text(std::string_view what) {
-    const auto bytes = take(number<uint64_t>(what), what);
-    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    const auto size = number<uint64_t>(what);
+    check(size, what);
+    std::string text(size, '\0');
+    take(std::as_writable_bytes(std::span<char>(text)), what);
+    const size_t bad = invalid_utf8(text);
+    require(bad == text.npos, Code::kInvalid, "io: ", name_, ": ", what, " is not UTF-8 at byte ",
+            at_ - std::ssize(text) + static_cast<int64_t>(bad), " of the file");
+    return text;
   }
 
-  size_t at() const { return at_; }
-  const std::string& file() const { return file_; }
+  // Takes `count` of the metadata's values, which keeps their memory bounded.
+  void count_values(uint64_t count, std::string_view key) {
+    require(count <= values_left_, Code::kInvalid, "io: ", name_, ": metadata '", key, "' has ",
+            count, " values, the limit is ", kMaxValues, " for all metadata together");
+    values_left_ -= count;
+  }
+
+  int64_t at() const { return at_; }
+  const std::string& file() const { return name_; }
 
  private:
-  std::span<const std::byte> bytes_;
-  std::string file_;
-  size_t at_ = 0;
+  void check(uint64_t count, std::string_view what) const {
+    require(count <= static_cast<uint64_t>(file_.size() - at_), Code::kInvalid, "io: ", name_, ": ",
+            what, " at byte ", at_, " takes ", count, " bytes, but only ", file_.size() - at_,
+            " follow: the file is truncated or damaged, fetch it again");
+    require(static_cast<int64_t>(count) <= kMaxHeaderBytes - at_, Code::kInvalid, "io: ", name_,
+            ": ", what, " ends behind byte ", kMaxHeaderBytes,
+            ", the limit of what is before the tensors");
+  }
+
+  void take(std::span<std::byte> out, std::string_view what) {
+    check(out.size(), what);
+    while (!out.empty()) {
+      if (used_ == buffer_.size()) refill();
+      const size_t count = std::min(out.size(), buffer_.size() - used_);
+      std::memcpy(out.data(), buffer_.data() + used_, count);
+      used_ += count;
+      at_ += static_cast<int64_t>(count);
+      out = out.subspan(count);
+    }
+  }
+
+  void refill() {
+    buffer_.resize(static_cast<size_t>(std::min(file_.size() - at_, int64_t{1} << 16)));
+    file_.read_at(at_, buffer_);
+    used_ = 0;
+  }
+
+  const File& file_;
+  std::string name_;
+  int64_t at_ = 0;
+  std::vector<std::byte> buffer_;  // the bytes before and behind at_
+  size_t used_ = 0;                // of buffer_
+  uint64_t values_left_ = kMaxValues;
 };
 
 // The double of the float's shortest decimal: 1e-05 where a cast gives 9.99999974737875e-06.
@@ -105,6 +144,7 @@ Json array_of(Cursor& in, std::string_view key, int depth) {
           "' nests arrays deeper than ", kMaxArrayDepth);
   const auto kind = static_cast<Kind>(in.number<uint32_t>(key));
   const auto count = in.number<uint64_t>(key);
+  in.count_values(count, key);
   JsonArray values;  // grows as it is read: `count` is not to be trusted
   for (uint64_t i = 0; i < count; ++i) values.push_back(value_of(in, kind, key, depth + 1));
   return values;
@@ -149,6 +189,7 @@ JsonObject metadata_of(Cursor& in, uint64_t count) {
   JsonObject metadata;
   for (uint64_t i = 0; i < count; ++i) {
     const std::string key = in.text("a metadata key");
+    in.count_values(1, key);
     const auto kind = static_cast<Kind>(in.number<uint32_t>(key));
     const bool fresh = metadata.emplace(key, value_of(in, kind, key)).second;
     require(fresh, Code::kInvalid, "io: ", in.file(), ": metadata '", key, "' is there twice");
@@ -156,9 +197,9 @@ JsonObject metadata_of(Cursor& in, uint64_t count) {
   return metadata;
 }
 
-const BlockRow& block_of(uint32_t type, const std::string& where) {
+GgufType type_of(uint32_t type, const std::string& where) {
   for (const BlockRow& row : kBlocks) {
-    if (static_cast<uint32_t>(row.type) == type) return row;
+    if (static_cast<uint32_t>(row.type) == type) return row.type;
   }
   const std::string name =
       type < kTypeNames.size() ? std::string(kTypeNames[type]) : "number " + std::to_string(type);
@@ -166,68 +207,70 @@ const BlockRow& block_of(uint32_t type, const std::string& where) {
        ", it must be one of F32, F16, BF16, Q4_0, Q4_1, Q8_0: convert the file to one of these");
 }
 
-struct Placed {
+// Its `begin` counts from the start of the data yet.
+GgufTensor tensor_of(Cursor& in) {
   GgufTensor tensor;
-  uint64_t offset = 0;  // bytes from the start of the data
-  int64_t size = 0;     // bytes
-};
-
-Placed tensor_of(Cursor& in) {
-  Placed placed;
-  GgufTensor& tensor = placed.tensor;
   tensor.name = in.text("a tensor's name");
   const std::string where = "io: " + in.file() + ": tensor '" + tensor.name + "'";
   const auto num_dims = in.number<uint32_t>(tensor.name);
   require(num_dims <= 4, Code::kInvalid, where, " has ", num_dims, " dims, it may have 4");
   for (uint32_t i = 0; i < num_dims; ++i) {
     const auto dim = in.number<uint64_t>(tensor.name);
-    require(dim <= INT64_MAX, Code::kInvalid, where, " has a dim of ", dim);
+    require(dim > 0 && dim <= INT64_MAX, Code::kInvalid, where, " has a dim of ", dim);
     tensor.shape.insert(tensor.shape.begin(), static_cast<int64_t>(dim));
   }
-  const BlockRow& block = block_of(in.number<uint32_t>(tensor.name), where);
-  tensor.type = block.type;
-  placed.offset = in.number<uint64_t>(tensor.name);
+  tensor.type = type_of(in.number<uint32_t>(tensor.name), where);
+  const GgufBlock block = block_of(tensor.type);
+  const auto offset = in.number<uint64_t>(tensor.name);
+  require(offset <= INT64_MAX, Code::kInvalid, where, " begins at byte ", offset, " of the data");
+  tensor.begin = static_cast<int64_t>(offset);
   const std::optional<int64_t> count = num_elements(tensor.shape);
   const int64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
   require(count && row % block.values == 0 &&
-              !__builtin_mul_overflow(*count / block.values, block.bytes, &placed.size),
+              !__builtin_mul_overflow(*count / block.values, block.bytes, &tensor.num_bytes),
           Code::kInvalid, where, ": shape ", shape_text(tensor.shape), " does not fit blocks of ",
           block.values, " values");
-  return placed;
+  return tensor;
 }
 
-// Points every tensor at its bytes. `data` is what follows the header and its padding.
-void place(std::vector<Placed>& all, std::span<const std::byte> data, uint64_t alignment,
+// Checks and sorts them, and makes `begin` count from the start of the file. The data are what
+// follows the header and its padding.
+void place(std::vector<GgufTensor>& all, int64_t data_begin, int64_t data_size, int64_t alignment,
            const std::string& file) {
-  std::sort(all.begin(), all.end(), [](const Placed& a, const Placed& b) {
-    return std::pair(a.offset, a.size) < std::pair(b.offset, b.size);
+  std::sort(all.begin(), all.end(), [](const GgufTensor& a, const GgufTensor& b) {
+    return std::pair(a.begin, a.num_bytes) < std::pair(b.begin, b.num_bytes);
   });
   std::unordered_set<std::string_view> seen;
-  uint64_t end = 0;
-  for (Placed& placed : all) {
-    const std::string where = "io: " + file + ": tensor '" + placed.tensor.name + "'";
-    const auto size = static_cast<uint64_t>(placed.size);
-    require(seen.insert(placed.tensor.name).second, Code::kInvalid, where, " is there twice");
-    require(placed.offset <= data.size() && size <= data.size() - placed.offset, Code::kInvalid,
-            where, " takes ", size, " bytes from byte ", placed.offset,
-            " of the data, but the file holds only ", data.size(),
+  int64_t end = 0;
+  for (GgufTensor& tensor : all) {
+    const std::string where = "io: " + file + ": tensor '" + tensor.name + "'";
+    require(seen.insert(tensor.name).second, Code::kInvalid, where, " is there twice");
+    require(tensor.begin <= data_size && tensor.num_bytes <= data_size - tensor.begin,
+            Code::kInvalid, where, " takes ", tensor.num_bytes, " bytes from byte ", tensor.begin,
+            " of the data, but the file holds only ", data_size,
             ": it is truncated, fetch it again");
-    require(placed.offset % alignment == 0, Code::kInvalid, where, " begins at byte ",
-            placed.offset, " of the data, it must be a multiple of ", alignment);
-    require(placed.offset >= end, Code::kInvalid, where, " begins at byte ", placed.offset,
+    require(tensor.begin % alignment == 0, Code::kInvalid, where, " begins at byte ", tensor.begin,
+            " of the data, it must be a multiple of ", alignment);
+    require(tensor.begin >= end, Code::kInvalid, where, " begins at byte ", tensor.begin,
             " of the data, inside the one before it, which ends at ", end);
-    end = placed.offset + size;
-    placed.tensor.bytes = data.subspan(placed.offset, size);
+    end = tensor.begin + tensor.num_bytes;
+    tensor.begin += data_begin;
   }
 }
 
 }  // namespace
 
-GgufFile::GgufFile(const std::filesystem::path& file) : file_(file) {
+GgufBlock block_of(GgufType type) {
+  const auto* const row =
+      std::ranges::find_if(kBlocks, [&](const BlockRow& row) { return row.type == type; });
+  return row->block;
+}
+
+GgufFile::GgufFile(const std::filesystem::path& file) : file_(std::make_shared<const File>(file)) {
   const std::string name = file.string();
-  Cursor in(file_.bytes(), name);
-  require(file_.bytes().size() >= 4 && std::memcmp(in.take(4, "").data(), "GGUF", 4) == 0,
-          Code::kInvalid, "io: ", name, " does not begin with 'GGUF': this is no GGUF file");
+  Cursor in(*file_);
+  require(file_->size() >= 4 && in.number<uint32_t>("") == kMagic, Code::kInvalid, "io: ", name,
+          " does not begin with 'GGUF': this is no GGUF file");
   const auto version = in.number<uint32_t>("the version");
   require(version == 2 || version == 3, Code::kInvalid, "io: ", name, ": GGUF version is ", version,
           ", it must be 2 or 3 (little-endian)");
@@ -235,14 +278,14 @@ GgufFile::GgufFile(const std::filesystem::path& file) : file_(file) {
   const auto num_keys = in.number<uint64_t>("the metadata count");
   metadata_ = metadata_of(in, num_keys);
   const auto alignment = get_or<int64_t>(metadata_, "general.alignment", 32);
-  require(alignment > 0 && static_cast<uint64_t>(alignment) <= kMaxAlignment, Code::kInvalid,
-          "io: ", name, ": general.alignment is ", alignment, ", it must be from 1 to ",
-          kMaxAlignment);
-  std::vector<Placed> all;
-  for (uint64_t i = 0; i < num_tensors; ++i) all.push_back(tensor_of(in));
-  const size_t padded = (in.at() + alignment - 1) / alignment * alignment;
-  place(all, file_.bytes().subspan(std::min(padded, file_.bytes().size())), alignment, name);
-  for (Placed& placed : all) tensors_.push_back(std::move(placed.tensor));
+  require(alignment > 0 && alignment <= kMaxAlignment, Code::kInvalid, "io: ", name,
+          ": general.alignment is ", alignment, ", it must be from 1 to ", kMaxAlignment);
+  require(num_tensors <= kMaxTensors, Code::kInvalid, "io: ", name, ": the tensor count is ",
+          num_tensors, ", the limit is ", kMaxTensors);
+  for (uint64_t i = 0; i < num_tensors; ++i) tensors_.push_back(tensor_of(in));
+  const int64_t padded = (in.at() + alignment - 1) / alignment * alignment;
+  const int64_t begin = std::min(padded, file_->size());
+  place(tensors_, begin, file_->size() - begin, alignment, name);
 }
 
 const GgufTensor* GgufFile::find(std::string_view name) const {

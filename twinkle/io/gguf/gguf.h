@@ -1,51 +1,67 @@
-// The GGUF format (versions 2 and 3): metadata, then tensors in blocks of quantised values. Reading
-// maps the file and checks every length, offset and type before use. Knows the three architectures
-// whose tensors it can name the Hugging Face way (llama, qwen2, qwen3), and no torch. An open file
-// may be read from any thread. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+// The GGUF format (versions 2 and 3): metadata, then tensors in blocks of quantised values. Every
+// length, offset and type is checked before use, and no tensor is read unasked. Knows the three
+// architectures whose tensors it can name the Hugging Face way (llama, qwen2, qwen3), and no torch.
+// An open file may be read from any thread. Format:
+// https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "twinkle/base/json.h"
-#include "twinkle/io/mapped_file.h"
-#include "twinkle/io/tensor_view.h"
+#include "twinkle/io/stored_tensor.h"
 
 namespace twinkle {
 
 enum class GgufType : uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30 };
 
+// Values are stored in blocks.
+struct GgufBlock {
+  int64_t values = 0;
+  int64_t bytes = 0;
+};
+
+GgufBlock block_of(GgufType type);
+
 struct GgufTensor {
   std::string name;  // as in the file: "blk.0.attn_q.weight"
   GgufType type = GgufType::kF32;
   std::vector<int64_t> shape;  // outermost dim first, the reverse of the file's order
-  std::span<const std::byte> bytes;
+  int64_t begin = 0;           // of its blocks, bytes from the start of the file
+  int64_t num_bytes = 0;
 };
 
 class GgufFile {
  public:
   // Error kNotFound: no such file; kInvalid: no GGUF, another version, truncated, a name twice,
-  // tensors that overlap or have a type other than F32, F16, BF16, Q4_0, Q4_1 and Q8_0.
+  // text that is not UTF-8, more than 2^22 values of metadata, 2^20 tensors or 256 MiB before the
+  // tensors, tensors that overlap, have a dim of 0 or a type other than F32, F16, BF16, Q4_0, Q4_1
+  // and Q8_0.
   explicit GgufFile(const std::filesystem::path& file);
 
   // Key to value: integers, doubles (a float's shortest decimal), booleans, strings, arrays.
   const JsonObject& metadata() const { return metadata_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* find(std::string_view name) const;  // or nullptr
-  const std::filesystem::path& path() const { return file_.path(); }
+  const std::filesystem::path& path() const { return file_->path(); }
+  const std::shared_ptr<const File>& file() const { return file_; }
 
  private:
-  MappedFile file_;
+  std::shared_ptr<const File> file_;
   JsonObject metadata_;
   std::vector<GgufTensor> tensors_;
 };
 
-// The tensor's values, as many as its shape says, in fp32: the definition of each type. `out` has
-// that size.
-void dequantize(const GgufTensor& tensor, std::span<float> out);
+// The values of whole blocks, in fp32: the definition of each type. `out` has their number.
+void dequantize(GgufType type, std::span<const std::byte> blocks, std::span<float> out);
+
+// Fills `out` with the tensor's values from the one of number `first` on. Error kInvalid:
+// File::read_at's.
+void read_values(const File& file, const GgufTensor& tensor, int64_t first, std::span<float> out);
 
 // Nearest BF16, ties to even; a NaN stays one.
 uint16_t bf16_of(float value);

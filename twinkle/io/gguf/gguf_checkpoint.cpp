@@ -2,8 +2,6 @@
 // in BF16.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -25,121 +23,101 @@ bool is_quantized(GgufType type) {
   return type == GgufType::kQ4_0 || type == GgufType::kQ4_1 || type == GgufType::kQ8_0;
 }
 
-std::vector<std::byte> bf16_bytes(const GgufTensor& tensor) {
-  std::vector<float> values(*num_elements(tensor.shape));
-  dequantize(tensor, values);
-  std::vector<std::byte> bytes(values.size() * 2);
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half = bf16_of(values[i]);
-    std::memcpy(bytes.data() + 2 * i, &half, 2);
-  }
-  return bytes;
+// The tensor's values in BF16, in the file's order.
+StoredTensor::Reader in_bf16(std::shared_ptr<const File> file, const GgufTensor& tensor) {
+  return [file = std::move(file), tensor](int64_t offset, std::span<std::byte> out) {
+    constexpr size_t kChunk = size_t{1} << 17;  // bytes
+    std::vector<float> values;
+    for (; !out.empty(); out = out.subspan(2 * values.size())) {
+      values.resize(std::min(out.size(), kChunk) / 2);
+      read_values(*file, tensor, offset / 2, values);
+      for (size_t i = 0; i < values.size(); ++i) {
+        const uint16_t half = bf16_of(values[i]);
+        std::memcpy(out.data() + 2 * i, &half, 2);
+      }
+      offset += 2 * std::ssize(values);
+    }
+  };
 }
 
 // The llama layout has a head's rows in the order of interleaved rope, (0, half, 1, half + 1, ...);
 // back to (0, 1, ..., half, half + 1, ...).
-std::vector<std::byte> uninterleaved(std::span<const std::byte> rows, int64_t num_rows,
-                                     int64_t num_heads) {
-  const int64_t size = num_rows == 0 ? 0 : std::ssize(rows) / num_rows;  // bytes of one row
-  const int64_t half = num_rows / num_heads / 2;
-  std::vector<std::byte> out(rows.size());
-  for (int64_t to = 0; to < num_rows; ++to) {
-    const int64_t head = to / (2 * half), j = to / half % 2, i = to % half;
-    const int64_t from = head * 2 * half + 2 * i + j;
-    std::memcpy(out.data() + to * size, rows.data() + from * size, size);
+StoredTensor::Reader uninterleaved(StoredTensor::Reader rows, int64_t row_bytes, int64_t half) {
+  return [rows = std::move(rows), row_bytes, half](int64_t offset, std::span<std::byte> out) {
+    while (!out.empty()) {
+      const int64_t to = offset / row_bytes, skipped = offset % row_bytes;
+      const int64_t head = to / (2 * half), j = to / half % 2, i = to % half;
+      const int64_t from = head * 2 * half + 2 * i + j;
+      const int64_t count = std::min(row_bytes - skipped, std::ssize(out));
+      rows(from * row_bytes + skipped, out.first(static_cast<size_t>(count)));
+      offset += count;
+      out = out.subspan(static_cast<size_t>(count));
+    }
+  };
+}
+
+// The heads whose rows are interleaved, 0: rows are in order.
+int64_t num_interleaved_heads(const GgufFile& file, const GgufTensor& tensor, const Json& config) {
+  const bool q = tensor.name.find(".attn_q.") != std::string::npos;
+  const bool k = tensor.name.find(".attn_k.") != std::string::npos;
+  if (get<std::string>(config, "model_type") != "llama" || (!q && !k)) return 0;
+  const auto heads = get<int64_t>(config, q ? "num_attention_heads" : "num_key_value_heads");
+  const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
+  require(rows > 0 && rows % (2 * heads) == 0, Code::kInvalid, "io: ", file.path().string(),
+          ": tensor '", tensor.name, "' has ", rows, " rows, they must be a multiple of twice ",
+          heads, " heads");
+  return heads;
+}
+
+// `all_bf16`: what is not quantised is read as BF16, too.
+StoredTensor stored(const GgufFile& file, const GgufTensor& tensor, const Json& config,
+                    bool all_bf16) {
+  StoredTensor out{.name = hugging_face_name(tensor.name),
+                   .dtype = all_bf16 ? Dtype::kBF16 : dtype_of(tensor.type),
+                   .shape = tensor.shape};
+  require(!out.name.empty(), Code::kInvalid, "io: ", file.path().string(), ": tensor '",
+          tensor.name, "' is none of a dense llama, qwen2 or qwen3 model");
+  require(bytes_of(out.dtype, out.shape).has_value(), Code::kInvalid, "io: ", file.path().string(),
+          ": tensor '", tensor.name, "' has the shape ", shape_text(out.shape), ", too large");
+  const bool as_it_is = dtype_of(tensor.type) == out.dtype && !is_quantized(tensor.type);
+  out.reader = as_it_is ? read_from(file.file(), tensor.begin) : in_bf16(file.file(), tensor);
+  if (const int64_t heads = num_interleaved_heads(file, tensor, config); heads > 0) {
+    const int64_t rows = tensor.shape[0];
+    out.reader = uninterleaved(std::move(out.reader), out.num_bytes() / rows, rows / heads / 2);
   }
   return out;
 }
 
-struct Slot {
-  const GgufTensor* tensor = nullptr;
-  int64_t num_heads = 0;  // of interleaved rows; 0: rows are in order
-  mutable std::once_flag once;
-  mutable std::vector<std::byte> bytes;  // empty where the file's own serve
-};
-
-struct GgufSource : Checkpoint::Source {
-  explicit GgufSource(const std::filesystem::path& path) : file(path), config_(gguf_config(file)) {
-    const bool interleaved = get<std::string>(config_, "model_type") == "llama";
-    for (const GgufTensor& tensor : file.tensors()) {
-      if (tensor.name == "rope_freqs.weight") continue;  // gguf_config has made it a rope scaling
-      const std::string name = hugging_face_name(tensor.name);
-      require(!name.empty(), Code::kInvalid, "io: ", path.string(), ": tensor '", tensor.name,
-              "' is none of a dense llama, qwen2 or qwen3 model");
-      names.push_back(name);
-      Slot& slot = slots[name];
-      slot.tensor = &tensor;
-      if (interleaved) slot.num_heads = num_interleaved_heads(tensor);
-    }
-    for (const auto& [key, value] : file.metadata()) {
-      if (value.is_string()) metadata.emplace(key, value.get_string());
-    }
+std::vector<StoredTensor> stored_tensors(const GgufFile& file, const Json& config, bool all_bf16) {
+  std::vector<StoredTensor> out;
+  for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.name == "rope_freqs.weight") continue;  // gguf_config has made it a rope scaling
+    out.push_back(stored(file, tensor, config, all_bf16));
   }
-
-  bool contains(const std::string& name) const override { return slots.contains(name); }
-  Json config() const override { return config_; }
-
-  TensorView at(const std::string& name) const override {
-    const Slot& slot = slots.at(name);
-    const GgufTensor& tensor = *slot.tensor;
-    std::call_once(slot.once, [&] {
-      if (is_quantized(tensor.type)) slot.bytes = bf16_bytes(tensor);
-      if (slot.num_heads == 0) return;
-      const std::span<const std::byte> rows =
-          slot.bytes.empty() ? tensor.bytes : std::span<const std::byte>(slot.bytes);
-      slot.bytes = uninterleaved(rows, tensor.shape[0], slot.num_heads);
-    });
-    return {.name = name,
-            .dtype = dtype_of(tensor.type),
-            .shape = tensor.shape,
-            .bytes = slot.bytes.empty() ? tensor.bytes : std::span<const std::byte>(slot.bytes)};
-  }
-
-  int64_t num_interleaved_heads(const GgufTensor& tensor) const {
-    const bool q = tensor.name.find(".attn_q.") != std::string::npos;
-    const bool k = tensor.name.find(".attn_k.") != std::string::npos;
-    if (!q && !k) return 0;
-    const auto heads = get<int64_t>(config_, q ? "num_attention_heads" : "num_key_value_heads");
-    const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
-    require(rows > 0 && rows % (2 * heads) == 0, Code::kInvalid, "io: ", file.path().string(),
-            ": tensor '", tensor.name, "' has ", rows, " rows, they must be a multiple of twice ",
-            heads, " heads");
-    return heads;
-  }
-
-  GgufFile file;
-  Json config_;
-  std::unordered_map<std::string, Slot> slots;
-};
-
-TensorView in_bf16(TensorView view, std::vector<std::byte>& storage) {
-  if (view.dtype == Dtype::kBF16) return view;
-  const GgufTensor plain{.name = view.name,
-                         .type = view.dtype == Dtype::kF32 ? GgufType::kF32 : GgufType::kF16,
-                         .shape = view.shape,
-                         .bytes = view.bytes};
-  storage = bf16_bytes(plain);
-  view.dtype = Dtype::kBF16;
-  view.bytes = storage;
-  return view;
+  return out;
 }
 
 }  // namespace
 
-std::unique_ptr<Checkpoint::Source> open_gguf(const std::filesystem::path& file) {
-  return std::make_unique<GgufSource>(file);
+std::unique_ptr<Checkpoint::Source> open_gguf(const std::filesystem::path& path) {
+  const GgufFile file(path);
+  auto source = std::make_unique<Checkpoint::Source>();
+  const Json config = gguf_config(file);
+  source->config = [config] { return config; };
+  for (StoredTensor& tensor : stored_tensors(file, config, false)) source->add(std::move(tensor));
+  for (const auto& [key, value] : file.metadata()) {
+    if (value.is_string()) source->metadata.emplace(key, value.get_string());
+  }
+  return source;
 }
 
-void convert_gguf(const std::filesystem::path& file, const std::filesystem::path& dir) {
-  const Checkpoint checkpoint = Checkpoint::open(file);
-  std::vector<std::vector<std::byte>> storage(checkpoint.names().size());
-  std::vector<TensorView> views;
-  for (const std::string& name : checkpoint.names()) {
-    views.push_back(in_bf16(checkpoint.at(name), storage[views.size()]));
-  }
+void convert_gguf(const std::filesystem::path& path, const std::filesystem::path& dir) {
+  const GgufFile file(path);
+  const Json config = gguf_config(file);
+  const std::vector<StoredTensor> tensors = stored_tensors(file, config, true);
   AtomicDirectory out(dir);
-  write_file_atomically(out.staging() / "config.json", pretty(checkpoint.config()));
-  write_model(out.staging(), views);
+  write_file_atomically(out.staging() / "config.json", pretty(config));
+  copy_model(out.staging(), tensors);
   out.commit();
 }
 

@@ -36,7 +36,10 @@ constexpr std::array<Family, 3> kFamilies = {
     {{"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}}};
 
 // Llama 3.1's published constants; a GGUF holds only the factors that follow from them.
+constexpr int64_t kMaxFactors = 4096;  // half a head's size
 constexpr double kLlama3Low = 1, kLlama3High = 4, kLlama3Context = 8192;
+
+constexpr int64_t kMaxSize = int64_t{1} << 30;  // as that of sizes in config.json
 
 // Metadata under the architecture's prefix; errors name the file and the whole key.
 class Fields {
@@ -57,6 +60,8 @@ class Fields {
     const Json* value = at(prefix_ + key);
     require(value != nullptr && value->is_int64() && value->get_int64() > 0, Code::kInvalid,
             where(prefix_ + key), " must be an integer of at least 1");
+    require(value->get_int64() <= kMaxSize, Code::kInvalid, where(prefix_ + key), " is ",
+            value->get_int64(), ", the limit is ", kMaxSize);
     return value->get_int64();
   }
 
@@ -72,6 +77,8 @@ class Fields {
     const Json* value = at(prefix_ + key);
     require(value != nullptr && value->is_double(), Code::kInvalid, where(prefix_ + key),
             " must be a float");
+    require(std::isfinite(value->get_double()), Code::kInvalid, where(prefix_ + key), " is ",
+            value->get_double(), ", it must be finite");
     return value->get_double();
   }
 
@@ -97,8 +104,11 @@ double llama3_factor(double frequency, double factor) {
 
 // The rope scaling that gives the factors of the tensor rope_freqs.weight.
 Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta) {
-  std::vector<float> factors(*num_elements(tensor.shape));
-  dequantize(tensor, factors);
+  require(tensor.shape.size() == 1 && tensor.shape[0] <= kMaxFactors, Code::kInvalid,
+          "io: ", file.path().string(), ": rope_freqs.weight has the shape ",
+          shape_text(tensor.shape), ", it must have one dim of at most ", kMaxFactors);
+  std::vector<float> factors(static_cast<size_t>(tensor.shape[0]));
+  read_values(*file.file(), tensor, 0, factors);
   const double factor = *std::max_element(factors.begin(), factors.end());
   for (size_t i = 0; i < factors.size(); ++i) {
     const double frequency =

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cassert>
@@ -73,23 +74,42 @@ void blocks(std::span<const std::byte> in, std::span<float> out, Decode decode) 
 
 }  // namespace
 
-void dequantize(const GgufTensor& tensor, std::span<float> out) {
+void dequantize(GgufType type, std::span<const std::byte> in, std::span<float> out) {
   const auto single = [](auto read) {
     return [read](const std::byte* at, float* to) { *to = read(at); };
   };
-  switch (tensor.type) {
+  switch (type) {
     case GgufType::kF32:
-      return blocks<1, 4>(tensor.bytes, out, single(load<float>));
+      return blocks<1, 4>(in, out, single(load<float>));
     case GgufType::kF16:
-      return blocks<1, 2>(tensor.bytes, out, single(f16_at));
+      return blocks<1, 2>(in, out, single(f16_at));
     case GgufType::kBF16:
-      return blocks<1, 2>(tensor.bytes, out, single(bf16_at));
+      return blocks<1, 2>(in, out, single(bf16_at));
     case GgufType::kQ4_0:
-      return blocks<kBlock, 18>(tensor.bytes, out, q4_0_block);
+      return blocks<kBlock, 18>(in, out, q4_0_block);
     case GgufType::kQ4_1:
-      return blocks<kBlock, 20>(tensor.bytes, out, q4_1_block);
+      return blocks<kBlock, 20>(in, out, q4_1_block);
     case GgufType::kQ8_0:
-      return blocks<kBlock, 34>(tensor.bytes, out, q8_0_block);
+      return blocks<kBlock, 34>(in, out, q8_0_block);
+  }
+}
+
+void read_values(const File& file, const GgufTensor& tensor, int64_t first, std::span<float> out) {
+  constexpr int64_t kChunk = int64_t{1} << 16;  // values; whole blocks of every type
+  const GgufBlock block = block_of(tensor.type);
+  std::vector<std::byte> raw;
+  std::vector<float> values;
+  while (!out.empty()) {
+    const int64_t skipped = first % block.values;
+    const int64_t wanted = std::min(std::ssize(out), kChunk - skipped);
+    const int64_t num_blocks = (skipped + wanted + block.values - 1) / block.values;
+    raw.resize(static_cast<size_t>(num_blocks * block.bytes));
+    file.read_at(tensor.begin + first / block.values * block.bytes, raw);
+    values.resize(static_cast<size_t>(num_blocks * block.values));
+    dequantize(tensor.type, raw, values);
+    std::copy_n(values.begin() + skipped, wanted, out.begin());
+    first += wanted;
+    out = out.subspan(static_cast<size_t>(wanted));
   }
 }
 

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/scratch_dir.h"
@@ -79,12 +82,8 @@ Gguf tiny(const std::string& architecture) {
 }
 
 std::vector<float> values_of(GgufType type, const std::string& bytes, int64_t count) {
-  const GgufTensor tensor{.name = "x",
-                          .type = type,
-                          .shape = {count},
-                          .bytes = std::as_bytes(std::span(bytes.data(), bytes.size()))};
   std::vector<float> out(count);
-  dequantize(tensor, out);
+  dequantize(type, std::as_bytes(std::span(bytes.data(), bytes.size())), out);
   return out;
 }
 
@@ -197,15 +196,17 @@ TEST(Gguf, BecomesACheckpointWithHuggingFaceNames) {
                 layer + "self_attn.q_proj.bias", layer + "self_attn.q_proj.weight",
                 layer + "self_attn.v_proj.weight", "model.norm.weight"}));
   EXPECT_EQ(checkpoint.at("lm_head.weight").dtype, Dtype::kF16);
-  const TensorView norm = checkpoint.at("model.norm.weight");
+  const TensorView norm = checkpoint.at("model.norm.weight").load();
   EXPECT_EQ(norm.dtype, Dtype::kF32);
   EXPECT_EQ(std::memcmp(norm.bytes.data(), raw(0.1F).data(), 4), 0);
-  const TensorView down = checkpoint.at(layer + "mlp.down_proj.weight");
+  const TensorView down = checkpoint.at(layer + "mlp.down_proj.weight").load();
   EXPECT_EQ(down.dtype, Dtype::kBF16);
   EXPECT_EQ(down.shape, (std::vector<int64_t>{1, 32}));
   ASSERT_EQ(down.bytes.size(), 64U);
   EXPECT_EQ(std::memcmp(down.bytes.data(), raw<uint16_t>(0xC080).data(), 2), 0);  // -4
-  EXPECT_EQ(down.bytes.data(), checkpoint.at(layer + "mlp.down_proj.weight").bytes.data());
+  std::array<std::byte, 6> part{};
+  checkpoint.at(layer + "mlp.down_proj.weight").read(part, 2);
+  EXPECT_TRUE(std::ranges::equal(part, down.bytes.subspan(2, 6)));
 }
 
 // Rows 0..7 of q, one value each; two heads of four rows.
@@ -215,7 +216,7 @@ std::vector<float> q_rows_of(const std::string& architecture) {
   gguf.tensor("blk.0.attn_q.weight", {1, 8}, 0, floats({0, 2, 1, 3, 4, 6, 5, 7}));
   write_text(dir / "x.gguf", gguf.file());
   const Checkpoint checkpoint = Checkpoint::open(dir / "x.gguf");
-  const TensorView q = checkpoint.at("model.layers.0.self_attn.q_proj.weight");
+  const TensorView q = checkpoint.at("model.layers.0.self_attn.q_proj.weight").load();
   std::vector<float> rows(8);
   std::memcpy(rows.data(), q.bytes.data(), q.bytes.size());
   return rows;
@@ -378,6 +379,99 @@ TEST(Gguf, NamesWhatIsWrongWithATensor) {
             "at 64");
 }
 
+// Q8_0 rows of two blocks, in the file's order for llama; any part of them is read as the whole is.
+TEST(Gguf, ReadsAnyPartOfQuantisedRows) {
+  const ScratchDir dir;
+  Gguf gguf = tiny("llama");
+  std::mt19937 random(5);
+  std::string blocks;
+  for (int i = 0; i < 2 * 8; ++i) {
+    blocks += raw(kHalf);
+    for (int j = 0; j < 32; ++j) blocks += static_cast<char>(random());
+  }
+  gguf.tensor("blk.0.attn_q.weight", {64, 8}, 8, blocks);
+  gguf.tensor("blk.0.attn_output.weight", {64, 8}, 8, blocks);
+  write_text(dir / "x.gguf", gguf.file());
+  const Checkpoint checkpoint = Checkpoint::open(dir / "x.gguf");
+  const auto of = [&](const char* name) {
+    return checkpoint.at(std::string("model.layers.0.self_attn.") + name + ".weight");
+  };
+  const TensorView plain = of("o_proj").load(), ordered = of("q_proj").load();
+  const auto row = [](const TensorView& view, int64_t i) {
+    return view.bytes.subspan(i * 128, 128);
+  };
+  for (const auto& [to, from] :
+       std::vector<std::pair<int, int>>{{0, 0}, {1, 2}, {2, 1}, {3, 3}, {5, 6}}) {
+    EXPECT_TRUE(std::ranges::equal(row(ordered, to), row(plain, from))) << to;
+  }
+  for (const char* name : {"o_proj", "q_proj"}) {
+    const TensorView whole = of(name).load();
+    for (int round = 0; round < 50; ++round) {
+      const int64_t begin = random() % 512, count = random() % (512 - begin);
+      std::vector<std::byte> part(2 * count);
+      of(name).read(part, 2 * begin);
+      EXPECT_TRUE(std::ranges::equal(part, whole.bytes.subspan(2 * begin, 2 * count)));
+    }
+  }
+}
+
+TEST(Gguf, RefusesWhatWouldOverflowDivideByZeroOrBeEmpty) {
+  Gguf empty = tiny("llama");
+  empty.tensor("rope_freqs.weight", {0}, 0, "");
+  EXPECT_EQ(error_of_file(empty.file()), "io: F: tensor 'rope_freqs.weight' has a dim of 0");
+  Gguf square = tiny("llama");
+  square.tensor("rope_freqs.weight", {2, 2}, 0, floats({1, 1, 1, 1}));
+  EXPECT_EQ(error_of_file(square.file()),
+            "io: F: rope_freqs.weight has the shape [2, 2], it must have one dim of at most 4096");
+  for (const char* key : {"embedding_length", "block_count", "feed_forward_length",
+                          "context_length", "attention.head_count", "attention.key_length"}) {
+    Gguf gguf;
+    gguf.add("general.architecture", std::string("llama"));
+    for (const char* name : {"embedding_length", "block_count", "feed_forward_length",
+                             "context_length", "attention.head_count", "attention.key_length"}) {
+      gguf.add(std::string("llama.") + name, 10,
+               raw<uint64_t>(std::string_view(name) == key ? uint64_t{1} << 62 : 2));
+    }
+    gguf.add("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+    gguf.tensor("token_embd.weight", {8, 2}, 0, floats(std::vector<float>(16, 0.5F)));
+    EXPECT_EQ(error_of_file(gguf.file()), std::string("io: F: metadata 'llama.") + key +
+                                              "' is 4611686018427387904, the limit is 1073741824");
+  }
+}
+
+TEST(Gguf, RefusesNumbersThatAreNotFiniteAndTextThatIsNotUtf8) {
+  Gguf theta = tiny("llama");
+  theta.add("llama.rope.scaling.type", std::string("linear"));
+  theta.add("llama.rope.scaling.factor", std::numeric_limits<float>::infinity());
+  EXPECT_EQ(error_of_file(theta.file()),
+            "io: F: metadata 'llama.rope.scaling.factor' is inf, it must be finite");
+  Gguf key;
+  key.add("\xff", uint32_t{1});
+  EXPECT_EQ(error_of_file(key.file()), "io: F: a metadata key is not UTF-8 at byte 32 of the file");
+  Gguf value = tiny("llama");
+  value.add("x", std::string("a\xff"));
+  EXPECT_NE(error_of_file(value.file()).find("io: F: x is not UTF-8 at byte "), std::string::npos);
+}
+
+TEST(Gguf, BoundsTheMemoryOfItsMetadata) {
+  Gguf bytes;
+  bytes.add("x", 9, raw<uint32_t>(0) + raw<uint64_t>(5'000'000) + std::string(5'000'000, '1'));
+  EXPECT_EQ(error_of_file(bytes.file()),
+            "io: F: metadata 'x' has 5000000 values, the limit is 4194304 for all metadata "
+            "together");
+  EXPECT_EQ(error_of_file("GGUF" + raw<uint32_t>(3) + raw<uint64_t>(uint64_t{1} << 63) +
+                          raw<uint64_t>(0)),
+            "io: F: the tensor count is 9223372036854775808, the limit is 1048576");
+  const ScratchDir dir;
+  const std::string head = "GGUF" + raw<uint32_t>(3) + raw<uint64_t>(0) + raw<uint64_t>(1);
+  write_text(dir / "x.gguf", head + raw<uint64_t>(uint64_t{1} << 33));
+  std::filesystem::resize_file(dir / "x.gguf", uintmax_t{1} << 34);  // a hole
+  EXPECT_EQ(error_of([&] { GgufFile file(dir / "x.gguf"); }),
+            "io: " + (dir / "x.gguf").string() +
+                ": a metadata key ends behind byte 268435456, the limit of what is before the "
+                "tensors");
+}
+
 TEST(Gguf, RefusesAFileCutAnywhere) {
   const std::string whole = tiny("llama").file();
   EXPECT_EQ(error_of_file(whole), "no error");
@@ -408,8 +502,9 @@ TEST(Gguf, IsConvertedToAFolderOfBf16) {
   EXPECT_EQ(read.config(), gguf_config(dir / "x.gguf"));
   EXPECT_EQ(read.names(), Checkpoint::open(dir / "x.gguf").names());
   for (const std::string& name : read.names()) EXPECT_EQ(read.at(name).dtype, Dtype::kBF16);
-  EXPECT_EQ(
-      std::memcmp(read.at("lm_head.weight").bytes.data(), raw<uint32_t>(0x3F003F80).data(), 4), 0);
+  EXPECT_EQ(std::memcmp(read.at("lm_head.weight").load().bytes.data(),
+                        raw<uint32_t>(0x3F003F80).data(), 4),
+            0);
 }
 
 }  // namespace

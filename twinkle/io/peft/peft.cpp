@@ -17,14 +17,15 @@ constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
 
 struct Pair {
-  std::optional<TensorView> a, b;
+  std::optional<StoredTensor> a, b;
 };
 
 bool is_float(Dtype dtype) {
   return dtype == Dtype::kF32 || dtype == Dtype::kF16 || dtype == Dtype::kBF16;
 }
 
-void check_half(const TensorView& half, size_t rank_dim, const PeftConfig& config,
+template <class Tensor>
+void check_half(const Tensor& half, size_t rank_dim, const PeftConfig& config,
                 const std::string& where) {
   require(is_float(half.dtype), Code::kInvalid, where, " has the dtype ", name_of(half.dtype),
           ", it must be F32, F16 or BF16");
@@ -42,7 +43,7 @@ std::string_view module_of(std::string_view key, std::string_view suffix) {
 
 std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
   std::map<std::string, Pair> pairs;
-  for (const TensorView& tensor : file.tensors()) {
+  for (const StoredTensor& tensor : file.tensors()) {
     const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB);
     require(!of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(),
             ": tensor '", tensor.name,
@@ -59,9 +60,8 @@ std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
 
 SafetensorsFile open_weights(const fs::path& dir) {
   const fs::path file = dir / "adapter_model.safetensors";
-  std::error_code ignored;
-  require(fs::exists(file, ignored) || !fs::exists(dir / "adapter_model.bin", ignored),
-          Code::kInvalid, "io: ", dir.string(),
+  require(is_there(file) || !is_there(dir / "adapter_model.bin"), Code::kInvalid,
+          "io: ", dir.string(),
           " holds its adapter as adapter_model.bin, which is code and is not executed: save it "
           "again as safetensors");
   return SafetensorsFile(file);
@@ -71,11 +71,10 @@ SafetensorsFile open_weights(const fs::path& dir) {
 
 PeftAdapter read_peft(const fs::path& dir) {
   const fs::path config_file = dir / "adapter_config.json";
-  PeftAdapter adapter{.config = peft_config(read_json(config_file), config_file.string()),
-                      .entries = {},
-                      .file = open_weights(dir)};
-  const std::string name = adapter.file.path().string();
-  for (auto& [module, pair] : pairs_of(adapter.file)) {
+  PeftAdapter adapter{.config = peft_config(read_json(config_file), config_file.string())};
+  const SafetensorsFile file = open_weights(dir);
+  const std::string name = file.path().string();
+  for (auto& [module, pair] : pairs_of(file)) {
     const std::string where = std::string("io: ").append(name).append(": module '").append(module);
     require(pair.a && pair.b, Code::kInvalid, where, "' has no lora_", pair.a ? "B" : "A",
             ".weight");

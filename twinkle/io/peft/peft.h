@@ -12,7 +12,6 @@
 
 #include "twinkle/base/json.h"
 #include "twinkle/io/safetensors.h"
-#include "twinkle/io/tensor_view.h"
 
 namespace twinkle {
 
@@ -34,11 +33,16 @@ struct PeftEntry {
   TensorView b;        // [out, R]
 };
 
-// An adapter whose entries' bytes are those of the mapped file.
+struct StoredPeftEntry {
+  std::string module;
+  StoredTensor a;  // as PeftEntry's
+  StoredTensor b;
+};
+
+// An adapter in its file: names, types and shapes; bytes are read when they are asked for.
 struct PeftAdapter {
   PeftConfig config;
-  std::vector<PeftEntry> entries;  // sorted by module
-  SafetensorsFile file;
+  std::vector<StoredPeftEntry> entries;  // sorted by module
 };
 
 // From and to the object of adapter_config.json. `what` names it in errors.

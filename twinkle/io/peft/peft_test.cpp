@@ -123,8 +123,8 @@ TEST(Peft, ReadsBackWhatItWrote) {
     EXPECT_EQ(read.entries[i].module, written.module);
     EXPECT_EQ(read.entries[i].a.shape, written.a.shape);
     EXPECT_EQ(read.entries[i].b.dtype, written.b.dtype);
-    EXPECT_TRUE(std::ranges::equal(read.entries[i].a.bytes, written.a.bytes));
-    EXPECT_TRUE(std::ranges::equal(read.entries[i].b.bytes, written.b.bytes));
+    EXPECT_TRUE(std::ranges::equal(read.entries[i].a.load().bytes, written.a.bytes));
+    EXPECT_TRUE(std::ranges::equal(read.entries[i].b.load().bytes, written.b.bytes));
   }
 }
 

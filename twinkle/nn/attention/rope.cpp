@@ -77,10 +77,11 @@ double attention_factor(const RopeSpec& spec) {
 }
 
 void check(const RopeSpec& spec) {
-  require(spec.theta > 1, Code::kInvalid, "nn: rope theta is ", spec.theta, ", it must be above 1");
+  require(spec.theta > 1 && std::isfinite(spec.theta), Code::kInvalid, "nn: rope theta is ",
+          spec.theta, ", it must be finite and above 1");
   if (spec.kind == RopeKind::kDefault) return;
-  require(spec.factor > 0, Code::kInvalid, "nn: rope factor is ", spec.factor,
-          ", it must be above 0");
+  require(spec.factor > 0 && std::isfinite(spec.factor), Code::kInvalid, "nn: rope factor is ",
+          spec.factor, ", it must be finite and above 0");
   if (spec.kind == RopeKind::kLinear) return;
   require(spec.original_max_position > 0, Code::kInvalid, "nn: rope original_max_position is ",
           spec.original_max_position, ", it must be at least 1");

@@ -110,7 +110,9 @@ TEST(RopeTable, mistakes_are_named) {
   expect_refused({.rotary_dim = 66}, 9, "nn: rope rotary_dim is 66");
   expect_refused({}, 0, "nn: rope max_positions is 0");
   expect_refused({.theta = 0}, 9, "nn: rope theta is 0");
+  expect_refused({.theta = INFINITY}, 9, "nn: rope theta is inf");
   expect_refused({.kind = RopeKind::kLinear, .factor = 0}, 9, "nn: rope factor is 0");
+  expect_refused({.kind = RopeKind::kLinear, .factor = INFINITY}, 9, "nn: rope factor is inf");
   expect_refused({.kind = yarn}, 9, "nn: rope original_max_position is 0");
   expect_refused({.kind = llama3, .original_max_position = 9, .high_freq_factor = 1}, 9,
                  "nn: rope low_freq_factor is 1");

@@ -1,9 +1,8 @@
 #include "twinkle/text/rust/chat_template.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 
+#include "twinkle/base/file.h"
 #include "twinkle/text/rust/foreign.h"
 
 namespace twinkle::text {
@@ -13,15 +12,16 @@ using Named = std::vector<std::pair<std::string, std::string>>;
 constexpr const char* kDefault = "default";
 constexpr const char* kToolUse = "tool_use";
 
+constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
+
 std::string read_text(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good(), Code::kNotFound, "text: cannot open ", file.string());
-  return {std::istreambuf_iterator<char>(in), {}};
+  require(is_there(file), Code::kNotFound, "text: cannot open ", file.string());
+  return read_file(file, "text", kMaxFileBytes);
 }
 
 // "chat_template" of a JSON file: text, or a list of {name, template}.
 void add_from_json(const std::filesystem::path& file, Named& out) {
-  if (!std::filesystem::exists(file)) return;
+  if (!is_there(file)) return;
   const Json config = read_json(file);
   const Json* field = find(config, "chat_template");
   if (!field) return;
@@ -65,7 +65,7 @@ void ChatTemplate::Close::operator()(twinkle_chat* handle) const { twinkle_chat_
 
 ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) {
   Named found;
-  if (const auto file = directory / "chat_template.jinja"; std::filesystem::exists(file))
+  if (const auto file = directory / "chat_template.jinja"; is_there(file))
     found.emplace_back(kDefault, read_text(file));
   if (const auto folder = directory / "additional_chat_templates";
       std::filesystem::is_directory(folder))

@@ -1,11 +1,10 @@
 #include "twinkle/text/rust/tokenizer.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 
+#include "twinkle/base/file.h"
 #include "twinkle/text/rows.h"
 #include "twinkle/text/rust/foreign.h"
 
@@ -15,15 +14,16 @@ namespace {
 constexpr std::string_view kSpecialNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                               "pad_token", "cls_token", "mask_token"};
 
+constexpr int64_t kMaxFileBytes = int64_t{256} << 20;  // the largest in use have 35 MB
+
 std::string read_text(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  require(in.good(), Code::kNotFound, "text: cannot open ", file.string(),
+  require(is_there(file), Code::kNotFound, "text: cannot open ", file.string(),
           ", a model directory holds a tokenizer.json");
-  return {std::istreambuf_iterator<char>(in), {}};
+  return read_file(file, "text", kMaxFileBytes);
 }
 
 Json read_if_there(const std::filesystem::path& file) {
-  return std::filesystem::exists(file) ? read_json(file) : Json(JsonObject());
+  return is_there(file) ? read_json(file) : Json(JsonObject());
 }
 
 // A token stands as its text or as an object with its `content`.
