@@ -116,6 +116,7 @@ def test_the_file_tree_of_contributing_names_every_folder_of_the_cpp_program(tra
 # Where an exception is caught, and why. Everywhere else it goes up.
 CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
+    "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
     "twinkle/cli/program.cpp": "becomes an exit status",
     "twinkle/cli/train/training.cpp": "gets the name --output; a trial save knows its folder alone",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/src/json_caster.h"
+#include "python/src/released_gil.h"
 #include "twinkle/data/dataset.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
@@ -29,7 +30,7 @@ using data::LoaderOptions;
 using data::Row;
 using data::Rows;
 using data::Table;
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<ReleasedGil>;
 
 // `where` opens the text of errors.
 Row to_row(const py::handle& value, const std::string& where) {
@@ -102,7 +103,7 @@ void bind_dataset(py::module_& m) {
           [](const Dataset& self, const std::string& name, const py::dict& arguments) {
             const auto preprocess =
                 data::make_preprocessor(name, to_row(arguments, "data: arguments"));
-            const py::gil_scoped_release unlocked;
+            const ReleasedGil released;
             return self.map(preprocess);
           },
           py::arg("preprocessor"), py::arg("arguments"),

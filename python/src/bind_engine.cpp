@@ -1,10 +1,14 @@
 // twinkle._core.Engine: every operation as a method that returns a Future.
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "python/src/fields.h"
 #include "python/src/future.h"
+#include "python/src/released_gil.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
 #include "twinkle/engine/engine.h"
@@ -26,13 +30,39 @@ std::string text_of(const py::object& value, const char* name) {
   return value.cast<std::string>();
 }
 
+// All that were made, for the end of the process. The GIL guards them.
+std::vector<std::weak_ptr<Engine>>& engines() {
+  static std::vector<std::weak_ptr<Engine>> all;
+  return all;
+}
+
 EnginePointer make_engine(const engine::EngineOptions& options) {
-  const py::gil_scoped_release release;
-  // The engine's end waits for its thread, without the GIL.
-  return {new Engine(options), [](Engine* engine) {
-            const py::gil_scoped_release released;
-            std::unique_ptr<Engine>(engine).reset();
-          }};
+  EnginePointer engine;
+  {
+    const ReleasedGil released;
+    // The engine's end waits for its thread, without the GIL.
+    engine = {new Engine(options), [](Engine* old) {
+                const ReleasedGil unlocked;
+                std::unique_ptr<Engine>(old).reset();
+              }};
+  }
+  std::erase_if(engines(), [](const auto& old) { return old.expired(); });
+  engines().push_back(engine);
+  return engine;
+}
+
+constexpr int kMostAtExit_ms = 10'000;
+pid_t importer = 0;
+
+// Runs when Python has ended, before C++'s statics go, which no thread may use then: daemon threads
+// may have kept engines, or be at work without the GIL.
+void end_threads() {
+  for (const auto& engine : engines()) {
+    if (const EnginePointer open = engine.lock()) open->close();
+  }
+  if (getpid() != importer) return;  // a fork, whose threads are not there
+  for (int ms = 0; ms < kMostAtExit_ms && ReleasedGil::num_running() > 0; ++ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 py::dict facts(const Engine& engine) {
@@ -205,6 +235,8 @@ void bind_engine(py::module_& m) {
   namespace here = twinkle::python;
   using twinkle::engine::Engine;
   here::bind_future(m);
+  here::importer = getpid();
+  Py_AtExit(&here::end_threads);
   py::class_<Engine, here::EnginePointer> engine(
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");

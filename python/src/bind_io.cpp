@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "python/src/json_caster.h"
+#include "python/src/released_gil.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/gguf/gguf.h"
@@ -41,7 +42,7 @@ constexpr std::array<std::pair<Dtype, const char*>, 10> kNumpyNames = {{{Dtype::
 // A read-only array of the tensor's bytes, read from its file.
 py::array array_of(const StoredTensor& stored) {
   const TensorView view = [&] {
-    const py::gil_scoped_release release;
+    const ReleasedGil released;
     return stored.load();
   }();
   using Owner = std::shared_ptr<const void>;
@@ -92,7 +93,7 @@ void write(const fs::path& file, const std::map<std::string, py::array>& tensors
   std::vector<py::array> kept;
   std::vector<TensorView> views;
   for (const auto& [name, value] : tensors) views.push_back(view_of(name, value, kept));
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   write_safetensors(file, views, metadata);
 }
 
@@ -114,7 +115,7 @@ void write_adapter(const fs::path& dir, const py::dict& config,
         {module, view_of(module, pair.first, kept), view_of(module, pair.second, kept)});
   }
   const PeftConfig parsed = peft_config(to_json(config, "io: config"), "config");
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   AtomicDirectory out(dir);
   write_peft(out.staging(), parsed, entries);
   out.commit();
@@ -127,7 +128,7 @@ Checkpoint open(const fs::path& path) { return Checkpoint::open(path); }
 
 void bind_io(py::module_& m) {
   using namespace twinkle;
-  using Released = py::call_guard<py::gil_scoped_release>;
+  using Released = py::call_guard<twinkle::python::ReleasedGil>;
   py::class_<Checkpoint>(m, "Checkpoint",
                          "A model's weights by Hugging Face names: a safetensors or GGUF file, or "
                          "a directory with one.")

@@ -8,6 +8,7 @@
 
 #include "python/src/fields.h"
 #include "python/src/future.h"
+#include "python/src/released_gil.h"
 #include "python/src/sequences.h"
 #include "twinkle/engine/stream/token_queue.h"
 #include "twinkle/text/template.h"
@@ -79,41 +80,57 @@ Future sample(const EnginePointer& engine, const py::kwargs& given) {
   return submit(engine, std::move(request.sample), request.hooks);
 }
 
-struct TokenStream {
-  std::shared_ptr<engine::TokenQueue> queue;
-  Future future;
+// The sample ends with it.
+class TokenStream {
+ public:
+  TokenStream(std::shared_ptr<engine::TokenQueue> queue, Future future)
+      : future(std::move(future)), queue_(std::move(queue)) {}
+  ~TokenStream() { close(); }
+  TokenStream(const TokenStream&) = delete;
+  TokenStream& operator=(const TokenStream&) = delete;
 
   py::list take() {
     std::vector<TokenEvent> events;
     for (bool over = false; events.empty() && !over;) {
-      {
-        const py::gil_scoped_release release;
-        over = queue->take(kSlice_s, events);
-      }
-      // Tokens that came are handed over first; a signal waits until the next call.
-      if (events.empty() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+      future.check_signals();
+      const ReleasedGil released;
+      over = queue_->take(kSlice_s, events);
     }
     py::list out;
     for (const TokenEvent& e : events)
       out.append(py::make_tuple(e.prompt, e.sample, e.token, e.logprob, e.stop_reason));
     return out;
   }
+
+  // Nothing in a fork: the sample is its parent's.
+  void close() {
+    if (!future.in_fork()) future.cancel();
+  }
+
+  Future future;
+
+ private:
+  std::shared_ptr<engine::TokenQueue> queue_;
 };
 
-TokenStream sample_stream(const EnginePointer& engine, const py::kwargs& given) {
+std::unique_ptr<TokenStream> sample_stream(const EnginePointer& engine, const py::kwargs& given) {
   auto queue = std::make_shared<engine::TokenQueue>();
   Request request = request_of(given);
   request.hooks.on_tokens = engine::TokenQueue::listener(queue);
-  return {queue, submit(engine, std::move(request.sample), request.hooks)};
+  return std::make_unique<TokenStream>(queue,
+                                       submit(engine, std::move(request.sample), request.hooks));
 }
 
 }  // namespace
 
 void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& engine) {
-  py::class_<TokenStream>(m, "TokenStream", "The tokens of a Sample as they come.")
+  py::class_<TokenStream>(m, "TokenStream",
+                          "The tokens of a Sample as they come; it ends with the object.")
       .def("take", &TokenStream::take,
            "Waits for tokens that were not taken yet: a list of (prompt, sample, token, logprob, "
-           "stop_reason), stop_reason '' but for a completion's last. []: it has ended.")
+           "stop_reason), stop_reason '' but for a completion's last. []: it has ended. What a "
+           "signal's handler raises, as at Ctrl-C, ends it.")
+      .def("close", &TokenStream::close, "Ends the sampling.")
       .def_readonly("future", &TokenStream::future);
   engine
       .def("sample", &sample,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "python/src/json_caster.h"
+#include "python/src/released_gil.h"
 #include "twinkle/text/template.h"
 
 namespace py = pybind11;
@@ -24,7 +25,7 @@ using text::InputFeature;
 using text::Template;
 using text::Tokenizer;
 using Ids = std::vector<int64_t>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<ReleasedGil>;
 using Features = std::vector<std::vector<InputFeature>>;
 
 py::array_t<int64_t> array(const Ids& ids) {
@@ -79,7 +80,7 @@ Features encode_all(const Template& self, const std::vector<py::dict>& rows, boo
   for (const py::dict& row : rows)
     trajectories.push_back(
         trajectory_json(row, "text: row " + std::to_string(trajectories.size()) + ": "));
-  const py::gil_scoped_release unlocked;
+  const ReleasedGil released;
   return self.batch_encode(trajectories, generation);
 }
 
@@ -126,7 +127,7 @@ py::object encode(const Template& self, const py::dict& row, bool generation) {
   std::vector<InputFeature> features;
   const Json trajectory = trajectory_json(row);
   {
-    const py::gil_scoped_release unlocked;
+    const ReleasedGil released;
     features = self.encode(trajectory, generation);
   }
   return features.empty() ? py::object(py::none()) : with_feature(row, features.front());
@@ -172,7 +173,7 @@ std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& te
   utf8s.reserve(texts.size());
   for (const py::str& text : texts)
     utf8s.emplace_back(utf8(text, "text: texts[" + std::to_string(utf8s.size()) + "]"));
-  const py::gil_scoped_release unlocked;
+  const ReleasedGil released;
   return self.batch_encode(utf8s, special);
 }
 
@@ -185,7 +186,7 @@ void bind_tokenizer(py::module_& m) {
           "encode",
           [](const Tokenizer& self, const py::str& text, bool special) {
             const std::string_view bytes = utf8(text, "text: the text");
-            const py::gil_scoped_release unlocked;
+            const ReleasedGil released;
             return self.encode(bytes, special);
           },
           py::arg("text"), py::arg("add_special_tokens") = false, "Token ids of a text.")

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "python/src/released_gil.h"
 #include "python/src/sequences.h"
+#include "twinkle/base/error.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -25,8 +27,16 @@ bool Future::done() const {
 bool Future::cancel() {
   // Declared first: if this is the last to hold the engine, it ends with the GIL held again.
   const EnginePointer engine = engine_.lock();
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   return engine && engine->cancel(id_);
+}
+
+void Future::check_signals() {
+  require(!in_fork(), Code::kInvalid, "engine: the operation was submitted by process ", process_,
+          ", its fork ", getpid(), " never sees its end");
+  if (PyErr_CheckSignals() == 0) return;
+  cancel();
+  throw py::error_already_set();
 }
 
 // Waits in slices, so that Ctrl-C is seen.
@@ -34,7 +44,7 @@ py::object Future::result(std::optional<double> timeout_s) {
   const auto start = Clock::now();
   double slice_s = timeout_s ? std::min(kSlice_s, std::max(0.0, *timeout_s)) : kSlice_s;
   while (!wait(slice_s)) {
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    check_signals();
     if (!timeout_s) continue;
     const double left_s = *timeout_s - std::chrono::duration<double>(Clock::now() - start).count();
     if (left_s <= 0) {
@@ -54,7 +64,7 @@ py::object Future::result(std::optional<double> timeout_s) {
 }
 
 bool Future::wait(double seconds) const {
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
 }
 
@@ -62,7 +72,7 @@ Future submit(const EnginePointer& engine, engine::Operation operation,
               const engine::SampleHooks& hooks) {
   std::optional<engine::Future> future;
   {
-    const py::gil_scoped_release release;
+    const ReleasedGil released;
     future = engine->submit(std::move(operation), hooks);
   }
   return Future(engine, std::move(*future));
@@ -76,7 +86,8 @@ void bind_future(py::module_& m) {
            "or can't be stopped any more.")
       .def("result", &Future::result, "timeout"_a = py::none(),
            "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
-           "operation failed with. TimeoutError: it has not ended.");
+           "operation failed with. What a signal's handler raises, as at Ctrl-C, cancels it. "
+           "TimeoutError: it has not ended, and goes on.");
 }
 
 }  // namespace twinkle::python

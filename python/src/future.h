@@ -1,7 +1,9 @@
 // What a method of the bound engine returns: the result of an operation that may still run. Waiting
-// releases the GIL and stops at Ctrl-C; the operation itself goes on.
+// releases the GIL; what a signal's handler raises meanwhile, as at Ctrl-C, cancels the operation.
 #pragma once
 #include <pybind11/pybind11.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <future>
 #include <memory>
@@ -21,14 +23,21 @@ class Future {
       : engine_(engine), id_(future.id), future_(future.share()) {}
 
   bool done() const;
+  // Error kInvalid: a fork of the process that submitted it, here and in result().
   bool cancel();
-  // None: for ever. Python's TimeoutError: it has not ended in time.
+  // None: for ever. Python's TimeoutError: it has not ended in time, and goes on.
   pybind11::object result(std::optional<double> timeout_s);
+
+  // Raises what the handlers of signals raise; the operation is cancelled before. Error kInvalid:
+  // a fork, which never sees the end of what its parent submitted.
+  void check_signals();
+  bool in_fork() const { return getpid() != process_; }
 
  private:
   bool wait(double seconds) const;
 
   std::weak_ptr<engine::Engine> engine_;
+  pid_t process_ = getpid();
   int64_t id_;
   std::shared_future<engine::Result> future_;
   pybind11::object value_;

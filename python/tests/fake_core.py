@@ -42,6 +42,9 @@ class Stream:
             for i, (token, logprob) in enumerate(zip(item["tokens"], item["logprobs"], strict=True))
         ]
 
+    def close(self):
+        self.left = []
+
     def take(self):
         out, self.left = self.left[:2], self.left[2:]
         return out

@@ -150,7 +150,7 @@ def test_adapters_from_directories_are_kept_up_to_max_loras(make, tmp_path):
         sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / name)
     assert [call for call in sampler.engine.calls if call[0] == "create"] == [
         ("create", f"sampler/{sampler._name}/{i}/{tmp_path / n}")
-        for i, n in ((0, "a"), (1, "b"), (3, "c"))
+        for i, n in ((0, "a"), (1, "b"), (2, "c"))
     ]
     assert len(sampler.engine.tenants) == 2
     sampler.shutdown()

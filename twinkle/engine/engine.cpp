@@ -43,6 +43,13 @@ struct Engine::State {
   explicit State(const EngineOptions& o)
       : options(dispatcher_options(o)), executor(model_options(o)), dispatcher(options, executor) {}
 
+  // A fork has the caller's thread alone: it would wait for the engine's for ever.
+  void require_own_process() const {
+    require(getpid() == process, Code::kInvalid, "engine: made by process ", process,
+            ", used in its fork ", getpid(),
+            ", where its thread does not run; start workers by spawn, or make an engine in each");
+  }
+
   const pid_t process = getpid();
   DispatcherOptions options;
   DecoderExecutor executor;
@@ -50,15 +57,16 @@ struct Engine::State {
 };
 
 Engine::Engine(const EngineOptions& options) : state_(std::make_unique<State>(options)) {}
-Engine::~Engine() = default;
+
+Engine::~Engine() {
+  // A fork has no thread to join, and its parent's files are not its own: all is left where it is.
+  if (getpid() != state_->process) (void)state_.release();
+}
 
 const ModelFacts& Engine::facts() const { return state_->executor.facts(); }
 
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
-  // A fork has the caller's thread alone: whatever is submitted there would wait for ever.
-  require(getpid() == state_->process, Code::kInvalid, "engine: made by process ", state_->process,
-          ", used in its fork ", getpid(),
-          ", where its thread does not run; start workers by spawn, or make an engine in each");
+  state_->require_own_process();
   for (const Operation& operation : operations)
     check(operation, state_->executor.spec(), facts().directory);
   return state_->dispatcher.submit(std::move(operations), hooks);
@@ -70,9 +78,19 @@ Future Engine::submit(Operation operation, const SampleHooks& hooks) {
   return std::move(submit(std::move(one), hooks)[0]);
 }
 
-bool Engine::cancel(int64_t id) { return state_->dispatcher.cancel(id); }
+void Engine::close() {
+  if (getpid() == state_->process) state_->dispatcher.close();
+}
 
-ParkingStats Engine::parking() const { return state_->executor.parking(); }
+bool Engine::cancel(int64_t id) {
+  state_->require_own_process();
+  return state_->dispatcher.cancel(id);
+}
+
+ParkingStats Engine::parking() const {
+  state_->require_own_process();
+  return state_->executor.parking();
+}
 
 int64_t Engine::num_recomputed_layers() const { return state_->executor.num_recomputed_layers(); }
 
@@ -80,8 +98,14 @@ int64_t Engine::num_replayed_passes() const { return state_->executor.num_replay
 
 void Engine::reset_prefix_cache() { state_->executor.reset_prefix_cache(); }
 
-SamplingStats Engine::sampling() const { return state_->executor.sampling(); }
+SamplingStats Engine::sampling() const {
+  state_->require_own_process();
+  return state_->executor.sampling();
+}
 
-Stats Engine::stats() const { return state_->dispatcher.stats(); }
+Stats Engine::stats() const {
+  state_->require_own_process();
+  return state_->dispatcher.stats();
+}
 
 }  // namespace twinkle::engine

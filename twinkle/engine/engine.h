@@ -62,7 +62,9 @@ struct EngineOptions {
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
-  ~Engine();  // finishes what has begun, fails what waits with kBusy "engine: closed"
+  // Closes it. In a fork, where submit, cancel and stats raise kInvalid, it ends at once and leaves
+  // all to the parent.
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -91,6 +93,10 @@ class Engine {
   int64_t num_replayed_passes() const;
   // What resident_bytes has led to.
   ParkingStats parking() const;
+
+  // Finishes what has begun, and fails what waits, and what comes, with kBusy "engine: closed".
+  // Nothing in a fork.
+  void close();
 
   // submit and wait.
   template <class R>

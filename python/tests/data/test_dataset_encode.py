@@ -10,6 +10,16 @@ from twinkle.errors import InvalidError, NotAvailableError
 pytestmark = pytest.mark.usefixtures("data_built")
 
 
+def test_sources_in_memory_are_told_apart_after_their_rows_are_gone():
+    from twinkle.dataset import Dataset, DatasetMeta
+
+    rows = Dataset(DatasetMeta(data=[{"i": 0}]))
+    for i in range(1, 50):  # each list is freed, and the next may lie in its place
+        rows.add_dataset(DatasetMeta(data=[{"i": i}]))
+    rows.mix_dataset(interleave=False)
+    assert [row["i"] for row in rows] == list(range(50))
+
+
 def test_sources_are_mapped_apart_and_mixed():
     pytest.importorskip("datasets")
     from datasets import Dataset as Reference

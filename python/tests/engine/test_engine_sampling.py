@@ -1,6 +1,7 @@
 """Sampling through tenants: responses, versions, what the cache spares."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,3 +110,20 @@ def test_samples_with_stop_strings_hold_on_to_nothing(tiny_llama_dir):
         return sys.getrefcount(template)
 
     assert [held() for _ in range(4)] == [held()] * 4
+
+
+def test_decoded_is_there_whoever_came_first(tiny_llama_dir, tmp_path):
+    ids, params = [{"input_ids": [1, 2, 3]}], {"max_tokens": 3, "seed": 1}
+    first = Engine(tiny_llama_dir).tenant("a").sample(ids, params).result()[0].sequences[0]
+    engine = Engine(tiny_llama_dir)
+    engine.tenant("a").sample([PROMPT], params).result()
+    behind = engine.tenant("b").sample(ids, params).result()[0].sequences[0]
+    want = engine.template().decode(first.tokens, skip_special_tokens=True)
+    assert first.decoded == behind.decoded == want
+    assert np.array_equal(
+        first.new_input_feature["input_ids"], behind.new_input_feature["input_ids"]
+    )
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).symlink_to(Path(tiny_llama_dir, file))
+    bare = Engine(tmp_path).tenant("a").sample(ids, params).result()[0].sequences[0]
+    assert bare.tokens == first.tokens and bare.decoded is None is bare.new_input_feature

@@ -169,7 +169,7 @@ def test_samplers_of_one_engine_find_stop_strings_with_their_own_templates(tiny_
     engine = Engine(tiny_llama_dir)
     mine, other = TorchSampler(tiny_llama_dir), TorchSampler(tiny_llama_dir)
     mine.engine = other.engine = engine.operations
-    other._frozen = True  # the first makes the tenant
+    other._tenants = mine._tenants
     params = {"max_tokens": 30, "seed": 5, "temperature": 1.5}
     (free,) = mine.sample(TALK, params)
     params["stop"] = free.sequences[0].decoded[5:7]

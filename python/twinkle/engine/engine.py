@@ -8,7 +8,8 @@ from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.tenant import Tenant
-from twinkle.errors import refuse_unknown, require
+from twinkle.errors import TwinkleError, refuse_unknown, require
+from twinkle.ledger import Ledger
 from twinkle.template.template import Template, resolve
 
 # Options that are integers, with the least that they may be.
@@ -110,6 +111,7 @@ class Engine:
             **options,
         )
         self._template = None
+        self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 
     def facts(self):
         """What is known of the model: family, directory, config_json, vocab_size, max_positions
@@ -139,10 +141,23 @@ class Engine:
         self.operations.reset_prefix_cache()
 
     def template(self):
-        """The Template of the model's own tokenizer, made when it is first asked for."""
+        """The Template of the model's own tokenizer, made when it is first asked for. Without
+        max_length: the model's positions are the limit."""
         if self._template is None:
-            self._template = Template(self.model_id)
+            self._template = Template(self.model_id, max_length=None)
         return self._template
+
+    def decoder(self):
+        """The template that what is sampled is decoded with: template(), or None where the model
+        comes without a tokenizer that can be read. For all tenants alike, whoever samples first."""
+        if self._decodes is None:
+            try:
+                self.template()
+            except TwinkleError:
+                self._decodes = False
+            else:
+                self._decodes = True
+        return self._template if self._decodes else None
 
     def tenant(
         self,
@@ -184,9 +199,14 @@ class Engine:
             values = config.to_dict()
             values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
             fields["lora_json"] = json.dumps(values, sort_keys=True)
-        self.operations.create(
-            tenant=name, seed=seed, weight=weight, priority=priority, **fields
-        ).result()
-        if "directory" in fields:
-            warn_of_another_base(fields["directory"], self.model_id, self.facts()["directory"])
-        return Tenant(self, name)
+        fields |= {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
+        made = Ledger(tenant=None)
+        try:
+            made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
+            if "directory" in fields:
+                warn_of_another_base(fields["directory"], self.model_id, self.facts()["directory"])
+        except BaseException:  # a name that nobody got is free again
+            if made.tenant is not None:
+                made.tenant.delete()
+            raise
+        return made.tenant

@@ -29,12 +29,14 @@ class Future:
     def cancel(self):
         """Takes it out of the queue. True: its tenant is as if it had never been, and result()
         raises ConflictError "engine: cancelled". False: it has ended or can't be stopped any more.
-        """
+        InvalidError: in a fork of the process that submitted it."""
         return self._future.cancel()
 
     def result(self, timeout=None):
         """Waits (timeout in seconds; None: for ever) and returns what the method says, or raises
-        the operation's TwinkleError. TimeoutError: it has not ended; it goes on."""
+        the operation's TwinkleError. What a signal's handler raises meanwhile, as at Ctrl-C,
+        cancels the operation; where that is too late, result() gives what came of it. TimeoutError:
+        it has not ended; it goes on. InvalidError: in a fork of the process that submitted it."""
         if timeout is not None:
             checks.number("engine: timeout", timeout, least=0)
         return self._convert(self._future.result(timeout))

@@ -48,8 +48,9 @@ class TextPieces:
 class TokenStream:
     """An iterator over the Tokens of one prompt's sequences; then result() has the whole response.
 
-    Sampling does not wait for whoever reads. close(), leaving a `with` block, or dropping the
-    stream stops the sampling of what has not ended.
+    Sampling does not wait for whoever reads. close(), leaving a `with` block, an exception out of
+    the iteration, such as Ctrl-C's, or dropping the stream stops the sampling of what has not
+    ended. Tokens that a fork reads raise InvalidError.
     """
 
     def __init__(self, stream, decode, logprobs=False, convert=None):
@@ -67,6 +68,13 @@ class TokenStream:
     def __next__(self):
         if self._closed:
             raise StopIteration
+        try:
+            return self._next()
+        except BaseException:  # at the end there is nothing left to close
+            self._stream.close()
+            raise
+
+    def _next(self):
         if not self._ready:
             self._ready.extend(self._stream.take())
         if self._closed:  # by another thread, meanwhile
@@ -95,13 +103,10 @@ class TokenStream:
     def close(self):
         """Ends the iteration, and the sampling."""
         self._closed = True
-        self._stream.future.cancel()
+        self._stream.close()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.close()
-
-    def __del__(self):
         self.close()

@@ -170,10 +170,11 @@ class Tenant:
         whatever is trained meanwhile.
 
         Future of a list of SampleResponse, one per prompt: sequences (tokens, logprobs where asked
-        for, stop_reason, decoded where a template is in use), prompt_token_ids, prompt_logprobs
-        where asked for. max_tokens=0 only scores the prompts. InvalidError: an empty prompt, a
-        token outside the vocabulary, more tokens than the model's positions or the cache hold,
-        parameters outside their ranges; NotFoundError: no such version.
+        for, stop_reason, and, unless the model comes without a tokenizer, decoded and
+        new_input_feature), prompt_token_ids, prompt_logprobs where asked for. max_tokens=0 only
+        scores the prompts. InvalidError: an empty prompt, a token outside the vocabulary, more
+        tokens than the model's positions or the cache hold, parameters outside their ranges;
+        NotFoundError: no such version.
         """
         features = self._features(prompts)
         given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
@@ -185,7 +186,7 @@ class Tenant:
         params = [params_of(p) for p in given] * (len(features) if len(given) == 1 else 1)
         request = self._request(features, params, version)
         future = self._core.sample(**request)
-        template = self.engine._template
+        template = self.engine.decoder()
 
         def convert(completions):
             return [

@@ -11,9 +11,25 @@ from twinkle.model.group import Group
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
+_FROZEN = "frozen"
+
+
+def frozen_tenant(engine, tenants):
+    """The engine's tenant of the model as it is, which `tenants`, a Ledger, knows from the first
+    call on as `frozen`. One thread at a time."""
+    tenants.settle()
+    if tenants.frozen is None:
+        tenants.run(engine.create, lambda _: {"frozen": _FROZEN}, tenant=_FROZEN, frozen=True)
+    return tenants.frozen
+
 
 class Adapters(Checkpoints):
     """The part of TransformersModel that makes and removes adapters."""
+
+    @property
+    def _groups(self):
+        """By name. Adding and removing replace it, so that other threads may read it."""
+        return self._tenants.groups
 
     def _default_template(self):
         return Template(self.tokenizer_id)
@@ -22,21 +38,20 @@ class Adapters(Checkpoints):
         """The engine's tenant of a group; the base model's is made when it is first needed."""
         if group.tenant is not None:
             return group.tenant
-        if training:
-            if self._frozen:  # who trains all weights is alone with the model
-                self.engine.delete(tenant="frozen").result()
-                self._frozen = False
-            self.engine.create(tenant="full", seed=current_run().seed).result()
-            group.tenant = "full"
-            return "full"
-        return self.frozen_tenant()
+        if not training:
+            return self.frozen_tenant()
+        with self._lock:
+            self._tenants.settle()
+            if self._tenants.frozen is not None:  # who trains all weights is alone with the model
+                self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
+            created = {"tenant": "full", "seed": current_run().seed}
+            group.run(self.engine.create, lambda _: {"tenant": "full"}, **created)
+        return group.tenant
 
     def frozen_tenant(self):
         """The engine's tenant of the base model as it is. ConflictError: it is being trained."""
-        if not self._frozen:
-            self.engine.create(tenant="frozen", frozen=True).result()
-            self._frozen = True
-        return "frozen"
+        with self._lock:
+            return frozen_tenant(self.engine, self._tenants)
 
     def tenant_for_sampling(self, adapter_name=None):
         """The engine's tenant of an adapter, or of the base model, to sample with: its name."""
@@ -65,42 +80,58 @@ class Adapters(Checkpoints):
             config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
         group = Group(adapter_name, self._default_template)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        tenant = f"adapter/{adapter_name}"
+        group.tenant, group.config = f"adapter/{adapter_name}", config
         group.created = {
             "lora_json": "" if directory else config.to_json(),
             "directory": directory,
             "seed": stable_seed(current_run().seed, "adapter", adapter_name),
         }
-        self.engine.create(tenant=tenant, **group.created).result()
+        with self._lock:
+            self._add(group)
         if directory:
             warn_of_another_base(directory, self.model_id, self.facts["directory"])
-        group.tenant, group.config = tenant, config
-        base = self._groups.get("")
-        if base is not None and base.tenant is None:
-            group.take_settings(base)
-            del self._groups[""]
-        self._groups[adapter_name] = group
+
+    def _add(self, group):
+        self._tenants.settle()
+        groups = dict(self._groups)
+        if "" in groups and groups[""].tenant is None:
+            group.take_settings(groups.pop(""))
+        groups[group.name] = group
+        self._tenants.run(
+            self.engine.create, lambda _: {"groups": groups}, tenant=group.tenant, **group.created
+        )
 
     def remove_adapter(self, adapter_name=None):
         """Forgets an adapter and its optimizer's state. InvalidError: there is none of the name, or
         it is the base model."""
-        group = self._group(adapter_name)
-        require(group.config is not None, "model: the base model cannot be removed")
-        self.engine.delete(tenant=group.tenant).result()
-        del self._groups[group.name]
-        if not self._groups:
-            self._groups[""] = Group("", self._default_template)
+        with self._lock:
+            self._tenants.settle()
+            group = self._group(adapter_name)
+            require(group.config is not None, "model: the base model cannot be removed")
+            groups = {name: each for name, each in self._groups.items() if each is not group}
+            groups = groups or {"": Group("", self._default_template)}
+            self._drop_stale(group)
+            self._tenants.run(self.engine.delete, lambda _: {"groups": groups}, tenant=group.tenant)
 
     def reload_initial_weights(self, adapter_name=None):
         """Weights, optimizer and counters as they were before the first step; settings stay."""
         group = self._group(adapter_name)
-        before, again = group.tenant, None
-        if group.created:
-            again = f"{before}'"  # it is there before the old one goes
-            self.engine.create(tenant=again, **group.created).result()
-        if before is not None:
-            self.engine.delete(tenant=before).result()
-        group.tenant = again  # all weights: made anew when it is first needed
-        group.set_state({})
-        group.train.forget()
-        group.grad_norm = group.clipped_norm = None
+        before = group.tenant
+
+        def fresh(tenant, stale):
+            state = {**group.with_state({}), "train": group.train.forgotten(), "grad_norm": None}
+            return {**state, "tenant": tenant, "stale": stale}
+
+        if group.created:  # the new one is there before the old one goes
+            self._drop_stale(group)
+            again = f"{before}'"
+            group.run(
+                self.engine.create, lambda _: fresh(again, before), tenant=again, **group.created
+            )
+            self._drop_stale(group)
+        elif before is not None:  # all weights: made anew when it is first needed
+            group.run(self.engine.delete, lambda _: fresh(None, None), tenant=before)
+
+    def _drop_stale(self, group):
+        if group.stale is not None:
+            group.run(self.engine.delete, lambda _: {"stale": None}, tenant=group.stale)

@@ -114,11 +114,14 @@ class Checkpoints(Settings):
         optimizer = state is not None
         if optimizer:
             group.check_state(state)  # before anything changes
-        tenant = self._tenant(group)
-        self.engine.load(tenant=tenant, directory=directory, optimizer=optimizer).result()
-        group.accumulated, group.just_stepped = 0, False
-        if optimizer:
-            group.set_state(state)
+        forgotten = {"accumulated": 0, "just_stepped": False, "clipped_norm": None}
+        group.run(
+            self.engine.load,
+            lambda _: group.with_state(state) if optimizer else forgotten,
+            tenant=self._tenant(group),
+            directory=directory,
+            optimizer=optimizer,
+        )
         if group.config is not None:
             warn_of_another_base(directory, self.model_id, self.facts["directory"])
 

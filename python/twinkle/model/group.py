@@ -1,18 +1,20 @@
 """What a model keeps per adapter: settings, counters, the last batch. No weights."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, require
+from twinkle.ledger import Ledger
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric, TrainMetric
 from twinkle.model.schedule import make_schedule
 from twinkle.processor import InputProcessor
 
 DEFAULT_LR = 1e-5
+_COUNTERS = ("cur_step", "accumulated", "iters", "lr_step")
 
 
 @dataclass
@@ -27,9 +29,9 @@ class Status:
     loss: Any = None  # that calculate_loss took
     metrics: list = field(default_factory=list)
 
-    def forget(self):
-        """The batch and what was computed of it; metrics stay."""
-        self.batch = self.outputs = self.loss_kwargs = None
+    def forgotten(self):
+        """Without the batch and what was computed of it; the metrics are the same."""
+        return replace(self, batch=None, outputs=None, loss_kwargs=None)
 
 
 def optimizer_name(optimizer_cls):
@@ -82,8 +84,9 @@ def _json_part(options):
     return kept
 
 
-class Group:
-    """One adapter's, or the base model's, side of the training loop."""
+class Group(Ledger):
+    """One adapter's, or the base model's, side of the training loop. `run` does what changes the
+    counters."""
 
     def __init__(self, name, template):
         self.name = name
@@ -106,6 +109,7 @@ class Group:
         self.just_stepped = False
         self.grad_norm = None
         self.clipped_norm = None  # of clip_grad_norm since the last backward
+        self.stale = None  # a tenant that this one's has replaced, until it is deleted
 
     def set_optimizer(self, optimizer_cls, options):
         """A name or a class of torch.optim. InvalidError: unknown, or its options are; the one
@@ -115,6 +119,32 @@ class Group:
         options.setdefault("lr", DEFAULT_LR)
         check_options(name, options)
         self.optimizer, self.options = name, options
+
+    # ---- what an operation changes, for `run`
+
+    def with_micro_batch(self, result):
+        """After forward_backward, which a forward before it does not outlive."""
+        del result
+        return {
+            "cur_step": self.cur_step + 1,
+            "accumulated": self.accumulated + 1,
+            "just_stepped": False,
+            "clipped_norm": None,
+            "train": self.train.forgotten(),
+        }
+
+    def with_step(self, result, options, schedule):
+        """After a step with these options, by which the schedule moves `schedule` steps on."""
+        norm = result.get("grad_norm", self.grad_norm)
+        return {
+            "options": options,
+            "accumulated": 0,
+            "just_stepped": True,
+            "iters": self.iters + 1,
+            "lr_step": self.lr_step + schedule,
+            # clip_grad_norm has given the norm before it clipped
+            "grad_norm": norm if self.clipped_norm is None else self.clipped_norm,
+        }
 
     def set_scheduler(self, scheduler_cls, options):
         """A schedule by name or class, from its beginning. InvalidError: as make_schedule."""
@@ -181,14 +211,6 @@ class Group:
         for metric in status.metrics:
             metric.accumulate(inputs, outputs, **given)
 
-    def after_step(self, result, lr):
-        """Counts an optimizer step that used `lr` and tells the metrics. result: the engine's."""
-        self.accumulated, self.just_stepped = 0, True
-        self.iters += 1
-        self.grad_norm = result.get("grad_norm", self.grad_norm)
-        for metric in self.train.metrics:
-            metric.on_step(grad_norm=self.grad_norm, lr=lr, iters=self.iters)
-
     def state(self, consumed_train_samples):
         """What trainer_state.json keeps of it."""
         return {
@@ -226,13 +248,13 @@ class Group:
         options = state.get("options", self.options)
         check_options(self.optimizer, checks.mapping("model: options of the checkpoint", options))
 
-    def set_state(self, state):
-        """Takes what state() gave: the optimizer's options, which stay where they are absent, and
-        the counters, which are 0 then."""
-        if "options" in state:
-            self.set_optimizer(self.optimizer, state["options"])
-        self.cur_step = int(state.get("cur_step", 0))
-        self.accumulated = int(state.get("accumulated", 0))
-        self.iters = int(state.get("iters", 0))
-        self.lr_step = int(state.get("lr_step", 0))
-        self.just_stepped = False
+    def with_state(self, state):
+        """With what state() gave, and check_state took: the optimizer's options, which stay where
+        they are absent, and the counters, which are 0 then."""
+        options = state.get("options", self.options)
+        return {
+            "options": {**options, "lr": options.get("lr", DEFAULT_LR)},
+            **{name: int(state.get(name, 0)) for name in _COUNTERS},
+            "just_stepped": False,
+            "clipped_norm": None,
+        }

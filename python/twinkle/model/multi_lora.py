@@ -15,10 +15,10 @@ class MultiLoraTransformersModel(TransformersModel):
     gets the bits that it gets alone.
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
-    max_length: tokens of all inputs of one call together. lora_config and target_modules, which
-    describe upstream's preallocated slots, change nothing.
+    max_length: tokens of one sequence. lora_config and target_modules, which describe upstream's
+    preallocated slots, change nothing.
     InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
-    adapter_name, or inputs of more than max_length tokens; and as TransformersModel.
+    adapter_name, or a sequence of more than max_length tokens; and as TransformersModel.
     """
 
     def __init__(
@@ -48,12 +48,6 @@ class MultiLoraTransformersModel(TransformersModel):
     ):
         """As TransformersModel.add_adapter_to_model. InvalidError: there are max_loras adapters, or
         the rank is above max_r, and as there."""
-        adapters = [name for name in self._groups if name]
-        require(
-            len(adapters) < self.max_loras,
-            f"model: {len(adapters)} adapters exist ({', '.join(adapters)}), max_loras is "
-            f"{self.max_loras}: remove one with remove_adapter",
-        )
         if isinstance(config_or_dir, (str, os.PathLike)):
             config_or_dir = resolve(config_or_dir)
         rank = LoraConfig.from_any(config_or_dir).r
@@ -62,11 +56,22 @@ class MultiLoraTransformersModel(TransformersModel):
             adapter_name, config_or_dir, gradient_accumulation_steps, **kwargs
         )
 
+    def _add(self, group):
+        adapters = [name for name in self._groups if name]
+        require(
+            len(adapters) < self.max_loras,
+            f"model: {len(adapters)} adapters exist ({', '.join(adapters)}), max_loras is "
+            f"{self.max_loras}: remove one with remove_adapter",
+        )
+        super()._add(group)
+
     def _batch(self, group, inputs, task):
         batch = super()._batch(group, inputs, task)
-        require(
-            batch.num_tokens <= self.max_length,
-            f"model: the inputs have {batch.num_tokens} tokens together, max_length is "
-            f"{self.max_length}: pass fewer at a time",
-        )
+        for i, sequence in enumerate(batch.sequences):
+            length = len(sequence["input_ids"])
+            require(
+                length <= self.max_length,
+                f"model: sequence {i} of the inputs has {length} tokens, max_length is "
+                f"{self.max_length}: cut it, or make the model with a larger max_length",
+            )
         return batch

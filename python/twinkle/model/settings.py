@@ -22,16 +22,16 @@ class Settings(TwinkleModel):
     _value_head = False  # in place of the vocabulary's
 
     def _group(self, adapter_name=None):
+        groups = self._groups  # which adding and removing replace, in other threads, too
         if adapter_name is None:
-            if len(self._groups) == 1:
-                return next(iter(self._groups.values()))
-            adapter_name = "default"
-        if not isinstance(adapter_name, str) or adapter_name not in self._groups:
-            names = ", ".join(repr(name) for name in self._groups if name) or "none"
+            adapter_name = next(iter(groups)) if len(groups) == 1 else "default"
+        if not isinstance(adapter_name, str) or adapter_name not in groups:
+            names = ", ".join(repr(name) for name in groups if name) or "none"
             raise InvalidError(
                 f"model: there is no adapter {adapter_name!r}; there are {names}: pass adapter_name"
             )
-        return self._groups[adapter_name]
+        groups[adapter_name].settle()
+        return groups[adapter_name]
 
     def register_mm_forward_hook(self, *args, **kwargs):
         """Raises NotAvailableError: there is no multimodal model to hook into."""

@@ -1,6 +1,7 @@
 """TransformersModel: the training loop's verbs, each an operation of the C++ engine."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 from twinkle import checks
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import device_of, register
+from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, evaluate
 from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
@@ -98,8 +100,9 @@ class TransformersModel(Adapters):
             _no_split_modules=None,
             config=SimpleNamespace(**json.loads(self.facts["config_json"] or "{}")),
         )
-        self._groups = {"": Group("", self._default_template)}
-        self._frozen = False
+        # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
+        self._tenants = Ledger(groups={"": Group("", self._default_template)}, frozen=None)
+        self._lock = threading.RLock()
 
     # ---- forward and backward
 
@@ -253,13 +256,15 @@ class TransformersModel(Adapters):
         tenant = self._tenant(group)
         common = {"tenant": tenant, "temperature": task.temperature}
         if group.loss.engine_name is not None:
-            result = self.engine.forward_backward(
+            result = group.run(
+                self.engine.forward_backward,
+                group.with_micro_batch,
                 sequences=batch.sequences,
                 loss=group.loss.engine_name,
                 loss_options=json.dumps(group.loss.engine_options()),
                 logits=task.logits,
                 **common,
-            ).result()
+            )
             value, loss_tokens = result["loss"], result["num_tokens"]
         else:
             scores = self.engine.forward(
@@ -276,21 +281,19 @@ class TransformersModel(Adapters):
                 group.loss, batch, loss_kwargs, micro_batch_size, scores
             )
             loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
-            result = self.engine.forward_backward(
+            result = group.run(
+                self.engine.forward_backward,
+                group.with_micro_batch,
                 sequences=sequences,
                 loss="LinearLoss",
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 logits=task.logits,
                 **common,
-            ).result()
+            )
             if task.loss_logits:  # whose gradients are all that the second pass was given
                 result = {**scores, "logits": scores["logits"] if task.logits else []}
             if task.values:
                 result = scores
-        group.cur_step += 1
-        group.accumulated += 1
-        group.just_stepped, group.clipped_norm = False, None
-        group.train.forget()  # of a forward before, which this pass replaces
         outputs = _outputs(value, batch, result)
         group.accumulate_metrics(
             True,
@@ -317,10 +320,13 @@ class TransformersModel(Adapters):
         norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if group.just_stepped or not group.at_boundary:
             return None
-        result = self.engine.clip_grad_norm(
-            tenant=self._tenant(group), max_grad_norm=max_grad_norm, norm_type=norm_type
-        ).result()
-        group.clipped_norm = group.grad_norm = result["grad_norm"]
+        group.run(
+            self.engine.clip_grad_norm,
+            lambda result: {"clipped_norm": result["grad_norm"], "grad_norm": result["grad_norm"]},
+            tenant=self._tenant(group),
+            max_grad_norm=max_grad_norm,
+            norm_type=norm_type,
+        )
         return group.grad_norm
 
     def step(self, optim_params=None, adapter_name=None):
@@ -331,37 +337,43 @@ class TransformersModel(Adapters):
         """
         self._step(self._group(adapter_name), optim_params, 0.0, 2.0)
 
-    def _step(self, group, optim_params, max_grad_norm, norm_type):
+    def _step(self, group, optim_params, max_grad_norm, norm_type, schedule=0):
+        """Whether there was one. schedule: steps of the schedule that are counted with it."""
         if group.accumulated == 0:
             raise InvalidError(
                 "model: step needs a backward since the last step; there is nothing to step with"
             )
         if not group.at_boundary:
-            return
+            return False
         optim_params = checks.mapping("model: optim_params", optim_params, none=True)
         options = {**group.options, **optim_params}
         check_options(group.optimizer, options)
         lr = options["lr"] if optim_params and "lr" in optim_params else group.lr
-        result = self.engine.step(
+        kept = options if group.schedule is None else {**options, "lr": group.options["lr"]}
+        group.run(
+            self.engine.step,
+            lambda result: group.with_step(result, kept, schedule),
             tenant=self._tenant(group),
             optimizer=group.optimizer,
             options=json.dumps({**options, "lr": lr}),
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
-        ).result()
-        if group.schedule is not None:
-            options["lr"] = group.options["lr"]
-        group.options = options
-        if group.clipped_norm is not None:  # of clip_grad_norm, before it clipped
-            result = {**result, "grad_norm": group.clipped_norm}
-        group.after_step(result, lr)
+        )
+        for metric in group.train.metrics:
+            metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
+        return True
 
     def zero_grad(self, adapter_name=None):
         """Forgets the accumulated gradients at a boundary; a step has done so already."""
         group = self._group(adapter_name)
-        if not group.just_stepped and group.accumulated and group.at_boundary:
-            self.engine.zero_grad(tenant=self._tenant(group)).result()
-            group.accumulated = 0
+        between = group.accumulated and not group.at_boundary
+        if not (between or group.just_stepped or group.tenant is None):
+            # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
+            group.run(
+                self.engine.zero_grad,
+                lambda _: {"accumulated": 0, "clipped_norm": None},
+                tenant=group.tenant,
+            )
 
     def lr_step(self, adapter_name=None):
         """Moves the schedule on by one, after a step."""
@@ -385,9 +397,5 @@ class TransformersModel(Adapters):
         norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        before = group.iters
-        self._step(group, None, max_grad_norm, norm_type)
-        if group.iters == before:
-            return None
-        self.lr_step(adapter_name)
-        return group.grad_norm
+        stepped = self._step(group, None, max_grad_norm, norm_type, schedule=1)
+        return group.grad_norm if stepped else None

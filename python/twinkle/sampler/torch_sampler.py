@@ -1,5 +1,7 @@
 """TorchSampler and vLLMSampler: two names of the engine's own sampler."""
 
+import itertools
+import threading
 import uuid
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, device_of, register
+from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
+from twinkle.model.adapters import frozen_tenant
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
 from twinkle.seeding import stable_seed
@@ -80,6 +84,12 @@ def _params(given):
     )
     _check_widths(params)
     return params
+
+
+def _no_tenants():
+    """Those of an engine of the sampler's own: of the model as it is, and of adapters' directories:
+    (_version of its files, tenant), oldest first."""
+    return Ledger(frozen=None, loaded={})
 
 
 def _deltas(tokens):
@@ -154,10 +164,11 @@ class TorchSampler(Sampler):
         )
         self._seed = _integer("seed", args, None)
         self._max_loras = _integer("max_loras", args, 1, least=1)
-        self._loaded = {}  # adapter's directory: (_version of its files, tenant), oldest first
+        self._tenants = _no_tenants()
+        self._lock = threading.RLock()  # of _tenants and _calls
         self._calls = 0
         self._name = uuid.uuid4().hex  # samplers may share an engine, and tenants' names are its
-        self._frozen = False
+        self._num_adapters = itertools.count()
 
     # ---- whose weights
 
@@ -180,10 +191,7 @@ class TorchSampler(Sampler):
             f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
             "adapters, or adapter_path=",
         )
-        if not self._frozen:
-            self.engine.create(tenant="frozen", frozen=True).result()
-            self._frozen = True
-        return "frozen"
+        return frozen_tenant(self.engine, self._tenants)
 
     def load_full_weights_from_path(self, path):
         """Samples from the model at `path`, a directory such as save writes of full weights, from
@@ -206,27 +214,35 @@ class TorchSampler(Sampler):
             f"{new['max_positions']} positions, it must have {old['vocab_size']}, and at least "
             f"{self.max_model_len}, which is max_model_len",
         )
-        self.engine, self._frozen, self._loaded = engine, False, {}
+        with self._lock:
+            self.engine, self._tenants = engine, _no_tenants()
 
     def _adapter_at(self, path):
         """The tenant with the adapter at `path`, loaded anew when its files have changed."""
         directory = resolve(path)
         version = _version(directory)
-        known, tenant = self._loaded.get(directory, (None, None))
+        self._tenants.settle()
+        loaded = self._tenants.loaded
+        known, tenant = loaded.get(directory, (None, None))
         if known == version:
             return tenant
-        tenant = f"sampler/{self._name}/{self._calls}/{directory}"
-        self.engine.create(tenant=tenant, directory=directory).result()
+        tenant = f"sampler/{self._name}/{next(self._num_adapters)}/{directory}"
+        others = [(d, each) for d, each in loaded.items() if d != directory]
+        kept = dict(others[max(0, len(others) + 1 - self._max_loras) :])
+        self._tenants.run(
+            self.engine.create,
+            lambda _: {"loaded": {**kept, directory: (version, tenant)}},
+            tenant=tenant,
+            directory=directory,
+        )
+        self._delete(loaded, kept)
         warn_of_another_base(directory, self.engine.facts()["directory"])
-        self._forget(directory)
-        while len(self._loaded) >= self._max_loras:
-            self._forget(next(iter(self._loaded)))
-        self._loaded[directory] = (version, tenant)
         return tenant
 
-    def _forget(self, directory):
-        if directory in self._loaded:
-            self.engine.delete(tenant=self._loaded.pop(directory)[1]).result()
+    def _delete(self, loaded, kept=()):
+        for directory, (_, tenant) in loaded.items():
+            if directory not in kept:
+                self.engine.delete(tenant=tenant)  # behind the samples that others have begun
 
     # ---- sampling
 
@@ -253,10 +269,14 @@ class TorchSampler(Sampler):
         return_encoded = checks.flag("sampler: return_encoded", return_encoded)
         params = _params(sampling_params)
         features = self._features(inputs, params, return_encoded)
-        request = self._request(features, params, adapter_name, adapter_path, use_base_model)
-        prompts, completions = request["prompts"], [[{}] for _ in features]
-        if params.max_tokens != 0 or params.prompt_logprobs is not None:
-            completions = self.engine.sample(**request).result()
+        future, completions = None, [[{}] for _ in features]
+        with self._lock:  # no other thread forgets the adapter before its sample is queued
+            request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+            if params.max_tokens != 0 or params.prompt_logprobs is not None:
+                future = self.engine.sample(**request)
+        prompts = request["prompts"]
+        if future is not None:
+            completions = future.result()
         return [
             response_of(feature, prompt, samples, params, self.template)
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
@@ -285,10 +305,12 @@ class TorchSampler(Sampler):
             self.template = Template(self.model_id)
         features = self._features(inputs, params)
         require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
-        request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+        with self._lock:
+            request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+            stream = self.engine.sample_stream(**request)
         template = self.template
         tokens = TokenStream(
-            self.engine.sample_stream(**request),
+            stream,
             lambda ids: template.decode(ids, skip_special_tokens=True),
         )
         return _deltas(tokens)
@@ -374,8 +396,10 @@ class TorchSampler(Sampler):
 
     def shutdown(self):
         """Forgets the adapters that adapter_path loaded."""
-        for directory in list(self._loaded):
-            self._forget(directory)
+        with self._lock:
+            self._tenants.settle()
+            loaded, self._tenants.loaded = self._tenants.loaded, {}
+            self._delete(loaded)
 
 
 class vLLMSampler(TorchSampler):  # noqa: N801 (upstream's name)

@@ -52,10 +52,12 @@ Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
       turns_(options.sampling_share),
       thread_([this] { loop(); }) {}
 
-Dispatcher::~Dispatcher() {
+Dispatcher::~Dispatcher() { close(); }
+
+void Dispatcher::close() {
   {
     const Lock lock(mutex_);
-    closed_ = true;
+    if (std::exchange(closed_, true)) return;
   }
   ready_.notify_all();
   thread_.join();

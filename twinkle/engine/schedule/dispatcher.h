@@ -71,7 +71,6 @@ class Dispatcher {
  public:
   // Error kInvalid: an option outside its range.
   Dispatcher(const DispatcherOptions& options, Executor& executor);
-  // Finishes what has begun, fails what waits with kBusy "engine: closed".
   ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
@@ -83,6 +82,8 @@ class Dispatcher {
   // operation had never been. False: it has ended, or can't be stopped any more.
   bool cancel(int64_t id);
   Stats stats() const;
+  // Finishes what has begun, fails what waits, and what comes, with kBusy "engine: closed".
+  void close();
 
  private:
   struct Job {
