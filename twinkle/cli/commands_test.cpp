@@ -287,6 +287,7 @@ TEST_F(Commands, TheAdapterHasTheTargetsThatWereAskedFor) {
        "q_proj,v_proj"});
   const Json config = read_json(scratch_ / "out" / "adapter_config.json");
   EXPECT_EQ(*find(config, "target_modules"), (JsonArray{"q_proj", "v_proj"}));
+  EXPECT_EQ(get<std::string>(config, "base_model_name_or_path"), model());
   expect_error("nope_proj", [&] {
     run({"train", model(), path("rows.jsonl"), "--output", path("b"), "--target-modules",
          "nope_proj"});

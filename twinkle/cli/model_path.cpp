@@ -41,4 +41,10 @@ std::string model_path(const std::string& id) {
   return out.substr(out.rfind('\n') + 1);
 }
 
+std::string model_name(const std::string& id) {
+  const size_t mark = id.find("://");
+  const std::string name = mark == id.npos ? id : id.substr(mark + 3);
+  return name == "smollm2" ? "HuggingFaceTB/SmolLM2-135M-Instruct" : name;
+}
+
 }  // namespace twinkle::cli

@@ -22,5 +22,11 @@ TEST(ModelPath, SaysThatTheHubToolCannotBeReached) {
   EXPECT_EQ(error_of([] { model_path("no-such/model"); }), "cli: no pipe for the hub tool");
 }
 
+TEST(ModelPath, AnAdaptersFilesNameTheModelAsItsUserDid) {
+  EXPECT_EQ(model_name("smollm2"), "HuggingFaceTB/SmolLM2-135M-Instruct");
+  EXPECT_EQ(model_name("hf://Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
+  EXPECT_EQ(model_name("models/mine"), "models/mine");
+}
+
 }  // namespace
 }  // namespace twinkle::cli

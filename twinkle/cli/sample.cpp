@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/engine/engine.h"
@@ -11,7 +12,7 @@ namespace twinkle::cli {
 namespace {
 
 struct Options {
-  std::string model, adapter, system, device = "cpu";
+  std::string model, adapter, system, device;
   std::vector<std::string> prompts;
   engine::SamplingParams params;
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
@@ -20,7 +21,7 @@ struct Options {
 void run(const Options& o) {
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.default_system = o.system});
-  engine::Engine engine({.model = path, .device = o.device});
+  engine::Engine engine({.model = path, .device = device_or_default(o.device)});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
   engine::Sample sample{.tenant = "me", .params = {o.params}};
@@ -71,7 +72,7 @@ void sample(CLI::App& app, Action& action) {
   command
       ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
       ->capture_default_str();
-  command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
+  add_device(*command, o->device);
   add_seed(*command, o->params.seed, "of the draws");
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/device.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/cli/train/training.h"
 #include "twinkle/optim/optimizer.h"
@@ -73,7 +74,7 @@ void say_what_is_next(const TrainingOptions& o, const std::string& program) {
 
 void add_schedule(CLI::App& command, TrainingOptions& o) {
   command.add_option("--lr", o.lr, "of AdamW; 1e-5 by default with --full")->capture_default_str();
-  command.add_option("--lr-schedule", o.lr_schedule, "after the warm-up: constant, linear, cosine")
+  command.add_option("--lr-schedule", o.lr_schedule, "after the warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine"}))
       ->type_name("NAME")
       ->capture_default_str();
@@ -125,7 +126,7 @@ void train(CLI::App& app, Action& action) {
   add_adapter(*command, *o);
   add_schedule(*command, *o);
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
-  command->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
+  add_device(*command, o->device);
   add_seed(*command, o->seed, "of the order and of the adapter");
   command->callback([o, command, &action] {
     if (o->full && command->count("--lr") == 0) o->lr = 1e-5;

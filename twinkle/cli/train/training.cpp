@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "twinkle/base/random.h"
+#include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/train/interrupts.h"
 #include "twinkle/data/encode.h"
@@ -42,6 +43,7 @@ std::string lora_json(const TrainingOptions& o) {
   return boost::json::serialize(JsonObject{{"r", o.rank},
                                            {"lora_alpha", o.alpha},
                                            {"target_modules", targets(o.target_modules)},
+                                           {"base_model_name_or_path", model_name(o.model)},
                                            {"peft_type", "LORA"}});
 }
 
@@ -184,7 +186,7 @@ class Training {
         steps_(o.epochs * batches_.num_batches()),
         settings_(settings_of(o, rows_)),
         learning_rate_(schedule_of(o, steps_)),
-        engine_({.model = model_, .device = o.device}) {
+        engine_({.model = model_, .device = device_or_default(o.device)}) {
     if (!o.validation.empty()) validation_ = encoded(o, o.validation, template_);
     engine_.run<engine::Done>(
         engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.seed});

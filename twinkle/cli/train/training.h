@@ -10,10 +10,10 @@ struct TrainingOptions {
   std::string model, data, output;
   std::string preprocessor;  // of data and validation; empty: none
   std::string validation;    // a file of rows whose loss is measured; empty: none
-  std::string device = "cpu";
-  bool full = false;       // train every weight, no adapter
-  bool overwrite = false;  // an earlier run's output may be replaced
-  bool resume = false;     // go on from what lies in `output`
+  std::string device;        // empty: as device_or_default
+  bool full = false;         // train every weight, no adapter
+  bool overwrite = false;    // an earlier run's output may be replaced
+  bool resume = false;       // go on from what lies in `output`
   int64_t rank = 8;
   double alpha = 16;
   std::string target_modules = "all-linear";  // or names of linears, separated by commas

@@ -1,0 +1,21 @@
+#include "twinkle/cli/device.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace twinkle::cli {
+namespace {
+
+TEST(Device, TheOptionComesBeforeTheEnvironmentAndThatBeforeTheMachine) {
+  ::setenv("TWINKLE_DEVICE", "cpu", 1);
+  EXPECT_EQ(device_or_default("cuda:1"), "cuda:1");
+  EXPECT_EQ(device_or_default(""), "cpu");
+  ::setenv("TWINKLE_DEVICE", "", 1);
+  const std::string machines = device_or_default("");
+  EXPECT_TRUE(machines == "cpu" || machines == "cuda") << machines;
+  ::unsetenv("TWINKLE_DEVICE");
+}
+
+}  // namespace
+}  // namespace twinkle::cli
