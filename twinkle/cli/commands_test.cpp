@@ -272,6 +272,20 @@ TEST_F(Commands, ValidationRowsHaveTheirLossTold) {
   EXPECT_NE(told.find("step 4/4  loss "), told.npos) << told;
 }
 
+TEST_F(Commands, RowsOfAnotherFormGoThroughThePreprocessorThoseOfTheValidationToo) {
+  write_text(scratch_ / "alpaca.jsonl", R"({"instruction": "a", "input": "b", "output": "c"})");
+  const std::vector<std::string> train{
+      "train",    model(),     path("alpaca.jsonl"), "--validation", path("alpaca.jsonl"),
+      "--output", path("out"), "--preprocessor"};
+  const auto with = [&train](const char* name) {
+    auto all = train;
+    all.emplace_back(name);
+    return all;
+  };
+  expect_error("'Alpaca'", [&] { run(with("Alpaca")); });
+  EXPECT_TRUE(run(with("AlpacaProcessor")).starts_with("saved "));
+}
+
 TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {
   const std::string printed = run(
       {"train", model(), path("rows.jsonl"), "--full", "--output", path("model"), "--lr", "0.01"});
