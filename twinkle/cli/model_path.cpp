@@ -3,7 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 
@@ -42,9 +44,13 @@ std::string model_path(const std::string& id) {
 }
 
 std::string model_name(const std::string& id) {
+  if (std::filesystem::exists(id)) return id;
+  std::string lower = id;
+  std::transform(id.begin(), id.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (lower == "smollm2") return "HuggingFaceTB/SmolLM2-135M-Instruct";
   const size_t mark = id.find("://");
-  const std::string name = mark == id.npos ? id : id.substr(mark + 3);
-  return name == "smollm2" ? "HuggingFaceTB/SmolLM2-135M-Instruct" : name;
+  return mark == id.npos ? id : id.substr(mark + 3);
 }
 
 }  // namespace twinkle::cli

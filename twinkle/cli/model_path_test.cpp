@@ -17,15 +17,17 @@ TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
   ::unsetenv("TWINKLE_PYTHON");
 }
 
+TEST(ModelPath, AModelIsNamedAsOthersKnowIt) {
+  const ScratchDir dir;
+  EXPECT_EQ(model_name(dir.path().string()), dir.path().string());
+  EXPECT_EQ(model_name("hf://a/b"), "a/b");
+  EXPECT_EQ(model_name("ms://a/b"), "a/b");
+  EXPECT_EQ(model_name("SmolLM2"), "HuggingFaceTB/SmolLM2-135M-Instruct");
+}
+
 TEST(ModelPath, SaysThatTheHubToolCannotBeReached) {
   const LimitForTest tight(RLIMIT_NOFILE, 3);
   EXPECT_EQ(error_of([] { model_path("no-such/model"); }), "cli: no pipe for the hub tool");
-}
-
-TEST(ModelPath, AnAdaptersFilesNameTheModelAsItsUserDid) {
-  EXPECT_EQ(model_name("smollm2"), "HuggingFaceTB/SmolLM2-135M-Instruct");
-  EXPECT_EQ(model_name("hf://Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
-  EXPECT_EQ(model_name("models/mine"), "models/mine");
 }
 
 }  // namespace
