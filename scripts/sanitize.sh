@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # sanitize.sh [asan|tsan]: builds and runs C++ tests under sanitizers; both without an argument.
-# asan: memory errors, leaks and undefined behaviour (build/sanitizers). tsan: data races, in what
-# runs without torch, whose own threads are not built for it (build/tsan): the scheduling of engine
-# and sampler over a null model, among others.
+# asan: memory errors, leaks and undefined behaviour (build/sanitizers), then of readers that are
+# fuzzed. tsan: data races, in what runs without torch, whose own threads are not built for it
+# (build/tsan): the scheduling of engine and sampler over a null model, among others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:$HOME/.cargo/bin"
@@ -20,9 +20,17 @@ check() {  # check PRESET TEST...
   done
 }
 
+fuzz() {  # every reader for TWINKLE_FUZZ_SECONDS, 600 unless told, as many beside each other as cores
+  cmake --build build/sanitizers --parallel "${JOBS:-$(nproc)}" --target fuzz
+  cd build/sanitizers  # where the cases of findings are written
+  ./fuzz | xargs -P "$(nproc)" -I{} ./fuzz {} "${TWINKLE_FUZZ_SECONDS:-600}" || status=1
+  cd ../..
+}
+
 case "${1:-both}" in asan | both)
   check sanitizers base_test io_test text_test data_test kernels_test cuda_emulation_test nn_test \
       loss_test optim_test model_test lora_test sampler_test engine_test
+    fuzz
 esac
 case "${1:-both}" in tsan | both)
   check tsan base_test io_test text_test data_test schedule_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "twinkle/base/limit_for_test.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/io/scratch_dir.h"
 
 namespace twinkle::cli {

@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include "twinkle/base/limit_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {

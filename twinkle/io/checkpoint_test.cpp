@@ -6,7 +6,7 @@
 #include <array>
 #include <optional>
 
-#include "twinkle/base/limit_for_test.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir.h"
 

@@ -174,7 +174,7 @@ def _aliases():
 def _files(path, split):
     """The data files at a path that have the split in their name; of the usual split, 'train', all
     where none has."""
-    alone = path.is_file() or columnar.extension(path) == ".lance"
+    alone = not path.is_dir() or columnar.extension(path) == ".lance"
     files = [path] if alone else sorted(path.iterdir())
     if not alone:
         files = [file for file in files if columnar.extension(file) in _EXTENSIONS]

@@ -7,7 +7,7 @@
 
 #include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
-#include "twinkle/base/utf8.h"
+#include "twinkle/io/utf8.h"
 
 namespace twinkle::data {
 namespace {

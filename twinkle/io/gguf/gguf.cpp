@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/utf8.h"
+#include "twinkle/io/utf8.h"
 
 namespace twinkle {
 namespace {

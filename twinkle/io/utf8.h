@@ -1,8 +1,13 @@
-#include "twinkle/base/utf8.h"
+// Whether bytes are UTF-8.
+#pragma once
+#include <cstddef>
+#include <string_view>
 
 namespace twinkle {
 
-size_t invalid_utf8(std::string_view text) {
+// The byte of the first malformed sequence (overlong forms, surrogates and values past U+10FFFF
+// count), or npos.
+inline size_t invalid_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
     const size_t size = lead < 0x80                   ? 1
