@@ -92,6 +92,8 @@ engine::EngineOptions options_of(const py::object& model, const py::kwargs& give
   fields.take("gather_ms", o.gather_ms);
   fields.take("max_queued", o.max_queued);
   fields.take("max_queued_total", o.max_queued_total);
+  fields.take("max_queued_bytes", o.max_queued_bytes);
+  fields.take("max_queued_bytes_total", o.max_queued_bytes_total);
   fields.take("resident_bytes", o.resident_bytes);
   fields.take("park_directory", o.park_directory);
   fields.take("deterministic", o.deterministic);
@@ -120,7 +122,8 @@ py::dict stats(const Engine& engine) {
   py::list last;
   for (const engine::BatchStats& b : s.last_batches) last.append(batch(b));
   return py::dict(
-      "num_queued"_a = s.num_queued, "num_batches"_a = s.num_batches, "num_passes"_a = s.num_passes,
+      "num_queued"_a = s.num_queued, "queued_bytes"_a = s.queued_bytes,
+      "num_batches"_a = s.num_batches, "num_passes"_a = s.num_passes,
       "batches"_a = batch(s.batches), "last_batches"_a = last,
       "num_recomputed_layers"_a = engine.num_recomputed_layers(),
       "num_replayed_passes"_a = engine.num_replayed_passes(),

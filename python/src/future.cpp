@@ -59,6 +59,7 @@ py::object Future::result(std::optional<double> timeout_s) {
     const py::capsule owner(new Pending(future_),
                             [](void* pending) { delete static_cast<Pending*>(pending); });
     value_ = to_python(result, owner);
+    room_.reset();
   }
   return value_;
 }

@@ -20,7 +20,7 @@ inline constexpr double kSlice_s = 0.05;  // how long Ctrl-C may go unseen
 class Future {
  public:
   Future(const EnginePointer& engine, engine::Future future)
-      : engine_(engine), id_(future.id), future_(future.share()) {}
+      : engine_(engine), id_(future.id), room_(std::move(future.room)), future_(future.share()) {}
 
   bool done() const;
   // Error kInvalid: a fork of the process that submitted it, here and in result().
@@ -39,6 +39,7 @@ class Future {
   std::weak_ptr<engine::Engine> engine_;
   pid_t process_ = getpid();
   int64_t id_;
+  std::shared_ptr<engine::HeldBytes::Room> room_;  // until the result is taken
   std::shared_future<engine::Result> future_;
   pybind11::object value_;
 };

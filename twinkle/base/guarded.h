@@ -33,6 +33,10 @@ class TWINKLE_THREAD_MARK(scoped_lockable) Lock {
 
   // Lets go of the mutex until `ready` is notified. Wakes up for no reason too: ask again.
   void wait(std::condition_variable& ready) { ready.wait(lock_); }
+  // The same, for so many seconds at most.
+  void wait_for(std::condition_variable& ready, double seconds) {
+    ready.wait_for(lock_, std::chrono::duration<double>(seconds));
+  }
   // The same, until a time at the latest. False: that time has come.
   bool wait_until(std::condition_variable& ready, std::chrono::steady_clock::time_point time) {
     return ready.wait_until(lock_, time) == std::cv_status::no_timeout;

@@ -1,8 +1,9 @@
 // Operations as bytes: u16 version, u8 kind, then the fields in their order. Numbers little-endian,
-// containers a u64 count and their items.
+// containers a u64 count and their items. And how much memory operations and results take.
 #include <bit>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "twinkle/engine/operation.h"
 
@@ -49,6 +50,44 @@ void fields(A& a, T& v) {
   }
 }
 
+// The same for results, of which only the memory is asked for.
+template <class A>
+void result_fields(A& a, const ForwardResult& v) {
+  a(v.logps, v.entropies, v.logits, v.embeddings);
+}
+template <class A>
+void result_fields(A& a, const Completion& v) {
+  a(v.tokens, v.logprobs, v.stop_reason, v.matched, v.top_logprobs);
+}
+template <class A>
+void result_fields(A& a, const sampler::PromptScores& v) {
+  a(v.logprobs, v.top_logprobs);
+}
+template <class A>
+void result_fields(A& a, const SampleResult& v) {
+  a(v.completions, v.prompts);
+}
+template <class A>
+void result_fields(A& a, const SaveResult& v) {
+  a(v.directory);
+}
+template <class A>
+void result_fields(A& a, const LoadResult& v) {
+  a(v.extra_json);
+}
+template <class A>
+void result_fields(A& a, const NamedTensor& v) {
+  a(v.name, v.shape, v.values);
+}
+template <class A>
+void result_fields(A& a, const InspectResult& v) {
+  a(v.tensors);
+}
+template <class T, class A>
+concept HasResultFields = requires(A& a, const T& v) { result_fields(a, v); };
+template <class T>
+constexpr bool kHasNoHeap = std::is_trivially_copyable_v<T>;
+
 struct Writer {
   std::string out;
 
@@ -82,6 +121,49 @@ struct Writer {
   }
 };
 
+// Bytes on the heap.
+struct Sizer {
+  int64_t out = 0;
+
+  template <class... T>
+  void operator()(const T&... values) {
+    (put(values), ...);
+  }
+  template <class T>
+  void put(const T& v) {
+    if constexpr (HasResultFields<T, Sizer>)
+      result_fields(*this, v);
+    else if constexpr (!kHasNoHeap<T>)
+      fields(*this, v);
+  }
+  void put(const std::string& v) { out += static_cast<int64_t>(v.size()); }
+  template <class T>
+  void put(const std::vector<T>& v) {
+    out += static_cast<int64_t>(v.size() * sizeof(T));
+    if constexpr (!kHasNoHeap<T>)
+      for (const T& item : v) put(item);
+  }
+  template <class T>
+  void put(const std::map<std::string, T>& v) {
+    constexpr int64_t kNode = 48;  // of a tree, besides its value
+    for (const auto& [key, item] : v) {
+      out += kNode + static_cast<int64_t>(sizeof(key) + sizeof(item));
+      (*this)(key, item);
+    }
+  }
+};
+
+// The least that a T takes as bytes.
+template <class T>
+size_t least_bytes() {
+  static const size_t n = [] {
+    Writer writer;
+    writer.put(T{});
+    return writer.out.size();
+  }();
+  return n;
+}
+
 struct Reader {
   std::span<const char> in;
 
@@ -105,11 +187,11 @@ struct Reader {
     else
       fields(*this, v);
   }
-  // A count is at most the bytes that are left: a corrupt one must not reserve memory.
-  size_t count(size_t item_bytes) {
+  // So many items could be in the bytes that are left: a corrupt count must not reserve memory.
+  size_t count(size_t least) {
     uint64_t n = 0;
     take(n);
-    require(n <= in.size() / item_bytes, Code::kInvalid, "engine: an operation's bytes promise ", n,
+    require(n <= in.size() / least, Code::kInvalid, "engine: an operation's bytes promise ", n,
             " items where ", in.size(), " bytes are left");
     return static_cast<size_t>(n);
   }
@@ -124,16 +206,19 @@ struct Reader {
       v.resize(n);
       if (n) std::memcpy(v.data(), bytes(n * sizeof(T)), n * sizeof(T));
     } else {
-      v.resize(count(1));
-      for (T& item : v) take(item);
+      const size_t n = count(least_bytes<T>());
+      v.reserve(n);
+      for (size_t i = 0; i < n; ++i) take(v.emplace_back());
     }
   }
   template <class T>
   void take(std::map<std::string, T>& v) {
-    for (size_t n = count(1); n > 0; --n) {
+    for (size_t n = count(least_bytes<std::string>() + least_bytes<T>()); n > 0; --n) {
       std::string key;
       take(key);
-      take(v[key]);
+      const auto [it, is_new] = v.try_emplace(std::move(key));
+      require(is_new, Code::kInvalid, "engine: an operation's bytes hold '", it->first, "' twice");
+      take(it->second);
     }
   }
 };
@@ -164,7 +249,21 @@ std::string to_bytes(const Operation& operation) {
   return std::move(writer.out);
 }
 
+int64_t num_bytes(const Operation& operation) {
+  Sizer sizer{sizeof(Operation)};
+  std::visit([&](const auto& op) { fields(sizer, op); }, operation);
+  return sizer.out;
+}
+
+int64_t num_bytes(const Result& result) {
+  Sizer sizer{sizeof(Result)};
+  std::visit([&](const auto& r) { sizer.put(r); }, result);
+  return sizer.out;
+}
+
 Operation from_bytes(std::span<const char> bytes) {
+  require(bytes.size() <= kMaxOperationBytes, Code::kInvalid, "engine: an operation of ",
+          bytes.size(), " bytes, it may have at most ", kMaxOperationBytes);
   Reader reader{bytes};
   uint16_t version = 0;
   uint8_t kind = 0;

@@ -187,6 +187,47 @@ TEST(Bytes, DamagedBytesAreAnErrorOrAnOperation) {
   EXPECT_GT(operations, 1000u);
 }
 
+// Sixteen million empty sequences in as many bytes took 2.7 GB before the bytes ended.
+TEST(Bytes, ACountThatTheBytesCannotHoldReservesNoMemory) {
+  std::string bytes = to_bytes(Forward{.tenant = "a"});
+  const size_t at = 2 + 1 + 8 + 1;  // version, kind, tenant
+  bytes.resize(at);
+  const uint64_t count = 1000;
+  bytes.append(reinterpret_cast<const char*>(&count), sizeof(count));
+  bytes.append(count, '\0');
+  EXPECT_EQ(error_of([&] { from_bytes(bytes); }),
+            "engine: an operation's bytes promise 1000 items where 1000 bytes are left");
+  bytes.append(47 * count, '\0');  // 48 each: six counts; what follows them is missing
+  EXPECT_EQ(error_of([&] { from_bytes(bytes); }),
+            "engine: an operation's bytes end 1 bytes too early");
+}
+
+TEST(Bytes, ANameThatComesTwiceIsRefused) {
+  Sequence s;
+  s.extras = {{"a", {1}}, {"b", {2}}};
+  std::string bytes = to_bytes(Forward{.tenant = "t", .sequences = {s}});
+  bytes[bytes.rfind('b')] = 'a';
+  EXPECT_EQ(error_of([&] { from_bytes(bytes); }), "engine: an operation's bytes hold 'a' twice");
+}
+
+TEST(Bytes, TheMemoryOfOperationsAndResultsIsThatOfWhatTheyHold) {
+  ForwardBackward operation{.tenant = "a"};
+  const int64_t empty = num_bytes(Operation(operation));
+  operation.sequences.resize(2);
+  operation.sequences[1].input_ids.resize(1000);
+  operation.sequences[1].extras["old_logps"].resize(1000);
+  const int64_t more = num_bytes(Operation(operation)) - empty;
+  EXPECT_GE(more, 8000);
+  EXPECT_LE(more, 9000);
+  const int64_t none = num_bytes(Result(ForwardResult{}));
+  EXPECT_GE(num_bytes(Result(ForwardResult{.logits = {std::vector<float>(5000)}})) - none, 20000);
+  SampleResult sampled;
+  sampled.completions = {{Completion{.tokens = std::vector<int32_t>(700)}}};
+  sampled.completions[0][0].top_logprobs.resize(3, sampler::TopLogprobs(10));
+  EXPECT_GE(num_bytes(Result(sampled)), 700 * 4 + 3 * 10 * 8);
+  EXPECT_LE(num_bytes(Result(Done{})), 1000);
+}
+
 TEST(Bytes, WhatIsWrongWithThemIsSaid) {
   const std::string good = to_bytes(Delete{"ann"});
   const auto text = [](std::string bytes, size_t at, char value) {

@@ -30,6 +30,8 @@ DispatcherOptions dispatcher_options(const EngineOptions& o) {
   const DispatcherOptions out{.token_budget = o.token_budget,
                               .max_queued = o.max_queued,
                               .max_queued_total = o.max_queued_total,
+                              .max_queued_bytes = o.max_queued_bytes,
+                              .max_queued_bytes_total = o.max_queued_bytes_total,
                               .max_sequences = o.max_sequences,
                               .sampling_share = o.sampling_share,
                               .gather_ms = o.gather_ms};

@@ -42,6 +42,11 @@ struct EngineOptions {
   double gather_ms = 1.0;
   int64_t max_queued = 1024;         // operations of one tenant that have not ended
   int64_t max_queued_total = 16384;  // of all tenants
+  // Bytes of memory that operations of one tenant which have not ended, and results that nobody has
+  // taken or dropped, may hold; and those of all tenants. A result counts with the most that it can
+  // take until it is there.
+  int64_t max_queued_bytes = int64_t{4} << 30;
+  int64_t max_queued_bytes_total = int64_t{8} << 30;
   // Bytes that all adapters' state may take in memory; beyond them tenants that rest wait in files
   // of park_directory and come back, bit for bit, with their next operation, which takes the time
   // of reading them. 0: no limit, nothing is parked.
@@ -71,12 +76,15 @@ class Engine {
   const ModelFacts& facts() const;
 
   // Checks what can be checked at once (throws), queues the rest. `hooks` go with a Sample. Error
-  // kBusy: the tenant's queue, or that of all, is full.
+  // kBusy: the tenant's queue, or that of all, is full, in operations or bytes; kInvalid: the
+  // operation and its result take more than max_queued_bytes alone.
   Future submit(Operation operation, const SampleHooks& hooks = {});
   // All of them enter the queue together, so that they meet in one batch.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
   // True: the operation's future fails with kConflict "engine: cancelled", and its tenant is as if
-  // it had never been. False: it has ended, or can't be stopped any more.
+  // it had never been. A training batch of which nothing else is wanted stops at its next layer, a
+  // Sample at its next step; otherwise its neighbours go on, and it is dropped when its batch ends.
+  // False: it has ended, or can't be stopped any more; the future tells how it ends.
   bool cancel(int64_t id);
 
   // Samples that are submitted from here on share no keys and values with earlier ones. They never

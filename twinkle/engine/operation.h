@@ -168,10 +168,14 @@ struct Inspect {
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
                                ZeroGrad, Sample, Save, Load, Inspect, Publish, Release>;
 
+// Of one operation as bytes; in memory it takes a small multiple.
+inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;
+
 const std::string& tenant_of(const Operation& operation);
+int64_t num_bytes(const Operation& operation);  // that it takes in memory
 std::string to_bytes(const Operation& operation);
-Operation from_bytes(
-    std::span<const char> bytes);  // Error kInvalid: another version, truncated, unknown kind
+// Error kInvalid: another version, truncated, unknown kind, a name twice, too long.
+Operation from_bytes(std::span<const char> bytes);
 
 // ---- results
 
@@ -229,5 +233,7 @@ struct Done {};
 
 using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult,
                             InspectResult, PublishResult>;
+
+int64_t num_bytes(const Result& result);  // that it takes in memory
 
 }  // namespace twinkle::engine

@@ -37,6 +37,10 @@ void visit(Layer& layer, const std::string& path, F&& f) {
   linear("mlp.down_proj", layer.down);
 }
 
+void go_on(const Batch& batch) {
+  if (batch.stop && *batch.stop) throw Stopped();
+}
+
 // The next product's weights, which threads fetch while they wait for it.
 void expect(const nn::Linear& w) {
   if (!w.weight.is_cpu()) return;
@@ -214,6 +218,7 @@ at::Tensor Decoder::forward(const Batch& from) {
     };
     at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.packing, batch.owners);
     for (size_t i = 0; i < layers_.size(); ++i) {
+      go_on(batch);
       const auto [middle, out] = run_layer(i, x, normed, batch);
       auto next = nn::add_rms_norm(middle, out, norm_of(i + 1), batch.packing, batch.owners);
       x = std::move(next.sum), normed = std::move(next.normed);
@@ -283,6 +288,7 @@ at::Tensor Decoder::forward_train(Tape& tape) {
   tape.segments.clear();
   const size_t first = first_kept(tape.batch);
   for (size_t i = 0; i <= layers_.size(); ++i) {
+    go_on(tape.batch);
     const at::AutoGradMode grad(i >= first);
     const at::Tensor in = x.detach().requires_grad_(true);
     const at::Tensor out = run_segment(i, in, tape.batch);
@@ -295,6 +301,7 @@ at::Tensor Decoder::forward_train(Tape& tape) {
 void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
   at::Tensor d = dhidden;
   while (!tape.segments.empty()) {
+    go_on(tape.batch);
     Tape::Segment segment = std::move(tape.segments.back());
     tape.segments.pop_back();
     if (!segment.out.defined()) {

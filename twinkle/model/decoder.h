@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,13 @@ struct Batch {
   nn::Owners owners;
   KvCache* kv =
       nullptr;  // not owned; for sampling: keys and values are appended and the past is attended to
+  // Not owned. Once it is true, the next layer is not begun: Stopped is thrown.
+  const std::atomic<bool>* stop = nullptr;
+};
+
+// Nobody wants what a batch computes any more.
+struct Stopped : std::exception {
+  const char* what() const noexcept override { return "model: stopped"; }
 };
 
 struct NamedLinear {

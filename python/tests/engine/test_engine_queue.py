@@ -4,7 +4,7 @@ import pytest
 from engine_batches import BATCH, LORA
 from features import drawn
 
-from twinkle import BusyError, ConflictError, NotFoundError
+from twinkle import BusyError, ConflictError, InvalidError, NotFoundError
 from twinkle.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("engine_built")
@@ -46,6 +46,28 @@ def test_a_full_queue_refuses_clearly_and_takes_more_when_there_is_room(tiny_lla
         future.result()
     assert a.step().result().step == 1
     assert engine.stats()["num_queued"] == 0
+
+
+def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
+    vocabulary = Engine(tiny_llama_dir).facts()["vocab_size"]
+    engine = Engine(tiny_llama_dir, max_queued_bytes=3 * 60 * vocabulary * 4)
+    base = engine.tenant("base")
+    batch = drawn([50])  # of three, one has room besides the rest
+    waiting = [base.forward(batch, logits=True) for _ in range(3)]
+    with pytest.raises(BusyError, match="tenant 'base' holds .* max_queued_bytes is "):
+        base.forward(batch, logits=True)
+    while engine.stats()["num_queued"]:
+        pass
+    with pytest.raises(BusyError, match="take some of their results, or drop them"):
+        base.forward(batch, logits=True)
+    taken = waiting.pop().result()
+    waiting.append(base.forward(batch, logits=True))
+    assert taken.logits[0].shape == (50, vocabulary)
+    with pytest.raises(InvalidError, match="submit less at once"):
+        base.forward(drawn([200]), logits=True)
+    for future in waiting:
+        future.result()
+    assert engine.stats()["queued_bytes"] == 0
 
 
 def test_statistics_count_what_was_done(tiny_llama_dir):

@@ -15,7 +15,8 @@ from twinkle.template.template import Template, resolve
 # Options that are integers, with the least that they may be.
 _LEAST = {
     "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1,
-    "prefill_tokens": 1, "max_queued": 1, "max_queued_total": 1, "resident_bytes": 0,
+    "prefill_tokens": 1, "max_queued": 1, "max_queued_total": 1,
+    "max_queued_bytes": 1, "max_queued_bytes_total": 1, "resident_bytes": 0,
 }  # fmt: skip
 # The most that they may be, in tokens or sequences; more would be accepted and then lack memory.
 _MOST = dict.fromkeys(("token_budget", "kv_tokens", "max_sequences", "prefill_tokens"), 2**31 - 1)
@@ -63,7 +64,10 @@ class Engine:
     training waits too (None: 0.5; above 0, below 1). gather_ms: that a batch waits at most for
     tenants of the last one that have nothing queued (None: 1; 0: never; at most 1000). max_queued:
     operations of one tenant that have not ended (None: 1024), max_queued_total: of all tenants
-    (None: 16384); beyond them BusyError.
+    (None: 16384); beyond them BusyError. max_queued_bytes: of memory that one tenant's operations
+    hold, and results that nobody has taken or dropped, with the most that a result can take before
+    it is there (None: 4 GiB), max_queued_bytes_total: of all tenants (None: 8 GiB); beyond them
+    BusyError, and InvalidError for one operation that takes more alone.
     value_head: in place of the vocabulary's head one row and a bias (None: False), whose logits are
     values; TransformersValueModel trains them.
     device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.
@@ -122,7 +126,8 @@ class Engine:
     def stats(self):
         """What has been done and what waits, as a dict. Counts are from the engine's start:
 
-        num_queued (operations that have not ended); num_batches, num_passes, training_seconds,
+        num_queued (operations that have not ended), queued_bytes (as
+        max_queued_bytes_total counts them); num_batches, num_passes, training_seconds,
         batches (num_tokens and num_tenants, each summed over all training batches) and
         last_batches (the same of each of the newest 20), num_recomputed_layers,
         num_replayed_passes (of training, as recorded graphs of a GPU);

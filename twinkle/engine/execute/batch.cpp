@@ -194,8 +194,9 @@ std::exception_ptr not_finite(const Tenant& tenant) {
                 "rate, its weights and its extras"));
 }
 
-void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
+void forward_pass(std::span<Piece> pieces, model::Decoder& decoder, const Stop& stop) {
   Pass pass;
+  pass.tape.batch.stop = &stop;
   pack_pass(pass, pieces);
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
@@ -204,8 +205,10 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder) {
                         {.entropy = any_wants_entropy(pieces)}));
 }
 
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs) {
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
+                   const Stop& stop) {
   Pass pass;
+  pass.tape.batch.stop = &stop;
   pack_pass(pass, pieces);
   const at::Tensor hidden = graphs.forward(pass.tape);
   const at::NoGradGuard no_grad;

@@ -2,6 +2,7 @@
 // its own: its numbers and its gradients' partial sums have the same bits in any company, and
 // partial sums are added in the order of the tenant's submissions. The engine's thread's alone.
 #pragma once
+#include <atomic>
 #include <span>
 
 #include "twinkle/engine/execute/running.h"
@@ -22,12 +23,16 @@ struct Piece {
 // Why numbers of this tenant's are refused.
 std::exception_ptr not_finite(const Tenant& tenant);
 
-// The pieces' rows are kept by their operations. Whatever is thrown is the arithmetic's.
-void forward_pass(std::span<Piece> pieces, model::Decoder& decoder);
+// Becomes true when nobody wants a pass any more; model::Stopped is thrown then.
+using Stop = std::atomic<bool>;
+
+// The pieces' rows are kept by their operations. Whatever else is thrown is the arithmetic's.
+void forward_pass(std::span<Piece> pieces, model::Decoder& decoder, const Stop& stop);
 
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
 // gets `op->error` and adds nothing; so does one that completes its operation with a loss that
 // can't be. What throws may leave some of the gradients added.
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs);
+void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
+                   const Stop& stop);
 
 }  // namespace twinkle::engine

@@ -88,7 +88,52 @@ void check_learns(const std::vector<Sequence>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
+constexpr double kVector = sizeof(std::vector<float>);
+
+double forward_bytes(const std::vector<Sequence>& sequences, bool logits, bool embedding,
+                     const model::DecoderSpec& spec) {
+  double out = 0;
+  for (const Sequence& s : sequences) {
+    const auto tokens = static_cast<double>(s.input_ids.size());
+    out += 4 * kVector + tokens * 8;  // log-probabilities and entropies
+    if (logits || !s.logits_grad.empty())
+      out += tokens * static_cast<double>(spec.num_logits()) * 4;
+    if (embedding || !s.embedding_grad.empty()) out += static_cast<double>(spec.width) * 4;
+  }
+  return out;
+}
+
+double token_bytes(bool logprobs, int64_t top) {
+  return (logprobs ? 4 : 0) + (top > 0 ? kVector + static_cast<double>(top) * 8 : 0);
+}
+
+double sample_bytes(const Sample& op, const model::DecoderSpec& spec) {
+  double out = 0;
+  for (size_t i = 0; i < op.prompts.size(); ++i) {
+    const SamplingParams& p = op.params[op.params.size() == 1 ? 0 : i];
+    const int64_t length = std::ssize(op.prompts[i]);
+    const int64_t most = std::max<int64_t>(0, std::min(p.max_tokens, spec.max_positions - length));
+    const double completion =
+        sizeof(Completion) +
+        static_cast<double>(most) * (4 + token_bytes(p.logprobs, p.top_logprobs));
+    out += sizeof(sampler::PromptScores) + kVector +
+           static_cast<double>(p.num_samples) * completion +
+           static_cast<double>(length) * token_bytes(p.prompt_logprobs, p.top_prompt_logprobs);
+  }
+  return out;
+}
+
 }  // namespace
+
+int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec) {
+  double out = sizeof(Result);
+  if (const auto* f = std::get_if<Forward>(&operation))
+    out += forward_bytes(f->sequences, f->logits, f->embedding, spec);
+  if (const auto* b = std::get_if<ForwardBackward>(&operation))
+    out += forward_bytes(b->sequences, b->logits, false, spec);
+  if (const auto* s = std::get_if<Sample>(&operation)) out += sample_bytes(*s, spec);
+  return static_cast<int64_t>(std::min(out, 1e18));
+}
 
 void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
   require(!sequences.empty(), Code::kInvalid,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "twinkle/engine/execute/check.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
 
@@ -72,6 +73,10 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   const auto* op = std::get_if<ForwardBackward>(&operation);
   const loss::Loss* loss = op ? loss::look_up(op->loss) : nullptr;
   return loss && loss->separable();
+}
+
+int64_t DecoderExecutor::max_result_bytes(const Operation& operation) const {
+  return engine::max_result_bytes(operation, spec());
 }
 
 Result DecoderExecutor::run(const Operation& operation) {
@@ -158,15 +163,19 @@ Done DecoderExecutor::remove(const Delete& op) {
   return {};
 }
 
+// What was done before it has been done: want of memory is the next one's business.
 void DecoderExecutor::settle() {
-  parking_.settle(training_->tenants());
-  graphs_->sweep();
+  try {
+    parking_.settle(training_->tenants());
+    graphs_->sweep();
+  } catch (const std::bad_alloc&) {
+  }
 }
 
-BatchOutcome DecoderExecutor::run_batch(std::span<const Work> batch) {
-  BatchOutcome outcome = training_->run_batch(batch);
+void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                                BatchOutcome& outcome) {
+  training_->run_batch(batch, stop, outcome);
   settle();
-  return outcome;
 }
 
 void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) {

@@ -47,8 +47,10 @@ class DecoderExecutor : public Executor {
   void begin() override;
   bool changes_base(const Operation& operation) override;
   bool joins(const Operation& operation) const override;
+  int64_t max_result_bytes(const Operation& operation) const override;
   Result run(const Operation& operation) override;
-  BatchOutcome run_batch(std::span<const Work> batch) override;
+  void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                 BatchOutcome& outcome) override;
   void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override;
   void admit(const Admitted& request) override;
   StepOutcome step() override;

@@ -189,6 +189,23 @@ TEST_F(Scheduling, OperationsThatShareAPassGetTheBitsThatTheyGetOneByOne) {
   EXPECT_EQ(run(true, true), want);
 }
 
+TEST_F(Scheduling, LogitsOfForwardsThatWaitCountAsIfTheyWereThere) {
+  Engine engine({.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = 40'000});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  const Forward forward{.tenant = "base", .sequences = {drawn(1, 20)}, .logits = true};
+  std::vector<Future> kept;  // 20 x 131 x 4 bytes each
+  for (int i = 0; i < 3; ++i) kept.push_back(engine.submit(forward));
+  const auto once_more = [&] { kept.push_back(engine.submit(forward)); };
+  EXPECT_TRUE(error_of(once_more).starts_with("engine: tenant 'base' holds 3"));
+  for (Future& future : kept) future.wait();
+  EXPECT_TRUE(error_of(once_more).starts_with("engine: tenant 'base' holds 3"));
+  kept[0].get();
+  once_more();
+  EXPECT_GT(engine.stats().queued_bytes, 30'000);
+  kept.clear();
+  while (engine.stats().queued_bytes > 0) std::this_thread::yield();
+}
+
 TEST_F(Scheduling, AWeightOutsideItsRangeIsNamed) {
   auto engine = open();
   for (const double weight : {0.0, -1.0, 1001.0, std::nan("")}) {

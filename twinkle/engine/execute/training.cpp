@@ -23,8 +23,7 @@ std::set<const Tenant*> Training::tenants() const {
   return out;
 }
 
-BatchOutcome Training::run_batch(std::span<const Work> batch) {
-  BatchOutcome outcome;
+void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome) {
   std::vector<Piece> forwards, backwards;
   std::map<const Tenant*, int64_t> num_backwards;
   for (const Work& work : batch) {
@@ -47,9 +46,8 @@ BatchOutcome Training::run_batch(std::span<const Work> batch) {
     }
   }
   // Two passes, so that a forward costs no backward. Neither changes what the other reads.
-  pass(forwards, [this](auto pieces) { forward_pass(pieces, decoder_); }, outcome);
-  pass(backwards, [this](auto pieces) { backward_pass(pieces, decoder_, graphs_); }, outcome);
-  return outcome;
+  pass(forwards, [&](auto pieces) { forward_pass(pieces, decoder_, stop); }, outcome);
+  pass(backwards, [&](auto pieces) { backward_pass(pieces, decoder_, graphs_, stop); }, outcome);
 }
 
 void Training::pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outcome) {
@@ -62,6 +60,8 @@ void Training::pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outco
       if (piece.op->learns()) overflowed[&piece.op->tenant()].push_back(piece);
     }
     std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
+  } catch (const model::Stopped&) {
+    throw;  // all are cancelled
   } catch (...) {
     return blame(pieces, std::current_exception(), outcome);
   }

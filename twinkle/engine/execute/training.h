@@ -23,8 +23,8 @@ class Training {
   Training(model::Decoder& decoder, lora::TrainGraphs& graphs, TenantOf tenant)
       : decoder_(decoder), graphs_(graphs), tenant_(tenant) {}
 
-  // As Executor says of them.
-  BatchOutcome run_batch(std::span<const Work> batch);
+  // As Executor says of it.
+  void run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome);
   bool has(int64_t id) const { return running_.contains(id); }
   std::set<const Tenant*> tenants() const;  // of what has begun
   ForwardResult commit(int64_t id);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <new>
 
 #include "twinkle/engine/operations_for_test.h"
@@ -39,6 +40,32 @@ class Failing : public nn::Delta {
   int32_t slot_;
 };
 
+// Tells of every forward and backward pass of a linear.
+class Watched : public nn::Delta {
+ public:
+  Watched(nn::Linear& linear, std::function<void(bool backward)> tell)
+      : linear_(linear), inner_(linear.delta), tell_(std::move(tell)) {
+    linear.delta = this;
+  }
+  ~Watched() override { linear_.delta = inner_; }
+
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
+                                  const nn::Owners& owners, at::Tensor& y) override {
+    tell_(false);
+    return inner_->forward(x, packing, owners, y);
+  }
+  void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
+                const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
+    tell_(true);
+    inner_->backward(dy, x, saved, packing, owners, dx);
+  }
+
+ private:
+  nn::Linear& linear_;
+  nn::Delta* inner_;
+  std::function<void(bool)> tell_;
+};
+
 class TrainingOnADecoder : public testing::Test {
  protected:
   TrainingOnADecoder()
@@ -59,7 +86,11 @@ class TrainingOnADecoder : public testing::Test {
   }
 
   uint64_t gradients(const char* tenant) { return tenants_.at(tenant)->inspect(false).gradients; }
-  BatchOutcome run(const std::vector<Work>& batch) { return training_.run_batch(batch); }
+  BatchOutcome run(const std::vector<Work>& batch) {
+    BatchOutcome outcome;
+    training_.run_batch(batch, stop_, outcome);
+    return outcome;
+  }
   void succeed(int64_t id, const Operation& operation) {
     const BatchOutcome outcome = run({{id, &operation, 0, 2}});
     ASSERT_EQ(outcome.ended.size(), 1u);
@@ -74,6 +105,7 @@ class TrainingOnADecoder : public testing::Test {
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   lora::TrainGraphs graphs_;
   Training training_;
+  Stop stop_ = false;
 };
 
 TEST_F(TrainingOnADecoder, WhoeverMakesAPassThrowFailsAloneAndNobodyIsChanged) {
@@ -118,6 +150,39 @@ TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) 
   }
   succeed(2, mine);
   EXPECT_EQ(gradients("b"), whole);
+}
+
+TEST_F(TrainingOnADecoder, ABatchThatNobodyWantsAnyMoreBeginsNoOtherLayer) {
+  const auto layers = static_cast<size_t>(decoder_.spec().num_layers);
+  ASSERT_GE(layers, 2u);
+  const ForwardBackward learns = work("a", 2);
+  const Operation first = work("a", 1), train = learns,
+                  score = Forward{.tenant = "a", .sequences = learns.sequences};
+  succeed(1, first);
+  const uint64_t before = gradients("a");
+  int64_t id = 2;
+  const auto passes = [&](const Operation& operation, bool backward) {
+    size_t count = 0;
+    std::vector<std::unique_ptr<Watched>> watched;
+    for (size_t i = 0; i < layers; ++i) {
+      auto& q_proj = *decoder_.linears().at(7 * i).linear;
+      watched.push_back(std::make_unique<Watched>(q_proj, [&](bool is_backward) {
+        if (is_backward != backward) return;
+        ++count;
+        stop_ = true;  // in the middle of the layer
+      }));
+    }
+    EXPECT_THROW(run({{++id, &operation, 0, 2}}), model::Stopped);
+    EXPECT_TRUE(training_.undo(id));
+    stop_ = false;
+    return count;
+  };
+  EXPECT_EQ(passes(score, false), 1u);
+  EXPECT_EQ(passes(train, false), 1u);
+  EXPECT_EQ(passes(train, true), 1u);
+  EXPECT_EQ(gradients("a"), before);
+  succeed(++id, train);
+  EXPECT_NE(gradients("a"), before);
 }
 
 }  // namespace

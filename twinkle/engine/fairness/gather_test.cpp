@@ -134,6 +134,19 @@ TEST_F(Gathering, ClosingEndsTheWait) {
   EXPECT_THROW(future[0].get(), Error);
 }
 
+TEST(GatherOptions, TheClockOfTheOptionsSaysWhenTheWaitIsOver) {
+  NullExecutor executor;
+  std::atomic<double> now = 0;
+  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1, .clock = [&] { return now.load(); }},
+                        executor);
+  for (Future& future : dispatcher.submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
+    future.get();
+  auto future = dispatcher.submit({work("a", 1)});
+  EXPECT_EQ(future[0].wait_for(std::chrono::milliseconds(30)), std::future_status::timeout);
+  now = 0.002;
+  future[0].get();
+}
+
 TEST(GatherOptions, AreChecked) {
   NullExecutor executor;
   for (const double bad : {-1.0, 1001.0, std::numeric_limits<double>::quiet_NaN()}) {

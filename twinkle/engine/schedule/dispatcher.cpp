@@ -1,5 +1,6 @@
 #include "twinkle/engine/schedule/dispatcher.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -37,6 +38,8 @@ void validate(const DispatcherOptions& o) {
   at_least_one("token_budget", o.token_budget);
   at_least_one("max_queued", o.max_queued);
   at_least_one("max_queued_total", o.max_queued_total);
+  at_least_one("max_queued_bytes", o.max_queued_bytes);
+  at_least_one("max_queued_bytes_total", o.max_queued_bytes_total);
   at_least_one("max_sequences", o.max_sequences);
   require(o.sampling_share > 0 && o.sampling_share < 1, Code::kInvalid,
           "engine: sampling_share is ", o.sampling_share, ", it must be above 0 and below 1");
@@ -47,6 +50,9 @@ void validate(const DispatcherOptions& o) {
 Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
     : options_(checked(options)),
       executor_(executor),
+      held_(options.max_queued_bytes, options.max_queued_bytes_total),
+      cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"))),
+      closed_error_(std::make_exception_ptr(Error(Code::kBusy, "engine: closed"))),
       scheduler_(options.token_budget),
       admission_(options.max_sequences),
       turns_(options.sampling_share),
@@ -62,14 +68,12 @@ void Dispatcher::close() {
   ready_.notify_all();
   thread_.join();
   const Lock lock(mutex_);
-  for (auto& [id, job] : jobs_) {
-    job.fail(std::make_exception_ptr(Error(Code::kBusy, "engine: closed")));
-  }
+  for (auto& [id, job] : jobs_) job.fail(closed_error_);
 }
 
-void Dispatcher::require_room(const std::vector<Operation>& operations) const {
+void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
   std::map<std::string, int64_t> more;
-  for (const Operation& operation : operations) ++more[tenant_of(operation)];
+  for (const auto& job : jobs) ++more[tenant_of(job.mapped().operation)];
   for (const auto& [tenant, n] : more) {
     const auto it = num_queued_.find(tenant);
     const int64_t queued = it == num_queued_.end() ? 0 : it->second;
@@ -77,30 +81,62 @@ void Dispatcher::require_room(const std::vector<Operation>& operations) const {
             queued, " operations in its queue and submits ", n, ", max_queued is ",
             options_.max_queued, "; wait for some of their results");
   }
-  const auto all = static_cast<int64_t>(jobs_.size() + operations.size());
+  const auto all = static_cast<int64_t>(jobs_.size() + jobs.size());
   require(all <= options_.max_queued_total, Code::kBusy, "engine: tenant '",
-          operations.empty() ? "" : tenant_of(operations[0]), "' submits ", operations.size(),
+          jobs.empty() ? "" : tenant_of(jobs[0].mapped().operation), "' submits ", jobs.size(),
           " operations while ", jobs_.size(), " of all tenants are queued, max_queued_total is ",
           options_.max_queued_total, "; try again later");
 }
 
+// With the bytes that they hold, and no ids yet.
+std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operation> operations,
+                                                             const SampleHooks& hooks) {
+  std::vector<Jobs::node_type> out;
+  for (Operation& operation : operations) {
+    Jobs one;
+    Job& job = one[0];
+    job.room = held_.reserve(tenant_of(operation),
+                             num_bytes(operation) + executor_.max_result_bytes(operation));
+    if (std::holds_alternative<Sample>(operation)) job.hooks = hooks;
+    job.operation = std::move(operation);
+    out.push_back(one.extract(0));
+  }
+  return out;
+}
+
+void Dispatcher::enter(Jobs::node_type node) {
+  Job& job = node.mapped();
+  const std::string& tenant = tenant_of(job.operation);
+  int64_t& queued = num_queued_[tenant];
+  job.id = node.key();
+  jobs_.insert(std::move(node));
+  ++queued;
+  scheduler_.push(tenant, job.id, tokens_of(job.operation), executor_.joins(job.operation));
+}
+
 std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
                                        const SampleHooks& hooks) {
+  std::vector<Jobs::node_type> jobs = jobs_of(std::move(operations), hooks);
   std::vector<Future> futures;
+  for (auto& job : jobs)
+    futures.push_back({job.mapped().promise.get_future(), 0, job.mapped().room});
   {
     const Lock lock(mutex_);
     require(!closed_, Code::kBusy, "engine: closed");
-    require_room(operations);
-    for (Operation& operation : operations) {
-      const int64_t id = next_id_++;
-      Job& job = jobs_[id];
-      job.id = id;
-      job.operation = std::move(operation);
-      if (std::holds_alternative<Sample>(job.operation)) job.hooks = hooks;
-      const std::string& tenant = tenant_of(job.operation);
-      ++num_queued_[tenant];
-      scheduler_.push(tenant, id, tokens_of(job.operation), executor_.joins(job.operation));
-      futures.push_back({job.promise.get_future(), id});
+    require_room(jobs);
+    const int64_t first = next_id_;
+    try {
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        futures[i].id = jobs[i].key() = next_id_++;
+        enter(std::move(jobs[i]));
+      }
+    } catch (...) {
+      // For want of memory. Nobody has seen them.
+      for (int64_t id = first; id < next_id_; ++id) {
+        if (jobs_.contains(id)) extract(id);
+      }
+      std::erase_if(num_queued_, [](const auto& queued) { return queued.second == 0; });
+      throw;
     }
   }
   ready_.notify_one();
@@ -116,12 +152,16 @@ bool Dispatcher::cancel(int64_t id) {
     if (it->second.state == Job::kBegun) {
       if (!it->second.cancelled) cancelled_.push_back(id);
       it->second.cancelled = true;
+      stop_ = !running_.empty() &&
+              std::ranges::all_of(running_, [this](int64_t other) REQUIRES(mutex_) {
+                return jobs_.at(other).cancelled;
+              });
       ready_.notify_one();
       return true;
     }
     job = extract(id);
   }
-  job.mapped().fail_cancelled();
+  job.mapped().fail(cancelled_error_);
   return true;
 }
 
@@ -129,9 +169,11 @@ Stats Dispatcher::stats() const {
   const Lock lock(mutex_);
   Stats out = stats_;
   out.num_queued = std::ssize(jobs_);
+  out.queued_bytes = held_.in_all();
   for (const auto& [tenant, load] : scheduler_.load())
     out.tenants[tenant].num_tokens = load.num_tokens;
   for (const auto& [tenant, n] : num_queued_) out.tenants[tenant].num_queued = n;
+  for (const auto& [tenant, made] : created_) out.tenants[tenant].num_sampled = made.num_sampled;
   return out;
 }
 

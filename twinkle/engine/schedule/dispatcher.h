@@ -2,7 +2,7 @@
 // the operations that run by themselves, in the order that Scheduler, Admission and Turns decide.
 // submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
-#include <chrono>
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "twinkle/engine/operation.h"
 #include "twinkle/engine/schedule/admission.h"
 #include "twinkle/engine/schedule/executor.h"
+#include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"
 #include "twinkle/engine/schedule/turns.h"
 
@@ -29,20 +31,31 @@ struct DispatcherOptions {
   int64_t token_budget = 4096;       // of one batch
   int64_t max_queued = 1024;         // operations of one tenant that have not ended
   int64_t max_queued_total = 16384;  // of all tenants
-  int64_t max_sequences = 64;        // that are sampled at a time
-  double sampling_share = 0.5;       // of the time, while training waits too
+  // Bytes of one tenant's operations that have not ended and of results that nobody has taken or
+  // dropped, counted with the most that a result can take until it is there; and of all tenants'.
+  int64_t max_queued_bytes = int64_t{4} << 30;
+  int64_t max_queued_bytes_total = int64_t{8} << 30;
+  int64_t max_sequences = 64;   // that are sampled at a time
+  double sampling_share = 0.5;  // of the time, while training waits too
   // What a batch waits at most for tenants of the last one that have nothing queued: those who
   // wait for a result before they go on then share the next batch too. 0: it never waits.
   double gather_ms = 1.0;
-  std::function<double()> clock = {};  // seconds; empty: the steady clock
+  std::function<double()> clock = {};  // seconds, of all waits and measures; empty: the steady one
 };
 
 // Error kInvalid: an option outside its range.
 void validate(const DispatcherOptions& options);
 
-// The result of one operation, and the name by which it can be cancelled.
+// The result of one operation, and the name by which it can be cancelled. Whoever shares the future
+// keeps `room` until the result is taken.
 struct Future : std::future<Result> {
   int64_t id = 0;
+  std::shared_ptr<HeldBytes::Room> room = {};  // that the result takes of max_queued_bytes
+
+  Result get() {
+    const auto until_taken = std::move(room);
+    return std::future<Result>::get();
+  }
 };
 
 struct TenantStats {
@@ -59,6 +72,7 @@ struct BatchStats {
 
 struct Stats {
   int64_t num_queued = 0;                   // operations of all tenants that have not ended
+  int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them
   int64_t num_batches = 0, num_passes = 0;  // a batch of forwards and backwards is two passes
   BatchStats batches;                       // sums over all training batches
   std::deque<BatchStats> last_batches;      // the newest kLastBatches, oldest first
@@ -76,10 +90,11 @@ class Dispatcher {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   // All enter the queue together, or none. `hooks` go with each Sample. Error kBusy: a queue is
-  // full, or closed.
+  // full, or closed; kInvalid: one takes more than max_queued_bytes alone.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
   // True: the future fails with kConflict "engine: cancelled", and the tenant is as if the
-  // operation had never been. False: it has ended, or can't be stopped any more.
+  // operation had never been; a batch of which nothing else is wanted stops. False: it has ended,
+  // or can't be stopped any more, and the future tells how it ends.
   bool cancel(int64_t id);
   Stats stats() const;
   // Finishes what has begun, fails what waits, and what comes, with kBusy "engine: closed".
@@ -91,41 +106,56 @@ class Dispatcher {
     Operation operation;
     SampleHooks hooks = {};
     std::promise<Result> promise = {};
+    std::shared_ptr<HeldBytes::Room> room = {};
     enum { kQueued, kBegun, kLast } state = kQueued;  // kLast: it can't be stopped any more
     bool cancelled = false;
 
     void fail(std::exception_ptr error) {
       hooks = {};  // before its future is ready
+      room->resize(0);
       promise.set_exception(std::move(error));
-    }
-    void fail_cancelled() {
-      fail(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled")));
     }
   };
   using Jobs = std::map<int64_t, Job>;
+  struct Created {
+    int64_t by = 0;  // operation
+    int64_t num_sampled = 0;
+  };
 
   void loop();  // dispatcher_thread.cpp, like all down to fail()
+  bool turn();
+  void shed(std::exception_ptr error);
   std::optional<Side> next_turn();
   bool gathers() REQUIRES(mutex_);
   void drop_cancelled();
   void train();
   void run_head(Job& job);
+  void run_alone(Job& job);
   void start(Job& job, const Sample& sample);
+  struct Formed;
+  Formed form_batch() REQUIRES(mutex_);
   void run_batch();
   void count(int64_t num_tokens, int64_t num_tenants) REQUIRES(mutex_);
   void fail_all(std::span<const Work> batch, std::exception_ptr error);
   std::optional<Admitted> next_request();
   void sample();
   void end(std::span<const Ended> ended);
+  void succeed(Jobs::node_type job, Result result);
+  void undo(int64_t id);
   void fail(int64_t id, std::exception_ptr error);
 
   std::vector<Job*> take_heads() REQUIRES(mutex_);
   bool held_back(const Operation& operation) REQUIRES(mutex_);
+  std::vector<Jobs::node_type> jobs_of(std::vector<Operation> operations, const SampleHooks& hooks);
+  void enter(Jobs::node_type job) REQUIRES(mutex_);
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
-  void require_room(const std::vector<Operation>& operations) const REQUIRES(mutex_);
+  void require_room(std::span<const Jobs::node_type> jobs) const REQUIRES(mutex_);
 
   const DispatcherOptions options_;
   Executor& executor_;
+  HeldBytes held_;
+  // Made when there is memory.
+  const std::exception_ptr cancelled_error_, closed_error_;
 
   mutable Mutex mutex_;
   std::condition_variable ready_;
@@ -138,9 +168,11 @@ class Dispatcher {
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
   bool closed_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
-  std::set<std::string> gathered_ GUARDED_BY(mutex_);  // tenants of the last batch
-  std::optional<std::chrono::steady_clock::time_point> gathers_until_ GUARDED_BY(mutex_);
-  std::map<std::string, int64_t> created_ GUARDED_BY(mutex_);  // by which operation
+  std::set<std::string> gathered_ GUARDED_BY(mutex_);       // tenants of the last batch
+  std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // seconds of the clock
+  std::map<std::string, Created> created_ GUARDED_BY(mutex_);
+  std::vector<int64_t> running_ GUARDED_BY(mutex_);  // operations of the batch that runs
+  std::atomic<bool> stop_ = false;                   // that batch: all of them are cancelled
 
   Turns turns_;             // the thread's, like the next
   bool contested_ = false;  // both sides waited when the turn began

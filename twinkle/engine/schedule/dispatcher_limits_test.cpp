@@ -38,6 +38,59 @@ TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
   EXPECT_EQ(text({work("a", 1), work("a", 1), work("a", 1)}), "no error");
 }
 
+TEST_F(Dispatched, BytesOfOperationsAndOfResultsThatNobodyTookAreBounded) {
+  constexpr int64_t kResult = 1'000'000;
+  open({.token_budget = 100,
+        .max_queued_bytes = 2 * kResult + 100'000,
+        .max_queued_bytes_total = 3 * kResult + 100'000});
+  create("a");
+  create("b");
+  executor_.result_bytes = kResult;
+  hold_batch();
+  const Future first = submit(work("a", 1));
+  in_batch_.wait();
+  std::vector<Future> more;
+  more.push_back(submit(work("a", 1)));
+  const auto text = [&](std::vector<Operation> operations) {
+    try {
+      for (Future& future : dispatcher_->submit(std::move(operations)))
+        more.push_back(std::move(future));
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Code::kBusy);
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_TRUE(text({work("a", 1)}).starts_with("engine: tenant 'a' holds 200"));
+  const int64_t held = dispatcher_->stats().queued_bytes;
+  EXPECT_TRUE(text({work("b", 1), work("b", 1)}).starts_with("engine: all tenants hold 300"));
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, held) << "nothing of them is counted";
+  EXPECT_EQ(text({work("b", 1)}), "no error");
+  EXPECT_TRUE(dispatcher_->cancel(more.back().id));
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, held) << "one that failed holds nothing";
+  go_on_.count_down();
+  first.wait();
+  more[0].wait();
+  EXPECT_EQ(text({work("a", 1)}), "no error") << "what they took, they take no more";
+  more.back().wait();
+  EXPECT_GT(dispatcher_->stats().queued_bytes, 0) << "three results wait";
+  executor_.result_bytes = 0;
+  more[0].get();
+  more.clear();
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, num_bytes(Result(ForwardResult{}))) << "the first's";
+}
+
+TEST_F(Dispatched, AnOperationThatCanNeverFitIsRefusedForGood) {
+  open({.token_budget = 100, .max_queued_bytes = 100'000});
+  try {
+    submit(work("a", 1, 100'000));
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kInvalid);
+    EXPECT_NE(std::string(e.what()).find("submit less at once"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
   open();
   create("a");

@@ -143,6 +143,40 @@ TEST_F(Dispatched, AnOperationThatRunsIsUndoneWhenItIsCancelled) {
   }
 }
 
+TEST_F(Dispatched, ABatchOfWhichNothingIsWantedAnyMoreStopsAtItsNextLayer) {
+  open();
+  for (const char* tenant : {"a", "b"}) create(tenant);
+  hold_batch();
+  executor_.layers = 40;
+  auto futures = dispatcher_->submit({work("a", 3), work("b", 3)});
+  in_batch_.wait();
+  for (const Future& future : futures) EXPECT_TRUE(dispatcher_->cancel(future.id));
+  go_on_.count_down();
+  for (Future& future : futures) EXPECT_EQ(error_of(future), "engine: cancelled");
+  EXPECT_EQ(executor_.num_layers, 0);
+  EXPECT_EQ(executor_.num_batches, 1);
+  EXPECT_TRUE(state("a").empty());
+  submit(work("a", 1)).get();
+  EXPECT_EQ(executor_.num_layers, 40) << "the next batch is another";
+}
+
+TEST_F(Dispatched, ABatchOfWhichSomethingIsWantedGoesOnAndDropsTheRestAtItsEnd) {
+  open();
+  for (const char* tenant : {"a", "b"}) create(tenant);
+  hold_batch();
+  executor_.layers = 40;
+  auto futures = dispatcher_->submit({work("a", 3), work("b", 3)});
+  in_batch_.wait();
+  EXPECT_TRUE(dispatcher_->cancel(futures[0].id));
+  go_on_.count_down();
+  EXPECT_EQ(error_of(futures[0]), "engine: cancelled");
+  EXPECT_EQ(error_of(futures[1]), "no error");
+  EXPECT_EQ(executor_.num_layers, 40);
+  EXPECT_EQ(executor_.num_batches, 1) << "nobody runs again";
+  EXPECT_TRUE(state("a").empty());
+  EXPECT_EQ(state("b").size(), 3u);
+}
+
 TEST_F(Dispatched, ARunningSampleIsDroppedAtTheNextStep) {
   open();
   create("a");

@@ -37,20 +37,42 @@ std::exception_ptr attempt(F&& run) {
 
 void Dispatcher::loop() {
   executor_.begin();
-  while (true) {
-    drop_cancelled();
-    const std::optional<Side> side = next_turn();
-    if (!side) return;
-    const double begin = options_.clock();
-    if (*side == Side::kTraining)
-      train();
-    else
-      sample();
-    const double seconds = options_.clock() - begin;
-    turns_.ran(*side, seconds, contested_);
-    const Lock lock(mutex_);
-    (*side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
+  for (bool more = true; more;) {
+    if (const auto error = attempt([&] { more = turn(); })) shed(error);
   }
+}
+
+// False: closed, and what had begun has ended.
+bool Dispatcher::turn() {
+  drop_cancelled();
+  const std::optional<Side> side = next_turn();
+  if (!side) return false;
+  const double begin = options_.clock();
+  if (*side == Side::kTraining)
+    train();
+  else
+    sample();
+  const double seconds = options_.clock() - begin;
+  turns_.ran(*side, seconds, contested_);
+  const Lock lock(mutex_);
+  (*side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
+  return true;
+}
+
+// Memory ran out between operations: the newest pays, of those that have not begun if there are
+// some. Needs no memory itself.
+void Dispatcher::shed(std::exception_ptr error) {
+  int64_t id = 0;
+  {
+    const Lock lock(mutex_);
+    for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
+      if (id == 0 || job->second.state == Job::kQueued) id = job->first;
+      if (job->second.state == Job::kQueued) break;
+    }
+  }
+  if (id == 0) return;
+  undo(id);
+  fail(id, error);
 }
 
 // Waits for something to do. None: closed, and what had begun has ended.
@@ -64,7 +86,7 @@ std::optional<Side> Dispatcher::next_turn() {
     contested_ = training && sampling;
     if (heads || sampling || (batch && !gathers())) return turns_.next(training, sampling);
     if (batch) {
-      lock.wait_until(ready_, *gathers_until_);
+      lock.wait_for(ready_, *gathers_until_ - options_.clock());
       continue;
     }
     if (closed_) return std::nullopt;
@@ -80,10 +102,8 @@ bool Dispatcher::gathers() {
                                    [this](const std::string& tenant)
                                        REQUIRES(mutex_) { return !num_queued_.contains(tenant); });
   if (!missing) return false;
-  const auto now = std::chrono::steady_clock::now();
-  const std::chrono::duration<double, std::milli> most(options_.gather_ms);
-  if (!gathers_until_)
-    gathers_until_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(most);
+  const double now = options_.clock();
+  if (!gathers_until_) gathers_until_ = now + options_.gather_ms / 1000;
   return now < *gathers_until_;
 }
 
@@ -106,16 +126,18 @@ bool Dispatcher::held_back(const Operation& operation) {
 }
 
 void Dispatcher::drop_cancelled() {
-  std::vector<Jobs::node_type> jobs;
-  {
-    const Lock lock(mutex_);
-    for (const int64_t id : std::exchange(cancelled_, {})) {
-      if (jobs_.contains(id)) jobs.push_back(extract(id));
+  while (true) {
+    Jobs::node_type job;
+    {
+      const Lock lock(mutex_);
+      if (cancelled_.empty()) return;
+      const int64_t id = cancelled_.back();
+      cancelled_.pop_back();
+      if (!jobs_.contains(id)) continue;
+      job = extract(id);
     }
-  }
-  for (auto& job : jobs) {
-    executor_.undo(job.key());
-    job.mapped().fail_cancelled();
+    undo(job.key());
+    job.mapped().fail(cancelled_error_);
   }
 }
 
@@ -137,94 +159,132 @@ void Dispatcher::train() {
 
 void Dispatcher::run_head(Job& job) {
   if (const auto* sample = std::get_if<Sample>(&job.operation)) return start(job, *sample);
-  Result result;
-  if (const auto error = attempt([&] { result = executor_.run(job.operation); }))
-    return fail(job.id, error);
+  if (const auto error = attempt([&] { run_alone(job); })) fail(job.id, error);
+}
+
+// Whatever needs memory comes before the operation: then it has happened.
+void Dispatcher::run_alone(Job& job) {
+  const std::string& tenant = tenant_of(job.operation);
+  const auto* create = std::get_if<Create>(&job.operation);
+  std::map<std::string, Created> made;
+  if (create) made.try_emplace(tenant, Created{job.id});
+  Result result = executor_.run(job.operation);
   Jobs::node_type done;
   {
     const Lock lock(mutex_);
-    const std::string& tenant = tenant_of(job.operation);
-    if (const auto* create = std::get_if<Create>(&job.operation)) {
+    if (create) {
       scheduler_.set_share(tenant, {create->weight, create->priority});
-      created_[tenant] = job.id;
+      created_.merge(made);
     }
     if (std::holds_alternative<Delete>(job.operation)) {
       scheduler_.forget(tenant);
       gathered_.erase(tenant);
       created_.erase(tenant);
-      stats_.tenants.erase(tenant);
     }
     done = extract(job.id);
   }
-  done.mapped().promise.set_value(std::move(result));
+  succeed(std::move(done), std::move(result));
 }
 
 void Dispatcher::start(Job& job, const Sample& sample) {
-  Share share;
-  {
+  const auto error = attempt([&] {
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < sample.prompts.size(); ++i)
+      sizes.push_back(sample.params[sample.params.size() == 1 ? 0 : i].num_samples);
+    Share share;
+    {
+      const Lock lock(mutex_);
+      share = scheduler_.share(sample.tenant);
+    }
+    executor_.start(job.id, sample, share, std::exchange(job.hooks, {}));
     const Lock lock(mutex_);
-    share = scheduler_.share(sample.tenant);
+    admission_.push(sample.tenant, share, job.id, std::move(sizes));
+    scheduler_.remove(job.id);  // what comes after it need not wait for it
+  });
+  if (!error) return;
+  undo(job.id);
+  fail(job.id, error);
+}
+
+// A batch, and what is kept of it.
+struct Dispatcher::Formed {
+  std::vector<Work> batch;
+  std::vector<int64_t> ids;
+  std::set<std::string> tenants;
+  BatchOutcome outcome;  // with room for all of it
+};
+
+Dispatcher::Formed Dispatcher::form_batch() {
+  Formed out;
+  const std::vector<Slice> slices = scheduler_.next_batch(!closed_ && !draining_);
+  try {
+    out.batch.reserve(slices.size());
+    out.ids.reserve(slices.size());
+    out.outcome.ended.reserve(slices.size());
+    out.outcome.rewound.reserve(slices.size());
+    std::map<std::string_view, Job*> first;
+    int64_t num_tokens = 0;
+    for (const Slice& slice : slices) {
+      Job& job = jobs_.at(slice.id);
+      out.batch.push_back({slice.id, &job.operation, slice.first, slice.last});
+      out.ids.push_back(slice.id);
+      num_tokens += slice.num_tokens;
+      const std::string& tenant = tenant_of(job.operation);
+      out.tenants.insert(tenant);
+      // Gradients of operations that join can't be told apart any more.
+      const auto [it, alone] = first.emplace(tenant, &job);
+      job.state = alone ? Job::kBegun : Job::kLast;
+      if (!alone) it->second->state = Job::kLast;
+    }
+    if (!out.batch.empty()) count(num_tokens, std::ssize(out.tenants));
+  } catch (...) {
+    scheduler_.take_back(slices);
+    throw;
   }
-  if (const auto error =
-          attempt([&] { executor_.start(job.id, sample, share, std::exchange(job.hooks, {})); }))
-    return fail(job.id, error);
-  std::vector<int64_t> sizes;
-  for (size_t i = 0; i < sample.prompts.size(); ++i)
-    sizes.push_back(sample.params[sample.params.size() == 1 ? 0 : i].num_samples);
-  const Lock lock(mutex_);
-  scheduler_.remove(job.id);  // what comes after it need not wait for it
-  admission_.push(sample.tenant, share, job.id, std::move(sizes));
+  return out;
 }
 
 void Dispatcher::run_batch() {
-  std::vector<Work> batch;
+  Formed formed;
   {
     const Lock lock(mutex_);
     if (!cancelled_.empty()) return;  // first of all
     take_heads();                     // those that ran may have let others go on
     if (scheduler_.has_batch(!closed_ && !draining_) && gathers()) return;
-    std::map<std::string, Job*> first;
-    int64_t num_tokens = 0;
-    for (const Slice& slice : scheduler_.next_batch(!closed_ && !draining_)) {
-      Job& job = jobs_.at(slice.id);
-      batch.push_back({slice.id, &job.operation, slice.first, slice.last});
-      num_tokens += slice.num_tokens;
-      // Gradients of operations that join can't be told apart any more.
-      const auto [it, alone] = first.emplace(tenant_of(job.operation), &job);
-      job.state = alone ? Job::kBegun : Job::kLast;
-      if (!alone) it->second->state = Job::kLast;
-    }
-    if (batch.empty()) return;
+    formed = form_batch();
+    if (formed.batch.empty()) return;
     gathers_until_.reset();
-    gathered_.clear();
-    for (const auto& [tenant, job] : first) gathered_.insert(tenant);
-    count(num_tokens, std::ssize(first));
+    gathered_ = std::move(formed.tenants);
+    running_ = std::move(formed.ids);
+    stop_ = false;
   }
-  BatchOutcome outcome;
-  if (const auto error = attempt([&] { outcome = executor_.run_batch(batch); }))
-    return fail_all(batch, error);
+  const auto error = attempt([&] { executor_.run_batch(formed.batch, stop_, formed.outcome); });
   {
     const Lock lock(mutex_);
-    stats_.num_passes += outcome.num_passes;
-    for (const Rewound& r : outcome.rewound) {
-      scheduler_.rewind(r.id, r.alone);
-      jobs_.at(r.id).state = Job::kBegun;
+    running_.clear();
+    if (!error) {
+      stats_.num_passes += formed.outcome.num_passes;
+      for (const Rewound& r : formed.outcome.rewound) {
+        scheduler_.rewind(r.id, r.alone);
+        jobs_.at(r.id).state = Job::kBegun;
+      }
     }
   }
-  end(outcome.ended);
+  if (error) return fail_all(formed.batch, error);
+  end(formed.outcome.ended);
 }
 
 void Dispatcher::count(int64_t num_tokens, int64_t num_tenants) {
+  stats_.last_batches.push_back({num_tokens, num_tenants});
   ++stats_.num_batches;
   stats_.batches.num_tokens += num_tokens;
   stats_.batches.num_tenants += num_tenants;
-  stats_.last_batches.push_back({num_tokens, num_tenants});
   if (stats_.last_batches.size() > kLastBatches) stats_.last_batches.pop_front();
 }
 
 // Their tenants go back to before the first of theirs.
 void Dispatcher::fail_all(std::span<const Work> batch, std::exception_ptr error) {
-  for (auto work = batch.rbegin(); work != batch.rend(); ++work) executor_.undo(work->id);
+  for (auto work = batch.rbegin(); work != batch.rend(); ++work) undo(work->id);
   for (const Work& work : batch) fail(work.id, error);
 }
 
@@ -246,7 +306,7 @@ void Dispatcher::sample() {
       const Lock lock(mutex_);
       id = admission_.newest();
     }
-    executor_.undo(id);
+    undo(id);
     return fail(id, error);
   }
   {
@@ -269,21 +329,35 @@ void Dispatcher::end(std::span<const Ended> ended) {
       done = extract(e.id);  // from here on cancel() is too late
     }
     if (done.mapped().cancelled) {
-      executor_.undo(e.id);
-      done.mapped().fail_cancelled();
+      undo(e.id);
+      done.mapped().fail(cancelled_error_);
       continue;
     }
     Result result = executor_.commit(e.id);
     {
       const Lock lock(mutex_);
-      const std::string& tenant = tenant_of(done.mapped().operation);
-      const auto made = created_.find(tenant);
+      const auto made = created_.find(tenant_of(done.mapped().operation));
       // Its tenant may be gone, and another have its name.
-      if (made != created_.end() && made->second < e.id)
-        stats_.tenants[tenant].num_sampled += num_sampled(result);
+      if (made != created_.end() && made->second.by < e.id)
+        made->second.num_sampled += num_sampled(result);
     }
-    done.mapped().promise.set_value(std::move(result));
+    succeed(std::move(done), std::move(result));
   }
+}
+
+// The room that was reserved for it becomes what it takes. An Inspect's, which was not known
+// before, may be more than there is; whatever changed something has happened.
+void Dispatcher::succeed(Jobs::node_type node, Result result) {
+  Job& job = node.mapped();
+  const auto error = attempt([&] { job.room->resize(num_bytes(result)); });
+  if (error && std::holds_alternative<InspectResult>(result)) return job.fail(error);
+  job.operation = {};
+  job.hooks = {};
+  job.promise.set_value(std::move(result));
+}
+
+void Dispatcher::undo(int64_t id) {
+  (void)attempt([&] { executor_.undo(id); });
 }
 
 void Dispatcher::fail(int64_t id, std::exception_ptr error) {
@@ -292,8 +366,7 @@ void Dispatcher::fail(int64_t id, std::exception_ptr error) {
     const Lock lock(mutex_);
     failed = extract(id);
   }
-  if (failed.mapped().cancelled) return failed.mapped().fail_cancelled();
-  failed.mapped().fail(error);
+  failed.mapped().fail(failed.mapped().cancelled ? cancelled_error_ : error);
 }
 
 }  // namespace twinkle::engine

@@ -2,6 +2,7 @@
 // An Operation that is passed lives until its id has ended: committed, undone, or reported with an
 // error. Nothing here knows torch: tests put a null model behind it.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <span>
@@ -55,12 +56,17 @@ class Executor {
   // Whether a Forward or ForwardBackward may run in one batch with its tenant's operations before
   // and after it: it needs nothing of them, and takes its sequences once. Any thread.
   virtual bool joins(const Operation& operation) const = 0;
+  // The most memory that its result can take, as far as that is known before it runs. Any thread.
+  virtual int64_t max_result_bytes(const Operation&) const { return 0; }
   // Any but Forward, ForwardBackward and Sample. Throws what went wrong; then nothing has changed.
   virtual Result run(const Operation& operation) = 0;
 
   // One batch. An operation that fails leaves its tenant as it was before the operation. What is
-  // thrown fails all of them; the dispatcher then undoes them, the last one first.
-  virtual BatchOutcome run_batch(std::span<const Work> batch) = 0;
+  // thrown fails all of them; the dispatcher then undoes them, the last one first. `stop` becomes
+  // true, at any time, when all of them are cancelled: it may then throw whatever it likes, soon.
+  // `outcome` is empty, and has room for all of the batch.
+  virtual void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                         BatchOutcome& outcome) = 0;
 
   // Checks all requests. Throws what is wrong with them; otherwise admit() follows for each.
   // `share`: of the prompt tokens, among the tenants that have prompts waiting.

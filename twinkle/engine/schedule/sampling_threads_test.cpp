@@ -6,7 +6,7 @@
 
 #include "twinkle/base/random.h"
 #include "twinkle/engine/schedule/dispatcher.h"
-#include "twinkle/engine/schedule/null_executor.h"
+#include "twinkle/engine/schedule/null_executor_for_test.h"
 #include "twinkle/sampler/schedule/schedule.h"
 
 namespace twinkle::engine {

@@ -71,6 +71,12 @@ void Scheduler::rewind(int64_t id, bool alone) {
   }
 }
 
+void Scheduler::take_back(std::span<const Slice> slices) {
+  for (const Slice& slice : slices) {
+    if (Entry* entry = find(slice.id)) entry->next = slice.first;
+  }
+}
+
 std::vector<int64_t> Scheduler::heads() const {
   std::vector<int64_t> out;
   for (const auto& [name, tenant] : tenants_) {

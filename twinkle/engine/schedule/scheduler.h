@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,8 @@ class Scheduler {
 
   // Operations without sequences that are first in their tenant's order, the oldest first.
   std::vector<int64_t> heads() const;
+  // What next_batch() gave has not run: the next call gives it again.
+  void take_back(std::span<const Slice> slices);
   // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
   std::vector<Slice> next_batch(bool begin = true);
   bool has_batch(bool begin = true) const;

@@ -4,9 +4,12 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "twinkle/base/error.h"
@@ -20,6 +23,9 @@ class NullExecutor : public Executor {
  public:
   std::function<void()> on_batch, on_step;  // called in the middle of each
   int64_t failing_steps = 0;                // that throw, from now on
+  std::atomic<int64_t> layers = 0;          // that the next batch takes, 0.1 ms each, ...
+  std::atomic<int64_t> num_layers = 0;      // ... and those that were taken
+  int64_t result_bytes = 0;                 // that each result can take
   std::atomic<int64_t> num_batches = 0, num_steps = 0;
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
@@ -31,6 +37,8 @@ class NullExecutor : public Executor {
     const auto* op = std::get_if<ForwardBackward>(&operation);
     return op && op->loss != "by itself";
   }
+
+  int64_t max_result_bytes(const Operation&) const override { return result_bytes; }
 
   Result run(const Operation& operation) override {
     const std::string& name = tenant_of(operation);
@@ -55,11 +63,14 @@ class NullExecutor : public Executor {
     return Done{};
   }
 
-  BatchOutcome run_batch(std::span<const Work> batch) override {
+  void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                 BatchOutcome& out) override {
     ++num_batches;
     batches.emplace_back(batch.begin(), batch.end());
     if (on_batch) on_batch();
-    BatchOutcome out;
+    for (; layers > 0 && !stop; ++num_layers, --layers)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (stop) throw std::runtime_error("null: stopped");
     out.num_passes = 1;
     for (const Work& work : batch) {
       const auto* op = std::get_if<ForwardBackward>(work.operation);
@@ -79,7 +90,6 @@ class NullExecutor : public Executor {
         undo(work.id);
       }
     }
-    return out;
   }
 
   void start(int64_t id, const Sample& sample, Share, SampleHooks) override {

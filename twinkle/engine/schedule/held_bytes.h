@@ -1,0 +1,46 @@
+// Bytes of memory that operations and their results hold, of each tenant and of all, and the limits
+// of both. An operation's are reserved when it is submitted, with as much as its result may take,
+// and given back when that has been taken or dropped. Any thread.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace twinkle::engine {
+
+class HeldBytes {
+ public:
+  // Both above 0: of one tenant, of all.
+  HeldBytes(int64_t max_of_tenant, int64_t max_in_all);
+
+  // One operation's. Gives them back when it is destroyed; may outlive the HeldBytes.
+  class Room {
+   public:
+    ~Room();
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+
+    // From here on it holds so many. Fewer never throws; more: errors as of reserve().
+    void resize(int64_t bytes);
+
+   private:
+    friend class HeldBytes;
+    struct Books;
+    Room(std::shared_ptr<Books> books, std::string tenant);
+
+    const std::shared_ptr<Books> books_;
+    const std::string tenant_;
+    int64_t bytes_ = 0;
+  };
+
+  // Error kBusy: the tenant, or all, would hold more than the limit; kInvalid: these bytes alone
+  // are more.
+  std::shared_ptr<Room> reserve(const std::string& tenant, int64_t bytes);
+
+  int64_t in_all() const;
+
+ private:
+  const std::shared_ptr<Room::Books> books_;
+};
+
+}  // namespace twinkle::engine

@@ -1,0 +1,54 @@
+#include "twinkle/engine/schedule/held_bytes.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::engine {
+namespace {
+
+std::string refusal(HeldBytes& held, const std::string& tenant, int64_t bytes, Code code) {
+  try {
+    held.reserve(tenant, bytes);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, code);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(HeldBytes, ATenantAndAllTogetherHoldNoMoreThanTheirLimits) {
+  HeldBytes held(100, 150);
+  auto first = held.reserve("a", 60);
+  EXPECT_EQ(refusal(held, "a", 41, Code::kBusy),
+            "engine: tenant 'a' holds 60 bytes in operations and results, this one takes 41, "
+            "max_queued_bytes is 100; take some of their results, or drop them");
+  const auto second = held.reserve("b", 80);
+  EXPECT_EQ(refusal(held, "a", 11, Code::kBusy),
+            "engine: all tenants hold 140 bytes in operations and results, this one of tenant 'a' "
+            "takes 11, max_queued_bytes_total is 150; try again later");
+  EXPECT_EQ(refusal(held, "a", 101, Code::kInvalid),
+            "engine: an operation of tenant 'a' takes 101 bytes with its result, max_queued_bytes "
+            "is 100 and max_queued_bytes_total 150; submit less at once");
+  EXPECT_EQ(held.in_all(), 140) << "what is refused takes nothing";
+  first.reset();
+  EXPECT_EQ(held.in_all(), 80);
+  EXPECT_EQ(refusal(held, "a", 70, Code::kBusy), "no error");
+}
+
+TEST(HeldBytes, ARoomGrowsWithinTheLimitsAndOutlivesThem) {
+  std::optional<HeldBytes> held(std::in_place, 100, 100);
+  const auto room = held->reserve("a", 10);
+  room->resize(90);
+  EXPECT_THROW(room->resize(101), Error);
+  EXPECT_EQ(held->in_all(), 90) << "as before";
+  room->resize(0);
+  EXPECT_EQ(held->in_all(), 0);
+  room->resize(5);
+  held.reset();
+}
+
+}  // namespace
+}  // namespace twinkle::engine
