@@ -83,6 +83,8 @@ TEST(BadModel, OptionsOfTheEngineAreChecked) {
             "engine: kv_tokens is 0, it must be at least 1");
   EXPECT_EQ(error_of([&] { Engine({.model = path, .prefill_tokens = 0}); }),
             "engine: prefill_tokens is 0, it must be at least 1");
+  EXPECT_EQ(error_of([&] { Engine({.model = path, .max_sequences = 0}); }),
+            "engine: max_sequences is 0, it must be at least 1");
 }
 
 class BadInput : public testing::Test {

@@ -12,6 +12,8 @@ namespace {
 ModelOptions model_options(const EngineOptions& o) {
   require(o.prefill_tokens >= 1, Code::kInvalid, "engine: prefill_tokens is ", o.prefill_tokens,
           ", it must be at least 1");
+  require(o.max_sequences >= 1, Code::kInvalid, "engine: max_sequences is ", o.max_sequences,
+          ", it must be at least 1");
   return {.model = o.model,
           .mixed_precision = o.mixed_precision,
           .device = o.device,
@@ -32,7 +34,6 @@ DispatcherOptions dispatcher_options(const EngineOptions& o) {
                               .max_queued_total = o.max_queued_total,
                               .max_queued_bytes = o.max_queued_bytes,
                               .max_queued_bytes_total = o.max_queued_bytes_total,
-                              .max_sequences = o.max_sequences,
                               .sampling_share = o.sampling_share,
                               .gather_ms = o.gather_ms};
   validate(out);  // before the model is read

@@ -22,8 +22,9 @@ void validate(const SamplingParams& p) {
   check(p.top_k == -1 || p.top_k >= 1, "top_k", p.top_k, "-1 (all) or at least 1");
   check(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "above 0 and at most 1");
   check(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "from 0 to 1");
-  check(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
-        p.repetition_penalty, "finite and above 0");
+  // Beyond these a logit divided or multiplied by it may leave float32.
+  check(p.repetition_penalty >= 1e-9 && p.repetition_penalty <= 1e9, "repetition_penalty",
+        p.repetition_penalty, "from 1e-9 to 1e9");
   check(p.num_samples >= 1 && p.num_samples <= kMostSamples, "num_samples", p.num_samples,
         "from 1 to 65536");
   const auto check_top = [](const char* field, int64_t k) {

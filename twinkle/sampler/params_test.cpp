@@ -52,7 +52,11 @@ TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
   EXPECT_EQ(refusal({.min_p = 1.01}), "sampler: min_p is 1.01, it must be from 0 to 1");
   EXPECT_EQ(refusal({.min_p = NAN}), "sampler: min_p is nan, it must be from 0 to 1");
   EXPECT_EQ(refusal({.repetition_penalty = 0}),
-            "sampler: repetition_penalty is 0, it must be finite and above 0");
+            "sampler: repetition_penalty is 0, it must be from 1e-9 to 1e9");
+  EXPECT_EQ(refusal({.repetition_penalty = 1e-300}),
+            "sampler: repetition_penalty is 1e-300, it must be from 1e-9 to 1e9");
+  EXPECT_EQ(refusal({.repetition_penalty = NAN}),
+            "sampler: repetition_penalty is nan, it must be from 1e-9 to 1e9");
   EXPECT_EQ(refusal({.num_samples = 0}), "sampler: num_samples is 0, it must be from 1 to 65536");
   EXPECT_EQ(refusal({.num_samples = 65537}),
             "sampler: num_samples is 65537, it must be from 1 to 65536");

@@ -24,7 +24,7 @@ struct Request {
 struct SamplerOptions {
   int64_t kv_tokens = 32768;     // tokens whose keys and values fit, all sequences together, those
                                  // that are kept for later requests included
-  int64_t max_batch = 64;        // sequences in one forward
+  int64_t max_batch = 64;        // sequences that run, and in one forward
   int64_t prefill_tokens = 512;  // prompt tokens in one forward; more delay those that decode
   std::vector<int32_t> eos_ids;  // generation ends after one of these
   bool graphs = true;            // steps of decoding on a device are recorded and replayed

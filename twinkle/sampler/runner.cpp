@@ -318,10 +318,10 @@ void Sampler::fail_job(Job& job, const std::string& error) {
   job.num_left = 0;
 }
 
-// Lets go of what has ended.
+// Lets go of what has ended, which has its outcome.
 void Sampler::sweep() {
-  schedule_.sweep();
-  std::erase_if(jobs_, [](const auto& job) { return job.second->num_left == 0; });
+  schedule_.sweep(false);
+  for (const Outcome& outcome : outcomes_) jobs_.erase(outcome.ticket);
 }
 
 // The batch's forward, and the tokens that follow.
@@ -384,13 +384,24 @@ std::vector<Outcome> Sampler::take_outcomes() { return std::exchange(outcomes_, 
 
 std::vector<Event> Sampler::take_events() { return std::exchange(events_, {}); }
 
-bool Sampler::cancel(int64_t ticket) {
-  const auto job = jobs_.find(ticket);
-  if (job == jobs_.end()) return false;
-  job->second->num_left = 0;
-  std::erase_if(events_, [&](const Event& event) { return event.ticket == ticket; });
-  sweep();
-  return true;
+size_t Sampler::cancel(std::span<const int64_t> tickets) {
+  for (const int64_t ticket : tickets) {
+    const auto job = jobs_.find(ticket);
+    if (job != jobs_.end()) job->second->num_left = 0;
+  }
+  schedule_.sweep();
+  size_t count = 0;
+  for (const int64_t ticket : tickets) {
+    if (!jobs_.erase(ticket)) continue;
+    ++count;
+    std::erase_if(events_, [&](const Event& event) { return event.ticket == ticket; });
+  }
+  return count;
+}
+
+int64_t Sampler::newest() const {
+  const Sequence* sequence = schedule_.newest();
+  return sequence ? sequence->job->ticket : -1;
 }
 
 std::vector<Outcome> Sampler::run(std::span<const Request> requests, const Decode& decode) {

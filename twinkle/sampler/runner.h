@@ -3,8 +3,7 @@
 // that decodes; a request that ends makes room for those that wait. Tokens and log-probabilities of
 // a request are, bit for bit, what it would get alone: neighbours, order of arrival, piece sizes
 // and pages that others have computed change nothing. Knows slots, versions and owners' names, not
-// tenants. One
-// thread, the one that runs the decoder.
+// tenants. One thread, the one that runs the decoder.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -43,7 +42,7 @@ class Sampler {
   // token outside the vocabulary, stop strings without `decode`.
   void check(const Request& request, bool has_decode) const;
   // Queues a request and returns its ticket, rising by one. Requests run in this order, as many
-  // together as max_batch and the pages allow.
+  // together as max_batch and the pages allow; those that wait cost a step nothing.
   int64_t add(Request request, Decode decode = {});
   // One forward. False when nothing is queued.
   bool step();
@@ -53,9 +52,12 @@ class Sampler {
   // completion are a beginning of it: with stop strings a token waits until none can begin in its
   // text, or until its sequence ends. Every token is out before its request's outcome.
   std::vector<Event> take_events();
-  // Forgets a request, whether it waits, computes its prompt or decodes; neither an outcome nor an
-  // event follows. False when it has ended already.
-  bool cancel(int64_t ticket);
+  // Forgets requests, whether they wait, compute their prompts or decode; neither an outcome nor an
+  // event follows. How many of them had not ended.
+  size_t cancel(std::span<const int64_t> tickets);
+  bool cancel(int64_t ticket) { return cancel({&ticket, 1}) == 1; }
+  // The ticket of the newest request that runs: memory that runs out may be its doing. -1: none.
+  int64_t newest() const;
 
   // Forgets the pages of earlier requests. To be called when weights change in place while their
   // version stays, as training all weights does; what runs goes on with the pages that it has.
@@ -67,7 +69,7 @@ class Sampler {
   // Pages that no sequence holds, kept ones among them.
   int64_t num_free_pages() const { return schedule_.pool().num_free(); }
   // Sequences that have not ended: a request is one until its prompt is computed, then one per
-  // sample; and those of them that have begun.
+  // sample; and those of them that run.
   int64_t num_sequences() const { return schedule_.num_sequences(); }
   int64_t num_running() const { return schedule_.num_running(); }
   // Tokens, of prompts and generated, that forwards have computed so far.

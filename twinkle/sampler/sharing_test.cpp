@@ -7,7 +7,7 @@
 
 #include "twinkle/sampler/requests_for_test.h"
 #include "twinkle/sampler/runner.h"
-#include "twinkle/sampler/tiny_decoder.h"
+#include "twinkle/sampler/tiny_decoder_for_test.h"
 
 namespace twinkle::sampler {
 namespace {

@@ -54,7 +54,7 @@ def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
     base = engine.tenant("base")
     batch = drawn([50])  # of three, one has room besides the rest
     waiting = [base.forward(batch, logits=True) for _ in range(3)]
-    with pytest.raises(BusyError, match="tenant 'base' holds .* max_queued_bytes is "):
+    with pytest.raises(BusyError, match=r"tenant 'base' holds .* max_queued_bytes is "):
         base.forward(batch, logits=True)
     while engine.stats()["num_queued"]:
         pass

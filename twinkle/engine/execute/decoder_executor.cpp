@@ -185,9 +185,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, Sampl
   settle();
 }
 
-void DecoderExecutor::admit(const Admitted& request) { sampling_->admit(request); }
-
-StepOutcome DecoderExecutor::step() { return sampling_->step(); }
+std::vector<Ended> DecoderExecutor::step() { return sampling_->step(); }
 
 Result DecoderExecutor::commit(int64_t id) {
   if (training_->has(id)) return training_->commit(id);

@@ -52,8 +52,8 @@ class DecoderExecutor : public Executor {
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;
   void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override;
-  void admit(const Admitted& request) override;
-  StepOutcome step() override;
+  std::vector<Ended> step() override;
+  int64_t newest() const override { return sampling_->newest(); }
   Result commit(int64_t id) override;
   void undo(int64_t id) override;
 

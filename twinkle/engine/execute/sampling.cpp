@@ -7,35 +7,33 @@ namespace twinkle::engine {
 void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weights,
                      SampleHooks hooks) {
   if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_);
-  std::vector<sampler::Request> requests;
-  for (size_t i = 0; i < sample.prompts.size(); ++i) {
-    requests.push_back({sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
-                        weights.adapter.slot(), weights.version,
-                        static_cast<bool>(hooks.on_tokens)});
-    requests.back().owner = sample.tenant;
-    requests.back().weight = share.weight;
-    requests.back().priority = share.priority;
-    sampler_->check(requests.back(), static_cast<bool>(hooks.decode));
+  forget_if_asked();
+  const size_t n = sample.prompts.size();
+  Begun begun{std::move(weights), std::move(hooks)};
+  begun.result.completions.resize(n);
+  begun.result.prompts.resize(n);
+  begun.tickets.reserve(n);
+  begun.num_left = n;
+  try {
+    for (size_t i = 0; i < n; ++i) {
+      sampler::Request request{sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
+                               begun.weights.adapter.slot(), begun.weights.version,
+                               static_cast<bool>(begun.hooks.on_tokens)};
+      request.owner = sample.tenant;
+      request.weight = share.weight;
+      request.priority = share.priority;
+      begun.tickets.push_back(sampler_->add(std::move(request), begun.hooks.decode));
+      requests_[begun.tickets.back()] = {id, i};
+    }
+    begun_.emplace(id, std::move(begun));
+  } catch (...) {
+    forget(begun.tickets);
+    throw;
   }
-  SampleResult result;
-  result.completions.resize(requests.size());
-  result.prompts.resize(requests.size());
-  const size_t num_left = requests.size();
-  begun_.emplace(id, Begun{std::move(requests), std::move(weights), std::move(hooks),
-                           std::move(result), num_left});
   report();
 }
 
-void Sampling::admit(const Admitted& request) {
-  forget_if_asked();
-  Begun& sample = begun_.at(request.id);
-  const int64_t ticket =
-      sampler_->add(std::move(sample.requests[request.index]), sample.hooks.decode);
-  sample.tickets.push_back(ticket);
-  requests_[ticket] = request;
-}
-
-StepOutcome Sampling::step() {
+std::vector<Ended> Sampling::step() {
   forget_if_asked();
   if (next_event_ == events_.size() && next_outcome_ == outcomes_.size()) {
     sampler_->step();
@@ -48,6 +46,11 @@ StepOutcome Sampling::step() {
   tell();
   report();
   return std::exchange(out_, {});
+}
+
+int64_t Sampling::newest() const {
+  const auto it = requests_.find(sampler_->newest());
+  return it == requests_.end() ? 0 : it->second.id;
 }
 
 // A listener that throws fails its own Sample.
@@ -67,9 +70,9 @@ void Sampling::tell() {
 }
 
 void Sampling::fail(int64_t id, std::exception_ptr error) {
-  out_.samples.reserve(out_.samples.size() + 1);
+  out_.reserve(out_.size() + 1);
   undo(id);
-  out_.samples.push_back({id, std::move(error)});
+  out_.push_back({id, std::move(error)});
 }
 
 // Nothing has changed when it throws.
@@ -88,7 +91,7 @@ void Sampling::forget_if_asked() {
 void Sampling::report() {
   const Lock lock(mutex_);
   reported_ = {.num_samples = std::ssize(begun_),
-               .num_sequences = sampler_->num_sequences(),
+               .num_sequences = sampler_->num_running(),
                .num_computed_tokens = sampler_->num_computed_tokens(),
                .num_shared_tokens = sampler_->num_shared_tokens(),
                .num_pages = sampler_->num_pages(),
@@ -101,21 +104,33 @@ SamplingStats Sampling::stats() const {
   return reported_;
 }
 
-// All that may throw comes first, so that the outcome can be settled once more.
+// All that may throw comes first, so that the outcome can be settled once more. When requests fail,
+// the Sample fails with the error of the first of them in its order, whichever came first in time:
+// those behind it are not wanted any more, those before it go on.
 void Sampling::settle(sampler::Outcome& outcome) {
   const auto it = requests_.find(outcome.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
-  const Admitted request = it->second;
-  if (!outcome.error.empty())
-    return fail(request.id, std::make_exception_ptr(Error(Code::kInvalid, outcome.error)));
-  Begun& sample = begun_.at(request.id);
-  out_.requests.reserve(out_.requests.size() + 1);
-  out_.samples.reserve(out_.samples.size() + 1);
+  const auto [id, index] = it->second;
+  Begun& sample = begun_.at(id);
+  out_.reserve(out_.size() + 1);
+  if (!outcome.error.empty()) {
+    sample.error = outcome.error;
+    const std::span behind = std::span(sample.tickets).subspan(index + 1);
+    for (const int64_t ticket : behind) sample.num_left -= requests_.contains(ticket);
+    forget(behind);
+  } else {
+    sample.result.completions[index] = std::move(outcome.completions);
+    sample.result.prompts[index] = std::move(outcome.prompt);
+  }
+  if (sample.num_left == 1 && !sample.error.empty())
+    return fail(id, std::make_exception_ptr(Error(Code::kInvalid, sample.error)));
   requests_.erase(it);
-  sample.result.completions[request.index] = std::move(outcome.completions);
-  sample.result.prompts[request.index] = std::move(outcome.prompt);
-  out_.requests.push_back(request);
-  if (--sample.num_left == 0) out_.samples.push_back({request.id, nullptr});
+  if (--sample.num_left == 0) out_.push_back({id, nullptr});
+}
+
+void Sampling::forget(std::span<const int64_t> tickets) {
+  for (const int64_t ticket : tickets) requests_.erase(ticket);
+  sampler_->cancel(tickets);
 }
 
 SampleResult Sampling::commit(int64_t id) {
@@ -127,12 +142,9 @@ SampleResult Sampling::commit(int64_t id) {
 bool Sampling::undo(int64_t id) {
   const auto it = begun_.find(id);
   if (it == begun_.end()) return false;
-  for (const int64_t ticket : it->second.tickets) {
-    if (requests_.erase(ticket)) sampler_->cancel(ticket);
-  }
+  forget(it->second.tickets);
   begun_.erase(it);
-  std::erase_if(out_.requests, [id](const Admitted& request) { return request.id == id; });
-  std::erase_if(out_.samples, [id](const Ended& ended) { return ended.id == id; });
+  std::erase_if(out_, [id](const Ended& ended) { return ended.id == id; });
   report();
   return true;
 }

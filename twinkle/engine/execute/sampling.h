@@ -25,32 +25,38 @@ class Sampling {
   Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options)
       : decoder_(decoder), options_(options) {}
 
-  // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong.
+  // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong; then
+  // none is taken.
   void start(int64_t id, const Sample& sample, Share share, Weights weights, SampleHooks hooks);
   // As Executor says of them.
-  void admit(const Admitted& request);
-  StepOutcome step();
+  std::vector<Ended> step();
+  int64_t newest() const;
   SampleResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 
-  // What is admitted from here on takes no pages of what was before. Any thread.
+  // What is started from here on takes no pages of what was before. Any thread.
   void forget_prefixes() { forget_ = true; }
   SamplingStats stats() const;  // as after the last of the above; any thread
 
  private:
   struct Begun {
-    std::vector<sampler::Request> requests;
     Weights weights;
     SampleHooks hooks;
-    SampleResult result;
-    size_t num_left;                  // requests that have not ended
-    std::vector<int64_t> tickets{};   // the sampler's, of those that were admitted
+    SampleResult result{};
+    std::vector<int64_t> tickets{};   // the sampler's, by request
+    size_t num_left = 0;              // requests that have not ended
     std::vector<TokenEvent> heard{};  // since its listener was told last
+    std::string error{};              // of the first of its requests that failed, if one did
+  };
+  struct Place {
+    int64_t id;
+    size_t index;
   };
   void hear(const sampler::Event& event);
   void settle(sampler::Outcome& outcome);
   void tell();
   void fail(int64_t id, std::exception_ptr error);
+  void forget(std::span<const int64_t> tickets);
   void forget_if_asked();
   void report();
 
@@ -58,13 +64,13 @@ class Sampling {
   sampler::SamplerOptions options_;
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
-  std::map<int64_t, Admitted> requests_;  // by ticket
+  std::map<int64_t, Place> requests_;  // that have not ended, by ticket
   // What the sampler's last step gave and step() has not handed on: when something throws in
   // between, for want of memory, say, the next call goes on where it was.
   std::vector<sampler::Event> events_;
   std::vector<sampler::Outcome> outcomes_;
   size_t next_event_ = 0, next_outcome_ = 0;
-  StepOutcome out_;
+  std::vector<Ended> out_;
   std::atomic<bool> forget_ = false;
 
   mutable Mutex mutex_;

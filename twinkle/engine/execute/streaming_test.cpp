@@ -53,6 +53,26 @@ TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
   EXPECT_EQ(ear.num_tokens(), 3u * 2 * 12);
 }
 
+// The second is computed steps before the first, and the third never needs to be.
+TEST_F(Streaming, OfSeveralPromptsThatFailTheFirstInTheirOrderIsNamed) {
+  Engine engine({.model = model_.path(), .mixed_precision = "no", .prefill_tokens = 8});
+  engine.run<Done>(Create{.tenant = "base", .frozen = true});
+  Sample sample{.tenant = "base", .params = {{}}};
+  for (const size_t length : {60, 3, 90}) sample.prompts.push_back(drawn(length, length).input_ids);
+  sample.params[0].max_tokens = 4;
+  sample.params[0].stop = {"x"};
+  sample.params[0].temperature = 0;
+  const auto want = engine.run<SampleResult>(sample, {.decode = numbers("<", ">")}).completions;
+  const int32_t first = want[0][0].tokens[0], second = want[1][0].tokens[0];
+  ASSERT_NE(first, second);
+  const SampleHooks failing{.decode = [](std::span<const int32_t> ids) -> std::string {
+    throw std::runtime_error("token " + std::to_string(ids.front()));
+  }};
+  EXPECT_EQ(error_of([&] { engine.submit(sample, failing).get(); }),
+            "token " + std::to_string(first));
+  EXPECT_EQ(engine.sampling().num_samples, 0);
+}
+
 TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
   Sample sample = drawn_sample("base", 20);
   const auto free = engine_.run<SampleResult>(sample).completions;

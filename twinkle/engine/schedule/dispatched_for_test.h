@@ -38,7 +38,7 @@ inline Sample sampled(const std::string& tenant, int64_t tokens, size_t prompts 
 class Dispatched : public testing::Test {
  protected:
   // A batch waits for nobody: the clock moves when the test moves it.
-  void open(DispatcherOptions options = {.token_budget = 100, .max_sequences = 4}) {
+  void open(DispatcherOptions options = {.token_budget = 100}) {
     options.gather_ms = 0;
     options.clock = [this] { return time_.load(); };
     dispatcher_ = std::make_unique<Dispatcher>(options, executor_);

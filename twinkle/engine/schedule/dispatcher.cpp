@@ -40,7 +40,6 @@ void validate(const DispatcherOptions& o) {
   at_least_one("max_queued_total", o.max_queued_total);
   at_least_one("max_queued_bytes", o.max_queued_bytes);
   at_least_one("max_queued_bytes_total", o.max_queued_bytes_total);
-  at_least_one("max_sequences", o.max_sequences);
   require(o.sampling_share > 0 && o.sampling_share < 1, Code::kInvalid,
           "engine: sampling_share is ", o.sampling_share, ", it must be above 0 and below 1");
   require(o.gather_ms >= 0 && o.gather_ms <= 1000, Code::kInvalid, "engine: gather_ms is ",
@@ -54,7 +53,6 @@ Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
       cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"))),
       closed_error_(std::make_exception_ptr(Error(Code::kBusy, "engine: closed"))),
       scheduler_(options.token_budget),
-      admission_(options.max_sequences),
       turns_(options.sampling_share),
       thread_([this] { loop(); }) {}
 
@@ -178,8 +176,9 @@ Stats Dispatcher::stats() const {
 }
 
 Dispatcher::Jobs::node_type Dispatcher::extract(int64_t id) {
-  if (!scheduler_.remove(id)) admission_.remove(id);
+  scheduler_.remove(id);
   Jobs::node_type job = jobs_.extract(id);
+  num_sampled_ -= job.mapped().sampled;
   const auto queued = num_queued_.find(tenant_of(job.mapped().operation));
   if (--queued->second == 0) num_queued_.erase(queued);
   return job;

@@ -1,5 +1,5 @@
 // Operations in, futures out: one thread that gives an Executor its batches, its sampling steps and
-// the operations that run by themselves, in the order that Scheduler, Admission and Turns decide.
+// the operations that run by themselves, in the order that Scheduler and Turns decide.
 // submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
 #include <atomic>
@@ -19,7 +19,6 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/operation.h"
-#include "twinkle/engine/schedule/admission.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"
@@ -35,7 +34,6 @@ struct DispatcherOptions {
   // dropped, counted with the most that a result can take until it is there; and of all tenants'.
   int64_t max_queued_bytes = int64_t{4} << 30;
   int64_t max_queued_bytes_total = int64_t{8} << 30;
-  int64_t max_sequences = 64;   // that are sampled at a time
   double sampling_share = 0.5;  // of the time, while training waits too
   // What a batch waits at most for tenants of the last one that have nothing queued: those who
   // wait for a result before they go on then share the next batch too. 0: it never waits.
@@ -108,7 +106,7 @@ class Dispatcher {
     std::promise<Result> promise = {};
     std::shared_ptr<HeldBytes::Room> room = {};
     enum { kQueued, kBegun, kLast } state = kQueued;  // kLast: it can't be stopped any more
-    bool cancelled = false;
+    bool cancelled = false, sampled = false;          // sampled: a Sample that has begun
 
     void fail(std::exception_ptr error) {
       hooks = {};  // before its future is ready
@@ -137,7 +135,6 @@ class Dispatcher {
   void run_batch();
   void count(int64_t num_tokens, int64_t num_tenants) REQUIRES(mutex_);
   void fail_all(std::span<const Work> batch, std::exception_ptr error);
-  std::optional<Admitted> next_request();
   void sample();
   void end(std::span<const Ended> ended);
   void succeed(Jobs::node_type job, Result result);
@@ -163,7 +160,7 @@ class Dispatcher {
   std::map<std::string, int64_t> num_queued_ GUARDED_BY(mutex_);
   std::vector<int64_t> cancelled_ GUARDED_BY(mutex_);  // that have begun
   Scheduler scheduler_ GUARDED_BY(mutex_);
-  Admission admission_ GUARDED_BY(mutex_);
+  int64_t num_sampled_ GUARDED_BY(mutex_) = 0;  // Samples that have begun
   Stats stats_ GUARDED_BY(mutex_);
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
   bool closed_ GUARDED_BY(mutex_) = false;

@@ -187,7 +187,9 @@ TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
   EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0, it must be at least 1");
   EXPECT_EQ(text({.max_queued_total = -1}),
             "engine: max_queued_total is -1, it must be at least 1");
-  EXPECT_EQ(text({.max_sequences = 0}), "engine: max_sequences is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued_bytes = 0}), "engine: max_queued_bytes is 0, it must be at least 1");
+  EXPECT_EQ(text({.max_queued_bytes_total = -1}),
+            "engine: max_queued_bytes_total is -1, it must be at least 1");
   for (const double share : {0.0, 1.0}) {
     EXPECT_NE(text({.sampling_share = share}).find("must be above 0 and below 1"),
               std::string::npos);

@@ -62,17 +62,17 @@ bool Dispatcher::turn() {
 // Memory ran out between operations: the newest pays, of those that have not begun if there are
 // some. Needs no memory itself.
 void Dispatcher::shed(std::exception_ptr error) {
-  int64_t id = 0;
+  Jobs::node_type shed;
   {
     const Lock lock(mutex_);
-    for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
-      if (id == 0 || job->second.state == Job::kQueued) id = job->first;
-      if (job->second.state == Job::kQueued) break;
-    }
+    if (jobs_.empty()) return;
+    const auto newest = std::find_if(jobs_.rbegin(), jobs_.rend(), [](const auto& job) {
+      return job.second.state == Job::kQueued;
+    });
+    shed = extract(newest == jobs_.rend() ? jobs_.rbegin()->first : newest->first);
   }
-  if (id == 0) return;
-  undo(id);
-  fail(id, error);
+  undo(shed.key());
+  shed.mapped().fail(shed.mapped().cancelled ? cancelled_error_ : error);
 }
 
 // Waits for something to do. None: closed, and what had begun has ended.
@@ -82,7 +82,7 @@ std::optional<Side> Dispatcher::next_turn() {
     const bool heads = !take_heads().empty();
     const bool batch = scheduler_.has_batch(!closed_ && !draining_);
     const bool training = heads || batch;
-    const bool sampling = admission_.size() > 0;
+    const bool sampling = num_sampled_ > 0;
     contested_ = training && sampling;
     if (heads || sampling || (batch && !gathers())) return turns_.next(training, sampling);
     if (batch) {
@@ -97,7 +97,7 @@ std::optional<Side> Dispatcher::next_turn() {
 // Whether the batch that could run waits for a tenant of the last one.
 bool Dispatcher::gathers() {
   if (closed_ || draining_ || options_.gather_ms == 0 || !cancelled_.empty()) return false;
-  if (admission_.size() > 0) return false;
+  if (num_sampled_ > 0) return false;
   const bool missing = std::any_of(gathered_.begin(), gathered_.end(),
                                    [this](const std::string& tenant)
                                        REQUIRES(mutex_) { return !num_queued_.contains(tenant); });
@@ -122,7 +122,7 @@ std::vector<Dispatcher::Job*> Dispatcher::take_heads() {
 bool Dispatcher::held_back(const Operation& operation) {
   if (std::holds_alternative<Sample>(operation)) return draining_;
   return executor_.changes_base(operation) &&
-         (admission_.size() > 0 || scheduler_.others_have_begun(tenant_of(operation)));
+         (num_sampled_ > 0 || scheduler_.others_have_begun(tenant_of(operation)));
 }
 
 void Dispatcher::drop_cancelled() {
@@ -188,9 +188,6 @@ void Dispatcher::run_alone(Job& job) {
 
 void Dispatcher::start(Job& job, const Sample& sample) {
   const auto error = attempt([&] {
-    std::vector<int64_t> sizes;
-    for (size_t i = 0; i < sample.prompts.size(); ++i)
-      sizes.push_back(sample.params[sample.params.size() == 1 ? 0 : i].num_samples);
     Share share;
     {
       const Lock lock(mutex_);
@@ -198,7 +195,8 @@ void Dispatcher::start(Job& job, const Sample& sample) {
     }
     executor_.start(job.id, sample, share, std::exchange(job.hooks, {}));
     const Lock lock(mutex_);
-    admission_.push(sample.tenant, share, job.id, std::move(sizes));
+    job.sampled = true;
+    ++num_sampled_;
     scheduler_.remove(job.id);  // what comes after it need not wait for it
   });
   if (!error) return;
@@ -288,23 +286,15 @@ void Dispatcher::fail_all(std::span<const Work> batch, std::exception_ptr error)
   for (const Work& work : batch) fail(work.id, error);
 }
 
-std::optional<Admitted> Dispatcher::next_request() {
-  const Lock lock(mutex_);
-  return admission_.next();
-}
-
 void Dispatcher::sample() {
-  StepOutcome outcome;
-  const auto error = attempt([&] {
-    while (const auto request = next_request()) executor_.admit(*request);
-    outcome = executor_.step();
-  });
-  if (error) {
+  std::vector<Ended> ended;
+  if (const auto error = attempt([&] { ended = executor_.step(); })) {
     // Most likely memory ran out: the newest pays, the others are tried again without it.
-    int64_t id;
-    {
+    int64_t id = executor_.newest();
+    if (id == 0) {
       const Lock lock(mutex_);
-      id = admission_.newest();
+      const auto is_sampled = [](const auto& job) { return job.second.sampled; };
+      id = std::find_if(jobs_.rbegin(), jobs_.rend(), is_sampled)->first;
     }
     undo(id);
     return fail(id, error);
@@ -312,9 +302,8 @@ void Dispatcher::sample() {
   {
     const Lock lock(mutex_);
     ++stats_.num_steps;
-    for (const Admitted& request : outcome.requests) admission_.release(request);
   }
-  end(outcome.samples);
+  end(ended);
 }
 
 void Dispatcher::end(std::span<const Ended> ended) {

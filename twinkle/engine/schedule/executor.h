@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "twinkle/engine/operation.h"
-#include "twinkle/engine/schedule/admission.h"
 #include "twinkle/engine/schedule/hooks.h"
+#include "twinkle/engine/schedule/scheduler.h"
 
 namespace twinkle::engine {
 
@@ -39,11 +39,6 @@ struct BatchOutcome {
   int64_t num_passes = 0;        // over the decoder
 };
 
-struct StepOutcome {
-  std::vector<Admitted> requests;  // that ended
-  std::vector<Ended> samples;      // whose last request ended, or that failed
-};
-
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -68,14 +63,14 @@ class Executor {
   virtual void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                          BatchOutcome& outcome) = 0;
 
-  // Checks all requests. Throws what is wrong with them; otherwise admit() follows for each.
-  // `share`: of the prompt tokens, among the tenants that have prompts waiting.
+  // Takes all its requests, or throws what is wrong with one. `share`: of the sampler, among the
+  // tenants that have requests waiting.
   virtual void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) = 0;
-  // These two may throw for want of memory; the dispatcher then undoes the newest Sample and calls
-  // step() again.
-  virtual void admit(const Admitted& request) = 0;
-  // One token of everything that was admitted.
-  virtual StepOutcome step() = 0;
+  // One token of everything that runs. The Samples that ended. May throw for want of memory; the
+  // dispatcher then undoes the newest Sample and calls it again.
+  virtual std::vector<Ended> step() = 0;
+  // The newest Sample of those that run, 0: none does. Does not throw.
+  virtual int64_t newest() const = 0;
 
   // The result of what ended without an error; from here on it counts. Does not throw.
   virtual Result commit(int64_t id) = 0;

@@ -1,5 +1,7 @@
 #include "twinkle/engine/schedule/held_bytes.h"
 
+#include <unistd.h>
+
 #include <map>
 #include <utility>
 
@@ -10,6 +12,7 @@ namespace twinkle::engine {
 
 struct HeldBytes::Room::Books {
   const int64_t max_of_tenant, max_in_all;
+  const pid_t process = getpid();
   Mutex mutex{};
   std::map<std::string, int64_t> of GUARDED_BY(mutex){};  // tenants that hold some
   int64_t in_all GUARDED_BY(mutex) = 0;
@@ -37,7 +40,7 @@ void HeldBytes::Room::Books::add(const std::string& tenant, int64_t bytes) {
 }
 
 void HeldBytes::Room::Books::take_off(const std::string& tenant, int64_t bytes) {
-  if (bytes == 0) return;
+  if (bytes == 0 || getpid() != process) return;  // a fork may have found the mutex locked
   const Lock lock(mutex);
   const auto it = of.find(tenant);
   in_all -= bytes;

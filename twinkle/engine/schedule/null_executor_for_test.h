@@ -95,30 +95,22 @@ class NullExecutor : public Executor {
   void start(int64_t id, const Sample& sample, Share, SampleHooks) override {
     state_of(sample.tenant);
     require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
-    samples_[id] = {sample.params[0].max_tokens, sample.prompts.size(), {}};
+    samples_[id] = sample.params[0].max_tokens;
   }
-  void admit(const Admitted& request) override {
-    auto& sample = samples_.at(request.id);
-    sample.left[request.index] = sample.tokens;
-  }
-  StepOutcome step() override {
+  std::vector<Ended> step() override {
     ++num_steps;
     if (on_step) on_step();
     if (failing_steps > 0) {
       --failing_steps;
       fail(Code::kInternal, "null: no memory");
     }
-    StepOutcome out;
-    for (auto& [id, sample] : samples_) {
-      for (auto& [index, left] : sample.left) {
-        if (left > 0 && --left == 0) {
-          out.requests.push_back({id, index});
-          if (--sample.num_left == 0) out.samples.push_back({id, nullptr});
-        }
-      }
+    std::vector<Ended> out;
+    for (auto& [id, left] : samples_) {
+      if (left > 0 && --left == 0) out.push_back({id, nullptr});
     }
     return out;
   }
+  int64_t newest() const override { return samples_.empty() ? 0 : samples_.rbegin()->first; }
 
   Result commit(int64_t id) override {
     if (running_.erase(id)) return ForwardResult{};
@@ -140,11 +132,6 @@ class NullExecutor : public Executor {
     const Operation* operation;
     size_t before, done;
   };
-  struct Sampled {
-    int64_t tokens;
-    size_t num_left;
-    std::map<size_t, int64_t> left;
-  };
   std::vector<std::string>& state_of(const std::string& name) {
     const auto it = state_.find(name);
     require(it != state_.end(), Code::kNotFound, "null: no tenant '", name, "'");
@@ -153,7 +140,7 @@ class NullExecutor : public Executor {
 
   std::map<std::string, std::vector<std::string>> state_;
   std::map<int64_t, Running> running_;
-  std::map<int64_t, Sampled> samples_;
+  std::map<int64_t, int64_t> samples_;  // tokens that are left
 };
 
 }  // namespace twinkle::engine

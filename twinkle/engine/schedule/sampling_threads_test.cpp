@@ -31,26 +31,10 @@ class PagedExecutor : public NullExecutor {
  public:
   void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override {
     NullExecutor::start(id, sample, share, std::move(hooks));
-    samples_[id] = {&sample, share, {}, sample.prompts.size()};
+    Begun& begun = samples_[id] = {&sample, share, {}, sample.prompts.size()};
+    for (size_t index = 0; index < sample.prompts.size(); ++index) add(begun, index);
   }
-  void admit(const Admitted& request) override {
-    Begun& begun = samples_.at(request.id);
-    auto job = std::make_unique<sampler::Job>();
-    job->ticket = ++tickets_;
-    job->request = {.prompt = begun.sample->prompts[request.index],
-                    .params = begun.sample->params[0],
-                    .version = 1,
-                    .owner = begun.sample->tenant,
-                    .weight = begun.share.weight,
-                    .priority = begun.share.priority};
-    job->limit = job->request.params.max_tokens;
-    job->num_scored = job->prompt_size();
-    job->num_left = job->request.params.num_samples;
-    job->completions.resize(static_cast<size_t>(job->num_left));
-    schedule_.add(std::make_unique<sampler::Sequence>(job.get(), 0));
-    begun.jobs[request.index] = std::move(job);
-  }
-  StepOutcome step() override {
+  std::vector<Ended> step() override {
     ++num_steps;
     const auto work = schedule_.plan();
     schedule_.advance(work.batch);
@@ -59,9 +43,9 @@ class PagedExecutor : public NullExecutor {
       for (sampler::Sequence* chosen : schedule_.fork(*s)) accept(*chosen);
     }
     schedule_.sweep();
-    StepOutcome out;
+    std::vector<Ended> out;
     for (auto& [id, begun] : samples_) settle(id, begun, out);
-    for (const Ended& e : out.samples) {
+    for (const Ended& e : out) {
       if (e.error) undo(e.id);
     }
     return out;
@@ -92,6 +76,22 @@ class PagedExecutor : public NullExecutor {
     size_t num_left;
   };
 
+  void add(Begun& begun, size_t index) {
+    auto job = std::make_unique<sampler::Job>();
+    job->ticket = ++tickets_;
+    job->request = {.prompt = begun.sample->prompts[index],
+                    .params = begun.sample->params[0],
+                    .version = 1,
+                    .owner = begun.sample->tenant,
+                    .weight = begun.share.weight,
+                    .priority = begun.share.priority};
+    job->limit = job->request.params.max_tokens;
+    job->num_scored = job->prompt_size();
+    job->num_left = job->request.params.num_samples;
+    job->completions.resize(static_cast<size_t>(job->num_left));
+    schedule_.add(std::make_unique<sampler::Sequence>(job.get(), 0));
+    begun.jobs[index] = std::move(job);
+  }
   static void accept(sampler::Sequence& s) {
     s.tokens.push_back(token_after(s.tokens.back(), s.job->request.params.seed));
     auto& out = s.job->completions[static_cast<size_t>(s.sample)];
@@ -100,17 +100,16 @@ class PagedExecutor : public NullExecutor {
     s.done = true;
     --s.job->num_left;
   }
-  static void settle(int64_t id, Begun& begun, StepOutcome& out) {
+  static void settle(int64_t id, Begun& begun, std::vector<Ended>& out) {
     for (auto& [index, job] : begun.jobs) {
       if (job->ticket == 0) continue;  // told before
       if (job->forked && job->request.prompt[0] == -1) {
-        out.samples.push_back({id, std::make_exception_ptr(Error(Code::kInvalid, "null: failed"))});
+        out.push_back({id, std::make_exception_ptr(Error(Code::kInvalid, "null: failed"))});
         return;
       }
       if (job->num_left > 0) continue;
       job->ticket = 0;
-      out.requests.push_back({id, index});
-      if (--begun.num_left == 0) out.samples.push_back({id, nullptr});
+      if (--begun.num_left == 0) out.push_back({id, nullptr});
     }
   }
   void forget(std::map<int64_t, Begun>::iterator it) {
@@ -185,7 +184,7 @@ TEST(SamplingThreads, ManyClientsSubmitCancelAndReadWhileTheSamplerSteps) {
   PagedExecutor executor;
   Tally tally;
   {
-    Dispatcher dispatcher({.token_budget = 64, .max_sequences = 8}, executor);
+    Dispatcher dispatcher({.token_budget = 64}, executor);
     std::vector<std::thread> clients;
     for (uint64_t t = 0; t < 4; ++t) {
       const std::string name = std::to_string(t);

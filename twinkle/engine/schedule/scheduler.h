@@ -1,16 +1,16 @@
 // Which sequences run next: deficit round robin by tokens over the ordered queues of many tenants
-// (base/fair_share.h). Whoever has sequences to run when a batch is formed, or had some when the
-// one before was, earns its share of that whole batch, by weight: so it may wait for a result, and
-// miss a batch. Tenants of a higher priority come first; the others get the room that they leave,
-// and save it for what is too long for it. An operation may take several batches; a tenant's next
-// one begins when it has ended, or joins the batch that completes it, when both are of a kind that
-// may and it fits whole. Nobody keeps more credit than one batch's worth.
-// docs/decisions/0005-scheduler.md says why.
+// (base/fair_share.h), strict priorities above it. Two tenants of one priority that always have
+// sequences to run differ, in tokens per weight, by at most the sum over both of (its longest piece
+// + the longest sequence of all) / weight; a piece is a sequence, or an operation that joins. An
+// operation may take several batches; a tenant's next one begins when it has ended, or joins the
+// batch that completes it, when both are of a kind that may and it fits whole.
+// docs/decisions/0011-windows.md proves the constant, 0005-scheduler.md says why it is done so.
 // Plain data: no model, no thread, no clock. The same calls give the same batches.
 #pragma once
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,7 +42,7 @@ class Scheduler {
   explicit Scheduler(int64_t token_budget) : budget_(token_budget) {}
 
   void set_share(const std::string& tenant, Share share);
-  // Back to the default; the count of tokens, and what is owed, to zero.
+  // Back to the default; the count of tokens, and the account, to zero.
   void forget(const std::string& tenant);
   Share share(const std::string& tenant) const;
 
@@ -56,7 +56,7 @@ class Scheduler {
 
   // Operations without sequences that are first in their tenant's order, the oldest first.
   std::vector<int64_t> heads() const;
-  // What next_batch() gave has not run: the next call gives it again.
+  // What next_batch() gave does not run: the next call gives it again.
   void take_back(std::span<const Slice> slices);
   // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
   std::vector<Slice> next_batch(bool begin = true);
@@ -71,47 +71,33 @@ class Scheduler {
   struct Entry {
     int64_t id;
     std::vector<int64_t> tokens;
-    int64_t total;  // of tokens
+    int64_t total, longest;  // tokens: of all, of a sequence
     bool joins;
     size_t next = 0;
     bool begun = false, alone = false;
   };
   struct Tenant {
-    Share share;
+    Share share = {};
     bool known = false;  // from set_share to forget
     std::deque<Entry> entries;
-    size_t at = 0;      // the entry that the batch in the making has come to
-    Account account;    // in tokens; its last turn: when it ran a sequence, or came back with some
-    int64_t saved = 0;  // tokens of room that it has paid for its next sequence ahead
-    bool was_here = false;  // it had sequences to run when the last batch was formed
+    size_t at = 0;                // the entry that the batch in the making has come to
+    std::optional<size_t> slice;  // that entry's, of the batch in the making
+    Account account;  // in tokens; its last turn: when it ran a sequence, or came back with some
     int64_t num_tokens = 0;
-    // Of the batches that were formed while it had sequences to run and there was room for its
-    // priority. A lower one is due less than a whole batch's share, so there credit decides.
-    Window window;
-    int64_t spent = 0;  // tokens of the batch in the making that it ran, or saved for
   };
-  using Levels = std::map<int32_t, std::vector<Tenant*>, std::greater<>>;  // by priority
-  struct Filling {                                                         // a batch in the making
+  struct Filling {  // a batch in the making
     std::vector<Slice> slices;
     int64_t room;
-    bool begin;              // operations that have not run yet may
-    bool closed = false;     // by an operation that wants to be alone
-    bool left_over = false;  // by a higher priority: the room is what it can't use
+    bool begin;           // operations that have not run yet may
+    bool closed = false;  // by an operation that wants to be alone
   };
 
   static bool can_run(const Tenant& tenant, bool begin);
   static int64_t unit(const Tenant& tenant);
-  static int64_t at_once(const Tenant& tenant);
   static bool fits(const Tenant& tenant, const Filling& batch);
-  static Claim claim(Tenant& tenant, double share);
-  static bool waits_for_room(const std::vector<Tenant*>& tenants, const Filling& batch);
-  static bool is_owed(const std::vector<Tenant*>& tenants, const Tenant& other);
+  static Claim claim(Tenant& tenant, const Filling& batch);
   static bool goes_on(Tenant& tenant, const Filling& batch);
-  static Tenant* that_saved(const Levels& levels, bool begin);
-  struct Round;
-  Round meet(const std::vector<Tenant*>& tenants, const Filling& batch) const;
-  void fill(const std::vector<Tenant*>& tenants, Filling& batch);
-  void choose(Round& round, Filling& batch);
+  void fill(std::span<Tenant* const> tenants, Filling& batch);
   void take(Tenant& tenant, Filling& batch);
   Entry* find(int64_t id);
 

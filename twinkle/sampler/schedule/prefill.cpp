@@ -15,31 +15,42 @@ int64_t common_end(const Sequence& s, const Sequence& leader) {
   return (mine - s.tokens.begin()) / kPageTokens * kPageTokens;
 }
 
+// How many sequences it is, or becomes when its prompt is computed.
+int64_t width_of(const Sequence& s) {
+  return s.job->forked ? 1 : s.job->request.params.num_samples;
+}
+
 }  // namespace
 
 // The owners of this plan, what they hold, and who of theirs waits.
 void Schedule::meet() {
-  std::map<std::string, Owner> owners;
-  for (const auto& s : sequences_) {
-    attach(*s);
-    s->next = s->computed;
-    s->may_run = s->running;
-    const Request& request = s->job->request;
-    auto it = owners.find(request.owner);
-    if (it == owners.end()) {
-      it = owners.try_emplace(request.owner).first;
-      const auto known = owners_.find(request.owner);
-      if (known != owners_.end()) it->second.account = known->second.account;
-    }
-    Owner& owner = it->second;
+  while (!arrived_.empty()) {
+    const Request& request = arrived_.front()->job->request;
+    Owner& owner = owners_[request.owner];
+    owner.waiting.push_back(std::move(arrived_.front()));
+    arrived_.pop_front();
     owner.account.weight = request.weight;
     owner.priority = request.priority;
-    if (s->running)
-      owner.held += std::ssize(s->blocks);
-    else
-      owner.newcomers.push_back(s.get());
   }
-  owners_ = std::move(owners);
+  for (auto& [name, owner] : owners_) {
+    owner.here = !owner.waiting.empty();
+    owner.held = 0;
+    owner.again.clear();
+    owner.prompts.clear();
+  }
+  for (const auto& s : sequences_) {
+    Owner& owner = owners_.at(s->job->request.owner);
+    owner.here = true;
+    if (s->running) {
+      attach(*s);
+      owner.held += std::ssize(s->blocks);
+    } else {
+      owner.again.push_back(s.get());
+    }
+    s->next = s->computed;
+    s->may_run = s->running;
+  }
+  std::erase_if(owners_, [](const auto& entry) { return !entry.second.here; });
 }
 
 // False: others compute what it needs next, and it waits for them.
@@ -54,40 +65,57 @@ bool Schedule::add_prompt(Owner& owner, Sequence& s, std::vector<Sequence*>& com
   return true;
 }
 
-// Newcomers begin as long as there are pages for the whole of them and one more for each that runs.
-// The first that has no room lets nobody pass: who holds less, and needs more, gets what comes
-// free.
+// The owner's newcomer is among those that began.
+void Schedule::enter(Owner& owner) {
+  if (!owner.again.empty()) return owner.again.pop_front();
+  const int64_t ticket = owner.waiting.front()->job->ticket;
+  const auto at = std::ranges::upper_bound(sequences_, ticket, {},
+                                           [](const auto& s) { return s->job->ticket; });
+  sequences_.insert(at, std::move(owner.waiting.front()));
+  owner.waiting.pop_front();
+  --num_waiting_;
+}
+
+// Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
+// and no more than max_batch run. The first that has no room lets nobody pass: who holds less, and
+// needs more, gets what comes free.
 void Schedule::let_begin() {
   std::vector<Sequence*> computing;
-  int64_t num_running = 0, num_free = pool_.num_free();
+  int64_t num_running = 0, width = 0, reserved = 0;
   for (const auto& s : sequences_) {
-    num_running += s->running;
-    if (s->running && s->left() > 1) add_prompt(owners_.at(s->job->request.owner), *s, computing);
+    if (!s->running) continue;
+    ++num_running;
+    width += width_of(*s);
+    if (s->left() > 1) add_prompt(owners_.at(s->job->request.owner), *s, computing);
   }
   const auto order = [](const auto& entry) {
     const Owner& o = entry.second;
-    const Job* oldest = o.newcomers.empty() ? nullptr : o.newcomers.front()->job;
+    const Sequence* oldest = o.newcomer();
     return std::tuple(!oldest, -o.priority, static_cast<double>(o.held) / o.account.weight,
-                      oldest ? oldest->ticket : 0);
+                      oldest ? oldest->job->ticket : 0);
   };
-  for (int64_t begun = 0; begun < options_.max_batch;) {
+  while (width < options_.max_batch) {
     const auto it = std::ranges::min_element(owners_, {}, order);
-    if (it == owners_.end() || it->second.newcomers.empty()) return;
+    if (it == owners_.end() || !it->second.newcomer()) break;
     Owner& owner = it->second;
-    Sequence& s = *owner.newcomers.front();
+    Sequence& s = *owner.newcomer();
+    attach(s);
+    s.next = s.computed;
     const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
-    s.may_run = num_running == 0 || num_free >= grown + num_running;
-    const bool waits = leader_of(s, computing) != nullptr;
-    if (!s.may_run && !waits) break;
-    owner.newcomers.pop_front();
+    s.may_run = num_running == 0 || pool_.num_free() - reserved >= grown + num_running;
+    if (!s.may_run && !leader_of(s, computing)) {
+      s.release();
+      break;
+    }
+    enter(owner);
+    width += width_of(s);
     if (!add_prompt(owner, s, computing)) continue;
-    ++begun;
     ++num_running;
-    num_free -= grown;
+    reserved += grown;
     owner.held += grown;
   }
   for (auto& [name, owner] : owners_) {
-    for (Sequence* s : owner.newcomers) s->release();  // of pages that only they keep
+    for (Sequence* s : owner.again) s->release();  // of pages that only they keep
   }
 }
 
@@ -100,15 +128,13 @@ void Schedule::prefill(Work& work) {
 
 // Owners of one priority take turns of a page's tokens each.
 void Schedule::share_out(const std::vector<Owner*>& owners, int64_t& budget, Work& work) {
-  std::vector<Account*> accounts;
   for (Owner* owner : owners) {
-    owner->account.most = owner->prompts.empty() ? 0 : static_cast<double>(options_.prefill_tokens);
-    accounts.push_back(&owner->account);
+    if (owner->prompts.empty()) owner->account.credit = 0;
   }
-  balance(accounts);
   while (budget > 0) {
     std::vector<Claim> claims;
     std::vector<Owner*> claimants;
+    std::vector<Account*> accounts;
     for (Owner* owner : owners) {
       std::erase_if(owner->prompts, [](const Prompt& p) { return p.sequence->next >= p.end; });
       if (owner->prompts.empty()) continue;
@@ -116,6 +142,7 @@ void Schedule::share_out(const std::vector<Owner*>& owners, int64_t& budget, Wor
       const int64_t n = std::min({kPageTokens, p.end - p.sequence->next, budget});
       claims.push_back({&owner->account, static_cast<double>(n)});
       claimants.push_back(owner);
+      accounts.push_back(&owner->account);
     }
     if (claims.empty()) return;
     const size_t first = next_of(claims);
@@ -127,7 +154,7 @@ void Schedule::share_out(const std::vector<Owner*>& owners, int64_t& budget, Wor
     }
     budget -= n;
     claims[first].account->last_turn = ++turn_;
-    charge(accounts, *claims[first].account, claims[first].cost);
+    charge(accounts, claims[first]);
   }
 }
 

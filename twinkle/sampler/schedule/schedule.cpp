@@ -23,12 +23,19 @@ Schedule::Schedule(const SamplerOptions& options)
     : options_(checked(options)), pool_(options.kv_tokens), prefixes_(pool_) {}
 
 void Schedule::add(std::unique_ptr<Sequence> sequence) {
-  sequences_.push_back(std::move(sequence));
+  arrived_.push_back(std::move(sequence));
+  ++num_waiting_;
 }
 
 int64_t Schedule::num_running() const {
   return std::count_if(sequences_.begin(), sequences_.end(),
                        [](const auto& s) { return s->running; });
+}
+
+const Sequence* Schedule::newest() const {
+  const auto it = std::find_if(sequences_.rbegin(), sequences_.rend(),
+                               [](const auto& s) { return s->running; });
+  return it == sequences_.rend() ? nullptr : it->get();
 }
 
 // Takes the pages of a beginning that has been computed before. The last token is always computed:
@@ -181,12 +188,17 @@ std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
   return out;
 }
 
-void Schedule::sweep() {
-  std::erase_if(sequences_, [](const auto& s) {
-    const bool over = s->done || s->job->num_left == 0;
-    if (over) s->release();
-    return over;
-  });
+void Schedule::sweep(bool waiting) {
+  const auto over = [](const auto& s) {
+    const bool out = s->done || s->job->num_left == 0;
+    if (out) s->release();
+    return out;
+  };
+  std::erase_if(sequences_, over);
+  if (!waiting) return;
+  num_waiting_ -= static_cast<int64_t>(std::erase_if(arrived_, over));
+  for (auto& [name, owner] : owners_)
+    num_waiting_ -= static_cast<int64_t>(std::erase_if(owner.waiting, over));
 }
 
 void Schedule::resume() {
@@ -199,11 +211,19 @@ void Schedule::resume() {
 void Schedule::clear() {
   for (const auto& s : sequences_) s->release();
   sequences_.clear();
+  arrived_.clear();
+  owners_.clear();
+  num_waiting_ = 0;
 }
 
 void Schedule::reset_prefixes() {
   prefixes_.clear();
-  for (const auto& s : sequences_) s->version = 0;
+  const auto forget = [](const auto& sequences) {
+    for (const auto& s : sequences) s->version = 0;
+  };
+  forget(sequences_);
+  forget(arrived_);
+  for (const auto& [name, owner] : owners_) forget(owner.waiting);
 }
 
 }  // namespace twinkle::sampler

@@ -1,11 +1,11 @@
 // Which sequences compute what in the next forward, and in whose pages. One token of each that
 // decodes, and prompts as far as a budget goes, so that neither waits for the other. The budget is
 // shared between the owners of requests as batches are between tenants (base/fair_share.h); an
-// owner's oldest prompt comes first. Room for a new one goes to the owner that holds the fewest
-// pages for its weight. When pages run out, the youngest sequences give theirs back and are
-// computed again later. Sequences of the same weights that begin alike share pages: what one has
-// computed others take, and what one is computing others wait for. Knows no tensors. One thread,
-// the sampler's.
+// owner's oldest prompt comes first. Up to max_batch sequences run; room for a new one goes to the
+// owner that holds the fewest pages for its weight, and what waits costs a step nothing. When pages
+// run out, the youngest sequences give theirs back and are computed again later. Sequences of the
+// same weights that begin alike share pages: what one has computed others take, and what one is
+// computing others wait for. Knows no tensors. One thread, the sampler's.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -46,8 +46,9 @@ class Schedule {
   // all samples of its request and of those requests of the same prompt that waited for it.
   std::vector<Sequence*> fork(Sequence& sequence);
 
-  // Lets go of sequences that have ended, and of those whose job has.
-  void sweep();
+  // Lets go of sequences that have ended, and of those whose job has; of those that never began
+  // only when asked.
+  void sweep(bool waiting = true);
   // After a step that threw: what was computed and led to no token is computed again.
   void resume();
   void clear();
@@ -55,9 +56,10 @@ class Schedule {
   // on.
   void reset_prefixes();
 
-  bool empty() const { return sequences_.empty(); }
-  int64_t num_sequences() const { return std::ssize(sequences_); }
+  bool empty() const { return num_sequences() == 0; }
+  int64_t num_sequences() const { return std::ssize(sequences_) + num_waiting_; }
   int64_t num_running() const;
+  const Sequence* newest() const;                            // of those that run
   int64_t num_shared_tokens() const { return num_shared_; }  // taken from others' pages so far
   const BlockPool& pool() const { return pool_; }
 
@@ -71,10 +73,16 @@ class Schedule {
   struct Owner {
     Account account;  // in prompt tokens
     int32_t priority = 0;
+    std::deque<std::unique_ptr<Sequence>> waiting;  // that never began; the oldest first
     // In the plan in the making:
-    int64_t held = 0;                 // pages of what runs
-    std::deque<Sequence*> newcomers;  // that do not run; the oldest first
+    bool here = false;            // it has sequences
+    int64_t held = 0;             // pages of what runs
+    std::deque<Sequence*> again;  // that began and do not run; older than those that wait
     std::vector<Prompt> prompts;
+
+    Sequence* newcomer() const {
+      return !again.empty() ? again.front() : waiting.empty() ? nullptr : waiting.front().get();
+    }
   };
 
   void attach(Sequence& sequence);
@@ -84,6 +92,7 @@ class Schedule {
   // prefill.cpp:
   void meet();
   void let_begin();
+  void enter(Owner& owner);
   bool add_prompt(Owner& owner, Sequence& sequence, std::vector<Sequence*>& computing);
   void prefill(Work& work);
   void share_out(const std::vector<Owner*>& owners, int64_t& budget, Work& work);
@@ -92,7 +101,10 @@ class Schedule {
   SamplerOptions options_;
   BlockPool pool_;
   PrefixCache prefixes_;
-  std::vector<std::unique_ptr<Sequence>> sequences_;  // by ticket, then sample; the oldest first
+  // That began, by ticket, then sample; the oldest first.
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::deque<std::unique_ptr<Sequence>> arrived_;  // since the last plan
+  int64_t num_waiting_ = 0;                        // those, and the owners' that never began
   std::vector<std::pair<Sequence*, Sequence*>>
       followers_;  // of the plan: who waits for whose prompt
   int64_t num_shared_ = 0;

@@ -145,7 +145,7 @@ TEST(Schedule, EverythingEndsAndEveryPageComesBackWhateverRunsOutOrIsCancelled) 
 }
 
 TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
-  Driver driver({.kv_tokens = 1 << 15, .max_batch = 2});
+  Driver driver({.kv_tokens = 1 << 15, .max_batch = 3});
   for (int i = 0; i < 3; ++i) driver.add({i}, 4, 0, 2);
   EXPECT_EQ(driver.schedule.num_sequences(), 3);
   EXPECT_EQ(driver.schedule.num_running(), 0);
@@ -154,6 +154,34 @@ TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
   EXPECT_EQ(driver.schedule.num_running(), 4);
   driver.run();
   EXPECT_EQ(driver.schedule.num_sequences(), 0);
+}
+
+TEST(Schedule, NoMoreThanTheBatchHoldsRunHoweverManyWait) {
+  Driver driver({.kv_tokens = 1 << 16, .max_batch = 4});
+  for (int i = 0; i < 50; ++i) driver.add(count_from(i, 30), 6, 0)->request.owner = "a";
+  driver.step();
+  EXPECT_EQ(driver.schedule.num_running(), 4);
+  const Job* late = driver.add(count_from(0, 30), 6, 0);
+  int steps = 1;
+  for (; late->num_left > 0; ++steps) {
+    driver.step();
+    ASSERT_LE(driver.schedule.num_running(), 4);
+  }
+  EXPECT_LE(steps, 16) << "an owner that holds nothing is next";
+  EXPECT_GT(driver.schedule.num_sequences(), 30);
+  driver.run();
+  EXPECT_EQ(driver.schedule.pool().num_free(), driver.schedule.pool().num_pages());
+}
+
+TEST(Schedule, AJobThatIsOverWhileItWaitsIsForgotten) {
+  Driver driver({.kv_tokens = 1 << 16, .max_batch = 1});
+  for (int i = 0; i < 3; ++i) driver.add({1, 2, 3}, 4, 0);
+  driver.step();
+  Job* waiting = driver.add({1, 2}, 4, 0);
+  waiting->num_left = 0;
+  driver.schedule.sweep();
+  EXPECT_EQ(driver.schedule.num_sequences(), 3);
+  driver.run();
 }
 
 TEST(Schedule, RefusesOptionsBelowOne) {

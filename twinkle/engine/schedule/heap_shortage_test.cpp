@@ -1,0 +1,171 @@
+// Memory runs out on the dispatcher's thread between the executor's calls, at every allocation that
+// is made there in turn: one operation fails for each, and the process goes on. The same for those
+// who submit.
+#include <cstdlib>
+#include <new>
+
+#include "twinkle/engine/schedule/dispatched_for_test.h"
+
+namespace {
+
+// Of this thread: allocations that succeed, and then those that fail. Below 0: all succeed.
+thread_local int64_t succeeding = -1, failing = 0;
+
+}  // namespace
+
+// Not inlined: a compiler that sees one half of a pair warns of the other.
+[[gnu::noinline]] void* operator new(size_t size) {
+  if (succeeding > 0) {
+    --succeeding;
+  } else if (succeeding == 0) {
+    if (--failing <= 0) succeeding = -1;
+    throw std::bad_alloc();
+  }
+  if (void* out = std::malloc(size > 0 ? size : 1)) return out;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace twinkle::engine {
+namespace {
+
+class ShortOfMemory : public NullExecutor {
+ public:
+  std::atomic<int64_t> after = -1, times = 0;  // from the next call's end on
+  std::atomic<int64_t> unused = -1;            // of `after`, at the last call
+  std::atomic<bool> enough = false;            // nothing fails after the next call
+
+  Result run(const Operation& operation) override {
+    const Pause pause(*this);
+    return NullExecutor::run(operation);
+  }
+  void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                 BatchOutcome& outcome) override {
+    const Pause pause(*this);
+    NullExecutor::run_batch(batch, stop, outcome);
+  }
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override {
+    const Pause pause(*this);
+    NullExecutor::start(id, sample, share, std::move(hooks));
+  }
+  std::vector<Ended> step() override {
+    const Pause pause(*this);
+    return NullExecutor::step();
+  }
+  Result commit(int64_t id) override {
+    const Pause pause(*this);
+    return NullExecutor::commit(id);
+  }
+  void undo(int64_t id) override {
+    const Pause pause(*this);
+    NullExecutor::undo(id);
+  }
+
+ private:
+  struct Pause {
+    explicit Pause(ShortOfMemory& executor) : of(executor), kept(std::exchange(succeeding, -1)) {
+      of.unused = kept;
+    }
+    ~Pause() {
+      const int64_t after = of.after.exchange(-1);
+      succeeding = after >= 0 ? after : kept;
+      if (after >= 0) failing = of.times;
+      if (of.enough) succeeding = -1;
+    }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+    ShortOfMemory& of;
+    const int64_t kept;
+  };
+};
+
+struct Shortage {
+  int64_t unused = -1;  // allocations that did not come to the one that fails
+  int failed = 0;
+};
+
+// A life of two tenants, in which allocation number `after` and those that follow it fail.
+Shortage live(int64_t after, int64_t times) {
+  ShortOfMemory executor;
+  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 0}, executor);
+  for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
+  executor.times = times;
+  executor.after = after;
+  std::vector<Operation> operations{ZeroGrad{"a"},   work("a", 25), work("b", 3),  Step{"a"},
+                                    sampled("b", 3), work("a", 2),  Create{"new"}, work("b", 1)};
+  auto futures = dispatcher.submit(operations);
+  Shortage out;
+  std::map<std::string, std::vector<std::string>> want;
+  for (size_t i = 0; i < futures.size(); ++i) {
+    auto& state = want[tenant_of(operations[i])];
+    try {
+      futures[i].get();
+      if (std::holds_alternative<Step>(operations[i])) state.push_back("step ");
+      if (const auto* op = std::get_if<ForwardBackward>(&operations[i])) {
+        for (size_t s = 0; s < op->sequences.size(); ++s)
+          state.push_back(std::to_string(futures[i].id) + "/" + std::to_string(s));
+      }
+    } catch (const std::bad_alloc&) {
+      ++out.failed;
+    }
+  }
+  executor.enough = true;
+  for (Future& last : dispatcher.submit({ZeroGrad{"a"}})) last.wait();
+  out.unused = executor.unused;
+  for (const char* tenant : {"a", "b"}) {
+    std::vector<std::string> got;
+    auto seen = dispatcher.submit({Inspect{tenant}});
+    const auto inspected = std::get<InspectResult>(seen[0].get());
+    for (const auto& t : inspected.tensors) got.push_back(t.name);
+    EXPECT_EQ(got, want[tenant]) << "tenant " << tenant << ", allocation " << after;
+  }
+  EXPECT_EQ(dispatcher.stats().num_queued, 0);
+  return out;
+}
+
+TEST(HeapShortage, OnTheDispatchersThreadFailsOneOperationForEachAllocationThatFails) {
+  for (const int64_t times : {1, 3}) {
+    int failed = 0;
+    int64_t after = 0;
+    for (; after < 1000; ++after) {
+      const Shortage met = live(after, times);
+      ASSERT_LE(met.failed, times) << "allocation " << after;
+      failed += met.failed;
+      if (met.unused > 0) break;  // beyond the last one
+    }
+    EXPECT_GT(after, 20);
+    EXPECT_LT(after, 1000);
+    EXPECT_GT(failed, 10);
+  }
+}
+
+TEST(HeapShortage, OfWhoSubmitsQueuesNothing) {
+  NullExecutor executor;
+  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 0}, executor);
+  for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
+  int64_t after = 0;
+  for (bool done = false; !done && after < 1000; ++after) {
+    std::vector<Operation> operations{work("a", 2), work("b", 2), work("new", 1), Step{"a"}};
+    std::vector<Future> futures;
+    succeeding = after, failing = 1;
+    try {
+      futures = dispatcher.submit(std::move(operations));
+      done = true;
+    } catch (const std::bad_alloc&) {
+    }
+    succeeding = -1;
+    if (!done) {
+      ASSERT_EQ(dispatcher.stats().num_queued, 0) << after;
+      ASSERT_EQ(dispatcher.stats().queued_bytes, 0) << after;
+    }
+    for (Future& future : futures) future.wait();
+  }
+  EXPECT_GT(after, 20);
+  EXPECT_LT(after, 1000);
+  EXPECT_EQ(executor.num_batches, 1);
+}
+
+}  // namespace
+}  // namespace twinkle::engine
