@@ -55,6 +55,13 @@ _EXPORTS = {
 # name: the module that it is
 _MODULES = {"framework_util": "seeding", "torch_util": "tensors"}
 
+# Packages and modules that `import twinkle` alone makes reachable: twinkle.loss.GRPOLoss.
+_PACKAGES = (
+    "advantage", "checkpoint_engine", "data_format", "dataloader", "dataset", "engine", "hub",
+    "kernel", "loss", "metric", "model", "notifier", "patch", "preprocessor", "processor",
+    "reward", "sampler", "server", "template",
+)  # fmt: skip
+
 # name of the specification: what it needs, which this version does not have yet
 _LATER = {
     "init_tinker_client": "the HTTP service",
@@ -79,6 +86,8 @@ def __getattr__(name):
         value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
     elif name in _MODULES:
         value = importlib.import_module(f"twinkle.{_MODULES[name]}")
+    elif name in _PACKAGES:
+        value = importlib.import_module(f"twinkle.{name}")
     else:
         value = later("twinkle", _LATER)(name)
     globals()[name] = value

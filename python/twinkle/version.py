@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 try:
-    __version__ = version("twinkle-kit")
+    __version__ = version("twinkle-llm")
 except PackageNotFoundError:
     __version__ = "0.0.0"
 # Set by the commit that makes a release; far ahead while the next one is being written, so that no

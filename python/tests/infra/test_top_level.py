@@ -49,6 +49,26 @@ def test_names_of_later_versions_say_what_they_need(name):
         getattr(twinkle, name)
 
 
+def test_packages_are_reached_without_an_import_of_their_own():
+    code = (
+        "import twinkle; print(twinkle.loss.GRPOLoss.__name__, twinkle.dataset.Dataset is "
+        "twinkle.Dataset, twinkle.TransformersModel.__name__, twinkle.hub.SMOLLM2)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert out.stdout.split() == ["GRPOLoss", "True", "TransformersModel", name]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["twinkle.server", "twinkle.server.common", "twinkle.server.tinker.common", "twinkle_client",
+     "twinkle_client.model", "twinkle_agentic"],
+)  # fmt: skip
+def test_packages_of_later_versions_say_what_they_need(module):
+    with pytest.raises(NotAvailableError, match=r"this package needs .*this version does not have"):
+        importlib.import_module(module)
+
+
 # Names that upstream has, by module; each tells what it waits for.
 LATER = {
     "checkpoint_engine": "CheckpointEngine CheckpointEngineMixin CheckpointEngineRegistry",
@@ -82,7 +102,7 @@ def test_the_release_has_a_version_and_a_time():
     from datetime import datetime
     from importlib.metadata import version
 
-    assert twinkle.__version__ == version("twinkle-kit")
+    assert twinkle.__version__ == version("twinkle-llm")
     assert datetime.strptime(twinkle.__release_datetime__, "%Y-%m-%d %H:%M:%S")
 
 

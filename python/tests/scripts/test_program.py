@@ -64,6 +64,14 @@ def test_the_program_beside_this_python_starts(engine_built):
     assert "train" in done.stdout
 
 
+def test_the_module_is_the_program(engine_built):
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    command = [sys.executable, "-m", "twinkle", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, twinkle.__version__ + "\n")
+
+
 def test_help_names_every_command_and_each_command_its_options(call):
     status, text, _ = call("--help")
     assert status == 0

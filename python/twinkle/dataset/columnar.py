@@ -102,9 +102,10 @@ def package(name, path):
     try:
         return importlib.import_module(name)
     except ImportError:
-        extra = "'twinkle-kit[data]'" if name == "pyarrow" else "pylance"
+        wanted = {"lance": "pylance"}.get(name, name)
         raise NotAvailableError(
-            f"dataset: {path} needs the package {name}, which is not installed: pip install {extra}"
+            f"dataset: {path} needs the package {name}, which is not installed: "
+            f"pip install {wanted}"
         ) from None
 
 
