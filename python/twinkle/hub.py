@@ -1,7 +1,8 @@
 """Model ids to local directories: `get(id)` in Python, `python -m twinkle.hub get ID` for others.
 
 An id is a directory, an alias (TWINKLE_MODEL_ID_ALIASES="id=path,id=path"), the built-in `smollm2`,
-a Hugging Face id (`hf://owner/name`) or a ModelScope id (`ms://owner/name`, or without a prefix).
+a Hugging Face id (`hf://owner/name`), a ModelScope id (`ms://owner/name`), or one without a prefix,
+for which Hugging Face is asked first, then ModelScope.
 """
 
 import argparse
@@ -82,6 +83,13 @@ def local(model_id):
             f"hub: {model_id!r} is neither a directory here nor an id of the form owner/name"
         )
     return None
+
+
+def name_of(model_id):
+    """What an adapter's files call the model: the id without hf:// or ms://, the built-in model's
+    own, a path as it is."""
+    name = str(model_id).partition("://")[2] or str(model_id)
+    return SMOLLM2 if name.lower() == "smollm2" else name
 
 
 def cache_directory():

@@ -1,5 +1,7 @@
-"""HubOperation: what Python does with the hubs of Hugging Face (hf://) and ModelScope (ms://, or no
-prefix). Their packages are imported when they are needed."""
+"""HubOperation: what Python does with the hubs of Hugging Face (hf://) and ModelScope (ms://).
+
+An id without a prefix is looked for on Hugging Face, then on ModelScope; uploads and log-ins of
+one are ModelScope's (docs/decisions/0013). The hubs' packages are imported when needed."""
 
 import contextlib
 import importlib
@@ -8,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError, require
+from twinkle.logger import get_logger
 
 _UPLOADS = 8  # at a time
 
@@ -28,7 +31,8 @@ class HubOperation:
 
     @staticmethod
     def source_type(resource_name):
-        """'hf' or 'ms'. InvalidError: another prefix; hf:// while TWINKLE_FORBID_HF is set."""
+        """'hf' or 'ms': the hub of the prefix, without one that of uploads. InvalidError: another
+        prefix; hf:// while TWINKLE_FORBID_HF is set."""
         return _split(resource_name)[0]
 
     @staticmethod
@@ -97,11 +101,15 @@ class HubOperation:
     def load_dataset(cls, dataset_id, subset_name="default", split="train", **options):
         """A hub's data set, as its package gives it. options: streaming, revision, token, features,
         trust_remote_code."""
-        source, name = _split(checks.text("hub: dataset_id", dataset_id))
+        checks.text("hub: dataset_id", dataset_id)
         subset = None if subset_name == "default" else subset_name
         options = {key: value for key, value in options.items() if value not in (None, False)}
-        load = _hub(source, dataset_id, dataset=True).dataset
-        return _told(f"fetch {dataset_id!r}", lambda: load(name, subset, split, options))
+        return _fetched(
+            dataset_id,
+            lambda hub, name: hub.dataset(name, subset, split, options),
+            options.get("token"),
+            dataset=True,
+        )
 
     @classmethod
     def download_model(cls, model_id_or_path, revision=None, ignore_patterns=(), **options):
@@ -136,11 +144,10 @@ class HubOperation:
 
     @classmethod
     def _snapshot(cls, repo_id, **options):
-        source, name = _split(checks.text("hub: repo_id", repo_id))
+        checks.text("hub: repo_id", repo_id)
         options = {key: value for key, value in options.items() if value is not None}
-        hub = _hub(source, repo_id)
-        what = f"fetch '{source}://{name}'"
-        return str(_told(what, lambda: hub.snapshot(name, options)))
+        fetch = lambda hub, name: hub.snapshot(name, options)  # noqa: E731
+        return str(_fetched(repo_id, fetch, options.get("token")))
 
 
 _PUSH = ("path_in_repo", "commit_message", "commit_description", "revision", "ignore_patterns")
@@ -183,6 +190,42 @@ def _split(name):
     return source, rest
 
 
+def _fetched(wanted, fetch, token=None, dataset=False):
+    """What `fetch` of a hub and a name gives: of the hub that the prefix names; without one of
+    Hugging Face, then of ModelScope, each if its package is installed. NotFoundError: no hub gives
+    it, each with its reason; NotAvailableError: there is no package of any; InvalidError: a token
+    without a prefix."""
+    source, name = _split(wanted)
+    if "://" in wanted:
+        hub = _hub(source, wanted, dataset)
+        return _told(f"fetch '{source}://{name}'", lambda: fetch(hub, name))
+    require(
+        not token,
+        f"hub: a token is given for {wanted!r}, but not whose: write hf://{name} or ms://{name}, "
+        "and no other hub sees it",
+    )
+    reasons = []
+    kinds = {} if _switched_on("TWINKLE_FORBID_HF") else {"hf": _HuggingFace}
+    for source, kind in (kinds | {"ms": _ModelScope}).items():
+        try:
+            hub = _hub(source, wanted, dataset)
+            found = _told(f"fetch '{source}://{name}'", lambda hub=hub: fetch(hub, name))
+        except TwinkleError as error:
+            reasons.append((kind, error))
+        else:
+            if reasons:  # an answer of the second hub may be somebody else's
+                get_logger().info(f"hub: {wanted!r} is {source}://{name}: {reasons[0][1]}")
+            return found
+    if all(isinstance(error, NotAvailableError) for _, error in reasons):
+        packages = " or ".join(kind.datasets if dataset else kind.package for kind, _ in reasons)
+        raise NotAvailableError(_needs(wanted, packages, reasons[0][0], dataset))
+    told = "; ".join(str(error).removeprefix("hub: ") for _, error in reasons)
+    raise NotFoundError(
+        f"hub: {wanted!r} is no path here, and no hub gives it: {told}. Write hf://{name} or "
+        f"ms://{name} to ask one hub alone"
+    )
+
+
 def _switched_on(name):
     return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
 
@@ -202,17 +245,23 @@ def _hub(source, wanted, dataset=False):
     try:
         importlib.import_module(kind.datasets_module if dataset else package)
     except ImportError:
-        instead = (
-            f"; or name a local file, as TWINKLE_DATASET_ID_ALIASES='{wanted}=FILE' does without "
-            "a change to the script"
-            if dataset
-            else "; a local directory needs no package"
-        )
-        raise NotAvailableError(
-            f"hub: {wanted!r} needs the package {package}, which is not installed: "
-            f"pip install {package}{instead}"
-        ) from None
+        raise NotAvailableError(_needs(wanted, package, kind, dataset)) from None
     return kind
+
+
+def _needs(wanted, packages, kind, dataset):
+    """The text of a missing package: what to install, and what does without."""
+    package = kind.datasets if dataset else kind.package
+    instead = (
+        f"; or name a local file, as TWINKLE_DATASET_ID_ALIASES='{wanted}=FILE' does without "
+        "a change to the script"
+        if dataset
+        else "; a local directory needs no package"
+    )
+    return (
+        f"hub: {wanted!r} needs the package {packages}, which is not installed: "
+        f"pip install {package}{instead}"
+    )
 
 
 class _HuggingFace:

@@ -66,10 +66,15 @@ def test_an_unknown_prefix_is_refused():
 
 @pytest.mark.parametrize(
     ("model_id", "package"),
-    [("hf://a/b", "huggingface_hub"), ("ms://a/b", "modelscope"), ("a/b", "modelscope")],
+    [
+        ("hf://a/b", "huggingface_hub"),
+        ("ms://a/b", "modelscope"),
+        ("a/b", "huggingface_hub or modelscope"),
+    ],
 )
 def test_a_missing_package_is_named(monkeypatch, model_id, package):
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in package.split(" or "):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NotAvailableError, match=f"needs the package {package}, which is not inst"):
         hub.get(model_id)
 
@@ -85,7 +90,6 @@ def test_hugging_face_can_be_forbidden(monkeypatch):
     [
         ("hf://a/b", "huggingface_hub", "ignore_patterns"),
         ("ms://a/b", "modelscope", "ignore_file_pattern"),
-        ("a/b", "modelscope", "ignore_file_pattern"),
     ],
 )
 def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
@@ -108,6 +112,53 @@ def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
     fake.snapshot_download = refuse
     with pytest.raises(NotFoundError, match=r"hub: cannot fetch '(hf|ms)://a/b': 404 for a/b$"):
         hub.get(model_id)
+
+
+@pytest.fixture
+def hubs(monkeypatch):
+    """Two hubs that answer with their names, until hubs[package] is an error to raise."""
+    answers = {"huggingface_hub": "/hf", "modelscope": "/ms"}
+
+    def of(package):
+        def snapshot_download(name, **options):
+            if isinstance(answers[package], Exception):
+                raise answers[package]
+            return answers[package]
+
+        return types.SimpleNamespace(snapshot_download=snapshot_download)
+
+    for package in answers:
+        monkeypatch.setitem(sys.modules, package, of(package))
+    return answers
+
+
+def test_a_bare_id_asks_hugging_face_first_then_modelscope(hubs, monkeypatch, logged):
+    assert hub.get("a/b") == "/hf"
+    assert hub.get("ms://a/b") == "/ms" and logged == []
+    hubs["huggingface_hub"] = RuntimeError("404 for a/b")
+    assert hub.get("a/b") == "/ms"
+    assert logged == ["hub: 'a/b' is ms://a/b: hub: cannot fetch 'hf://a/b': 404 for a/b"]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert hub.get("a/b") == "/ms"
+    monkeypatch.setenv("TWINKLE_FORBID_HF", "1")
+    assert hub.get("a/b") == "/ms" and len(logged) == 2
+
+
+def test_an_id_that_no_hub_gives_is_told_with_the_reason_of_each_and_the_remedy(hubs, monkeypatch):
+    hubs["huggingface_hub"] = RuntimeError("401 for a/b\nmore")
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(NotFoundError) as error:
+        hub.get("a/b")
+    assert str(error.value) == (
+        "hub: 'a/b' is no path here, and no hub gives it: cannot fetch 'hf://a/b': 401 for a/b; "
+        "'a/b' needs the package modelscope, which is not installed: pip install modelscope; a "
+        "local directory needs no package. Write hf://a/b or ms://a/b to ask one hub alone"
+    )
+
+
+def test_the_name_of_a_model_is_the_one_that_others_know():
+    names = {"smollm2": hub.SMOLLM2, "hf://a/b": "a/b", "ms://a/b": "a/b", "/tmp/x": "/tmp/x"}
+    assert {name: hub.name_of(name) for name in names} == names
 
 
 def test_the_built_in_model_names_its_package(monkeypatch):

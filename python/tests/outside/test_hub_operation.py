@@ -118,10 +118,10 @@ def test_uploads_in_threads_are_waited_for(asked, tmp_path):
 
 def test_data_sets_and_models_are_asked_for_in_each_hubs_words(asked, tmp_path):
     assert HubOperation.load_dataset("hf://o/n", "main", "test", streaming=True) == [2]
-    assert HubOperation.load_dataset("o/n", revision="v1", streaming=True) == [1]
+    assert HubOperation.load_dataset("ms://o/n", revision="v1", streaming=True) == [1]
     assert HubOperation.download_model(str(tmp_path), revision="v1") == str(tmp_path)
     assert HubOperation.download_model("hf://o/n") == "/hf"
-    assert HubOperation.download_model("o/n", revision="v1", ignore_model=True) == "/ms"
+    assert HubOperation.download_model("ms://o/n", revision="v1", ignore_model=True) == "/ms"
     assert HubOperation.download_file("hf://o/n", "dataset", "*.json", token="t") == "/hf"
     calls = [(name, args, options) for name, args, options in asked]
     assert calls[:3] == [
@@ -138,6 +138,14 @@ def test_data_sets_and_models_are_asked_for_in_each_hubs_words(asked, tmp_path):
     )  # fmt: skip
 
 
+def test_a_bare_id_of_a_data_set_asks_hugging_face_first(asked, monkeypatch, logged):
+    assert HubOperation.load_dataset("o/n") == [2]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert HubOperation.load_dataset("o/n") == [1]
+    (text,) = logged
+    assert text.startswith("hub: 'o/n' is ms://o/n: hub: 'o/n' needs the package datasets, which")
+
+
 def test_what_is_wrong_is_named(asked, tmp_path, monkeypatch):
     for call, text in (
         (lambda: HubOperation.push_to_hub("hf://a/b", tmp_path / "no"), "no does not exist"),
@@ -148,6 +156,8 @@ def test_what_is_wrong_is_named(asked, tmp_path, monkeypatch):
         (lambda: HubOperation.push_to_hub("a/b", tmp_path, private=1), "private is 1, it must be"),
         (lambda: HubOperation.download_file("a/b", "space"), "repo_type is 'space', it must be"),
         (lambda: HubOperation.download_model("a/b", colour=1), "download_model takes no colour"),
+        (lambda: HubOperation.download_model("a/b", token="t"), "a token is given for 'a/b', but"),
+        (lambda: HubOperation.load_dataset("a/b", token="t"), "a token is given for 'a/b', but"),
         (lambda: HubOperation.try_login(3), "token is 3, it must be a text"),
     ):  # fmt: skip
         with pytest.raises((InvalidError, NotFoundError), match=text):

@@ -15,9 +15,9 @@ class DatasetMeta:
     """Which rows to load.
 
     dataset_id: a .jsonl, .json, .csv, .txt (a row {'text': line} for every line), .parquet, .arrow
-    or .lance file (.JSONL is .jsonl), a directory of them, ms://owner/name, hf://owner/name, or a
-    bare id, which is ModelScope's. What exists locally is never looked for on a hub. Tables need
-    pyarrow, which the extra `data` brings, .lance pylance.
+    or .lance file (.JSONL is .jsonl), a directory of them, ms://owner/name, hf://owner/name, or
+    owner/name, for which Hugging Face is asked first, then ModelScope. What exists locally is never
+    looked for on a hub. Tables need pyarrow, which the extra `data` brings, .lance pylance.
     subset_name: of a hub's dataset.
     split: of a hub's dataset; of a local directory, the files with the split in their name. Where
     none has it, the usual 'train' is all files, and any other split is refused, as it is of a file
