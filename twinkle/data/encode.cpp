@@ -23,6 +23,9 @@ Json trajectory_of(const Row& row) {
   for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"}) {
     if (const Json* value = row.if_contains(name)) out[name] = *value;
   }
+  // Without messages it is refused, by an error that names what the row has in their place.
+  if (!out.contains("messages"))
+    for (const auto& field : row) out.emplace(field.key(), nullptr);
   return out;
 }
 

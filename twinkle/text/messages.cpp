@@ -1,6 +1,7 @@
 #include "twinkle/text/messages.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace twinkle::text {
@@ -154,6 +155,32 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
   return out;
 }
 
+// What a row without messages has, and what makes messages of it: the names of data's
+// preprocessors.
+std::string what_else(const Json& row) {
+  static constexpr std::array<std::array<std::string_view, 3>, 5> kForms = {
+      {{"instruction", "output", "AlpacaProcessor"},
+       {"conversations", "conversations", "ShareGPTProcessor"},
+       {"prompt", "completion", "PromptCompletionProcessor"},
+       {"query", "response", "PromptCompletionProcessor"},
+       {"question", "answer", "PromptCompletionProcessor"}}};
+  constexpr size_t kMaxFields = 12, kMaxName = 40;
+  if (!row.is_object()) return "";
+  std::string names;
+  size_t count = 0;
+  for (const auto& [key, value] : row.get_object()) {
+    if (key == "messages" || ++count > kMaxFields) continue;
+    names += (names.empty() ? "" : ", ") + std::string(std::string_view(key).substr(0, kMaxName));
+  }
+  if (names.empty()) return "";
+  const std::string has = "; the row has " + names + (count > kMaxFields ? ", ..." : "") + ": ";
+  for (const auto& [first, second, name] : kForms)
+    if (row.get_object().contains(first) && row.get_object().contains(second))
+      return has + std::string(name) + " makes messages of them, dataset.map('" +
+             std::string(name) + "') or twinkle train --preprocessor " + std::string(name);
+  return has + "make messages of it, [{\"role\": \"user\", \"content\": ...}, ...]";
+}
+
 }  // namespace
 
 std::string plain_text(const Json& content, size_t message_index) {
@@ -190,7 +217,7 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
 
 Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   const Json* given = find(trajectory, "messages");
-  require(given, Code::kInvalid, "text: field 'messages' is missing");
+  require(given, Code::kInvalid, "text: field 'messages' is missing", what_else(trajectory));
   require(given->is_array(), Code::kInvalid, "text: field 'messages' is no list");
   const JsonArray& rows = given->get_array();
   require(!rows.empty(), Code::kInvalid,

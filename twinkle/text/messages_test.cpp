@@ -105,6 +105,15 @@ TEST(Prepare, ChoosesTheTurnsToTrain) {
 TEST(Prepare, RefusesBadRowsByFieldAndValue) {
   EXPECT_EQ(error("{}"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"messages": null})"), "text: field 'messages' is missing");
+  EXPECT_EQ(error(R"({"instruction": "a", "input": "", "output": "b"})"),
+            "text: field 'messages' is missing; the row has instruction, input, output: "
+            "AlpacaProcessor makes messages of them, dataset.map('AlpacaProcessor') or twinkle "
+            "train --preprocessor AlpacaProcessor");
+  EXPECT_EQ(error(R"({"text": "a"})"),
+            "text: field 'messages' is missing; the row has text: make messages of it, "
+            R"([{"role": "user", "content": ...}, ...])");
+  for (const char* row : {R"({"conversations": []})", R"({"query": 1, "response": 2})"})
+    EXPECT_NE(error(row).find("Processor makes messages of them"), std::string::npos) << row;
   EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is no list");
   EXPECT_EQ(error(R"({"messages": []})"),
             "text: field 'messages' is empty, it must hold at least one message");

@@ -117,7 +117,8 @@ TEST(Template, EncodesABatchInOrderAndNamesABadRow) {
     EXPECT_EQ(features[i].at(0).input_ids, chat.encode(rows[i]).at(0).input_ids);
   rows[150] = rows[120] = JsonObject{{"text", "no messages"}};
   EXPECT_EQ(error_of([&] { chat.batch_encode(rows); }),
-            "text: row 120: field 'messages' is missing");
+            "text: row 120: field 'messages' is missing; the row has text: make messages of it, "
+            R"([{"role": "user", "content": ...}, ...])");
 }
 
 TEST(Template, AppendsSampledTokensAsTrainedOnes) {

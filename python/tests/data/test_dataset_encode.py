@@ -138,3 +138,35 @@ def test_both_sides_of_a_pair_are_encoded(tiny_llama_dir):
     single.set_template("Template", model_id=tiny_llama_dir)
     single.encode()
     assert rows[0]["negative"]["input_ids"] == single[0]["input_ids"]
+
+
+def test_a_dataset_without_rows_or_tokens_is_not_encoded(tiny_llama_dir):
+    rows = dataset([conversation("yes")])
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    rows.filter(lambda row: False)
+    with pytest.raises(InvalidError, match="no rows to encode: the source is empty, or a filter"):
+        rows.encode()
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"instruction": "a", "input": "", "output": "b"},
+         r"the row has instruction, input, output: AlpacaProcessor makes messages of them"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+         r"the row has conversations: ShareGPTProcessor makes messages of them"),
+        ({"prompt": "a", "completion": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
+        ({"query": "a", "response": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
+        ({"text": "a"}, r"the row has text: make messages of it, "),
+    ],
+)  # fmt: skip
+def test_a_row_without_messages_is_told_with_what_makes_them(row, text, tiny_llama_dir):
+    rows = dataset([row])
+    rows.set_template("Template", model_id=tiny_llama_dir)
+    with pytest.raises(InvalidError, match=text) as error:
+        rows.encode()
+    named = [word for word in str(error.value).split() if word.endswith("Processor")]
+    if named:
+        rows.map(named[0])
+        rows.encode()
+        assert [m["role"] for m in rows[0]["messages"]] == ["user", "assistant"]

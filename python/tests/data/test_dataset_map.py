@@ -95,6 +95,8 @@ def test_a_failing_row_is_named_and_nothing_changes(tmp_path):
         rows.filter(lambda row: row["answer"] != "")
     with pytest.raises(InvalidError, match="returned 1 rows for 2"):
         rows.map(lambda columns: {"n": [1]})
+    with pytest.raises(InvalidError, match=r"; it was given columns, .*: batched=False gives it a"):
+        rows.map(lambda row: {"n": row["answer"].upper()})
     with pytest.raises(InvalidError, match="returned int, it must return a dict of columns"):
         rows.map(lambda columns: 5)
     with pytest.raises(InvalidError, match="map: unknown argument 'btached'"):

@@ -66,28 +66,35 @@ def _made(rows, function, batch, begin, batched):
         except Exception:
             # Which row it was: one at a time until one fails.
             for i, row in enumerate(batch):
-                _called(rows, function, map_row_to_col([row], columns), begin + i)
+                _called(rows, function, map_row_to_col([row], columns), begin + i, _COLUMNS)
             raise
         if isinstance(made, Mapping):
             made = map_col_to_row(made)
     require(
         isinstance(made, list) and all(isinstance(row, Mapping) for row in made),
         f"dataset: {_name(function)} returned {type(made).__name__}, it must return "
-        + ("a dict of columns" if batched else "a dict"),
+        + ("a dict of columns; batched=False: a dict for each row" if batched else "a dict"),
     )
     return made
 
 
-def _called(rows, function, argument, index):
-    return called(lambda: rows.where(index), function, argument)
+_COLUMNS = (
+    "; it was given columns, {'messages': [of the first row, of the second, ...]}: batched=False "
+    "gives it a row at a time"
+)
 
 
-def called(where, function, argument):
-    """function(argument); what it raises becomes an InvalidError that names `where()`."""
+def _called(rows, function, argument, index, hint=""):
+    return called(lambda: rows.where(index), function, argument, hint)
+
+
+def called(where, function, argument, hint=""):
+    """function(argument); what it raises becomes an InvalidError that names `where()`. hint: ends
+    the text of what is no error of Twinkle's."""
     try:
         return function(argument)
     except Exception as error:
-        cause = str(error) if isinstance(error, InvalidError) else repr(error)
+        cause = str(error) if isinstance(error, InvalidError) else repr(error) + hint
         raise InvalidError(f"dataset: {where()}: {_name(function)}: {cause}") from error
 
 

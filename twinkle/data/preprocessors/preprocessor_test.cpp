@@ -54,6 +54,39 @@ TEST(Preprocessor, AlpacaJoinsInstructionAndInput) {
             Json(message("user", "a")));
 }
 
+TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
+  const Row row =
+      run("ShareGPTProcessor",
+          {{"system", "s"}, {"conversations", parsed(R"([{"from": "human", "value": "a"},
+                                                    {"from": "gpt", "value": "b"}])")}});
+  EXPECT_EQ(row.at("messages"),
+            Json({message("system", "s"), message("user", "a"), message("assistant", "b")}));
+  EXPECT_EQ(error_of("ShareGPTProcessor", {{"text", "a"}}),
+            "data: field 'conversations' is missing or no list of turns with 'from' and 'value'");
+  EXPECT_EQ(error_of("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
+            "data: field 'conversations' holds 1, expected an object with 'from' and 'value'");
+  EXPECT_EQ(error_of("ShareGPTProcessor",
+                     {{"conversations", parsed(R"([{"from": "bot", "value": "a"}])")}}),
+            "data: field 'from' of a turn is 'bot', expected human, user, gpt, assistant, model, "
+            "system or tool");
+}
+
+TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreGiven) {
+  const Json exchange({message("user", "a"), message("assistant", "b")});
+  const char* name = "PromptCompletionProcessor";
+  EXPECT_EQ(run(name, {{"prompt", "a"}, {"completion", "b"}}).at("messages"), exchange);
+  EXPECT_EQ(run(name, {{"query", "a"}, {"response", "b"}}).at("messages"), exchange);
+  EXPECT_EQ(run(name, {{"question", "a"}, {"answer", "b"}}).at("messages"), exchange);
+  EXPECT_EQ(
+      run(name, {{"x", "a"}, {"y", "b"}}, {{"prompt", "x"}, {"completion", "y"}}).at("messages"),
+      exchange);
+  const Row lists = {{"prompt", JsonArray{message("user", "a")}},
+                     {"completion", JsonArray{message("assistant", "b")}}};
+  EXPECT_EQ(run(name, lists).at("messages"), exchange);
+  EXPECT_EQ(run(name, lists, {{"system", "s"}}).at("messages").as_array().size(), 3u);
+  EXPECT_EQ(error_of(name, {{"text", "a"}}), "data: field 'prompt' is missing; the row has text");
+}
+
 TEST(Preprocessor, CompetitionMathIsAnExchangeOrAPromptWithItsSolutionKept) {
   const Row row = {{"problem", "p"}, {"solution", "s"}};
   EXPECT_EQ(run("CompetitionMathProcessor", row).at("messages"),
@@ -104,7 +137,7 @@ TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
       error_of("Nope", {}),
       "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CompetitionMathProcessor, "
       "CompetitionMathGRPOProcessor, CountdownProcessor, EmojiDPOProcessor, GSM8KProcessor, "
-      "SelfCognitionProcessor");
+      "PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");
 }
 
 }  // namespace

@@ -1,0 +1,54 @@
+// A prompt and its completion in two columns, each a text or, as TRL has them, a list of messages.
+// Without arguments they are prompt and completion, query and response, or question and answer:
+// the first two that the row has.
+#include <array>
+#include <utility>
+
+#include "twinkle/data/preprocessors/preprocessor.h"
+
+namespace twinkle::data {
+namespace {
+
+constexpr std::array<std::pair<const char*, const char*>, 3> kPairs = {
+    {{"prompt", "completion"}, {"query", "response"}, {"question", "answer"}}};
+
+std::pair<std::string, std::string> fields_of(const Row& row, const JsonObject& arguments) {
+  std::pair<std::string, std::string> found = kPairs[0];
+  for (const auto& [prompt, completion] : kPairs) {
+    if (!row.contains(prompt) || !row.contains(completion)) continue;
+    found = {prompt, completion};
+    break;
+  }
+  if (const Json& prompt = arguments.at("prompt"); prompt.is_string())
+    found.first = prompt.get_string();
+  if (const Json& completion = arguments.at("completion"); completion.is_string())
+    found.second = completion.get_string();
+  return found;
+}
+
+void append(JsonArray& messages, std::string_view role, const Row& row, const std::string& field) {
+  const Json* value = row.if_contains(field);
+  if (value == nullptr || !value->is_array()) {
+    messages.push_back(message(role, text_field(row, field)));
+    return;
+  }
+  messages.insert(messages.end(), value->get_array().begin(), value->get_array().end());
+}
+
+}  // namespace
+
+PreprocessorKind prompt_completion() {
+  return {.name = "PromptCompletionProcessor",
+          .defaults = {{"prompt", nullptr}, {"completion", nullptr}, {"system", nullptr}},
+          .make = [](const JsonObject& arguments) -> Preprocessor {
+            return [=](const Row& row) -> Row {
+              const auto [prompt, completion] = fields_of(row, arguments);
+              JsonArray messages = system_messages(arguments.at("system"));
+              append(messages, "user", row, prompt);
+              append(messages, "assistant", row, completion);
+              return {{"messages", std::move(messages)}};
+            };
+          }};
+}
+
+}  // namespace twinkle::data
