@@ -33,15 +33,19 @@ bool matches(const std::string& path, const boost::regex& pattern) {
   }
 }
 
-std::string endings(const std::vector<model::NamedLinear>& linears) {
+// The last names of the paths, each once: q_proj, k_proj, ...
+std::vector<std::string> endings(const std::vector<model::NamedLinear>& linears) {
   std::vector<std::string> seen;
-  std::string text;
   for (const auto& linear : linears) {
-    const std::string name = linear.path.substr(linear.path.rfind('.') + 1);
-    if (std::find(seen.begin(), seen.end(), name) != seen.end()) continue;
-    seen.push_back(name);
-    text += (text.empty() ? "" : ", ") + name;
+    std::string name = linear.path.substr(linear.path.rfind('.') + 1);
+    if (std::find(seen.begin(), seen.end(), name) == seen.end()) seen.push_back(std::move(name));
   }
+  return seen;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
   return text;
 }
 
@@ -95,10 +99,10 @@ std::vector<size_t> match_targets(const PeftConfig& config,
   }
   for (size_t t = 0; t < used.size(); ++t) {
     require(used[t], Code::kInvalid, "lora: target module '", (*names)[t],
-            "' matches nothing; there is: ", endings(linears));
+            "' matches nothing; there is: ", listed(endings(linears)));
   }
   require(!out.empty(), Code::kInvalid, "lora: target_modules '", text,
-          "' matches nothing; there is: ", endings(linears));
+          "' matches nothing; there is: ", listed(endings(linears)));
   return out;
 }
 
@@ -126,6 +130,9 @@ void Adapter::make_grads() {
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed)
     : config_(config), index_(linears.size(), -1) {
   check(config);
+  // As peft writes it: the names of the modules that it stands for here.
+  const auto* text = std::get_if<std::string>(&config_.target_modules);
+  if (text != nullptr && *text == "all-linear") config_.target_modules = endings(linears);
   for (const size_t i : match_targets(config, linears)) {
     const nn::Linear& linear = *linears[i].linear;
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1), r = config.rank;

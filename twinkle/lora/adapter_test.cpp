@@ -82,6 +82,15 @@ TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
       << broken;
 }
 
+TEST_F(AdapterTest, AllLinearIsKeptAsTheNamesThatItStandsFor) {
+  PeftConfig all = config();
+  all.target_modules = "all-linear";
+  const Adapter adapter(all, linears_, 1);
+  EXPECT_EQ(std::get<Names>(adapter.config().target_modules),
+            (Names{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
+  EXPECT_EQ(match_targets(adapter.config(), linears_), match_targets(all, linears_));
+}
+
 TEST_F(AdapterTest, ATargetThatMatchesNothingIsNamedThoughOthersMatch) {
   EXPECT_EQ(error_of([&] { targets(Names{"q_proj", "query"}); }),
             "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
