@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Engines of tests run on the CPU, where a GPU is too, unless a test or TWINKLE_DEVICE says more.
+os.environ.setdefault("TWINKLE_DEVICE", "cpu")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"

@@ -24,6 +24,7 @@ WIDE = {
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",
     "python/twinkle/model/transformers_model.py: __init__",
+    "python/twinkle/sampler/torch_sampler.py: sample",  # and the fields of SamplingParams by name
     "python/twinkle/template/template.py: __init__",
     "twinkle/nn/head/head.cpp: head_backward",
     "twinkle/kernels/emulation/flash_emulated.cpp: forward",  # as ATen has them

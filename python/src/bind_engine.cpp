@@ -12,6 +12,7 @@
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/kernels/cuda/cuda.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -240,6 +241,8 @@ void bind_engine(py::module_& m) {
   here::bind_future(m);
   here::importer = getpid();
   Py_AtExit(&here::end_threads);
+  m.def("has_cuda", &twinkle::kernels::cuda::available,
+        "Whether this build has CUDA kernels and the machine a device for them.");
   py::class_<Engine, here::EnginePointer> engine(
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");

@@ -9,6 +9,12 @@ def dataset(source, **meta):
     return Dataset(DatasetMeta(source, **meta))
 
 
+def dataset_meta(rows):
+    from twinkle.dataset import DatasetMeta
+
+    return DatasetMeta(data=rows)
+
+
 def numbers(count):
     return [{"i": i} for i in range(count)]
 

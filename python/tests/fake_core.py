@@ -110,9 +110,11 @@ def _scores(loss, num_tokens, logps):
 
 class Engine:
     def __init__(
-        self, model, *, mixed_precision="bf16", deterministic=True, device="cpu", value_head=False
-    ):
+        self, model, *, mixed_precision="bf16", deterministic=True, device="cpu", value_head=False,
+        **options,
+    ):  # fmt: skip
         assert not value_head
+        self.options = options
         torch.manual_seed(1)
         self.base = torch.randn(VOCAB, VOCAB, dtype=torch.float64)
         self.tenants, self.calls = {}, []

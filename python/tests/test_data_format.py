@@ -47,6 +47,18 @@ def test_from_dict_takes_the_other_name_and_refuses_unknown_ones():
         SamplingParams.from_dict({"warmth": 1})
 
 
+def test_the_longer_names_are_taken_by_the_constructors():
+    assert SamplingParams(max_new_tokens=4) == SamplingParams(max_tokens=4)
+    assert LoraConfig(rank=4) == LoraConfig(r=4) == LoraConfig.from_any({"rank": 4})
+    assert "rank" not in LoraConfig(rank=4).to_dict()
+    with pytest.raises(InvalidError, match="r is 4 and rank is 6, two names of one number"):
+        LoraConfig(r=4, rank=6)
+    with pytest.raises(InvalidError, match="max_tokens is 3 and max_new_tokens is 4, two names"):
+        SamplingParams(max_tokens=3, max_new_tokens=4)
+    with pytest.raises(InvalidError, match="max_new_tokens is 'x', it must be an integer"):
+        SamplingParams(max_new_tokens="x")
+
+
 def test_two_names_of_one_number_must_agree():
     assert SamplingParams.from_dict({"max_tokens": 3, "max_new_tokens": 3}).max_tokens == 3
     for given, other in ((3, 4), (None, 4), (3, None)):

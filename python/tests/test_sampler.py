@@ -215,6 +215,87 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
         TorchSampler()
 
 
+def test_vllms_names_reach_the_engine_and_the_others_are_told_once(make, logged):
+    given = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "enforce_eager": True}
+    sampler = make(engine_args=given)
+    assert sampler.engine.options == {
+        "max_sequences": 5, "prefill_tokens": 64, "decode_graphs": False,
+    }  # fmt: skip
+    assert logged == []
+    make(engine_args={"gpu_memory_utilization": 0.8, "enable_prefix_caching": True})
+    assert logged == [
+        "sampler: enable_prefix_caching, gpu_memory_utilization of engine_args change nothing here"
+    ]
+
+
+def test_where_the_engine_is_the_models_its_options_are_told_to_change_nothing(
+    fake_core, tmp_path, logged
+):
+    TorchSampler(model=TransformersModel(model_id=str(tmp_path)), engine_args={"max_num_seqs": 5})
+    assert logged == [
+        "sampler: max_num_seqs of engine_args change nothing here, where the engine is the model's"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"max_num_seqs": -5}, "max_num_seqs is -5, it must be an integer of at least 1"),
+        ({"max_num_seqs": "x"}, "max_num_seqs is 'x', it must be an integer"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0, it must be"),
+        ({"gpu_memory_utilization": "lots"}, "gpu_memory_utilization is 'lots', it must be a num"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, it must be .* at most 1"),
+        ({"enforce_eager": "maybe"}, "enforce_eager is 'maybe', it must be True or False"),
+        ({"enable_sleep_mode": 3}, "enable_sleep_mode is 3, it must be True or False"),
+        ({"load_format": "dummy"}, "load_format is 'dummy', it must be 'auto' or 'safetensors'"),
+        ({"model": "other/model"}, "model of engine_args is 'other/model', but model_id is"),
+        ({"max_lora_rank": -1}, "max_lora_rank is -1, it must be an integer of at least 1"),
+        ({"seed": 2**70}, "seed is .*, it must be an integer of at least 0, at most"),
+        ({"swap_space": -1}, "swap_space is -1, it must be a number of at least 0"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode is 'raw_logits', this version gives log"),
+        ({"logprobs_mode": "best"}, "logprobs_mode is 'best', it must be 'raw_logprobs' or 'pro"),
+    ],
+)  # fmt: skip
+def test_wrong_engine_arguments_are_named(make, arguments, text):
+    with pytest.raises((InvalidError, ImportError), match=text):
+        make(engine_args=arguments)
+
+
+def test_a_higher_rank_than_max_lora_rank_is_refused(make, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "adapter_config.json").write_text('{"r": 8}')
+    sampler = make(engine_args={"max_lora_rank": 4})
+    with pytest.raises(InvalidError, match="has a higher rank than max_lora_rank, 4"):
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "right", "wrong", "text"),
+    [
+        ("raw_logprobs", {"temperature": 1.0, "top_k": 3}, {"temperature": 0.7}, "temperature is"),
+        ("processed_logprobs", {"temperature": 0.7}, {"top_p": 0.9}, "top_p is 0.9, but log-prob"),
+    ],
+)
+def test_logprobs_are_those_of_logprobs_mode_or_refused(make, mode, right, wrong, text):
+    sampler = make(engine_args={"logprobs_mode": mode})
+    sampler.sample({"input_ids": [1]}, {"max_tokens": 1, "logprobs": 1, **right})
+    sampler.sample({"input_ids": [1]}, {"max_tokens": 1, **wrong})  # gives none
+    with pytest.raises(InvalidError, match=f"logprobs_mode is '{mode}' and {text}"):
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1, "logprobs": 1, **wrong})
+
+
+def test_sampling_parameters_may_be_given_by_name(make):
+    sampler, feature = make(), {"input_ids": [1]}
+    (by_name,) = sampler.sample(feature, max_tokens=3, temperature=0)
+    (as_dict,) = sampler.sample(feature, {"max_tokens": 3, "temperature": 0})
+    assert by_name.sequences[0].tokens == as_dict.sequences[0].tokens
+    assert len("".join(text for text, _ in sampler.sample_stream(feature, max_new_tokens=2))) > 0
+    with pytest.raises(InvalidError, match="max_tokens is given beside sampling_params: put it"):
+        sampler.sample(feature, {"temperature": 0}, max_tokens=3)
+    with pytest.raises(InvalidError, match="unknown sampling parameter 'max_token'; there are"):
+        sampler.sample(feature, max_token=3)
+
+
 @pytest.mark.parametrize(
     ("params", "kwargs", "text"),
     [

@@ -41,11 +41,12 @@ class DeviceMesh:
     """Global ranks arranged along named axes.
 
     mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
-    vpp_size lie over the axes and are none themselves.
+    vpp_size lie over the axes and are none themselves. device_type: 'cuda', 'cpu', ..., or None:
+    that of the object's group, else the machine's.
     InvalidError: ranks that are no integers, occur twice or are none, rows of them that differ in
     length; another number of names than dimensions; an axis that is unknown or named twice; a size
     that is no integer of at least 1, an ep_size that does not divide the ranks, a ulysses_size that
-    does not divide dp * fsdp.
+    does not divide dp * fsdp, an unknown device_type.
     """
 
     mesh: np.ndarray
@@ -56,7 +57,7 @@ class DeviceMesh:
     vpp_size: int | None = None
     ulysses_size: int | None = None
     sequence_parallel: bool = False
-    device_type: str = "cpu"
+    device_type: str | None = None
     _groups: dict = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self):
@@ -89,6 +90,8 @@ class DeviceMesh:
             "mesh: every rank must occur once",
         )
         self._check_overlays()
+        if self.device_type is not None:
+            self.device_type = Platform.of(self.device_type).device_prefix()
 
     def _check_overlays(self):
         for name in ("ep_size", "etp_size", "ep_fsdp_size", "vpp_size", "ulysses_size"):
@@ -151,7 +154,7 @@ class DeviceMesh:
             vpp_size=vpp_size,
             ulysses_size=ulysses_size,
             sequence_parallel=sequence_parallel,
-            device_type=Platform.of(device_type).device_prefix() if device_type else "cpu",
+            device_type=device_type or None,
         )
 
     # ---- axes
@@ -361,6 +364,7 @@ class DeviceMesh:
         import torch
         from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
+        kind = Platform.forced() or self.device_type or Platform.device_prefix()
         return TorchDeviceMesh(
-            self.device_type, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
+            kind, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
         )

@@ -9,29 +9,31 @@ from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
-from twinkle.platform import Platform
+from twinkle.platform import GPU, Platform
 from twinkle.seeding import seed_everything
 
 
 @dataclass
 class DeviceGroup:
-    """A named set of devices. ranks: how many, or the list of global ranks.
+    """A named set of devices. ranks: how many, or the list of global ranks. device_type: 'cuda',
+    'cpu', ..., of the objects that name the group in remote_group and have no mesh of another one;
+    None: the machine's. gpus_per_worker, visible_devices: 1 and None, this version runs on one.
 
     InvalidError: no name, an unknown device_type, ranks that are neither an integer of at least 1
     nor integers from 0 on, a rank twice, a list of ranks of CPUs, gpus_per_worker that is no
-    integer of at least 1.
+    integer of at least 1. NotAvailableError: another gpus_per_worker or visible_devices.
     """
 
     name: str
     ranks: int | list
-    device_type: str = "cuda"
+    device_type: str | None = None
     gpus_per_worker: int = 1
     visible_devices: str | None = None
     _device_mesh: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         checks.text("infra: name of a DeviceGroup", self.name)
-        kind = Platform.of(self.device_type)
+        kind = GPU if self.device_type is None else Platform.of(self.device_type)
         what = f"infra: ranks of group {self.name}, how many or a list of them,"
         if isinstance(self.ranks, (list, tuple, range, set)):
             self.ranks = [
@@ -48,7 +50,16 @@ class DeviceGroup:
             )
         else:
             self.ranks = checks.integer(what, self.ranks, least=1)
-        checks.integer("infra: gpus_per_worker", self.gpus_per_worker, least=1)
+        gpus = checks.integer("infra: gpus_per_worker", self.gpus_per_worker, least=1)
+        for name, value, only in (
+            ("gpus_per_worker", gpus, 1),
+            ("visible_devices", self.visible_devices, None),
+        ):
+            if value != only:
+                raise NotAvailableError(
+                    f"infra: {name} of group {self.name} is {value!r}, this version runs on one "
+                    f"device: leave it out" + (", and set CUDA_VISIBLE_DEVICES" if not only else "")
+                )
 
     @property
     def num_ranks(self):
@@ -67,7 +78,7 @@ class _Run:
     mesh: DeviceMesh | None = None
     name: str | None = None
     hook: FatalHook | None = None  # tells the notifier of what ends the process
-    objects: list = field(default_factory=list)  # (class name, mesh) of what was built
+    objects: list = field(default_factory=list)  # (class name, mesh, device) of what was built
 
 
 _run = _Run()
@@ -83,9 +94,9 @@ def is_master():
     return Platform.is_master()
 
 
-def check_mesh(mesh, what):
+def check_world(mesh, what):
     """Refuses a mesh that this process count cannot hold, naming both. InvalidError: no DeviceMesh,
-    or of another number of ranks than processes are running; NotAvailableError: of several."""
+    or of another number of ranks than processes are running."""
     if not isinstance(mesh, DeviceMesh):
         checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
     world = Platform.get_world_size()
@@ -98,6 +109,11 @@ def check_mesh(mesh, what):
             f"process{'es are' if world > 1 else ' is'} running: start one process per rank with "
             f"torchrun --nproc_per_node={mesh.world_size}, or make the mesh smaller"
         )
+
+
+def check_mesh(mesh, what):
+    """check_world, of what runs an engine. NotAvailableError: a mesh of several ranks."""
+    check_world(mesh, what)
     if mesh.world_size > 1:
         raise NotAvailableError(
             f"infra: {what} has {mesh.world_size} ranks; this version trains on one device"
@@ -142,8 +158,7 @@ def initialize(
     del lazy_collect  # in one process results are never handles
     if global_device_mesh is not None:
         check_mesh(global_device_mesh, "global_device_mesh")
-    if groups is None:
-        groups = [DeviceGroup("default", Platform.get_world_size(), "cpu")]
+    groups = groups or []
     for group in groups:
         require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
     require(
@@ -186,31 +201,95 @@ def _hook(notifier, name):
     return FatalHook(notifier, name)
 
 
-def register(instance, mesh=None):
+def register(instance, mesh=None, remote_group=None):
     """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError
-    and NotAvailableError: as check_mesh."""
-    mesh = _run.mesh if mesh is None else mesh
+    and NotAvailableError: as check_mesh and group_of."""
+    mesh, name = _run.mesh if mesh is None else mesh, type(instance).__name__
     if mesh is not None:
-        check_mesh(mesh, f"device_mesh of {type(instance).__name__}")
-    _run.objects.append((type(instance).__name__, mesh))
+        check_mesh(mesh, f"device_mesh of {name}")
+    group_of(remote_group, name)
+    _run.objects.append((name, mesh, None))
     return mesh
 
 
-def device_of(mesh):
-    """Where the engine of an object with this mesh runs: 'cpu' without one, or 'cuda'.
-    NotAvailableError: another device_type."""
-    kind = "cpu" if mesh is None else mesh.device_type
-    if kind not in ("cpu", "cuda"):
-        raise NotAvailableError(
-            f"infra: device_mesh has device_type {kind!r}, this version runs on 'cpu' and 'cuda'"
+def place(instance, mesh=None, remote_group=None, shared=None):
+    """register, for an object with an engine: (its mesh, its device, 'cpu' or 'cuda'). shared: the
+    device of the engine that it shares. InvalidError and NotAvailableError: as register and
+    device_of; InvalidError: another device is asked for than the shared one."""
+    mesh = register(instance, mesh, remote_group)
+    group = group_of(remote_group, type(instance).__name__)
+    asked, by = _asked(mesh, group)
+    require(
+        shared is None or asked in (None, shared),
+        f"infra: {by} {asked!r}, but the model that the {type(instance).__name__} samples from "
+        f"runs on {shared!r}: leave device_type out",
+    )
+    device = shared or device_of(mesh, group)
+    _run.objects[-1] = (type(instance).__name__, mesh, device)
+    return mesh, device
+
+
+def group_of(name, what):
+    """The DeviceGroup that `what` is given by its remote_group; the only one where that is None;
+    None: there is none, since initialize was given no groups and all is in this process.
+    InvalidError: a name that no group has."""
+    checks.text(f"infra: remote_group of {what}", name, none=True)
+    groups = {group.name: group for group in _run.groups}
+    if name is None:
+        return next(iter(groups.values())) if len(groups) == 1 else None
+    if groups and name not in groups:
+        checks.refuse(
+            f"infra: remote_group of {what}", name, f"a group of initialize: {', '.join(groups)}"
         )
-    return kind
+    return groups.get(name)
+
+
+def _asked(mesh, group):
+    """(the device that is asked for, or None; by whom, as the beginning of a sentence)."""
+    if Platform.forced():
+        return Platform.forced(), "TWINKLE_DEVICE is"
+    if mesh is not None and mesh.device_type:
+        return mesh.device_type, "device_mesh has device_type"
+    if group is not None and group.device_type:
+        kind = Platform.of(group.device_type).device_prefix()
+        return kind, f"group {group.name} has device_type"
+    return None, ""
+
+
+def device_of(mesh, group=None):
+    """Where an engine runs, 'cpu' or 'cuda': what TWINKLE_DEVICE says, else the mesh's device_type,
+    else the group's, else what the machine has. NotAvailableError: another device_type;
+    InvalidError: cuda, which is not there."""
+    kind, by = _asked(mesh, group)
+    if kind not in (None, "cpu", "cuda"):
+        raise NotAvailableError(f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda'")
+    if kind == "cpu":
+        return kind
+    missing = Platform.missing_cuda()
+    require(
+        kind is None or missing is None,
+        f"infra: {by} {kind!r}, but {missing}: leave it out to run on what there is, or set "
+        "TWINKLE_DEVICE=cpu",
+    )
+    return "cpu" if missing else "cuda"
+
+
+def _kind_of(group):
+    """What get_device_placement says of a group's devices: what they are, and what was asked."""
+    asked, _ = _asked(None, group)
+    kind = group.device_type or device_of(None)
+    if Platform.forced():
+        differs = Platform.of(kind).device_prefix() != asked
+        return asked + (f" by TWINKLE_DEVICE, not {kind}" if differs else "")
+    absent = asked == "cuda" and Platform.missing_cuda()
+    return kind + (" that are not there" if absent else "")
 
 
 def get_device_placement():
-    """A box of 80 columns: device groups, the meshes on them, and what was built on each."""
+    """A box of 80 columns: device groups, the meshes on them, and what was built on each, with the
+    device that its engine runs on. InvalidError: TWINKLE_DEVICE names no device."""
     width = 80
-    groups = _run.groups or [DeviceGroup("default", Platform.get_world_size(), "cpu")]
+    groups = _run.groups or [DeviceGroup("default", Platform.get_world_size())]
     lines = ["┌" + " Device placement ".center(width - 2, "─") + "┐"]
 
     def row(text=""):
@@ -222,18 +301,19 @@ def get_device_placement():
 
     for group in groups:
         ranks = list(range(group.ranks)) if isinstance(group.ranks, int) else group.ranks
-        row(f"group {group.name}: {group.num_ranks} x {group.device_type}, ranks {ranks}")
+        row(f"group {group.name}: {group.num_ranks} x {_kind_of(group)}, ranks {ranks}")
     meshes = {}
-    for name, mesh in _run.objects:
-        meshes.setdefault(id(mesh), (mesh, []))[1].append(name)
+    for name, mesh, device in _run.objects:
+        meshes.setdefault((id(mesh), device), (mesh, device, []))[2].append(name)
     if not meshes and _run.mesh is not None:
-        meshes[id(_run.mesh)] = (_run.mesh, [])
-    for mesh, names in meshes.values():
+        meshes[None] = (_run.mesh, None, [])
+    for mesh, device, names in meshes.values():
+        on = f" on {device}" if device else ""
         if mesh is None:
-            row("  no mesh (one device)")
+            row(f"  no mesh (one device){on}")
         else:
             sizes = zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
-            row("  mesh " + ", ".join(f"{n}={s}" for n, s in sizes))
+            row("  mesh " + ", ".join(f"{n}={s}" for n, s in sizes) + on)
         for name in dict.fromkeys(names):
             row(f"    {name} x {names.count(name)}" if names.count(name) > 1 else f"    {name}")
     lines.append("└" + "─" * (width - 2) + "┘")

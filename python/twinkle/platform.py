@@ -47,6 +47,31 @@ class Platform:
             return NPU
         return MPS if torch.backends.mps.is_available() else CPU
 
+    @staticmethod
+    def forced():
+        """'cpu' or 'cuda': what TWINKLE_DEVICE says, whatever a script asks for; None: it is not
+        set. InvalidError: another text in it."""
+        text = os.environ.get("TWINKLE_DEVICE", "").strip().lower()
+        if text and text not in (*CPU.names, *GPU.names):
+            raise InvalidError(
+                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be 'cpu' or "
+                "'cuda'"
+            )
+        return Platform.of(text).device_prefix() if text else None
+
+    @staticmethod
+    def missing_cuda():
+        """Why the engine cannot run on a CUDA device here; None: it can."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return "this machine has no CUDA device that torch can use"
+        from twinkle.core import core
+
+        if not core().has_cuda():
+            return "this build has no CUDA kernels: `make build` where nvcc is found makes them"
+        return None
+
     @classmethod
     def device_prefix(cls, platform=None):
         """torch's name of the device: 'cuda', 'npu', 'mps' or 'cpu'."""

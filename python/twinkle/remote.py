@@ -36,7 +36,7 @@ def remote_class(execute="peer"):
 
         @functools.wraps(init)
         def wrapped(self, *args, **kwargs):
-            mesh = kwargs.get("device_mesh")
+            mesh, group = kwargs.get("device_mesh"), kwargs.get("remote_group")
             for name in _PLACEMENT:
                 if name not in parameters and not takes_any:
                     kwargs.pop(name, None)
@@ -46,7 +46,7 @@ def remote_class(execute="peer"):
                 if given.get(mesh_name) is None and mesh_name not in given:
                     kwargs[mesh_name] = mesh
             if type(self).__init__ is wrapped:  # not of a base class
-                register(self, mesh)
+                register(self, mesh, group)
             init(self, *args, **kwargs)
 
         cls.__init__ = wrapped

@@ -1,7 +1,7 @@
 """The loader: what it reads, skips, shares out and collates."""
 
 import pytest
-from data_rows import dataset, numbers
+from data_rows import dataset, dataset_meta, numbers
 
 from twinkle.errors import InvalidError
 
@@ -53,7 +53,7 @@ def test_skipped_samples_are_not_read_and_len_honours_them():
     assert batches(loader) == second[1:]
 
 
-def test_short_batches_meshes_callables_and_collators():
+def test_short_batches_meshes_callables_and_collators(monkeypatch):
     from twinkle import DeviceMesh
     from twinkle.dataloader import DataLoader
 
@@ -67,6 +67,9 @@ def test_short_batches_meshes_callables_and_collators():
     assert batch_lengths(min_batch_size=4, remote_group="model", num_workers=2) == [4, 4]
     assert batch_lengths(drop_last=True) == [4, 4]
     mesh = DeviceMesh.from_sizes(dp_size=2)
+    with pytest.raises(InvalidError, match=r"has 2 ranks \(dp=2\), but 1 process is running"):
+        batch_lengths(device_mesh=mesh)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert batch_lengths(device_mesh=mesh) == [2, 2, 1]
     with pytest.raises(
         InvalidError, match="batch_size is 3, it must be divisible by the 2 data ranks"
@@ -85,3 +88,38 @@ def test_short_batches_meshes_callables_and_collators():
     one, _ = iter(loader), iter(loader)
     with pytest.raises(InvalidError, match="this epoch ended when another one was started"):
         next(one)
+
+
+def test_a_dataset_without_rows_is_refused():
+    from twinkle.dataloader import DataLoader
+    from twinkle.dataset import IterableDataset
+
+    dropped = dataset(numbers(3))
+    dropped.filter(lambda row: False)
+    for rows in ([], dataset([]), dropped, lambda: dataset([])):
+        with pytest.raises(InvalidError, match="dataloader: the dataset has no rows: its source"):
+            DataLoader(rows, batch_size=2)
+    stream = IterableDataset()
+    stream.add_dataset(dataset_meta(numbers(3)))
+    stream.filter(lambda row: False)
+    with pytest.raises(InvalidError, match="dataloader: the dataset has no rows: its source"):
+        list(DataLoader(stream, batch_size=2))
+
+
+def test_a_loader_without_a_whole_batch_says_so(logged):
+    from twinkle.dataloader import DataLoader
+
+    assert list(DataLoader(numbers(3), batch_size=4, drop_last=True)) == []
+    assert logged == ["dataloader: 3 rows make no batch of at least 4: a loop over this loader "
+                      "does nothing"]  # fmt: skip
+
+
+def test_loaders_and_datasets_show_what_they_hold():
+    from twinkle.dataloader import DataLoader
+    from twinkle.dataset import Dataset, IterableDataset
+
+    rows = dataset(numbers(3))
+    assert repr(rows) == "Dataset(3 rows: i)" and repr(Dataset()) == "Dataset(0 sources)"
+    loader = DataLoader(rows, batch_size=2)
+    assert repr(loader) == "DataLoader(Dataset(3 rows: i), batch_size=2, 2 batches)"
+    assert repr(IterableDataset()) == "IterableDataset(no source)"

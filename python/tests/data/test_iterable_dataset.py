@@ -121,14 +121,15 @@ def test_loaders_batch_skip_and_go_on():
     with pytest.raises(InvalidError, match="shuffle is True, but the dataset is a stream"):
         DataLoader(rows, batch_size=4, shuffle=True)
     empty = DataLoader(IterableDataset(DatasetMeta(data=[])), batch_size=1)
-    assert list(empty) == []
+    with pytest.raises(InvalidError, match="the dataset has no rows: its source is empty"):
+        list(empty)
     empty.skip_consumed_samples(1)
     with pytest.raises(InvalidError, match="the dataset has no rows, so none can be skipped"):
         list(empty)
 
 
 @pytest.mark.parametrize("options", [{}, {"min_batch_size": 2}, {"drop_last": True}])
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 8, 9, 10, 11])
+@pytest.mark.parametrize("length", [1, 3, 4, 8, 9, 10, 11])
 def test_a_loader_resumes_where_an_indexed_one_does_in_every_epoch(length, options):
     rows = numbers(length)
     for consumed in range(30):
@@ -161,7 +162,8 @@ def test_a_stream_without_a_whole_batch_has_no_rows_to_skip():
         ({"batch_size": 3}, 2, "batch_size is 3, it must be divisible by the 2 data ranks of the"),
     ],
 )
-def test_a_stream_refuses_sizes_in_the_words_of_an_index(sizes, ranks, text):
+def test_a_stream_refuses_sizes_in_the_words_of_an_index(sizes, ranks, text, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
     said = []
     for source in (numbers(9), IterableDataset(DatasetMeta(data=numbers(9)))):
         with pytest.raises(InvalidError, match=text) as error:

@@ -7,9 +7,27 @@ from features import drawn
 
 from twinkle import LoraConfig
 from twinkle.engine import Engine
+from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
+
+
+@pytest.mark.parametrize("logprobs", [1, 3])
+def test_what_was_sampled_is_trained_on_as_it_came(tiny_llama_dir, logprobs):
+    """GRPO's ratio is 1 where the weights are those that sampled."""
+    model = TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+    model.add_adapter_to_model("a", LoraConfig(r=2))
+    model.set_loss("grpo")
+    sampler = TorchSampler(model=model)
+    row = {"messages": [{"role": "user", "content": "Who are you?"}]}
+    (response,) = sampler.sample(row, max_tokens=6, num_samples=2, logprobs=logprobs)
+    out = model.forward_backward(
+        inputs=[s.new_input_feature for s in response.sequences],
+        old_logps=[s.logprobs for s in response.sequences],
+        advantages=[1.0, -1.0],
+    )
+    assert out["loss"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_logprobs_of_prompts_and_of_the_likeliest_tokens_equal_transformers(tiny_llama_dir):

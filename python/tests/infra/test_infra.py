@@ -11,7 +11,7 @@ from twinkle import DeviceGroup, DeviceMesh, InvalidError, infra
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(infra, "_run", infra._Run())
-    for name in ("RANK", "WORLD_SIZE", "TWINKLE_NAME", "TWINKLE_SESSION_ID"):
+    for name in ("RANK", "WORLD_SIZE", "TWINKLE_NAME", "TWINKLE_SESSION_ID", "TWINKLE_DEVICE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -139,15 +139,106 @@ def test_placement_is_a_box_of_80_columns_that_names_groups_and_objects():
         assert part in text
 
 
+def test_placement_tells_the_device_that_engines_run_on(gpu, monkeypatch, fake_core, tmp_path):
+    from twinkle.model import TransformersModel
+
+    group = DeviceGroup("model", [0], "cuda")
+    twinkle.initialize(groups=[group])
+    assert "group model: 1 x cuda that are not there" in twinkle.get_device_placement()
+    gpu(None)
+    assert "group model: 1 x cuda, ranks" in twinkle.get_device_placement()
+    monkeypatch.setenv("TWINKLE_DEVICE", "cpu")
+    model = TransformersModel(model_id=str(tmp_path), remote_group="model")
+    assert "on cpu; adapters: none, all weights train" in repr(model)
+    text = twinkle.get_device_placement()
+    assert "group model: 1 x cpu by TWINKLE_DEVICE, not cuda, ranks" in text
+    assert "no mesh (one device) on cpu" in text and "TransformersModel" in text
+    monkeypatch.delenv("TWINKLE_DEVICE")
+    TransformersModel(model_id=str(tmp_path), device_mesh=DeviceMesh.from_sizes(dp_size=1))
+    assert "mesh dp=1 on cuda" in twinkle.get_device_placement()
+
+
 def test_an_unreadable_rank_is_named(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InvalidError, match="RANK is 'first', it must be an integer"):
         twinkle.is_master()
 
 
-def test_the_engines_device_is_that_of_its_mesh():
-    assert infra.device_of(None) == infra.device_of(DeviceMesh.from_sizes(dp_size=1)) == "cpu"
-    on = lambda kind: infra.device_of(DeviceMesh.from_sizes(dp_size=1, device_type=kind))  # noqa: E731
-    assert on("gpu") == "cuda"
+@pytest.fixture
+def gpu(monkeypatch):
+    """gpu(None): a machine with a GPU, until gpu('why not')."""
+    set_to = lambda why: monkeypatch.setattr(  # noqa: E731
+        "twinkle.platform.Platform.missing_cuda", staticmethod(lambda: why)
+    )
+    set_to("this machine has no CUDA device that torch can use")
+    return set_to
+
+
+def mesh(kind=None):
+    return DeviceMesh.from_sizes(dp_size=1, device_type=kind)
+
+
+def test_the_device_follows_the_mesh_else_the_group_else_the_machine(gpu):
+    group = DeviceGroup("model", 1, "GPU")
+    assert infra.device_of(None) == infra.device_of(mesh()) == "cpu"
+    assert infra.device_of(mesh("cpu"), group) == "cpu"
+    gpu(None)
+    assert infra.device_of(None) == infra.device_of(mesh()) == "cuda"
+    assert infra.device_of(mesh("gpu")) == infra.device_of(None, group) == "cuda"
+    assert infra.device_of(mesh("cpu"), group) == "cpu"
+    assert infra.device_of(mesh(), DeviceGroup("few", 1, "CPU")) == "cpu"
+    assert infra.device_of(mesh(), DeviceGroup("any", 1)) == "cuda"
     with pytest.raises(twinkle.NotAvailableError, match="has device_type 'npu', this version runs"):
-        on("npu")
+        infra.device_of(mesh("npu"))
+
+
+def test_a_device_that_is_not_there_is_refused_with_who_asked_for_it(gpu, monkeypatch):
+    group = DeviceGroup("model", 1, "GPU")
+    for asked, text in (
+        ((mesh("cuda"),), "device_mesh has device_type 'cuda', but this machine has no CUDA"),
+        ((mesh(), group), "group model has device_type 'cuda', but .*, or set TWINKLE_DEVICE=cpu"),
+    ):
+        with pytest.raises(InvalidError, match=text):
+            infra.device_of(*asked)
+    monkeypatch.setenv("TWINKLE_DEVICE", "CPU")
+    assert infra.device_of(mesh("cuda"), group) == "cpu", "whatever a script asks for"
+    monkeypatch.setenv("TWINKLE_DEVICE", "cuda")
+    with pytest.raises(InvalidError, match="TWINKLE_DEVICE is 'cuda', but this machine has no"):
+        infra.device_of(None)
+    monkeypatch.setenv("TWINKLE_DEVICE", "abacus")
+    with pytest.raises(InvalidError, match="TWINKLE_DEVICE is 'abacus', it must be 'cpu' or 'cu"):
+        infra.device_of(None)
+
+
+def test_a_sampler_runs_where_its_model_does(gpu, fake_core, tmp_path):
+    from twinkle.model import TransformersModel
+    from twinkle.sampler import TorchSampler
+
+    model = TransformersModel(model_id=str(tmp_path))
+    gpu(None)
+    assert TorchSampler(model=model, device_mesh=mesh())._device == "cpu"
+    with pytest.raises(InvalidError, match=r"device_type 'cuda', but the model .* runs on 'cpu'"):
+        TorchSampler(model=model, device_mesh=mesh("cuda"))
+
+
+def test_a_remote_group_is_one_of_those_that_initialize_was_given(gpu, fake_core, tmp_path):
+    from twinkle.dataloader import DataLoader
+    from twinkle.model import TransformersModel
+
+    path = str(tmp_path)
+    TransformersModel(model_id=path, remote_group="any")  # all is in this process
+    twinkle.initialize(groups=[DeviceGroup("model", 1), DeviceGroup("sampler", 1)])
+    TransformersModel(model_id=path, remote_group="model")
+    for make in (
+        lambda: TransformersModel(model_id=path, remote_group="trainer"),
+        lambda: DataLoader([{"i": 1}], batch_size=1, remote_group="trainer"),
+    ):
+        text = "remote_group of .* is 'trainer', it must be a group of initialize: model, sampler"
+        with pytest.raises(InvalidError, match=text):
+            make()
+
+
+@pytest.mark.parametrize("given", [{"gpus_per_worker": 2}, {"visible_devices": "0,1"}])
+def test_what_several_devices_would_need_is_refused_by_name(given):
+    with pytest.raises(twinkle.NotAvailableError, match=f"{next(iter(given))} of group a is"):
+        DeviceGroup("a", 1, "cuda", **given)

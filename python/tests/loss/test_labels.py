@@ -38,6 +38,38 @@ def test_each_form_of_an_extra_lands_on_the_labels(form):
     torch.testing.assert_close(flat, VALUES.double()[mask])
 
 
+def sampled(width):
+    """As SampledSequence.logprobs: (token, log p) of each label, behind those of other tokens."""
+    labels = ragged(batch()["labels"])
+    return [
+        [
+            [(900 + k, -9.0) for k in range(width - 1)] + [(label, p)]
+            for label, p in zip(*row, strict=True)
+        ]
+        for row in zip(labels, ragged(VALUES), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_log_probabilities_as_the_sampler_gives_them_land_on_their_labels(width):
+    mask = scored(batch(), "x")
+    out = spread("old_logps", sampled(width), batch(), mask)
+    torch.testing.assert_close(out, VALUES.double())
+
+
+def test_sampled_log_probabilities_of_other_tokens_are_refused():
+    mask = scored(batch(), "x")
+    shorter, other = sampled(1), sampled(1)
+    shorter[1] = shorter[1][1:]
+    other[0][1] = [(777, -1.0)]
+    for given, text in (
+        (shorter, r"old_logps of inputs\[1\] has the log-prob.* 5 sampled tokens for 6 labels"),
+        (other, r"inputs\[0\] has at 1 the log-prob.* of token 777, but the label is 5: train on"),
+    ):
+        with pytest.raises(InvalidError, match=text):
+            spread("old_logps", given, batch(), mask)
+
+
 @pytest.mark.parametrize(
     "given", [[1, 2.5, -3, 4], torch.tensor([1, 2.5, -3, 4]), np.array([[1], [2.5], [-3], [4]])]
 )

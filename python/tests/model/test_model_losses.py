@@ -8,6 +8,14 @@ from twinkle import InvalidError
 from twinkle.loss import Loss
 
 
+@pytest.mark.parametrize("name", ["grpo", "GRPO", "GRPOLoss"])
+def test_a_loss_is_found_by_its_short_name(model, name):
+    model.set_loss(name)
+    assert type(model._group().loss).__name__ == "GRPOLoss"
+    with pytest.raises(InvalidError, match=r"there is no Loss named 'grop'; there are .*GRPOLoss"):
+        model.set_loss("grop")
+
+
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_loss_written_in_python_trains_as_autograd_says(model, mean):
     model.set_loss(Squares, mean=mean)

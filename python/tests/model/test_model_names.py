@@ -1,6 +1,9 @@
 """Methods of the specification that are short: initial weights, LoRA's fields, and what only other
 precisions and devices need."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from features import A
@@ -83,6 +86,67 @@ def test_the_fused_head_is_the_head(model):
     model.set_loss("CrossEntropyLoss")
     plain = model.forward_only(inputs=[A])["logps"]
     assert torch.equal(model.forward_only(inputs=[A], task="fused_lm_ce")["logps"], plain)
+
+
+def test_how_several_devices_share_a_model_is_taken_and_told_or_refused(
+    fake_core, tmp_path, logged
+):
+    make = lambda **given: TransformersModel(model_id=str(tmp_path), **given)  # noqa: E731
+    make(ddp_config={}, fsdp_config={"expert_parallel": {"enabled": False}})
+    del logged[:]
+    make(ddp_config={"find_unused_parameters": True}, fsdp_config={"reshard_after_forward": True})
+    assert logged == [
+        "model: find_unused_parameters of ddp_config, reshard_after_forward of fsdp_config change "
+        "nothing here: they say how several devices share a model, and it runs on one"
+    ]
+    with pytest.raises(InvalidError, match="fsdp_config: unknown argument 'cpu_offload'; it takes"):
+        make(fsdp_config={"cpu_offload": True})
+    with pytest.raises(InvalidError, match="ddp_config is 5, it must be a dict"):
+        make(ddp_config=5)
+    with pytest.raises(NotAvailableError, match=r"expert_parallel is .* mixture-of-experts models"):
+        make(fsdp_config={"expert_parallel": {"ep_size": 2}})
+
+
+def test_what_only_other_engines_read_is_checked_and_told(fake_core, tmp_path, logged):
+    make = lambda **given: TransformersModel(model_id=str(tmp_path), **given)  # noqa: E731
+    make(device_map="auto", attn_implementation="sdpa", use_cache=False, instance_id=None)
+    assert logged == ["model: attn_implementation, use_cache change nothing here: the engine has "
+                      "one way to do it"]  # fmt: skip
+    with pytest.raises(InvalidError, match="device_map is 'cuda:3', it must be 'auto' or 'cpu'"):
+        make(device_map="cuda:3")
+    with pytest.raises(InvalidError, match="use_cache is 'yes', it must be True or False"):
+        make(use_cache="yes")
+
+
+def test_that_all_weights_are_trained_is_said(model, adapted, logged):
+    model.forward_backward(inputs=[A])
+    (text,) = logged
+    assert text.startswith("model: all 121 weights of ") and "add_adapter_to_model first" in text
+    model.forward_backward(inputs=[A])
+    assert len(logged) == 1
+
+
+def test_a_model_shows_what_it_is(adapted, tmp_path):
+    text = f"TransformersModel('{tmp_path}': bigram, 121 parameters, mixed_precision 'bf16', on cpu"
+    assert repr(adapted()) == text + "; adapters: default)"
+
+
+@pytest.mark.parametrize("start", ["fresh", "directory"])
+def test_a_saved_adapter_names_its_model_as_the_user_did_and_its_targets_as_peft_does(
+    engine_built, tiny_llama_dir, tmp_path, monkeypatch, start
+):
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", f"me/tiny={tiny_llama_dir}")
+    model = TransformersModel(model_id="hf://me/tiny")
+    model.add_adapter_to_model("a", LoraConfig(r=2, target_modules="all-linear"))
+    path = model.save("x", output_dir=str(tmp_path))
+    if start == "directory":
+        model.add_adapter_to_model("b", path)
+        path = model.save("y", output_dir=str(tmp_path), adapter_name="b")
+    saved = json.loads((Path(path) / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == "me/tiny"
+    assert sorted(saved["target_modules"]) == [
+        "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj",
+    ]  # fmt: skip
 
 
 def test_what_other_precisions_and_models_need_is_refused_by_name(model, fake_core, tmp_path):

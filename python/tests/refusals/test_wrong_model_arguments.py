@@ -177,7 +177,22 @@ CALLS = {
         lambda w, v: TorchSampler(w.directory, engine_args={"dtype": v}), NONE),
     "TorchSampler(seed)": (
         lambda w, v: TorchSampler(model=w.model, engine_args={"seed": v}),
-        {"5", "0", "-1", "2**70"} | NONE),
+        {"5", "0"} | NONE),
+    "TorchSampler(max_num_seqs)": (
+        lambda w, v: TorchSampler(model=w.model, engine_args={"max_num_seqs": v}), {"5"} | NONE),
+    "TorchSampler(gpu_memory_utilization)": (
+        lambda w, v: TorchSampler(model=w.model, engine_args={"gpu_memory_utilization": v}), NONE),
+    "TorchSampler(enforce_eager)": (
+        lambda w, v: TorchSampler(model=w.model, engine_args={"enforce_eager": v}),
+        {"True"} | NONE),
+    "TorchSampler(max_lora_rank)": (
+        lambda w, v: TorchSampler(model=w.model, engine_args={"max_lora_rank": v}), {"5"} | NONE),
+    "TorchSampler(remote_group)": (
+        lambda w, v: TorchSampler(model=w.model, remote_group=v), {"text"} | NONE),
+    "TransformersModel(device_map)": (
+        lambda w, v: TransformersModel(model_id=w.directory, device_map=v), NONE),
+    "TransformersModel(fsdp_config)": (
+        lambda w, v: TransformersModel(model_id=w.directory, fsdp_config=v), {"dict"} | NONE),
     "sample(inputs)": (lambda w, v: w.sampler.sample(v, {"max_tokens": 1}), {"list"}),
     "sample([inputs])": (lambda w, v: w.sampler.sample([v], {"max_tokens": 1}), set()),
     "sample(input_ids)": (

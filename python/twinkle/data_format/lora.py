@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ def _is_number(value):
 
 @dataclass
 class LoraConfig:
-    """r: rank. target_modules: 'all-linear', a list of names, or a regular expression.
+    """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
+    expression.
 
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training.
@@ -82,8 +83,16 @@ class LoraConfig:
     arrow_config: Any = None
     kasa_config: Any = None
     ensure_weight_tying: bool = False
+    rank: InitVar[int | None] = None  # the longer name of r
 
-    def __post_init__(self):
+    def __post_init__(self, rank):
+        if rank is not None:
+            require(
+                self.r in (type(self).r, rank),
+                f"lora: r is {self.r!r} and rank is {rank!r}, two names of one number: leave one "
+                "of them out",
+            )
+            self.r = rank
         require(
             isinstance(self.r, int) and not isinstance(self.r, bool) and self.r >= 1,
             f"lora: rank is {self.r}, it must be at least 1",
@@ -137,10 +146,12 @@ class LoraConfig:
         set."""
         if isinstance(config, cls):
             return config
+        rank = None
         if isinstance(config, (str, Path)):
             values = _read(Path(config))
         elif isinstance(config, dict):
             values = dict(checks.mapping("lora: the config", config))
+            rank = values.pop("rank", None)
             refuse_unknown("lora: LoraConfig", values, {f.name for f in fields(cls)})
         elif hasattr(config, "to_dict") and hasattr(config, "peft_type"):
             values = config.to_dict()
@@ -161,7 +172,7 @@ class LoraConfig:
         # peft writes None for an empty pattern
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}
-        return cls(**kept)
+        return cls(**kept, rank=rank)
 
 
 def _read(directory):

@@ -1,7 +1,7 @@
 """How to sample, and what was sampled."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 from twinkle import checks
@@ -28,9 +28,17 @@ def _number(name, value, *, least, most=None, above=False, integer=False, none=F
     require(most is None or value <= most, f"sampler: {name} is {value}, it must be at most {most}")
 
 
+def _two_names(given, other):
+    return (
+        f"sampler: max_tokens is {given!r} and max_new_tokens is {other!r}, two names of one "
+        "number: leave one of them out"
+    )
+
+
 @dataclass
 class SamplingParams:
-    """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt.
+    """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt;
+    max_new_tokens is taken for it.
 
     seed: None draws one from the run's seed. stop: text, list of texts, or list of token ids.
     temperature: 0 is greedy. top_k: -1 or 0 is all. min_p: tokens less probable than this share of
@@ -40,7 +48,8 @@ class SamplingParams:
     InvalidError, of another kind of value too: max_tokens, temperature or seed below 0, a seed of
     2^64 or more, top_k below -1, top_p not above 0 or above 1, min_p outside 0 to 1,
     repetition_penalty not above 0, logprobs or prompt_logprobs outside 0 to 128, num_samples
-    outside 1 to 65536, a text in stop that is empty or has a lone surrogate.
+    outside 1 to 65536, a text in stop that is empty or has a lone surrogate, max_tokens and
+    max_new_tokens that differ.
     """
 
     max_tokens: int | None = None
@@ -54,8 +63,16 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     num_samples: int = 1
     min_p: float = 0.0
+    max_new_tokens: InitVar[int | None] = None  # transformers' name of max_tokens
 
-    def __post_init__(self):
+    def __post_init__(self, max_new_tokens):
+        if max_new_tokens is not None:
+            _number("max_new_tokens", max_new_tokens, least=0, integer=True)
+            require(
+                self.max_tokens in (None, max_new_tokens),
+                _two_names(self.max_tokens, max_new_tokens),
+            )
+            self.max_tokens = max_new_tokens
         _number("max_tokens", self.max_tokens, least=0, integer=True, none=True)
         _number("seed", self.seed, least=0, most=2**64 - 1, integer=True, none=True)
         _number("temperature", self.temperature, least=0)
@@ -116,11 +133,7 @@ class SamplingParams:
             other = values.pop("max_new_tokens")
             _number("max_new_tokens", other, least=0, integer=True, none=True)
             most = values.setdefault("max_tokens", other)
-            require(
-                most is other or most == other,
-                f"sampler: max_tokens is {most!r} and max_new_tokens is {other!r}, two names of "
-                "one number: leave one of them out",
-            )
+            require(most is other or most == other, _two_names(most, other))
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(known))
         require(

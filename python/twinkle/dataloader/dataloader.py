@@ -2,9 +2,10 @@
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.dataloader.stream import StreamLoader
-from twinkle.device_mesh import DeviceMesh
+from twinkle.dataloader.stream import EMPTY, StreamLoader
 from twinkle.errors import InvalidError, refuse_unknown, require
+from twinkle.infra import check_world, group_of
+from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 
 _INT64_MAX = 2**63 - 1
@@ -25,8 +26,9 @@ class DataLoader:
     been refused, with its line, before training.
     InvalidError: an unknown argument, a value of another kind, a number outside its limits, a
     batch_size that the number of data ranks does not divide, a min_batch_size above batch_size or
-    below the number of data ranks, shuffle=True of a stream, a device_mesh that does not hold this
-    process.
+    below the number of data ranks, shuffle=True of a stream, a device_mesh of another number of
+    ranks than processes are running, a remote_group that initialize was not given; a dataset
+    without rows (a stream's is found when it is read).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class DataLoader:
             checks.refuse("dataloader: collate_fn", collate_fn, "callable")
         if drop_last:
             min_batch_size = batch_size
+        group_of(remote_group, "a DataLoader")
         rank, world = _place(device_mesh)
         require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
         options = {
@@ -79,13 +82,23 @@ class DataLoader:
         self.max_retries = max_retries
         self.remote_group = remote_group
         if indexed:
+            require(len(dataset) > 0, f"dataloader: {EMPTY}")
             options = core().LoaderOptions(**options, shuffle=shuffle, seed=seed)
             self._loader = core().Loader(len(dataset), options)
+            get_logger().warning_if(
+                f"dataloader: {len(dataset)} rows make no batch of at least "
+                f"{min_batch_size or world}: a loop over this loader does nothing",
+                len(self._loader) == 0,
+            )
         else:
             self._loader = StreamLoader(dataset, **options)
         self._indexed = indexed
         self._collate = collate_fn
         self._epoch = 0
+
+    def __repr__(self):
+        count = f", {len(self)} batches" if self._indexed else ""
+        return f"DataLoader({self.dataset!r:.200}, batch_size={self.batch_size}{count})"
 
     def __len__(self):
         """Batches of the epoch; without those that skip_consumed_samples leaves out.
@@ -106,6 +119,7 @@ class DataLoader:
                 raise InvalidError("dataloader: this epoch ended when another one was started")
             batch = self._loader.next()
             if not batch:
+                require(self._indexed or not self._loader.empty, f"dataloader: {EMPTY}")
                 return
             if self._indexed:
                 batch = [self.dataset[index] for index in batch]
@@ -142,8 +156,7 @@ def _place(device_mesh):
     """(data rank, data ranks)."""
     if device_mesh is None:
         return 0, 1
-    if not isinstance(device_mesh, DeviceMesh):
-        checks.refuse("dataloader: device_mesh", device_mesh, "a DeviceMesh")
+    check_world(device_mesh, "device_mesh of a DataLoader")
     rank = device_mesh.data_rank
     require(rank is not None, "dataloader: device_mesh does not hold this process's rank")
     return rank, device_mesh.data_world_size

@@ -5,6 +5,8 @@ import itertools
 from twinkle.core import core
 from twinkle.errors import InvalidError, require
 
+EMPTY = "the dataset has no rows: its source is empty, or a filter, check or encode dropped all"
+
 
 class NoLengthError(InvalidError, TypeError):
     """What len() of a stream raises; list() takes a TypeError for an answer."""
@@ -21,6 +23,7 @@ class StreamLoader:
         self._dataset, self._batch_size = dataset, batch_size
         self._least = min_batch_size or self._world
         self._skip, self._rows, self.consumed = 0, iter(()), 0
+        self.empty = True  # no row has been read in this epoch
 
     def __len__(self):
         """NoLengthError, always: the length of a stream is not known."""
@@ -31,6 +34,7 @@ class StreamLoader:
         before has as many as its batches hold. InvalidError: there are such, and an epoch has none.
         """
         del epoch
+        self.empty = True
         rest, self._skip = self._skip, 0
         self._rows = iter(self._dataset)
         while rest:
@@ -62,6 +66,7 @@ class StreamLoader:
     def next(self):
         """This rank's rows of the next batch; [] at the end, or when the batch is too small."""
         batch = list(itertools.islice(self._rows, self._batch_size))
+        self.empty = self.empty and not batch
         if len(batch) < self._least:
             return []
         self.consumed += len(batch)

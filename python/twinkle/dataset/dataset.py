@@ -153,14 +153,18 @@ class Dataset:
 
         Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted, as map
         has them, and change nothing. InvalidError: a row that cannot be encoded, with
-        its file and line; no template, no rows, several sources that are not mixed, an unknown
-        argument. The dataset then stays as it was.
+        its file and line; no template, no rows, or none that encodes to something, several sources
+        that are not mixed, an unknown argument. The dataset then stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         rows, chosen = self._rows, self._require_template("encode")
+        require(
+            len(rows) > 0,
+            "dataset: there are no rows to encode: the source is empty, or a filter dropped all",
+        )
         if _is_core_template(chosen):
-            self._set_rows(rows.encode(chosen._template, add_generation_prompt))
+            self._set_encoded(rows, rows.encode(chosen._template, add_generation_prompt))
             return
         out, origins = [], []
         for index in range(len(rows)):
@@ -173,7 +177,15 @@ class Dataset:
             made = [row for row in made if row is not None and _encoded(row)]
             out += made
             origins += [index] * len(made)
-        self._set_rows(rows.replaced(out, origins))
+        self._set_encoded(rows, rows.replaced(out, origins))
+
+    def _set_encoded(self, rows, encoded):
+        require(
+            len(encoded) > 0,
+            f"dataset: none of the {len(rows)} rows encodes to a token: the first is "
+            f"{rows.where(0)}, see what its messages hold",
+        )
+        self._set_rows(encoded)
 
     def check(self, **kwargs):
         """Drops the rows that the template cannot encode. kwargs: as encode's. InvalidError: no
@@ -245,6 +257,14 @@ class Dataset:
         return self.template
 
     # ---- rows
+
+    def __repr__(self):
+        try:
+            rows = self._rows
+        except InvalidError:  # no source, or several that are not mixed
+            return f"{type(self).__name__}({len(self._sources)} sources)"
+        fields = ", ".join(rows.row(0)) if len(rows) else ""
+        return f"{type(self).__name__}({len(rows)} rows" + (f": {fields})" if fields else ")")
 
     def __len__(self):
         return len(self._rows)

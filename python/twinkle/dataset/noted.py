@@ -16,6 +16,9 @@ class NotedDataset(Dataset):
         self._order = None  # of the sources; None: not mixed
         super().__init__(dataset_meta, **kwargs)
 
+    def __repr__(self):
+        return f"{type(self).__name__}({', '.join(self._sources) or 'no source'})"
+
     def mix_dataset(self, interleave=True):
         """Notes in which order rows of all sources come: one of each in turn, or one source after
         the other. InvalidError: there is no source, or interleave is neither True nor False."""

@@ -3,12 +3,13 @@
 import json
 import os
 
-from twinkle import checks
+from twinkle import checks, hub
 from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.tenant import Tenant
 from twinkle.errors import TwinkleError, refuse_unknown, require
+from twinkle.infra import device_of
 from twinkle.ledger import Ledger
 from twinkle.template.template import Template, resolve
 
@@ -70,7 +71,8 @@ class Engine:
     BusyError, and InvalidError for one operation that takes more alone.
     value_head: in place of the vocabulary's head one row and a bias (None: False), whose logits are
     values; TransformersValueModel trains them.
-    device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU.
+    device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU;
+    None: what TWINKLE_DEVICE says, else 'cuda' where that can be, else 'cpu'.
     decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True), train_graphs:
     so are training passes whose lengths and tenants come again; neither changes a number.
     resident_bytes: that all adapters' state may take in memory (None or 0: no limit); beyond them
@@ -85,7 +87,7 @@ class Engine:
         mixed_precision="bf16",
         deterministic=True,
         token_budget=None,
-        device="cpu",
+        device=None,
         **options,
     ):
         checks.path("engine: model_id", model_id)
@@ -110,7 +112,7 @@ class Engine:
         self.operations = core().Engine(
             resolve(model_id),
             mixed_precision=mixed_precision,
-            device=checks.text("engine: device", device),
+            device=device_of(None) if device is None else checks.text("engine: device", device),
             deterministic=checks.flag("engine: deterministic", deterministic),
             **options,
         )
@@ -203,6 +205,7 @@ class Engine:
             config = LoraConfig.from_any(lora_config)
             values = config.to_dict()
             values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
+            values["base_model_name_or_path"] = hub.name_of(self.model_id)
             fields["lora_json"] = json.dumps(values, sort_keys=True)
         fields |= {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
         made = Ledger(tenant=None)

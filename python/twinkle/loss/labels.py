@@ -38,9 +38,11 @@ def at_labels(name, given, inputs, mask, width=None):
     `given` has for the labels of mask [B, L], in order.
 
     given: for each sequence one number, one entry for each of its labels that count, or one for
-    each position of the sequence, padded or not; without a width an entry is a number, with one K
-    of them. InvalidError: another number of sequences or entries, what is no number, nan, inf; of
-    'logits' -inf passes, a token of probability 0, unless a label has nothing else.
+    each position of the sequence, padded or not; without a width an entry is a number, or the list
+    of (token id, log p) that a sampled token has in SampledSequence.logprobs, with one K of them.
+    InvalidError: another number of sequences or entries, what is no number, nan, inf, log
+    probabilities of other tokens than the labels; of 'logits' -inf passes, a token of probability
+    0, unless a label has nothing else.
     """
     import torch
 
@@ -49,7 +51,11 @@ def at_labels(name, given, inputs, mask, width=None):
     rows = []
     for i, (row, length) in enumerate(zip(given, _lengths(inputs, mask), strict=True)):
         what = f"loss: {name} of inputs[{i}]"
-        values = _at(what, _tensor(what, row, dtype), mask[i].nonzero()[:, 0], length, width)
+        if width is None and _is_sampled(row):
+            entries = _of_sampled(what, row, inputs["labels"][i][mask[i]].tolist())
+        else:
+            entries = row
+        values = _at(what, _tensor(what, entries, dtype), mask[i].nonzero()[:, 0], length, width)
         if width != "integers":
             _check_finite(what, values, masked=width == "logits")
         rows.append(values)
@@ -134,6 +140,36 @@ def _lengths(inputs, mask):
     if attended is None:
         return [mask.shape[1]] * len(mask)
     return [int(row.nonzero().max()) + 1 if row.any() else 0 for row in attended]
+
+
+def _is_sampled(row):
+    """Whether it has the form of SampledSequence.logprobs: per token [(token id, log p), ...]."""
+    entries = row if isinstance(row, (list, tuple)) and row else [None]
+    return all(
+        isinstance(entry, (list, tuple))
+        and entry
+        and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in entry)
+        for entry in entries
+    )
+
+
+def _of_sampled(what, row, labels):
+    """The log-probability of each label among those of its token."""
+    require(
+        len(row) == len(labels),
+        f"{what} has the log-probabilities of {len(row)} sampled tokens for {len(labels)} labels, "
+        "they must be equally many: train on the new_input_feature that came with them",
+    )
+    out = []
+    for at, (entry, label) in enumerate(zip(row, labels, strict=True)):
+        found = dict(map(tuple, entry))
+        require(
+            label in found,
+            f"{what} has at {at} the log-probability of token {entry[-1][0]}, but the label is "
+            f"{label}: train on the new_input_feature that came with it",
+        )
+        out.append(found[label])
+    return out
 
 
 def _tensor(what, row, dtype):

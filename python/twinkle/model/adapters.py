@@ -2,10 +2,12 @@
 
 import dataclasses
 
+from twinkle import hub
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
+from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group
 from twinkle.seeding import stable_seed
@@ -44,6 +46,11 @@ class Adapters(Checkpoints):
             self._tenants.settle()
             if self._tenants.frozen is not None:  # who trains all weights is alone with the model
                 self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
+            if not self._value_head:  # which is trained whole, always
+                get_logger().warning(
+                    f"model: all {self.facts['num_parameters']:,} weights of {self.model_id} are "
+                    "trained: add_adapter_to_model first trains an adapter alone"
+                )
             created = {"tenant": "full", "seed": current_run().seed}
             group.run(self.engine.create, lambda _: {"tenant": "full"}, **created)
         return group.tenant
@@ -78,6 +85,8 @@ class Adapters(Checkpoints):
         config = LoraConfig.from_any(directory or config_or_dir)
         if config.target_modules is None:  # as peft does for these families
             config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
+        if not directory:
+            config = dataclasses.replace(config, base_model_name_or_path=hub.name_of(self.model_id))
         group = Group(adapter_name, self._default_template)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.tenant, group.config = f"adapter/{adapter_name}", config

@@ -4,13 +4,24 @@ from dataclasses import dataclass, replace
 
 from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
+from twinkle.logger import get_logger
 
-# Arguments of upstream that have no effect on one device of this engine.
-INERT = (
-    "attn_implementation", "device_map", "enable_router_replay", "instance_id",
-    "low_cpu_mem_usage", "memory_efficient_init", "remote_group", "revision", "trust_remote_code",
-    "use_cache",
-)  # fmt: skip
+# Keyword arguments that scripts of transformers and of ModelScope's Twinkle give: flags that this
+# engine has no use for, which the log says, and those that are looked at.
+_FLAGS = ("low_cpu_mem_usage", "memory_efficient_init", "trust_remote_code", "use_cache")
+KWARGS = ("attn_implementation", "device_map", "enable_router_replay", "instance_id",
+          "remote_group", "revision", *_FLAGS)  # fmt: skip
+# How several devices share a model: on one there is nothing to share.
+_SHARING = {
+    "ddp_config": (
+        "bucket_cap_mb", "broadcast_buffers", "check_reduction", "find_unused_parameters",
+        "gradient_as_bucket_view", "init_sync", "static_graph"),
+    "fsdp_config": (
+        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "expert_parallel",
+        "forward_prefetch", "fsdp_version", "limit_all_gathers", "manual_prefetch",
+        "reshard_after_forward", "sharding_strategy", "sync_module_states",
+        "transformer_layer_cls_to_wrap", "use_orig_params"),
+}  # fmt: skip
 _MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
@@ -55,6 +66,45 @@ def check_arguments(config, mixed_precision, strategy, dtype, router_replay):
         f"model: torch_dtype is {dtype}, but mixed_precision is {mixed_precision!r}; they must be "
         "bfloat16 and 'bf16', or float32 and 'no'",
     )
+
+
+def check_sharing(**configs):
+    """ddp_config and fsdp_config of a model on one device, which shares nothing. InvalidError: no
+    dict, a field that says something else; NotAvailableError: experts in parallel."""
+    given = []
+    for name, value in configs.items():
+        config = checks.mapping(f"model: {name}", value, none=True)
+        refuse_unknown(f"model: {name}", config, _SHARING[name])
+        experts = config.get("expert_parallel")
+        if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
+            raise NotAvailableError(
+                f"model: {name}: expert_parallel is {experts!r}, it needs mixture-of-experts "
+                "models, which this version does not have: leave it out"
+            )
+        given += [f"{field} of {name}" for field in config]
+    _told(given, "they say how several devices share a model, and it runs on one")
+
+
+def check_kwargs_of_model(kwargs, device):
+    """What is accepted for the sake of other engines. InvalidError: a value of another kind,
+    another device_map than the device."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    for name in _FLAGS:
+        checks.flag(f"model: {name}", given.get(name, False))
+    for name in ("attn_implementation", "instance_id"):
+        checks.text(f"model: {name}", given.get(name), none=True)
+    where = given.get("device_map", "auto")
+    if not isinstance(where, str) or where not in ("auto", device):
+        checks.refuse(
+            "model: device_map", where, f"'auto' or {device!r}, where the model runs: device_mesh"
+            ", remote_group and TWINKLE_DEVICE choose that",
+        )  # fmt: skip
+    inert = [name for name in ("attn_implementation", *_FLAGS) if name in given]
+    _told(inert, "the engine has one way to do it")
+
+
+def _told(names, why):
+    get_logger().info_if(f"model: {', '.join(names)} change nothing here: {why}", names)
 
 
 def refuse_grad_scaler(what):

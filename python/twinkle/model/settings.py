@@ -21,6 +21,14 @@ class Settings(TwinkleModel):
 
     _value_head = False  # in place of the vocabulary's
 
+    def __repr__(self):
+        adapters = ", ".join(name for name in self._groups if name) or "none, all weights train"
+        return (
+            f"{type(self).__name__}({self.model_id!r}: {self.facts['family']}, "
+            f"{self.facts['num_parameters']:,} parameters, mixed_precision "
+            f"{self.mixed_precision!r}, on {self._device}; adapters: {adapters})"
+        )
+
     def _group(self, adapter_name=None):
         groups = self._groups  # which adding and removing replace, in other threads, too
         if adapter_name is None:
@@ -50,11 +58,14 @@ class Settings(TwinkleModel):
     # ---- settings
 
     def set_loss(self, loss_cls, adapter_name=None, **kwargs):
-        """A Loss, a subclass, its name, a plugin id, or a function (inputs, outputs, **kwargs).
+        """A Loss, a subclass, its name or the short one of twinkle.loss.torch_loss_mapping
+        ('grpo'), a plugin id, or a function (inputs, outputs, **kwargs).
         InvalidError: another thing, or kwargs that it does not take; the loss before then stays."""
         if callable(loss_cls) and not isinstance(loss_cls, (type, Loss)):
             refuse_unknown("model: set_loss of a function", kwargs)
             loss_cls = FunctionLoss(loss_cls)
+        if isinstance(loss_cls, str):
+            loss_cls = twinkle.loss.torch_loss_mapping.get(loss_cls.lower(), loss_cls)
         loss = construct_class(loss_cls, Loss, twinkle.loss, **kwargs)
         check_usable(loss, self._value_head)
         if loss.engine_name is not None:

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 from twinkle import checks
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import device_of, register
+from twinkle.infra import place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, evaluate
 from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
-    INERT,
+    KWARGS,
     check_arguments,
+    check_kwargs_of_model,
     check_model_cls,
+    check_sharing,
     forward_kwargs,
     refuse_grad_scaler,
 )
@@ -52,7 +54,10 @@ class TransformersModel(Adapters):
     Every method raises InvalidError for an adapter that is not there and for an argument that it
     cannot use (named, with its value), and changes nothing then. Here: NotFoundError, no
     such model, or no weights in it; InvalidError, a broken file, other shapes than config.json's, a
-    family or rope kind that is not known; NotAvailableError, what this version does not have.
+    family or rope kind that is not known, a device that is not there, a remote_group that
+    initialize was not given; NotAvailableError, what this version does not have. The model runs on
+    the device that TWINKLE_DEVICE says, else device_mesh, else the group, else on a GPU where there
+    is one. What has a meaning for other engines alone is checked, and the log says so.
     """
 
     def __init__(
@@ -76,23 +81,23 @@ class TransformersModel(Adapters):
         if tokenizer_id is not None:
             checks.path("model: tokenizer_id", tokenizer_id)
         dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
-        refuse_unknown("model: TransformersModel", kwargs, INERT)
+        refuse_unknown("model: TransformersModel", kwargs, KWARGS)
         checks.newest("model: revision", kwargs.get("revision"))
         replay = kwargs.get("enable_router_replay", False)
         check_model_cls(model_cls, self._value_head)
         check_arguments(config, mixed_precision, strategy, dtype, replay)
-        del ddp_config, fsdp_config  # of several devices
+        check_sharing(ddp_config=ddp_config, fsdp_config=fsdp_config)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
-        self.device_mesh = register(self, device_mesh)
+        self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
+        check_kwargs_of_model(kwargs, self._device)
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
         self.mixed_precision = mixed_precision
         from twinkle.engine.engine import Engine  # which takes its batches from this package
 
-        device = device_of(self.device_mesh)
         self.engine = Engine(
-            model_id, mixed_precision, device=device, value_head=self._value_head
+            model_id, mixed_precision, device=self._device, value_head=self._value_head
         ).operations
         self.facts = self.engine.facts()
         # What scripts reach for on the model inside; the engine knows its layers.

@@ -9,58 +9,22 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.data_format import SamplingParams
+from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import current_run, device_of, register
+from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
 from twinkle.model.batch import as_list
 from twinkle.sampler.base import Sampler
+from twinkle.sampler.engine_args import read as engine_args_of
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
-# vLLM's engine arguments: those with an effect here, and those without.
-_USED = ("max_model_len", "dtype", "seed", "max_loras")
-_INERT = (
-    "tensor_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enable_lora",
-    "max_lora_rank", "enable_sleep_mode", "enable_prefix_caching", "enforce_eager",
-    "trust_remote_code", "quantization", "load_format", "logprobs_mode", "disable_log_stats",
-    "max_num_batched_tokens", "model", "swap_space", "enable_tower_connector_lora",
-)  # fmt: skip
 _INT32_MAX = 2**31 - 1
-_PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
-
-
-def _integer(name, args, default, least=None):
-    value = args.get(name)
-    if value is None:
-        return default
-    require(
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and (least is None or value >= least),
-        f"sampler: {name} is {value!r}, it must be an integer"
-        + ("" if least is None else f" of at least {least}"),
-    )
-    return value
-
-
-def _precision(dtype, model):
-    """The engine's mixed_precision for a dtype of engine_args; the model's, which it must be, where
-    there is one."""
-    dtype = "auto" if dtype is None else str(dtype).removeprefix("torch.")
-    known = _PRECISION
-    if model is not None:
-        own = model.mixed_precision
-        known = {name: own for name, of in _PRECISION.items() if name == "auto" or of == own}
-    if dtype not in known:
-        whose = "" if model is None else f", since the model's mixed_precision is {own!r}"
-        checks.refuse("sampler: dtype", dtype, f"one of {', '.join(known)}{whose}")
-    return known[dtype]
 
 
 def _check_widths(params):
@@ -74,8 +38,13 @@ def _check_widths(params):
         )
 
 
-def _params(given):
-    params = SamplingParams() if given is None else given
+def _params(given, named, args):
+    """SamplingParams of sample()'s, or of the fields that it was given by name."""
+    require(
+        given is None or not named,
+        f"sampler: {', '.join(sorted(named))} is given beside sampling_params: put it into them",
+    )
+    params = SamplingParams.from_dict(named) if given is None else given
     if isinstance(params, dict):
         params = SamplingParams.from_dict(params)
     require(
@@ -83,6 +52,7 @@ def _params(given):
         f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
     )
     _check_widths(params)
+    args.check_logprobs(params)
     return params
 
 
@@ -116,54 +86,46 @@ class TorchSampler(Sampler):
     """Samples from a model of its own, or, with model=, from a TransformersModel's engine, so that
     what is being trained is what is sampled.
 
-    engine_args: vLLM's names; max_model_len (tokens of prompt and reply), dtype ('bfloat16',
-    'float32'), seed and max_loras have an effect; other known ones have none.
+    engine_args: vLLM's names. max_model_len (tokens of prompt and reply), dtype ('bfloat16',
+    'float32'), seed, max_loras, max_lora_rank (of adapter_path), logprobs_mode are the sampler's;
+    max_num_seqs (sequences at a time), max_num_batched_tokens (of prompts in a step) and
+    enforce_eager (no graphs of a GPU) an engine's of its own, without model=. Others that vLLM has
+    are checked, and the log says that they change nothing.
     InvalidError: neither model_id nor model, another thing for one of them, an unknown argument or
-    one of engine_args, a quantization, a tensor_parallel_size other than 1, another dtype, which
-    with model= is one that is not the model's, a max_model_len outside 1 to the model's, a seed
-    that is no integer, max_loras below 1; NotFoundError: no such model; NotAvailableError: a
-    device_mesh of several ranks, or without model= of another device than CPU and CUDA.
+    one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other
+    than 1, another dtype, which with model= is one that is not the model's, a max_model_len above
+    the model's, a remote_group that initialize was not given, a device that is not there, or with
+    model= another one than the model's; NotFoundError: no such model; NotAvailableError: a
+    device_mesh of several ranks or of another device than CPU and CUDA, logits for logprobs_mode.
     """
 
     def __init__(self, model_id=None, engine_args=None, device_mesh=None, model=None, **kwargs):
         refuse_unknown(f"sampler: {type(self).__name__}", kwargs, ("remote_group", "instance_id"))
-        require(
-            engine_args is None or isinstance(engine_args, dict),
-            f"sampler: engine_args is {engine_args!r}, it must be a dict",
-        )
-        args = dict(engine_args or {})
-        refuse_unknown("sampler: engine_args", args, _USED + _INERT)
-        require(
-            args.get("quantization") is None,
-            f"sampler: quantization is {args.get('quantization')!r}, this version has none",
-        )
-        require(
-            args.get("tensor_parallel_size", 1) == 1,
-            f"sampler: tensor_parallel_size is {args.get('tensor_parallel_size')}, this version "
-            "samples on one device",
-        )
         require(model_id is not None or model is not None, "sampler: model_id or model is missing")
         if model is not None and not isinstance(model, TransformersModel):
             checks.refuse("sampler: model", model, "a TransformersModel")
         if model_id is not None:
             model_id = checks.path("sampler: model_id", model_id)
-        self.device_mesh = register(self, device_mesh)
+        self._args = args = engine_args_of(engine_args, model, model_id or model.model_id)
+        self.device_mesh, self._device = place(
+            self,
+            device_mesh,
+            kwargs.get("remote_group"),
+            shared=None if model is None else model._device,
+        )
         self.model_id = model_id if model_id is not None else str(model.tokenizer_id)
         self._model = model
-        self._precision = _precision(args.get("dtype"), model)
         if model is not None:
             self.engine = model.engine
         else:
             self.engine = self._engine_of(self.model_id)
         limit = self.engine.facts()["max_positions"]
-        self.max_model_len = _integer("max_model_len", args, limit, least=1)
+        self.max_model_len = limit if args.max_model_len is None else args.max_model_len
         require(
             self.max_model_len <= limit,
             f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}, the "
             "model's",
         )
-        self._seed = _integer("seed", args, None)
-        self._max_loras = _integer("max_loras", args, 1, least=1)
         self._tenants = _no_tenants()
         self._lock = threading.RLock()  # of _tenants and _calls
         self._calls = 0
@@ -175,8 +137,9 @@ class TorchSampler(Sampler):
     def _engine_of(self, model_id):
         return core().Engine(
             resolve(model_id),
-            mixed_precision=self._precision,
-            device=device_of(self.device_mesh),
+            mixed_precision=self._args.precision,
+            device=self._device,
+            **self._args.options,
         )
 
     def _tenant(self, adapter_name, adapter_path, use_base_model):
@@ -226,9 +189,14 @@ class TorchSampler(Sampler):
         known, tenant = loaded.get(directory, (None, None))
         if known == version:
             return tenant
+        most = self._args.max_lora_rank
+        if most is not None and LoraConfig.from_any(directory).r > most:
+            raise InvalidError(
+                f"sampler: the adapter at {directory} has a higher rank than max_lora_rank, {most}"
+            )
         tenant = f"sampler/{self._name}/{next(self._num_adapters)}/{directory}"
         others = [(d, each) for d, each in loaded.items() if d != directory]
-        kept = dict(others[max(0, len(others) + 1 - self._max_loras) :])
+        kept = dict(others[max(0, len(others) + 1 - self._args.max_loras) :])
         self._tenants.run(
             self.engine.create,
             lambda _: {"loaded": {**kept, directory: (version, tenant)}},
@@ -255,19 +223,21 @@ class TorchSampler(Sampler):
         *,
         return_encoded=False,
         use_base_model=False,
+        **named,
     ):
         """One SampleResponse per input, in order.
 
         inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
-        dict. max_tokens=0 only scores the prompts. Without a seed every prompt of every call draws
-        its own from the run's seed. adapter_path: a PEFT directory to sample with. return_encoded:
-        every sequence has its new_input_feature and text even where the inputs are tokens and no
-        template was set; the model's own is used then.
+        dict; in their place their fields may be given by name, as max_tokens=64. max_tokens=0 only
+        scores the prompts. Without a seed every prompt of every call draws its own from the run's
+        seed. adapter_path: a PEFT directory to sample with. return_encoded: every sequence has its
+        new_input_feature and text even where the inputs are tokens and no template was set; the
+        model's own is used then.
         InvalidError: a token outside the vocabulary, a prompt that with max_tokens is longer than
         max_model_len, an adapter of another model; NotFoundError: adapter_path has no adapter.
         """
         return_encoded = checks.flag("sampler: return_encoded", return_encoded)
-        params = _params(sampling_params)
+        params = _params(sampling_params, named, self._args)
         features = self._features(inputs, params, return_encoded)
         future, completions = None, [[{}] for _ in features]
         with self._lock:  # no other thread forgets the adapter before its sample is queued
@@ -290,13 +260,14 @@ class TorchSampler(Sampler):
         adapter_path=None,
         *,
         use_base_model=False,
+        **named,
     ):
         """sample() of one input, as a generator of (delta, reason): the text that has come since
         the last one, and 'stop' or 'length' with the last, None before. The deltas together are the
         `decoded` of sample() with the same seed. Closing the generator ends the sampling.
         InvalidError: num_samples is not 1, not one input, and as sample(), which may come with the
         first delta; NotFoundError: adapter_path has no adapter."""
-        params = _params(sampling_params)
+        params = _params(sampling_params, named, self._args)
         require(
             params.num_samples == 1,
             f"sampler: num_samples is {params.num_samples}, sample_stream takes 1",
@@ -367,7 +338,7 @@ class TorchSampler(Sampler):
                 f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
                 f"together they must fit max_model_len, {self.max_model_len}"
             )
-        run = current_run().seed if self._seed is None else self._seed
+        run = current_run().seed if self._args.seed is None else self._args.seed
         return engine_params(params, room, stable_seed(run, "sample", self._calls, index))
 
     # ---- vLLM's other verbs
