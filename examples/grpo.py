@@ -50,7 +50,7 @@ while step < args.steps:
         rewards = reward(chats)
         model.forward_backward(
             inputs=[reply.new_input_feature for reply in replies],
-            old_logps=[[token[0][1] for token in reply.logprobs] for reply in replies],
+            old_logps=[reply.logprobs for reply in replies],
             advantages=advantage(rewards, num_generations=group).tolist(),
         )
         model.clip_grad_and_step(max_grad_norm=1.0)

@@ -27,6 +27,7 @@ def test_sampling_params_of_the_documents():
         ("min_p", -0.1, "min_p is -0.1, it must be at least 0"),
         ("min_p", 1.1, "min_p is 1.1, it must be at most 1"),
         ("repetition_penalty", 0, "repetition_penalty is 0"),
+        ("repetition_penalty", 1e-300, "repetition_penalty is 1e-300, it must be at least 1e-06"),
         ("num_samples", 0, "num_samples is 0"),
         ("logprobs", -1, "logprobs is -1"),
         ("prompt_logprobs", -1, "prompt_logprobs is -1"),

@@ -88,6 +88,8 @@ def local(model_id):
 def name_of(model_id):
     """What an adapter's files call the model: the id without hf:// or ms://, the built-in model's
     own, a path as it is."""
+    if Path(model_id).expanduser().exists():
+        return str(model_id)
     name = str(model_id).partition("://")[2] or str(model_id)
     return SMOLLM2 if name.lower() == "smollm2" else name
 

@@ -230,7 +230,7 @@ CALLS = {
             "max_tokens": COUNTS | NONE, "seed": {"0", "5"} | NONE,
             "stop": NONE | {"text", "empty text", "list"} - {"empty text"},
             "temperature": NUMBERS, "top_k": COUNTS | {"-1"}, "top_p": set(),
-            "repetition_penalty": POSITIVE, "logprobs": COUNTS | NONE,
+            "repetition_penalty": {"5", "1.5"}, "logprobs": COUNTS | NONE,
             "prompt_logprobs": COUNTS | NONE, "num_samples": {"5"},
         }.items()
     },

@@ -47,9 +47,9 @@ class SamplingParams:
     Both are of the whole distribution at `temperature` (1 where it is 0).
     InvalidError, of another kind of value too: max_tokens, temperature or seed below 0, a seed of
     2^64 or more, top_k below -1, top_p not above 0 or above 1, min_p outside 0 to 1,
-    repetition_penalty not above 0, logprobs or prompt_logprobs outside 0 to 128, num_samples
-    outside 1 to 65536, a text in stop that is empty or has a lone surrogate, max_tokens and
-    max_new_tokens that differ.
+    repetition_penalty outside 1e-6 to 1e6, logprobs or prompt_logprobs outside 0 to 128,
+    num_samples outside 1 to 65536, a text in stop that is empty or has a lone surrogate, max_tokens
+    and max_new_tokens that differ.
     """
 
     max_tokens: int | None = None
@@ -80,6 +80,7 @@ class SamplingParams:
         _number("top_p", self.top_p, least=0, most=1, above=True)
         _number("min_p", self.min_p, least=0, most=1)
         _number("repetition_penalty", self.repetition_penalty, least=0, above=True)
+        _number("repetition_penalty", self.repetition_penalty, least=1e-6, most=1e6)
         _number("logprobs", self.logprobs, least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True)
         _number(
             "prompt_logprobs", self.prompt_logprobs,
