@@ -38,6 +38,9 @@ std::vector<std::weak_ptr<Engine>>& engines() {
 }
 
 EnginePointer make_engine(const engine::EngineOptions& options) {
+  static const pid_t first = getpid();  // OpenMP's threads are its, too
+  require(getpid() == first, Code::kInvalid, "engine: made in process ", first, " before its fork ",
+          getpid(), ", which can't have another: its threads are gone; start workers by spawn");
   EnginePointer engine;
   {
     const ReleasedGil released;

@@ -50,7 +50,7 @@ struct Engine::State {
   void require_own_process() const {
     require(getpid() == process, Code::kInvalid, "engine: made by process ", process,
             ", used in its fork ", getpid(),
-            ", where its thread does not run; start workers by spawn, or make an engine in each");
+            ", where its thread does not run; start workers by spawn");
   }
 
   const pid_t process = getpid();

@@ -2,11 +2,13 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
 from twinkle import LoraConfig, TwinkleError
 from twinkle.model import MultiLoraTransformersModel
+from twinkle.model.group import Group
 from twinkle.sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("engine_built")
@@ -53,12 +55,17 @@ def adding(model):
     return lambda i: model.add_adapter_to_model(f"a{i}", LoraConfig(r=2))
 
 
-def test_first_adapters_of_many_threads_are_all_there(multi):
-    for _ in range(3):
-        model = multi(max_loras=NUM_THREADS)
-        assert at_once(adding(model)) == [None] * NUM_THREADS
-        assert sorted(model._groups) == [f"a{i}" for i in range(NUM_THREADS)]
-        assert all(group.template is not None for group in model._groups.values())
+def test_first_adapters_of_many_threads_are_all_there(multi, monkeypatch):
+    def slowly(self, other):
+        time.sleep(0.02)
+        take(self, other)
+
+    take = Group.take_settings
+    monkeypatch.setattr(Group, "take_settings", slowly)
+    model = multi(max_loras=NUM_THREADS)
+    assert at_once(adding(model)) == [None] * NUM_THREADS
+    assert sorted(model._groups) == [f"a{i}" for i in range(NUM_THREADS)]
+    assert all(group.template is not None for group in model._groups.values())
 
 
 def test_max_loras_holds_whoever_is_first_and_a_refused_name_is_free(multi):
