@@ -6,6 +6,7 @@
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/cli/train/training.h"
+#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/optim/optimizer.h"
 
 namespace twinkle::cli {
@@ -121,8 +122,10 @@ void train(CLI::App& app, Action& action) {
   command->add_option("model", o->model, "directory or hub id")->required();
   command->add_option("data", o->data, ".json, .jsonl or .csv")->required();
   add_output(*command, *o);
-  command->add_option("--preprocessor", o->preprocessor,
-                      "by name, for rows without messages: AlpacaProcessor, ...");
+  std::string names;
+  for (const auto& kind : data::preprocessor_kinds())
+    names += (names.empty() ? "" : ", ") + kind.name;
+  command->add_option("--preprocessor", o->preprocessor, "for rows without messages: " + names);
   add_adapter(*command, *o);
   add_schedule(*command, *o);
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
