@@ -13,9 +13,18 @@ from twinkle.errors import InvalidError
 _INT64_MAX = 2**63 - 1
 
 
+def short(value):
+    """A value for an error's text: some levels and some characters of its repr, which may have no
+    end, or fail."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} of {value.bit_length()} bits"
+
+
 def refuse(what, value, must):
     """Raises InvalidError: "WHAT is VALUE, it must be MUST"."""
-    raise InvalidError(f"{what} is {reprlib.repr(value)}, it must be {must}")
+    raise InvalidError(f"{what} is {short(value)}, it must be {must}")
 
 
 def integer(what, value, least=None, most=None, none=False):
@@ -103,6 +112,9 @@ def path(what, value):
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         refuse(what, value, "a path")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        must = "UTF-8: rename the file, or pass a link to it that has another name"
+        refuse(what, value, must)
     parts = [("a name", 255, name) for name in text.split("/")]
     for kind, most, part in [("the whole", 4095, text), *parts]:
         size = len(part.encode(errors="surrogatepass"))

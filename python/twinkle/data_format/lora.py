@@ -113,16 +113,20 @@ class LoraConfig:
                 isinstance(modules, list)
                 and modules
                 and all(isinstance(name, str) and name for name in modules),
-                f"lora: target_modules is {modules!r}, it must be 'all-linear', a list of names or "
-                "a regular expression",
+                f"lora: target_modules is {checks.short(modules)}, it must be 'all-linear', a list "
+                "of names or a regular expression",
             )
         checks.flag("lora: use_rslora", self.use_rslora)
         for name in sorted(_REFUSED):
             require(
                 getattr(self, name) in (None, {}, [], "") or getattr(self, name) is False,
-                f"lora: {name} is {getattr(self, name)!r}, this version takes only its default",
+                f"lora: {name} is {checks.short(getattr(self, name))}, this version takes only its "
+                "default",
             )
-        require(self.bias == "none", f"lora: bias is {self.bias!r}, this version takes only 'none'")
+        require(
+            self.bias == "none",
+            f"lora: bias is {checks.short(self.bias)}, this version takes only 'none'",
+        )
         require(
             self.init_lora_weights is True,
             f"lora: init_lora_weights is {self.init_lora_weights!r}, this version takes only True",

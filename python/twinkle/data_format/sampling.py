@@ -18,8 +18,10 @@ def _number(name, value, *, least, most=None, above=False, integer=False, none=F
     kind = "an integer" if integer else "a number"
     require(
         isinstance(value, int if integer else (int, float)) and not isinstance(value, bool),
-        f"sampler: {name} is {value!r}, it must be {kind}",
+        f"sampler: {name} is {checks.short(value)}, it must be {kind}",
     )
+    if isinstance(value, int) and abs(value) >= 2**64:
+        checks.refuse(f"sampler: {name}", value, f"{kind} of at most 64 bits")
     bound = f"above {least}" if above else f"at least {least}"
     require(
         math.isfinite(value) and (value > least if above else value >= least),
@@ -95,7 +97,8 @@ class SamplingParams:
                 all(isinstance(s, str) for s in stop)
                 or all(isinstance(s, int) and not isinstance(s, bool) for s in stop)
             ),
-            f"sampler: stop is {self.stop!r}, it must be a text, a list of texts or of token ids",
+            f"sampler: stop is {checks.short(self.stop)}, it must be a text, a list of texts or of "
+            "token ids",
         )
         for part in self.stop_texts:
             checks.utf8("sampler: stop", part)

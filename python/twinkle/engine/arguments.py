@@ -28,7 +28,7 @@ def as_json(name, values):
 def _is_json(value):
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 

@@ -53,14 +53,14 @@ def as_json(what, options):
     """Options as JSON text. InvalidError: a value that is not JSON, as NaN and infinity are not."""
     try:
         return json.dumps(options, allow_nan=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         pass
     for name, value in options.items():
         try:
             json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             checks.refuse(f"{what}: {name}", value, "a finite number, a text, True or False")
-    raise InvalidError(f"{what}: the options {options!r} are not JSON")
+    raise InvalidError(f"{what}: the options {checks.short(options)} are not JSON")
 
 
 def check_options(optimizer, options):
