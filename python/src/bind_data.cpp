@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
 #include "twinkle/data/dataset.h"
@@ -67,11 +68,12 @@ py::list from_rows(const Dataset& self, int64_t begin, int64_t end) {
 }
 
 Dataset encode(const Dataset& self, const text::Template& tmpl, bool add_generation_prompt) {
-  return self.encode(data::encoder(tmpl, add_generation_prompt));
+  return interruptible([&] { return self.encode(data::encoder(tmpl, add_generation_prompt)); });
 }
 
 Dataset check(const Dataset& self, const text::Template& tmpl) {
-  return self.filter([&tmpl](const Row& row) { return !data::why_not(tmpl, row).has_value(); });
+  const auto fits = [&tmpl](const Row& row) { return !data::why_not(tmpl, row).has_value(); };
+  return interruptible([&] { return self.filter(fits); });
 }
 
 void bind_dataset(py::module_& m) {
@@ -108,10 +110,8 @@ void bind_dataset(py::module_& m) {
           },
           py::arg("preprocessor"), py::arg("arguments"),
           "Runs a built-in preprocessor on all cores.")
-      .def("encode", &encode, py::arg("template"), py::arg("add_generation_prompt") = false,
-           NoGil())
-      .def("check", &check, py::arg("template"), NoGil(),
-           "Without the rows that cannot be encoded.")
+      .def("encode", &encode, py::arg("template"), py::arg("add_generation_prompt") = false)
+      .def("check", &check, py::arg("template"), "Without the rows that cannot be encoded.")
       .def("replaced", &replaced, py::arg("rows"), py::arg("origins"),
            "These rows, row i in the place of row origins[i].")
       .def(

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
 #include "twinkle/text/template.h"
@@ -80,8 +81,7 @@ Features encode_all(const Template& self, const std::vector<py::dict>& rows, boo
   for (const py::dict& row : rows)
     trajectories.push_back(
         trajectory_json(row, "text: row " + std::to_string(trajectories.size()) + ": "));
-  const ReleasedGil released;
-  return self.batch_encode(trajectories, generation);
+  return interruptible([&] { return self.batch_encode(trajectories, generation); });
 }
 
 // Rows whose fields are trajectories (positive and negative, say): each of those fields is encoded.
@@ -124,18 +124,23 @@ py::list batch_encode(const Template& self, const py::object& given, bool genera
 py::object encode(const Template& self, const py::dict& row, bool generation) {
   require(self.options().truncation != text::Truncation::kSplit, Code::kInvalid,
           "text: truncation_strategy is 'split', which can give several samples: use batch_encode");
-  std::vector<InputFeature> features;
   const Json trajectory = trajectory_json(row);
-  {
-    const ReleasedGil released;
-    features = self.encode(trajectory, generation);
-  }
+  const auto features = interruptible([&] { return self.encode(trajectory, generation); });
   return features.empty() ? py::object(py::none()) : with_feature(row, features.front());
 }
 
+std::optional<std::string> why_not(const Template& self, const py::dict& row) {
+  const Json trajectory = trajectory_json(row);
+  return interruptible([&] { return self.check(trajectory); });
+}
+
 py::object check(const Template& self, const py::dict& row) {
-  const bool bad = self.check(trajectory_json(row)).has_value();
-  return bad ? py::object(py::none()) : py::object(row);
+  return why_not(self, row) ? py::object(py::none()) : py::object(row);
+}
+
+std::string render(const Template& self, const py::dict& row, bool generation) {
+  const Json trajectory = trajectory_json(row);
+  return interruptible([&] { return self.render(trajectory, generation); });
 }
 
 // The prompt's row with the reply's tokens, and, where it has messages, the reply as a message.
@@ -160,12 +165,12 @@ std::unique_ptr<Template> make_template(const std::string& directory, bool use_c
                                         const std::string& truncation_strategy,
                                         std::optional<std::string> default_system,
                                         bool enable_thinking) {
-  return std::make_unique<Template>(
-      directory, text::TemplateOptions{.use_chat_template = use_chat_template,
-                                       .max_length = max_length.value_or(0),
-                                       .truncation = text::truncation_of(truncation_strategy),
-                                       .default_system = default_system.value_or(""),
-                                       .enable_thinking = enable_thinking});
+  text::TemplateOptions options{.use_chat_template = use_chat_template,
+                                .max_length = max_length.value_or(0),
+                                .truncation = text::truncation_of(truncation_strategy),
+                                .default_system = default_system.value_or(""),
+                                .enable_thinking = enable_thinking};
+  return interruptible([&] { return std::make_unique<Template>(directory, std::move(options)); });
 }
 
 std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& texts, bool special) {
@@ -173,8 +178,7 @@ std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& te
   utf8s.reserve(texts.size());
   for (const py::str& text : texts)
     utf8s.emplace_back(utf8(text, "text: texts[" + std::to_string(utf8s.size()) + "]"));
-  const ReleasedGil released;
-  return self.batch_encode(utf8s, special);
+  return interruptible([&] { return self.batch_encode(utf8s, special); });
 }
 
 void bind_tokenizer(py::module_& m) {
@@ -226,12 +230,7 @@ void bind_template(py::module_& m) {
            py::arg("add_generation_prompt") = false,
            "encode of a list of rows, or a dict of columns, on all cores; a list of rows.")
       .def("check", &check, py::arg("trajectory"), "The row, or None when it cannot be encoded.")
-      .def(
-          "why_not",
-          [](const Template& self, const py::dict& row) {
-            return self.check(trajectory_json(row));
-          },
-          py::arg("trajectory"), "Why the row cannot be encoded, or None.")
+      .def("why_not", &why_not, py::arg("trajectory"), "Why the row cannot be encoded, or None.")
       .def(
           "decode",
           [](const Template& self, const Ids& ids, bool skip) { return self.decode(ids, skip); },
@@ -244,13 +243,8 @@ void bind_template(py::module_& m) {
           py::arg("rows"), py::arg("skip_special_tokens") = false, NoGil())
       .def("concat_input_feature", &concat_input_feature, py::arg("feature"), py::arg("new_tokens"),
            "The prompt's row with sampled tokens appended, which are trained.")
-      .def(
-          "render",
-          [](const Template& self, const py::dict& row, bool generation) {
-            return self.render(trajectory_json(row), generation);
-          },
-          py::arg("trajectory"), py::arg("add_generation_prompt") = false,
-          "The text that encode tokenises.")
+      .def("render", &render, py::arg("trajectory"), py::arg("add_generation_prompt") = false,
+           "The text that encode tokenises.")
       .def_property_readonly("tokenizer", &Template::tokenizer,
                              py::return_value_policy::reference_internal)
       .def_property_readonly("max_length",

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 
 namespace py = pybind11;
 
@@ -40,12 +41,15 @@ void translate(std::exception_ptr pointer) {
   } catch (const twinkle::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr(class_of(e.code));
     PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
+  } catch (const twinkle::Interrupted&) {  // what the signal raised is set already
+    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   } catch (const py::builtin_exception&) {
     throw;  // Python's own: pybind11 knows which
   } catch (const py::error_already_set&) {
     throw;
   } catch (const std::bad_alloc&) {
-    throw;  // MemoryError
+    const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
+    PyErr_SetString(type.ptr(), "the machine has no memory left for this: make it smaller");
   } catch (const c10::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
     PyErr_SetObject(type.ptr(), py::str(e.what_without_backtrace()).ptr());

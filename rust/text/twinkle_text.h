@@ -45,6 +45,13 @@ typedef struct {
   size_t num_starts;
 } twinkle_rendering;
 
+/* Asked now and then, from the thread of the call, whether it is to end with an error; may be
+ * NULL. */
+typedef struct {
+  bool (*asked)(void* argument);
+  void* argument;
+} twinkle_stop;
+
 void twinkle_text_free(char* text);
 
 /* json: the text of a tokenizer.json; added: a JSON list of added tokens that it may lack. */
@@ -69,10 +76,11 @@ char* twinkle_chat_open(twinkle_view source, twinkle_chat** out);
 void twinkle_chat_close(twinkle_chat* chat);
 bool twinkle_chat_has_generation(const twinkle_chat* chat);
 /* context: a JSON object with `messages` and all else that the template reads. out has
- * num_requests places, which are filled only when NULL is returned. */
+ * num_requests places, which are filled only when NULL is returned. A rendering has limits of
+ * steps, memory and depth, which grow with the conversation: src/limits.rs. */
 char* twinkle_chat_render(const twinkle_chat* chat, twinkle_view context,
                           const twinkle_request* requests, size_t num_requests,
-                          twinkle_rendering* out);
+                          twinkle_stop stop, twinkle_rendering* out);
 void twinkle_rendering_free(twinkle_rendering rendering);
 
 #ifdef __cplusplus

@@ -19,6 +19,23 @@ TEST(ParallelRanges, CoverEveryIndexOnce) {
   }
 }
 
+TEST(ParallelRanges, EndWhenTheCallersInterruptIsAskedFor) {
+  const auto caller = std::this_thread::get_id();
+  Interrupt interrupt([&] { return std::this_thread::get_id() == caller; });
+  const auto forever = [](int64_t, int64_t) {
+    for (;;) Interrupt::check();
+  };
+  EXPECT_THROW(parallel_ranges(8, 1, forever), Interrupted);
+  EXPECT_THROW(parallel_ranges(1, 1, forever), Interrupted);
+}
+
+TEST(ParallelRanges, AreNotInterruptedWithoutOne) {
+  {
+    const Interrupt gone([] { return true; });
+  }
+  parallel_ranges(8, 1, [](int64_t, int64_t) { Interrupt::check(); });
+}
+
 TEST(ParallelRanges, TheErrorOfTheLowestIndexIsTheOneThatArrives) {
   for (int round = 0; round < 20; ++round) {
     EXPECT_EQ(error_of([] {

@@ -18,6 +18,7 @@ std::vector<Result> each(const Dataset& dataset, const Work& work) {
   std::vector<Result> results(dataset.rows().size());
   parallel_ranges(dataset.size(), 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
+      Interrupt::check();
       try {
         results[i] = work(dataset.rows()[i]);
       } catch (const Error& error) {

@@ -17,14 +17,14 @@ std::atomic<size_t> renderings, rendered_bytes, tokenisations, tokenised_bytes;
 
 extern "C" {
 char* __real_twinkle_chat_render(const twinkle_chat*, twinkle_view, const twinkle_request*, size_t,
-                                 twinkle_rendering*);
+                                 twinkle_stop, twinkle_rendering*);
 char* __real_twinkle_tokenizer_encode(const twinkle_tokenizer*, twinkle_view, bool, bool,
                                       twinkle_encoding*);
 
 char* __wrap_twinkle_chat_render(const twinkle_chat* chat, twinkle_view context,
                                  const twinkle_request* requests, size_t num_requests,
-                                 twinkle_rendering* out) {
-  char* error = __real_twinkle_chat_render(chat, context, requests, num_requests, out);
+                                 twinkle_stop stop, twinkle_rendering* out) {
+  char* error = __real_twinkle_chat_render(chat, context, requests, num_requests, stop, out);
   renderings += num_requests;
   for (size_t i = 0; !error && i < num_requests; ++i) rendered_bytes += out[i].size;
   return error;

@@ -3,18 +3,23 @@
 //! the places of the generation blocks and of the messages.
 use std::sync::Arc;
 
+use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{from_args, Enumerator, Object, ObjectRepr, ValueKind};
-use minijinja::{context, Environment, Error, ErrorKind, State, Value};
+use minijinja::{context, AutoEscape, Environment, Error, ErrorKind, State, Value};
 
+use crate::guard::{admit_call, compile, install, Code};
 use crate::json::tojson;
+use crate::limits::{admit, charge, out_of_work, refuse, settled, Run, Stop};
 use crate::rewrite::rewrite;
 
 const NAME: &str = "chat_template";
 
 pub struct Chat {
     environment: Environment<'static>,
+    code: Code<'static>, // borrows from `_source`, which is dropped after it
     pub has_generation: bool,
+    _source: Box<str>,
 }
 
 /// What to render of a conversation.
@@ -67,8 +72,7 @@ impl Chat {
             .lstrip_blocks(true)
             .build()
             .map_err(|e| describe(&e))?;
-        environment.set_syntax(syntax);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        install(&mut environment);
         environment.set_unknown_method_callback(method);
         environment.add_filter("tojson", tojson);
         environment.add_filter("trim", trim);
@@ -90,18 +94,25 @@ impl Chat {
                 .downcast_object_ref::<Message>()
                 .map_or(String::new(), |m| format!("{}m{};", m.marker, m.index))
         });
-        environment
-            .add_template_owned(NAME, rewritten.source)
-            .map_err(|e| describe(&e))?;
+        let source = rewritten.source.into_boxed_str();
+        // SAFETY: the text stays where it is for as long as the code lives.
+        let text: &'static str = unsafe { &*(&*source as *const str) };
         Ok(Chat {
             environment,
+            code: compile(NAME, text, syntax).map_err(|e| describe(&e))?,
             has_generation: rewritten.has_generation,
+            _source: source,
         })
     }
 
     /// Renders the conversation in `context`, an object with `messages` and all else that the
-    /// template reads.
-    pub fn render(&self, context: &str, requests: &[Request]) -> Result<Vec<Rendering>, String> {
+    /// template reads. `stop` is asked now and then.
+    pub fn render(
+        &self,
+        context: &str,
+        requests: &[Request],
+        stop: Option<Stop>,
+    ) -> Result<Vec<Rendering>, String> {
         let parsed: serde_json::Value = serde_json::from_str(context)
             .map_err(|e| format!("the conversation is no JSON: {e}"))?;
         let context_value = Value::from(minijinja::value::Serde(&parsed));
@@ -113,10 +124,6 @@ impl Chat {
         let marker = ('\u{fdd0}'..='\u{fdef}')
             .find(|c| !context.contains(*c))
             .ok_or("the conversation uses every marker character from U+FDD0 to U+FDEF")?;
-        let template = self
-            .environment
-            .get_template(NAME)
-            .map_err(|e| describe(&e))?;
         let mut out = Vec::with_capacity(requests.len());
         for request in requests {
             let count = request.num_messages.min(messages.len());
@@ -139,18 +146,30 @@ impl Chat {
                     String::new()
                 }
             };
-            let text = template
-                .render(context! {
-                    messages => chosen,
-                    add_generation_prompt => request.add_generation_prompt,
-                    __twinkle_open => tag("o"),
-                    __twinkle_close => tag("c"),
-                    ..context_value.clone()
-                })
-                .map_err(|e| describe(&e))?;
+            let root = context! {
+                messages => chosen,
+                add_generation_prompt => request.add_generation_prompt,
+                __twinkle_open => tag("o"),
+                __twinkle_close => tag("c"),
+                ..context_value.clone()
+            };
+            let run = Run::new(context.len(), stop);
+            let text = self.text(root, &run).map_err(|e| describe(&e))?;
             out.push(unmark(&text, marker, count, request.mark));
         }
         Ok(out)
+    }
+
+    fn text(&self, root: Value, run: &Run) -> Result<String, Error> {
+        let mut environment = self.environment.clone(); // shares all; the fuel is its own
+        environment.set_fuel(Some(run.fuel()));
+        let mut text = String::new();
+        run.enter(|| {
+            let Code { main, blocks } = &self.code;
+            let mut out = make_string_output(&mut text);
+            eval(&environment, main, root, blocks, &mut out, AutoEscape::None).map(|_| ())
+        })?;
+        Ok(text)
     }
 }
 
@@ -192,6 +211,7 @@ fn unmark(text: &str, marker: char, count: usize, mark: bool) -> Rendering {
 /// What the template said, with its line; raise_exception's text comes as it is.
 fn describe(error: &Error) -> String {
     let mut text = match error.detail() {
+        _ if error.kind() == ErrorKind::OutOfFuel => out_of_work().to_string(),
         Some(detail) => detail.to_string(),
         None => error.kind().to_string(),
     };
@@ -203,6 +223,9 @@ fn describe(error: &Error) -> String {
 
 fn strftime_now(format: String) -> Result<String, Error> {
     use std::fmt::Write;
+    if format.len() > 1000 {
+        return refuse("strftime_now reads at most 1000 bytes");
+    }
     let mut out = String::new();
     write!(out, "{}", chrono::Local::now().format(&format)).map_err(|_| {
         Error::new(
@@ -218,12 +241,34 @@ fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-fn trim(value: &Value) -> String {
-    value.to_string().trim_matches(is_space).to_string()
+fn trim(value: &Value) -> Result<String, Error> {
+    admit(value, true)?;
+    Ok(value.to_string().trim_matches(is_space).to_string())
 }
 
-/// Methods of Python's values; what minijinja-contrib lacks, or does otherwise, comes first.
+/// Methods of Python's values, within the limits.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    charge(value.as_str().map_or(0, |text| text.len() / 16))?;
+    for value in args {
+        admit(value, true)?;
+    }
+    let mut all = vec![value.clone()];
+    all.extend_from_slice(args);
+    if name == "join" {
+        all.reverse(); // the filter takes the list first
+    }
+    admit_call(name, &all)?;
+    let result = settled(python_method(state, value, name, args)?)?;
+    charge(0).map(|()| result)
+}
+
+/// What minijinja-contrib lacks, or does otherwise, comes first.
+fn python_method(
+    state: &mut State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         match (name, args.len()) {
             ("strip", 0) => return Ok(Value::from(text.trim_matches(is_space))),

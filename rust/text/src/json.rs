@@ -2,6 +2,8 @@
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use crate::limits::{admit_text, charge, fits, refuse, too_deep, MAX_DEPTH};
+
 struct Style {
     indent: Option<String>,
     item: String,
@@ -20,7 +22,11 @@ pub fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Va
         Some(v) if v.is_none() || v.is_undefined() => None,
         Some(v) => Some(match v.as_str() {
             Some(text) => text.to_string(),
-            None => " ".repeat(v.as_usize().unwrap_or(0)),
+            None => {
+                let width = v.as_usize().unwrap_or(0);
+                admit_text(width)?;
+                " ".repeat(width)
+            }
         }),
         None => None,
     };
@@ -44,6 +50,11 @@ pub fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Va
 }
 
 fn write(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+    charge(0)?;
+    fits(out.len())?;
+    if depth > MAX_DEPTH {
+        return refuse(too_deep());
+    }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -99,6 +110,7 @@ fn bracket(
             out.push_str(&style.item);
         }
         if let Some(indent) = &style.indent {
+            fits(out.len() + indent.len() * (depth + 1))?;
             out.push('\n');
             out.push_str(&indent.repeat(depth + 1));
         }

@@ -2,15 +2,21 @@
 #![deny(warnings)]
 
 mod chat;
+mod guard;
 mod json;
+mod limits;
+#[cfg(test)]
+mod limits_test;
+mod operators;
 mod rewrite;
 mod tokenizer;
 
-use std::ffi::{c_char, CString};
+use std::ffi::{c_char, c_void, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::null_mut;
 
 use chat::{Chat, Rendering, Request};
+use limits::Stop;
 use tokenizer::Text;
 
 #[repr(C)]
@@ -33,6 +39,12 @@ pub struct RawRequest {
     num_messages: usize,
     add_generation_prompt: bool,
     mark: bool,
+}
+
+#[repr(C)]
+pub struct RawStop {
+    asked: Option<extern "C" fn(*mut c_void) -> bool>,
+    argument: *mut c_void,
 }
 
 #[repr(C)]
@@ -257,9 +269,14 @@ pub unsafe extern "C" fn twinkle_chat_render(
     context: View,
     requests: *const RawRequest,
     num_requests: usize,
+    stop: RawStop,
     out: *mut RawRendering,
 ) -> *mut c_char {
     guard(|| {
+        let stop = stop.asked.map(|asked| Stop {
+            asked,
+            argument: stop.argument,
+        });
         let requests: Vec<Request> = slice(requests, num_requests)
             .iter()
             .map(|r| Request {
@@ -269,7 +286,7 @@ pub unsafe extern "C" fn twinkle_chat_render(
             })
             .collect();
         for (i, rendering) in (*chat)
-            .render(context.text()?, &requests)?
+            .render(context.text()?, &requests, stop)?
             .into_iter()
             .enumerate()
         {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twinkle/base/file.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/text/rust/foreign.h"
 
 namespace twinkle::text {
@@ -55,6 +56,11 @@ std::string call_beside(const JsonObject& content) {
   JsonObject reply{{"role", "assistant"}, {"tool_calls", JsonArray{call}}};
   reply.insert(content.begin(), content.end());
   return boost::json::serialize(JsonObject{{"messages", JsonArray{question, reply}}});
+}
+
+// Asks the interrupt of the thread that renders.
+twinkle_stop stop() {
+  return {[](void*) { return Interrupt::asked(); }, nullptr};
 }
 
 bool is_given(const Json& tools) { return tools.is_array() && !tools.get_array().empty(); }
@@ -131,8 +137,12 @@ std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
   std::vector<twinkle_rendering> out(requests.size());
   char* error =
       twinkle_chat_render(pick(with_tools).handle.get(), view(boost::json::serialize(context)),
-                          raw.data(), raw.size(), out.data());
-  if (error) check(error, failed(conversation.messages));
+                          raw.data(), raw.size(), stop(), out.data());
+  if (error) {
+    const OwnedText owned(error);
+    Interrupt::check();
+    fail(Code::kInvalid, "text: ", failed(conversation.messages), ": ", owned.get());
+  }
   std::vector<Rendering> renderings(out.size());
   for (size_t i = 0; i < out.size(); ++i) {
     owned[i].value = out[i];
@@ -163,8 +173,9 @@ bool ChatTemplate::reads(std::string_view name) const {
 std::string ChatTemplate::probe(bool with_tools, std::string_view context) const {
   const twinkle_request request{SIZE_MAX, false, false};
   Owned<twinkle_rendering, twinkle_rendering_free> out;
-  const OwnedText error(
-      twinkle_chat_render(pick(with_tools).handle.get(), view(context), &request, 1, &out.value));
+  const OwnedText error(twinkle_chat_render(pick(with_tools).handle.get(), view(context), &request,
+                                            1, stop(), &out.value));
+  Interrupt::check();
   return error ? std::string() : std::string(out.value.text, out.value.size);
 }
 

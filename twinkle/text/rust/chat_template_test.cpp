@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "twinkle/base/parallel.h"
 #include "twinkle/text/tiny_model_test.h"
 
 namespace twinkle::text {
@@ -86,6 +87,31 @@ TEST(ChatTemplate, KnowsWhetherContentMayBeAListOfParts) {
   EXPECT_FALSE(ChatTemplate("{{ messages[0].content }}").takes_parts());
   EXPECT_TRUE(
       ChatTemplate("{% for p in messages[0].content %}{{ p.text }}{% endfor %}").takes_parts());
+}
+
+TEST(ChatTemplate, ThatNeverEndsOrFillsTheMemoryIsAnError) {
+  EXPECT_EQ(error_of([] {
+              render(
+                  "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor "
+                  "%}");
+            }),
+            "text: the chat template failed: it takes too many steps: does it loop without an "
+            "end? (line 1 of the template)");
+  EXPECT_EQ(
+      error_of([] { render("{% set ns = namespace() %}\n{% set ns.x = ns %}{{ ns }}"); }),
+      "text: the chat template failed: a namespace holds a namespace (line 2 of the template)");
+  EXPECT_EQ(error_of([] { render("{{ 'a\nb' | indent(9999999999) }}"); })
+                .find("text: the chat template failed: it makes a text of 19999999998 bytes, the "
+                      "limit is 4194"),
+            0u);
+}
+
+TEST(ChatTemplate, IsInterruptedByWhoWaits) {
+  const ChatTemplate endless(
+      "{% if messages[0].content == 'go' %}{% for a in range(99999) %}{% for b in range(99999) %}"
+      "{% endfor %}{% endfor %}{% endif %}");
+  const Interrupt interrupt([] { return true; });
+  EXPECT_THROW(endless.render(hello("go")), Interrupted);
 }
 
 TEST(ChatTemplate, KnowsWhetherACallsArgumentsMayBeText) {
