@@ -1,13 +1,12 @@
 # CUDA kernels: twinkle/kernels/*/*.cu, compiled when an nvcc is found and the torch wheel carries CUDA,
 # by commands of our own: CMake's CUDA language wants a whole toolkit, we have the compiler's wheels.
 #   TWINKLE_CUDA       AUTO (default), ON (its absence is an error), OFF
-#   TWINKLE_CUDA_ARCH  what nvcc's -arch gets
-# twinkle_add_cuda(TARGET): adds the kernels and CUDA's libraries, or the one source that says that there is no
-# CUDA here.
-# cuda_emulation_test: the kernels compiled as C++ against kernels/emulation, which runs them on the CPU, and
+# twinkle_cuda: libtwinkle_cuda.so, the kernels and CUDA's libraries; no such target without CUDA.
+# cuda_emulation_test: the kernels compiled as C++ against tests/cuda_emulation, which runs them on the CPU, and
 # every *_cuda_test.cpp, those of the folders above too, on any machine.
 set(TWINKLE_CUDA AUTO CACHE STRING "build the CUDA kernels: AUTO, ON, OFF")
-set(TWINKLE_CUDA_ARCH sm_90 CACHE STRING "nvcc -arch=; later devices compile its PTX when they load it")
+# require_capability (kernels/cuda/place.h) refuses what these are not for.
+set(cuda_architectures -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90)
 get_filename_component(site_packages ${TORCH_DIR} DIRECTORY)
 set(cuda_wheels ${site_packages}/nvidia/cu13)
 
@@ -25,7 +24,7 @@ message(STATUS "CUDA kernels: ${TWINKLE_HAS_CUDA}")
 
 # Objects of the .cu files, in VAR.
 function(twinkle_cuda_objects var)
-  set(flags -std=c++20 -O3 -arch=${TWINKLE_CUDA_ARCH} --expt-relaxed-constexpr
+  set(flags -std=c++20 -O3 ${cuda_architectures} --expt-relaxed-constexpr
     -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -Werror=all-warnings -I${CMAKE_SOURCE_DIR})
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
     list(APPEND flags -isystem ${cuda_wheels}/include -isystem ${cuda_wheels}/include/cccl)
@@ -50,24 +49,30 @@ function(twinkle_cuda_objects var)
   set(${var} ${objects} PARENT_SCOPE)
 endfunction()
 
-function(twinkle_add_cuda target)
-  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
+# libtwinkle_cuda.so, opened when a device is asked for: those who compute on the CPU load none of CUDA's libraries.
+function(twinkle_add_cuda)
   if(NOT TWINKLE_HAS_CUDA)
-    target_sources(${target} PRIVATE ${dir}/cuda/absent.cpp)
     return()
   endif()
   twinkle_cuda_objects(objects)
-  file(GLOB tensors CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/tables.cpp ${dir}/cuda/place.cpp ${dir}/cuda/graph.cpp
-    ${dir}/*/*_cuda.cpp)
-  target_sources(${target} PRIVATE ${tensors} ${objects})
+  set(dir ${CMAKE_SOURCE_DIR}/twinkle/kernels)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/*.cpp ${dir}/*/*_cuda.cpp)
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$|/cuda/cuda\\.cpp$")
+  add_library(twinkle_cuda SHARED ${sources} ${objects})
+  target_precompile_headers(twinkle_cuda REUSE_FROM twinkle_pch)
+  target_include_directories(twinkle_cuda PRIVATE ${CMAKE_SOURCE_DIR})
   if(EXISTS ${cuda_wheels}/include/cuda_runtime.h)
-    set_source_files_properties(${tensors} PROPERTIES COMPILE_OPTIONS "-isystem;${cuda_wheels}/include")
+    target_compile_options(twinkle_cuda PRIVATE -isystem ${cuda_wheels}/include)
   endif()
   find_library(CUDART NAMES libcudart.so.13 libcudart.so PATHS ${cuda_wheels}/lib /usr/local/cuda/lib64
     NO_DEFAULT_PATH REQUIRED)
   # Nothing names libtorch_cuda: it registers itself with ATen when it is loaded.
-  target_link_libraries(${target} PUBLIC -Wl,--no-as-needed ${TORCH_DIR}/lib/libtorch_cuda.so
+  target_link_libraries(twinkle_cuda PRIVATE torch_wheel -Wl,--no-as-needed ${TORCH_DIR}/lib/libtorch_cuda.so
     ${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed ${CUDART})
+  target_link_options(twinkle_cuda PRIVATE -Wl,--no-undefined)
+  set_target_properties(twinkle_cuda PROPERTIES
+    INSTALL_RPATH "$ORIGIN/../torch/lib;$ORIGIN/../nvidia/cu13/lib")
+  install(TARGETS twinkle_cuda LIBRARY DESTINATION twinkle)
 endfunction()
 
 function(twinkle_cuda_emulation_test)
@@ -75,13 +80,21 @@ function(twinkle_cuda_emulation_test)
   file(GLOB kernels CONFIGURE_DEPENDS ${dir}/*/*.cu)
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/cuda/tensors.cpp ${dir}/cuda/tables.cpp ${dir}/*/*_cuda.cpp ${dir}/cuda/*_test.cpp
     ${CMAKE_SOURCE_DIR}/twinkle/*/*_cuda_test.cpp ${CMAKE_SOURCE_DIR}/twinkle/*/*/*_cuda_test.cpp
-    ${dir}/emulation/*.cpp)
+    ${CMAKE_SOURCE_DIR}/tests/cuda_emulation/*.cpp)
   set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-x;c++")
   add_executable(cuda_emulation_test ${kernels} ${sources})
-  target_include_directories(cuda_emulation_test BEFORE PRIVATE ${dir}/emulation)
+  target_include_directories(cuda_emulation_test BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emulation)
   # Its own cuda:: functions come before those of the library.
   target_link_libraries(cuda_emulation_test PRIVATE twinkle_engine GTest::gtest GTest::gtest_main)
   target_precompile_headers(cuda_emulation_test REUSE_FROM twinkle_pch)
+  if(TWINKLE_UNITY)  # the tests of kernels/ as one file, those of engine/ as another
+    set_target_properties(cuda_emulation_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    foreach(name kernels engine)
+      file(GLOB group ${CMAKE_SOURCE_DIR}/twinkle/${name}/*_cuda_test.cpp
+        ${CMAKE_SOURCE_DIR}/twinkle/${name}/*/*_cuda_test.cpp ${CMAKE_SOURCE_DIR}/twinkle/${name}/cuda/*_test.cpp)
+      set_source_files_properties(${group} PROPERTIES UNITY_GROUP ${name})
+    endforeach()
+  endif()
   foreach(shard 0 1)  # by far the longest: half the tests each, at the same time
     add_test(NAME cuda_emulation_test_${shard} COMMAND cuda_emulation_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(cuda_emulation_test_${shard} PROPERTIES COST 1000

@@ -24,6 +24,10 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/twinkle/cli/main.cpp)
   add_dependencies(twinkle_product twinkle_program)
 endif()
 
+if(TARGET twinkle_cuda)
+  add_dependencies(twinkle_product twinkle_cuda)
+endif()
+
 # Every .cpp of a folder is a program of its own.
 function(twinkle_programs folder prefix)
   file(GLOB programs CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.cpp)

@@ -27,8 +27,8 @@ WIDE = {
     "python/twinkle/sampler/torch_sampler.py: sample",  # and the fields of SamplingParams by name
     "python/twinkle/template/template.py: __init__",
     "twinkle/nn/head/head.cpp: head_backward",
-    "twinkle/kernels/emulation/flash_emulated.cpp: forward",  # as ATen has them
-    "twinkle/kernels/emulation/flash_emulated.cpp: backward",
+    "tests/cuda_emulation/flash_emulated.cpp: forward",  # as ATen has them
+    "tests/cuda_emulation/flash_emulated.cpp: backward",
 }
 KERNEL_PARAMETERS = 10  # pointers and strides of an inner loop are passed in registers
 

@@ -99,6 +99,8 @@ int64_t Engine::num_recomputed_layers() const { return state_->executor.num_reco
 
 int64_t Engine::num_replayed_passes() const { return state_->executor.num_replayed_passes(); }
 
+std::string Engine::graph_failure() const { return state_->executor.graph_failure(); }
+
 void Engine::reset_prefix_cache() { state_->executor.reset_prefix_cache(); }
 
 SamplingStats Engine::sampling() const {

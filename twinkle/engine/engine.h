@@ -99,6 +99,8 @@ class Engine {
   int64_t num_recomputed_layers() const;
   // Training passes that a device took as recorded graphs.
   int64_t num_replayed_passes() const;
+  // Why a device's passes or steps are recorded no more: the text of the recording that failed.
+  std::string graph_failure() const;
   // What resident_bytes has led to.
   ParkingStats parking() const;
 

@@ -26,7 +26,6 @@ struct TrainGraphs::Pass {
   nn::Owners owners;
   Shadows adapters;             // that have nothing but the weights as they lay
   int64_t times = 0, last = 0;  // that it came
-  bool failed = false;
   std::unique_ptr<Recorded> recorded;
 };
 
@@ -62,6 +61,7 @@ TrainGraphs::TrainGraphs(model::Decoder& decoder, Pool& pool, size_t most)
 TrainGraphs::~TrainGraphs() = default;
 
 bool TrainGraphs::can_record(const model::Batch& batch) const {
+  if (!failure().empty()) return false;
   if (most_ == 0 || decoder_.device().is_cpu() || !decoder_.buffers().empty()) return false;
   if (batch.kv != nullptr || !all_learn(batch.owners)) return false;
   for (size_t s = 0; s < batch.owners.slot.size(); ++s) {
@@ -110,7 +110,7 @@ void TrainGraphs::backward(model::Tape& tape, const at::Tensor& dhidden) {
   const std::shared_ptr<Pass> pass = std::exchange(current_, nullptr);
   if (!pass || !pass->recorded) {
     decoder_.backward(tape, dhidden);
-    if (pass && pass->times > 1 && !pass->failed) record(*pass, dhidden);
+    if (pass && pass->times > 1) record(*pass, dhidden);
     return;
   }
   if (!all_learn(tape.batch.owners)) {
@@ -126,12 +126,20 @@ void TrainGraphs::backward(model::Tape& tape, const at::Tensor& dhidden) {
 }
 
 // The pass has been computed by then: what fails here, for want of memory, say, is done without.
+// A failed recording may leave memory behind that torch does not give back: it is the last.
 void TrainGraphs::record(Pass& pass, const at::Tensor& dhidden) {
   try {
     pass.recorded = recorded(pass, dhidden);
-  } catch (const std::exception&) {
-    pass.failed = true;
+  } catch (const std::exception& e) {
+    forget();
+    const Lock lock(mutex_);
+    failure_ = std::string("training is not recorded: ") + e.what();
   }
+}
+
+std::string TrainGraphs::failure() const {
+  const Lock lock(mutex_);
+  return failure_;
 }
 
 std::unique_ptr<TrainGraphs::Recorded> TrainGraphs::recorded(const Pass& pass,
@@ -160,8 +168,8 @@ std::unique_ptr<TrainGraphs::Recorded> TrainGraphs::recorded(const Pass& pass,
     decoder_.backward(at->tape, at->dhidden);
   };
   forward(), backward();  // for tables and workspaces; the sums that it makes are the shadows'
-  out->forward = std::make_unique<Graph>(decoder_.device(), forward);
-  out->backward = std::make_unique<Graph>(decoder_.device(), backward, out->forward.get());
+  out->forward = kernels::cuda::record(decoder_.device(), forward);
+  out->backward = kernels::cuda::record(decoder_.device(), backward, out->forward.get());
   return out;
 }
 

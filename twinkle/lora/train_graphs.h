@@ -2,17 +2,19 @@
 // longer to start one by one than to run. The second time that sequences of the same lengths and
 // owners come, the decoder's forward and its backward are recorded, and replayed from then on, with
 // the numbers that they have without. Copied into the memory that they read are token ids and the
-// hidden states' gradient. All else lies still: the base weights; the adapters' weights, of which
-// every replay makes the kernels' layouts anew, so that a step voids nothing; and the gradients'
-// sums, which move into a recording's memory. A recording is void when its adapters' weights are
-// gone or elsewhere: copied before a change, because others read them, or parked. Knows no tenants.
-// One thread, the decoder's.
+// hidden states' gradient. Everything else is static: the base weights; the adapters' weights, of
+// which every replay makes the kernels' layouts anew, so that a step voids nothing; and the
+// gradients' sums, which move into a recording's memory. A recording is void when its adapters'
+// weights are gone or elsewhere: copied before a change, because others read them, or parked. Knows
+// no tenants. One thread, the decoder's.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "twinkle/base/guarded.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
 
@@ -38,6 +40,8 @@ class TrainGraphs {
   bool forget();
   // Passes that were replayed. Any thread.
   int64_t num_replays() const { return num_replays_; }
+  // Why none is recorded any more: the text of a recording that failed; else empty. Any thread.
+  std::string failure() const;
 
  private:
   struct Pass;
@@ -56,6 +60,8 @@ class TrainGraphs {
   std::shared_ptr<Pass> current_;              // of the last forward(), where it may be recorded
   int64_t num_passes_ = 0;
   std::atomic<int64_t> num_replays_ = 0;
+  mutable Mutex mutex_;
+  std::string failure_ GUARDED_BY(mutex_);
 };
 
 }  // namespace twinkle::lora

@@ -179,7 +179,8 @@ at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch
     k = nn::rms_norm(k, layer.k_norm, batch.packing, batch.owners);
   }
   std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.packing.position_ids);
-  const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window};
+  const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window,
+                                     head_.exact};
   const at::Tensor mixed = batch.kv ? batch.kv->attend(index, q, k, v, batch.packing, options)
                                     : nn::attention(q, k, v, batch.packing, options);
   return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.packing, batch.owners);
@@ -322,7 +323,7 @@ void Decoder::limit_activations(int64_t bytes) {
 
 void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
   std::optional<kernels::Deterministic> in_order;
-  if (!device_.is_cpu()) in_order.emplace();
+  if (!device_.is_cpu() && head_.exact) in_order.emplace();
   at::Tensor& sum = embedding_grad_->buffer(embedding_);
   for (int64_t s = 0; s < batch.packing.num_sequences(); ++s) {
     if (!batch.owners.learn[static_cast<size_t>(s)]) continue;

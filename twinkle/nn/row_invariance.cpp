@@ -322,7 +322,9 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
   const int64_t rows = x.size(0), outputs = weight.size(0);
   at::Tensor y = at::empty({rows, outputs}, x.options());
   if (y.numel() == 0) return y;
-  const Cut c = cut(plan, rows, outputs, threads);
+  // Threads of the CPU have no part in what a device computes: all rows in as few products as can
+  // be.
+  const Cut c = cut(plan, rows, outputs, x.is_cpu() ? threads : 1);
   const int64_t tail = (c.num_rows - 1) * c.rows;  // where the last part's rows begin
   at::Tensor padded;
   if (const int64_t n = rows - tail, size = size_for(plan, n); size > n) {

@@ -52,7 +52,8 @@ void try_rows(Product product, int threads, const Ours& product_of);
 RowPlan prove_rows(const Product& product, int threads, const Library& library);
 
 // x W^T + bias in parts of those sizes and, on a CPU, of up to 512 outputs, for `threads` or more
-// of them where there are as many rows. Which parts there are changes no bit.
+// of them where there are as many rows; a device takes as many rows at once as the plan allows.
+// Which parts there are changes no bit.
 at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
                              const at::Tensor& weight_OI, const at::Tensor& bias, int threads,
                              const Library& library);

@@ -139,6 +139,17 @@ TEST(RowPlan, LargeProductsAreCutIntoPartsForEveryThread) {
   EXPECT_EQ(parts_of(1024, 513, 2), 8);
 }
 
+TEST(RowPlan, ADevicesProductsAreNotCutForThreadsOfTheCpu) {
+  int parts = 0;
+  const Library library = [&](at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              const at::Tensor&) { ++parts; };
+  const auto on_device = at::device(at::kMeta);  // shapes alone: no CPU, which is all that counts
+  const RowPlan plan{steps(16, 256), 512};
+  multiply_in_parts(plan, at::zeros({256, 2}, on_device), at::zeros({512, 2}, on_device), {}, 16,
+                    library);
+  EXPECT_EQ(parts, 1);
+}
+
 // The engine's default budget of tokens, and twice it.
 TEST(RowInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
   at::manual_seed(4);

@@ -66,7 +66,7 @@ void DecodeGraphs::fill(Step& step, const Key& key, const std::vector<Sequence*>
 }
 
 at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
-  if (decoder_.device().is_cpu()) return {};
+  if (decoder_.device().is_cpu() || !failure_.empty()) return {};
   Key key{1, {}};
   for (const Sequence* s : batch) {
     if (!is_decoded(*s) || !is_known(*s)) return {};
@@ -87,7 +87,16 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
   const bool again = mine->logits.defined();
   if (!mine->graph) run();
   if (!again) return mine->logits;  // one that comes once is not worth a graph
-  if (!mine->graph) mine->graph = std::make_unique<kernels::cuda::Graph>(decoder_.device(), run);
+  if (!mine->graph) {
+    const at::Tensor computed = mine->logits;
+    try {
+      mine->graph = kernels::cuda::record(decoder_.device(), run);
+    } catch (const std::exception& e) {
+      failure_ = std::string("decoding is not recorded: ") + e.what();
+      forget();
+      return computed;
+    }
+  }
   mine->graph->replay();
   ++num_replays_;
   return mine->logits;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "twinkle/kernels/cuda/graph.h"
@@ -22,12 +23,14 @@ class DecodeGraphs {
 
   // Logits [R, V] of the batch's sequences, good until the next call; undefined, and nothing has
   // been done: the decoder is on the CPU, a sequence has more than one token to compute or a
-  // prompt's to score, or weights have no version to know them by.
+  // prompt's to score, weights have no version to know them by, or a recording has failed.
   at::Tensor logits(const std::vector<Sequence*>& batch);
 
   // Lets go of the memory that graphs hold, adapters' among it.
   void forget() { steps_.clear(); }
   int64_t num_replays() const { return num_replays_; }
+  // The text of a recording that failed: from then on there is none. Else empty.
+  const std::string& failure() const { return failure_; }
 
  private:
   static constexpr size_t kMost = 16;  // that are kept, those used last
@@ -46,6 +49,7 @@ class DecodeGraphs {
   PagedCache& cache_;
   std::map<Key, std::shared_ptr<Step>> steps_;
   int64_t num_calls_ = 0, num_replays_ = 0;
+  std::string failure_;
 };
 
 }  // namespace twinkle::sampler

@@ -79,6 +79,7 @@ class Sampler {
   int64_t num_pages() const { return schedule_.pool().num_pages(); }
   // Steps of decoding that a device took as one recorded graph.
   int64_t num_replays() const { return graphs_.num_replays(); }
+  const std::string& graph_failure() const { return graphs_.failure(); }
 
  private:
   struct Chosen;

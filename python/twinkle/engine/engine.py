@@ -132,7 +132,8 @@ class Engine:
         max_queued_bytes_total counts them); num_batches, num_passes, training_seconds,
         batches (num_tokens and num_tenants, each summed over all training batches) and
         last_batches (the same of each of the newest 20), num_recomputed_layers,
-        num_replayed_passes (of training, as recorded graphs of a GPU);
+        num_replayed_passes (of training, as recorded graphs of a GPU), graph_failure (why a GPU's
+        work is recorded no more; empty while it is);
         num_sampling_steps, sampling_seconds, num_samples and num_sequences (that are being
         sampled), num_computed_tokens, num_prefix_tokens (that the prefix cache spared),
         num_kv_pages, num_free_kv_pages, kv_page_tokens (of a page; all 0 before the first sample);

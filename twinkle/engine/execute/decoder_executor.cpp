@@ -42,6 +42,11 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   sampling_ = std::make_unique<Sampling>(*decoder_, sampling);
 }
 
+std::string DecoderExecutor::graph_failure() const {
+  const std::string of_training = graphs_->failure();
+  return of_training.empty() ? sampling().graph_failure : of_training;
+}
+
 DecoderExecutor::~DecoderExecutor() = default;
 
 // A thread begins with torch's default.

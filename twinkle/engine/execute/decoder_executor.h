@@ -39,6 +39,7 @@ class DecoderExecutor : public Executor {
   const ModelFacts& facts() const { return facts_; }
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
   int64_t num_replayed_passes() const { return graphs_->num_replays(); }               // any thread
+  std::string graph_failure() const;                                                   // any thread
   ParkingStats parking() const { return parking_.stats(); }                            // any thread
   const model::DecoderSpec& spec() const { return decoder_->spec(); }
   SamplingStats sampling() const { return sampling_->stats(); }  // any thread

@@ -55,10 +55,14 @@ at::ScalarType dtype_named(const std::string& precision) {
 }
 
 at::Device device_named(const std::string& name) {
-  if (name == "cpu") return at::kCPU;
+  if (name == "cpu") {
+    // Torch counts its devices once, at the first backward pass; a later engine may be for the GPU.
+    if (std::filesystem::exists("/dev/nvidiactl")) kernels::cuda::available();
+    return at::kCPU;
+  }
   const at::Device device = kernels::cuda::find_device(name);
-  // Sums of bfloat16 products stay in float32 where several blocks share one.
-  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  // A bfloat16 product's sum is float32 and one block's: split ones would depend on the batch.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/false);
   return device;
 }
 

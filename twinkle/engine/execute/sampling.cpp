@@ -96,7 +96,8 @@ void Sampling::report() {
                .num_shared_tokens = sampler_->num_shared_tokens(),
                .num_pages = sampler_->num_pages(),
                .num_free_pages = sampler_->num_free_pages(),
-               .page_tokens = sampler::kPageTokens};
+               .page_tokens = sampler::kPageTokens,
+               .graph_failure = sampler_->graph_failure()};
 }
 
 SamplingStats Sampling::stats() const {

@@ -1,6 +1,7 @@
 // What the sampler has done, and what its cache holds. Plain values.
 #pragma once
 #include <cstdint>
+#include <string>
 
 namespace twinkle::engine {
 
@@ -11,6 +12,7 @@ struct SamplingStats {
   int64_t num_shared_tokens = 0;              // that needed no computing: others had begun alike
   int64_t num_pages = 0, num_free_pages = 0;  // of the cache; 0 before the first Sample
   int64_t page_tokens = 0;                    // whose keys and values a page holds
+  std::string graph_failure;                  // why decoding is not recorded any more; or empty
 };
 
 }  // namespace twinkle::engine

@@ -17,6 +17,8 @@ namespace twinkle::kernels {
 struct AttentionOptions {
   double scale = 1;    // multiplies q k^T, usually 1 / sqrt(d)
   int64_t window = 0;  // token i sees i - window < j <= i; 0: every j <= i
+  // On a device: the backward adds in a fixed order, at about half the speed.
+  bool deterministic = true;
 };
 
 struct AttentionResult {

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "twinkle/kernels/attention/attention_block.h"
@@ -124,7 +125,8 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
   }
   const Varlen batch(cu_seqlens, options, place.device);
   if (batch.longest == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  const Deterministic deterministic;
+  std::optional<Deterministic> in_order;
+  if (options.deterministic) in_order.emplace();
   // The state of the dropout that there is none of.
   const at::Tensor random = at::zeros({2}, q.options().dtype(at::kUInt64));
   const at::Tensor unused = at::zeros({}, random.options());

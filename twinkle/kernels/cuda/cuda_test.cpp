@@ -6,6 +6,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/cuda/device_for_test.h"
+#include "twinkle/kernels/cuda/place.h"
 #include "twinkle/kernels/rms_norm.h"
 #include "twinkle/kernels/softmax.h"
 
@@ -121,6 +122,15 @@ TEST_P(Cuda, ThePublicFunctionsSendATensorOfTheDeviceHere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Cuda, kDeviceTypes, name_of_type);
+
+TEST(CudaCapability, AnOlderDeviceIsRefusedByItsName) {
+  cuda::require_capability("cuda", "NVIDIA H200", 9, 0);
+  cuda::require_capability("cuda:1", "NVIDIA B200", 10, 0);
+  expect_error(
+      "device is 'cuda:1', a NVIDIA A100-SXM4-80GB of compute capability 8.0, the kernels "
+      "need 9.0 (Hopper) or newer",
+      [] { cuda::require_capability("cuda:1", "NVIDIA A100-SXM4-80GB", 8, 0); });
+}
 
 }  // namespace
 }  // namespace twinkle::kernels

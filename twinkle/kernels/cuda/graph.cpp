@@ -8,49 +8,55 @@
 #include "twinkle/kernels/cuda/place.h"
 
 namespace twinkle::kernels::cuda {
+namespace {
 
-struct Graph::Recorded {
-  at::Device device;
-  std::vector<at::Tensor> kept;  // that the launches read, beside what the body holds
-  Body body;                     // which holds what it reads and writes
-  // Autograd runs a function's backward on the stream of its forward: one for both.
-  c10::cuda::CUDAStream stream;
-  at::cuda::CUDAGraph graph;
-};
-
-Graph::Graph(const at::Device& device, Body body, const Graph* before)
-    : recorded_(new Recorded{
-          .device = device,
-          .kept = {},
-          .body = std::move(body),
-          // The default stream cannot be recorded.
-          .stream = before ? before->recorded_->stream
-                           : c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()),
-          .graph = {}}) {
-  const c10::cuda::CUDAGuard on_device(device);
-  c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
-  const c10::cuda::CUDAStreamGuard current(recorded_->stream);
-  at::cuda::CUDAGraph& graph = recorded_->graph;
-  graph.capture_begin(before ? before->recorded_->graph.pool() : at::cuda::MempoolId_t{0, 0},
-                      cudaStreamCaptureModeThreadLocal);
-  try {
-    const Keeping keeping(recorded_->kept);
-    recorded_->body();
-  } catch (...) {
-    try {
-      graph.capture_end();
-    } catch (...) {  // what the body threw is the reason
-    }
-    throw;
-  }
-  graph.capture_end();
+// The default stream cannot be recorded.
+c10::cuda::CUDAStream stream_to_record(const at::Device& device) {
+  return c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
 }
 
-Graph::~Graph() = default;
+class Recorded final : public Graph {
+ public:
+  Recorded(const at::Device& device, Body body, const Recorded* before)
+      : device_(device),
+        body_(std::move(body)),
+        // Autograd runs a function's backward on the stream of its forward: one for both.
+        stream_(before ? before->stream_ : stream_to_record(device)) {
+    const c10::cuda::CUDAGuard on_device(device);
+    c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+    const c10::cuda::CUDAStreamGuard current(stream_);
+    graph_.capture_begin(before ? before->graph_.pool() : at::cuda::MempoolId_t{0, 0},
+                         cudaStreamCaptureModeThreadLocal);
+    try {
+      const Keeping keeping(kept_);
+      body_();
+    } catch (...) {
+      try {
+        graph_.capture_end();
+      } catch (...) {  // what the body threw is the reason
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
 
-void Graph::replay() const {
-  const c10::cuda::CUDAGuard on_device(recorded_->device);
-  recorded_->graph.replay();
+  void replay() const override {
+    const c10::cuda::CUDAGuard on_device(device_);
+    graph_.replay();
+  }
+
+ private:
+  at::Device device_;
+  std::vector<at::Tensor> kept_;  // that the launches read, besides what the body holds
+  Body body_;                     // which holds what it reads and writes
+  c10::cuda::CUDAStream stream_;
+  mutable at::cuda::CUDAGraph graph_;
+};
+
+}  // namespace
+
+std::unique_ptr<Graph> record(const at::Device& device, Graph::Body body, const Graph* before) {
+  return std::make_unique<Recorded>(device, std::move(body), static_cast<const Recorded*>(before));
 }
 
 }  // namespace twinkle::kernels::cuda

@@ -11,22 +11,18 @@ namespace twinkle::kernels::cuda {
 class Graph {
  public:
   using Body = std::function<void()>;
-
-  // Records what `body` queues on the device's current stream; nothing runs. It may call ATen and
-  // the ops of kernels/ on tensors that it holds; what it allocates is the graph's and lies in the
-  // same place at every replay. It must have run once just before, for tables and workspaces, and
-  // it neither reads from the host nor waits. Backward passes run on the caller's thread. Its
-  // exceptions pass through. `before`: a graph behind which this one is always replayed; they share
-  // their memory, of which this body may let go what that one has left.
-  Graph(const at::Device& device, Body body, const Graph* before = nullptr);
-  ~Graph();
-
+  virtual ~Graph() = default;
   // Queues it all on the device's current stream.
-  void replay() const;
-
- private:
-  struct Recorded;
-  std::unique_ptr<Recorded> recorded_;
+  virtual void replay() const = 0;
 };
+
+// Records what `body` queues on the device's current stream; nothing runs. It may call ATen and the
+// ops of kernels/ on tensors that it holds; what it allocates is the graph's and lies in the same
+// place at every replay. It must have run once just before, for tables and workspaces, and it
+// neither reads from the host nor waits. Backward passes run on the caller's thread. Its exceptions
+// pass through. `before`: a graph behind which this one is always replayed; they share their
+// memory, of which this body may let go what that one has left.
+std::unique_ptr<Graph> record(const at::Device& device, Graph::Body body,
+                              const Graph* before = nullptr);
 
 }  // namespace twinkle::kernels::cuda

@@ -18,38 +18,39 @@ TEST_F(CudaGraph, ReplaysItsLaunchesOnWhatTheMemoryHoldsByThen) {
     return rope(once, table, table, ids, Turn::kForward);
   };
   const at::Tensor x = on(first), y = on(at::zeros_like(first)), angles = on(table), at = on(ids);
-  const cuda::Graph graph(cuda::current_device(), [&] {
+  const auto graph = cuda::record(cuda::current_device(), [&] {
     cuda::rope(x, y, angles, angles, at, Turn::kForward);  // on the stream, which is current
     cuda::rope(y, y, angles, angles, at, Turn::kForward);
   });
   EXPECT_EQ(y.count_nonzero().item<int64_t>(), 0) << "recording runs nothing";
-  graph.replay();
+  graph->replay();
   EXPECT_TRUE(at::allclose(y.cpu(), twice(first), 1e-5, 1e-5));
   x.copy_(second);
-  graph.replay();
+  graph->replay();
   EXPECT_TRUE(at::allclose(y.cpu(), twice(second), 1e-5, 1e-5));
 }
 
 TEST_F(CudaGraph, AnErrorOfItsBodyPassesAndTheNextOneIsRecorded) {
   const auto fails = [] { throw std::runtime_error("the body's"); };
-  EXPECT_THROW(cuda::Graph(cuda::current_device(), fails), std::runtime_error);
-  EXPECT_NO_THROW(cuda::Graph(cuda::current_device(), [] {}));
+  EXPECT_THROW(cuda::record(cuda::current_device(), fails), std::runtime_error);
+  EXPECT_NO_THROW(cuda::record(cuda::current_device(), [] {}));
 }
 
 TEST_F(CudaGraph, ABackwardPassIsRecordedBehindItsForwardInTheSameMemory) {
   const at::Tensor x = on(at::ones({5})), grad = on(at::full({5}, 2.0f));
   at::Tensor in, out, dx;
-  const cuda::Graph forward(cuda::current_device(), [&] {
+  const auto forward = cuda::record(cuda::current_device(), [&] {
     in = x.detach().requires_grad_();
     out = in * in;
   });
-  const cuda::Graph backward(
+  const auto backward = cuda::record(
       cuda::current_device(),
-      [&] { dx = torch::autograd::grad({std::exchange(out, {})}, {in}, {grad})[0]; }, &forward);
+      [&] { dx = torch::autograd::grad({std::exchange(out, {})}, {in}, {grad})[0]; },
+      forward.get());
   for (const double value : {3.0, 5.0}) {
     x.fill_(value);
-    forward.replay();
-    backward.replay();
+    forward->replay();
+    backward->replay();
     EXPECT_TRUE(dx.cpu().equal(at::full({5}, 4 * value, at::kFloat)));
   }
 }

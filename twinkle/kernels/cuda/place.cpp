@@ -33,7 +33,14 @@ at::Device find_device(const std::string& name) {
           "driver's version and at CUDA_VISIBLE_DEVICES, or use 'cpu'");
   require(index < count, Code::kInvalid, "kernels: device is '", name, "', the machine has ", count,
           " CUDA devices, numbered from 0");
-  return numbered ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index)) : current_device();
+  const at::Device device =
+      numbered ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index)) : current_device();
+  cudaDeviceProp known{};
+  const cudaError_t status = cudaGetDeviceProperties(&known, device.index());
+  require(status == cudaSuccess, Code::kInternal, "kernels: device is '", name,
+          "', which does not answer: ", cudaGetErrorString(status));
+  require_capability(name, known.name, known.major, known.minor);
+  return device;
 }
 
 Stream current_stream(const at::Device& device) {

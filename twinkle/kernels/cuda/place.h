@@ -1,13 +1,15 @@
 // Where a kernel runs: the device of its tensors, and the stream that work there queues on. Defined
-// by place.cpp over CUDA, and by kernels/emulation. Internal to kernels/.
+// by place.cpp over CUDA, and by tests/cuda_emulation. Internal to kernels/.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/launch.h"
 
 namespace twinkle::kernels::cuda {
@@ -49,6 +51,15 @@ struct Place {
   at::Device device;
   Stream stream;
 };
+
+// Error kInvalid: a device that the kernels are not compiled for. They are for sm_90a, and as PTX
+// of compute_90 that later ones compile when they load it (cmake/cuda.cmake).
+inline void require_capability(const std::string& device, const std::string& model, int major,
+                               int minor) {
+  require(major >= 9, Code::kInvalid, "kernels: device is '", device, "', a ", model,
+          " of compute capability ", major, ".", minor,
+          ", the kernels need 9.0 (Hopper) or newer: use 'cpu' or another device");
+}
 
 Type type_of(const at::Tensor& x);
 // float64 for float64, else float32: what `x` is computed in.

@@ -17,6 +17,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     context->saved_data["cu_seqlens"] = cu_seqlens;
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
+    context->saved_data["deterministic"] = options.deterministic;
     return result.out;
   }
 
@@ -24,7 +25,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
     const AttentionOptions options{.scale = data["scale"].toDouble(),
-                                   .window = data["window"].toInt()};
+                                   .window = data["window"].toInt(),
+                                   .deterministic = data["deterministic"].toBool()};
     const kernels::AttentionNeeds needs{.q = context->needs_input_grad(0),
                                         .k = context->needs_input_grad(1),
                                         .v = context->needs_input_grad(2)};

@@ -5,9 +5,9 @@
 
 #include <vector>
 
+#include "tests/cuda_emulation/device.h"
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/attention/attention.h"
-#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::emulation {
 namespace {
@@ -49,6 +49,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
     int64_t, int64_t, double dropout, bool causal, const at::Tensor&, const at::Tensor&,
     std::optional<double> scale, Length left, Length) {
   check(q, dropout, causal);
+  flash_was_deterministic() = at::globalContext().deterministicAlgorithms();
   const auto results = computed([=] {
     const AttentionSaved saved{
         grad.cpu(), q.cpu(), k.cpu(), v.cpu(), {out.cpu(), lse.cpu().t().contiguous()}};

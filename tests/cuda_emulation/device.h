@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace twinkle::kernels::emulation {
@@ -45,5 +46,10 @@ void hold(const at::Tensor& memory);
 std::vector<at::Tensor> computed(const std::function<std::vector<at::Tensor>()>& compute);
 
 at::Device device();
+
+// For tests: while it is not empty, recordings fail with this text.
+std::string& failure_of_recordings();
+// For tests: whether the last flash attention's backward was asked for a fixed order of its sums.
+bool& flash_was_deterministic();
 
 }  // namespace twinkle::kernels::emulation

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/kernels/emulation/cuda_runtime.h"
-#include "twinkle/kernels/emulation/device.h"
+#include "tests/cuda_emulation/cuda_runtime.h"
+#include "tests/cuda_emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 // What the kernels declare as `extern __shared__`.

@@ -1,4 +1,4 @@
-#include "twinkle/kernels/emulation/device.h"
+#include "tests/cuda_emulation/device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -341,5 +341,15 @@ std::vector<at::Tensor> computed(const std::function<std::vector<at::Tensor>()>&
 }
 
 at::Device device() { return {kType, 0}; }
+
+std::string& failure_of_recordings() {
+  static std::string text;
+  return text;
+}
+
+bool& flash_was_deterministic() {
+  static bool was = false;
+  return was;
+}
 
 }  // namespace twinkle::kernels::emulation

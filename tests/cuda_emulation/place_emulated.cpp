@@ -1,9 +1,9 @@
 #include <ATen/ATen.h>
 
+#include "tests/cuda_emulation/device.h"
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/place.h"
-#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/cuda_emulation/device.h"
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/cuda/device.cuh"
 #include "twinkle/kernels/cuda/graph.h"
 #include "twinkle/kernels/cuda/place.h"
-#include "twinkle/kernels/emulation/device.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -130,7 +130,7 @@ TEST(EmulatedDevice, FreshMemoryIsNaNAndComesBack) {
 TEST(EmulatedDevice, ARecordingExchangesNothingWithTheHost) {
   const at::Tensor there = at::ones({2}, emulation::device()), here = at::ones({2});
   const auto fault = [](const std::function<void()>& body) {
-    return fault_of([&] { Graph(emulation::device(), body).replay(); });
+    return fault_of([&] { record(emulation::device(), body)->replay(); });
   };
   const std::string text = "emulation: while launches are recorded ";
   EXPECT_EQ(fault([&] { there.cpu(); }), text + "host and device exchange a tensor");
@@ -142,7 +142,7 @@ TEST(EmulatedDevice, ARecordingExchangesNothingWithTheHost) {
   const std::vector<int64_t> table{1, 2, 3};
   const auto use = [&] { table_on<int64_t>(emulation::device(), table); };
   expect_error("a table of 24 bytes is new while launches are recorded",
-               [&] { Graph(emulation::device(), use).replay(); });
+               [&] { record(emulation::device(), use)->replay(); });
   use();
   EXPECT_EQ(fault(use), "none");
 }
@@ -152,7 +152,7 @@ void add_one(float* x) { x[threadIdx.x] += 1; }
 TEST(EmulatedDevice, AReplayIsTheLaunchesAloneOnTheMemoryThatTheyWereGiven) {
   at::Tensor x = at::zeros({kThreads}, emulation::device()), sum, copy = at::zeros_like(x);
   int num_calls = 0;
-  const Graph graph(emulation::device(), [&] {
+  const auto graph = record(emulation::device(), [&] {
     ++num_calls;
     launch("add_one", {}, nullptr, add_one, static_cast<float*>(x.mutable_data_ptr()));
     sum = x + 1;
@@ -164,7 +164,7 @@ TEST(EmulatedDevice, AReplayIsTheLaunchesAloneOnTheMemoryThatTheyWereGiven) {
   const at::Tensor old = x;
   x = at::full_like(x, 40);
   for (int i = 1; i <= 3; ++i) {
-    graph.replay();
+    graph->replay();
     EXPECT_EQ(first(old), i);
     EXPECT_EQ(first(sum), 2 * (i + 1));
     EXPECT_EQ(first(copy), 2 * (i + 1));

@@ -1,0 +1,79 @@
+// What an engine does where a device's recordings fail, and what it asks of attention there.
+#include <gtest/gtest.h>
+
+#include "tests/cuda_emulation/device.h"
+#include "twinkle/engine/engine.h"
+#include "twinkle/engine/exactness/outcomes_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace emulation = kernels::emulation;
+
+class OnEmulatedDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_ = {.model = model_.path(), .mixed_precision = "no", .kv_tokens = 512};
+    options_.device = "emulated";
+    options_.gather_ms = 0;
+  }
+  void TearDown() override { emulation::failure_of_recordings().clear(); }
+
+  // The same batch three times: its second pass is recorded, its third replayed.
+  static std::vector<std::string> outcomes(Engine& engine) {
+    std::vector<std::string> out;
+    const auto run = [&](Operation operation) {
+      Future f = engine.submit(std::move(operation));
+      out.push_back(outcome_of(f));
+    };
+    run(Create{.tenant = "a", .lora_json = R"({"r": 3, "target_modules": "all-linear"})"});
+    for (int i = 0; i < 3; ++i) run(ForwardBackward{.tenant = "a", .sequences = {drawn(1, 5, 41)}});
+    Sample sample{.tenant = "a"};
+    sample.prompts = {{1, 2, 3}};
+    sample.params = {{.max_tokens = 6}};
+    run(sample);
+    run(Inspect{"a", true});
+    return out;
+  }
+
+  const model::TinyModel model_{smallest_config()};
+  EngineOptions options_;
+};
+
+TEST_F(OnEmulatedDevice, RecordingsThatFailAreSaidAndDoneWithout) {
+  Engine records(options_);
+  const auto want = outcomes(records);
+  EXPECT_EQ(records.num_replayed_passes(), 1);
+  EXPECT_EQ(records.graph_failure(), "");
+
+  emulation::failure_of_recordings() = "cudaErrorStreamCaptureInvalidated";
+  Engine fails(options_);
+  EXPECT_EQ(outcomes(fails), want);
+  EXPECT_EQ(fails.num_replayed_passes(), 0);
+  EXPECT_EQ(fails.graph_failure(), "training is not recorded: cudaErrorStreamCaptureInvalidated");
+
+  // Once is enough: what such a recording has left behind may stay.
+  emulation::failure_of_recordings().clear();
+  outcomes(fails);
+  EXPECT_EQ(fails.num_replayed_passes(), 0);
+
+  emulation::failure_of_recordings() = "out of memory";
+  options_.train_graphs = false;
+  Engine decodes(options_);
+  EXPECT_EQ(outcomes(decodes), want);
+  EXPECT_EQ(decodes.graph_failure(), "decoding is not recorded: out of memory");
+}
+
+TEST_F(OnEmulatedDevice, AttentionAddsInAFixedOrderWhereTheEngineIsDeterministic) {
+  options_.mixed_precision = "bf16";
+  for (const bool deterministic : {true, false}) {
+    options_.deterministic = deterministic;
+    emulation::flash_was_deterministic() = !deterministic;
+    Engine engine(options_);
+    outcomes(engine);
+    EXPECT_EQ(emulation::flash_was_deterministic(), deterministic);
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::engine
