@@ -6,14 +6,14 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## install what building, testing and the demo need (system packages, .venv); no-op the second time
-	@scripts/setup.sh base demo test lint
+	@scripts/setup.sh base demo test lint cuda
 
 build: ## build with CMake and install into .venv: .venv/bin/twinkle and `import twinkle`
-	@scripts/setup.sh base
+	@scripts/setup.sh base cuda
 	@scripts/build.sh
 
 demo: ## teach a real model a new name by LoRA and show its answers before and after
-	@scripts/setup.sh base demo
+	@scripts/setup.sh base demo card
 	@scripts/build.sh --without-tests
 	@scripts/demo.sh
 
@@ -23,7 +23,7 @@ test: ## the tests of CI: C++ (ctest) and Python (pytest)
 	@scripts/test.sh
 
 bench: ## measure speed and memory against the peers into bench/results and docs/benchmarks.md
-	@scripts/setup.sh base demo test bench
+	@scripts/setup.sh base demo test bench cuda
 	@scripts/build.sh
 	@scripts/bench.sh
 
@@ -36,7 +36,7 @@ format: ## format C++, Python and Rust in place
 	@scripts/lint.sh --fix
 
 soak: ## the tests that are too long for CI, and the C++ tests under sanitizers
-	@scripts/setup.sh base demo test lint
+	@scripts/setup.sh base demo test lint cuda
 	@scripts/build.sh
 	@scripts/test.sh --soak
 	@scripts/sanitize.sh

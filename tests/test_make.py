@@ -116,8 +116,8 @@ def test_set_up_refuses_a_boost_that_is_too_old(tmp_path):
 DPKG_QUERY = '#!/bin/bash\n[ "${*: -1}" != g++ ] || echo -n installed\n'
 APT_GET = '#!/bin/bash\necho "apt-get $*" >> apt.log\n'
 MISSING = (
-    "make cmake ninja-build ccache libboost1.81-dev libboost-json1.81-dev libgtest-dev "
-    "libcli11-dev python3-venv python3-dev"
+    "make cmake ninja-build ccache libboost1.81-dev libgtest-dev libcli11-dev "
+    "python3-venv python3-dev"
 )
 
 
@@ -132,8 +132,8 @@ def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(ui
     log = tmp_path / "apt.log"
     told = f"system packages: sudo apt-get install {MISSING}\n"
     if uid == 0:
-        install = f"apt-get install -y -qq --no-install-recommends {MISSING}"
-        assert log.read_text().splitlines() == ["apt-get update -qq", install]
+        install = f"apt-get install -y --no-install-recommends {MISSING}"
+        assert log.read_text().splitlines() == ["apt-get update", install]
         assert f"setup: apt-get install {MISSING}\n" in result.stdout
         assert told not in result.stderr
     else:
@@ -174,6 +174,61 @@ def test_a_cuda_compiler_that_did_not_install_is_said_once_and_not_tried_again(t
     assert set_up()[0] == ["cuda"]
     (tmp_path / ".venv/.setup-cuda").unlink()
     assert set_up()[0] == ["cuda"]
+
+
+@pytest.mark.parametrize("card", [True, False])
+def test_the_demo_takes_the_cuda_compiler_only_where_a_card_is(card, tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {"nvidia-smi": ""} if card else {})
+    if not card and list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this machine has a card")
+    for tool in ("mkdir", "cp"):
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    (tmp_path / "tools/python3.11").write_text(PYTHON)
+    (tmp_path / "tools/python3.11").chmod(0o755)
+    result = run(tmp_path / "scripts/setup.sh", "lint", "card", env=environment)
+    assert result.returncode == 0, result.stderr
+    asked = (tmp_path / "pip.log").read_text()
+    assert ("cuda.txt" in asked) == card
+    assert "Python packages of requirements/lint.txt (downloads 30 MB)" in result.stdout
+
+
+def test_builds_take_the_cuda_compiler_and_the_demo_where_a_card_is():
+    text = (ROOT / "Makefile").read_text()
+    profiles = dict(re.findall(r"^(\w+):.*\n\t@scripts/setup\.sh (.*)$", text, re.MULTILINE))
+    for target in ("build", "bench", "test", "soak"):
+        assert "cuda" in profiles[target].split(), target
+    assert profiles["demo"].split() == ["base", "demo", "card"]
+
+
+def test_what_takes_minutes_is_never_mute():
+    for path in ("scripts/setup.sh", "scripts/build.sh", "cmake/cargo.cmake"):
+        text = (ROOT / path).read_text()
+        lines = [line for line in text.splitlines() if re.search(r"pip|apt-get|build", line)]
+        assert not [line for line in lines if re.search(r"--quiet|-qq", line)], path
+
+
+def test_cargo_begins_before_the_cpp_compilers(tmp_path):
+    """And next to them: the build does not wait for it before it links."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/build.sh", tmp_path / "scripts")
+    for folder in ("rust/text", "build/release/stage", "python/twinkle", "tools", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("pyproject.toml", "CMakeLists.txt"):
+        (tmp_path / file).touch()
+    (tmp_path / "fifo").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "fifo")
+    # Cargo ends only when the build has begun, the build only when cargo has.
+    for name, text in (
+        ("cargo", "echo cargo >> ../../log; read line < ../../fifo"),
+        ("cmake", 'case "$*" in *--build*) echo build >> log; echo go > fifo ;; esac'),
+    ):
+        (tmp_path / "tools" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    (tmp_path / ".venv/bin/python").symlink_to("/bin/true")
+    environment = {**os.environ, "PATH": f"{tmp_path / 'tools'}:{os.environ['PATH']}"}
+    result = run(tmp_path / "scripts/build.sh", "--without-tests", env=environment, timeout=20)
+    assert result.returncode == 0, result.stderr
+    assert sorted((tmp_path / "log").read_text().split()) == ["build", "cargo"]
 
 
 def test_set_up_refuses_a_profile_that_does_not_exist():

@@ -1,6 +1,7 @@
 """`pip install .` and `pip install -e .` in an environment of their own, from a clean copy."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def run(*command, **options):
     return result.stdout
 
 
+@pytest.fixture
+def environment():
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 HOWS = pytest.mark.parametrize("how", [["."], ["-e", "."]], ids=["copied", "editable"])
 
 
@@ -59,6 +66,64 @@ def check(venv, source, how, model):
     assert found.is_relative_to(source / "python" if how[0] == "-e" else venv)
     assert "train" in run(program, "--help", **options)
     run(python, "-c", ONE_STEP, model, **options)
+
+
+def needed(file):
+    """The shared libraries that the file names."""
+    shown = run("readelf", "-d", file)
+    return set(re.findall(r"NEEDED.*\[(.*)\]", shown))
+
+
+SYSTEM = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
+TORCH = {"libtorch_cpu.so", "libc10.so", "libgomp.so.1"}
+CUDA = {"libtorch_cuda.so", "libc10_cuda.so", "libcudart.so.13"}
+
+
+def test_what_is_installed_asks_a_machine_for_torch_and_the_systems_libraries_alone():
+    """Not for Boost, which few machines have, and not for CUDA's libraries before they are used."""
+    stage = ROOT / "build/release/stage/twinkle"
+    if not stage.is_dir():
+        pytest.skip("nothing was built: make build")
+    (module,) = stage.glob("_core*.so")
+    for file in (module, stage / "bin/twinkle"):
+        assert needed(file) <= SYSTEM | TORCH, file
+    library = stage / "libtwinkle_cuda.so"
+    has_nvcc = "NVCC:FILEPATH=/" in (ROOT / "build/release/CMakeCache.txt").read_text()
+    assert library.exists() == has_nvcc
+    if library.exists():
+        assert CUDA - {"libcudart.so.13"} <= needed(library) <= SYSTEM | TORCH | CUDA
+
+
+LOADED = """
+from twinkle.core import core
+core()
+text = open("/proc/self/maps").read()
+print([name for name in ("libtorch_cuda.so", "libcublas", "libtorch_python.so") if name in text])
+"""
+
+
+def test_an_engine_on_the_cpu_loads_no_library_of_cuda(environment):
+    assert run(sys.executable, "-c", LOADED, env=environment) == "[]\n"
+
+
+def test_the_package_works_beside_a_torch_in_another_folder(environment, tmp_path):
+    stage, here = ROOT / "build/release/stage/twinkle", Path(sysconfig.get_path("platlib"))
+    if not stage.is_dir():
+        pytest.skip("nothing was built: make build")
+    venv, package = tmp_path / "venv", tmp_path / "elsewhere/twinkle"
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    for entry in here.iterdir():
+        if "twinkle" not in entry.name:
+            (packages / entry.name).symlink_to(entry)
+    shutil.copytree(ROOT / "python/twinkle", package)
+    shutil.copytree(stage, package, dirs_exist_ok=True)
+    environment["PYTHONPATH"] = str(package.parent)
+    where = "from twinkle.core import core; print(core().__file__)"
+    found = run(venv / "bin/python", "-c", where, env=environment)
+    assert Path(found.strip()).parent == package
+    program = "import sys, twinkle.program as p; sys.argv[1:] = ['--help']; p.main()"
+    assert "train" in run(venv / "bin/python", "-c", program, env=environment)
 
 
 @HOWS
@@ -97,4 +162,6 @@ def test_the_package_installs_in_a_clean_environment_and_trains(
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count()))
     run(venv / "bin/python", "-m", "pip", "install", "--quiet", *how, cwd=source, env=environment)
     check(venv, source, how, tiny_llama_dir)
+    if os.uname().machine == "x86_64":
+        assert list(venv.glob("lib/python*/site-packages/twinkle/libtwinkle_cuda.so"))
     shutil.rmtree(venv)  # gigabytes

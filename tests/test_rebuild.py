@@ -49,6 +49,31 @@ def after_change(plan, path):
         os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
+def ninja(*arguments):
+    if not (BUILD / "build.ninja").exists():
+        pytest.skip("build/release is not there: run make build")
+    shown = subprocess.run(["ninja", "-C", BUILD, *arguments], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    return shown.stdout
+
+
+def test_nothing_but_linking_waits_for_cargo():
+    shown = ninja("-t", "query", "rust/release/libtwinkle_text.a")
+    outputs = shown.split("outputs:")[1].split()
+    assert "twinkle" in outputs and any(name.startswith("_core") for name in outputs)
+    waiting = [name for name in outputs if "order_depends" in name or name.endswith((".o", ".a"))]
+    assert not waiting
+
+
+def test_the_demo_compiles_no_test_and_nothing_twice():
+    commands = ninja("-t", "commands", "twinkle_product").splitlines()
+    sources = [re.search(r" -c (\S+)", line)[1] for line in commands if " -c " in line]
+    sources = [path for path in sources if path.startswith(f"{ROOT}/")]
+    assert f"{ROOT}/twinkle/engine/engine.cpp" in sources
+    assert not [path for path in sources if "test" in Path(path).relative_to(ROOT).as_posix()]
+    assert len(sources) == len(set(sources))
+
+
 def ends(steps, kind):
     return sorted(re.split(r"[ /]", step)[-1] for step in steps if kind in step)
 

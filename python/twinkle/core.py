@@ -8,6 +8,19 @@ from twinkle.errors import NotAvailableError
 _TORCH = "2.11"
 
 
+def _load():
+    try:
+        return importlib.import_module("twinkle._core")
+    except ModuleNotFoundError:
+        raise
+    except ImportError:
+        # The module looks for torch in the folder that it is installed in. Where torch lies in
+        # another, its libraries must be there before; importing it always would cost memory.
+        import torch  # noqa: F401
+
+        return importlib.import_module("twinkle._core")
+
+
 def core():
     """The module twinkle._core. NotAvailableError: another torch, or it is not built."""
     try:
@@ -20,9 +33,14 @@ def core():
             f"pip install 'torch=={_TORCH}.*'"
         )
     try:
-        return importlib.import_module("twinkle._core")
+        return _load()
+    except ModuleNotFoundError as error:
+        raise NotAvailableError(
+            f"twinkle: the compiled module twinkle._core is not there ({error}): "
+            "run `make build` in a checkout, or `pip install .`"
+        ) from error
     except ImportError as error:
         raise NotAvailableError(
-            f"twinkle: the compiled module twinkle._core cannot be loaded ({error}); "
-            "run `make build`, or pip install ."
+            f"twinkle: the compiled module twinkle._core does not load ({error}): torch and "
+            "twinkle must be for this machine and Python; install both again in one environment"
         ) from error

@@ -1,11 +1,14 @@
 """The console script `twinkle`: becomes the executable that lies in the installed package."""
 
+import importlib.util
 import os
 import shutil
 import sys
 from pathlib import Path
 
 import twinkle
+
+_FOLDERS = "LD_LIBRARY_PATH"
 
 
 def path():
@@ -30,4 +33,9 @@ def main():
         sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")
     # The executable asks this interpreter for what is Python's business, such as hubs.
     os.environ.setdefault("TWINKLE_PYTHON", sys.executable)
+    # It looks for torch beside the package; torch may lie in another folder.
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and not (program.parents[2] / "torch").is_dir():
+        folders = [Path(torch.origin).parent / "lib", *filter(None, [os.environ.get(_FOLDERS)])]
+        os.environ[_FOLDERS] = os.pathsep.join(map(str, folders))
     os.execv(program, [typed(), *sys.argv[1:]])
