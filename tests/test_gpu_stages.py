@@ -1,0 +1,75 @@
+"""The first hour on a GPU (bench/gpu: bundle.sh, stage.sh), rehearsed without one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build/release"
+
+
+def run(*command, **environment):
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "results", "row"),
+    [
+        (1, ["probe.json", "workspace.json"], "4B q, no split |"),
+        (2, ["profile.json", "fast.json"], "4B: a training step of 24 tokens |"),
+    ],
+)
+def test_a_stage_is_rehearsed_on_the_cpu(stage, results, row, tmp_path):
+    if not (BUILD / "engine_test").exists():
+        pytest.skip("nothing was built: make build")
+    ran = run("bench/gpu/stage.sh", stage, "--rehearse", OUT=tmp_path, OMP_NUM_THREADS="1")
+    logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+    assert ran.returncode == 0, ran.stdout + logs[-4000:]
+    assert f"| {row}" in ran.stdout
+    for name in results:
+        assert json.loads((tmp_path / name).read_text())
+    assert len(list(tmp_path.iterdir())) <= 8
+
+
+def test_a_stage_that_fails_says_what_and_goes_on(tmp_path):
+    none = shutil.which("false")
+    ran = run("bench/gpu/stage.sh", 2, "--rehearse", OUT=tmp_path, PYTHON=none)
+    assert ran.returncode == 1
+    assert ran.stdout.count("failed (1)") == 2
+    assert run("bench/gpu/stage.sh", 6).returncode == 2
+
+
+def bundled(*python):
+    ran = run("bench/gpu/bundle.sh", *python)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    assert ran.stdout.splitlines()[-1].endswith(" MiB")
+    assert list((ROOT / "outputs/gpu/bundle").glob("twinkle*.whl"))
+
+
+def test_what_goes_to_a_gpu_machine_is_whole():
+    """The script itself checks it: every library is found, no Boost is asked for."""
+    if not (BUILD / "engine_test").exists():
+        pytest.skip("nothing was built: make build")
+    bundled()
+
+
+@pytest.mark.soak
+def test_the_same_for_python_3_12():
+    """Compiles everything, in an environment of its own: half an hour, and torch once more."""
+    python = next(
+        filter(None, map(shutil.which, ("python3.12", os.environ.get("PYTHON312", "")))), None
+    )
+    if python is None or run(python, "-c", "").returncode:
+        pytest.skip("no Python 3.12: PYTHON312 may name one")
+    bundled(python)
