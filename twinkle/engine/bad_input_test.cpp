@@ -210,6 +210,12 @@ TEST_F(BadInput, DirectoriesThatASaveCannotHave) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2);
 }
 
+TEST(BadOptions, ACacheBeyondTheMachinesMemoryIsRefusedAtTheStart) {
+  const model::TinyModel model;
+  expect_error("engine: kv_tokens is 2147483647, whose keys and values take ",
+               [&] { Engine({.model = model.path(), .kv_tokens = 2147483647}); });
+}
+
 TEST_F(BadInput, NumbersOfAStepThatFloat32CannotHold) {
   const auto step = [](const char* optimizer, const char* options) {
     return Step{.tenant = "me", .optimizer = optimizer, .options = options};

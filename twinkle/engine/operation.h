@@ -73,8 +73,8 @@ struct Forward {
 };
 
 // Adds the loss's gradient to the tenant's accumulated gradients and its token count to the
-// tenant's. Errors as of Forward, and kInvalid: options or extras that the loss refuses, a loss or
-// a gradient that is not finite; the accumulated ones then stay as they were.
+// tenant's. Errors as of Forward; kInvalid: what the loss refuses, a loss or a gradient that is not
+// finite; kConflict: what is accumulated has been clipped. It then stays as it was.
 struct ForwardBackward {
   std::string tenant;
   std::vector<Sequence> sequences;
@@ -85,8 +85,8 @@ struct ForwardBackward {
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
-// step, zeroes them. Error kConflict: nothing was accumulated; kInvalid: bad options, a frozen
-// tenant.
+// step, zeroes them. Error kConflict: nothing was accumulated; kInvalid: bad options, a step that
+// would leave what is not finite, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -96,7 +96,7 @@ struct Step {
 };
 
 // Norm of (accumulated gradients / token count), clipped in place unless max_grad_norm is 0 or
-// infinite. `Step` then takes them. Errors as of Step.
+// infinite. A Step takes them as they are, and no more are added before it. Errors as of Step.
 struct ClipGradNorm {
   std::string tenant;
   double max_grad_norm = 1.0;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "twinkle/base/error.h"
@@ -144,8 +145,8 @@ std::vector<optim::Param> Tenant::params() {
     };
     for (auto& entry : pool_.at(slot()).factors()) {
       const kernels::LoraFactors& f = entry.f;
-      out.push_back({entry.path + ".lora_A.weight", f.a, grad(entry.grad_a, f.a), true});
-      out.push_back({entry.path + ".lora_B.weight", f.b, grad(entry.grad_b, f.b), true});
+      out.push_back({lora::name_of_a(entry.path), f.a, grad(entry.grad_a, f.a), true});
+      out.push_back({lora::name_of_b(entry.path), f.b, grad(entry.grad_b, f.b), true});
     }
   } else if (mode_ == Mode::kFull) {
     const auto weights = decoder_.weights();
@@ -198,7 +199,12 @@ Tenant::Change Tenant::scaled(double max_norm, double norm_type) {
   const double per_token = 1.0 / std::max(1.0, num_tokens_);
   const auto all = params();
   Change change{per_token, optim::grad_norm(all, norm_type, per_token)};
-  if (max_norm > 0) change.scale *= optim::clip_factor(change.norm, max_norm);
+  const double factor = max_norm > 0 ? optim::clip_factor(change.norm, max_norm) : 1;
+  change.scale *= factor;
+  require(factor == 1 || change.scale >= std::numeric_limits<float>::min(), Code::kInvalid,
+          "engine: a gradient norm of ", change.norm, " (norm_type ", norm_type,
+          ") clipped to max_grad_norm ", max_norm, " leaves ", change.scale,
+          " of every gradient, which is 0 in float32; take a larger max_grad_norm or norm_type 2");
   return change;
 }
 
@@ -217,7 +223,7 @@ StepResult Tenant::step(const Step& operation) {
   {
     // What throws, for want of memory, say, leaves the one that was there with its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
-    next->step(params(), next->lr(), change.scale);
+    next->step(params(), next->lr(), change.scale, change.norm);
     loan.taken = true;
   }
   optimizer_ = std::move(next);
@@ -242,7 +248,14 @@ StepResult Tenant::clip(const ClipGradNorm& operation) {
     }
   }
   num_tokens_ = 1;
+  clipped_ = true;
   return result;
+}
+
+void Tenant::require_unclipped() const {
+  require(!clipped_, Code::kConflict, "engine: forward_backward: the gradients of tenant '", name_,
+          "' have been divided by their tokens and clipped (clip_grad_norm), and more can't be "
+          "added to them; step or zero_grad first");
 }
 
 void Tenant::zero_grad() {
@@ -250,6 +263,7 @@ void Tenant::zero_grad() {
   if (mode_ == Mode::kFull) decoder_.zero_grads();
   num_tokens_ = 0;
   pending_ = 0;
+  clipped_ = false;
 }
 
 void Tenant::weights_changed() {

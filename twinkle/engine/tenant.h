@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/engine/checkpoint/training_state.h"
 #include "twinkle/engine/operation.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
@@ -16,6 +17,9 @@
 namespace twinkle::engine {
 
 enum class Mode { kFrozen, kLora, kFull };
+
+// A tied head's weight is the embedding, but its gradient is summed apart, under this name.
+inline constexpr const char* kHeadWeight = "lm_head.weight";
 
 class Tenant {
  public:
@@ -38,6 +42,7 @@ class Tenant {
   // Holds the weights of a published version, or, of 0, the present ones. Of nothing without an
   // adapter.
   lora::Pin pinned(int64_t version = 0) const;
+  lora::Adapter& adapter() { return pool_.at(slot()); }
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
@@ -49,6 +54,8 @@ class Tenant {
 
   // False: all gradients are zero.
   bool has_gradients() const { return pending_ > 0; }
+  // Error kConflict: the gradients have been clipped, and more would be of another scale.
+  void require_unclipped() const;
   // Whether the accumulated gradients are: a backward's sums may overflow.
   bool gradients_finite();
   // The gradients as they are, to go back to when an operation fails.
@@ -63,21 +70,12 @@ class Tenant {
   void zero_grad();
   InspectResult inspect(bool tensors);
 
-  // What a Save with `optimizer` keeps beside the weights, named for one safetensors file, and its
+  // What a Save with `optimizer` keeps next to the weights, named for one safetensors file, and its
   // JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
-  // Reads and checks all of it, and changes nothing; then takes it.
-  struct Training {
-    std::unique_ptr<optim::Optimizer> optimizer;
-    Json options = JsonObject{};  // the optimizer's
-    std::vector<at::Tensor> grads, masters;
-    uint64_t seed = 0;
-    int64_t calls = 0, pending = 0, published = 0;
-    double num_tokens = 0;
-  };
-  Training parse_training(const Json& fields, const std::map<std::string, at::Tensor>& tensors);
-  void load_training(Training training);
+  // Takes what was read for a tenant of these parameters.
+  void load_training(TrainingState state);
   // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
   // derives from weights.
   void reset_training();
@@ -95,6 +93,7 @@ class Tenant {
 
  private:
   std::vector<at::Tensor> grads();         // undefined: zero
+  std::vector<std::string> grad_names();   // of the same
   std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
   struct Change {
     double scale = 1, norm = 0;
@@ -118,6 +117,8 @@ class Tenant {
   double num_tokens_ = 0;
   int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
   int64_t pending_ = 0;  // of them since the last step
+  // Since the last step the sums were divided by num_tokens_ and clipped; it is 1 now.
+  bool clipped_ = false;
 };
 
 }  // namespace twinkle::engine

@@ -123,6 +123,49 @@ TEST_P(TenantTest, ClippingFirstEqualsClippingInTheStep) {
   EXPECT_LT(distance(tensors(), want), 1e-4);
 }
 
+// Clipped gradients are means, later ones would be sums.
+TEST_P(TenantTest, ClippedGradientsTakeNoMoreBeforeAStepOrZeroGrad) {
+  for (const double limit : {0.01, 0.0}) {
+    engine_->run<ForwardResult>(work("me", 5));
+    engine_->run<StepResult>(ClipGradNorm{.tenant = "me", .max_grad_norm = limit});
+    const State before = state_of(*engine_, "me");
+    EXPECT_EQ(error_of([&] { engine_->run<ForwardResult>(work("me", 6)); }),
+              "engine: forward_backward: the gradients of tenant 'me' have been divided by their "
+              "tokens and clipped (clip_grad_norm), and more can't be added to them; step or "
+              "zero_grad first");
+    EXPECT_EQ(state_of(*engine_, "me"), before);
+    engine_->run<ForwardResult>(Forward{.tenant = "me", .sequences = {drawn(1, 4)}});
+    if (limit > 0)
+      step();
+    else
+      engine_->run<Done>(ZeroGrad{"me"});
+  }
+  engine_->run<ForwardResult>(work("me", 6));
+}
+
+TEST_P(TenantTest, AClipThatWouldLeaveNothingIsRefused) {
+  engine_->run<ForwardResult>(work("me", 5));
+  const State before = state_of(*engine_, "me");
+  for (const auto& [limit, norm_type] : {std::pair{1.0, 0.01}, {1e-300, 2.0}}) {
+    const ClipGradNorm clip{.tenant = "me", .max_grad_norm = limit, .norm_type = norm_type};
+    EXPECT_NE(error_of([&] { engine_->run<StepResult>(clip); }), "no error") << limit;
+    EXPECT_EQ(state_of(*engine_, "me"), before);
+  }
+  EXPECT_GT(engine_->run<StepResult>(ClipGradNorm{.tenant = "me", .norm_type = 1e300}).grad_norm,
+            0);
+}
+
+TEST_P(TenantTest, AStepThatWouldLeaveInfinityChangesNothing) {
+  ForwardBackward steep = work("me");
+  for (Sequence& s : steep.sequences) s.weights.assign(s.input_ids.size(), 1e6F);
+  engine_->run<ForwardResult>(steep);
+  const State before = state_of(*engine_, "me");
+  const Step step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 3e38})"};
+  const std::string text = error_of([&] { engine_->run<StepResult>(step); });
+  EXPECT_NE(text.find("would leave NaN or infinity in model."), text.npos) << text;
+  EXPECT_EQ(state_of(*engine_, "me"), before);
+}
+
 TEST_P(TenantTest, AnInfiniteLimitMeasuresAndDoesNotClip) {
   engine_->run<ForwardResult>(work("me", 5));
   const StepResult want = step(0);

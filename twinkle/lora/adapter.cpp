@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <set>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
@@ -49,13 +51,19 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-void check(const PeftConfig& c) {
+void check_options(const PeftConfig& c) {
   require(c.rank >= 1, Code::kInvalid, "lora: rank is ", c.rank, ", it must be at least 1");
   require(c.rank <= 4096, Code::kInvalid, "lora: rank is ", c.rank, ", the limit is 4096");
   require(std::isfinite(c.alpha), Code::kInvalid, "lora: lora_alpha is ", c.alpha,
           ", it must be finite");
   require(c.dropout >= 0 && c.dropout < 1, Code::kInvalid, "lora: lora_dropout is ", c.dropout,
           ", it must be in [0, 1)");
+}
+
+[[noreturn]] void refuse_module(const std::string& path) {
+  fail(Code::kInvalid, "lora: the saved adapter has module ", path,
+       ", which this model does not have or the adapter's config does not target: is it of another "
+       "base model?");
 }
 
 // lora_A's first values, uniform in +-1/sqrt(inputs).
@@ -129,7 +137,7 @@ void Adapter::make_grads() {
 
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed)
     : config_(config), index_(linears.size(), -1) {
-  check(config);
+  check_options(config);
   // As peft writes it: the names of the modules that it stands for here.
   const auto* text = std::get_if<std::string>(&config_.target_modules);
   if (text != nullptr && *text == "all-linear") config_.target_modules = endings(linears);
@@ -147,39 +155,71 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   }
 }
 
-void Adapter::load(const PeftAdapter& saved) {
+std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears) {
+  std::vector<LinearShape> out;
+  for (const auto& l : linears)
+    out.push_back({l.path, l.linear->weight.size(1), l.linear->weight.size(0)});
+  return out;
+}
+
+SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
+                          const std::function<void(int64_t)>& reserve) {
+  const PeftAdapter saved = read_peft(dir);
+  check_options(saved.config);
+  std::map<std::string_view, const StoredPeftEntry*> entries;
+  for (const StoredPeftEntry& entry : saved.entries) entries[entry.module] = &entry;
+  const auto check_shape = [](const StoredTensor& view, const std::vector<int64_t>& shape,
+                              const char* half, const std::string& module) {
+    require(view.shape == shape, Code::kInvalid, "lora: ", half, " of ", module, " has shape ",
+            shape_text(view.shape), ", this model's is ", shape_text(shape),
+            ": is it of another base model?");
+  };
+  std::vector<const StoredPeftEntry*> known;
+  int64_t size = 0;  // of all, in numbers
+  for (const LinearShape& linear : linears) {
+    const auto node = entries.extract(linear.path);
+    if (node.empty()) continue;
+    const StoredPeftEntry& entry = *known.emplace_back(node.mapped());
+    check_shape(entry.a, {saved.config.rank, linear.inputs}, "lora_A", entry.module);
+    check_shape(entry.b, {linear.outputs, saved.config.rank}, "lora_B", entry.module);
+    size += saved.config.rank * (linear.inputs + linear.outputs);
+  }
+  if (!entries.empty()) refuse_module(std::string(entries.begin()->first));
+  const auto read = [](const StoredTensor& view, const char* half, const std::string& module) {
+    const at::Tensor t = model::to_float32(view);
+    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,
+            " holds NaN or infinity");
+    return t;
+  };
+  if (reserve) reserve(size * static_cast<int64_t>(sizeof(float)));
+  SavedAdapter out{saved.config, {}};
+  for (const StoredPeftEntry* entry : known) {
+    out.modules.push_back({entry->module, read(entry->a, "lora_A", entry->module),
+                           read(entry->b, "lora_B", entry->module)});
+  }
+  return out;
+}
+
+void Adapter::check(const SavedAdapter& saved) const {
   require(saved.config.rank == config_.rank, Code::kInvalid, "lora: the saved adapter has rank ",
           saved.config.rank, ", this one ", config_.rank);
   require(scale_of(saved.config) == scale_of(config_), Code::kInvalid,
           "lora: the saved adapter is scaled by ", scale_of(saved.config), ", this one by ",
           scale_of(config_), ": give it the lora_alpha and use_rslora that it was saved with");
-  std::vector<std::pair<at::Tensor, at::Tensor>> values(factors_.size());
-  for (const StoredPeftEntry& entry : saved.entries) {
-    const auto mine = std::find_if(factors_.begin(), factors_.end(),
-                                   [&](const Factors& f) { return f.path == entry.module; });
-    require(mine != factors_.end(), Code::kInvalid, "lora: the saved adapter has module ",
-            entry.module,
-            ", which this model does not have or the adapter's config does not target: is it of "
-            "another base model?");
-    const auto take = [&](const StoredTensor& stored, const at::Tensor& like, const char* half) {
-      require(at::IntArrayRef(stored.shape) == like.sizes(), Code::kInvalid, "lora: ", half, " of ",
-              entry.module, " has shape ", shape_text(stored.shape), ", this model's is ",
-              shape_text(like.sizes().vec()), ": is it of another base model?");
-      const at::Tensor t = model::to_float32(stored);
-      require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ",
-              entry.module, " holds NaN or infinity");
-      return t.to(like.scalar_type());
-    };
-    values[static_cast<size_t>(mine - factors_.begin())] = {take(entry.a, mine->f.a, "lora_A"),
-                                                            take(entry.b, mine->f.b, "lora_B")};
+  std::set<std::string_view> paths;
+  for (const Factors& f : factors_) paths.insert(f.path);
+  for (const auto& module : saved.modules) {
+    if (paths.erase(module.path) == 0) refuse_module(module.path);
   }
-  for (size_t i = 0; i < values.size(); ++i) {
-    require(values[i].first.defined(), Code::kInvalid, "lora: the saved adapter has no module ",
-            factors_[i].path, ", which its config targets");
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    factors_[i].f.a.copy_(values[i].first);
-    factors_[i].f.b.copy_(values[i].second);
+  require(paths.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
+          paths.empty() ? "" : *paths.begin(), ", which its config targets");
+}
+
+void Adapter::load(const SavedAdapter& saved) {
+  check(saved);
+  for (size_t i = 0; i < factors_.size(); ++i) {
+    factors_[i].f.a.copy_(saved.modules[i].a);
+    factors_[i].f.b.copy_(saved.modules[i].b);
   }
   weights_changed();
 }
@@ -262,12 +302,6 @@ int64_t Adapter::num_bytes() const {
       if (t->defined()) n += t->nbytes();
   }
   return static_cast<int64_t>(n);
-}
-
-int64_t Adapter::num_parameters() const {
-  int64_t n = 0;
-  for (const Factors& entry : factors_) n += entry.f.a.numel() + entry.f.b.numel();
-  return n;
 }
 
 }  // namespace twinkle::lora

@@ -4,7 +4,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,34 @@ struct Factors {
   at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
 };
 
+// The names of a linear's two parameters, in checkpoints and for the optimizer.
+inline std::string name_of_a(const std::string& path) { return path + ".lora_A.weight"; }
+inline std::string name_of_b(const std::string& path) { return path + ".lora_B.weight"; }
+
+// What an adapter can be attached to: y [outputs] of x [inputs].
+struct LinearShape {
+  std::string path;
+  int64_t inputs, outputs;
+};
+std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
+
+// An adapter that was read into host memory.
+struct SavedAdapter {
+  struct Module {
+    std::string path;
+    at::Tensor a, b;  // float32
+  };
+  PeftConfig config;
+  std::vector<Module> modules;  // in the order of the linears
+};
+
+// Reads a PEFT directory. Names and shapes come before bytes, so that no more is read than fits the
+// linears. Error kNotFound, kInvalid: as read_peft; kInvalid: a module or a shape that they do not
+// have (an adapter of another base model), NaN or infinity. `reserve` is told how many bytes of
+// memory it takes, before it takes them, and may throw.
+SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
+                          const std::function<void(int64_t)>& reserve = {});
+
 class Adapter {
  public:
   // A uniform in +-1/sqrt(I) (PEFT's kaiming_uniform with a = sqrt(5)), B zero; the same for the
@@ -38,10 +69,11 @@ class Adapter {
     return index_[index] < 0 ? nullptr : &factors_[static_cast<size_t>(index_[index])];
   }
 
-  // Replaces a and b by those of a saved adapter. Error kInvalid: a module that the decoder does
-  // not have or the config does not target, one that is missing, another shape (an adapter of
-  // another base model); nothing changes then.
-  void load(const PeftAdapter& saved);
+  // Replaces a and b by those of a saved adapter that was read for the same linears. Error
+  // kInvalid: another rank or scale, a module that the config does not target, or one that is
+  // missing.
+  void check(const SavedAdapter& saved) const;
+  void load(const SavedAdapter& saved);  // checks first; nothing changes when that throws
   // Views for write_peft; they borrow this adapter's memory, or are copies of a device's.
   std::vector<PeftEntry> entries() const;
 
@@ -66,7 +98,6 @@ class Adapter {
 
   // Of all its tensors.
   int64_t num_bytes() const;
-  int64_t num_parameters() const;
 
  private:
   Adapter(const Adapter&) = default;  // shares the tensors

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
@@ -35,9 +36,9 @@ class AdapterTest : public testing::Test {
   }
 
   // What load() sees of an adapter that was saved.
-  PeftAdapter saved(Adapter& adapter) {
+  SavedAdapter saved(Adapter& adapter) {
     write_peft(scratch_.path(), adapter.config(), adapter.entries());
-    return read_peft(scratch_.path());
+    return read_adapter(scratch_.path(), shapes_of(linears_));
   }
 
   static std::vector<at::Tensor> values(const Adapter& adapter) {
@@ -147,7 +148,7 @@ TEST_F(AdapterTest, AStartsUniformAndBAtZero) {
     EXPECT_FALSE(f.grad_a.defined()) << f.path;
     parameters += 3 * (in + 48);
   }
-  EXPECT_EQ(adapter.num_parameters(), parameters);
+  EXPECT_EQ(adapter.num_bytes(), 4 * parameters);
 }
 
 TEST_F(AdapterTest, OneSeedGivesOneStartWhateverElseIsTargeted) {
@@ -197,8 +198,7 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
 
 TEST_F(AdapterTest, AtRestItHoldsItsWeightsAlone) {
   Adapter adapter(config(), linears_, 1);
-  const int64_t weights = 4 * adapter.num_parameters();
-  EXPECT_EQ(adapter.num_bytes(), weights);
+  const int64_t weights = adapter.num_bytes();
   adapter.make_grads();
   for (Factors& f : adapter.factors()) f.f.repack(at::kBFloat16);
   EXPECT_EQ(adapter.num_bytes(), 2 * weights + weights / 2)
@@ -211,28 +211,28 @@ TEST_F(AdapterTest, AtRestItHoldsItsWeightsAlone) {
 TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   Adapter adapter(config(), linears_, 2);
   const auto before = values(adapter);
-  const auto refusal = [&](const PeftAdapter& other) {
-    const std::string text = error_of([&] { adapter.load(other); });
+  const auto refusal = [&](Adapter& other) {
+    const std::string text = error_of([&] { adapter.load(saved(other)); });
     expect_same(values(adapter), before);
     return text;
   };
   PeftConfig ranked = config();
   ranked.rank = 4;
   Adapter rank_four(ranked, linears_, 1);
-  EXPECT_EQ(refusal(saved(rank_four)), "lora: the saved adapter has rank 4, this one 3");
+  EXPECT_EQ(refusal(rank_four), "lora: the saved adapter has rank 4, this one 3");
   PeftConfig scaled = config();
   scaled.alpha = 12;
   Adapter twice(scaled, linears_, 1);
-  EXPECT_EQ(refusal(saved(twice)),
+  EXPECT_EQ(refusal(twice),
             "lora: the saved adapter is scaled by 4, this one by 2: give it the lora_alpha and "
             "use_rslora that it was saved with");
 
   Adapter more(config({"q_proj", "up_proj", "down_proj"}), linears_, 1);
-  EXPECT_EQ(refusal(saved(more)),
+  EXPECT_EQ(refusal(more),
             "lora: the saved adapter has module model.layers.0.mlp.up_proj, which this model does "
             "not have or the adapter's config does not target: is it of another base model?");
   Adapter fewer(config({"q_proj"}), linears_, 1);
-  EXPECT_EQ(refusal(saved(fewer)),
+  EXPECT_EQ(refusal(fewer),
             "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
             "targets");
 
@@ -241,9 +241,36 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   const model::TinyModel other_model(wider);
   model::Decoder other(model::read_spec(wider), Checkpoint::open(other_model.path()), at::kFloat);
   Adapter foreign(config(), other.linears(), 1);
-  EXPECT_EQ(refusal(saved(foreign)),
+  EXPECT_EQ(refusal(foreign),
             "lora: lora_A of model.layers.0.mlp.down_proj has shape [3, 96], this model's is [3, "
             "80]: is it of another base model?");
+}
+
+// A few bytes on disk: the tensor is a hole in a sparse file.
+TEST_F(AdapterTest, ATensorOfAnotherShapeIsRefusedBeforeItIsRead) {
+  Adapter adapter(config({"q_proj"}), linears_, 1);
+  saved(adapter);
+  const auto file = scratch_ / "adapter_model.safetensors";
+  JsonObject header;
+  int64_t end = 0;
+  for (const SavedAdapter::Module& module : saved(adapter).modules) {
+    for (const char* half : {"A", "B"}) {
+      std::vector<int64_t> shape = (*half == 'A' ? module.a : module.b).sizes().vec();
+      if (header.empty()) shape[1] = int64_t{1} << 36;
+      const int64_t begin = std::exchange(end, end + 4 * shape[0] * shape[1]);
+      header["base_model.model." + module.path + ".lora_" + half + ".weight"] = {
+          {"dtype", "F32"},
+          {"shape", JsonArray(shape.begin(), shape.end())},
+          {"data_offsets", {begin, end}}};
+    }
+  }
+  const std::string text = boost::json::serialize(header);
+  const uint64_t size = text.size();
+  write_text(file, std::string(reinterpret_cast<const char*>(&size), 8) + text);
+  std::filesystem::resize_file(file, 8 + text.size() + static_cast<size_t>(end));
+  EXPECT_EQ(error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_)); }),
+            "lora: lora_A of model.layers.0.self_attn.q_proj has shape [3, 68719476736], this "
+            "model's is [3, 64]: is it of another base model?");
 }
 
 }  // namespace

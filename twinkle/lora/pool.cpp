@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
@@ -67,18 +68,28 @@ class Pool::Seam : public nn::Delta {
 
 Pool::Pool(model::Decoder& decoder) : linears_(decoder.linears()) {
   for (size_t i = 0; i < linears_.size(); ++i) seams_.push_back(std::make_unique<Seam>(*this, i));
+  num_adapters_.resize(linears_.size());
 }
 
 Pool::~Pool() {
   for (const auto& linear : linears_) linear.linear->delta = nullptr;
 }
 
+void Pool::make_room() {
+  if (!free_.empty()) return;
+  free_.reserve(slots_.size() + 1);  // for all: a slot that gets free must not need memory
+  slots_.emplace_back();
+  free_.push_back(static_cast<int32_t>(slots_.size()) - 1);
+}
+
 Pin Pool::put(std::unique_ptr<Adapter> adapter, uint64_t version) {
-  auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.adapter; });
-  if (free == slots_.end()) free = slots_.insert(free, Slot());
-  *free = {std::move(adapter), 1, version};
-  attach();
-  return Pin(this, static_cast<int32_t>(free - slots_.begin()));
+  make_room();
+  std::ranges::pop_heap(free_, std::greater());
+  const int32_t slot = free_.back();
+  free_.pop_back();
+  attach(*adapter, 1);
+  slots_[static_cast<size_t>(slot)] = {std::move(adapter), 1, version};
+  return Pin(this, slot);
 }
 
 Pin Pool::add(std::unique_ptr<Adapter> adapter) { return put(std::move(adapter), ++last_version_); }
@@ -86,8 +97,10 @@ Pin Pool::add(std::unique_ptr<Adapter> adapter) { return put(std::move(adapter),
 void Pool::release(int32_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
   if (--s.num_shares > 0) return;
+  attach(*s.adapter, -1);
   s.adapter.reset();
-  attach();
+  free_.push_back(slot);
+  std::ranges::push_heap(free_, std::greater());
 }
 
 Adapter* Pool::find(int32_t slot) {
@@ -103,7 +116,7 @@ Adapter& Pool::at(int32_t slot) {
 
 void Pool::own(Pin& pin) {
   if (pin.num_shares() <= 1) return;
-  slots_.reserve(slots_.size() + 1);  // the gradients move with the copy: nothing may throw then
+  make_room();  // the gradients move with the copy: nothing may throw then
   pin = put(at(pin.slot()).fork(), pin.version());
 }
 
@@ -128,11 +141,11 @@ int64_t Pin::num_shares() const {
   return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].num_shares : 0;
 }
 
-void Pool::attach() {
+void Pool::attach(Adapter& adapter, int64_t change) {
   for (size_t i = 0; i < linears_.size(); ++i) {
-    const bool used = std::any_of(slots_.begin(), slots_.end(),
-                                  [&](Slot& s) { return s.adapter && s.adapter->at(i); });
-    linears_[i].linear->delta = used ? seams_[i].get() : nullptr;
+    if (!adapter.at(i)) continue;
+    num_adapters_[i] += change;
+    linears_[i].linear->delta = num_adapters_[i] > 0 ? seams_[i].get() : nullptr;
   }
 }
 

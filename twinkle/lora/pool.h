@@ -75,12 +75,17 @@ class Pool {
     uint64_t version = 0;
   };
   Pin put(std::unique_ptr<Adapter> adapter, uint64_t version);
+  void make_room();  // for one adapter more
   void release(int32_t slot);
-  void attach();  // a linear that no adapter targets keeps no seam, and costs nothing
+  // A linear that no adapter targets keeps no seam, and costs nothing. `change`: of the number of
+  // adapters like this one.
+  void attach(Adapter& adapter, int64_t change);
 
   std::vector<model::NamedLinear> linears_;
   std::vector<std::unique_ptr<Seam>> seams_;  // one per linear
+  std::vector<int64_t> num_adapters_;         // that target it, per linear
   std::vector<Slot> slots_;
+  std::vector<int32_t> free_;  // of slots_, a heap: the lowest first
   uint64_t base_version_ = 1, last_version_ = 1;
 };
 

@@ -378,7 +378,8 @@ void add_thread_invariant_product(at::Tensor& sum, const at::Tensor& a, const at
                                    b.to(at::kFloat).contiguous().t());
   }
   if (!a.is_cpu()) {  // there no threads share a sum
-    sum += at::mm(a, b);
+    const bool in_float32 = a.is_cuda() && a.scalar_type() == at::kBFloat16;
+    sum += in_float32 ? at::mm(a, b, at::kFloat) : at::mm(a, b);
     return;
   }
   RowPlan plan;

@@ -1,6 +1,7 @@
 // Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2), with
 // torch.optim's formulas: the bias corrections in double, the elements in float32.
 #include <cmath>
+#include <limits>
 
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
@@ -24,6 +25,10 @@ AdamOptions parse(const Json& json, std::string_view name) {
   AdamOptions o;
   o.lr = number_in(json, name, "lr", o.lr);
   o.eps = number_in(json, name, "eps", o.eps);
+  // Without it a weight whose gradient is 0 is divided by 0.
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  require(o.eps >= kLeast, Code::kInvalid, "optim: eps of ", name, " is ", o.eps,
+          ", which is 0 in float32, it must be at least ", kLeast);
   o.weight_decay = number_in(json, name, "weight_decay", o.weight_decay);
   o.maximize = get_or<bool>(json, "maximize", false);
   require(!get_or<bool>(json, "amsgrad", false), Code::kInvalid, "optim: amsgrad of ", name,
@@ -55,10 +60,17 @@ class Adam : public Optimizer {
     lr_ = o.lr;
   }
 
- protected:
   std::vector<std::string> buffers() const override { return {"exp_avg", "exp_avg_sq"}; }
 
+ protected:
   void check_terms(const Terms& terms) const override { factors(o_, terms); }
+
+  bool is_ordinary(const Terms& terms, double largest_grad) const override {
+    const kernels::AdamFactors f = factors(o_, terms);
+    return f.rate <= 1 && f.shrink <= 1 && f.l2 <= 1 && f.eps >= 1e-12F && largest_grad <= 1e9;
+  }
+
+  bool is_non_negative(std::string_view buffer) const override { return buffer == "exp_avg_sq"; }
 
   void update(const Run& run) const override {
     kernels::adam_update(factors(o_, run.terms),

@@ -51,6 +51,11 @@ TEST(Adam, RefusesOptionsThatItDoesNotKnowOrThatAreOutOfRange) {
             "optim: betas of Adam is [9E-1], it must be two numbers");
   EXPECT_EQ(error_of("Adam", R"({"eps":-1e-8})"),
             "optim: eps of Adam is -1e-08, it must be at least 0 and finite");
+  for (const char* eps : {"0", "1e-300"}) {
+    EXPECT_EQ(error_of("AdamW", ("{\"eps\":" + std::string(eps) + "}").c_str()),
+              "optim: eps of AdamW is " + std::string(eps) +
+                  ", which is 0 in float32, it must be at least 1.17549e-38");
+  }
   const std::string limit = ", it must be finite in float32, at most 3.40282e+38";
   EXPECT_EQ(error_of("AdamW", R"({"lr":1e39})"), "optim: lr of AdamW is 1e+39" + limit);
   EXPECT_EQ(error_of("AdamW", R"({"eps":1e39})"), "optim: eps of AdamW is 1e+39" + limit);

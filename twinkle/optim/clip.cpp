@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/update/update.h"
@@ -13,11 +14,13 @@
 namespace twinkle::optim {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kChunk = 16384;  // elements that one partial sum covers, from the tensor's start
 
-double sum_of_powers(const float* x, int64_t n, double power) {
+double sum_of_powers(const float* x, int64_t n, double power, double unit) {
   double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::pow(std::abs(static_cast<double>(x[i])), power);
+  for (int64_t i = 0; i < n; ++i)
+    sum += std::pow(std::abs(static_cast<double>(x[i])) / unit, power);
   return sum;
 }
 
@@ -48,8 +51,8 @@ std::vector<Chunk> chunks_of(std::span<const Param> params) {
   return chunks;
 }
 
-// Of every parameter, the sum of powers of its gradient, or its largest magnitude.
-std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type) {
+// Of every parameter, the sum of powers of its gradient over `unit`, or its largest magnitude.
+std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type, double unit) {
   const std::vector<Chunk> chunks = chunks_of(params);
   std::vector<double> parts(chunks.size());
   at::parallel_for(0, static_cast<int64_t>(chunks.size()), 1, [&](int64_t begin, int64_t end) {
@@ -57,7 +60,7 @@ std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type)
       const auto& [grad, size, param] = chunks[i];
       parts[i] = std::isinf(norm_type) ? largest(grad, size)
                  : norm_type == 2      ? kernels::sum_of_squares(grad, size)
-                                       : sum_of_powers(grad, size, norm_type);
+                                       : sum_of_powers(grad, size, norm_type, unit);
     }
   });
   std::vector<double> of_param(params.size(), 0);
@@ -69,7 +72,7 @@ std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type)
 }
 
 // The same of gradients on a device, which come over in one copy.
-std::vector<double> sums_on_device(std::span<const Param> params, double norm_type) {
+std::vector<double> sums_on_device(std::span<const Param> params, double norm_type, double unit) {
   std::vector<at::Tensor> grads, sums;
   for (const Param& p : params) {
     if (p.grad.defined()) grads.push_back(p.grad);
@@ -80,7 +83,7 @@ std::vector<double> sums_on_device(std::span<const Param> params, double norm_ty
     sums.push_back(kernels::cuda::sums_of_squares(grads));
   } else {
     for (const at::Tensor& grad : grads) {
-      const at::Tensor sizes = grad.to(at::kDouble).abs();
+      const at::Tensor sizes = grad.to(at::kDouble).abs() / unit;
       sums.push_back((std::isinf(norm_type) ? sizes.max() : sizes.pow(norm_type).sum()).view({1}));
     }
   }
@@ -92,9 +95,16 @@ std::vector<double> sums_on_device(std::span<const Param> params, double norm_ty
   return of_param;
 }
 
-std::vector<double> sums(std::span<const Param> params, double norm_type) {
+std::vector<double> sums(std::span<const Param> params, double norm_type, double unit = 1) {
   const bool here = params.empty() || params.front().value.is_cpu();
-  return here ? sums_on_cpu(params, norm_type) : sums_on_device(params, norm_type);
+  return here ? sums_on_cpu(params, norm_type, unit) : sums_on_device(params, norm_type, unit);
+}
+
+// Whether powers of ordinary gradients have left the doubles.
+bool out_of_range(const std::vector<double>& sums) {
+  const double largest = sums.empty() ? 1 : *std::ranges::max_element(sums);
+  return largest < std::numeric_limits<double>::min() ||
+         !std::ranges::all_of(sums, [](double x) { return std::isfinite(x); });
 }
 
 }  // namespace
@@ -112,7 +122,14 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
   require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
           ", it must be above 0, or infinity");
   check(params);
-  const std::vector<double> of_param = sums(params, norm_type);
+  std::vector<double> of_param = sums(params, norm_type);
+  double unit = 1;
+  if (norm_type != 2 && !std::isinf(norm_type) && out_of_range(of_param)) {
+    const std::vector<double> largest = sums(params, kInfinity);
+    unit = 0;
+    for (const double x : largest) unit = larger(x, unit);
+    of_param = unit > 0 && std::isfinite(unit) ? sums(params, norm_type, unit) : largest;
+  }
   for (size_t i = 0; i < params.size(); ++i) {
     require(
         std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,
@@ -125,7 +142,7 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
     total = std::isinf(norm_type) ? larger(sum, total) : total + sum;
   const double norm = std::isinf(norm_type) ? total
                       : norm_type == 2      ? std::sqrt(total)
-                                            : std::pow(total, 1 / norm_type);
+                                            : unit * std::pow(total, 1 / norm_type);
   const double scaled = norm * std::abs(grad_scale);
   require(std::isfinite(scaled), Code::kInvalid, "optim: the norm of all gradients is ", scaled,
           ", it must be finite; nothing was changed");

@@ -41,6 +41,17 @@ TEST(Clip, NormAndFactorAreTorchsForEveryNormType) {
   }
 }
 
+TEST(Clip, PowersThatLeaveTheDoublesAreTakenOfTheGradientOverItsLargest) {
+  std::vector<Param> params = example();
+  const double largest = grad_norm(params, kInf);
+  for (const double norm_type : {700.0, 1e5, 1e300})
+    EXPECT_NEAR(grad_norm(params, norm_type), largest, 0.01 * largest) << norm_type;
+  for (Param& p : params) {
+    if (p.grad.defined()) p.grad.mul_(1e-30F);
+  }
+  EXPECT_NEAR(grad_norm(params, 20), 1e-30 * grad_norm(example(), 20), 1e-35);
+}
+
 TEST(Clip, ASmallNormIsLeftAlone) {
   EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
   EXPECT_EQ(clip_factor(4.0, 1.0), 1.0 / (4.0 + 1e-6));

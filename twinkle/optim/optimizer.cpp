@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "twinkle/optim/params.h"
@@ -16,6 +17,16 @@ namespace twinkle::optim {
 namespace {
 
 constexpr int64_t kChunk = 16384;  // elements of one task: a few of them fit the cache
+constexpr int64_t kMaxSteps = int64_t{1} << 53;
+
+void check_buffer(const at::Tensor& buffer, const std::string& name, bool non_negative) {
+  const float* values = buffer.const_data_ptr<float>();
+  for (int64_t i = 0; i < buffer.numel(); ++i) {
+    require(std::isfinite(values[i]) && (values[i] >= 0 || !non_negative), Code::kInvalid,
+            "optim: the state's ", name, " holds ", values[i], ", it must be finite",
+            non_negative ? " and at least 0" : "");
+  }
+}
 
 }  // namespace
 
@@ -70,7 +81,40 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params,
   return out;
 }
 
-void Optimizer::step(std::span<const Param> params, double lr, double grad_scale) {
+// Computes a target's update on copies.
+bool Optimizer::ends_finite(const Target& target) const {
+  if (!target.param->value.is_cpu()) {
+    Whole copy = target.whole();
+    copy.value = copy.value.clone();
+    for (at::Tensor& buffer : copy.buffers) buffer = buffer.defined() ? buffer.clone() : buffer;
+    update(std::span<const Whole>(&copy, 1));
+    return at::isfinite(copy.value).all().item<bool>() &&
+           std::ranges::all_of(copy.buffers, [](const at::Tensor& buffer) {
+             return !buffer.defined() || at::isfinite(buffer).all().item<bool>();
+           });
+  }
+  std::atomic<bool> finite = true;
+  const int64_t n = target.param->value.numel(), num_chunks = (n + kChunk - 1) / kChunk;
+  at::parallel_for(0, num_chunks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> copies(static_cast<size_t>(3 * kChunk));
+    for (int64_t i = begin; i < end; ++i) {
+      Run run = target.run(i * kChunk, std::min(kChunk, n - i * kChunk));
+      float* next = copies.data();
+      for (float** array : {&run.value, &run.buffers[0], &run.buffers[1]}) {
+        if (*array == nullptr) continue;
+        std::copy_n(*array, run.size, next);
+        *array = std::exchange(next, next + run.size);
+      }
+      update(run);
+      if (!std::all_of(copies.data(), next, [](float x) { return std::isfinite(x); }))
+        finite = false;
+    }
+  });
+  return finite;
+}
+
+void Optimizer::step(std::span<const Param> params, double lr, double grad_scale,
+                     double largest_grad) {
   require(std::isfinite(lr) && lr >= 0, Code::kInvalid, "optim: lr is ", lr,
           ", it must be at least 0 and finite");
   require(std::isfinite(grad_scale), Code::kInvalid, "optim: grad_scale is ", grad_scale,
@@ -80,6 +124,10 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   std::vector<Target> all = targets(params, lr, grad_scale);
   for (const Target& target : all) {
     check_terms(target.terms);
+    require((!loaded_ && is_ordinary(target.terms, largest_grad)) || ends_finite(target),
+            Code::kInvalid, "optim: this step of ", name(), " with lr ", lr,
+            " would leave NaN or infinity in ", target.param->name,
+            " or in its state; nothing was changed: lower the lr, or clip the gradients");
     if (!target.param->value.is_cpu()) {
       wholes.push_back(target.whole());
       continue;
@@ -88,14 +136,15 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
     for (int64_t begin = 0; begin < n; begin += kChunk)
       runs.push_back(target.run(begin, std::min(kChunk, n - begin)));
   }
+  if (!wholes.empty()) update(wholes);  // it may still find no memory for its table
+  at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) update(runs[i]);
+  });
   for (Target& target : all) {
     ++target.slot->steps;
     target.slot->buffers.swap(target.buffers);
   }
-  at::parallel_for(0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) update(runs[i]);
-  });
-  if (!wholes.empty()) update(wholes);
+  loaded_ = false;
 }
 
 int64_t Optimizer::num_steps() const {
@@ -141,8 +190,9 @@ void Optimizer::load(const State& state) {
     const std::string param(key);
     Slot& slot = slots[param];
     slot.steps = get<int64_t>(*steps, param);
-    require(slot.steps > 0, Code::kInvalid, "optim: the state's steps of ", param, " is ",
-            slot.steps, ", it must be at least 1");
+    require(slot.steps > 0 && slot.steps <= kMaxSteps, Code::kInvalid,
+            "optim: the state's steps of ", param, " is ", slot.steps, ", it must be from 1 to ",
+            kMaxSteps);
     for (const std::string& buffer : names) {
       const auto found = tensors.extract(param + "." + buffer);
       require(!found.empty(), Code::kInvalid, "optim: the state has no tensor ", param, ".",
@@ -150,11 +200,13 @@ void Optimizer::load(const State& state) {
       require(found.mapped().scalar_type() == at::kFloat, Code::kInvalid, "optim: the state's ",
               found.key(), " is ", found.mapped().scalar_type(), ", it must be Float");
       slot.buffers.push_back(found.mapped().to(at::kCPU).clone(at::MemoryFormat::Contiguous));
+      check_buffer(slot.buffers.back(), found.key(), is_non_negative(buffer));
     }
   }
   require(tensors.empty(), Code::kInvalid, "optim: the state's tensor ",
           tensors.empty() ? "" : tensors.begin()->first, " belongs to no parameter of 'steps'");
   slots_ = std::move(slots);
+  loaded_ = true;
 }
 
 std::unique_ptr<Optimizer> make(std::string_view name, const Json& options) {

@@ -6,6 +6,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -36,7 +37,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  virtual std::string_view name() const = 0;  // torch's class name: "AdamW"
+  virtual std::string_view name() const = 0;             // torch's class name: "AdamW"
+  virtual std::vector<std::string> buffers() const = 0;  // names of a parameter's; at most two
 
   // Replaces all options: fields named as in torch, defaults for those not named. State is kept.
   // Error kInvalid: unknown field, value of another type or out of range, a number or a product of
@@ -48,17 +50,26 @@ class Optimizer {
   // One update of every parameter that has a gradient, from grad * grad_scale (one over the token
   // count, times the clipping factor). Gradients are only read. Error kInvalid: dtype, shape or
   // layout, two parameters of one name, lr, grad_scale or a product of theirs not finite in
-  // float32. What throws, want of memory too, changes nothing.
-  void step(std::span<const Param> params, double lr, double grad_scale = 1.0);
+  // float32, a parameter or its state that would not be finite afterwards. What throws, want of
+  // memory too, changes nothing. `largest_grad`: no |grad * grad_scale| is above it. Where lr and
+  // it are of ordinary size, no update can leave the finite numbers; otherwise, and after load(),
+  // the step is tried on copies first, which costs a second pass.
+  void step(std::span<const Param> params, double lr, double grad_scale = 1.0,
+            double largest_grad = std::numeric_limits<double>::infinity());
 
   int64_t num_steps() const;  // updates of the parameter that has had most
 
   State state() const;  // its tensors share memory with the optimizer: valid until the next step
   // All buffers, in one order until the next step: to be taken out of memory and put back.
   std::vector<at::Tensor*> tensors();
-  void load(const State& state);  // copies. Error kInvalid: another optimizer's; nothing changes
+  // Copies. Error kInvalid: another optimizer's, a parameter's number of steps or a buffer that no
+  // run of steps leaves (NaN, a negative mean of squares); nothing changes.
+  void load(const State& state);
   // Exchanges the states, not the options. Only between optimizers of one name.
-  void swap_state(Optimizer& other) noexcept { slots_.swap(other.slots_); }
+  void swap_state(Optimizer& other) noexcept {
+    slots_.swap(other.slots_);
+    std::swap(loaded_, other.loaded_);
+  }
 
  protected:
   // What the update of a parameter depends on beside its elements.
@@ -83,9 +94,13 @@ class Optimizer {
     Terms terms;
   };
 
-  virtual std::vector<std::string> buffers() const = 0;  // names; at most two
   // Error kInvalid: an update would use a number that is not finite in float32.
   virtual void check_terms(const Terms& terms) const = 0;
+  // Whether options and gradients are of ordinary size, so that updates cannot leave the finite
+  // numbers.
+  virtual bool is_ordinary(const Terms& terms, double largest_grad) const = 0;
+  // Whether no entry of this buffer is ever negative.
+  virtual bool is_non_negative(std::string_view) const { return false; }
   virtual void update(const Run& run) const = 0;
   virtual void update(std::span<const Whole> all) const = 0;
 
@@ -97,9 +112,11 @@ class Optimizer {
     std::vector<at::Tensor> buffers;  // empty until the first step that has some
   };
   struct Target;
+  bool ends_finite(const Target& target) const;
   std::vector<Target> targets(std::span<const Param> params, double lr, double grad_scale);
 
   std::map<std::string, Slot> slots_;
+  bool loaded_ = false;  // and no step taken since: its numbers may be of any size
 };
 
 // Names: AdamW, Adam, SGD. Every one defaults to lr 1e-5 and weight_decay 0.01.

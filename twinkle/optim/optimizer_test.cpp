@@ -209,6 +209,54 @@ TEST(Optimizer, ARefusedStepChangesNothing) {
                  "optim: two parameters are named good");
 }
 
+TEST(Optimizer, AStepThatLeavesTheFiniteNumbersIsRefusedAndChangesNothing) {
+  expect_refused({{"h", at::full({2}, 3e38F), at::full({2}, -1.0F)}}, 2e37, 1,
+                 "optim: this step of AdamW with lr 2e+37 would leave NaN or infinity in h or in "
+                 "its state; nothing was changed: lower the lr, or clip the gradients");
+  Param param{"p", at::ones({40001}), at::full({40001}, 3e38F)};
+  const auto sgd = optim::make("SGD", JsonObject{{"momentum", 0.5}});
+  const std::string refusal = invalid_of([&] { sgd->step({&param, 1}, 1e30); });
+  EXPECT_NE(refusal.find("would leave NaN or infinity in p"), refusal.npos) << refusal;
+  EXPECT_TRUE(at::equal(param.value, at::ones({40001})));
+  EXPECT_EQ(sgd->num_steps(), 0);
+}
+
+// Of ordinary size: known from the largest gradient alone.
+TEST(Optimizer, TryingAStepFirstChangesNoBit) {
+  for (const Kind& kind : kKinds) {
+    std::vector<Param> tried = example(), untried = example();
+    const auto one = make(kind), other = make(kind);
+    for (uint64_t step = 0; step < 3; ++step) {
+      set_gradients(tried, step);
+      set_gradients(untried, step);
+      one->step(tried, 0.01, 0.5);
+      other->step(untried, 0.01, 0.5, 10);
+    }
+    for (size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(at::equal(tried[i].value, untried[i].value)) << kind.name;
+  }
+}
+
+// On a device the table of a launch may find no memory.
+TEST(Optimizer, AnUpdateThatThrowsIsNoStep) {
+  class Failing : public Optimizer {
+   public:
+    std::string_view name() const override { return "Failing"; }
+    std::vector<std::string> buffers() const override { return {"sum"}; }
+    void configure(const Json&) override {}
+
+   protected:
+    void check_terms(const Terms&) const override {}
+    bool is_ordinary(const Terms&, double) const override { return true; }
+    void update(const Run&) const override { throw std::bad_alloc(); }
+    void update(std::span<const Whole>) const override { throw std::bad_alloc(); }
+  } failing;
+  const Param param{"p", at::ones({2}), at::ones({2})};
+  EXPECT_THROW(failing.step({&param, 1}, 0.1), std::bad_alloc);
+  EXPECT_EQ(failing.num_steps(), 0);
+  EXPECT_TRUE(failing.state().tensors.empty());
+}
+
 TEST(Optimizer, StateOfAnotherShapeIsRefusedAtTheStep) {
   const auto optimizer = make(kKinds[0]);
   const Param before{"p", at::ones({2}), at::ones({2})}, after{"p", at::ones({3}), at::ones({3})};
@@ -237,13 +285,27 @@ TEST(Optimizer, ARefusedStateChangesNothing) {
   EXPECT_EQ(refused(bad), "optim: the state has no field 'steps' with the steps of each parameter");
   bad = state;
   bad.fields.get_object()["steps"].get_object()["a"] = 0;
-  EXPECT_EQ(refused(bad), "optim: the state's steps of a is 0, it must be at least 1");
+  EXPECT_EQ(refused(bad),
+            "optim: the state's steps of a is 0, it must be from 1 to 9007199254740992");
   bad = state;
   bad.tensors.pop_back();
   EXPECT_EQ(refused(bad), "optim: the state has no tensor b.exp_avg_sq");
   bad = state;
   bad.tensors.emplace_back("c.exp_avg", at::ones({1}));
   EXPECT_EQ(refused(bad), "optim: the state's tensor c.exp_avg belongs to no parameter of 'steps'");
+  bad = state;
+  bad.tensors[1].second = bad.tensors[1].second.clone();
+  bad.tensors[1].second[7] = -1e-12F;
+  EXPECT_EQ(refused(bad),
+            "optim: the state's a.exp_avg_sq holds -1e-12, it must be finite and at least 0");
+  bad.tensors[1].second[7] = std::nan("");
+  EXPECT_EQ(refused(bad),
+            "optim: the state's a.exp_avg_sq holds nan, it must be finite and at least 0");
+  bad = state;
+  bad.fields.get_object()["steps"].get_object()["a"] = int64_t{1} << 62;
+  EXPECT_EQ(refused(bad),
+            "optim: the state's steps of a is 4611686018427387904, it must be from 1 to "
+            "9007199254740992");
   bad = state;
   bad.tensors[0].second = at::ones({2}, at::kHalf);
   EXPECT_EQ(refused(bad), "optim: the state's a.exp_avg is Half, it must be Float");

@@ -45,13 +45,18 @@ class Sgd : public Optimizer {
     lr_ = o.lr;
   }
 
- protected:
   std::vector<std::string> buffers() const override {
     return o_.momentum > 0 ? std::vector<std::string>{"momentum_buffer"}
                            : std::vector<std::string>{};
   }
 
+ protected:
   void check_terms(const Terms& terms) const override { factors(o_, terms); }
+
+  bool is_ordinary(const Terms& terms, double largest_grad) const override {
+    const kernels::SgdFactors f = factors(o_, terms);
+    return f.rate <= 1 && f.l2 <= 1 && f.momentum <= 1 && largest_grad <= 1e9;
+  }
 
   void update(const Run& run) const override {
     kernels::sgd_update(factors(o_, run.terms), {run.grad, run.value, run.buffers[0]}, run.size);

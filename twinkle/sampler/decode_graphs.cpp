@@ -74,9 +74,9 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
     const auto pages = static_cast<uint64_t>(s->blocks.size());
     key.width = std::max(key.width, static_cast<int64_t>(std::bit_ceil(pages)));
   }
-  std::shared_ptr<Step>& step = steps_[key];
-  if (!step) step = make(key);
-  const std::shared_ptr<Step> mine = step;
+  auto step = steps_.find(key);
+  if (step == steps_.end()) step = steps_.emplace(key, make(key)).first;
+  const std::shared_ptr<Step> mine = step->second;
   mine->used = ++num_calls_;
   make_room();
   fill(*mine, key, batch);

@@ -95,6 +95,18 @@ def test_saved_and_loaded_a_tenant_goes_on_bit_for_bit(engine, tenant, tmp_path)
     assert any(name.endswith("lora_A.weight") for name in tensors)
 
 
+def test_clipped_gradients_take_no_more_before_a_step_or_zero_grad(tenant):
+    tenant.forward_backward(BATCH).result()
+    tenant.clip_grad_norm(0.5).result()
+    before = tenant.inspect().result()
+    with pytest.raises(ConflictError, match=r"divided by their tokens and clipped .* zero_grad fi"):
+        tenant.forward_backward(BATCH).result()
+    assert tenant.inspect().result() == before
+    tenant.step(lr=0.01).result()
+    tenant.forward_backward(BATCH).result()
+    tenant.zero_grad().result()
+
+
 def test_one_tenant_at_a_time_may_train_all_weights(tiny_llama_dir):
     engine = Engine(tiny_llama_dir)
     full = engine.tenant("full", full_parameters=True)

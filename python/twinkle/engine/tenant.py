@@ -146,8 +146,9 @@ class Tenant:
 
     def clip_grad_norm(self, max_grad_norm=1.0, *, norm_type=2.0):
         """Divides the accumulated gradients by the token count and clips them (0 or inf: not at
-        all); step takes them. Future of a Result like step's. ConflictError: nothing is
-        accumulated."""
+        all); step takes them as they are. Until it or zero_grad, a forward_backward is refused
+        with a ConflictError: its gradients are sums, not means. Future of a Result like step's.
+        ConflictError: nothing is accumulated."""
         max_grad_norm = checks.number(
             "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
         )

@@ -315,7 +315,8 @@ class TransformersModel(Adapters):
 
     def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
         """Divides the accumulated gradients by the token count and clips them to max_grad_norm (not
-        at all by 0 and inf); their norm before.
+        at all by 0 and inf); their norm before. step or zero_grad comes next: until then a
+        forward_backward is refused with a ConflictError.
 
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
         InvalidError: a negative limit. ConflictError: nothing is accumulated.

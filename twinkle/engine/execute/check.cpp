@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/execute/running.h"
-#include "twinkle/engine/persist.h"
 
 namespace twinkle::engine {
 namespace {

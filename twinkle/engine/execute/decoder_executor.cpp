@@ -2,14 +2,36 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 
+#include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
 
 namespace twinkle::engine {
+namespace {
+
+// The cache is taken when the first prompt comes, and fills up much later.
+void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype,
+                        at::Device device) {
+  if (!device.is_cpu()) return;
+  const auto& a = spec.attention;
+  const double bytes = 2.0 * static_cast<double>(tokens) *
+                       static_cast<double>(spec.num_layers * a.num_kv_heads * a.head_dim) *
+                       static_cast<double>(c10::elementSize(dtype));
+  const double memory =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  constexpr double kMiB = 1 << 20;
+  require(bytes <= memory, Code::kInvalid, "engine: kv_tokens is ", tokens,
+          ", whose keys and values take ", std::ceil(bytes / kMiB), " MiB, this machine has ",
+          std::floor(memory / kMiB), " MiB; lower it");
+}
+
+}  // namespace
 
 DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), path_(o.model) {
   require(!o.model.empty(), Code::kInvalid,
@@ -21,8 +43,13 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   const Checkpoint checkpoint = Checkpoint::open(o.model);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  decoder_ = std::make_unique<model::Decoder>(model::read_spec(base_.config, o.value_head),
-                                              checkpoint, dtype, device);
+  base_.spec = model::read_spec(base_.config, o.value_head);
+  base_.dtype = dtype;
+  require_cache_fits(o.kv_tokens, base_.spec, dtype, device);
+  decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device);
+  for (const auto& w : decoder_->weights())
+    base_.weights.push_back({w.name, w.value->sizes().vec()});
+  base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);
   num_threads_ = at::get_num_threads();
@@ -108,14 +135,14 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation) {
   if (const auto* op = std::get_if<Save>(&operation))
     return save_tenant(*op, who, *decoder_, *pool_, base_);
   if (const auto* op = std::get_if<Load>(&operation))
-    return load_tenant(*op, who, *decoder_, base_);
+    return load_tenant(read_checkpoint(*op, who.mode(), base_), who, *decoder_);
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
 
 std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
-    const PeftAdapter saved = read_peft(op.directory);
+    const lora::SavedAdapter saved = lora::read_adapter(op.directory, base_.linears);
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
     adapter->load(saved);
     return adapter;
@@ -155,8 +182,16 @@ Done DecoderExecutor::remove(const Delete& op) {
   // The weights that were there before it, all read before anything changes.
   std::vector<at::Tensor> before;
   if (gone.mode() == Mode::kFull) {
-    const Checkpoint checkpoint = Checkpoint::open(path_);
-    for (const auto& w : decoder_->weights()) before.push_back(decoder_->initial(checkpoint, w));
+    try {
+      const Checkpoint checkpoint = Checkpoint::open(path_);
+      for (const auto& w : decoder_->weights()) before.push_back(decoder_->initial(checkpoint, w));
+    } catch (const Error& e) {
+      fail(e.code, "engine: delete: tenant '", op.tenant,
+           "' stays, because the base model's weights that it trained can't be read again: ",
+           e.what(), "; put the files of ", path_,
+           " back and delete it again, or save it and make "
+           "another engine");
+    }
   }
   parking_.forget(gone);
   tenants_.erase(op.tenant);
@@ -171,7 +206,7 @@ Done DecoderExecutor::remove(const Delete& op) {
 // What was done before it has been done: want of memory is the next one's business.
 void DecoderExecutor::settle() {
   try {
-    parking_.settle(training_->tenants());
+    if (parking_.has_limit()) parking_.settle(training_->tenants());
     graphs_->sweep();
   } catch (const std::bad_alloc&) {
   }

@@ -6,11 +6,11 @@
 #include <memory>
 #include <string>
 
+#include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/execute/facts.h"
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
 #include "twinkle/engine/memory/parking.h"
-#include "twinkle/engine/persist.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
 

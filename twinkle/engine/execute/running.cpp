@@ -41,6 +41,7 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   require(forward_ || tenant.mode() != Mode::kFrozen, Code::kInvalid,
           "engine: forward_backward: tenant '", tenant.name(),
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
+  if (backward_) tenant.require_unclipped();
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;
   wants_embedding_ = forward_ && forward_->embedding;

@@ -1,15 +1,20 @@
 #include "twinkle/engine/memory/parking.h"
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
-#include "twinkle/io/atomic.h"
 
 namespace twinkle::engine {
 namespace {
@@ -30,14 +35,76 @@ uint64_t add_checksum(uint64_t sum, std::span<const std::byte> bytes) {
   return sum;
 }
 
-fs::path make_folder(const ParkingOptions& options) {
+constexpr std::string_view kPrefix = "parked-";
+
+// -1: it can't be locked, because its process lives.
+int lock_folder(const fs::path& folder, int operation) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 || ::flock(fd, operation) == 0) return fd;
+  ::close(fd);
+  return -1;
+}
+
+// Folders of processes that were killed.
+void remove_left_behind(const fs::path& directory) {
+  std::error_code error;
+  fs::directory_iterator entry(directory, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    // Older versions did not lock theirs, and did not put the process into the name.
+    if (!name.starts_with(kPrefix) || name.find('-', kPrefix.size()) == name.npos) continue;
+    const FileHandle dead(lock_folder(entry->path(), LOCK_EX | LOCK_NB));
+    std::error_code ignored;
+    if (dead.get() >= 0) fs::remove_all(entry->path(), ignored);
+  }
+}
+
+fs::path make_folder(const ParkingOptions& options, FileHandle& lock) {
   std::error_code error;
   fs::create_directories(options.directory, error);
-  std::string pattern = (fs::path(options.directory) / "parked-XXXXXX").string();
+  // A folder that is made and not yet locked must not look like one of the dead.
+  const FileHandle alone(lock_folder(options.directory, LOCK_EX));
+  if (alone.get() >= 0) remove_left_behind(options.directory);
+  std::string pattern =
+      (fs::path(options.directory) / kPrefix).string() + std::to_string(::getpid()) + "-XXXXXX";
   require(::mkdtemp(pattern.data()) != nullptr, Code::kInvalid, "engine: park_directory ",
           options.directory, " cannot be written to; name a folder that can");
+  lock.reset(lock_folder(pattern, LOCK_EX | LOCK_NB));
   return pattern;
 }
+
+// Without the guards of a checkpoint: what a crash leaves of it is of no use to anybody.
+class ParkedFile {
+ public:
+  explicit ParkedFile(const fs::path& file)
+      : path_(file), fd_(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) {
+    check(fd_.get() >= 0);
+  }
+  ~ParkedFile() {
+    if (!kept_) ::unlink(path_.c_str());
+  }
+  ParkedFile(const ParkedFile&) = delete;
+  ParkedFile& operator=(const ParkedFile&) = delete;
+
+  void write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_.get(), bytes.data(), bytes.size());
+      check(n >= 0 || errno == EINTR);
+      bytes = bytes.subspan(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    }
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  void check(bool ok) const {
+    require(ok, Code::kInvalid, "engine: cannot write ", path_.string(), ": ",
+            std::strerror(errno));
+  }
+
+  const fs::path path_;
+  const FileHandle fd_;
+  bool kept_ = false;
+};
 
 }  // namespace
 
@@ -47,7 +114,7 @@ Parking::Parking(const ParkingOptions& options) : options_(options) {
   if (options.resident_bytes == 0) return;
   require(!options.directory.empty(), Code::kInvalid, "engine: resident_bytes is ",
           options.resident_bytes, " but park_directory is empty; name a folder for idle tenants");
-  folder_ = make_folder(options);
+  folder_ = make_folder(options, lock_);
 }
 
 Parking::~Parking() {
@@ -64,19 +131,26 @@ void Parking::use(Tenant& tenant) {
     bring_back(place);
     report();
   }
+  if (place.round != round_) used_.push_back(&place);
+  resident_.erase(place.used);
   place.used = ++num_uses_;
   place.round = round_;
-  place.failed = false;
+  resident_[place.used] = &place;
 }
 
 void Parking::forget(const Tenant& tenant) {
   const auto it = places_.find(&tenant);
   if (it == places_.end()) return;
+  Place& place = it->second;
   std::error_code ignored;
-  if (it->second.shapes.empty())
-    now_.resident_bytes -= it->second.bytes;
-  else
-    fs::remove(it->second.file, ignored);
+  if (place.shapes.empty()) {
+    now_.resident_bytes -= place.bytes;
+  } else {
+    fs::remove(place.file, ignored);
+    --now_.num_parked;
+  }
+  resident_.erase(place.used);
+  std::erase(used_, &place);
   places_.erase(it);
   report();
 }
@@ -85,12 +159,12 @@ void Parking::settle(const std::set<const Tenant*>& held) {
   if (folder_.empty()) return;
   try {
     held_ = held;
-    for (auto& [key, place] : places_) {
-      if (place.round != round_) continue;
-      const int64_t bytes = place.tenant->num_bytes();
-      now_.resident_bytes += bytes - place.bytes;
-      place.bytes = bytes;
+    for (Place* place : used_) {
+      const int64_t bytes = place->tenant->num_bytes();
+      now_.resident_bytes += bytes - std::exchange(place->bytes, bytes);
+      if (bytes == 0) resident_.erase(place->used);
     }
+    used_.clear();
     ++round_;
     // For the one that was used last nothing would be gained.
     make_room(0, [this](const Place& place) { return place.used == num_uses_; });
@@ -100,30 +174,31 @@ void Parking::settle(const std::set<const Tenant*>& held) {
   report();
 }
 
+// The least recent use goes first.
 template <class Busy>
 void Parking::make_room(int64_t bytes, Busy&& busy) {
-  std::map<uint64_t, Place*> idle;  // the least recent use first
-  for (auto& [key, place] : places_) {
-    if (!busy(place) && !held_.contains(key) && !place.failed && place.shapes.empty())
-      idle[place.used] = &place;
+  bool any = false;
+  for (auto it = resident_.begin();
+       it != resident_.end() && now_.resident_bytes + bytes > options_.resident_bytes;) {
+    Place& place = *it->second;
+    const bool stays = busy(place) || held_.contains(place.tenant);
+    const Parked parked = stays ? Parked::kInUse : park(place);
+    any = any || parked == Parked::kYes;
+    it = parked == Parked::kInUse ? std::next(it) : resident_.erase(it);
   }
-  bool parked = false;
-  for (auto it = idle.begin();
-       it != idle.end() && now_.resident_bytes + bytes > options_.resident_bytes; ++it)
-    parked = park(*it->second) || parked;
-  if (parked) ::malloc_trim(0);  // small tensors leave holes in the heap
+  if (any) ::malloc_trim(0);  // small tensors leave holes in the heap
 }
 
-bool Parking::park(Place& place) {
+Parking::Parked Parking::park(Place& place) {
   std::vector<at::Tensor*> tensors;
   std::vector<Shape> shapes;
   uint64_t checksum = 0;
   fs::path file;
   try {
     tensors = place.tenant->movable_tensors();
-    if (tensors.empty()) return false;
+    if (tensors.empty()) return Parked::kInUse;
     file = folder_ / std::to_string(++num_files_);
-    AtomicFile out(file);
+    ParkedFile out(file);
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!tensors[i]->defined()) continue;
       const at::Tensor t = tensors[i]->cpu().contiguous();
@@ -131,20 +206,20 @@ bool Parking::park(Place& place) {
       checksum = add_checksum(checksum, bytes_of(t));
       shapes.push_back({t.sizes().vec(), t.scalar_type(), tensors[i]->device(), i});
     }
-    out.commit();
+    out.keep();
   } catch (const std::exception& e) {
     // Whatever it is: the work before it has been done, and must not be reported as failed.
-    place.failed = true;
     ++now_.num_failures;
     now_.last_failure = e.what();
-    return false;
+    return Parked::kFailed;
   }
   for (at::Tensor* t : tensors) *t = at::Tensor();
   now_.resident_bytes -= place.bytes;
   place.file = std::move(file);
   place.shapes = std::move(shapes);
   place.checksum = checksum;
-  return true;
+  ++now_.num_parked;
+  return Parked::kYes;
 }
 
 void Parking::bring_back(Place& place) {
@@ -173,13 +248,12 @@ void Parking::bring_back(Place& place) {
   place.shapes.clear();
   now_.resident_bytes += place.bytes;
   ++now_.num_returns;
+  --now_.num_parked;
   std::error_code ignored;
   fs::remove(place.file, ignored);
 }
 
 void Parking::report() {
-  now_.num_parked = 0;
-  for (const auto& [key, place] : places_) now_.num_parked += place.shapes.empty() ? 0 : 1;
   const std::lock_guard lock(mutex_);
   reported_ = now_;
 }

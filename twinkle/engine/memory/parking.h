@@ -1,7 +1,7 @@
 // Keeps what tenants hold in memory (weights, published versions, gradients, optimizer) within a
 // limit: the state of those whose last use lies furthest back waits in files and comes back, bit
-// for bit, at their next use. Knows no operation and no schedule. The engine's thread's alone, but
-// for stats().
+// for bit, at their next use. What it does for an operation does not depend on the number of
+// tenants. Knows no operation and no schedule. The engine's thread's alone, but for stats().
 #pragma once
 #include <filesystem>
 #include <map>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/file.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/tenant.h"
 
@@ -23,7 +24,8 @@ struct ParkingOptions {
 
 class Parking {
  public:
-  // Error kInvalid: a limit below 0 or without a directory, a directory that can't be written to.
+  // Removes what killed processes left in the directory: a living one locks its folder. Error
+  // kInvalid: a limit below 0 or without a directory, a directory that can't be written to.
   explicit Parking(const ParkingOptions& options);
   ~Parking();  // its folder goes, with what is parked there
   Parking(const Parking&) = delete;
@@ -40,6 +42,7 @@ class Parking {
   // used again, and is counted.
   void settle(const std::set<const Tenant*>& held = {});
 
+  bool has_limit() const { return !folder_.empty(); }
   ParkingStats stats() const;  // any thread
 
  private:
@@ -57,17 +60,21 @@ class Parking {
     std::filesystem::path file;
     std::vector<Shape> shapes;  // not empty: parked
     uint64_t checksum = 0;
-    bool failed = false;
   };
   template <class Busy>
   void make_room(int64_t bytes, Busy&& busy);
-  bool park(Place& place);
+  enum class Parked { kYes, kInUse, kFailed };
+  Parked park(Place& place);
   void bring_back(Place& place);
   void report();
 
   const ParkingOptions options_;
   std::filesystem::path folder_;
+  FileHandle lock_;  // on the folder
   std::map<const Tenant*, Place> places_;
+  // By their last use: that hold memory, but for those whose parking failed since.
+  std::map<uint64_t, Place*> resident_;
+  std::vector<Place*> used_;  // since the last settle()
   uint64_t num_uses_ = 0, round_ = 1, num_files_ = 0;
   std::set<const Tenant*> held_;
   ParkingStats now_;

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <ctime>
+
 #include "twinkle/base/random.h"
 #include "twinkle/engine/shortage_for_test.h"
 #include "twinkle/io/scratch_dir.h"
@@ -201,6 +204,44 @@ TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
   EXPECT_EQ(crew.parking.stats().num_failures, 1);
   EXPECT_EQ(crew.parking.stats().num_parked, 0);
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(crew.state(i), free.state(i)) << i;
+}
+
+TEST_F(ParkingTest, WhatAKilledProcessLeftGoesAndTheFolderOfALivingOneStays) {
+  const fs::path park = scratch_ / "park";
+  fs::create_directories(park / "parked-4242-abcdef");
+  write_text(park / "parked-4242-abcdef/7", "a tenant");
+  write_text(park / "parked-notes.txt", "a file");
+  const auto folders = [&] {
+    std::set<std::string> out;
+    for (const auto& entry : fs::directory_iterator(park)) out.insert(entry.path().filename());
+    return out;
+  };
+  const Parking first(two());
+  auto now = folders();
+  EXPECT_FALSE(now.contains("parked-4242-abcdef"));
+  EXPECT_TRUE(now.contains("parked-notes.txt"));
+  const Parking second(two());
+  EXPECT_EQ(folders().size(), now.size() + 1) << "the first one's is still there";
+}
+
+// By the thread's processor time, which neighbours do not lengthen much.
+TEST_F(ParkingTest, AnOperationCostsTheSameAmongManyTenants) {
+  const auto seconds = [&](size_t size) {
+    Crew crew({int64_t{1} << 40, (scratch_ / "park").string()}, size);
+    for (size_t i = 0; i < size; ++i) crew.parking.use(crew[i]);
+    crew.parking.settle();
+    double least = INFINITY;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const auto begin = std::clock();
+      for (size_t i = 0; i < 500; ++i) {
+        crew.parking.use(crew[i % 2]);
+        crew.parking.settle();
+      }
+      least = std::min(least, static_cast<double>(std::clock() - begin));
+    }
+    return least;
+  };
+  EXPECT_LT(seconds(1000), 5 * seconds(10));
 }
 
 TEST_F(ParkingTest, WhatIsUsedTogetherStaysTogetherThoughItExceedsTheLimit) {

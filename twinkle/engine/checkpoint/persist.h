@@ -1,4 +1,4 @@
-// What of a tenant goes to disk and comes back: a PEFT directory, or for a full-parameter tenant a
+// What of a tenant goes to disk: a PEFT directory, or for a full-parameter tenant a
 // Hugging Face model directory; with the training state beside it (training.safetensors,
 // trainer_state.json) when asked. The folder appears whole or not at all; the adapter's or model's
 // files are those that peft and transformers read.
@@ -6,15 +6,22 @@
 #include <filesystem>
 #include <string_view>
 
+#include "twinkle/engine/checkpoint/training_state.h"
 #include "twinkle/engine/tenant.h"
+#include "twinkle/lora/adapter.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::engine {
 
+// What saved folders have to fit. Any thread: nothing of it changes.
 struct BaseModel {
-  std::filesystem::path directory;  // where the weights came from
-  Json config;                      // its config.json
-  JsonObject arithmetic;            // arithmetic_of this engine
+  std::filesystem::path directory;         // where the weights came from
+  Json config;                             // its config.json
+  JsonObject arithmetic;                   // arithmetic_of this engine
+  model::DecoderSpec spec;                 // as its config.json says
+  at::ScalarType dtype = at::kFloat;       // of the weights here
+  std::vector<NamedShape> weights;         // in the decoder's order
+  std::vector<lora::LinearShape> linears;  // that adapters may target
 };
 
 // Whether a save may put its folder at `directory`: one rule, for who saves and for who wants to
@@ -27,11 +34,5 @@ void check_target(const std::filesystem::path& directory, const std::filesystem:
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
                        lora::Pool& pool, const BaseModel& base);
-
-// Replaces the tenant's weights, and its training state when asked (dropped otherwise). Everything
-// is read and checked before anything changes. Error kNotFound: no such checkpoint; kInvalid: of
-// another model, rank or mode; or, with `exact`, saved where the arithmetic was another.
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
-                       const BaseModel& base);
 
 }  // namespace twinkle::engine

@@ -1,10 +1,11 @@
-#include "twinkle/engine/persist.h"
+#include "twinkle/engine/checkpoint/persist.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
-#include <optional>
+#include <limits>
 
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
@@ -16,14 +17,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTensors = "training.safetensors";
-constexpr const char* kFields = "trainer_state.json";
 constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
+double largest_in(const at::Tensor& t) {
+  if (t.numel() == 0) return 0;
+  return at::linalg_vector_norm(t, std::numeric_limits<double>::infinity()).item<double>();
+}
+
 // A checkpoint that load would refuse must not take the place of a good one.
-void require_finite(const std::string& name, const at::Tensor& t) {
-  require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: save: ", name,
+void require_finite(const std::string& name, double largest) {
+  require(std::isfinite(largest), Code::kInvalid, "engine: save: ", name,
           " holds NaN or infinity; nothing was saved: load an earlier checkpoint");
+}
+
+// Nor one that no forward can use.
+void require_usable(const std::string& name, const at::Tensor& weight) {
+  constexpr double kLargest = 1e18;  // squares of larger ones are no float32
+  const double largest = largest_in(weight);
+  require_finite(name, largest);
+  require(largest <= kLargest, Code::kInvalid, "engine: save: ", name, " holds ", largest,
+          ", weights beyond ", kLargest,
+          " have no finite products; nothing was saved: load an earlier checkpoint");
 }
 
 void write_training(const Save& operation, Tenant& tenant, const JsonObject& arithmetic,
@@ -31,57 +45,17 @@ void write_training(const Save& operation, Tenant& tenant, const JsonObject& ari
   std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
   std::vector<TensorView> views;
   for (auto& [name, t] : tensors) {
-    require_finite(name, t);
+    require_finite(name, largest_in(t));
     t = t.contiguous();
     views.push_back(model::view_of(name, t));
   }
-  write_safetensors(staging / kTensors, views);
+  write_safetensors(staging / kTrainingTensors, views);
   JsonObject fields;
-  fields["checkpoint_version"] = 1;
+  fields["checkpoint_version"] = kCheckpointVersion;
   fields["arithmetic"] = arithmetic;
   fields["training"] = tenant.training_fields();
   fields["extra"] = operation.extra_json;
-  write_file_atomically(staging / kFields, pretty(fields));
-}
-
-struct Resumed {
-  Tenant::Training training;
-  std::string extra;
-};
-
-// A replay by other arithmetic would get other bits, and nobody would know why.
-void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs::path& file) {
-  const Json* saved = find(state, "arithmetic");
-  for (const auto& [key, value] : ours) {
-    const Json* theirs = saved ? find(*saved, key) : nullptr;
-    require(theirs && *theirs == value, Code::kInvalid, "engine: load: exact is true, but ",
-            file.string(), " is of an engine whose ", std::string_view(key), " is ",
-            theirs ? boost::json::serialize(*theirs) : "not known", ", this one's is ",
-            boost::json::serialize(value),
-            ": a replay would get other bits; load it in an engine that agrees, or with exact "
-            "false to go on from it");
-  }
-}
-
-// Nothing of the checkpoint may be used unless all of it fits.
-Resumed read_training(const fs::path& directory, Tenant& tenant, const JsonObject* arithmetic) {
-  const Json state = read_json(directory / kFields);
-  require(get<int64_t>(state, "checkpoint_version") == 1, Code::kInvalid,
-          "engine: ", (directory / kFields).string(), " has checkpoint_version ",
-          get<int64_t>(state, "checkpoint_version"), ", this program reads 1");
-  if (arithmetic) require_same_arithmetic(state, *arithmetic, directory / kFields);
-  const Json* fields = find(state, "training");
-  require(fields && fields->is_object(), Code::kInvalid,
-          "engine: load: ", (directory / kFields).string(),
-          ": field 'training' is missing or no object");
-  const SafetensorsFile file(directory / kTensors);
-  std::map<std::string, at::Tensor> tensors;
-  for (const StoredTensor& view : file.tensors()) {
-    const at::Tensor& t = tensors[view.name] = model::to_float32(view);
-    require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "engine: load: ", kTensors, ": ",
-            view.name, " holds NaN or infinity");
-  }
-  return {tenant.parse_training(*fields, tensors), get_or<std::string>(state, "extra", "")};
+  write_file_atomically(staging / kTrainingFields, pretty(fields));
 }
 
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
@@ -92,12 +66,9 @@ constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json
                                     "chat_template.json", "generation_config.json"};
 
 bool belongs_to_a_checkpoint(const std::string& name) {
-  static constexpr const char* kOwn[] = {"adapter_config.json",
-                                         "adapter_model.safetensors",
-                                         "config.json",
-                                         "model.safetensors.index.json",
-                                         kTensors,
-                                         kFields};
+  static constexpr const char* kOwn[] = {"adapter_config.json", "adapter_model.safetensors",
+                                         "config.json",         "model.safetensors.index.json",
+                                         kTrainingTensors,      kTrainingFields};
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
@@ -141,15 +112,15 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     PeftConfig config = adapter.config();
     if (config.base_model.empty()) config.base_model = base.directory.string();
     for (const lora::Factors& e : adapter.factors()) {
-      require_finite(e.path + ".lora_A", e.f.a);
-      require_finite(e.path + ".lora_B", e.f.b);
+      require_usable(e.path + ".lora_A", e.f.a);
+      require_usable(e.path + ".lora_B", e.f.b);
     }
     const auto entries = adapter.entries();
     write_peft(target.staging(), config, entries);
   } else {
     std::vector<TensorView> views;
     for (const auto& w : decoder.weights()) {
-      require_finite(w.name, *w.value);
+      require_usable(w.name, *w.value);
       views.push_back(model::view_of(w.name, *w.value));
     }
     write_model(target.staging(), views,
@@ -168,43 +139,6 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
   if (operation.optimizer) write_training(operation, tenant, base.arithmetic, target.staging());
   target.commit();
   return {fs::absolute(operation.directory).lexically_normal().string()};
-}
-
-LoadResult load_tenant(const Load& operation, Tenant& tenant, model::Decoder& decoder,
-                       const BaseModel& base) {
-  const fs::path directory = operation.directory;
-  std::error_code ignored;
-  require(fs::is_directory(directory, ignored), Code::kNotFound,
-          "engine: load: no checkpoint directory ", directory.string());
-  std::optional<Resumed> resumed;
-  if (operation.optimizer) {
-    require(fs::exists(directory / kFields), Code::kNotFound, "engine: load: ", directory.string(),
-            " has no ", kFields, "; it was saved without the optimizer");
-    resumed = read_training(directory, tenant, operation.exact ? &base.arithmetic : nullptr);
-  }
-  if (tenant.mode() == Mode::kLora) {
-    tenant.own_adapter().load(read_peft(directory));
-  } else {
-    require(tenant.mode() == Mode::kFull, Code::kInvalid, "engine: load: tenant '", tenant.name(),
-            "' is the frozen base model");
-    const Checkpoint checkpoint = Checkpoint::open(directory);
-    // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
-    const auto given = model::read_spec(checkpoint.config(), decoder.spec().value_head);
-    std::vector<at::Tensor> values;
-    for (const auto& w : decoder.weights()) {
-      const bool has_none =
-          w.name == model::kValueBias && !given.new_head && !checkpoint.contains(w.name);
-      values.push_back(
-          has_none ? at::zeros_like(*w.value)
-                   : model::tensor_of(checkpoint, w.name, w.value->sizes().vec(), decoder.dtype()));
-    }
-    const auto weights = decoder.weights();
-    for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(values[i]);
-  }
-  tenant.reset_training();
-  if (!resumed) return {};
-  tenant.load_training(std::move(resumed->training));
-  return {resumed->extra};
 }
 
 }  // namespace twinkle::engine

@@ -1,0 +1,57 @@
+// What a checkpoint keeps of a tenant's training beside its weights (training.safetensors,
+// trainer_state.json), and how it is read: as a whole, into host memory, before anything of a
+// tenant changes. Any thread.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/json.h"
+#include "twinkle/optim/optimizer.h"
+
+namespace twinkle::engine {
+
+inline constexpr const char* kTrainingTensors = "training.safetensors";
+inline constexpr const char* kTrainingFields = "trainer_state.json";
+inline constexpr int64_t kCheckpointVersion = 2;  // 1 named gradients by their number
+
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// What the state of one tenant consists of.
+struct TrainingShape {
+  std::vector<NamedShape> params;  // in the tenant's order
+  // Their sums: as the parameters, and one more of a tied head.
+  std::vector<NamedShape> gradients;
+  bool masters = false;  // float32 weights that steps are taken from
+};
+
+struct TrainingState {
+  std::unique_ptr<optim::Optimizer> optimizer;  // null: no step has been taken
+  Json options = JsonObject{};                  // the optimizer's
+  std::vector<at::Tensor> gradients;            // undefined: zero
+  std::vector<at::Tensor> masters;
+  uint64_t seed = 0;
+  int64_t calls = 0, pending = 0, published = 0;
+  double num_tokens = 0;
+  bool clipped = false;
+  std::string extra;
+
+  int64_t num_bytes() const;
+};
+
+// `tenant` is named in errors. `arithmetic`: that of this engine, when the checkpoint's has to be
+// the same; or null. Names and shapes come before bytes, and only tensors that are asked for are
+// read. Error kNotFound: no such files; kInvalid: a field that no training leaves, a tensor that is
+// missing, unknown, of another shape, or not finite. `reserve`: as of lora::read_adapter.
+TrainingState read_training(const std::filesystem::path& directory, const TrainingShape& shape,
+                            const std::string& tenant, const JsonObject* arithmetic,
+                            const std::function<void(int64_t)>& reserve = {});
+
+}  // namespace twinkle::engine

@@ -1,0 +1,117 @@
+// What trainer_state.json and training.safetensors may hold.
+#include "twinkle/engine/checkpoint/training_state.h"
+
+#include "twinkle/engine/checkpoint/persist_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainingStateTest : public Persist {};
+
+TEST_P(TrainingStateTest, AFieldThatNoTrainingLeavesIsNamedAndChangesNothing) {
+  const std::string file = this->file("trainer_state.json").string();
+  const auto wrong = [&](const char* field, const Json& value, const std::string& what) {
+    refused([&] { set(field, value); },
+            "engine: load: " + file + ": field '" + field + "' is " + what);
+  };
+  const std::string most = ", it must be from 0 to 9007199254740992";
+  wrong("num_tokens", -3, "-3" + most);
+  wrong("num_tokens", 1e300, "1e+300" + most);
+  wrong("calls", -1, "-1" + most);
+  wrong("calls", INT64_MAX, "9223372036854775807" + most);
+  wrong("published", INT64_MAX, "9223372036854775807" + most);
+  wrong("published", -5, "-5" + most);
+  wrong("pending", -1, "-1, it must be from 0 to 2");
+  wrong("pending", INT64_MAX, "9223372036854775807, it must be from 0 to 2");
+  wrong("pending", 0, "0, but training.safetensors has gradients");
+  const auto drop = [](Tensors& all) {
+    std::erase_if(all, [](const auto& t) { return t.first.starts_with("grad/"); });
+  };
+  refused([&] { edit_tensors(drop); },
+          "field 'pending' is 1, but training.safetensors has no gradients");
+  refused([&] { edit_tensors(drop), set("pending", 0); },
+          "field 'pending' is 0, but num_tokens is 15");
+}
+
+TEST_P(TrainingStateTest, ATensorThatNoTrainingLeavesIsNamedAndChangesNothing) {
+  const auto add = [&](const std::string& name) {
+    return [this, name] { edit_tensors([&](Tensors& all) { all[name] = at::zeros({3}); }); };
+  };
+  for (const std::string name : {"junk", "grad/999", "grad/", "optimizer/junk", "master/junk"})
+    refused(add(name), "tensor " + name + " belongs to no parameter of tenant 'me'");
+  const auto first = [](Tensors& all, std::string_view ending) {
+    return std::ranges::find_if(all, [&](const auto& t) { return t.first.ends_with(ending); });
+  };
+  refused(
+      [&] {
+        edit_tensors([&](Tensors& all) { first(all, ".exp_avg_sq")->second.neg_().sub_(1); });
+      },
+      "it must be finite and at least 0");
+  refused(
+      [&] { edit_tensors([&](Tensors& all) { first(all, ".exp_avg")->second.fill_(INFINITY); }); },
+      "holds NaN or infinity");
+  refused([&] { edit_tensors([&](Tensors& all) { all.erase(first(all, ".exp_avg_sq")); }); },
+          "the training state has no tensor optimizer/");
+  refused([&] { set("optimizer", nullptr); }, "it has optimizer tensors, but ");
+}
+
+// A few bytes on disk: the tensor is a hole in a sparse file.
+TEST_P(TrainingStateTest, ATensorThatNobodyAsksForIsNotRead) {
+  refused(
+      [&] {
+        const fs::path tensors = file("training.safetensors");
+        const int64_t bytes = int64_t{1} << 40;
+        const std::string text = R"({"junk":{"dtype":"F32","shape":[)" + std::to_string(bytes / 4) +
+                                 R"(],"data_offsets":[0,)" + std::to_string(bytes) + "]}}";
+        const uint64_t size = text.size();
+        write_text(tensors, std::string(reinterpret_cast<const char*>(&size), 8) + text);
+        fs::resize_file(tensors, 8 + size + static_cast<uint64_t>(bytes));
+      },
+      "tensor junk belongs to no parameter of tenant 'me'");
+}
+
+// Version 1: gradients by their number in the tenant's order.
+TEST_P(TrainingStateTest, ACheckpointOfVersion1IsLoaded) {
+  const State saved = state_of(engine_, "me");
+  save();
+  std::vector<std::string> order;
+  for (const auto& t : engine_.run<InspectResult>(Inspect{"me", true}).tensors) {
+    if (t.name.starts_with("grad/")) order.push_back(t.name);
+  }
+  if (GetParam()) order.push_back("grad/lm_head.weight");
+  edit_tensors([&](Tensors& all) {
+    size_t number = 0;
+    for (const std::string& name : order) {
+      const auto node = all.extract(name);
+      ASSERT_FALSE(node.empty()) << name;
+      all["grad/" + std::to_string(number++)] = node.mapped();
+    }
+    EXPECT_TRUE(
+        std::ranges::none_of(all, [](const auto& t) { return t.first.starts_with("grad/m"); }));
+  });
+  Json state = read_json(file("trainer_state.json"));
+  state.as_object()["checkpoint_version"] = 1;
+  state.as_object()["training"].as_object().erase("clipped");
+  write_text(file("trainer_state.json"), pretty(state));
+  train();
+  EXPECT_EQ(load(), "no error");
+  EXPECT_EQ(state_of(engine_, "me"), saved);
+}
+
+TEST_P(TrainingStateTest, ClippedGradientsAreStillClippedAfterALoad) {
+  engine_.run<StepResult>(ClipGradNorm{.tenant = "me"});
+  save();
+  engine_.run<Done>(ZeroGrad{"me"});
+  EXPECT_EQ(load(), "no error");
+  EXPECT_NE(error_of([&] { engine_.run<ForwardResult>(work("me")); }).find("clip_grad_norm"),
+            std::string::npos);
+  engine_.run<StepResult>(Step{"me"});
+  engine_.run<ForwardResult>(work("me"));
+}
+
+INSTANTIATE_TEST_SUITE_P(LoraAndFull, TrainingStateTest, testing::Bool());
+
+}  // namespace
+}  // namespace twinkle::engine
