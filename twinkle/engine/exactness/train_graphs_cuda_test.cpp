@@ -200,8 +200,10 @@ TEST(TrainGraphsOfTraining, APassThatFailsBeginsAgainOnceWithoutTheMemoryOfRecor
   const Operation often = ForwardBackward{.tenant = "a", .sequences = {drawn(1, 5, 41)}};
   const Operation seldom = ForwardBackward{.tenant = "a", .sequences = {drawn(1, 6, 41)}};
   int64_t id = 0;
+  const Stop nobody_stops = false;
   const auto run = [&](const Operation& operation) {
-    BatchOutcome outcome = training.run_batch(std::vector<Work>{{++id, &operation, 0, 1}});
+    BatchOutcome outcome;
+    training.run_batch(std::vector<Work>{{++id, &operation, 0, 1}}, nobody_stops, outcome);
     if (!outcome.ended.empty() && !outcome.ended[0].error) training.commit(id);
     return outcome;
   };
