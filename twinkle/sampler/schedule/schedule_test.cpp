@@ -158,7 +158,8 @@ TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
 
 TEST(Schedule, NoMoreThanTheBatchHoldsRunHoweverManyWait) {
   Driver driver({.kv_tokens = 1 << 16, .max_batch = 4});
-  for (int i = 0; i < 50; ++i) driver.add(count_from(i, 30), 6, 0)->request.owner = "a";
+  const std::string owner = "a";
+  for (int i = 0; i < 50; ++i) driver.add(count_from(i, 30), 6, 0)->request.owner = owner;
   driver.step();
   EXPECT_EQ(driver.schedule.num_running(), 4);
   const Job* late = driver.add(count_from(0, 30), 6, 0);
