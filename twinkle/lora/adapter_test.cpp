@@ -270,7 +270,7 @@ TEST_F(AdapterTest, ATensorOfAnotherShapeIsRefusedBeforeItIsRead) {
   std::filesystem::resize_file(file, 8 + text.size() + static_cast<size_t>(end));
   EXPECT_EQ(error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_)); }),
             "lora: lora_A of model.layers.0.self_attn.q_proj has shape [3, 68719476736], this "
-            "model's is [3, 64]: is it of another base model?");
+            "model's is [3, 48]: is it of another base model?");
 }
 
 }  // namespace
