@@ -53,7 +53,11 @@ say "checking $out"
     if ldd "$file" | grep -E 'not found|libboost'; then say "$file: see above" >&2; exit 1; fi
   done
   cd /
-  "$python" -c "from twinkle.core import core; assert '$out' in core().__file__, core().__file__"
+  "$python" -c "
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]  # .venv's own twinkle
+from twinkle.core import core
+assert '$out' in core().__file__, core().__file__"
   for test in "${tests[@]}"; do "$out/tests/$test" --gtest_list_tests > /dev/null; done
 )
 rm -rf "$out/site"
