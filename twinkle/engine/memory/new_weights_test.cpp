@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
 
 #include "twinkle/engine/execute/decoder_executor.h"
@@ -43,7 +44,8 @@ class NewWeights : public testing::TestWithParam<std::string> {
   void learn() {
     const Operation op = work("me");
     const Work all{++id_, &op, 0, 2};
-    const BatchOutcome outcome = executor_.run_batch({&all, 1});
+    BatchOutcome outcome;
+    executor_.run_batch({&all, 1}, nobody_stops_, outcome);
     ASSERT_EQ(outcome.ended.size(), 1u);
     executor_.commit(id_);
   }
@@ -53,8 +55,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
     const Sample op{
         .tenant = "me", .prompts = {{5, 6, 7}}, .params = {{.max_tokens = 1, .seed = 4}}};
     executor_.start(++id_, op, {}, {});
-    executor_.admit({id_, 0});
-    while (executor_.step().samples.empty()) {
+    while (executor_.step().empty()) {
     }
     return std::get<SampleResult>(executor_.commit(id_)).completions[0][0].logprobs[0];
   }
@@ -73,6 +74,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
                              .deterministic = true,
                              .decode_graphs = false,
                              .train_graphs = false}};
+  const std::atomic<bool> nobody_stops_ = false;
   int64_t id_ = 0;
 };
 

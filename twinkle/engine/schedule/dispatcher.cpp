@@ -65,8 +65,13 @@ void Dispatcher::close() {
   }
   ready_.notify_all();
   thread_.join();
-  const Lock lock(mutex_);
-  for (auto& [id, job] : jobs_) job.fail(closed_error_);
+  Jobs waiting;  // none of them can be cancelled from here on
+  {
+    const Lock lock(mutex_);
+    waiting.swap(jobs_);
+    num_queued_.clear();
+  }
+  for (auto& [id, job] : waiting) job.fail(closed_error_);
 }
 
 void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
@@ -89,12 +94,27 @@ void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
 // With the bytes that they hold, and no ids yet.
 std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operation> operations,
                                                              const SampleHooks& hooks) {
+  const auto bytes_of = [this](const Operation& operation) {
+    return num_bytes(operation) + executor_.max_result_bytes(operation);
+  };
+  std::map<std::string, int64_t> together;
+  for (const Operation& operation : operations)
+    together[tenant_of(operation)] += bytes_of(operation);
+  // What can never be held at once is not merely busy: who waits for room would wait for ever.
+  const int64_t most = std::min(options_.max_queued_bytes, options_.max_queued_bytes_total);
+  for (const auto& [tenant, bytes] : together) {
+    require(operations.size() == 1 || bytes <= most, Code::kInvalid, "engine: ", operations.size(),
+            " operations that are submitted together take ", bytes, " bytes of tenant '", tenant,
+            "' with their results, max_queued_bytes is ", options_.max_queued_bytes,
+            " and max_queued_bytes_total ", options_.max_queued_bytes_total,
+            "; submit fewer at once");
+  }
+
   std::vector<Jobs::node_type> out;
   for (Operation& operation : operations) {
     Jobs one;
     Job& job = one[0];
-    job.room = held_.reserve(tenant_of(operation),
-                             num_bytes(operation) + executor_.max_result_bytes(operation));
+    job.room = held_.reserve(tenant_of(operation), bytes_of(operation));
     if (std::holds_alternative<Sample>(operation)) job.hooks = hooks;
     job.operation = std::move(operation);
     out.push_back(one.extract(0));

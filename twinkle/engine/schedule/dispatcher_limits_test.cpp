@@ -91,6 +91,49 @@ TEST_F(Dispatched, AnOperationThatCanNeverFitIsRefusedForGood) {
   }
 }
 
+TEST_F(Dispatched, OperationsThatCanNeverFitTogetherAreRefusedForGood) {
+  open({.token_budget = 100, .max_queued_bytes = 100'000});
+  create("a");
+  executor_.result_bytes = 60'000;
+  try {
+    dispatcher_->submit({work("a", 1), work("a", 1)});
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kInvalid);
+    EXPECT_NE(std::string(e.what()).find("submit fewer at once"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, 0);
+  submit(work("a", 1)).get();
+}
+
+TEST_F(Dispatched, AnInspectLargerThanTheLimitIsTakenAsLongAsItsTenantHoldsNothingElse) {
+  open({.token_budget = 100, .max_queued_bytes = 2'000});
+  create("a");
+  submit(Step{"a", "AdamW", std::string(1'500, 'x')}).get();
+  submit(Step{"a", "AdamW", std::string(1'500, 'y')}).get();
+  Future first = submit(Inspect{"a"});
+  first.wait();
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, 2'000) << "it counts as the limit";
+  EXPECT_EQ(std::get<InspectResult>(first.get()).tensors.size(), 2u);
+}
+
+TEST_F(Dispatched, AfterClosingNothingIsQueuedAndNothingCanBeCancelled) {
+  open();
+  create("a");
+  hold_batch();
+  Future begun = submit(work("a", 1));
+  in_batch_.wait();
+  Future waiting = submit(Step{"a"});
+  std::thread closing([this] { dispatcher_->close(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  go_on_.count_down();
+  closing.join();
+  EXPECT_FALSE(dispatcher_->cancel(waiting.id));
+  EXPECT_EQ(dispatcher_->stats().num_queued, 0);
+  EXPECT_EQ(error_of(begun), "no error");
+  EXPECT_EQ(error_of(waiting), "engine: closed");
+}
+
 TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
   open();
   create("a");

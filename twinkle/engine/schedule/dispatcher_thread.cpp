@@ -334,11 +334,13 @@ void Dispatcher::end(std::span<const Ended> ended) {
   }
 }
 
-// The room that was reserved for it becomes what it takes. An Inspect's, which was not known
-// before, may be more than there is; whatever changed something has happened.
+// The room that was reserved for it becomes what it takes. An Inspect's was not known before: one
+// that is larger than the limit alone counts as the limit, one that does not fit now fails, which
+// takes nothing back.
 void Dispatcher::succeed(Jobs::node_type node, Result result) {
   Job& job = node.mapped();
-  const auto error = attempt([&] { job.room->resize(num_bytes(result)); });
+  const int64_t most = std::min(options_.max_queued_bytes, options_.max_queued_bytes_total);
+  const auto error = attempt([&] { job.room->resize(std::min<int64_t>(num_bytes(result), most)); });
   if (error && std::holds_alternative<InspectResult>(result)) return job.fail(error);
   job.operation = {};
   job.hooks = {};
