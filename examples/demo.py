@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import twinkle.hub
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
@@ -45,17 +44,17 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def load_batches(model_dir, name, author, batch_size=8):
+def load_batches(model_id, name, author, batch_size=8):
     dataset = Dataset(DatasetMeta(str(DATA / "self_cognition.jsonl")))
-    dataset.set_template("Template", model_id=model_dir, max_length=256)
+    dataset.set_template("Template", model_id=model_id, max_length=256)
     dataset.map(SelfCognitionProcessor(name, author))
     dataset.encode()
     return DataLoader(dataset=dataset, batch_size=batch_size, shuffle=True)
 
 
-def train(model_dir, batches, epochs, lr):
+def train(model_id, batches, epochs, lr):
     """Returns the trained model and the mean loss per answer token of every step."""
-    model = TransformersModel(model_id=model_dir)
+    model = TransformersModel(model_id=model_id)
     model.add_adapter_to_model(
         "default", LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     )
@@ -123,15 +122,14 @@ def main():
     held_out = (DATA / "self_cognition_heldout.jsonl").read_text().splitlines()
     questions = [json.loads(line)["query"] for line in held_out]
 
-    model_dir = twinkle.hub.get(arguments.model)
-    sampler = TorchSampler(model_id=model_dir)
-    sampler.set_template("Template", model_id=model_dir)
+    sampler = TorchSampler(model_id=arguments.model)
+    sampler.set_template("Template", model_id=arguments.model)
     show("Before training", questions, ask(sampler, questions), arguments.name)
 
     print(f"\nTeaching it that it is {arguments.name}, made by {arguments.author}")
-    batches = load_batches(model_dir, arguments.name, arguments.author)
+    batches = load_batches(arguments.model, arguments.name, arguments.author)
     start = time.monotonic()
-    model, losses = train(model_dir, batches, arguments.epochs, arguments.lr)
+    model, losses = train(arguments.model, batches, arguments.epochs, arguments.lr)
     print(f"training took {time.monotonic() - start:.1f} s")
     adapter = model.save(name="adapter", output_dir=str(output))
     if losses:

@@ -45,9 +45,7 @@ while step < args.steps:
         model.clip_grad_and_step(max_grad_norm=1.0)
         step += 1
         print(step, model.calculate_metric(is_training=True)["loss"])
-        if (
-            step % 10 == 0
-        ):  # the state also has the optimizer, the schedule and the place in the data
+        if step % 10 == 0:  # with the optimizer, the schedule and the place in the data
             model.save("state", output_dir=args.output, save_optimizer=True, **batches.get_state())
         if step == args.steps:
             break

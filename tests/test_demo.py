@@ -45,8 +45,11 @@ def training_seconds(printed):
     return float(re.search(r"^training took ([\d.]+) s$", printed, re.MULTILINE)[1])
 
 
-def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(tmp_path, tiny_llama_dir):
-    result = run_demo(tmp_path, "--model", tiny_llama_dir, "--epochs", "1")
+def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(
+    tmp_path, tiny_llama_dir, monkeypatch
+):
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", f"me/tiny={tiny_llama_dir}")
+    result = run_demo(tmp_path, "--model", "me/tiny", "--epochs", "1")
     assert result.returncode == 1, result.stdout + result.stderr  # it cannot have learned the name
     last = result.stderr.replace("\r", "\n").strip().splitlines()[-1]
     progress = r"training: 100%\|.*\| 13/13 \[\S+<00:00, .*loss \d+\.\d{3}, \d+ tokens/s\]"
@@ -58,8 +61,10 @@ def test_the_demo_shows_progress_and_answers_and_writes_adapter_and_curve(tmp_pa
         assert all(f"  - {row['query']}\n" in shown for row in rows("self_cognition_heldout.jsonl"))
     assert "0 of 10 held-out answers carry the name (8 wanted)" in after
     commands = re.findall(r"^  \.venv/bin/twinkle (\w+) (\S+) ", result.stdout, re.MULTILINE)
-    assert commands == [("sample", tiny_llama_dir), ("train", tiny_llama_dir)]
+    assert commands == [("sample", "me/tiny"), ("train", "me/tiny")]
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "me/tiny"
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 

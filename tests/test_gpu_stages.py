@@ -50,6 +50,15 @@ def test_a_stage_that_fails_says_what_and_goes_on(tmp_path):
     assert run("bench/gpu/stage.sh", 6).returncode == 2
 
 
+def test_a_stage_without_time_for_a_command_has_failed(tmp_path):
+    script = (ROOT / "bench/gpu/stage.sh").read_text()
+    assert script.count("SECONDS + 525") == 1
+    (tmp_path / "stage.sh").write_text(script.replace("SECONDS + 525", "SECONDS + 0"))
+    ran = run("bash", tmp_path / "stage.sh", 2, "--rehearse", OUT=tmp_path)
+    assert ran.stdout.count("no time left for: ") == 2
+    assert ran.returncode == 1
+
+
 def bundled(*python):
     ran = run("bench/gpu/bundle.sh", *python)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
@@ -61,6 +70,10 @@ def test_what_goes_to_a_gpu_machine_is_whole():
     """The script itself checks it: every library is found, no Boost is asked for."""
     if not (BUILD / "engine_test").exists():
         pytest.skip("nothing was built: make build")
+    if not (BUILD / "libtwinkle_cuda.so").exists():  # no nvcc here
+        ran = run("bench/gpu/bundle.sh")
+        assert ran.returncode == 1 and "libtwinkle_cuda.so is missing" in ran.stderr
+        return
     bundled()
 
 

@@ -49,7 +49,9 @@ say "checking $out"
   export PYTHON=$python
   unset PYTHONPATH
   . "$out/env.sh"
-  for file in "$out"/tests/*_test "$out"/site/twinkle/_core*.so "$out/site/twinkle/bin/twinkle"; do
+  for file in "$out"/tests/*_test "$out"/site/twinkle/_core*.so "$out/site/twinkle/bin/twinkle" \
+    "$out/site/twinkle/libtwinkle_cuda.so"; do
+    [ -f "$file" ] || { say "$file is missing" >&2; exit 1; }
     if ldd "$file" | grep -E 'not found|libboost'; then say "$file: see above" >&2; exit 1; fi
   done
   cd /

@@ -16,7 +16,7 @@ run() {  # run SECONDS LOG COMMAND...: its output goes to the log; one that fail
   local most=$1 log=$out/$2
   shift 2
   [ $((left - SECONDS)) -gt "$most" ] || most=$((left - SECONDS))
-  if [ "$most" -le 0 ]; then echo "no time left for: $*" | tee -a "$log"; return; fi
+  if [ "$most" -le 0 ]; then echo "no time left for: $*" | tee -a "$log"; status=1; return; fi
   echo "== $*" >> "$log"
   timeout "$most" "$@" >> "$log" 2>&1 || { echo "failed ($?): ${*:0:4}, see $log"; status=1; }
 }

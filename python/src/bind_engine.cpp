@@ -244,8 +244,9 @@ void bind_engine(py::module_& m) {
   here::bind_future(m);
   here::importer = getpid();
   Py_AtExit(&here::end_threads);
-  m.def("has_cuda", &twinkle::kernels::cuda::available,
-        "Whether this build has CUDA kernels and the machine a device for them.");
+  m.def(
+      "check_cuda", [](const std::string& device) { twinkle::kernels::cuda::find_device(device); },
+      "device"_a = "cuda", "Raises why no engine can run on that device.");
   py::class_<Engine, here::EnginePointer> engine(
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");

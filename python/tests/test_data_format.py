@@ -54,6 +54,14 @@ def test_the_longer_names_are_taken_by_the_constructors():
     assert "rank" not in LoraConfig(rank=4).to_dict()
     with pytest.raises(InvalidError, match="r is 4 and rank is 6, two names of one number"):
         LoraConfig(r=4, rank=6)
+    assert (
+        LoraConfig() == LoraConfig(r=8) == LoraConfig(r=8, rank=8) and type(LoraConfig().r) is int
+    )
+    for refused in (lambda: LoraConfig(r=8, rank=32), lambda: LoraConfig.from_any(
+        {"r": 8, "rank": 32}
+    )):  # fmt: skip
+        with pytest.raises(InvalidError, match="r is 8 and rank is 32, two names of one number"):
+            refused()
     with pytest.raises(InvalidError, match="max_tokens is 3 and max_new_tokens is 4, two names"):
         SamplingParams(max_tokens=3, max_new_tokens=4)
     with pytest.raises(InvalidError, match="max_new_tokens is 'x', it must be an integer"):

@@ -17,6 +17,7 @@ MODULES = sorted(
         for found in pkgutil.walk_packages(twinkle.__path__, "twinkle.")
         if not any(part.startswith("_") for part in found.name.split("."))
         and found.name != "twinkle.server"  # whose import says that there is none yet
+        and found.name != "twinkle.libtwinkle_cuda"  # a library, no module
     ]
 )
 NOT_REFUSALS = ("NotImplementedError", "AttributeError")  # of base classes, of what is not there

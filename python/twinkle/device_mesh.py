@@ -364,7 +364,8 @@ class DeviceMesh:
         import torch
         from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-        kind = Platform.forced() or self.device_type or Platform.device_prefix()
+        forced = (Platform.forced() or "").partition(":")[0]  # torch takes no number here
+        kind = forced or self.device_type or Platform.device_prefix()
         return TorchDeviceMesh(
             kind, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.logger import get_logger
 from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
 from twinkle.platform import GPU, Platform
@@ -204,28 +205,33 @@ def _hook(notifier, name):
 def register(instance, mesh=None, remote_group=None):
     """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError
     and NotAvailableError: as check_mesh and group_of."""
-    mesh, name = _run.mesh if mesh is None else mesh, type(instance).__name__
-    if mesh is not None:
-        check_mesh(mesh, f"device_mesh of {name}")
-    group_of(remote_group, name)
+    name = type(instance).__name__
+    mesh, _ = _mesh_and_group(name, mesh, remote_group)
     _run.objects.append((name, mesh, None))
     return mesh
 
 
+def _mesh_and_group(name, mesh, remote_group):
+    mesh = _run.mesh if mesh is None else mesh
+    if mesh is not None:
+        check_mesh(mesh, f"device_mesh of {name}")
+    return mesh, group_of(remote_group, name)
+
+
 def place(instance, mesh=None, remote_group=None, shared=None):
-    """register, for an object with an engine: (its mesh, its device, 'cpu' or 'cuda'). shared: the
+    """register, for an object with an engine: (its mesh, its device as device_of). shared: the
     device of the engine that it shares. InvalidError and NotAvailableError: as register and
     device_of; InvalidError: another device is asked for than the shared one."""
-    mesh = register(instance, mesh, remote_group)
-    group = group_of(remote_group, type(instance).__name__)
+    name = type(instance).__name__
+    mesh, group = _mesh_and_group(name, mesh, remote_group)
     asked, by = _asked(mesh, group)
     require(
         shared is None or asked in (None, shared),
-        f"infra: {by} {asked!r}, but the model that the {type(instance).__name__} samples from "
+        f"infra: {by} {asked!r}, but the model that the {name} samples from "
         f"runs on {shared!r}: leave device_type out",
     )
     device = shared or device_of(mesh, group)
-    _run.objects[-1] = (type(instance).__name__, mesh, device)
+    _run.objects.append((name, mesh, device))
     return mesh, device
 
 
@@ -257,21 +263,26 @@ def _asked(mesh, group):
 
 
 def device_of(mesh, group=None):
-    """Where an engine runs, 'cpu' or 'cuda': what TWINKLE_DEVICE says, else the mesh's device_type,
-    else the group's, else what the machine has. NotAvailableError: another device_type;
-    InvalidError: cuda, which is not there."""
+    """Where an engine runs, 'cpu', 'cuda' or 'cuda:1': what TWINKLE_DEVICE says, else the mesh's
+    device_type, else the group's, else what the machine has; a card that no engine can run on is
+    told once in the log. NotAvailableError: another device_type; InvalidError: a cuda device is
+    asked for that is not there."""
     kind, by = _asked(mesh, group)
-    if kind not in (None, "cpu", "cuda"):
+    if kind is not None and kind.partition(":")[0] not in ("cpu", "cuda"):
         raise NotAvailableError(f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda'")
     if kind == "cpu":
         return kind
-    missing = Platform.missing_cuda()
+    missing = Platform.missing_cuda(kind or "cuda")
     require(
         kind is None or missing is None,
         f"infra: {by} {kind!r}, but {missing}: leave it out to run on what there is, or set "
         "TWINKLE_DEVICE=cpu",
     )
-    return "cpu" if missing else "cuda"
+    if missing is None:
+        return kind or "cuda"
+    if Platform.has_nvidia():
+        get_logger().warning_once(f"infra: {missing}; using the CPU")
+    return "cpu"
 
 
 def _kind_of(group):
@@ -279,7 +290,8 @@ def _kind_of(group):
     asked, _ = _asked(None, group)
     kind = group.device_type or device_of(None)
     if Platform.forced():
-        differs = Platform.of(kind).device_prefix() != asked
+        prefix = Platform.of(kind.partition(":")[0]).device_prefix()
+        differs = prefix != asked.partition(":")[0]
         return asked + (f" by TWINKLE_DEVICE, not {kind}" if differs else "")
     absent = asked == "cuda" and Platform.missing_cuda()
     return kind + (" that are not there" if absent else "")

@@ -1,9 +1,11 @@
 """What the launcher and the machine say: rank, world size, device kind, addresses. No torch."""
 
 import os
+import re
 import socket
+from pathlib import Path
 
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError, NotAvailableError, TwinkleError
 
 
 def _environment_int(name, default):
@@ -49,27 +51,32 @@ class Platform:
 
     @staticmethod
     def forced():
-        """'cpu' or 'cuda': what TWINKLE_DEVICE says, whatever a script asks for; None: it is not
-        set. InvalidError: another text in it."""
-        text = os.environ.get("TWINKLE_DEVICE", "").strip().lower()
-        if text and text not in (*CPU.names, *GPU.names):
+        """'cpu', 'cuda' or 'cuda:1': what TWINKLE_DEVICE says, whatever a script asks for; None: it
+        is not set. InvalidError: another text in it."""
+        text = os.environ.get("TWINKLE_DEVICE", "")
+        if text and not re.fullmatch("cpu|cuda(:[0-9]+)?", text):
             raise InvalidError(
-                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be 'cpu' or "
-                "'cuda'"
+                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be 'cpu', "
+                "'cuda' or 'cuda:' and a number"
             )
-        return Platform.of(text).device_prefix() if text else None
+        return text or None
 
     @staticmethod
-    def missing_cuda():
-        """Why the engine cannot run on a CUDA device here; None: it can."""
-        import torch
+    def has_nvidia():
+        """Whether the machine has a card of NVIDIA, whatever an engine can do with it."""
+        return Path("/dev/nvidiactl").exists()
 
-        if not torch.cuda.is_available():
-            return "this machine has no CUDA device that torch can use"
+    @staticmethod
+    def missing_cuda(device="cuda"):
+        """Why the engine cannot run on the CUDA device here; None: it can."""
+        if not Platform.has_nvidia():  # and no CUDA library is loaded
+            return "this machine has no CUDA device"
         from twinkle.core import core
 
-        if not core().has_cuda():
-            return "this build has no CUDA kernels: `make build` where nvcc is found makes them"
+        try:
+            core().check_cuda(device)
+        except TwinkleError as error:
+            return str(error).removeprefix("kernels: ")
         return None
 
     @classmethod

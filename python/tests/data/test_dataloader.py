@@ -123,3 +123,13 @@ def test_loaders_and_datasets_show_what_they_hold():
     loader = DataLoader(rows, batch_size=2)
     assert repr(loader) == "DataLoader(Dataset(3 rows: i), batch_size=2, 2 batches)"
     assert repr(IterableDataset()) == "IterableDataset(no source)"
+
+    class Row(dict):
+        def __repr__(self):
+            shown.append(self)
+            return "row"
+
+    shown = []
+    of_list = repr(DataLoader([Row() for _ in range(1000)], batch_size=2))
+    assert of_list == "DataLoader([row, row, row, row, row, row, ...], batch_size=2, 500 batches)"
+    assert len(shown) == 6, "and not of a million rows"

@@ -20,6 +20,21 @@ def test_sources_in_memory_are_told_apart_after_their_rows_are_gone():
     assert [row["i"] for row in rows] == list(range(50))
 
 
+@pytest.mark.parametrize("kind", ["Dataset", "LazyDataset", "IterableDataset"])
+def test_rows_that_are_still_there_name_their_source(kind):
+    from twinkle import dataset
+    from twinkle.dataset import DatasetMeta
+
+    ours, others = [{"i": 0}], [{"i": 0}]
+    rows = getattr(dataset, kind)(DatasetMeta(data=ours))
+    rows.add_dataset(DatasetMeta(data=others))
+    rows.map(lambda columns: {"j": columns["i"]}, dataset_meta=DatasetMeta(data=others))
+    rows.mix_dataset(interleave=False)
+    assert [sorted(row) for row in rows] == [["i"], ["i", "j"]]
+    with pytest.raises(InvalidError, match="there is no source"):
+        getattr(dataset, kind)(DatasetMeta(data=ours)).map(len, dataset_meta=DatasetMeta(data=[]))
+
+
 def test_sources_are_mapped_apart_and_mixed():
     pytest.importorskip("datasets")
     from datasets import Dataset as Reference
@@ -146,6 +161,13 @@ def test_a_dataset_without_rows_or_tokens_is_not_encoded(tiny_llama_dir):
     rows.filter(lambda row: False)
     with pytest.raises(InvalidError, match="no rows to encode: the source is empty, or a filter"):
         rows.encode()
+    long = dataset([conversation("yes")])
+    long.set_template(
+        "Template", model_id=tiny_llama_dir, max_length=2, truncation_strategy="delete"
+    )
+    with pytest.raises(InvalidError, match="none of the 1 rows encodes to a token: the first is"):
+        long.encode()
+    assert len(long) == 1
 
 
 @pytest.mark.parametrize(

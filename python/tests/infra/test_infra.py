@@ -168,9 +168,9 @@ def test_an_unreadable_rank_is_named(monkeypatch):
 def gpu(monkeypatch):
     """gpu(None): a machine with a GPU, until gpu('why not')."""
     set_to = lambda why: monkeypatch.setattr(  # noqa: E731
-        "twinkle.platform.Platform.missing_cuda", staticmethod(lambda: why)
+        "twinkle.platform.Platform.missing_cuda", staticmethod(lambda device="cuda": why)
     )
-    set_to("this machine has no CUDA device that torch can use")
+    set_to("this machine has no CUDA device")
     return set_to
 
 
@@ -200,14 +200,73 @@ def test_a_device_that_is_not_there_is_refused_with_who_asked_for_it(gpu, monkey
     ):
         with pytest.raises(InvalidError, match=text):
             infra.device_of(*asked)
-    monkeypatch.setenv("TWINKLE_DEVICE", "CPU")
+    monkeypatch.setenv("TWINKLE_DEVICE", "cpu")
     assert infra.device_of(mesh("cuda"), group) == "cpu", "whatever a script asks for"
     monkeypatch.setenv("TWINKLE_DEVICE", "cuda")
     with pytest.raises(InvalidError, match="TWINKLE_DEVICE is 'cuda', but this machine has no"):
         infra.device_of(None)
-    monkeypatch.setenv("TWINKLE_DEVICE", "abacus")
-    with pytest.raises(InvalidError, match="TWINKLE_DEVICE is 'abacus', it must be 'cpu' or 'cu"):
+    for text in ("abacus", "CPU", "gpu", "cuda:", "cuda:x"):  # as the program takes it
+        monkeypatch.setenv("TWINKLE_DEVICE", text)
+        with pytest.raises(InvalidError, match=f"TWINKLE_DEVICE is '{text}', it must be 'cpu', 'c"):
+            infra.device_of(None)
+
+
+def test_the_environment_numbers_a_card_as_the_program_takes_it(
+    gpu, monkeypatch, fake_core, tmp_path
+):
+    from twinkle.model import TransformersModel
+
+    monkeypatch.setenv("TWINKLE_DEVICE", "cuda:1")
+    gpu("the machine has 1")
+    with pytest.raises(InvalidError, match="TWINKLE_DEVICE is 'cuda:1', but the machine has 1: "):
         infra.device_of(None)
+    gpu(None)
+    assert infra.device_of(mesh("cpu")) == "cuda:1"
+    TransformersModel(model_id=str(tmp_path))
+    text = twinkle.get_device_placement()
+    assert "group default: 1 x cuda:1, ranks" in text
+    assert "no mesh (one device) on cuda:1" in text
+
+
+def test_a_card_that_no_engine_can_run_on_leaves_the_cpu_and_one_line_in_the_log(
+    monkeypatch, fake_core, logged
+):
+    from twinkle.platform import Platform
+
+    def refuse(device):
+        raise InvalidError(f"kernels: device is '{device}', an old card of this test")
+
+    monkeypatch.setattr(Platform, "has_nvidia", staticmethod(lambda: True))
+    monkeypatch.setattr(fake_core, "check_cuda", refuse, raising=False)
+    assert infra.device_of(None) == infra.device_of(mesh()) == "cpu"
+    assert logged == ["infra: device is 'cuda', an old card of this test; using the CPU"]
+    with pytest.raises(InvalidError, match="has device_type 'cuda', but device is 'cuda', an old"):
+        infra.device_of(mesh("cuda"))
+    monkeypatch.setattr(fake_core, "check_cuda", lambda _: None)
+    assert infra.device_of(None) == "cuda"
+
+
+def test_an_object_that_cannot_be_placed_is_not_listed():
+    before = list(infra.current_run().objects)
+    for asked in (mesh("npu"), DeviceMesh.from_sizes(dp_size=2)):
+        with pytest.raises(twinkle.NotAvailableError if asked.world_size == 1 else InvalidError):
+            infra.place(object(), asked)
+    assert infra.current_run().objects == before
+
+
+def test_objects_of_threads_are_listed_with_their_own_devices(monkeypatch):
+    class Slow:
+        pass
+
+    def of(asked, group=None):
+        if asked.device_type == "cpu":  # another is built meanwhile
+            infra.register(Slow())
+        return asked.device_type
+
+    monkeypatch.setattr(infra, "device_of", of)
+    infra.place(object(), mesh("cpu"))
+    listed = [(name, device) for name, _, device in infra.current_run().objects]
+    assert listed == [("Slow", None), ("object", "cpu")]
 
 
 def test_a_sampler_runs_where_its_model_does(gpu, fake_core, tmp_path):

@@ -62,9 +62,12 @@ def test_sampled_log_probabilities_of_other_tokens_are_refused():
     shorter, other = sampled(1), sampled(1)
     shorter[1] = shorter[1][1:]
     other[0][1] = [(777, -1.0)]
+    others = sampled(1)
+    others[0][1] = [(777, -1.0), (778, -2.0)]
     for given, text in (
         (shorter, r"old_logps of inputs\[1\] has the log-prob.* 5 sampled tokens for 6 labels"),
         (other, r"inputs\[0\] has at 1 the log-prob.* of token 777, but the label is 5: train on"),
+        (others, r"has at 1 the log-prob.* of tokens \[777, 778\], but the label is 5: train on"),
     ):
         with pytest.raises(InvalidError, match=text):
             spread("old_logps", given, batch(), mask)

@@ -131,6 +131,22 @@ def test_a_model_shows_what_it_is(adapted, tmp_path):
     assert repr(adapted()) == text + "; adapters: default)"
 
 
+@pytest.mark.parametrize("how", ["config", "dict"])
+def test_the_base_model_that_the_user_names_stays(engine_built, tiny_llama_dir, tmp_path, how):
+    from twinkle.engine import Engine
+
+    named = {"r": 2, "target_modules": "all-linear", "base_model_name_or_path": "me/other"}
+    config = LoraConfig(**named) if how == "config" else named
+    model = TransformersModel(model_id=tiny_llama_dir)
+    model.add_adapter_to_model("a", config)
+    engine = Engine(tiny_llama_dir, "no")
+    paths = [model.save("x", output_dir=str(tmp_path))]
+    engine.tenant("b", config).save(str(tmp_path / "y")).result()
+    for path in (*paths, tmp_path / "y"):
+        saved = json.loads((Path(path) / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == "me/other"
+
+
 @pytest.mark.parametrize("start", ["fresh", "directory"])
 def test_a_saved_adapter_names_its_model_as_the_user_did_and_its_targets_as_peft_does(
     engine_built, tiny_llama_dir, tmp_path, monkeypatch, start

@@ -12,8 +12,8 @@ from twinkle.logger import get_logger
 
 # Fields of peft that change nothing here.
 _INERT = {
-    'task_type', 'peft_type', 'auto_mapping', 'base_model_name_or_path', 'revision',
-    'inference_mode', 'peft_version', 'runtime_config', 'loftq_config', 'ensure_weight_tying',
+    'task_type', 'peft_type', 'auto_mapping', 'revision', 'inference_mode', 'peft_version',
+    'runtime_config', 'loftq_config', 'ensure_weight_tying',
     'megatron_core', 'lora_ga_config', 'qalora_group_size',
 }  # fmt: skip
 # Fields of peft that change the arithmetic, and of which only the default is taken.
@@ -30,18 +30,26 @@ def _is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+class _Unsaid(int):
+    """r where nobody gives it: an 8 that is given is another number than rank=32."""
+
+
+_RANK = _Unsaid(8)
+
+
 @dataclass
 class LoraConfig:
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
     expression.
 
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
-    lora_dropout: 0 <= p < 1, on the adapter's input while training.
+    lora_dropout: 0 <= p < 1, on the adapter's input while training. base_model_name_or_path: what
+    the adapter's files call the model; None: its id.
     InvalidError: r that is no integer of at least 1, lora_alpha that is not above 0, another
     lora_dropout or target_modules, a field that changes the arithmetic and is not at its default.
     """
 
-    r: int = 8
+    r: int = _RANK
     target_modules: list | str | None = None
     exclude_modules: list | str | None = None
     lora_alpha: float = 8
@@ -86,13 +94,13 @@ class LoraConfig:
     rank: InitVar[int | None] = None  # the longer name of r
 
     def __post_init__(self, rank):
-        if rank is not None:
-            require(
-                self.r in (type(self).r, rank),
-                f"lora: r is {self.r!r} and rank is {rank!r}, two names of one number: leave one "
-                "of them out",
-            )
-            self.r = rank
+        if self.r is _RANK:
+            self.r = int(_RANK) if rank is None else rank
+        require(
+            rank in (None, self.r),
+            f"lora: r is {self.r!r} and rank is {rank!r}, two names of one number: leave one of "
+            "them out",
+        )
         require(
             isinstance(self.r, int) and not isinstance(self.r, bool) and self.r >= 1,
             f"lora: rank is {self.r}, it must be at least 1",
@@ -117,6 +125,8 @@ class LoraConfig:
                 "of names or a regular expression",
             )
         checks.flag("lora: use_rslora", self.use_rslora)
+        named = self.base_model_name_or_path
+        checks.text("lora: base_model_name_or_path", named, none=True, empty=True)
         for name in sorted(_REFUSED):
             require(
                 getattr(self, name) in (None, {}, [], "") or getattr(self, name) is False,

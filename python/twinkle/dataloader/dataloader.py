@@ -1,5 +1,7 @@
 """DataLoader. The order of rows is the C++ core's; this reads them."""
 
+import reprlib
+
 from twinkle import checks
 from twinkle.core import core
 from twinkle.dataloader.stream import EMPTY, StreamLoader
@@ -9,6 +11,8 @@ from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 
 _INT64_MAX = 2**63 - 1
+_SHORT = reprlib.Repr()  # of rows, which may be millions
+_SHORT.maxother = 200
 # Of torch's DataLoader: rows are in memory, so there is nothing for workers to do.
 _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
@@ -98,7 +102,7 @@ class DataLoader:
 
     def __repr__(self):
         count = f", {len(self)} batches" if self._indexed else ""
-        return f"DataLoader({self.dataset!r:.200}, batch_size={self.batch_size}{count})"
+        return f"DataLoader({_SHORT.repr(self.dataset)}, batch_size={self.batch_size}{count})"
 
     def __len__(self):
         """Batches of the epoch; without those that skip_consumed_samples leaves out.

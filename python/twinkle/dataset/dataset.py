@@ -28,6 +28,7 @@ class Dataset:
 
     def __init__(self, dataset_meta=None, **kwargs):
         self._sources = {}
+        self._data = []  # of the sources in memory, whose names are theirs as long as they are here
         self._mixed = None
         self._recorder = None  # of save_as(mode='training')
         self.template = None
@@ -60,6 +61,7 @@ class Dataset:
         require(key not in self._sources, f"dataset: {key} has been added already")
         require(self._mixed is None, "dataset: add_dataset must come before mix_dataset")
         self._sources[key] = source.load(dataset_meta, **kwargs)
+        self._data.append(dataset_meta.data)
 
     def mix_dataset(self, interleave=True):
         """One of all sources: a row of each in turn until the shortest ends, or all of each.

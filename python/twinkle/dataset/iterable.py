@@ -37,6 +37,7 @@ class IterableDataset(NotedDataset):
         key = dataset_meta.get_id()
         require(key not in self._sources, f"dataset: {key} has been added already")
         self._sources[key] = source.Stream(dataset_meta, kwargs)
+        self._data.append(dataset_meta.data)
 
     def _mapped(self, work):
         return lambda where, row: [rowwise.called(where, work, row)]

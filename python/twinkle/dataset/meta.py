@@ -1,9 +1,8 @@
 """DatasetMeta: where rows come from."""
 
 import os
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle import checks
@@ -34,9 +33,6 @@ class DatasetMeta:
     split: str = "train"
     data_slice: Iterable | None = None
     data: Any = None
-    # An id() is another's as soon as this data is freed.
-    _name: str = field(default_factory=lambda: f"memory-{uuid.uuid4().hex[:8]}", init=False,
-                       repr=False, compare=False)  # fmt: skip
 
     def __post_init__(self):
         if not isinstance(self.dataset_id, (str, os.PathLike)):
@@ -67,6 +63,7 @@ class DatasetMeta:
             )
 
     def get_id(self):
-        """The name under which a Dataset keeps this source."""
-        name = self.dataset_id or self._name
+        """The name under which a Dataset keeps this source. Of rows in memory it is theirs while
+        something refers to them, as the Dataset does."""
+        name = self.dataset_id or f"memory-{id(self.data):x}"
         return f"{name.replace(os.sep, '_').replace('.', '_')}:{self.subset_name}:{self.split}"

@@ -206,7 +206,8 @@ class Engine:
             config = LoraConfig.from_any(lora_config)
             values = config.to_dict()
             values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
-            values["base_model_name_or_path"] = hub.name_of(self.model_id)
+            named = values["base_model_name_or_path"] or hub.name_of(self.model_id)
+            values["base_model_name_or_path"] = named
             fields["lora_json"] = json.dumps(values, sort_keys=True)
         fields |= {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
         made = Ledger(tenant=None)

@@ -165,11 +165,17 @@ def _of_sampled(what, row, labels):
         found = dict(map(tuple, entry))
         require(
             label in found,
-            f"{what} has at {at} the log-probability of token {entry[-1][0]}, but the label is "
+            f"{what} has at {at} the log-probability of {_tokens(found)}, but the label is "
             f"{label}: train on the new_input_feature that came with it",
         )
         out.append(found[label])
     return out
+
+
+def _tokens(found):
+    """Which one was sampled, an entry of several does not tell."""
+    first, *others = found
+    return f"tokens {checks.short([first, *others])}" if others else f"token {first}"
 
 
 def _tensor(what, row, dtype):

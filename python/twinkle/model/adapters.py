@@ -86,7 +86,8 @@ class Adapters(Checkpoints):
         if config.target_modules is None:  # as peft does for these families
             config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
         if not directory:
-            config = dataclasses.replace(config, base_model_name_or_path=hub.name_of(self.model_id))
+            named = config.base_model_name_or_path or hub.name_of(self.model_id)
+            config = dataclasses.replace(config, base_model_name_or_path=named)
         group = Group(adapter_name, self._default_template)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.tenant, group.config = f"adapter/{adapter_name}", config
