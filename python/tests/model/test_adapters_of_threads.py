@@ -5,9 +5,10 @@ import threading
 import time
 
 import pytest
+from features import drawn
 
-from twinkle import LoraConfig, TwinkleError
-from twinkle.model import MultiLoraTransformersModel
+from twinkle import LoraConfig, NotFoundError, TwinkleError
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
 from twinkle.model.group import Group
 from twinkle.sampler import TorchSampler
 
@@ -114,4 +115,39 @@ def test_adapters_of_directories_are_sampled_by_many_threads(multi, tiny_llama_d
             )
 
     assert at_once(sample) == [None] * NUM_THREADS
-    assert len(sampler._tenants.loaded) == 1
+    [(_, kept)] = sampler._tenants.loaded.values()
+    _, name, count, directory = kept.split("/", 3)
+    made = [
+        f"sampler/{name}/{i}/{directory[:-1]}{k}" for i in range(int(count) + 1) for k in range(2)
+    ]
+    assert len(made) > 2
+    assert [each for each in made if is_held(sampler.engine, each)] == [kept]
+
+
+def is_held(engine, tenant):
+    try:
+        engine.inspect(tenant=tenant).result()
+    except NotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("adapters", [["a"], []])
+def test_passes_of_many_threads_on_the_same_weights_are_all_counted(tiny_llama_dir, adapters):
+    model = TransformersModel(model_id=tiny_llama_dir)
+    for name in adapters:
+        model.add_adapter_to_model(name, LoraConfig(r=2))
+    batch = drawn([20, 9], seed=1)
+
+    def train(_):
+        for _ in range(3):
+            model.forward_backward(inputs=batch)
+
+    assert at_once(train) == [None] * NUM_THREADS
+    group = model._group()
+    assert group.accumulated == group.cur_step == 3 * NUM_THREADS
+    held = model.engine.inspect(tenant=group.tenant).result()["num_tokens"]
+    model.clip_grad_and_step()
+    model.forward_backward(inputs=batch)
+    one = model.engine.inspect(tenant=group.tenant).result()["num_tokens"]
+    assert held == 3 * NUM_THREADS * one

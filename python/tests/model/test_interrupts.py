@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from features import drawn
 
-from twinkle import LoraConfig
+from twinkle import LoraConfig, NotFoundError
+from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
 
@@ -236,4 +237,100 @@ def test_an_interrupted_sample_stops_in_the_engine(tiny_llama_dir):
     deadline = time.monotonic() + 5
     while sampler.engine.stats()["num_queued"] and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert sampler.engine.stats()["tenants"]["frozen"]["num_sampled_tokens"] == 1
+    ended = sampler.engine.stats()
+    assert ended["num_queued"] == 0
+    assert ended["num_sampling_steps"] < 480  # of which it would take so many
+    time.sleep(0.05)
+    assert sampler.engine.stats()["num_sampling_steps"] == ended["num_sampling_steps"]
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_an_interrupt_leaves_no_adapter_that_the_sampler_has_forgotten(
+    trained, tmp_path, submitted
+):
+    model = trained()
+    paths = [model.save(name, output_dir=tmp_path) for name in ("a", "b", "c")]
+    sampler, made, forgotten = TorchSampler(model_id=model.model_id), [], []
+    engine = sampler.engine
+
+    class Engine:
+        """The engine, whose first call of `delete` is interrupted."""
+
+        def __getattr__(self, name):
+            return getattr(engine, name)
+
+        def create(self, **arguments):
+            made.append(arguments["tenant"])
+            return engine.create(**arguments)
+
+        def delete(self, tenant):
+            forgotten.append(tenant)
+            if submitted or len(forgotten) > 1:
+                engine.delete(tenant=tenant)
+            if len(forgotten) == 1:
+                raise KeyboardInterrupt
+
+    def sample(path):
+        sampler.sample({"input_ids": [5]}, {"max_tokens": 1}, adapter_path=path)
+
+    sampler.engine = Engine()
+    sample(paths[0])
+    with pytest.raises(KeyboardInterrupt):
+        sample(paths[1])
+    sample(paths[1])
+    assert [is_held(engine, name) for name in made] == [False, True]
+    sample(paths[2])
+    assert [is_held(engine, name) for name in made] == [False, False, True]
+    sampler.shutdown()
+    assert not any(is_held(engine, name) for name in made)
+
+
+def is_held(engine, tenant):
+    try:
+        engine.inspect(tenant=tenant).result()
+    except NotFoundError:
+        return False
+    return True
+
+
+class Ended:
+    """An operation's future."""
+
+    def result(self):
+        return {}
+
+    def cancel(self):
+        return False
+
+
+def test_a_handler_that_runs_before_an_operation_is_submitted_loses_none():
+    ledger = Ledger(count=0)
+
+    def operation():
+        ledger.settle()
+        ledger.run(Ended, lambda _: {"count": ledger.count + 1})
+        return Ended()
+
+    ledger.run(operation, lambda _: {"count": ledger.count + 1})
+    assert ledger.count == 2
+
+
+def test_a_thread_that_waits_for_another_ones_operation_is_interrupted():
+    ledger, begun, end = Ledger(count=0), threading.Event(), threading.Event()
+
+    def operation():
+        begun.set()
+        end.wait(60)
+        return Ended()
+
+    def changes(_):
+        return {"count": ledger.count + 1}
+
+    thread = threading.Thread(target=ledger.run, args=(operation, changes))
+    thread.start()
+    begun.wait(60)
+    interrupted(0.02, lambda: ledger.run(operation, changes))
+    end.set()
+    thread.join()
+    ledger.run(operation, changes)
+    assert ledger.count == 2

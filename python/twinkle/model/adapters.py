@@ -44,6 +44,9 @@ class Adapters(Checkpoints):
             return self.frozen_tenant()
         with self._lock:
             self._tenants.settle()
+            group.settle()
+            if group.tenant is not None:  # another thread was first
+                return group.tenant
             if self._tenants.frozen is not None:  # who trains all weights is alone with the model
                 self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
             if not self._value_head:  # which is trained whole, always

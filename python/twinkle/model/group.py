@@ -89,6 +89,7 @@ class Group(Ledger):
     counters."""
 
     def __init__(self, name, template):
+        super().__init__()
         self.name = name
         self.tenant = None  # of the engine; None: not created yet
         self.config = None  # LoraConfig, or None for the base model

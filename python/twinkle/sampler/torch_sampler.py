@@ -58,8 +58,8 @@ def _params(given, named, args):
 
 def _no_tenants():
     """Those of an engine of the sampler's own: of the model as it is, and of adapters' directories:
-    (_version of its files, tenant), oldest first."""
-    return Ledger(frozen=None, loaded={})
+    (_version of its files, tenant), oldest first; stale: tenants to delete."""
+    return Ledger(frozen=None, loaded={}, stale=())
 
 
 def _deltas(tokens):
@@ -185,6 +185,7 @@ class TorchSampler(Sampler):
         directory = resolve(path)
         version = _version(directory)
         self._tenants.settle()
+        self._delete_stale()
         loaded = self._tenants.loaded
         known, tenant = loaded.get(directory, (None, None))
         if known == version:
@@ -197,20 +198,21 @@ class TorchSampler(Sampler):
         tenant = f"sampler/{self._name}/{next(self._num_adapters)}/{directory}"
         others = [(d, each) for d, each in loaded.items() if d != directory]
         kept = dict(others[max(0, len(others) + 1 - self._args.max_loras) :])
+        stale = tuple(each for d, (_, each) in loaded.items() if d not in kept)
         self._tenants.run(
             self.engine.create,
-            lambda _: {"loaded": {**kept, directory: (version, tenant)}},
+            lambda _: {"loaded": {**kept, directory: (version, tenant)}, "stale": stale},
             tenant=tenant,
             directory=directory,
         )
-        self._delete(loaded, kept)
+        self._delete_stale()
         warn_of_another_base(directory, self.engine.facts()["directory"])
         return tenant
 
-    def _delete(self, loaded, kept=()):
-        for directory, (_, tenant) in loaded.items():
-            if directory not in kept:
-                self.engine.delete(tenant=tenant)  # behind the samples that others have begun
+    def _delete_stale(self):
+        for tenant in self._tenants.stale:  # if an interrupt ends this, all of them once more
+            self.engine.delete(tenant=tenant)  # behind the samples that others have begun
+        self._tenants.stale = ()
 
     # ---- sampling
 
@@ -369,8 +371,10 @@ class TorchSampler(Sampler):
         """Forgets the adapters that adapter_path loaded."""
         with self._lock:
             self._tenants.settle()
-            loaded, self._tenants.loaded = self._tenants.loaded, {}
-            self._delete(loaded)
+            stale = tuple(tenant for _, tenant in self._tenants.loaded.values())
+            stale += self._tenants.stale
+            vars(self._tenants).update(loaded={}, stale=stale)  # no handler runs in between
+            self._delete_stale()
 
 
 class vLLMSampler(TorchSampler):  # noqa: N801 (upstream's name)
