@@ -79,8 +79,8 @@ bool twinkle_chat_has_generation(const twinkle_chat* chat);
  * num_requests places, which are filled only when NULL is returned. A rendering has limits of
  * steps, memory and depth, which grow with the conversation: src/limits.rs. */
 char* twinkle_chat_render(const twinkle_chat* chat, twinkle_view context,
-                          const twinkle_request* requests, size_t num_requests,
-                          twinkle_stop stop, twinkle_rendering* out);
+                          const twinkle_request* requests, size_t num_requests, twinkle_stop stop,
+                          twinkle_rendering* out);
 void twinkle_rendering_free(twinkle_rendering rendering);
 
 #ifdef __cplusplus
