@@ -278,8 +278,8 @@ void try_rows(Product p, int threads, const Ours& product_of) {
       if (n == 1 && rows > 65) continue;
       require(holds(in.x, want, rows, multiply), Code::kInternal, "nn: the product of rows of ",
               p.inputs, " ", c10::toString(p.type), " inputs with ", p.outputs,
-              " outputs by kernels/linear gives a row other bits in other company; pass "
-              "deterministic=false to do without");
+              " outputs by kernels/linear gives a row other bits in another batch: results would "
+              "depend on the batch's composition; pass deterministic=false to do without");
     }
   }
 }
@@ -290,8 +290,8 @@ RowPlan prove_rows(const Product& p, int threads, const Library& library) {
   require(!plan.sizes.empty(), Code::kInternal, "nn: the product of rows of ", p.inputs, " ",
           c10::toString(p.type), " inputs with ", p.outputs,
           p.transposed ? " outputs (backward)" : " outputs",
-          " gives a row other bits in other company, in parts of any size: exactness cannot be "
-          "promised here; pass deterministic=false to do without");
+          " gives a row other bits in another batch, in parts of any size: results would depend on "
+          "the batch's composition; pass deterministic=false to do without");
   return plan;
 }
 

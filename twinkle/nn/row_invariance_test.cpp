@@ -171,7 +171,8 @@ TEST(RowPlan, RefusesALibraryThatDoesNotRepeatItself) {
     prove_rows(kSmall, 2, library_with([&](int64_t, int64_t) { return ++rows % 7 == 0; }));
   });
   EXPECT_NE(error.find("nn: the product of rows of 6 Float inputs with 3 outputs gives a row other "
-                       "bits in other company, in parts of any size"),
+                       "bits in another batch, in parts of any size: results would depend on the "
+                       "batch's composition"),
             std::string::npos)
       << error;
   EXPECT_NE(error.find("pass deterministic=false"), std::string::npos);
@@ -192,7 +193,8 @@ TEST(RowPlan, RefusesAProductOfOursWhoseRowsKnowEachOther) {
     EXPECT_EQ(
         try_with([&](int64_t rows) { return rows == wrong; }),
         "nn: the product of rows of 40 Float inputs with 30 outputs by kernels/linear gives a "
-        "row other bits in other company; pass deterministic=false to do without")
+        "row other bits in another batch: results would depend on the batch's composition; pass "
+        "deterministic=false to do without")
         << wrong;
   }
   EXPECT_NE(try_with([](int64_t) { return at::get_num_threads() == 1; }), "");
@@ -249,7 +251,7 @@ TEST(RowInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
     at::Tensor whole;
     const std::string error = error_of([&] { whole = row_invariant_linear(x, w); });
     if (!error.empty()) {
-      EXPECT_NE(error.find("gives a row other bits in other company"), std::string::npos) << error;
+      EXPECT_NE(error.find("gives a row other bits in another batch"), std::string::npos) << error;
       continue;
     }
     ++held;

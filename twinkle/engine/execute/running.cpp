@@ -146,7 +146,7 @@ void Running::check_finite(const std::vector<std::vector<float>>& rows, const ch
   for (const std::vector<float>& row : rows) {
     require(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }), Code::kInvalid,
             "engine: ", what, " of tenant '", tenant_->name(),
-            "' is not finite; look at its weights");
+            "' is not finite; check the adapter's weights for NaN (diverged training?)");
   }
 }
 
@@ -156,7 +156,8 @@ void Running::finish() {
   result_.num_tokens = static_cast<double>(logprobs_.size());
   for (const float logp : logprobs_) {
     require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
-            tenant_->name(), "' is ", logp, "; look at its weights");
+            tenant_->name(), "' is ", logp,
+            "; check the adapter's weights for NaN (diverged training?)");
   }
   check_finite(embeddings_, "an embedding");
   check_finite(logits_, "a logit");
