@@ -148,8 +148,8 @@ struct Save {
 };
 
 // Takes the weights of a saved directory of the same shapes, and the optimizer's state and the
-// accumulated gradients when asked; without, both are forgotten. Error kNotFound: no such
-// directory; kInvalid: other shapes, a damaged file, another optimizer.
+// accumulated gradients when asked; without, both are forgotten. An adapter's is read when it is
+// submitted. Error kNotFound: no such directory; kInvalid: another model, a damaged file or state.
 struct Load {
   std::string tenant;
   std::string directory;

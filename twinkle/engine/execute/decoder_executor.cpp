@@ -31,6 +31,15 @@ void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::Scal
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
+// What was read when the operation was submitted, if it was.
+template <class Read>
+Loaded prefetched(Prepared* prepared, Mode mode, Read&& read) {
+  auto* const found = dynamic_cast<PreparedAdapter*>(prepared);
+  if (!found || mode != Mode::kLora) return read();
+  if (found->error) std::rethrow_exception(found->error);
+  return std::move(found->loaded);
+}
+
 }  // namespace
 
 DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), path_(o.model) {
@@ -111,15 +120,15 @@ int64_t DecoderExecutor::max_result_bytes(const Operation& operation) const {
   return engine::max_result_bytes(operation, spec());
 }
 
-Result DecoderExecutor::run(const Operation& operation) {
+Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
-  if (const auto* op = std::get_if<Create>(&operation)) create(*op);
-  Result result = run_on(tenant(tenant_of(operation)), operation);
+  if (const auto* op = std::get_if<Create>(&operation)) create(*op, prepared);
+  Result result = run_on(tenant(tenant_of(operation)), operation, prepared);
   settle();
   return result;
 }
 
-Result DecoderExecutor::run_on(Tenant& who, const Operation& operation) {
+Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
   if (std::holds_alternative<Create>(operation)) return Done{};
   if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
   if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
@@ -135,14 +144,19 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation) {
   if (const auto* op = std::get_if<Save>(&operation))
     return save_tenant(*op, who, *decoder_, *pool_, base_);
   if (const auto* op = std::get_if<Load>(&operation))
-    return load_tenant(read_checkpoint(*op, who.mode(), base_), who, *decoder_);
+    return load_tenant(
+        prefetched(prepared, who.mode(), [&] { return read_checkpoint(*op, who.mode(), base_); }),
+        who, *decoder_);
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
 
-std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op) {
+std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Prepared* prepared) {
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
-    const lora::SavedAdapter saved = lora::read_adapter(op.directory, base_.linears);
+    const lora::SavedAdapter saved =
+        *prefetched(prepared, Mode::kLora, [&] {
+           return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears)};
+         }).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
     adapter->load(saved);
     return adapter;
@@ -168,9 +182,9 @@ void DecoderExecutor::require_room(const Create& op) const {
           tenants_.size(), " others use, '", name, "' among them; delete them first");
 }
 
-void DecoderExecutor::create(const Create& op) {
+void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   require_room(op);
-  std::unique_ptr<lora::Adapter> adapter = new_adapter(op);
+  std::unique_ptr<lora::Adapter> adapter = new_adapter(op, prepared);
   const Mode mode = adapter ? Mode::kLora : op.frozen ? Mode::kFrozen : Mode::kFull;
   lora::Pin pin = adapter ? pool_->add(std::move(adapter)) : lora::Pin();
   tenants_[op.tenant] =

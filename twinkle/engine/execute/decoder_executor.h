@@ -7,6 +7,7 @@
 #include <string>
 
 #include "twinkle/engine/checkpoint/persist.h"
+#include "twinkle/engine/checkpoint/prefetch.h"
 #include "twinkle/engine/execute/facts.h"
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
@@ -49,7 +50,10 @@ class DecoderExecutor : public Executor {
   bool changes_base(const Operation& operation) override;
   bool joins(const Operation& operation) const override;
   int64_t max_result_bytes(const Operation& operation) const override;
-  Result run(const Operation& operation) override;
+  std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override {
+    return prefetch_.prepare(operation, reserve);
+  }
+  Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;
   void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override;
@@ -61,14 +65,15 @@ class DecoderExecutor : public Executor {
  private:
   Tenant& look_up(const std::string& name) const;
   Tenant& tenant(const std::string& name);  // back in memory, when it was parked
-  Result run_on(Tenant& who, const Operation& operation);
-  void create(const Create& operation);
+  Result run_on(Tenant& who, const Operation& operation, Prepared* prepared);
+  void create(const Create& operation, Prepared* prepared);
   void require_room(const Create& operation) const;
-  std::unique_ptr<lora::Adapter> new_adapter(const Create& operation);
+  std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
   Done remove(const Delete& operation);
   void settle();  // after whatever may have changed what adapters hold
 
   BaseModel base_;
+  Prefetch prefetch_{base_};
   ModelFacts facts_;
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<lora::Pool> pool_;

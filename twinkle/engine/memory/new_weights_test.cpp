@@ -38,7 +38,8 @@ class NewWeights : public testing::TestWithParam<std::string> {
   NewWeights() {
     executor_.begin();
     executor_.run(
-        Create{.tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
+        Create{.tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"},
+        nullptr);
   }
 
   void learn() {
@@ -49,7 +50,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
     ASSERT_EQ(outcome.ended.size(), 1u);
     executor_.commit(id_);
   }
-  void step() { executor_.run(Step{.tenant = "me", .options = R"({"lr": 0.05})"}); }
+  void step() { executor_.run(Step{.tenant = "me", .options = R"({"lr": 0.05})"}, nullptr); }
 
   float next_logprob() {
     const Sample op{

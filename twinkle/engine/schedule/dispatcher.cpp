@@ -114,7 +114,10 @@ std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operati
   for (Operation& operation : operations) {
     Jobs one;
     Job& job = one[0];
-    job.room = held_.reserve(tenant_of(operation), bytes_of(operation));
+    int64_t bytes = bytes_of(operation);
+    job.room = held_.reserve(tenant_of(operation), bytes);
+    job.prepared =
+        executor_.prepare(operation, [&](int64_t more) { job.room->resize(bytes += more); });
     if (std::holds_alternative<Sample>(operation)) job.hooks = hooks;
     job.operation = std::move(operation);
     out.push_back(one.extract(0));

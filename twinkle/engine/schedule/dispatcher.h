@@ -105,6 +105,7 @@ class Dispatcher {
     SampleHooks hooks = {};
     std::promise<Result> promise = {};
     std::shared_ptr<HeldBytes::Room> room = {};
+    std::shared_ptr<Prepared> prepared = {};
     enum { kQueued, kBegun, kLast } state = kQueued;  // kLast: it can't be stopped any more
     bool cancelled = false, sampled = false;          // sampled: a Sample that has begun
 

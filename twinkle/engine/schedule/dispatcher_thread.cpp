@@ -168,7 +168,7 @@ void Dispatcher::run_alone(Job& job) {
   const auto* create = std::get_if<Create>(&job.operation);
   std::map<std::string, Created> made;
   if (create) made.try_emplace(tenant, Created{job.id});
-  Result result = executor_.run(job.operation);
+  Result result = executor_.run(job.operation, job.prepared.get());
   Jobs::node_type done;
   {
     const Lock lock(mutex_);

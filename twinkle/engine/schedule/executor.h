@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -39,6 +41,14 @@ struct BatchOutcome {
   int64_t num_passes = 0;        // over the decoder
 };
 
+// What was made ready for an operation before it entered the queue, and goes with it.
+struct Prepared {
+  virtual ~Prepared() = default;
+};
+
+// Is told of memory, in bytes, before it is taken. Error kBusy, kInvalid: there is no room.
+using Reserve = std::function<void(int64_t bytes)>;
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -53,8 +63,13 @@ class Executor {
   virtual bool joins(const Operation& operation) const = 0;
   // The most memory that its result can take, as far as that is known before it runs. Any thread.
   virtual int64_t max_result_bytes(const Operation&) const { return 0; }
-  // Any but Forward, ForwardBackward and Sample. Throws what went wrong; then nothing has changed.
-  virtual Result run(const Operation& operation) = 0;
+  // Before it is queued, on the thread that submits it: reads and checks what it takes from files,
+  // so that run() need not wait for them. Or null. What is wrong with a file is for run() to throw,
+  // but want of room for it refuses the operation.
+  virtual std::shared_ptr<Prepared> prepare(const Operation&, const Reserve&) { return nullptr; }
+  // Any but Forward, ForwardBackward and Sample, with what prepare() gave. Throws what went wrong;
+  // then nothing has changed.
+  virtual Result run(const Operation& operation, Prepared* prepared) = 0;
 
   // One batch. An operation that fails leaves its tenant as it was before the operation. What is
   // thrown fails all of them; the dispatcher then undoes them, the last one first. `stop` becomes

@@ -36,9 +36,9 @@ class ShortOfMemory : public NullExecutor {
   std::atomic<int64_t> unused = -1;            // of `after`, at the last call
   std::atomic<bool> enough = false;            // nothing fails after the next call
 
-  Result run(const Operation& operation) override {
+  Result run(const Operation& operation, Prepared* prepared) override {
     const Pause pause(*this);
-    return NullExecutor::run(operation);
+    return NullExecutor::run(operation, prepared);
   }
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override {

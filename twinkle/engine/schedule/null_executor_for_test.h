@@ -40,7 +40,7 @@ class NullExecutor : public Executor {
 
   int64_t max_result_bytes(const Operation&) const override { return result_bytes; }
 
-  Result run(const Operation& operation) override {
+  Result run(const Operation& operation, Prepared*) override {
     const std::string& name = tenant_of(operation);
     if (std::holds_alternative<Create>(operation)) {
       require(!state_.contains(name), Code::kConflict, "null: '", name, "' exists");
