@@ -19,7 +19,7 @@
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/family.h"
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 
 namespace {
 
@@ -57,7 +57,7 @@ void decode(Decoder& decoder, int64_t batch, int64_t tokens, bool with_adapters 
 
 void decode_with_adapters(Decoder& decoder, int64_t batch, int64_t tokens, int64_t rank) {
   twinkle::lora::Pool pool(decoder);
-  std::vector<twinkle::lora::Pin> pins;
+  std::vector<twinkle::lora::AdapterRef> pins;
   for (int64_t i = 0; i < batch; ++i) {
     pins.push_back(pool.add(std::make_unique<twinkle::lora::Adapter>(
         twinkle::PeftConfig{.rank = rank, .alpha = 16, .target_modules = "all-linear"},

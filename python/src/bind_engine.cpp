@@ -55,7 +55,7 @@ EnginePointer make_engine(const engine::EngineOptions& options) {
   return engine;
 }
 
-constexpr int kMostAtExit_ms = 10'000;
+constexpr int kMaxAtExit_ms = 10'000;
 pid_t importer = 0;
 
 // Runs when Python has ended, before C++'s statics go, which no thread may use then: daemon threads
@@ -65,12 +65,12 @@ void end_threads() {
     if (const EnginePointer open = engine.lock()) open->close();
   }
   if (getpid() != importer) return;  // a fork, whose threads are not there
-  for (int ms = 0; ms < kMostAtExit_ms && ReleasedGil::num_running() > 0; ++ms)
+  for (int ms = 0; ms < kMaxAtExit_ms && ReleasedGil::num_running() > 0; ++ms)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-py::dict facts(const Engine& engine) {
-  const engine::ModelFacts& f = engine.facts();
+py::dict model_info(const Engine& engine) {
+  const engine::ModelInfo& f = engine.model_info();
   return py::dict("family"_a = f.family, "directory"_a = f.directory,
                   "config_json"_a = f.config_json, "vocab_size"_a = f.vocab_size,
                   "max_positions"_a = f.max_positions, "num_layers"_a = f.num_layers,
@@ -255,7 +255,7 @@ void bind_engine(py::module_& m) {
              return here::make_engine(here::options_of(model, options));
            }),
            "model"_a, "Options: the fields of EngineOptions, by name.")
-      .def("facts", &here::facts, "What is known of the model, as a dict.")
+      .def("model_info", &here::model_info, "What is known of the model, as a dict.")
       .def("stats", &here::stats, "What has been done and what waits, as a dict.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache,
            "Samples submitted from here on share no keys and values with earlier ones.");

@@ -143,8 +143,8 @@ void refuse_unknown(const py::dict& sequence, const std::string& where) {
 
 }  // namespace
 
-std::vector<engine::Sequence> sequences(const py::list& items) {
-  std::vector<engine::Sequence> out;
+std::vector<engine::Example> sequences(const py::list& items) {
+  std::vector<engine::Example> out;
   out.reserve(items.size());
   for (const py::handle item : items) {
     const std::string where = "engine: sequence " + std::to_string(out.size()) + ": ";
@@ -152,7 +152,7 @@ std::vector<engine::Sequence> sequences(const py::list& items) {
     const auto dict = py::reinterpret_borrow<py::dict>(item);
     require(dict.contains("input_ids"), Code::kInvalid, where, "input_ids is missing");
     refuse_unknown(dict, where);
-    engine::Sequence s;
+    engine::Example s;
     s.input_ids = int32s(dict["input_ids"], where + "input_ids");
     if (dict.contains("labels")) s.labels = int32s(dict["labels"], where + "labels");
     if (dict.contains("weights")) s.weights = floats(dict["weights"], where + "weights");

@@ -16,7 +16,7 @@ std::vector<float> floats(pybind11::handle values, const std::string& what);
 
 // A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional,
 // others refused.
-std::vector<engine::Sequence> sequences(const pybind11::list& items);
+std::vector<engine::Example> sequences(const pybind11::list& items);
 
 // What an operation returned, as dicts and lists; its arrays are views that keep `owner` alive.
 pybind11::object to_python(const engine::Result& result, pybind11::handle owner);

@@ -120,7 +120,7 @@ class Engine:
         self.tenants, self.calls = {}, []
         self.model = model
 
-    def facts(self):
+    def model_info(self):
         return {
             "family": "bigram", "directory": self.model, "config_json": '{"width": 3}',
             "vocab_size": VOCAB, "max_positions": 32, "num_layers": 0,

@@ -383,13 +383,15 @@ def test_full_weights_are_refused_where_a_model_is_shared_or_they_do_not_fit(
     with pytest.raises(InvalidError, match="this sampler samples from its model="):
         shared.load_full_weights_from_path(tmp_path)
     sampler = make()
-    engine, facts = sampler.engine, sampler.engine.facts()
+    engine, model_info = sampler.engine, sampler.engine.model_info()
     with pytest.raises(InvalidError, match="sampler: path is 5, it must be a path"):
         sampler.load_full_weights_from_path(5)
     for name, value in (("vocab_size", 7), ("max_positions", 31)):
-        other = {**facts, name: value}
+        other = {**model_info, name: value}
         monkeypatch.setattr(
-            fake_core.Engine, "facts", lambda self, o=other: facts if self is engine else o
+            fake_core.Engine,
+            "model_info",
+            lambda self, o=other: model_info if self is engine else o,
         )
         with pytest.raises(
             InvalidError, match=f"{value} .*it must have .*, and at least 32, which"

@@ -16,7 +16,7 @@ namespace {
 class Recorded final : public Graph {
  public:
   explicit Recorded(Body body) : body_(std::move(body)) {
-    const Keeping keeping(kept_);
+    const CaptureScope scope(kept_);
     launches_.record(body_);
   }
   void replay() const override { launches_.replay(); }

@@ -7,10 +7,10 @@ namespace {
 
 // One of every kind.
 std::vector<std::string> corpus() {
-  const engine::Sequence sequence{.input_ids = {1, 2, 3},
-                                  .labels = {2, 3, 4},
-                                  .weights = {1, 0, 0.5},
-                                  .extras = {{"advantages", {0.5, 1, -1}}}};
+  const engine::Example sequence{.input_ids = {1, 2, 3},
+                                 .labels = {2, 3, 4},
+                                 .weights = {1, 0, 0.5},
+                                 .extras = {{"advantages", {0.5, 1, -1}}}};
   const std::vector<engine::Operation> all = {
       engine::Create{.tenant = "a", .lora_json = R"({"r": 2})"},
       engine::Delete{.tenant = "a"},

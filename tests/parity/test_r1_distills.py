@@ -140,9 +140,9 @@ def test_the_published_configuration_loads_and_scores_as_in_transformers(directo
     vocab = theirs.config.vocab_size
     sequences = [models.draw_sequence(rng, length, vocab) for length in (1, 7, 40, 130)]
     made = ours.engine(directory, frozen=True)
-    facts = made.facts()
-    assert facts["family"] == json.loads((directory / "config.json").read_text())["model_type"]
-    assert facts["max_positions"] == 131072
+    model_info = made.model_info()
+    assert model_info["family"] == json.loads((directory / "config.json").read_text())["model_type"]
+    assert model_info["max_positions"] == 131072
     logps, entropies = ours.scores(made, sequences, entropy=True)
     for i, sequence in enumerate(sequences):
         with torch.no_grad():

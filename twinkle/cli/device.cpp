@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "twinkle/base/error.h"
-#include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/model_info.h"
 
 namespace twinkle::cli {
 

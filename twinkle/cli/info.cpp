@@ -17,7 +17,8 @@ void print(const std::string& model) {
     weights += num_elements(checkpoint.at(name).shape).value_or(0);
   std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
               spec.family.c_str(), static_cast<long long>(spec.num_layers),
-              static_cast<long long>(spec.width), static_cast<long long>(spec.attention.num_heads),
+              static_cast<long long>(spec.hidden_size),
+              static_cast<long long>(spec.attention.num_heads),
               static_cast<long long>(spec.attention.num_kv_heads),
               static_cast<long long>(spec.attention.head_dim));
   std::printf("vocabulary %lld, positions %lld\nweights %.1f million in %zu tensors\n",

@@ -29,7 +29,7 @@ void run(const Options& o) {
     JsonObject message{{"role", "user"}, {"content", prompt}};
     const auto feature =
         tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
-    const int64_t room = engine.facts().max_positions - std::ssize(feature.input_ids);
+    const int64_t room = engine.model_info().max_positions - std::ssize(feature.input_ids);
     require(!o.limited || room < 1 || o.params.max_tokens <= room, Code::kInvalid,
             "cli: --max-tokens is ", o.params.max_tokens, ", behind prompt ", sample.prompts.size(),
             " the model's positions leave room for ", room, "; lower it or leave it out");

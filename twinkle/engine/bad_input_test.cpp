@@ -125,7 +125,7 @@ class BadInput : public testing::Test {
 };
 
 TEST_F(BadInput, BatchesThatTheModelCannotTake) {
-  const auto batch = [](std::vector<Sequence> sequences) {
+  const auto batch = [](std::vector<Example> sequences) {
     return ForwardBackward{.tenant = "me", .sequences = std::move(sequences)};
   };
   expect_refused(batch({}), "engine: the batch is empty; give at least one sequence");
@@ -133,9 +133,9 @@ TEST_F(BadInput, BatchesThatTheModelCannotTake) {
   expect_refused(batch({drawn(1, 257)}),
                  "engine: sequence 0 has 257 tokens, the model's max_position_embeddings is 256; "
                  "truncate it");
-  Sequence token = drawn(1, 3), label = drawn(1, 3), nan = drawn(1, 3);
+  Example token = drawn(1, 3), label = drawn(1, 3), nan = drawn(1, 3);
   token.input_ids[1] = 131;
-  Sequence ignored = drawn(1, 3), unlabelled = drawn(1, 3);
+  Example ignored = drawn(1, 3), unlabelled = drawn(1, 3);
   ignored.labels = {-100, -100, -100};
   unlabelled.labels.clear();
   expect_refused(batch({ignored, unlabelled}),

@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little);
 template <class A, class T>
 void fields(A& a, T& v) {
   using U = std::remove_const_t<T>;
-  if constexpr (std::is_same_v<U, Sequence>) {
+  if constexpr (std::is_same_v<U, Example>) {
     a(v.input_ids, v.labels, v.weights, v.extras, v.embedding_grad, v.logits_grad);
   } else if constexpr (std::is_same_v<U, Create>) {
     a(v.tenant, v.lora_json, v.directory, v.seed, v.frozen, v.weight, v.priority);

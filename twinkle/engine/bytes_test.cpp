@@ -15,7 +15,7 @@ namespace {
 template <class T>
 auto all(T& v) {
   using U = std::remove_const_t<T>;
-  if constexpr (std::is_same_v<U, Sequence>) {
+  if constexpr (std::is_same_v<U, Example>) {
     auto& [a, b, c, d, e, f] = v;
     return std::tie(a, b, c, d, e, f);
   } else if constexpr (std::is_same_v<U, Create>) {
@@ -203,7 +203,7 @@ TEST(Bytes, ACountThatTheBytesCannotHoldReservesNoMemory) {
 }
 
 TEST(Bytes, ANameThatComesTwiceIsRefused) {
-  Sequence s;
+  Example s;
   s.extras = {{"a", {1}}, {"b", {2}}};
   std::string bytes = to_bytes(Forward{.tenant = "t", .sequences = {s}});
   bytes[bytes.rfind('b')] = 'a';

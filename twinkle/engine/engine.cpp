@@ -66,12 +66,12 @@ Engine::~Engine() {
   if (getpid() != state_->process) (void)state_.release();
 }
 
-const ModelFacts& Engine::facts() const { return state_->executor.facts(); }
+const ModelInfo& Engine::model_info() const { return state_->executor.model_info(); }
 
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
   state_->require_own_process();
   for (const Operation& operation : operations)
-    check(operation, state_->executor.spec(), facts().directory);
+    check(operation, state_->executor.spec(), model_info().directory);
   return state_->dispatcher.submit(std::move(operations), hooks);
 }
 

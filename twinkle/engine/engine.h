@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/model_info.h"
 #include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/operation.h"
@@ -73,7 +73,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  const ModelFacts& facts() const;
+  const ModelInfo& model_info() const;
 
   // Checks what can be checked at once (throws), queues the rest. `hooks` go with a Sample. Error
   // kBusy: the tenant's queue, or that of all, is full, in operations or bytes; kInvalid: the

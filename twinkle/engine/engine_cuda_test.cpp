@@ -76,7 +76,7 @@ constexpr const char* kDropped =
 constexpr const char* kPlain =
     R"({"r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]})";
 
-Sequence of(uint64_t seed, size_t num_tokens) { return drawn(seed, num_tokens, 41); }
+Example of(uint64_t seed, size_t num_tokens) { return drawn(seed, num_tokens, 41); }
 
 void create(Engine& engine, const std::string& name, const char* config) {
   engine.run<Done>(Create{.tenant = name, .lora_json = config, .seed = 5});
@@ -211,7 +211,7 @@ TEST_P(EngineOnDevice, ItsSamplersLogProbabilitiesAreItsTrainers) {
   const auto result = engine.run<SampleResult>(operation);
   for (size_t p = 0; p < operation.prompts.size(); ++p) {
     const Completion& c = result.completions[p][0];
-    Sequence whole{.input_ids = operation.prompts[p]};
+    Example whole{.input_ids = operation.prompts[p]};
     whole.input_ids.insert(whole.input_ids.end(), c.tokens.begin(), c.tokens.end() - 1);
     whole.labels.assign(operation.prompts[p].size() - 1, -100);
     whole.labels.insert(whole.labels.end(), c.tokens.begin(), c.tokens.end());

@@ -10,15 +10,15 @@
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/base/random.h"
 #include "twinkle/model/tiny_model.h"
-#include "twinkle/nn/row_invariance.h"
+#include "twinkle/nn/batch_invariance.h"
 
 namespace twinkle::engine {
 namespace {
 
 using model::TinyModel;
 
-Sequence sequence(uint64_t seed, size_t n) {
-  Sequence s;
+Example sequence(uint64_t seed, size_t n) {
+  Example s;
   for (size_t t = 0; t < n; ++t) {
     s.input_ids.push_back(static_cast<int32_t>(key_of(seed, t) % 131));
     s.labels.push_back(t % 5 == 0 ? -100 : static_cast<int32_t>(key_of(seed, t + 1) % 131));
@@ -58,7 +58,7 @@ ForwardBackward batch_of(const Kind& kind, int round) {
   for (size_t i = 0; i < kind.lengths.size(); ++i) {
     op.sequences.push_back(sequence(key_of(kind.seed, i * 100 + round), kind.lengths[i]));
     if (kind.loss != "LinearLoss") continue;
-    Sequence& s = op.sequences.back();
+    Example& s = op.sequences.back();
     for (size_t t = 0; t < s.input_ids.size(); ++t) {
       s.extras["grad"].push_back(static_cast<float>(0.02 * uniform_at(kind.seed, t) - 0.03));
     }
@@ -68,9 +68,9 @@ ForwardBackward batch_of(const Kind& kind, int round) {
 
 // The tenant's numbers after each of three steps of two accumulated batches: losses, checksums,
 // norms.
-std::vector<double> facts(const ForwardResult& a, const ForwardResult& b,
-                          const InspectResult& before, const StepResult& step,
-                          const InspectResult& after) {
+std::vector<double> numbers(const ForwardResult& a, const ForwardResult& b,
+                            const InspectResult& before, const StepResult& step,
+                            const InspectResult& after) {
   std::vector<double> out{a.loss,
                           b.loss,
                           step.grad_norm,
@@ -106,8 +106,8 @@ std::vector<std::vector<std::vector<double>>> train(const std::string& path,
       const auto before = engine.run<InspectResult>(Inspect{k.name});
       const auto step = engine.run<StepResult>(Step{
           .tenant = k.name, .optimizer = k.optimizer, .options = k.options, .max_grad_norm = 0.5});
-      out[i].push_back(facts(results[i][0], results[i][1], before, step,
-                             engine.run<InspectResult>(Inspect{k.name})));
+      out[i].push_back(numbers(results[i][0], results[i][1], before, step,
+                               engine.run<InspectResult>(Inspect{k.name})));
     }
   }
   return out;
@@ -165,7 +165,7 @@ TEST_P(Tenants, AreNotTouchedByANeighbourWhoseNumbersAreNotFinite) {
   const auto mid = engine.run<InspectResult>(Inspect{"small"});
   const auto step = engine.run<StepResult>(Step{
       .tenant = "small", .optimizer = "AdamW", .options = small().options, .max_grad_norm = 0.5});
-  EXPECT_EQ(facts(good[0], good[1], mid, step, engine.run<InspectResult>(Inspect{"small"})),
+  EXPECT_EQ(numbers(good[0], good[1], mid, step, engine.run<InspectResult>(Inspect{"small"})),
             alone[0][0]);
 }
 

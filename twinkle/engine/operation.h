@@ -19,7 +19,7 @@ namespace twinkle::engine {
 inline constexpr uint16_t kVersion = 8;
 
 // One sequence of a forward. All vectors have one entry per token.
-struct Sequence {
+struct Example {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
   std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
                                 // Empty: nothing is scored (a plain forward)
@@ -56,14 +56,14 @@ struct Delete {
 };
 
 // Of all logits that one operation may ask for.
-inline constexpr int64_t kMostLogitBytes = int64_t{1} << 30;
+inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 
 // log p(label) of every token, in nats, without touching any state. Error kInvalid: an empty batch,
 // a token or label outside the vocabulary, a sequence beyond the model's positions, more logits
-// than kMostLogitBytes.
+// than kMaxLogitBytes.
 struct Forward {
   std::string tenant;
-  std::vector<Sequence> sequences;
+  std::vector<Example> sequences;
   bool disable_lora = false;  // score with the base model
   double temperature = 1.0;   // logits are divided by it; > 0
   bool entropy = false;       // also return the entropy of every scored token
@@ -77,7 +77,7 @@ struct Forward {
 // finite; kConflict: what is accumulated has been clipped. It then stays as it was.
 struct ForwardBackward {
   std::string tenant;
-  std::vector<Sequence> sequences;
+  std::vector<Example> sequences;
   std::string loss = "CrossEntropyLoss";
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0

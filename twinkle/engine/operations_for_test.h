@@ -11,8 +11,8 @@
 
 namespace twinkle::engine {
 
-inline Sequence drawn(uint64_t seed, size_t num_tokens, uint64_t vocabulary = 131) {
-  Sequence s;
+inline Example drawn(uint64_t seed, size_t num_tokens, uint64_t vocabulary = 131) {
+  Example s;
   for (size_t t = 0; t < num_tokens; ++t) {
     s.input_ids.push_back(static_cast<int32_t>(key_of(seed, t) % vocabulary));
     s.labels.push_back(static_cast<int32_t>(key_of(seed, t + 1) % vocabulary));

@@ -61,7 +61,7 @@ TEST(PromptScores, OfASampleAreTheForwards) {
   const model::TinyModel model;
   Engine engine({.model = model.path(), .mixed_precision = "no"});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
-  const Sequence scored = drawn(7, 90);  // labels: the token that follows
+  const Example scored = drawn(7, 90);  // labels: the token that follows
   Sample op{.tenant = "base", .prompts = {scored.input_ids}, .params = {{.max_tokens = 0}}};
   op.params[0].top_prompt_logprobs = 3;
   const auto result = engine.run<SampleResult>(op);

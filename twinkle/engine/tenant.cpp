@@ -43,8 +43,8 @@ struct StateLoan {
 
 }  // namespace
 
-Tenant::Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model::Decoder& decoder,
-               lora::Pool& pool)
+Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
+               model::Decoder& decoder, lora::Pool& pool)
     : name_(std::move(name)),
       mode_(mode),
       pin_(std::move(pin)),
@@ -74,7 +74,7 @@ void Tenant::release(int64_t version) {
   published_.erase(version);
 }
 
-lora::Pin Tenant::pinned(int64_t version) const {
+lora::AdapterRef Tenant::pinned(int64_t version) const {
   if (version == 0) return pin_;
   const auto it = published_.find(version);
   require(it != published_.end(), Code::kNotFound, "engine: tenant '", name_, "' keeps no version ",
@@ -104,7 +104,9 @@ std::vector<at::Tensor*> Tenant::movable_tensors() {
   if (mode_ != Mode::kLora) return {};
   std::map<int32_t, int64_t> mine{{slot(), 1}};
   for (const auto& [version, pin] : published_) ++mine[pin.slot()];
-  const auto read = [&](const lora::Pin& pin) { return pin.num_shares() > mine[pin.slot()]; };
+  const auto read = [&](const lora::AdapterRef& pin) {
+    return pin.num_shares() > mine[pin.slot()];
+  };
   if (read(pin_)) return {};
   std::vector<at::Tensor*> out;
   for (const auto& [version, pin] : published_) {
@@ -122,7 +124,7 @@ std::vector<at::Tensor*> Tenant::movable_tensors() {
 }
 
 lora::Adapter& Tenant::own_adapter() {
-  pool_.own(pin_);
+  pool_.copy_on_write(pin_);
   return pool_.at(slot());
 }
 

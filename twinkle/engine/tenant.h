@@ -24,7 +24,7 @@ inline constexpr const char* kHeadWeight = "lm_head.weight";
 class Tenant {
  public:
   // `pin`: of its adapter, or of nothing.
-  Tenant(std::string name, Mode mode, lora::Pin pin, uint64_t seed, model::Decoder& decoder,
+  Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed, model::Decoder& decoder,
          lora::Pool& pool);
   ~Tenant();
   Tenant(const Tenant&) = delete;
@@ -41,7 +41,7 @@ class Tenant {
   void release(int64_t version);
   // Holds the weights of a published version, or, of 0, the present ones. Of nothing without an
   // adapter.
-  lora::Pin pinned(int64_t version = 0) const;
+  lora::AdapterRef pinned(int64_t version = 0) const;
   lora::Adapter& adapter() { return pool_.at(slot()); }
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
@@ -104,8 +104,8 @@ class Tenant {
 
   std::string name_;
   Mode mode_;
-  lora::Pin pin_;
-  std::map<int64_t, lora::Pin> published_;
+  lora::AdapterRef pin_;
+  std::map<int64_t, lora::AdapterRef> published_;
   int64_t num_published_ = 0;  // ever
   uint64_t seed_;
   model::Decoder& decoder_;

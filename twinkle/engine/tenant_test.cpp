@@ -64,14 +64,14 @@ TEST_P(TenantTest, ASumCountsItsScoredRowsAMeanOneAndRowsWithoutWeightNothing) {
   EXPECT_EQ(tokens(), 7);
   operation.loss_options = R"({"reduction": "mean"})";
   EXPECT_EQ(tokens(), 1);
-  for (Sequence& s : operation.sequences) s.weights.assign(s.labels.size(), 0.0f);
+  for (Example& s : operation.sequences) s.weights.assign(s.labels.size(), 0.0f);
   EXPECT_EQ(tokens(), 0);
   operation.loss_options = "";
   EXPECT_EQ(tokens(), 0);
 }
 
 TEST_P(TenantTest, MicroBatchesAndOneStepEqualOneBatchOfAllOfThem) {
-  const std::vector<Sequence> all{drawn(1, 5), drawn(2, 12), drawn(3, 1), drawn(4, 7)};
+  const std::vector<Example> all{drawn(1, 5), drawn(2, 12), drawn(3, 1), drawn(4, 7)};
   const double loss =
       engine_->run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = all}).loss;
   const auto whole_grads = engine_->run<InspectResult>(Inspect{"me"});
@@ -80,7 +80,7 @@ TEST_P(TenantTest, MicroBatchesAndOneStepEqualOneBatchOfAllOfThem) {
   const auto want = tensors();
   start();
   double sum = 0;
-  for (const Sequence& s : all)
+  for (const Example& s : all)
     sum += engine_->run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = {s}}).loss;
   EXPECT_NEAR(sum, loss, 1e-4 * loss);
   EXPECT_EQ(engine_->run<InspectResult>(Inspect{"me"}).num_tokens, 25);
@@ -157,7 +157,7 @@ TEST_P(TenantTest, AClipThatWouldLeaveNothingIsRefused) {
 
 TEST_P(TenantTest, AStepThatWouldLeaveInfinityChangesNothing) {
   ForwardBackward steep = work("me");
-  for (Sequence& s : steep.sequences) s.weights.assign(s.input_ids.size(), 1e6F);
+  for (Example& s : steep.sequences) s.weights.assign(s.input_ids.size(), 1e6F);
   engine_->run<ForwardResult>(steep);
   const State before = state_of(*engine_, "me");
   const Step step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 3e38})"};
@@ -198,7 +198,7 @@ TEST_P(TenantTest, WithoutGradientsThereIsNothingToStepOrClip) {
 ForwardBackward overflowing() {
   ForwardBackward out = work("me");
   out.loss = "LinearLoss";
-  for (Sequence& s : out.sequences) s.extras["grad"].assign(s.input_ids.size(), 3e38f);
+  for (Example& s : out.sequences) s.extras["grad"].assign(s.input_ids.size(), 3e38f);
   return out;
 }
 

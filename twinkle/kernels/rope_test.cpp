@@ -28,7 +28,7 @@ struct Table {
 };
 
 // Pairs (i, i + half) as complex numbers, multiplied by exp(i angle).
-at::Tensor turned(const at::Tensor& x, const Table& table, const at::Tensor& positions) {
+at::Tensor rotated(const at::Tensor& x, const Table& table, const at::Tensor& positions) {
   const int64_t half = table.cos.size(1);
   const auto wide = x.to(at::kDouble);
   const auto pick = [&](const at::Tensor& t) {
@@ -46,7 +46,7 @@ TEST_P(RopeOfType, pairs_of_dims_turn_by_their_angle_and_back) {
       const Table table(31, half);
       const auto x = random({5, 3, dim});
       const auto y = rope(x, table.cos, table.sin, positions, Turn::kForward, *simd);
-      const auto difference = y.to(at::kDouble) - turned(x, table, positions);
+      const auto difference = y.to(at::kDouble) - rotated(x, table, positions);
       EXPECT_LT(difference.abs().max().item<double>(), tolerance()) << simd->name << dim;
       const auto back = rope(y, table.cos, table.sin, positions, Turn::kBackward, *simd);
       EXPECT_LT((back - x).abs().max().item<double>(), 4e-6 + 2 * tolerance()) << simd->name << dim;

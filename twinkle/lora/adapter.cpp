@@ -259,7 +259,7 @@ std::unique_ptr<Adapter> Adapter::fork() {
   return out;
 }
 
-std::unique_ptr<Adapter> Adapter::shadow() const {
+std::unique_ptr<Adapter> Adapter::recorded_copy() const {
   std::unique_ptr<Adapter> out(new Adapter(*this));
   out->weights_changed();
   out->zero_grads();
@@ -276,7 +276,7 @@ bool Adapter::has_weights_of(const Adapter& other) const {
   });
 }
 
-void Adapter::add_grads_in(Adapter& shadow) {
+void Adapter::add_grads_in(Adapter& recorded_copy) {
   std::vector<at::Tensor> zeros, copies, sums;
   const auto take = [&](at::Tensor& mine, const at::Tensor& there) {
     if (mine.is_same(there)) return;
@@ -284,14 +284,14 @@ void Adapter::add_grads_in(Adapter& shadow) {
     if (mine.defined()) sums.push_back(mine);
   };
   for (size_t i = 0; i < factors_.size(); ++i) {
-    take(factors_[i].grad_a, shadow.factors_[i].grad_a);
-    take(factors_[i].grad_b, shadow.factors_[i].grad_b);
+    take(factors_[i].grad_a, recorded_copy.factors_[i].grad_a);
+    take(factors_[i].grad_b, recorded_copy.factors_[i].grad_b);
   }
   if (!zeros.empty()) at::_foreach_zero_(zeros);
   if (!copies.empty()) at::_foreach_copy_(copies, sums);
   for (size_t i = 0; i < factors_.size(); ++i) {
-    factors_[i].grad_a = shadow.factors_[i].grad_a;
-    factors_[i].grad_b = shadow.factors_[i].grad_b;
+    factors_[i].grad_a = recorded_copy.factors_[i].grad_a;
+    factors_[i].grad_b = recorded_copy.factors_[i].grad_b;
   }
 }
 

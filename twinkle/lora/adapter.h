@@ -89,12 +89,13 @@ class Adapter {
   // For launches that are recorded: an adapter of the same weights, in the same memory, whose
   // layouts and gradients, once they are made, stay where they are. refresh() writes the layouts
   // anew.
-  std::unique_ptr<Adapter> shadow() const;
+  std::unique_ptr<Adapter> recorded_copy() const;
   void refresh();
   bool has_weights_of(const Adapter& other) const;  // in the same memory
-  void swap(Adapter& shadow) { factors_.swap(shadow.factors_); }
-  // The gradients' sums go on in the shadow's memory, which is this adapter's until zero_grads().
-  void add_grads_in(Adapter& shadow);
+  void swap(Adapter& recorded_copy) { factors_.swap(recorded_copy.factors_); }
+  // The gradients' sums go on in the recorded_copy's memory, which is this adapter's until
+  // zero_grads().
+  void add_grads_in(Adapter& recorded_copy);
 
   // Of all its tensors.
   int64_t num_bytes() const;

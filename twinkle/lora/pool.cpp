@@ -10,9 +10,9 @@
 
 namespace twinkle::lora {
 
-class Pool::Seam : public nn::Delta {
+class Pool::LoraDelta : public nn::Delta {
  public:
-  Seam(Pool& pool, size_t index) : pool_(pool), index_(index) {}
+  LoraDelta(Pool& pool, size_t index) : pool_(pool), index_(index) {}
 
   std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
                                   const nn::Owners& owners, at::Tensor& y) override {
@@ -67,7 +67,8 @@ class Pool::Seam : public nn::Delta {
 };
 
 Pool::Pool(model::Decoder& decoder) : linears_(decoder.linears()) {
-  for (size_t i = 0; i < linears_.size(); ++i) seams_.push_back(std::make_unique<Seam>(*this, i));
+  for (size_t i = 0; i < linears_.size(); ++i)
+    deltas_.push_back(std::make_unique<LoraDelta>(*this, i));
   num_adapters_.resize(linears_.size());
 }
 
@@ -82,17 +83,19 @@ void Pool::make_room() {
   free_.push_back(static_cast<int32_t>(slots_.size()) - 1);
 }
 
-Pin Pool::put(std::unique_ptr<Adapter> adapter, uint64_t version) {
+AdapterRef Pool::put(std::unique_ptr<Adapter> adapter, uint64_t version) {
   make_room();
   std::ranges::pop_heap(free_, std::greater());
   const int32_t slot = free_.back();
   free_.pop_back();
   attach(*adapter, 1);
   slots_[static_cast<size_t>(slot)] = {std::move(adapter), 1, version};
-  return Pin(this, slot);
+  return AdapterRef(this, slot);
 }
 
-Pin Pool::add(std::unique_ptr<Adapter> adapter) { return put(std::move(adapter), ++last_version_); }
+AdapterRef Pool::add(std::unique_ptr<Adapter> adapter) {
+  return put(std::move(adapter), ++last_version_);
+}
 
 void Pool::release(int32_t slot) {
   Slot& s = slots_[static_cast<size_t>(slot)];
@@ -114,30 +117,30 @@ Adapter& Pool::at(int32_t slot) {
   return *found;
 }
 
-void Pool::own(Pin& pin) {
+void Pool::copy_on_write(AdapterRef& pin) {
   if (pin.num_shares() <= 1) return;
   make_room();  // the gradients move with the copy: nothing may throw then
   pin = put(at(pin.slot()).fork(), pin.version());
 }
 
-void Pool::weights_changed(const Pin& pin) {
+void Pool::weights_changed(const AdapterRef& pin) {
   at(pin.slot()).weights_changed();
   slots_[static_cast<size_t>(pin.slot())].version = ++last_version_;
 }
 
-Pin::Pin(const Pin& other) : pool_(other.pool_), slot_(other.slot_) {
+AdapterRef::AdapterRef(const AdapterRef& other) : pool_(other.pool_), slot_(other.slot_) {
   if (pool_) ++pool_->slots_[static_cast<size_t>(slot_)].num_shares;
 }
 
-Pin::~Pin() {
+AdapterRef::~AdapterRef() {
   if (pool_) pool_->release(slot_);
 }
 
-uint64_t Pin::version() const {
+uint64_t AdapterRef::version() const {
   return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].version : 0;
 }
 
-int64_t Pin::num_shares() const {
+int64_t AdapterRef::num_shares() const {
   return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].num_shares : 0;
 }
 
@@ -145,7 +148,7 @@ void Pool::attach(Adapter& adapter, int64_t change) {
   for (size_t i = 0; i < linears_.size(); ++i) {
     if (!adapter.at(i)) continue;
     num_adapters_[i] += change;
-    linears_[i].linear->delta = num_adapters_[i] > 0 ? seams_[i].get() : nullptr;
+    linears_[i].linear->delta = num_adapters_[i] > 0 ? deltas_[i].get() : nullptr;
   }
 }
 

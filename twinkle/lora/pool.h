@@ -15,19 +15,19 @@ namespace twinkle::lora {
 class Pool;
 
 // A share of one slot. Copying shares the slot; the last share to go frees it, with its adapter.
-// Weights that others share do not change: Pool::own() comes before a change.
-class Pin {
+// Weights that others share do not change: Pool::copy_on_write() comes before a change.
+class AdapterRef {
  public:
-  Pin() = default;  // of no slot
-  Pin(const Pin& other);
-  Pin(Pin&& other) noexcept
+  AdapterRef() = default;  // of no slot
+  AdapterRef(const AdapterRef& other);
+  AdapterRef(AdapterRef&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)), slot_(std::exchange(other.slot_, -1)) {}
-  Pin& operator=(Pin other) noexcept {
+  AdapterRef& operator=(AdapterRef other) noexcept {
     std::swap(pool_, other.pool_);
     std::swap(slot_, other.slot_);
     return *this;
   }
-  ~Pin();
+  ~AdapterRef();
 
   int32_t slot() const { return slot_; }  // -1: none
   // Of the weights in the slot: the same number for the same weights, another after every change.
@@ -36,7 +36,7 @@ class Pin {
 
  private:
   friend class Pool;
-  Pin(Pool* pool, int32_t slot) : pool_(pool), slot_(slot) {}
+  AdapterRef(Pool* pool, int32_t slot) : pool_(pool), slot_(slot) {}
 
   Pool* pool_ = nullptr;
   int32_t slot_ = -1;
@@ -50,15 +50,15 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   // Takes the lowest free slot.
-  Pin add(std::unique_ptr<Adapter> adapter);
+  AdapterRef add(std::unique_ptr<Adapter> adapter);
   Adapter& at(int32_t slot);    // Error kInternal: the slot is free
   Adapter* find(int32_t slot);  // or nullptr: the slot is free
 
   // Makes `pin` the only share of its slot. Where there are others, they keep the slot as it is,
   // and the pin moves to a fresh one with a copy of the weights; the gradients move with it.
-  void own(Pin& pin);
+  void copy_on_write(AdapterRef& pin);
   // To be called after a change of the weights in a slot: a new version.
-  void weights_changed(const Pin& pin);
+  void weights_changed(const AdapterRef& pin);
 
   // Of the base model's weights, and after a change of them.
   uint64_t base_version() const { return base_version_; }
@@ -67,14 +67,14 @@ class Pool {
   const std::vector<model::NamedLinear>& linears() const { return linears_; }
 
  private:
-  friend class Pin;
-  class Seam;
+  friend class AdapterRef;
+  class LoraDelta;
   struct Slot {
     std::unique_ptr<Adapter> adapter;  // none: the slot is free
     int64_t num_shares = 0;
     uint64_t version = 0;
   };
-  Pin put(std::unique_ptr<Adapter> adapter, uint64_t version);
+  AdapterRef put(std::unique_ptr<Adapter> adapter, uint64_t version);
   void make_room();  // for one adapter more
   void release(int32_t slot);
   // A linear that no adapter targets keeps no seam, and costs nothing. `change`: of the number of
@@ -82,8 +82,8 @@ class Pool {
   void attach(Adapter& adapter, int64_t change);
 
   std::vector<model::NamedLinear> linears_;
-  std::vector<std::unique_ptr<Seam>> seams_;  // one per linear
-  std::vector<int64_t> num_adapters_;         // that target it, per linear
+  std::vector<std::unique_ptr<LoraDelta>> deltas_;  // one per linear
+  std::vector<int64_t> num_adapters_;               // that target it, per linear
   std::vector<Slot> slots_;
   std::vector<int32_t> free_;  // of slots_, a heap: the lowest first
   uint64_t base_version_ = 1, last_version_ = 1;

@@ -47,8 +47,8 @@ constexpr size_t kQ = 0, kK = 1;  // the first layer's
 
 TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
   Pool pool(decoder_);
-  const Pin pin0 = pool.add(adapter(3, {"q_proj", "k_proj"}));
-  const Pin pin1 = pool.add(adapter(17, {"q_proj"}));
+  const AdapterRef pin0 = pool.add(adapter(3, {"q_proj", "k_proj"}));
+  const AdapterRef pin1 = pool.add(adapter(17, {"q_proj"}));
   const std::vector<int64_t> lengths{4, 2, 6, 3};
   const auto packing = nn::pack(lengths);
   const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
@@ -94,7 +94,7 @@ TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
 
 TEST_F(PoolTest, DropoutIsKeyedBySequenceAndLinearAndOffWithoutAKey) {
   Pool pool(decoder_);
-  const Pin pin0 = pool.add(adapter(3, {"q_proj", "o_proj"}, 0.5));
+  const AdapterRef pin0 = pool.add(adapter(3, {"q_proj", "o_proj"}, 0.5));
   const std::vector<int64_t> lengths{5};
   const auto packing = nn::pack(lengths);
   const at::Tensor x = at::randn({5, 48}, at::kDouble);
@@ -115,8 +115,8 @@ TEST_F(PoolTest, DropoutIsKeyedBySequenceAndLinearAndOffWithoutAKey) {
 
 TEST_F(PoolTest, TheBytesKeptForBackwardAreCountedWithoutRunning) {
   Pool pool(decoder_);
-  const Pin pin0 = pool.add(adapter(3, {"q_proj"}));
-  const Pin pin1 = pool.add(adapter(17, {"q_proj", "k_proj"}));
+  const AdapterRef pin0 = pool.add(adapter(3, {"q_proj"}));
+  const AdapterRef pin1 = pool.add(adapter(17, {"q_proj", "k_proj"}));
   const auto packing = nn::pack(std::vector<int64_t>{4, 2, 6, 3});
   const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
   for (const size_t index : {kQ, kK}) {
@@ -133,15 +133,15 @@ TEST_F(PoolTest, OnlyTargetedLinearsHaveASeamAndOnlyAsLongAsTheyAreTargeted) {
   {
     Pool pool(decoder_);
     EXPECT_TRUE(with_seam().empty());
-    Pin q = pool.add(adapter(3, {"0.self_attn.q_proj"}));
-    Pin both = pool.add(adapter(4, {"0.self_attn.q_proj", "1.mlp.up_proj"}));
+    AdapterRef q = pool.add(adapter(3, {"0.self_attn.q_proj"}));
+    AdapterRef both = pool.add(adapter(4, {"0.self_attn.q_proj", "1.mlp.up_proj"}));
     EXPECT_EQ(with_seam(),
               (Names{"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"}));
     both = {};
     EXPECT_EQ(with_seam(), Names{"model.layers.0.self_attn.q_proj"});
     q = {};
     EXPECT_TRUE(with_seam().empty());
-    const Pin k = pool.add(adapter(3, {"k_proj"}));
+    const AdapterRef k = pool.add(adapter(3, {"k_proj"}));
     EXPECT_EQ(with_seam().size(), 2u);
   }
   EXPECT_TRUE(with_seam().empty()) << "the pool takes its seams along";
@@ -149,13 +149,13 @@ TEST_F(PoolTest, OnlyTargetedLinearsHaveASeamAndOnlyAsLongAsTheyAreTargeted) {
 
 TEST_F(PoolTest, ASlotIsFreedWithItsLastShareAndUsedAgainAndNeighboursStay) {
   Pool pool(decoder_);
-  Pin first = pool.add(adapter(3, {"q_proj"})), second = pool.add(adapter(4, {"q_proj"})),
-      third = pool.add(adapter(5, {"q_proj"}));
+  AdapterRef first = pool.add(adapter(3, {"q_proj"})), second = pool.add(adapter(4, {"q_proj"})),
+             third = pool.add(adapter(5, {"q_proj"}));
   EXPECT_EQ(first.slot(), 0);
   EXPECT_EQ(second.slot(), 1);
   EXPECT_EQ(third.slot(), 2);
   const Adapter* last = &pool.at(2);
-  Pin copy = first;
+  AdapterRef copy = first;
   first = {};
   EXPECT_EQ(pool.at(0).config().rank, 3) << "the copy holds it";
   EXPECT_EQ(first.slot(), -1);
@@ -171,20 +171,20 @@ TEST_F(PoolTest, ASlotIsFreedWithItsLastShareAndUsedAgainAndNeighboursStay) {
 
 TEST_F(PoolTest, WeightsThatOthersShareAreCopiedBeforeAChangeAndNoneElse) {
   Pool pool(decoder_);
-  Pin mine = pool.add(adapter(3, {"q_proj"}));
-  pool.own(mine);
+  AdapterRef mine = pool.add(adapter(3, {"q_proj"}));
+  pool.copy_on_write(mine);
   EXPECT_EQ(mine.slot(), 0) << "nobody else holds it";
-  const Pin reader = mine;
+  const AdapterRef reader = mine;
   EXPECT_EQ(mine.num_shares(), 2);
   pool.at(0).make_grads();
-  pool.own(mine);
+  pool.copy_on_write(mine);
   EXPECT_EQ(mine.slot(), 1);
   EXPECT_EQ(reader.slot(), 0);
   EXPECT_EQ(reader.num_shares(), 1);
   EXPECT_TRUE(pool.at(1).factors()[0].grad_a.defined()) << "gradients move along";
   const at::Tensor x = at::randn({4, 48}, at::kDouble);
   const auto packing = nn::pack(std::vector<int64_t>{4});
-  const auto run = [&](const Pin& pin) {
+  const auto run = [&](const AdapterRef& pin) {
     return nn::linear(x, linear(kQ), packing, {{pin.slot()}, {0}, {0}});
   };
   const at::Tensor before = run(reader);
@@ -197,13 +197,13 @@ TEST_F(PoolTest, WeightsThatOthersShareAreCopiedBeforeAChangeAndNoneElse) {
 
 TEST_F(PoolTest, AVersionNamesTheWeightsAndNeverComesBack) {
   Pool pool(decoder_);
-  Pin a = pool.add(adapter(3, {"q_proj"})), b = pool.add(adapter(3, {"q_proj"}));
+  AdapterRef a = pool.add(adapter(3, {"q_proj"})), b = pool.add(adapter(3, {"q_proj"}));
   std::set<uint64_t> seen{pool.base_version(), a.version(), b.version()};
   EXPECT_EQ(seen.size(), 3u);
   EXPECT_FALSE(seen.contains(0));
-  const Pin reader = a;
+  const AdapterRef reader = a;
   const uint64_t old = a.version();
-  pool.own(a);
+  pool.copy_on_write(a);
   EXPECT_EQ(a.version(), old) << "a copy of the same weights";
   pool.weights_changed(a);
   EXPECT_EQ(reader.version(), old);

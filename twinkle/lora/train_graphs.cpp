@@ -10,11 +10,11 @@
 namespace twinkle::lora {
 
 using kernels::cuda::Graph;
-using Shadows = std::map<int32_t, std::unique_ptr<Adapter>>;  // by slot
+using RecordedCopies = std::map<int32_t, std::unique_ptr<Adapter>>;  // by slot
 
 // What a graph reads and writes, and the graphs.
 struct TrainGraphs::Recorded {
-  Shadows shadows;
+  RecordedCopies recorded_copies;
   model::Tape tape;
   at::Tensor hidden, dhidden;
   int64_t bytes = 0;  // of activations
@@ -24,7 +24,7 @@ struct TrainGraphs::Recorded {
 struct TrainGraphs::Pass {
   nn::Packing packing;  // on the CPU
   nn::Owners owners;
-  Shadows adapters;             // that have nothing but the weights as they lay
+  RecordedCopies adapters;      // that have nothing but the weights as they lay
   int64_t times = 0, last = 0;  // that it came
   std::unique_ptr<Recorded> recorded;
 };
@@ -33,20 +33,23 @@ namespace {
 
 constexpr int64_t kIdle = 16;  // passes after which a recording makes room for another
 
-// Puts the shadows into their slots while it lives.
-class Staged {
+// Puts the recorded_copies into their slots while it lives.
+class SwapScope {
  public:
-  Staged(Pool& pool, const Shadows& shadows) : pool_(pool), shadows_(shadows) { swap(); }
-  ~Staged() { swap(); }
-  Staged(const Staged&) = delete;
-  Staged& operator=(const Staged&) = delete;
+  SwapScope(Pool& pool, const RecordedCopies& recorded_copies)
+      : pool_(pool), recorded_copies_(recorded_copies) {
+    swap();
+  }
+  ~SwapScope() { swap(); }
+  SwapScope(const SwapScope&) = delete;
+  SwapScope& operator=(const SwapScope&) = delete;
 
  private:
   void swap() const {
-    for (const auto& [slot, shadow] : shadows_) pool_.at(slot).swap(*shadow);
+    for (const auto& [slot, recorded_copy] : recorded_copies_) pool_.at(slot).swap(*recorded_copy);
   }
   Pool& pool_;
-  const Shadows& shadows_;
+  const RecordedCopies& recorded_copies_;
 };
 
 bool all_learn(const nn::Owners& owners) {
@@ -84,7 +87,7 @@ std::shared_ptr<TrainGraphs::Pass> TrainGraphs::find(const model::Batch& batch) 
     if (passes_.size() == most_) passes_.erase(passes_.begin());
     auto pass = std::make_shared<Pass>(Pass{.packing = batch.packing, .owners = batch.owners});
     for (const int32_t slot : batch.owners.slot) {
-      if (slot >= 0) pass->adapters[slot] = pool_.at(slot).shadow();
+      if (slot >= 0) pass->adapters[slot] = pool_.at(slot).recorded_copy();
     }
     passes_.push_back(std::move(pass));
   } else {
@@ -119,7 +122,8 @@ void TrainGraphs::backward(model::Tape& tape, const at::Tensor& dhidden) {
     return decoder_.backward(tape, dhidden);
   }
   Recorded& mine = *pass->recorded;
-  for (const auto& [slot, shadow] : mine.shadows) pool_.at(slot).add_grads_in(*shadow);
+  for (const auto& [slot, recorded_copy] : mine.recorded_copies)
+    pool_.at(slot).add_grads_in(*recorded_copy);
   mine.dhidden.copy_(dhidden);
   mine.backward->replay();
   ++num_replays_;
@@ -154,20 +158,21 @@ std::unique_ptr<TrainGraphs::Recorded> TrainGraphs::recorded(const Pass& pass,
   batch.input_ids = at::zeros_like(batch.packing.position_ids);
   out->dhidden = at::zeros_like(dhidden);
   for (const auto& [slot, weights] : pass.adapters) {
-    auto& shadow = out->shadows[slot] = weights->shadow();
-    shadow->pack(decoder_.dtype());
-    shadow->make_grads();
+    auto& recorded_copy = out->recorded_copies[slot] = weights->recorded_copy();
+    recorded_copy->pack(decoder_.dtype());
+    recorded_copy->make_grads();
   }
   const auto forward = [this, at = out.get()] {
-    for (const auto& [slot, shadow] : at->shadows) shadow->refresh();
-    const Staged staged(pool_, at->shadows);
+    for (const auto& [slot, recorded_copy] : at->recorded_copies) recorded_copy->refresh();
+    const SwapScope swapped(pool_, at->recorded_copies);
     at->hidden = decoder_.forward_train(at->tape);
   };
   const auto backward = [this, at = out.get()] {
-    const Staged staged(pool_, at->shadows);
+    const SwapScope swapped(pool_, at->recorded_copies);
     decoder_.backward(at->tape, at->dhidden);
   };
-  forward(), backward();  // for tables and workspaces; the sums that it makes are the shadows'
+  forward(),
+      backward();  // for tables and workspaces; the sums that it makes are the recorded_copies'
   out->forward = kernels::cuda::record(decoder_.device(), forward);
   out->backward = kernels::cuda::record(decoder_.device(), backward, out->forward.get());
   return out;

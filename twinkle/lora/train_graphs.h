@@ -22,9 +22,9 @@ namespace twinkle::lora {
 
 class TrainGraphs {
  public:
-  static constexpr size_t kMost = 8;
+  static constexpr size_t kMax = 8;
   // Both outlive it. `most`: passes that are remembered, those that came last; 0: none is recorded.
-  TrainGraphs(model::Decoder& decoder, Pool& pool, size_t most = kMost);
+  TrainGraphs(model::Decoder& decoder, Pool& pool, size_t most = kMax);
   ~TrainGraphs();
 
   // As the decoder's forward_train and backward; a backward() is that of the last forward(), whose

@@ -36,7 +36,7 @@ struct Model {
   model::Decoder decoder;
   Pool pool{decoder};
   TrainGraphs graphs;
-  std::vector<Pin> pins;
+  std::vector<AdapterRef> pins;
   uint64_t key = 0;  // of dropout
 
   Model(const std::string& path, at::ScalarType dtype, size_t most)
@@ -166,8 +166,8 @@ TEST_P(TrainGraphsOnDevice, SumsThatWerePutBackAreAddedTo) {
 
 TEST_P(TrainGraphsOnDevice, WeightsThatWereCopiedForTheirReadersAreOthers) {
   replays(3, {2, 1}, {0, 1});
-  std::vector<Pin> published{with_->pins[0], without_->pins[0]};
-  both([](Model& m) { m.pool.own(m.pins[0]); });
+  std::vector<AdapterRef> published{with_->pins[0], without_->pins[0]};
+  both([](Model& m) { m.pool.copy_on_write(m.pins[0]); });
   const int32_t slot = with_->pins[0].slot();
   ASSERT_EQ(slot, 2);
   EXPECT_EQ(replays(2, {2, 1}, {slot, 1}), 0);
@@ -230,7 +230,7 @@ TEST_P(TrainGraphsOnDevice, WhatARecordingHoldsGoesWithItsAdapters) {
   };
   replays(3, {2, 1}, {0, 1});
   const auto first = held(0);
-  both([](Model& m) { m.pins[0] = Pin(); });
+  both([](Model& m) { m.pins[0] = AdapterRef(); });
   expect_held(first, true);
   with_->graphs.sweep();
   expect_held(first, false);

@@ -42,7 +42,7 @@ void go_on(const Batch& batch) {
 }
 
 // The next product's weights, which threads fetch while they wait for it.
-void expect(const nn::Linear& w) {
+void prefetch(const nn::Linear& w) {
   if (!w.weight.is_cpu()) return;
   kernels::will_read(w.weight.const_data_ptr(), static_cast<int64_t>(w.weight.nbytes()));
 }
@@ -80,7 +80,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
         .to(device);
   };
   const AttentionSpec& a = spec.attention;
-  const int64_t d = spec.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
+  const int64_t d = spec.hidden_size, q = a.num_heads * a.head_dim,
+                kv = a.num_kv_heads * a.head_dim;
   const auto linear = [&](const std::string& path, int64_t out, int64_t in, bool bias) {
     nn::Linear w{take(path + ".weight", {out, in})};
     if (bias) w.bias = take(path + ".bias", {out});
@@ -103,9 +104,9 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
       layer.q_norm = norm(attn + "q_norm", a.head_dim);
       layer.k_norm = norm(attn + "k_norm", a.head_dim);
     }
-    layer.gate = linear(path + "mlp.gate_proj", spec.hidden, d, spec.mlp_bias);
-    layer.up = linear(path + "mlp.up_proj", spec.hidden, d, spec.mlp_bias);
-    layer.down = linear(path + "mlp.down_proj", d, spec.hidden, spec.mlp_bias);
+    layer.gate = linear(path + "mlp.gate_proj", spec.intermediate_size, d, spec.mlp_bias);
+    layer.up = linear(path + "mlp.up_proj", spec.intermediate_size, d, spec.mlp_bias);
+    layer.down = linear(path + "mlp.down_proj", d, spec.intermediate_size, spec.mlp_bias);
     layer.window = a.windows.empty() ? 0 : a.windows[static_cast<size_t>(i)];
     layers_.push_back(std::move(layer));
   }
@@ -160,7 +161,7 @@ void Decoder::reserve_positions(int64_t needed) {
 }
 
 // The host has looked at the batch by then.
-void Decoder::bring(Batch& batch) const {
+void Decoder::to_device(Batch& batch) const {
   batch.input_ids = batch.input_ids.to(device_);
   batch.packing.position_ids = batch.packing.position_ids.to(device_, at::kLong);
 }
@@ -173,7 +174,7 @@ at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch
   };
   at::Tensor q = project(layer.q), k = project(layer.k);
   const at::Tensor v = project(layer.v);
-  expect(layer.o);
+  prefetch(layer.o);
   if (layer.q_norm.weight.defined()) {
     q = nn::rms_norm(q, layer.q_norm, batch.packing, batch.owners);
     k = nn::rms_norm(k, layer.k_norm, batch.packing, batch.owners);
@@ -193,13 +194,13 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
     return nn::linear(in, w, batch.packing, batch.owners);
   };
   const at::Tensor mixed = attend(index, normed_x, batch);
-  expect(layer.gate);
+  prefetch(layer.gate);
   const auto [middle, normed] =
       nn::add_rms_norm(x, mixed, layer.post_norm, batch.packing, batch.owners);
   const at::Tensor gate = apply(normed, layer.gate), up = apply(normed, layer.up);
-  expect(layer.down);
+  prefetch(layer.down);
   const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.packing, batch.owners);
-  expect(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
+  prefetch(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
   return {middle, out};
 }
 
@@ -210,7 +211,7 @@ at::Tensor Decoder::forward(const Batch& from) {
   const at::NoGradGuard no_grad;
   grow_rope(from);
   std::optional<Batch> there;
-  if (!device_.is_cpu()) bring(there.emplace(from));
+  if (!device_.is_cpu()) to_device(there.emplace(from));
   const Batch& batch = there ? *there : from;
   at::Tensor x = embed(batch);
   const auto run = [&] {
@@ -250,16 +251,17 @@ int64_t Decoder::activation_bytes(const Batch& batch) const {
 }
 
 int64_t Decoder::input_bytes(const Batch& batch) const {
-  const int64_t row = spec_.width * static_cast<int64_t>(at::elementSize(dtype_));
+  const int64_t row = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_));
   return (spec_.num_layers + 2) * row * batch.packing.num_tokens();  // and the last one's output
 }
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& l = layers_[index];
   const AttentionSpec& a = spec_.attention;
-  const int64_t d = spec_.width, q = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
-  int64_t row = 2 * q + 2 * kv + d + 2 * spec_.hidden;  // attention's q, k, v and output; the
-                                                        // second norm's input; gate and up
+  const int64_t d = spec_.hidden_size, q = a.num_heads * a.head_dim,
+                kv = a.num_kv_heads * a.head_dim;
+  // Attention's q, k, v and output; the second norm's input; gate and up.
+  int64_t row = 2 * q + 2 * kv + d + 2 * spec_.intermediate_size;
   if (l.q.needs_input() || l.k.needs_input() || l.v.needs_input()) row += d;
   if (l.q_norm.weight.defined()) row += q + kv;
   if (l.gate.needs_input() || l.up.needs_input()) row += d;
@@ -284,7 +286,7 @@ size_t Decoder::first_kept(const Batch& batch) const {
 
 at::Tensor Decoder::forward_train(Tape& tape) {
   grow_rope(tape.batch);
-  if (!device_.is_cpu()) bring(tape.batch);
+  if (!device_.is_cpu()) to_device(tape.batch);
   at::Tensor x = embed(tape.batch);
   tape.segments.clear();
   const size_t first = first_kept(tape.batch);

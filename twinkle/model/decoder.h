@@ -149,7 +149,7 @@ class Decoder {
   nn::WeightGrad* buffer();
   void grow_rope(const Batch& batch);
   nn::RopeTable rope_table(int64_t positions) const;
-  void bring(Batch& batch) const;
+  void to_device(Batch& batch) const;
 
   DecoderSpec spec_;
   at::ScalarType dtype_;

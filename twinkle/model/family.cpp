@@ -28,13 +28,13 @@ int64_t positive(const Json& config, std::string_view key) {
 
 // Options of other decoders, each with the value that leaves a llama as it is; NaN: there is none.
 // Our families do not have them, and a model that was trained with one would be computed wrongly.
-struct Foreign {
+struct UnsupportedOption {
   std::string_view key;
   double neutral;  // 0 and 1 are false and true, too
 };
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr Foreign kForeign[] = {
+constexpr UnsupportedOption kUnsupported[] = {
     {"attention_multiplier", kNone},
     {"embedding_multiplier", 1},
     {"residual_multiplier", 1},
@@ -69,7 +69,7 @@ constexpr Foreign kForeign[] = {
 };
 
 void refuse_foreign(const Json& config) {
-  for (const auto& [key, neutral] : kForeign) {
+  for (const auto& [key, neutral] : kUnsupported) {
     const Json* value = find(config, key);
     if (!value || (value->is_array() && value->get_array().empty())) continue;
     const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
@@ -218,12 +218,12 @@ DecoderSpec llama_like(const Json& config) {
   refuse_foreign(config);
   DecoderSpec spec;
   spec.vocab_size = positive(config, "vocab_size");
-  spec.width = positive(config, "hidden_size");
+  spec.hidden_size = positive(config, "hidden_size");
   spec.num_layers = positive(config, "num_hidden_layers");
   require(spec.num_layers <= kMaxLayers, Code::kInvalid,
           "model: config field 'num_hidden_layers' is ", spec.num_layers, ", the limit is ",
           kMaxLayers);
-  spec.hidden = positive(config, "intermediate_size");
+  spec.intermediate_size = positive(config, "intermediate_size");
   spec.max_positions = positive(config, "max_position_embeddings");
   spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
   require(spec.norm_eps > 0 && spec.norm_eps <= 1, Code::kInvalid, "model: rms_norm_eps is ",
@@ -235,8 +235,9 @@ DecoderSpec llama_like(const Json& config) {
       find(config, "num_key_value_heads") ? positive(config, "num_key_value_heads") : a.num_heads;
   require(a.num_heads % a.num_kv_heads == 0, Code::kInvalid, "model: num_attention_heads is ",
           a.num_heads, ", it must be a multiple of num_key_value_heads, ", a.num_kv_heads);
-  a.head_dim = find(config, "head_dim") ? positive(config, "head_dim") : spec.width / a.num_heads;
-  require(a.head_dim > 0, Code::kInvalid, "model: hidden_size is ", spec.width,
+  a.head_dim =
+      find(config, "head_dim") ? positive(config, "head_dim") : spec.hidden_size / a.num_heads;
+  require(a.head_dim > 0, Code::kInvalid, "model: hidden_size is ", spec.hidden_size,
           ", too small for num_attention_heads, ", a.num_heads);
   require(a.head_dim % 2 == 0, Code::kInvalid, "model: head_dim is ", a.head_dim,
           ", rope needs an even one");

@@ -38,9 +38,9 @@ TEST(Family, SizesComeFromTheConfig) {
   const DecoderSpec spec = read_spec(tiny_config());
   EXPECT_EQ(spec.family, "llama");
   EXPECT_EQ(spec.vocab_size, 131);
-  EXPECT_EQ(spec.width, 48);
+  EXPECT_EQ(spec.hidden_size, 48);
   EXPECT_EQ(spec.num_layers, 2);
-  EXPECT_EQ(spec.hidden, 80);
+  EXPECT_EQ(spec.intermediate_size, 80);
   EXPECT_EQ(spec.max_positions, 256);
   EXPECT_EQ(spec.norm_eps, 1e-5);
   EXPECT_TRUE(spec.tied_head);

@@ -20,9 +20,9 @@ struct AttentionSpec {
 
 struct DecoderSpec {
   std::string family;  // "llama", "qwen2", "qwen3"
-  int64_t vocab_size = 0, width = 0, num_layers = 0;
-  int64_t hidden = 0;         // inner width of the MLP
-  int64_t max_positions = 0;  // longest sequence, tokens
+  int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
+  int64_t intermediate_size = 0;  // of the MLP
+  int64_t max_positions = 0;      // longest sequence, tokens
   double norm_eps = 1e-6;
   bool mlp_bias = false;
   bool tied_head = false;  // the head is the embedding

@@ -87,11 +87,11 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
 }
 
 at::Tensor product(const at::Tensor& x, const Linear& w) {
-  return w.exact ? row_invariant_linear(x, w.weight, w.bias) : plain_linear(x, w.weight, w.bias);
+  return w.exact ? batch_invariant_linear(x, w.weight, w.bias) : plain_linear(x, w.weight, w.bias);
 }
 
 at::Tensor transposed_product(const at::Tensor& dy, const at::Tensor& weight, bool exact) {
-  return exact ? row_invariant_linear(dy, weight.t()) : plain_linear(dy, weight.t(), {});
+  return exact ? batch_invariant_linear(dy, weight.t()) : plain_linear(dy, weight.t(), {});
 }
 
 void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,

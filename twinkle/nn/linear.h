@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "twinkle/nn/attention/packing.h"
-#include "twinkle/nn/row_invariance.h"
+#include "twinkle/nn/batch_invariance.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "twinkle/kernels/cuda/cuda.h"
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
 
@@ -26,9 +26,9 @@ AdamOptions parse(const Json& json, std::string_view name) {
   o.lr = number_in(json, name, "lr", o.lr);
   o.eps = number_in(json, name, "eps", o.eps);
   // Without it a weight whose gradient is 0 is divided by 0.
-  constexpr double kLeast = std::numeric_limits<float>::min();
-  require(o.eps >= kLeast, Code::kInvalid, "optim: eps of ", name, " is ", o.eps,
-          ", which is 0 in float32, it must be at least ", kLeast);
+  constexpr double kMin = std::numeric_limits<float>::min();
+  require(o.eps >= kMin, Code::kInvalid, "optim: eps of ", name, " is ", o.eps,
+          ", which is 0 in float32, it must be at least ", kMin);
   o.weight_decay = number_in(json, name, "weight_decay", o.weight_decay);
   o.maximize = get_or<bool>(json, "maximize", false);
   require(!get_or<bool>(json, "amsgrad", false), Code::kInvalid, "optim: amsgrad of ", name,

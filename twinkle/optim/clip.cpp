@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "twinkle/kernels/cuda/cuda.h"
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/optim/params.h"
 
 namespace twinkle::optim {

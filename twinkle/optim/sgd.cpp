@@ -1,7 +1,7 @@
 // Stochastic gradient descent with momentum (Sutskever et al. 2013), torch.optim.SGD's form: the
 // first update's momentum buffer is the gradient itself.
 #include "twinkle/kernels/cuda/cuda.h"
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/options.h"
 

@@ -103,7 +103,7 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
 }
 
 void DecodeGraphs::make_room() {
-  if (steps_.size() <= kMost) return;
+  if (steps_.size() <= kMax) return;
   const auto oldest = std::min_element(
       steps_.begin(), steps_.end(),
       [](const auto& a, const auto& b) { return a.second->used < b.second->used; });

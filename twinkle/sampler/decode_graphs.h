@@ -33,7 +33,7 @@ class DecodeGraphs {
   const std::string& failure() const { return failure_; }
 
  private:
-  static constexpr size_t kMost = 16;  // that are kept, those used last
+  static constexpr size_t kMax = 16;  // that are kept, those used last
   struct Key {
     int64_t width;                                     // of the page tables
     std::vector<std::pair<int32_t, uint64_t>> owners;  // slot and version of each row

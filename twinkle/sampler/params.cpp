@@ -25,11 +25,11 @@ void validate(const SamplingParams& p) {
   // Beyond these a logit divided or multiplied by it may leave float32.
   check(p.repetition_penalty >= 1e-9 && p.repetition_penalty <= 1e9, "repetition_penalty",
         p.repetition_penalty, "from 1e-9 to 1e9");
-  check(p.num_samples >= 1 && p.num_samples <= kMostSamples, "num_samples", p.num_samples,
+  check(p.num_samples >= 1 && p.num_samples <= kMaxSamples, "num_samples", p.num_samples,
         "from 1 to 65536");
   const auto check_top = [](const char* field, int64_t k) {
-    require(k >= 0 && k <= kMostTopLogprobs, Code::kInvalid, "sampler: ", field, " is ", k,
-            ", it must be from 0 to ", kMostTopLogprobs);
+    require(k >= 0 && k <= kMaxTopLogprobs, Code::kInvalid, "sampler: ", field, " is ", k,
+            ", it must be from 0 to ", kMaxTopLogprobs);
   };
   check_top("top_logprobs", p.top_logprobs);
   check_top("top_prompt_logprobs", p.top_prompt_logprobs);

@@ -6,8 +6,8 @@
 
 namespace twinkle::sampler {
 
-inline constexpr int64_t kMostTopLogprobs = 128;  // distillation reads 64
-inline constexpr int64_t kMostSamples = 65536;    // of one prompt
+inline constexpr int64_t kMaxTopLogprobs = 128;  // distillation reads 64
+inline constexpr int64_t kMaxSamples = 65536;    // of one prompt
 
 struct SamplingParams {
   int64_t max_tokens = 256;  // >= 0; 0: only the prompt is computed

@@ -8,7 +8,7 @@
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/sampler/requests_for_test.h"
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 #include "twinkle/sampler/tiny_decoder_for_test.h"
 
 namespace twinkle::sampler {
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Decoding, testing::Values(at::kFloat, at::kBFlo
 struct Model {
   TinyDecoder decoder;
   lora::Pool pool{*decoder};
-  std::vector<lora::Pin> pins;
+  std::vector<lora::AdapterRef> pins;
 
   explicit Model(const TinyOptions& options) : decoder(options) {
     for (const int64_t rank : {2, 5}) {

@@ -5,7 +5,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/sampler/requests_for_test.h"
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 #include "twinkle/sampler/tiny_decoder_for_test.h"
 
 namespace twinkle::sampler {

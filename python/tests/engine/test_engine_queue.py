@@ -49,7 +49,7 @@ def test_a_full_queue_refuses_clearly_and_takes_more_when_there_is_room(tiny_lla
 
 
 def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
-    vocabulary = Engine(tiny_llama_dir).facts()["vocab_size"]
+    vocabulary = Engine(tiny_llama_dir).model_info()["vocab_size"]
     engine = Engine(tiny_llama_dir, max_queued_bytes=3 * 60 * vocabulary * 4)
     base = engine.tenant("base")
     batch = drawn([50])  # of three, one has room besides the rest

@@ -124,7 +124,7 @@ def test_dpo_trains_as_autograd_says(fp32, reference):
 def test_gkd_trains_as_autograd_says(fp32, reference):
     fp32.set_loss(GKDLoss(beta=0.5, temperature=0.8, chunk_size=5))
     torch.manual_seed(0)
-    teacher = torch.randn(4, 17, fp32.facts["vocab_size"])
+    teacher = torch.randn(4, 17, fp32.model_info["vocab_size"])
     out = fp32.forward_backward(inputs=BATCH, teacher_logits=teacher)
     total = 0
     for feature, rows in zip(BATCH, teacher, strict=True):
@@ -311,7 +311,7 @@ def test_a_model_comes_to_prefer_the_chosen_replies(tiny_llama_dir, name):
 def test_a_student_comes_nearer_to_its_teacher(tiny_llama_dir):
     model = adapted(tiny_llama_dir, GKDLoss)
     torch.manual_seed(1)
-    teacher = torch.randn(4, 17, model.facts["vocab_size"])
+    teacher = torch.randn(4, 17, model.model_info["vocab_size"])
     losses = []
     for _ in range(5):
         losses.append(model.forward_backward(inputs=BATCH, teacher_logits=teacher)["loss"])

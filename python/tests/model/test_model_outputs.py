@@ -41,7 +41,7 @@ def embeddings_of(reference, batch):
 @pytest.mark.parametrize("method", ["forward", "forward_only", "forward_backward"])
 def test_logits_are_those_of_transformers(fp32, reference, method):
     out = getattr(fp32, method)(inputs=BATCH, return_logits=True)
-    vocabulary = fp32.facts["vocab_size"]
+    vocabulary = fp32.model_info["vocab_size"]
     assert out["logits"].shape == (4, 17, vocabulary) and out["logits"].dtype == torch.float32
     for row, feature in enumerate(BATCH):
         length = len(feature["input_ids"])
@@ -170,7 +170,7 @@ def test_a_loss_that_needs_logits_is_set_before_the_forward_and_bounded(fp32):
     fp32.set_loss(Distill)
     with pytest.raises(InvalidError, match="Distill has require_logits, but was set after the"):
         fp32.calculate_loss()
-    count = (1 << 30) // (64 * fp32.facts["vocab_size"] * 4) + 1
+    count = (1 << 30) // (64 * fp32.model_info["vocab_size"] * 4) + 1
     batch = [{"input_ids": [1] * 64, "labels": [1] * 64}] * count
     for method in (fp32.forward, fp32.forward_only, fp32.forward_backward):
         with pytest.raises(InvalidError, match=r"^model: require_logits: logits of .* 1025 MiB"):
@@ -266,7 +266,7 @@ def test_what_a_task_does_not_give_is_said_before_anything_is_computed(fp32):
 
 
 def test_too_many_logits_are_refused_with_their_size(fp32):
-    vocabulary = fp32.facts["vocab_size"]
+    vocabulary = fp32.model_info["vocab_size"]
     count = (1 << 30) // (64 * vocabulary * 4) + 1
     alike = [{"input_ids": [1] * 64}] * count
     padded = [{"input_ids": [1] * 64}] + [{"input_ids": [1]}] * (count - 1)

@@ -119,11 +119,11 @@ class Engine:
         self._template = None
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 
-    def facts(self):
+    def model_info(self):
         """What is known of the model: family, directory, config_json, vocab_size, max_positions
         (tokens), num_layers, num_parameters, eos_ids; bf16_products: how this process multiplies
         bfloat16 on the CPU: 'tiles', 'pairs' or 'runs', each with bits of its own."""
-        return self.operations.facts()
+        return self.operations.model_info()
 
     def stats(self):
         """What has been done and what waits, as a dict. Counts are from the engine's start:
@@ -214,7 +214,9 @@ class Engine:
         try:
             made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
             if "directory" in fields:
-                warn_of_another_base(fields["directory"], self.model_id, self.facts()["directory"])
+                warn_of_another_base(
+                    fields["directory"], self.model_id, self.model_info()["directory"]
+                )
         except BaseException:  # a name that nobody got is free again
             if made.tenant is not None:
                 made.tenant.delete()

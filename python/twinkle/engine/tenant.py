@@ -297,7 +297,7 @@ class Tenant:
         version = checks.integer("engine: version", version, 0, 2**63 - 1)
         stops = any(p.stop_texts for p in params)
         template = self.engine.template()._template if stops else None
-        limit, run = self.engine.facts()["max_positions"], current_run().seed
+        limit, run = self.engine.model_info()["max_positions"], current_run().seed
         rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
         call = next(self._num_samples)  # counts calls that were right
         return {

@@ -50,9 +50,10 @@ class Adapters(Checkpoints):
             if self._tenants.frozen is not None:  # who trains all weights is alone with the model
                 self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
             if not self._value_head:  # which is trained whole, always
+                weights = f"{self.model_info['num_parameters']:,} weights of {self.model_id}"
                 get_logger().warning(
-                    f"model: all {self.facts['num_parameters']:,} weights of {self.model_id} are "
-                    "trained: add_adapter_to_model first trains an adapter alone"
+                    f"model: all {weights} are trained: add_adapter_to_model first trains an "
+                    "adapter alone"
                 )
             created = {"tenant": "full", "seed": current_run().seed}
             group.run(self.engine.create, lambda _: {"tenant": "full"}, **created)
@@ -102,7 +103,7 @@ class Adapters(Checkpoints):
         with self._lock:
             self._add(group)
         if directory:
-            warn_of_another_base(directory, self.model_id, self.facts["directory"])
+            warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 
     def _add(self, group):
         self._tenants.settle()

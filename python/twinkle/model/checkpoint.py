@@ -123,7 +123,7 @@ class Checkpoints(Settings):
             optimizer=optimizer,
         )
         if group.config is not None:
-            warn_of_another_base(directory, self.model_id, self.facts["directory"])
+            warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 
     def upload_to_hub(self, checkpoint_dir, hub_model_id, hub_token=None, async_upload=True):
         """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload.

@@ -24,8 +24,8 @@ class Settings(TwinkleModel):
     def __repr__(self):
         adapters = ", ".join(name for name in self._groups if name) or "none, all weights train"
         return (
-            f"{type(self).__name__}({self.model_id!r}: {self.facts['family']}, "
-            f"{self.facts['num_parameters']:,} parameters, mixed_precision "
+            f"{type(self).__name__}({self.model_id!r}: {self.model_info['family']}, "
+            f"{self.model_info['num_parameters']:,} parameters, mixed_precision "
             f"{self.mixed_precision!r}, on {self._device}; adapters: {adapters})"
         )
 
@@ -143,8 +143,9 @@ class Settings(TwinkleModel):
         """The settings of an adapter, or of the base model, as text."""
         group = self._group(adapter_name)
         lines = [
-            f"model: {self.model_id} ({self.facts['family']}, "
-            f"{self.facts['num_parameters']:,} parameters, mixed_precision {self.mixed_precision})",
+            f"model: {self.model_id} ({self.model_info['family']}, "
+            f"{self.model_info['num_parameters']:,} parameters, "
+            f"mixed_precision {self.mixed_precision})",
             f"adapter: {group.name or 'none, all weights are trained'}",
         ]
         if group.config is not None:

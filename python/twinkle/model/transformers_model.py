@@ -99,11 +99,11 @@ class TransformersModel(Adapters):
         self.engine = Engine(
             model_id, mixed_precision, device=self._device, value_head=self._value_head
         ).operations
-        self.facts = self.engine.facts()
+        self.model_info = self.engine.model_info()
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(
             _no_split_modules=None,
-            config=SimpleNamespace(**json.loads(self.facts["config_json"] or "{}")),
+            config=SimpleNamespace(**json.loads(self.model_info["config_json"] or "{}")),
         )
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
         self._tenants = Ledger(groups={"": Group("", self._default_template)}, frozen=None)
@@ -117,7 +117,7 @@ class TransformersModel(Adapters):
             features = group.get_template().batch_encode(features)
         features = group.processor(features)
         batch = Batch(with_marks(features) if task.embedding else features)
-        task.check_size(batch, self.facts["vocab_size"])
+        task.check_size(batch, self.model_info["vocab_size"])
         return batch
 
     def _run_forward(self, group, inputs, training, task, disable_lora=False):

@@ -119,7 +119,7 @@ class TorchSampler(Sampler):
             self.engine = model.engine
         else:
             self.engine = self._engine_of(self.model_id)
-        limit = self.engine.facts()["max_positions"]
+        limit = self.engine.model_info()["max_positions"]
         self.max_model_len = limit if args.max_model_len is None else args.max_model_len
         require(
             self.max_model_len <= limit,
@@ -170,7 +170,7 @@ class TorchSampler(Sampler):
                 f"TorchSampler(model_id={str(path)!r})"
             )
         engine = self._engine_of(str(path))
-        old, new = self.engine.facts(), engine.facts()
+        old, new = self.engine.model_info(), engine.model_info()
         require(
             new["vocab_size"] == old["vocab_size"] and new["max_positions"] >= self.max_model_len,
             f"sampler: the model at {path} has a vocabulary of {new['vocab_size']} and "
@@ -206,7 +206,7 @@ class TorchSampler(Sampler):
             directory=directory,
         )
         self._delete_stale()
-        warn_of_another_base(directory, self.engine.facts()["directory"])
+        warn_of_another_base(directory, self.engine.model_info()["directory"])
         return tenant
 
     def _delete_stale(self):

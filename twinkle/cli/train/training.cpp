@@ -68,9 +68,9 @@ data::Dataset encoded(const TrainingOptions& o, const std::string& file,
   return rows;
 }
 
-std::vector<engine::Sequence> sequences_of(const data::Dataset& rows,
-                                           const std::vector<int64_t>& batch) {
-  std::vector<engine::Sequence> sequences;
+std::vector<engine::Example> sequences_of(const data::Dataset& rows,
+                                          const std::vector<int64_t>& batch) {
+  std::vector<engine::Example> sequences;
   for (const int64_t i : batch) {
     sequences.push_back({.input_ids = data::integers(rows.row(i), "input_ids"),
                          .labels = data::integers(rows.row(i), "labels")});

@@ -56,8 +56,8 @@ Person person(uint64_t i, size_t width = kWidth) {
   return p;
 }
 
-Sequence sequence(const Person& p, uint64_t key) {
-  Sequence s = drawn(key, 1 + key % 19);
+Example sequence(const Person& p, uint64_t key) {
+  Example s = drawn(key, 1 + key % 19);
   for (size_t t = 0; t + 1 < s.labels.size(); t += 4) s.labels[t] = -100;
   if (p.loss != "LinearLoss") return s;
   if (p.through_logits) {
@@ -246,8 +246,8 @@ std::deque<Operation> with_faults(std::deque<Operation> life) {
     auto* backward = std::get_if<ForwardBackward>(&op);
     if (backward && ++turn % 3 == 0) {
       ForwardBackward bad = *backward;
-      for (Sequence& each : bad.sequences) each.logits_grad.clear();
-      Sequence& s = bad.sequences[0];
+      for (Example& each : bad.sequences) each.logits_grad.clear();
+      Example& s = bad.sequences[0];
       s.labels.assign(s.input_ids.size(), 5);
       if (turn % 2 == 0) bad.loss = "NoSuchLoss";
       if (bad.loss == "LinearLoss")

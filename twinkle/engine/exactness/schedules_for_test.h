@@ -10,17 +10,17 @@
 #include <utility>
 #include <vector>
 
-#include "twinkle/engine/ear_for_test.h"
 #include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/recording_listener_for_test.h"
 
 namespace twinkle::engine {
 
 inline uint64_t draw(uint64_t& key, uint64_t below) { return (key = key_of(key, 1)) % below; }
 
-inline std::vector<Sequence> some_sequences(uint64_t& key) {
-  std::vector<Sequence> out;
+inline std::vector<Example> some_sequences(uint64_t& key) {
+  std::vector<Example> out;
   for (uint64_t n = 1 + draw(key, 3); n > 0; --n) {
-    Sequence s = drawn(key, 1 + draw(key, 9), 41);
+    Example s = drawn(key, 1 + draw(key, 9), 41);
     // The first keeps its labels: a batch without any is refused when it is submitted.
     if (draw(key, 3) == 0 && !out.empty()) s.labels[draw(key, s.labels.size())] = -100;
     if (draw(key, 4) == 0) s.weights.assign(s.labels.size(), draw(key, 2) ? 0.5f : 2.0f);
@@ -51,7 +51,7 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
   if (draw(key, 3) == 0) {
     op.loss = "LinearLoss";
     const bool entropy = draw(key, 2) == 0;
-    for (Sequence& s : op.sequences) {
+    for (Example& s : op.sequences) {
       const size_t length = s.input_ids.size();
       s.extras["grad"].assign(length, static_cast<float>(0.01 * draw(key, 9)) - 0.05f);
       if (entropy) s.extras["entropy_grad"].assign(length, 0.01f * draw(key, 3) - 0.01f);
@@ -60,7 +60,7 @@ inline ForwardBackward some_training(const std::string& tenant, uint64_t& key) {
       if (draw(key, 2)) s.labels.clear();
     }
     if (draw(key, 4) == 0) {
-      for (Sequence& s : op.sequences) {
+      for (Example& s : op.sequences) {
         s.labels.clear();
         s.logits_grad.assign(s.input_ids.size() * 41, 0.01f * draw(key, 5) - 0.02f);
       }
@@ -214,8 +214,9 @@ class AtOnce {
       if (listen) flush({.decode = letters});
       batch_.push_back(item.operation);
       if (listen) {
-        Ear& ear = *(ears_[futures_.size()] = std::make_unique<Ear>());
-        flush(ear.hooks(letters));
+        RecordingListener& listener =
+            *(listeners_[futures_.size()] = std::make_unique<RecordingListener>());
+        flush(listener.hooks(letters));
       } else if (draw(key_, 3) == 0) {
         flush({.decode = letters});
       }
@@ -236,9 +237,9 @@ class AtOnce {
       const auto* sample = std::get_if<SampleResult>(&result);
       if (!sample) return;
       out_.num_pinned += std::get<Sample>(schedule_[i].operation).version > 0 ? 1 : 0;
-      if (!ears_.contains(i)) return;
-      heard = ears_[i]->difference(*sample);
-      out_.num_heard += ears_[i]->num_tokens();
+      if (!listeners_.contains(i)) return;
+      heard = listeners_[i]->difference(*sample);
+      out_.num_heard += listeners_[i]->num_tokens();
     });
     return text + heard;
   }
@@ -248,7 +249,7 @@ class AtOnce {
   uint64_t key_;
   std::vector<Operation> batch_;
   std::vector<Future> futures_;
-  std::map<size_t, std::unique_ptr<Ear>> ears_;
+  std::map<size_t, std::unique_ptr<RecordingListener>> listeners_;
   Outcomes out_;
 };
 

@@ -108,7 +108,7 @@ TEST_P(TrainGraphsOfEngine, NothingThatATenantDoesIsMissedByAReplay) {
   EXPECT_EQ(replays_of("a", 1), 1) << "with sums that were saved";
   replays({step("a")});
   ForwardBackward bad = learn("a");
-  for (Sequence& s : bad.sequences) s.weights.assign(s.input_ids.size(), std::nanf(""));
+  for (Example& s : bad.sequences) s.weights.assign(s.input_ids.size(), std::nanf(""));
   EXPECT_EQ(replays({bad}), 0);
   EXPECT_EQ(replays_of("a", 1), 1);
   EXPECT_EQ(replays({bad}), 0);

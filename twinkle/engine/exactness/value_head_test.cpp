@@ -15,8 +15,8 @@ EngineOptions options(const std::string& model, const char* precision = "no",
   return {.model = model, .mixed_precision = precision, .value_head = true, .token_budget = budget};
 }
 
-std::vector<Sequence> unscored() {
-  std::vector<Sequence> out;
+std::vector<Example> unscored() {
+  std::vector<Example> out;
   for (const size_t length : {7, 1, 30, 12}) {
     out.push_back(drawn(length, length));
     out.back().labels.clear();

@@ -14,24 +14,24 @@ namespace twinkle::engine {
 namespace {
 
 // The packed batch of a pass, and which scored rows are whose.
-struct Pass {
+struct PackedBatch {
   model::Tape tape;
   nn::Targets targets;
   std::vector<int64_t> cu_targets{0};   // [pieces + 1]
   std::vector<size_t> cu_sequences{0};  // [pieces + 1]
 };
 
-void pack_pass(Pass& pass, std::span<const Piece> pieces) {
+void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::vector<int64_t> lengths, ids;
   nn::Owners& owners = pass.tape.batch.owners;
   bool tempered = false;
-  for (const Piece& piece : pieces) {
-    const Running& op = *piece.op;
+  for (const OpSlice& piece : pieces) {
+    const TrainingOp& op = *piece.op;
     const Forward* forward = op.forward();
     const auto temperature = static_cast<float>(op.temperature());
     tempered = tempered || op.temperature() != 1.0;
     for (size_t s = piece.first; s < piece.last; ++s) {
-      const Sequence& sequence = op.sequences()[s];
+      const Example& sequence = op.sequences()[s];
       for (size_t t = 0; t < sequence.labels.size(); ++t) {
         if (sequence.labels[t] == kIgnored) continue;
         pass.targets.rows.push_back(static_cast<int64_t>(ids.size() + t));
@@ -57,7 +57,8 @@ void pack_pass(Pass& pass, std::span<const Piece> pieces) {
 // One vector of each sequence of a piece, by `of_rows`, given the first of its rows and the next
 // sequence's first.
 template <class F>
-std::vector<std::vector<float>> of_sequences(const Pass& pass, size_t piece, const F& of_rows) {
+std::vector<std::vector<float>> of_sequences(const PackedBatch& pass, size_t piece,
+                                             const F& of_rows) {
   const auto& cu = pass.tape.batch.packing.cu_seqlens;
   std::vector<std::vector<float>> out;
   for (size_t s = pass.cu_sequences[piece]; s < pass.cu_sequences[piece + 1]; ++s)
@@ -70,13 +71,13 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
   return {pooled.const_data_ptr<float>(), pooled.const_data_ptr<float>() + pooled.numel()};
 }
 
-void keep(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
+void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
           const nn::Linear& head, const nn::HeadOutput& out) {
   for (size_t i = 0; i < pieces.size(); ++i) {
-    Running& op = *pieces[i].op;
+    TrainingOp& op = *pieces[i].op;
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
                n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
-    Running::Part part{.logprobs = std::span(out.logprobs).subspan(begin, n)};
+    TrainingOp::Outputs part{.logprobs = std::span(out.logprobs).subspan(begin, n)};
     if (op.wants_entropy()) part.entropies = std::span(out.entropies).subspan(begin, n);
     if (op.wants_logits())
       part.logits = of_sequences(pass, i, [&](int64_t first, int64_t next) {
@@ -88,13 +89,13 @@ void keep(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hid
     if (op.wants_embedding())
       part.embeddings = of_sequences(
           pass, i, [&](int64_t, int64_t next) { return embedding_of(hidden, next - 1); });
-    op.keep(std::move(part), pieces[i].last);
+    op.append(std::move(part), pieces[i].last);
   }
 }
 
 // d loss / d embedding of the sequences that have one goes into their last rows.
-void add_embedding_grads(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
-                         at::Tensor& dhidden) {
+void add_embedding_grads(std::span<const OpSlice> pieces, const PackedBatch& pass,
+                         const at::Tensor& hidden, at::Tensor& dhidden) {
   std::vector<int64_t> last;
   std::vector<float> grads;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -111,13 +112,13 @@ void add_embedding_grads(std::span<const Piece> pieces, const Pass& pass, const 
   nn::add_pool_last_grad(dhidden, hidden, last, given);
 }
 
-bool any_wants_entropy(std::span<const Piece> pieces) {
+bool any_wants_entropy(std::span<const OpSlice> pieces) {
   return std::any_of(pieces.begin(), pieces.end(),
-                     [](const Piece& p) { return p.op->wants_entropy(); });
+                     [](const OpSlice& p) { return p.op->wants_entropy(); });
 }
 
 // d loss / d entropy of all scored rows; empty: 0.
-std::vector<float> entropy_grads(std::span<const Piece> pieces, const Pass& pass) {
+std::vector<float> entropy_grads(std::span<const OpSlice> pieces, const PackedBatch& pass) {
   if (!any_wants_entropy(pieces)) return {};
   std::vector<float> out(pass.targets.rows.size(), 0.0f);
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -128,11 +129,11 @@ std::vector<float> entropy_grads(std::span<const Piece> pieces, const Pass& pass
 }
 
 // d loss / d logits of the sequences that have one goes through the head.
-void add_logits_grads(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
-                      const nn::Linear& head, at::Tensor& dhidden) {
+void add_logits_grads(std::span<const OpSlice> pieces, const PackedBatch& pass,
+                      const at::Tensor& hidden, const nn::Linear& head, at::Tensor& dhidden) {
   const auto& cu = pass.tape.batch.packing.cu_seqlens;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const Running& op = *pieces[i].op;
+    const TrainingOp& op = *pieces[i].op;
     for (size_t s = 0; s < pieces[i].last - pieces[i].first; ++s) {
       const std::vector<float>& grad = op.sequences()[pieces[i].first + s].logits_grad;
       const size_t at = pass.cu_sequences[i] + s;
@@ -145,8 +146,8 @@ void add_logits_grads(std::span<const Piece> pieces, const Pass& pass, const at:
 }
 
 // The derivatives of all pieces' losses, and whether they are finite.
-nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const at::Tensor& hidden,
-                        const nn::Linear& head) {
+nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass,
+                        const at::Tensor& hidden, const nn::Linear& head) {
   std::vector<char> finite(pieces.size(), 1);
   const auto grad = [&](int64_t begin, std::span<const float> logprobs, std::span<float> out) {
     // A chunk of the head may span pieces: each asks its own loss for its own rows.
@@ -175,7 +176,7 @@ nn::HeadOutput run_head(std::span<const Piece> pieces, const Pass& pass, const a
 }
 
 // The sequences of piece `i` learn nothing.
-void mute(Pass& pass, size_t i, at::Tensor& dhidden) {
+void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
   auto& learn = pass.tape.batch.owners.learn;
   std::fill(learn.begin() + static_cast<ptrdiff_t>(first),
@@ -194,8 +195,8 @@ std::exception_ptr not_finite(const Tenant& tenant) {
                 "rate, its weights and its extras"));
 }
 
-void forward_pass(std::span<Piece> pieces, model::Decoder& decoder, const Stop& stop) {
-  Pass pass;
+void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop) {
+  PackedBatch pass;
   pass.tape.batch.stop = &stop;
   pack_pass(pass, pieces);
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
@@ -205,14 +206,14 @@ void forward_pass(std::span<Piece> pieces, model::Decoder& decoder, const Stop& 
                         {.entropy = any_wants_entropy(pieces)}));
 }
 
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
+void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
                    const Stop& stop) {
-  Pass pass;
+  PackedBatch pass;
   pass.tape.batch.stop = &stop;
   pack_pass(pass, pieces);
   const at::Tensor hidden = graphs.forward(pass.tape);
   const at::NoGradGuard no_grad;
-  for (const Piece& piece : pieces) {
+  for (const OpSlice& piece : pieces) {
     if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
   }
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
@@ -221,7 +222,7 @@ void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::Train
   keep(pieces, pass, hidden, decoder.head(), out);
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    Running& op = *pieces[i].op;
+    TrainingOp& op = *pieces[i].op;
     pieces[i].again = failed.contains(&op.tenant());
     if (!pieces[i].again && !op.error && op.complete()) {
       try {

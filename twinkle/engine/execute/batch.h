@@ -5,7 +5,7 @@
 #include <atomic>
 #include <span>
 
-#include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/execute/training_op.h"
 #include "twinkle/lora/train_graphs.h"
 #include "twinkle/model/decoder.h"
 
@@ -13,8 +13,8 @@ namespace twinkle::engine {
 
 // Sequences [first, last) of an operation, at most one piece of each in a pass; those of one tenant
 // in the order of its submissions.
-struct Piece {
-  Running* op;
+struct OpSlice {
+  TrainingOp* op;
   size_t first, last;
   int64_t later = 0;   // ForwardBackwards of its tenant before it in the pass
   bool again = false;  // set by backward_pass: one of those failed, this one added nothing
@@ -27,12 +27,12 @@ std::exception_ptr not_finite(const Tenant& tenant);
 using Stop = std::atomic<bool>;
 
 // The pieces' rows are kept by their operations. Whatever else is thrown is the arithmetic's.
-void forward_pass(std::span<Piece> pieces, model::Decoder& decoder, const Stop& stop);
+void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop);
 
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
 // gets `op->error` and adds nothing; so does one that completes its operation with a loss that
 // can't be. What throws may leave some of the gradients added.
-void backward_pass(std::span<Piece> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
+void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
                    const Stop& stop);
 
 }  // namespace twinkle::engine

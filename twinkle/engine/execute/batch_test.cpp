@@ -11,7 +11,7 @@
 namespace twinkle::engine {
 namespace {
 
-std::string refusal(const std::vector<Sequence>& sequences) {
+std::string refusal(const std::vector<Example>& sequences) {
   model::DecoderSpec spec;
   spec.vocab_size = 10;
   spec.max_positions = 4;
@@ -19,7 +19,7 @@ std::string refusal(const std::vector<Sequence>& sequences) {
 }
 
 TEST(Batch, WhatAModelCannotTakeIsNamedWithItsPlace) {
-  const Sequence good{.input_ids = {0, 9}, .labels = {-100, 9}, .weights = {1, 0.5f}};
+  const Example good{.input_ids = {0, 9}, .labels = {-100, 9}, .weights = {1, 0.5f}};
   EXPECT_EQ(refusal({good, {.input_ids = {1, 2, 3, 4}}}), "no error");
   EXPECT_EQ(refusal({}), "engine: the batch is empty; give at least one sequence");
   EXPECT_EQ(refusal({good, {}}), "engine: sequence 1 is empty");
@@ -54,7 +54,7 @@ class BatchOnEngine : public testing::Test {
 };
 
 TEST_F(BatchOnEngine, IgnoredLabelsAreZeroAndCountForNothing) {
-  const Sequence first{.input_ids = {1, 2, 3}, .labels = {-100, 5, 6}},
+  const Example first{.input_ids = {1, 2, 3}, .labels = {-100, 5, 6}},
       second{.input_ids = {4, 5}, .labels = {7, -100}};
   const auto both = engine_.run<ForwardResult>(
       Forward{.tenant = "me", .sequences = {first, second}, .entropy = true});
@@ -74,7 +74,7 @@ TEST_F(BatchOnEngine, IgnoredLabelsAreZeroAndCountForNothing) {
 }
 
 TEST_F(BatchOnEngine, CrossEntropyIsTheWeightedSumOfTheLogProbabilities) {
-  const Sequence s{.input_ids = {1, 2, 3}, .labels = {4, 5, 6}, .weights = {1, 0, 0.5f}};
+  const Example s{.input_ids = {1, 2, 3}, .labels = {4, 5, 6}, .weights = {1, 0, 0.5f}};
   const auto logps = engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = {s}}).logps;
   const auto result = engine_.run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = {s}});
   EXPECT_EQ(result.logps, logps);
@@ -82,7 +82,7 @@ TEST_F(BatchOnEngine, CrossEntropyIsTheWeightedSumOfTheLogProbabilities) {
 }
 
 TEST_F(BatchOnEngine, LogitsAreWhatTheLogProbabilitiesAreOf) {
-  const Sequence s{.input_ids = {1, 2, 3}, .labels = {-100, 5, 6}}, plain{.input_ids = {9}};
+  const Example s{.input_ids = {1, 2, 3}, .labels = {-100, 5, 6}}, plain{.input_ids = {9}};
   for (const double temperature : {1.0, 0.5}) {
     const auto result = engine_.run<ForwardResult>(Forward{
         .tenant = "me", .sequences = {s, plain}, .temperature = temperature, .logits = true});
@@ -106,7 +106,7 @@ TEST_F(BatchOnEngine, LogitsAreWhatTheLogProbabilitiesAreOf) {
 
 TEST_F(BatchOnEngine, MoreLogitsThanAnOperationMayHaveAreRefused) {
   // 131 x 4 bytes a token: 1 GiB holds 2,049,125 tokens and a bit.
-  std::vector<Sequence> many(8005, {.input_ids = std::vector<int32_t>(256, 1)});
+  std::vector<Example> many(8005, {.input_ids = std::vector<int32_t>(256, 1)});
   const std::string text =
       "engine: logits of 2049280 tokens and a vocabulary of 131 take 1025 MiB, one operation may "
       "take 1024; pass fewer sequences, or leave logits out";
@@ -123,7 +123,7 @@ TEST_F(BatchOnEngine, MoreLogitsThanAnOperationMayHaveAreRefused) {
 TEST_F(BatchOnEngine, AnEmbeddingIsLearnedThroughAlone) {
   std::vector<float> grad(48);
   for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<float>(i % 5) - 2;
-  const std::vector<Sequence> plain{{.input_ids = {1, 2, 3}}, {.input_ids = {7}}};
+  const std::vector<Example> plain{{.input_ids = {1, 2, 3}}, {.input_ids = {7}}};
   const auto embeddings = [&] {
     return engine_
         .run<ForwardResult>(Forward{.tenant = "me", .sequences = plain, .embedding = true})

@@ -5,7 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/checkpoint/persist.h"
-#include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/execute/training_op.h"
 
 namespace twinkle::engine {
 namespace {
@@ -19,9 +19,9 @@ void check_create(const Create& op, const model::DecoderSpec& spec) {
   require(!spec.value_head || (op.lora_json.empty() && op.directory.empty()), Code::kInvalid,
           "engine: tenant '", op.tenant,
           "' is an adapter, which has no value head; of a model with one all weights are trained");
-  constexpr double kLeast = 0.001, kMost = 1000;
-  require(op.weight >= kLeast && op.weight <= kMost, Code::kInvalid, "engine: weight of tenant '",
-          op.tenant, "' is ", op.weight, ", it must be from ", kLeast, " to ", kMost);
+  constexpr double kMin = 0.001, kMax = 1000;
+  require(op.weight >= kMin && op.weight <= kMax, Code::kInvalid, "engine: weight of tenant '",
+          op.tenant, "' is ", op.weight, ", it must be from ", kMin, " to ", kMax);
 }
 
 void check_sample(const Sample& op, const model::DecoderSpec& spec) {
@@ -37,7 +37,7 @@ void check_sample(const Sample& op, const model::DecoderSpec& spec) {
           ", it must be at least 1, or 0 for the present weights");
 }
 
-void check_embedding_grad(const Sequence& s, size_t index, int64_t width) {
+void check_embedding_grad(const Example& s, size_t index, int64_t width) {
   const size_t n = s.embedding_grad.size();
   require(n == 0 || std::ssize(s.embedding_grad) == width, Code::kInvalid, "engine: sequence ",
           index, ": embedding_grad has ", n, " entries, the model's hidden_size is ", width);
@@ -45,26 +45,26 @@ void check_embedding_grad(const Sequence& s, size_t index, int64_t width) {
           Code::kInvalid, "engine: sequence ", index, ": embedding_grad is not finite");
 }
 
-void check_logits(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+void check_logits(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
   size_t tokens = 0;
-  for (const Sequence& s : sequences) tokens += s.input_ids.size();
+  for (const Example& s : sequences) tokens += s.input_ids.size();
   const double bytes = static_cast<double>(tokens) * static_cast<double>(spec.num_logits()) * 4;
   constexpr double kMiB = 1 << 20;
-  require(bytes <= static_cast<double>(kMostLogitBytes), Code::kInvalid, "engine: logits of ",
+  require(bytes <= static_cast<double>(kMaxLogitBytes), Code::kInvalid, "engine: logits of ",
           tokens, " tokens and a vocabulary of ", spec.num_logits(), " take ",
-          std::ceil(bytes / kMiB), " MiB, one operation may take ", kMostLogitBytes >> 20,
+          std::ceil(bytes / kMiB), " MiB, one operation may take ", kMaxLogitBytes >> 20,
           "; pass fewer sequences, or leave logits out");
 }
 
-bool has_logits_grad(const Sequence& s) { return !s.logits_grad.empty(); }
+bool has_logits_grad(const Example& s) { return !s.logits_grad.empty(); }
 
 // The head adds what goes through labels before what goes through logits: one kind an operation, so
 // that the order of sums does not depend on the batches.
-void check_logits_grads(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+void check_logits_grads(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
   if (std::ranges::none_of(sequences, has_logits_grad)) return;
   check_logits(sequences, spec);
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const Sequence& s = sequences[i];
+    const Example& s = sequences[i];
     const int64_t tokens = std::ssize(s.input_ids), n = std::ssize(s.logits_grad);
     require(n == tokens * spec.num_logits(), Code::kInvalid, "engine: sequence ", i,
             ": logits_grad has ", n, " entries, it must have one per token and entry of the ",
@@ -77,8 +77,8 @@ void check_logits_grads(const std::vector<Sequence>& sequences, const model::Dec
   }
 }
 
-void check_learns(const std::vector<Sequence>& sequences) {
-  const auto learns = [](const Sequence& s) {
+void check_learns(const std::vector<Example>& sequences) {
+  const auto learns = [](const Example& s) {
     return !s.embedding_grad.empty() || has_logits_grad(s) ||
            std::ranges::any_of(s.labels, [](int32_t label) { return label != kIgnored; });
   };
@@ -90,15 +90,15 @@ void check_learns(const std::vector<Sequence>& sequences) {
 
 constexpr double kVector = sizeof(std::vector<float>);
 
-double forward_bytes(const std::vector<Sequence>& sequences, bool logits, bool embedding,
+double forward_bytes(const std::vector<Example>& sequences, bool logits, bool embedding,
                      const model::DecoderSpec& spec) {
   double out = 0;
-  for (const Sequence& s : sequences) {
+  for (const Example& s : sequences) {
     const auto tokens = static_cast<double>(s.input_ids.size());
     out += 4 * kVector + tokens * 8;  // log-probabilities and entropies
     if (logits || !s.logits_grad.empty())
       out += tokens * static_cast<double>(spec.num_logits()) * 4;
-    if (embedding || !s.embedding_grad.empty()) out += static_cast<double>(spec.width) * 4;
+    if (embedding || !s.embedding_grad.empty()) out += static_cast<double>(spec.hidden_size) * 4;
   }
   return out;
 }
@@ -135,11 +135,11 @@ int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& s
   return static_cast<int64_t>(std::min(out, 1e18));
 }
 
-void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec) {
+void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
   require(!sequences.empty(), Code::kInvalid,
           "engine: the batch is empty; give at least one sequence");
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const Sequence& s = sequences[i];
+    const Example& s = sequences[i];
     const size_t n = s.input_ids.size();
     require(n > 0, Code::kInvalid, "engine: sequence ", i, " is empty");
     require(static_cast<int64_t>(n) <= spec.max_positions, Code::kInvalid, "engine: sequence ", i,
@@ -156,7 +156,7 @@ void check_sequences(const std::vector<Sequence>& sequences, const model::Decode
     };
     sized(s.labels.size(), "labels");
     sized(s.weights.size(), "weights");
-    check_embedding_grad(s, i, spec.width);
+    check_embedding_grad(s, i, spec.hidden_size);
     for (const auto& [name, values] : s.extras) {
       require(values.size() == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
               " tokens but ", values.size(), " values of '", name, "'");
@@ -180,7 +180,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_sequences(f->sequences, spec);
     check_temperature(f->temperature);
     if (f->logits) check_logits(f->sequences, spec);
-    for (const Sequence& s : f->sequences) {
+    for (const Example& s : f->sequences) {
       require(
           s.embedding_grad.empty() && s.logits_grad.empty(), Code::kInvalid,
           "engine: a forward takes no embedding_grad and no logits_grad, forward_backward does");

@@ -14,6 +14,6 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base);
 // The most memory that its result can take, as far as its fields say: an Inspect's is not known.
 int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec);
-void check_sequences(const std::vector<Sequence>& sequences, const model::DecoderSpec& spec);
+void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec);
 
 }  // namespace twinkle::engine

@@ -63,17 +63,17 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), p
   decoder_->set_exact(o.deterministic);
   num_threads_ = at::get_num_threads();
   pool_ = std::make_unique<lora::Pool>(*decoder_);
-  facts_ = facts_of(*decoder_, checkpoint);
+  model_info_ = facts_of(*decoder_, checkpoint);
   base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
   graphs_ = std::make_unique<lora::TrainGraphs>(*decoder_, *pool_,
-                                                o.train_graphs ? lora::TrainGraphs::kMost : 0);
+                                                o.train_graphs ? lora::TrainGraphs::kMax : 0);
   training_ = std::make_unique<Training>(
       *decoder_, *graphs_, [this](const std::string& name) -> Tenant& { return tenant(name); });
   sampler::SamplerOptions sampling;
   sampling.kv_tokens = o.kv_tokens;
   sampling.max_batch = o.max_sequences;
   sampling.prefill_tokens = o.prefill_tokens;
-  sampling.eos_ids = facts_.eos_ids;
+  sampling.eos_ids = model_info_.eos_ids;
   sampling.graphs = o.decode_graphs;
   sampling_ = std::make_unique<Sampling>(*decoder_, sampling);
 }
@@ -124,7 +124,7 @@ Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
   if (const auto* op = std::get_if<Create>(&operation)) create(*op, prepared);
   Result result = run_on(tenant(tenant_of(operation)), operation, prepared);
-  settle();
+  end_round();
   return result;
 }
 
@@ -186,7 +186,7 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   require_room(op);
   std::unique_ptr<lora::Adapter> adapter = new_adapter(op, prepared);
   const Mode mode = adapter ? Mode::kLora : op.frozen ? Mode::kFrozen : Mode::kFull;
-  lora::Pin pin = adapter ? pool_->add(std::move(adapter)) : lora::Pin();
+  lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
   tenants_[op.tenant] =
       std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
 }
@@ -218,9 +218,9 @@ Done DecoderExecutor::remove(const Delete& op) {
 }
 
 // What was done before it has been done: want of memory is the next one's business.
-void DecoderExecutor::settle() {
+void DecoderExecutor::end_round() {
   try {
-    if (parking_.has_limit()) parking_.settle(training_->tenants());
+    if (parking_.has_limit()) parking_.end_round(training_->tenants());
     graphs_->sweep();
   } catch (const std::bad_alloc&) {
   }
@@ -229,14 +229,14 @@ void DecoderExecutor::settle() {
 void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                                 BatchOutcome& outcome) {
   training_->run_batch(batch, stop, outcome);
-  settle();
+  end_round();
 }
 
 void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) {
-  lora::Pin pin = tenant(sample.tenant).pinned(sample.version);
+  lora::AdapterRef pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
   sampling_->start(id, sample, share, {std::move(pin), version}, std::move(hooks));
-  settle();
+  end_round();
 }
 
 std::vector<Ended> DecoderExecutor::step() { return sampling_->step(); }

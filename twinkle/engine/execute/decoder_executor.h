@@ -8,7 +8,7 @@
 
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/checkpoint/prefetch.h"
-#include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/model_info.h"
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
 #include "twinkle/engine/memory/parking.h"
@@ -37,7 +37,7 @@ class DecoderExecutor : public Executor {
   explicit DecoderExecutor(const ModelOptions& options);
   ~DecoderExecutor() override;
 
-  const ModelFacts& facts() const { return facts_; }
+  const ModelInfo& model_info() const { return model_info_; }
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
   int64_t num_replayed_passes() const { return graphs_->num_replays(); }               // any thread
   std::string graph_failure() const;                                                   // any thread
@@ -70,11 +70,11 @@ class DecoderExecutor : public Executor {
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
   Done remove(const Delete& operation);
-  void settle();  // after whatever may have changed what adapters hold
+  void end_round();  // after whatever may have changed what adapters hold
 
   BaseModel base_;
   Prefetch prefetch_{base_};
-  ModelFacts facts_;
+  ModelInfo model_info_;
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;

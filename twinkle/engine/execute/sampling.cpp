@@ -41,8 +41,8 @@ std::vector<Ended> Sampling::step() {
     outcomes_ = sampler_->take_outcomes();
     next_event_ = next_outcome_ = 0;
   }
-  for (; next_event_ < events_.size(); ++next_event_) hear(events_[next_event_]);
-  for (; next_outcome_ < outcomes_.size(); ++next_outcome_) settle(outcomes_[next_outcome_]);
+  for (; next_event_ < events_.size(); ++next_event_) on_event(events_[next_event_]);
+  for (; next_outcome_ < outcomes_.size(); ++next_outcome_) finish(outcomes_[next_outcome_]);
   tell();
   report();
   return std::exchange(out_, {});
@@ -58,10 +58,10 @@ void Sampling::tell() {
   std::vector<std::pair<int64_t, std::exception_ptr>> failed;
   failed.reserve(begun_.size());
   for (auto& [id, sample] : begun_) {
-    if (sample.heard.empty()) continue;
+    if (sample.pending_events.empty()) continue;
     try {
-      sample.hooks.on_tokens(sample.heard);
-      sample.heard.clear();
+      sample.hooks.on_tokens(sample.pending_events);
+      sample.pending_events.clear();
     } catch (...) {
       failed.emplace_back(id, std::current_exception());
     }
@@ -76,12 +76,12 @@ void Sampling::fail(int64_t id, std::exception_ptr error) {
 }
 
 // Nothing has changed when it throws.
-void Sampling::hear(const sampler::Event& event) {
+void Sampling::on_event(const sampler::Event& event) {
   const auto it = requests_.find(event.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
   begun_.at(it->second.id)
-      .heard.push_back({it->second.index, static_cast<size_t>(event.sample), event.token,
-                        event.logprob, event.stop_reason});
+      .pending_events.push_back({it->second.index, static_cast<size_t>(event.sample), event.token,
+                                 event.logprob, event.stop_reason});
 }
 
 void Sampling::forget_if_asked() {
@@ -108,7 +108,7 @@ SamplingStats Sampling::stats() const {
 // All that may throw comes first, so that the outcome can be settled once more. When requests fail,
 // the Sample fails with the error of the first of them in its order, whichever came first in time:
 // those behind it are not wanted any more, those before it go on.
-void Sampling::settle(sampler::Outcome& outcome) {
+void Sampling::finish(sampler::Outcome& outcome) {
   const auto it = requests_.find(outcome.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
   const auto [id, index] = it->second;

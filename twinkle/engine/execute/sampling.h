@@ -10,13 +10,13 @@
 #include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/lora/pool.h"
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 
 namespace twinkle::engine {
 
 struct Weights {
-  lora::Pin adapter;  // of nothing: the base model alone
-  uint64_t version;   // as sampler::Request's
+  lora::AdapterRef adapter;  // of nothing: the base model alone
+  uint64_t version;          // as sampler::Request's
 };
 
 class Sampling {
@@ -43,17 +43,17 @@ class Sampling {
     Weights weights;
     SampleHooks hooks;
     SampleResult result{};
-    std::vector<int64_t> tickets{};   // the sampler's, by request
-    size_t num_left = 0;              // requests that have not ended
-    std::vector<TokenEvent> heard{};  // since its listener was told last
-    std::string error{};              // of the first of its requests that failed, if one did
+    std::vector<int64_t> tickets{};            // the sampler's, by request
+    size_t num_left = 0;                       // requests that have not ended
+    std::vector<TokenEvent> pending_events{};  // since its listener was told last
+    std::string error{};  // of the first of its requests that failed, if one did
   };
   struct Place {
     int64_t id;
     size_t index;
   };
-  void hear(const sampler::Event& event);
-  void settle(sampler::Outcome& outcome);
+  void on_event(const sampler::Event& event);
+  void finish(sampler::Outcome& outcome);
   void tell();
   void fail(int64_t id, std::exception_ptr error);
   void forget(std::span<const int64_t> tickets);

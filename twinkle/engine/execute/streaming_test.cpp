@@ -4,8 +4,8 @@
 
 #include <thread>
 
-#include "twinkle/engine/ear_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/engine/recording_listener_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -42,15 +42,16 @@ class Streaming : public testing::Test {
 TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
   const Sample sample = drawn_sample("base", 12, 2);
   const auto want = engine_.run<SampleResult>(sample);
-  Ear ear, other;
-  auto first = engine_.submit(sample, ear.hooks()), second = engine_.submit(sample, other.hooks());
+  RecordingListener listener, other;
+  auto first = engine_.submit(sample, listener.hooks()),
+       second = engine_.submit(sample, other.hooks());
   for (Future* future : {&first, &second}) {
     const auto result = std::get<SampleResult>(future->get());
     EXPECT_EQ(result.completions[2][1].tokens, want.completions[2][1].tokens);
   }
-  EXPECT_EQ(ear.difference(want), "");
+  EXPECT_EQ(listener.difference(want), "");
   EXPECT_EQ(other.difference(want), "");
-  EXPECT_EQ(ear.num_tokens(), 3u * 2 * 12);
+  EXPECT_EQ(listener.num_tokens(), 3u * 2 * 12);
 }
 
 // The second is computed steps before the first, and the third never needs to be.
@@ -81,18 +82,18 @@ TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
   };
   // Both ask for all four words, and each finds those of its own brackets.
   const int32_t at3 = free[0][0].tokens[3], at8 = free[0][0].tokens[8];
-  Ear ear, other;
+  RecordingListener listener, other;
   sample.prompts.resize(1);
   Sample round = sample, square = sample;
   round.params[0].stop = {word("(", at3, ")") + "(", word("[", at8, "]")};
   square.params[0].stop = {word("(", at8, ")"), word("[", at3, "]")};
-  auto a = engine_.submit(round, ear.hooks(numbers("(", ")")));
+  auto a = engine_.submit(round, listener.hooks(numbers("(", ")")));
   auto b = engine_.submit(square, other.hooks(numbers("[", "]")));
   const auto first = std::get<SampleResult>(a.get()), second = std::get<SampleResult>(b.get());
   EXPECT_EQ(first.completions[0][0].matched, round.params[0].stop[0]);
   EXPECT_EQ(second.completions[0][0].matched, square.params[0].stop[1]);
   EXPECT_EQ(second.completions[0][0].tokens.size(), 4u);
-  EXPECT_EQ(ear.difference(first), "");
+  EXPECT_EQ(listener.difference(first), "");
   EXPECT_EQ(other.difference(second), "");
   EXPECT_NE(error_of([&] { engine_.run<SampleResult>(round); }).find("no tokenizer"),
             std::string::npos);
@@ -103,7 +104,7 @@ TEST_F(Streaming, AListenerThatThrowsFailsItsOwnSampleWheneverItDoes) {
   const auto want = engine_.run<SampleResult>(sample).completions;
   for (const size_t deaf_from : {size_t{1}, size_t{9}, size_t{18}}) {  // 18: with the last token
     SCOPED_TRACE(deaf_from);
-    Ear ear;
+    RecordingListener listener;
     size_t told = 0;
     SampleHooks hooks;
     hooks.on_tokens = [&](std::span<const TokenEvent> events) {
@@ -111,12 +112,12 @@ TEST_F(Streaming, AListenerThatThrowsFailsItsOwnSampleWheneverItDoes) {
       if (told >= deaf_from) throw std::runtime_error("deaf");
     };
     Future deaf = engine_.submit(sample, hooks);
-    Future neighbour = engine_.submit(sample, ear.hooks());
+    Future neighbour = engine_.submit(sample, listener.hooks());
     EXPECT_THROW(deaf.get(), std::runtime_error);
     const auto got = std::get<SampleResult>(neighbour.get());
     for (size_t p = 0; p < want.size(); ++p)
       EXPECT_EQ(got.completions[p][0].tokens, want[p][0].tokens);
-    EXPECT_EQ(ear.difference(got), "");
+    EXPECT_EQ(listener.difference(got), "");
   }
   EXPECT_EQ(engine_.sampling().num_samples, 0);
 }
@@ -135,10 +136,10 @@ TEST_F(Streaming, ADecodeThatThrowsFailsItsOwnSample) {
 }
 
 TEST_F(Streaming, NothingComesAfterACancelAndTheListenerIsLetGo) {
-  Ear ear;
+  RecordingListener listener;
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> alive = held;
-  SampleHooks hooks = ear.hooks();
+  SampleHooks hooks = listener.hooks();
   hooks.on_tokens = [listener = hooks.on_tokens, held](std::span<const TokenEvent> events) {
     listener(events);
   };
@@ -146,23 +147,23 @@ TEST_F(Streaming, NothingComesAfterACancelAndTheListenerIsLetGo) {
   Future future = engine_.submit(sample, hooks);
   hooks = {};
   held.reset();
-  while (ear.num_tokens() < 3) std::this_thread::yield();
+  while (listener.num_tokens() < 3) std::this_thread::yield();
   EXPECT_TRUE(engine_.cancel(future.id));
   EXPECT_EQ(error_of([&] { future.get(); }), "engine: cancelled");
-  const size_t heard = ear.num_tokens();
+  const size_t heard = listener.num_tokens();
   EXPECT_LT(heard, 600u);
   EXPECT_TRUE(alive.expired());
   engine_.run<SampleResult>(drawn_sample("base", 3));
-  EXPECT_EQ(ear.num_tokens(), heard);
+  EXPECT_EQ(listener.num_tokens(), heard);
 }
 
 TEST_F(Streaming, ASampleThatFailsTellsItsListenerNothingMore) {
   Sample sample = drawn_sample("base", 5);
   sample.prompts[1] = {500};
-  Ear ear;
-  Future future = engine_.submit(sample, ear.hooks());
+  RecordingListener listener;
+  Future future = engine_.submit(sample, listener.hooks());
   EXPECT_NE(error_of([&] { future.get(); }), "no error");
-  EXPECT_EQ(ear.num_tokens(), 0u);
+  EXPECT_EQ(listener.num_tokens(), 0u);
 }
 
 TEST_F(Streaming, ResetThePrefixCacheAndPromptsAreComputedAgain) {

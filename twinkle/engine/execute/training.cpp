@@ -4,11 +4,12 @@
 
 namespace twinkle::engine {
 
-Running& Training::begun(const Work& work) {
+TrainingOp& Training::begun(const Work& work) {
   auto& op = running_[work.id];
   if (!op) {
     try {
-      op = std::make_unique<Running>(work.id, tenant_(tenant_of(*work.operation)), *work.operation);
+      op = std::make_unique<TrainingOp>(work.id, tenant_(tenant_of(*work.operation)),
+                                        *work.operation);
     } catch (...) {
       running_.erase(work.id);
       throw;
@@ -24,11 +25,11 @@ std::set<const Tenant*> Training::tenants() const {
 }
 
 void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome) {
-  std::vector<Piece> forwards, backwards;
+  std::vector<OpSlice> forwards, backwards;
   std::map<const Tenant*, int64_t> num_backwards;
   for (const Work& work : batch) {
     try {
-      Running& op = begun(work);
+      TrainingOp& op = begun(work);
       if (!op.learns()) {
         forwards.push_back({&op, work.first, work.last});
         continue;
@@ -50,44 +51,44 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
   pass(backwards, [&](auto pieces) { backward_pass(pieces, decoder_, graphs_, stop); }, outcome);
 }
 
-void Training::pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outcome) {
+void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome) {
   if (pieces.empty()) return;
   ++outcome.num_passes;
-  std::map<Tenant*, std::vector<Piece>> overflowed;
+  std::map<Tenant*, std::vector<OpSlice>> overflowed;
   try {
     run(pieces);
-    for (const Piece& piece : pieces) {
+    for (const OpSlice& piece : pieces) {
       if (piece.op->learns()) overflowed[&piece.op->tenant()].push_back(piece);
     }
     std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
   } catch (const model::Stopped&) {
     throw;  // all are cancelled
   } catch (...) {
-    return blame(pieces, std::current_exception(), outcome);
+    return retry_alone(pieces, std::current_exception(), outcome);
   }
-  for (const Piece& piece : pieces) {
+  for (const OpSlice& piece : pieces) {
     if (overflowed.contains(&piece.op->tenant())) continue;
     if (piece.again) {
       outcome.rewound.push_back({piece.op->id(), false});
       running_.erase(piece.op->id());
     } else {
-      settle(*piece.op, outcome);
+      finish(*piece.op, outcome);
     }
   }
-  for (const auto& [tenant, theirs] : overflowed) blame(theirs, not_finite(*tenant), outcome);
+  for (const auto& [tenant, theirs] : overflowed) retry_alone(theirs, not_finite(*tenant), outcome);
 }
 
 // The arithmetic itself failed: memory ran out, say, or sums beyond float32. Whoever was alone is
 // to blame; otherwise each begins again, alone, so that only the one to blame pays. Recordings hold
 // memory: nobody is to blame while there are some.
-void Training::blame(std::span<const Piece> pieces, std::exception_ptr error,
-                     BatchOutcome& outcome) {
+void Training::retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
+                           BatchOutcome& outcome) {
   const bool known = !graphs_.forget() && pieces.size() == 1;
-  for (const Piece& piece : pieces) {
-    Running& op = *piece.op;
+  for (const OpSlice& piece : pieces) {
+    TrainingOp& op = *piece.op;
     if (known) op.error = error;
     if (op.error) {
-      settle(op, outcome);
+      finish(op, outcome);
     } else {
       op.restore();
       outcome.rewound.push_back({op.id(), true});
@@ -95,7 +96,7 @@ void Training::blame(std::span<const Piece> pieces, std::exception_ptr error,
   }
 }
 
-void Training::settle(Running& op, BatchOutcome& outcome) {
+void Training::finish(TrainingOp& op, BatchOutcome& outcome) {
   try {
     if (!op.error && op.complete()) {
       if (op.forward()) {
@@ -116,7 +117,7 @@ void Training::settle(Running& op, BatchOutcome& outcome) {
 
 ForwardResult Training::commit(int64_t id) {
   const auto it = running_.extract(id);
-  Running& op = *it.mapped();
+  TrainingOp& op = *it.mapped();
   if (!op.forward()) op.tenant().count(op.result().num_tokens);
   return std::move(op).result();
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "twinkle/engine/execute/batch.h"
-#include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/execute/training_op.h"
 #include "twinkle/engine/schedule/executor.h"
 
 namespace twinkle::engine {
@@ -31,16 +31,17 @@ class Training {
   bool undo(int64_t id);  // false: it is not here
 
  private:
-  using Run = std::function<void(std::span<Piece> pieces)>;
-  Running& begun(const Work& work);
-  void pass(std::span<Piece> pieces, const Run& run, BatchOutcome& outcome);
-  void blame(std::span<const Piece> pieces, std::exception_ptr error, BatchOutcome& outcome);
-  void settle(Running& op, BatchOutcome& outcome);
+  using Run = std::function<void(std::span<OpSlice> pieces)>;
+  TrainingOp& begun(const Work& work);
+  void pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome);
+  void retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
+                   BatchOutcome& outcome);
+  void finish(TrainingOp& op, BatchOutcome& outcome);
 
   model::Decoder& decoder_;
   lora::TrainGraphs& graphs_;
   TenantOf tenant_;
-  std::map<int64_t, std::unique_ptr<Running>> running_;
+  std::map<int64_t, std::unique_ptr<TrainingOp>> running_;
 };
 
 }  // namespace twinkle::engine

@@ -155,7 +155,7 @@ void Parking::forget(const Tenant& tenant) {
   report();
 }
 
-void Parking::settle(const std::set<const Tenant*>& held) {
+void Parking::end_round(const std::set<const Tenant*>& held) {
   if (folder_.empty()) return;
   try {
     held_ = held;

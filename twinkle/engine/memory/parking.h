@@ -31,16 +31,16 @@ class Parking {
   Parking(const Parking&) = delete;
   Parking& operator=(const Parking&) = delete;
 
-  // To be called before anything is done with a tenant. It stays in memory until the next settle();
-  // what was parked comes back, and others make room. Error kInternal: its file is gone or has
-  // changed; the tenant stays parked, and the next use tries again.
+  // To be called before anything is done with a tenant. It stays in memory until the next
+  // end_round(); what was parked comes back, and others make room. Error kInternal: its file is
+  // gone or has changed; the tenant stays parked, and the next use tries again.
   void use(Tenant& tenant);
   // Before the tenant is destroyed: its file goes.
   void forget(const Tenant& tenant);
   // Between two pieces of work: parks what exceeds the limit, but none of `held`, whose work goes
   // on. Parking that fails, for want of disk or memory, leaves its tenant in memory until it was
   // used again, and is counted.
-  void settle(const std::set<const Tenant*>& held = {});
+  void end_round(const std::set<const Tenant*>& held = {});
 
   bool has_limit() const { return !folder_.empty(); }
   ParkingStats stats() const;  // any thread
@@ -74,7 +74,7 @@ class Parking {
   std::map<const Tenant*, Place> places_;
   // By their last use: that hold memory, but for those whose parking failed since.
   std::map<uint64_t, Place*> resident_;
-  std::vector<Place*> used_;  // since the last settle()
+  std::vector<Place*> used_;  // since the last end_round()
   uint64_t num_uses_ = 0, round_ = 1, num_files_ = 0;
   std::set<const Tenant*> held_;
   ParkingStats now_;

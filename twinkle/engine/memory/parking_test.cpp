@@ -48,18 +48,18 @@ class Crew {
       }
     }
     tenant.count(3);
-    parking.settle();
+    parking.end_round();
   }
   void step(size_t i) {
     parking.use(*tenants_[i]);
     tenants_[i]->step({.options = R"({"lr": 0.1})"});
-    parking.settle();
+    parking.end_round();
   }
   std::vector<std::vector<float>> state(size_t i) {
     parking.use(*tenants_[i]);
     std::vector<std::vector<float>> out;
     for (const NamedTensor& t : tenants_[i]->inspect(true).tensors) out.push_back(t.values);
-    parking.settle();
+    parking.end_round();
     return out;
   }
   void remove(size_t i) {
@@ -199,7 +199,7 @@ TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
   {
     const Shortage shortage(0);
     crew.parking.use(crew[1]);
-    crew.parking.settle();
+    crew.parking.end_round();
   }
   EXPECT_EQ(crew.parking.stats().num_failures, 1);
   EXPECT_EQ(crew.parking.stats().num_parked, 0);
@@ -229,13 +229,13 @@ TEST_F(ParkingTest, AnOperationCostsTheSameAmongManyTenants) {
   const auto seconds = [&](size_t size) {
     Crew crew({int64_t{1} << 40, (scratch_ / "park").string()}, size);
     for (size_t i = 0; i < size; ++i) crew.parking.use(crew[i]);
-    crew.parking.settle();
+    crew.parking.end_round();
     double least = INFINITY;
     for (int attempt = 0; attempt < 5; ++attempt) {
       const auto begin = std::clock();
       for (size_t i = 0; i < 500; ++i) {
         crew.parking.use(crew[i % 2]);
-        crew.parking.settle();
+        crew.parking.end_round();
       }
       least = std::min(least, static_cast<double>(std::clock() - begin));
     }
@@ -248,7 +248,7 @@ TEST_F(ParkingTest, WhatIsUsedTogetherStaysTogetherThoughItExceedsTheLimit) {
   Crew crew({1, (scratch_ / "park").string()}, 3);
   for (size_t i = 0; i < 3; ++i) crew.parking.use(crew[i]);
   for (size_t i = 0; i < 3; ++i) EXPECT_GT(crew[i].num_bytes(), 0);
-  crew.parking.settle();
+  crew.parking.end_round();
   EXPECT_EQ(crew.parking.stats().num_parked, 2);
   EXPECT_GT(crew[2].num_bytes(), 0) << "the one that was used last";
 }
@@ -256,7 +256,7 @@ TEST_F(ParkingTest, WhatIsUsedTogetherStaysTogetherThoughItExceedsTheLimit) {
 TEST_F(ParkingTest, AHeldTenantStays) {
   Crew crew({1, (scratch_ / "park").string()}, 3);
   for (size_t i = 0; i < 3; ++i) crew.parking.use(crew[i]);
-  crew.parking.settle({&crew[0]});
+  crew.parking.end_round({&crew[0]});
   EXPECT_GT(crew[0].num_bytes(), 0);
   EXPECT_EQ(crew[1].num_bytes(), 0);
 }
@@ -273,7 +273,7 @@ TEST_F(ParkingTest, WeightsThatSomebodyReadsStayAndPublishedOnesGoAndComeBack) {
   };
   const at::Tensor before = published();
   {
-    const lora::Pin reader = crew[0].pinned(version);
+    const lora::AdapterRef reader = crew[0].pinned(version);
     crew.learn(1, 1);
     EXPECT_GT(crew[0].num_bytes(), 0);
   }

@@ -25,7 +25,7 @@ inline std::string error_of(Future& future) {
 inline ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
   ForwardBackward out{.tenant = tenant};
   out.sequences.resize(num_sequences);
-  for (Sequence& s : out.sequences) s.input_ids.resize(tokens);
+  for (Example& s : out.sequences) s.input_ids.resize(tokens);
   return out;
 }
 

@@ -20,8 +20,8 @@ DispatcherOptions checked(DispatcherOptions o) {
 
 std::vector<int64_t> tokens_of(const Operation& operation) {
   std::vector<int64_t> out;
-  const auto add = [&](const std::vector<Sequence>& sequences) {
-    for (const Sequence& s : sequences) out.push_back(std::ssize(s.input_ids));
+  const auto add = [&](const std::vector<Example>& sequences) {
+    for (const Example& s : sequences) out.push_back(std::ssize(s.input_ids));
   };
   if (const auto* f = std::get_if<Forward>(&operation)) add(f->sequences);
   if (const auto* b = std::get_if<ForwardBackward>(&operation)) add(b->sequences);
@@ -53,7 +53,7 @@ Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
       cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"))),
       closed_error_(std::make_exception_ptr(Error(Code::kBusy, "engine: closed"))),
       scheduler_(options.token_budget),
-      turns_(options.sampling_share),
+      time_share_(options.sampling_share),
       thread_([this] { loop(); }) {}
 
 Dispatcher::~Dispatcher() { close(); }

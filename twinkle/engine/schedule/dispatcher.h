@@ -1,5 +1,5 @@
 // Operations in, futures out: one thread that gives an Executor its batches, its sampling steps and
-// the operations that run by themselves, in the order that Scheduler and Turns decide.
+// the operations that run by themselves, in the order that Scheduler and TimeShare decide.
 // submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
 #include <atomic>
@@ -22,7 +22,7 @@
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"
-#include "twinkle/engine/schedule/turns.h"
+#include "twinkle/engine/schedule/time_share.h"
 
 namespace twinkle::engine {
 
@@ -172,7 +172,7 @@ class Dispatcher {
   std::vector<int64_t> running_ GUARDED_BY(mutex_);  // operations of the batch that runs
   std::atomic<bool> stop_ = false;                   // that batch: all of them are cancelled
 
-  Turns turns_;             // the thread's, like the next
+  TimeShare time_share_;    // the thread's, like the next
   bool contested_ = false;  // both sides waited when the turn began
   std::thread thread_;      // last: it uses all of the above
 };

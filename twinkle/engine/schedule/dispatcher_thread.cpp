@@ -53,7 +53,7 @@ bool Dispatcher::turn() {
   else
     sample();
   const double seconds = options_.clock() - begin;
-  turns_.ran(*side, seconds, contested_);
+  time_share_.ran(*side, seconds, contested_);
   const Lock lock(mutex_);
   (*side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
   return true;
@@ -84,7 +84,7 @@ std::optional<Side> Dispatcher::next_turn() {
     const bool training = heads || batch;
     const bool sampling = num_sampled_ > 0;
     contested_ = training && sampling;
-    if (heads || sampling || (batch && !gathers())) return turns_.next(training, sampling);
+    if (heads || sampling || (batch && !gathers())) return time_share_.next(training, sampling);
     if (batch) {
       lock.wait_for(ready_, *gathers_until_ - options_.clock());
       continue;

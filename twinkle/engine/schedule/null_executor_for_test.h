@@ -77,7 +77,8 @@ class NullExecutor : public Executor {
       const auto& sequences = op ? op->sequences : std::get<Forward>(*work.operation).sequences;
       try {
         auto& state = state_of(tenant_of(*work.operation));
-        auto [it, fresh] = running_.try_emplace(work.id, Running{work.operation, state.size(), 0});
+        auto [it, fresh] =
+            running_.try_emplace(work.id, TrainingOp{work.operation, state.size(), 0});
         require(it->second.done == work.first, Code::kInternal, "null: out of order");
         it->second.done = work.last;
         for (size_t s = work.first; s < work.last; ++s)
@@ -128,7 +129,7 @@ class NullExecutor : public Executor {
   }
 
  private:
-  struct Running {
+  struct TrainingOp {
     const Operation* operation;
     size_t before, done;
   };
@@ -139,7 +140,7 @@ class NullExecutor : public Executor {
   }
 
   std::map<std::string, std::vector<std::string>> state_;
-  std::map<int64_t, Running> running_;
+  std::map<int64_t, TrainingOp> running_;
   std::map<int64_t, int64_t> samples_;  // tokens that are left
 };
 

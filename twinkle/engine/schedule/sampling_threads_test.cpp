@@ -157,7 +157,7 @@ void run_client(Dispatcher& dispatcher, const std::string& tenant, uint64_t seed
     samples.emplace_back(sample, submit(sample));
     ForwardBackward work{.tenant = tenant};
     work.sequences.resize(1 + key % 4);
-    for (Sequence& s : work.sequences) s.input_ids.resize(1 + key % 30);
+    for (Example& s : work.sequences) s.input_ids.resize(1 + key % 30);
     training.push_back(submit(work));
     if (key % 3 == 0) training.push_back(submit(Step{.tenant = tenant}));
     if (key % 7 == 0) dispatcher.cancel(samples[key % samples.size()].second.id);

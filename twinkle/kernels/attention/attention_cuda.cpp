@@ -85,7 +85,7 @@ PagedPages pages_of(const PagedKeys& pages) {
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options) {
-  const Place place(q);
+  const StreamGuard place(q);
   if (!is_for_flash(q)) {
     const Packed batch(q, k, v, cu_seqlens, options);
     AttentionResult result{at::empty_like(batch.q),
@@ -108,7 +108,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
                                   const AttentionOptions& options, const AttentionNeeds& needs) {
   const auto& [grad, q, k, v, forward] = saved;
-  const Place place(q);
+  const StreamGuard place(q);
   const auto wanted = [&](const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv) {
     return AttentionGrads{needs.q ? dq : at::Tensor(), needs.k ? dk : at::Tensor(),
                           needs.v ? dv : at::Tensor()};
@@ -140,7 +140,7 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
 
 void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
                  const PagedRows& rows) {
-  const Place place(k);
+  const StreamGuard place(k);
   const Rows at(rows, place.device);
   const at::Tensor kc = k.contiguous(), vc = v.contiguous();
   cuda::write_pages(type_of(k), at.places(), pages_of(pages), kc.const_data_ptr(),
@@ -149,11 +149,11 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
 
 at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const PagedRows& rows,
                            const AttentionOptions& options) {
-  const Place place(q);
+  const StreamGuard place(q);
   const Rows at(rows, place.device);
   const at::Tensor qc = q.contiguous(), out = at::empty_like(qc);
   // No row is behind the end of the tables.
-  const int64_t most = std::min(kMostChunks, (at.tables.size(1) + kChunkPages - 1) / kChunkPages);
+  const int64_t most = std::min(kMaxChunks, (at.tables.size(1) + kChunkPages - 1) / kChunkPages);
   const at::Tensor partial =
       at::empty({q.size(0), q.size(1), most, q.size(2) + 2}, q.options().dtype(wide_of(q)));
   cuda::attention_paged(type_of(q),

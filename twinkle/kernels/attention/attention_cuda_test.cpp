@@ -148,7 +148,7 @@ TEST(AttentionChunks, CoverEveryPageThatARowSeesOnceInFewChunks) {
       EXPECT_EQ(first, seen / 64);
       EXPECT_GE(first + each * count, position / 64 + 1);
       EXPECT_LE(first + each * (count - 1), position / 64) << "none is empty";
-      EXPECT_LE(count, cuda::kMostChunks);
+      EXPECT_LE(count, cuda::kMaxChunks);
       EXPECT_GE(each, cuda::kChunkPages);
     }
   }

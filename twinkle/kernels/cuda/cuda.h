@@ -10,10 +10,10 @@
 
 #include "twinkle/kernels/attention/attention.h"
 #include "twinkle/kernels/lora/lora.h"
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/kernels/rope.h"
 #include "twinkle/kernels/simd/row_stats.h"
 #include "twinkle/kernels/swiglu.h"
-#include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels::cuda {
 

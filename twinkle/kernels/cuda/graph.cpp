@@ -28,7 +28,7 @@ class Recorded final : public Graph {
     graph_.capture_begin(before ? before->graph_.pool() : at::cuda::MempoolId_t{0, 0},
                          cudaStreamCaptureModeThreadLocal);
     try {
-      const Keeping keeping(kept_);
+      const CaptureScope scope(kept_);
       body_();
     } catch (...) {
       try {

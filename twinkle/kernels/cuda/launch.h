@@ -6,7 +6,7 @@
 #pragma once
 #include <cstdint>
 
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 
 struct CUstream_st;
 
@@ -34,7 +34,7 @@ struct RmsNormSum {
 };
 void rms_norm_weight_grad(Type type, const RmsNormRows& in, const RmsNormSum& out, Stream stream);
 
-// x [tokens, heads, dim] turned into y (which may be x); cos and sin [positions, half].
+// x [tokens, heads, dim] rotated into y (which may be x); cos and sin [positions, half].
 struct RopeRows {
   const void* x;
   const float* cos;
@@ -195,11 +195,11 @@ void write_pages(Type type, const PagedPlaces& places, const PagedPages& pages, 
 struct PagedChunks {
   int64_t first_page, pages_each, count;
 };
-inline constexpr int64_t kChunkPages = 4, kMostChunks = 32;
+inline constexpr int64_t kChunkPages = 4, kMaxChunks = 32;
 constexpr PagedChunks paged_chunks(int64_t position, int64_t window) {
   const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
   const int64_t pages = position / kPageTokens - first / kPageTokens + 1;
-  const int64_t fewest = (pages + kMostChunks - 1) / kMostChunks;
+  const int64_t fewest = (pages + kMaxChunks - 1) / kMaxChunks;
   const int64_t each = fewest > kChunkPages ? fewest : kChunkPages;
   return {first / kPageTokens, each, (pages + each - 1) / each};
 }

@@ -19,7 +19,7 @@ Stream current_stream(const at::Device& device);
 // A uint8 tensor of these bytes there; `bytes` may go at once, the host does not wait.
 at::Tensor upload(const at::Device& device, std::span<const std::byte> bytes);
 
-// The same for bytes that kernels only read. What was asked for lately is there already: layers
+// The same for bytes that kernels only read. What was uploaded recently is there already: layers
 // share their tables, and a step like the one before it uploads none.
 at::Tensor table_on(const at::Device& device, std::span<const std::byte> bytes);
 
@@ -31,21 +31,21 @@ at::Tensor table_on(const at::Device& device, std::span<const Row> rows) {
 // While it lives, this thread's launches are recorded: what they read and their caller does not
 // hold goes to `tensors`, and a table that would have to be uploaded is an error. Backward passes
 // run on this thread, too, where autograd has one for each device otherwise.
-class Keeping {
+class CaptureScope {
  public:
-  explicit Keeping(std::vector<at::Tensor>& tensors);
-  ~Keeping();
-  Keeping(const Keeping&) = delete;
-  Keeping& operator=(const Keeping&) = delete;
+  explicit CaptureScope(std::vector<at::Tensor>& tensors);
+  ~CaptureScope();
+  CaptureScope(const CaptureScope&) = delete;
+  CaptureScope& operator=(const CaptureScope&) = delete;
 
  private:
   const bool threads_;  // of autograd, before
 };
-void keep(const at::Tensor& x);  // nothing, without a Keeping
+void keep(const at::Tensor& x);  // nothing, without a CaptureScope
 
 // Makes the tensor's device the current one until its end.
-struct Place {
-  explicit Place(const at::Tensor& x)
+struct StreamGuard {
+  explicit StreamGuard(const at::Tensor& x)
       : guard(x.device()), device(x.device()), stream(current_stream(device)) {}
   c10::DeviceGuard guard;
   at::Device device;

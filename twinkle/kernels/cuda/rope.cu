@@ -31,12 +31,12 @@ __global__ void copy_rest(RopeRows in, const T* x, T* y) {
 }  // namespace
 
 void rope(Type type, const RopeRows& in, void* y, Stream stream) {
-  const int64_t turned = in.tokens * in.heads * in.half;
+  const int64_t rotated = in.tokens * in.heads * in.half;
   const int64_t rest = in.tokens * in.heads * (in.dim - 2 * in.half);
   with_type(type, [&]<class T>(T) {
     const T* x = static_cast<const T*>(in.x);
     T* to = static_cast<T*>(y);
-    launch("rope", grid_for(turned), stream, turn<T>, in, x, to);
+    launch("rope", grid_for(rotated), stream, turn<T>, in, x, to);
     if (in.x != y) launch("rope", grid_for(rest), stream, copy_rest<T>, in, x, to);
   });
 }

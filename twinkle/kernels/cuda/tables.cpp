@@ -12,9 +12,9 @@
 namespace twinkle::kernels::cuda {
 namespace {
 
-// The tables of lately, found by their content: they are only read, so one serves all who ask for
-// the same bytes.
-class Tables {
+// Recently uploaded tables, found by their content: kernels only read them, so one serves all that
+// ask for the same bytes.
+class ConstantCache {
  public:
   at::Tensor find(const std::string& key) {
     const std::lock_guard lock(mutex_);
@@ -25,13 +25,13 @@ class Tables {
   }
 
   void add(std::string key, const at::Tensor& table) {
-    if (key.size() > kMostBytes / 16) return;
+    if (key.size() > kMaxBytes / 16) return;
     const std::lock_guard lock(mutex_);
     if (places_.contains(key)) return;
     num_bytes_ += key.size();
     entries_.push_front({std::move(key), table});
     places_.emplace(entries_.front().key, entries_.begin());
-    while (num_bytes_ > kMostBytes || entries_.size() > kMostEntries) {
+    while (num_bytes_ > kMaxBytes || entries_.size() > kMaxEntries) {
       num_bytes_ -= entries_.back().key.size();
       places_.erase(entries_.back().key);
       entries_.pop_back();
@@ -39,7 +39,7 @@ class Tables {
   }
 
  private:
-  static constexpr size_t kMostBytes = size_t{16} << 20, kMostEntries = 8192;
+  static constexpr size_t kMaxBytes = size_t{16} << 20, kMaxEntries = 8192;
   struct Entry {
     std::string key;
     at::Tensor table;
@@ -50,8 +50,8 @@ class Tables {
   size_t num_bytes_ = 0;
 };
 
-Tables& tables() {
-  static auto* const all = new Tables;  // never destroyed: the device may be gone by then
+ConstantCache& tables() {
+  static auto* const all = new ConstantCache;  // never destroyed: the device may be gone by then
   return *all;
 }
 
@@ -59,12 +59,12 @@ thread_local std::vector<at::Tensor>* kept = nullptr;
 
 }  // namespace
 
-Keeping::Keeping(std::vector<at::Tensor>& tensors)
+CaptureScope::CaptureScope(std::vector<at::Tensor>& tensors)
     : threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   kept = &tensors;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
-Keeping::~Keeping() {
+CaptureScope::~CaptureScope() {
   kept = nullptr;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(threads_);
 }

@@ -58,7 +58,7 @@ struct Rows {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const Place place(x);
+  const StreamGuard place(x);
   const at::Tensor in = x.contiguous(), w = weight.to(wide_of(x)).contiguous();
   const at::Tensor out = at::empty_like(in);
   cuda::rms_norm(type_of(x), rows_of(in, w, eps), out.mutable_data_ptr(), place.stream);
@@ -67,7 +67,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                              double eps) {
-  const Place place(x);
+  const StreamGuard place(x);
   const at::Tensor in = x.contiguous(), g = grad.contiguous();
   const at::Tensor w = weight.to(wide_of(x)).contiguous(), out = at::empty_like(in);
   cuda::rms_norm_backward(type_of(x), rows_of(in, w, eps), g.const_data_ptr(),
@@ -77,7 +77,7 @@ at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const 
 
 void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double eps,
                           std::span<const int64_t> cu_seqlens, at::Tensor& sum) {
-  const Place place(x);
+  const StreamGuard place(x);
   const at::Tensor in = x.contiguous(), g = grad.contiguous();
   const int64_t per_token = in.numel() / x.size(-1) / x.size(0);
   std::vector<int64_t> starts(cu_seqlens.begin(), cu_seqlens.end());
@@ -97,7 +97,7 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
 
 void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, const at::Tensor& sin,
           const at::Tensor& position_ids, Turn turn) {
-  const Place place(x);
+  const StreamGuard place(x);
   const at::Tensor ids = position_ids.to(at::kLong).contiguous();
   keep(cos);
   keep(sin);
@@ -115,7 +115,7 @@ void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, con
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  const Place place(gate);
+  const StreamGuard place(gate);
   const at::Tensor g = gate.contiguous(), u = up.contiguous(), out = at::empty_like(g);
   cuda::swiglu(type_of(g), g.const_data_ptr(), u.const_data_ptr(), g.numel(),
                out.mutable_data_ptr(), place.stream);
@@ -124,7 +124,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
 
 SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,
                             SwigluNeeds needs) {
-  const Place place(gate);
+  const StreamGuard place(gate);
   const at::Tensor d = grad.contiguous(), g = gate.contiguous(), u = up.contiguous();
   SwigluGrads out;
   if (needs != SwigluNeeds::kUp) out.gate = at::empty_like(g);
@@ -139,7 +139,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
 
 void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<RowStats> stats) {
-  const Place place(logits);
+  const StreamGuard place(logits);
   const Rows rows(logits, ids, temperature);
   const at::Tensor out = at::empty({logits.size(0), 4}, logits.options().dtype(wide_of(logits)));
   cuda::softmax_stats(type_of(logits), rows.of(logits), out.mutable_data_ptr(), place.stream);
@@ -153,7 +153,7 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
                    std::span<const float> grad, std::span<const float> entropy_grad) {
-  const Place place(logits);
+  const StreamGuard place(logits);
   const Rows rows(logits, ids, temperature);
   std::vector<double> known;
   for (const RowStats& row : stats.first(ids.size())) {

@@ -1,8 +1,8 @@
 // Products by the tile unit (AMX): 16 rows by 16 columns, 32 inputs at a time, two tiles of rows by
 // two of columns, so that four products share four loaded tiles. One operand lies in a panel whose
-// lanes are columns. Many rows: rows are x's, and weights are turned into panels that the first
+// lanes are columns. Many rows: rows are x's, and weights are transposed into panels that the first
 // cache holds. Few rows: rows are the weights', read as they lie in memory, and x is the panel.
-#include "twinkle/kernels/linear/linear_bf16_turn.h"
+#include "twinkle/kernels/linear/linear_bf16_transpose.h"
 
 #if defined(__x86_64__)
 #include <algorithm>
@@ -15,9 +15,9 @@ namespace {
   __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define TWINKLE_AMX_INLINE TWINKLE_AMX inline __attribute__((always_inline))
 
-constexpr int kTwo = 2;              // tiles of rows, and of columns
-constexpr int64_t kMostBlocks = 18;  // of kDepth inputs in a panel: 36 KB
-constexpr int64_t kMostRows = 1024;  // rows whose sums stay in the second cache
+constexpr int kTwo = 2;             // tiles of rows, and of columns
+constexpr int64_t kMaxBlocks = 18;  // of kDepth inputs in a panel: 36 KB
+constexpr int64_t kMaxRows = 1024;  // rows whose sums stay in the second cache
 constexpr int64_t kTileWords = kTile * kTile;
 constexpr int64_t kRow = kTwo * kTile;  // sums of a row
 
@@ -137,14 +137,14 @@ TWINKLE_AMX_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begi
   }
 }
 
-// 32 outputs for up to kMostRows rows.
+// 32 outputs for up to kMaxRows rows.
 TWINKLE_AMX void multiply(const Bf16Product& p, int64_t o, int64_t first_row) {
-  alignas(64) uint32_t panel[kMostBlocks * kTwo * kTileWords];
-  alignas(64) float sums[kMostRows * kRow];
-  const Panel turned{panel, kTileWords, kTwo * kTileWords, kTile * 4};
-  const int64_t rows = std::min(kMostRows, p.rows - first_row);
+  alignas(64) uint32_t panel[kMaxBlocks * kTwo * kTileWords];
+  alignas(64) float sums[kMaxRows * kRow];
+  const Panel transposed{panel, kTileWords, kTwo * kTileWords, kTile * 4};
+  const int64_t rows = std::min(kMaxRows, p.rows - first_row);
   const int64_t all = (p.inputs + kDepth - 1) / kDepth;
-  const int64_t passes = (all + kMostBlocks - 1) / kMostBlocks;
+  const int64_t passes = (all + kMaxBlocks - 1) / kMaxBlocks;
   const int64_t full = p.inputs / kDepth;  // blocks that do not reach beyond x
   AheadFirst ahead{reinterpret_cast<const char*>(p.w + (o + kTwo * kTile) * p.inputs)};
   for (int64_t pass = 0; pass < passes; ++pass) {
@@ -157,11 +157,11 @@ TWINKLE_AMX void multiply(const Bf16Product& p, int64_t o, int64_t first_row) {
       float* const to = passes == 1 ? sums : sums + r * kRow;
       const int64_t row = first_row + r, inside = std::min(blocks, full - begin);
       if (inside > 0) {
-        add_rows(p.x + row * p.x_stride + begin * kDepth, p.x_stride, count, turned, inside,
+        add_rows(p.x + row * p.x_stride + begin * kDepth, p.x_stride, count, transposed, inside,
                  begin == 0, to);
       }
       if (inside < blocks) {
-        add_rows(p.x_rest + row * kDepth, kDepth, count, turned.from(inside), 1, full == 0, to);
+        add_rows(p.x_rest + row * kDepth, kDepth, count, transposed.from(inside), 1, full == 0, to);
       }
       if (pass + 1 < passes) continue;
       for (int n = 0; n < kTwo && o + n * kTile < p.outputs; ++n) {
@@ -173,7 +173,7 @@ TWINKLE_AMX void multiply(const Bf16Product& p, int64_t o, int64_t first_row) {
 
 TWINKLE_AMX void many_rows(const Bf16Product& p, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kTwo * kTile) {
-    for (int64_t r = 0; r < p.rows; r += kMostRows) multiply(p, o, r);
+    for (int64_t r = 0; r < p.rows; r += kMaxRows) multiply(p, o, r);
   }
   _tile_release();
 }
@@ -202,7 +202,7 @@ TWINKLE_AMX_INLINE void add_weights(const Bf16Product& p, int64_t o, const Panel
 TWINKLE_AMX void few_rows(const Bf16Product& p, int64_t first, int64_t last) {
   const Panel panel = panel_of(p, p.packed);
   alignas(64) float sums[kRow * kRow] = {};
-  alignas(64) float turned[kTile * kTile];
+  alignas(64) float transposed[kTile * kTile];
   for (int64_t o = first; o < last; o += kTwo * kTile) {
     const int64_t outputs = std::min(last - o, kTwo * kTile);
     if (o == first || outputs < kTwo * kTile) shape_for(outputs, p.rows == 1 ? 1 : kTile);
@@ -216,8 +216,8 @@ TWINKLE_AMX void few_rows(const Bf16Product& p, int64_t first, int64_t last) {
         __m512i c[16];
         for (int64_t j = 0; j < kTile; ++j) c[j] = _mm512_load_si512(sums + (n + j) * kRow + r);
         transpose(c);
-        for (int64_t j = 0; j < kTile; ++j) _mm512_store_si512(turned + j * kTile, c[j]);
-        finish<1>(p, r, std::min(kTile, p.rows - r), o + n, turned);
+        for (int64_t j = 0; j < kTile; ++j) _mm512_store_si512(transposed + j * kTile, c[j]);
+        finish<1>(p, r, std::min(kTile, p.rows - r), o + n, transposed);
       }
     }
   }

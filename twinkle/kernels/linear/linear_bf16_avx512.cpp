@@ -1,8 +1,8 @@
-// Weights are turned, a few tiles at a time, into panels in which the 16 lanes of a vector are
+// Weights are transposed, a few tiles at a time, into panels in which the 16 lanes of a vector are
 // outputs; then every row adds its products. Few rows: a panel is one tile of 16 outputs and 32
 // inputs, used while the next lines come from memory. Many: three tiles, so that 24 sums hide the
 // latency of each other and a row's inputs are loaded once for all three.
-#include "twinkle/kernels/linear/linear_bf16_turn.h"
+#include "twinkle/kernels/linear/linear_bf16_transpose.h"
 
 #if defined(__x86_64__)
 #include <algorithm>
@@ -176,12 +176,12 @@ TWINKLE_BF16 void wide_loop(const Bf16Product& p, int64_t first, int64_t last) {
 }  // namespace
 
 Bf16Loop avx512_loop(const Bf16Product& p) {
-  static constexpr decltype(Bf16Loop::run) kFew[] = {
+  static constexpr decltype(Bf16Loop::run) kThinLoops[] = {
       few_rows_loop<1>, few_rows_loop<2>, few_rows_loop<3>, few_rows_loop<4>,
       few_rows_loop<5>, few_rows_loop<6>, few_rows_loop<7>, few_rows_loop<8>};
   if (p.transposed || p.rows > kThinRows) return {kWide * kTile, wide_loop};
-  if (p.rows > std::ssize(kFew)) return {kTile, thin_loop};
-  return {kTile, kFew[std::max<int64_t>(1, p.rows) - 1]};
+  if (p.rows > std::ssize(kThinLoops)) return {kTile, thin_loop};
+  return {kTile, kThinLoops[std::max<int64_t>(1, p.rows) - 1]};
 }
 
 }  // namespace twinkle::kernels

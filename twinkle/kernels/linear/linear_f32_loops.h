@@ -1,8 +1,8 @@
 // The loops of linear_f32, and of linear_bf16's runs. Compiled once per instruction set (see
 // simd.h). The lanes of a vector are outputs: each lane is one output's chain. Weights whose inputs
-// lie side by side are turned in registers, a square at a time. Few rows: what is turned is used at
-// once, and memory stays what is short. Many: a panel of a run of inputs is kept in the first cache
-// for all rows.
+// lie side by side are transposed in registers, a square at a time. Few rows: what is transposed is
+// used at once, and memory stays what is short. Many: a panel of a run of inputs is kept in the
+// first cache for all rows.
 #pragma once
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/linear/products.h"
@@ -13,8 +13,8 @@ namespace twinkle::kernels::TWINKLE_ISA {
 // zeros behind them. Outputs beyond the last are the last again. Fetches what lies `ahead` into the
 // second cache; the first is full of what is being read.
 template <class T>
-inline void turned_weights(const RunProduct<T>& p, int64_t o, int64_t i, int64_t count,
-                           const T*& ahead, Lanes<float>* w) {
+inline void transposed_weights(const RunProduct<T>& p, int64_t o, int64_t i, int64_t count,
+                               const T*& ahead, Lanes<float>* w) {
   constexpr int n = kLanes<float>;
 #pragma GCC unroll 16
   for (int j = 0; j < n; ++j) {
@@ -46,7 +46,7 @@ inline void thin_tile(const RunProduct<T>& p, int64_t o) {
     for (int64_t i = begin; i < end; i += n) {
       const int64_t count = end - i < n ? end - i : n;
       Lanes<float> w[n];
-      turned_weights(p, o, i, count, ahead, w);
+      transposed_weights(p, o, i, count, ahead, w);
       const float* x = p.x + i;
       if (count == n) {  // the usual case, its loop unrolled
 #pragma GCC unroll 16
@@ -100,7 +100,7 @@ inline void fill_panel(const RunProduct<T>& p, int64_t o, int64_t begin, int64_t
       for (int64_t i = begin; i < end; i += n) {
         const int64_t count = end - i < n ? end - i : n;
         Lanes<float> w[n];
-        turned_weights(p, o, i, count, ahead, w);
+        transposed_weights(p, o, i, count, ahead, w);
         for (int64_t k = 0; k < count; ++k) {
           store<float, float>(panel + (i + k - begin) * kPanelWidth, w[k]);
         }

@@ -49,7 +49,7 @@ std::vector<Case> cases() {
   return out;
 }
 
-at::Tensor turned(const at::Tensor& w) { return w.t().contiguous().t(); }
+at::Tensor transposed(const at::Tensor& w) { return w.t().contiguous().t(); }
 
 TEST(LinearF32, HasTheBitsOfTheNamedOrderOnEveryInstructionSetThatFuses) {
   at::manual_seed(1);
@@ -59,7 +59,7 @@ TEST(LinearF32, HasTheBitsOfTheNamedOrderOnEveryInstructionSetThatFuses) {
       const at::Tensor want = chains(x, w, bias);
       for (const Simd* simd : supported_simd()) {
         const at::Tensor y = linear_f32(x, w, bias, *simd),
-                         z = linear_f32(x, turned(w), bias, *simd);
+                         z = linear_f32(x, transposed(w), bias, *simd);
         if (std::string_view(simd->name) == "portable") {
           EXPECT_TRUE(at::allclose(y, want, 1e-4, 1e-4)) << rows << " " << outputs << " " << inputs;
           EXPECT_TRUE(at::equal(y, z)) << rows << " " << outputs << " " << inputs;
@@ -80,7 +80,7 @@ TEST(LinearF32, ARowHasItsBitsInAnyCompanyOnEveryInstructionSet) {
   for (const Simd* simd : supported_simd()) {
     const at::Tensor all = linear_f32(x, w, {}, *simd);
     for (int64_t rows = 1; rows < 600; rows += rows < 30 ? 1 : 57) {
-      for (const at::Tensor& weight : {w, turned(w)}) {
+      for (const at::Tensor& weight : {w, transposed(w)}) {
         EXPECT_TRUE(at::equal(linear_f32(x.narrow(0, 600 - rows, rows), weight, {}, *simd),
                               all.narrow(0, 600 - rows, rows)))
             << simd->name << " " << rows;
@@ -96,7 +96,7 @@ TEST(LinearF32, MayBeAddedToWhatIsThere) {
     const at::Tensor before = at::randn({rows, outputs});
     for (const Simd* simd : supported_simd()) {
       const at::Tensor want = before + linear_f32(x, w, {}, *simd);
-      for (const at::Tensor& weight : {w, turned(w)}) {
+      for (const at::Tensor& weight : {w, transposed(w)}) {
         at::Tensor y = before.clone();
         add_linear_f32(y, x, weight, *simd);
         EXPECT_TRUE(at::equal(y, want)) << rows << " " << outputs << " " << inputs;
@@ -116,7 +116,7 @@ TEST(LinearF32, ANanOrInfinityReachesItsOwnRowAndOutputAlone) {
     const at::Tensor bad = linear_f32(x, w).isfinite().logical_not();
     EXPECT_EQ(bad.sum().item<int64_t>(), 50 + rows - 1);
     EXPECT_TRUE(bad[3].all().item<bool>() && bad.select(1, 49).all().item<bool>());
-    EXPECT_TRUE(at::equal(linear_f32(x, turned(w)).isfinite().logical_not(), bad));
+    EXPECT_TRUE(at::equal(linear_f32(x, transposed(w)).isfinite().logical_not(), bad));
   }
 }
 

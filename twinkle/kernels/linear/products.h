@@ -1,5 +1,5 @@
-// Small matrix products, and squares turned in registers. Compiled once per instruction set (see
-// simd.h). Every element of a product is one chain of fused multiply-adds in the order of the
+// Small matrix products, and squares transposed in registers. Compiled once per instruction set
+// (see simd.h). Every element of a product is one chain of fused multiply-adds in the order of the
 // depth: its bits do not depend on which rows or columns are computed beside it.
 #pragma once
 #include "twinkle/kernels/simd/lanes.h"

@@ -91,7 +91,7 @@ Gradients::Gradients(std::span<const LoraPart> parts, LoraFactor factor, const a
 }  // namespace
 
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y) {
-  const Place place(x);
+  const StreamGuard place(x);
   const Type type = type_of(x);
   const Parts of(parts, place.device);
   const at::Tensor h = at::empty({of.h_size}, x.options().dtype(wide_of(x)));
@@ -105,7 +105,7 @@ at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at
 
 void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx) {
   const auto& [grad, x, h] = saved;
-  const Place place(x);
+  const StreamGuard place(x);
   const Type type = type_of(x);
   const Parts of(parts, place.device);
   const Gradients of_a(parts, LoraFactor::kA, place.device);

@@ -94,10 +94,10 @@ inline void dots(const LoraRows<T>& of, int64_t j, const In* in, A* h) {
 template <int kTokens, class In, class T, class A>
 inline void shrink_rows(const LoraRows<T>& of, const In* in, A* h) {
   // Sums at a time are as many as stay in registers.
-  constexpr int kMost = kTokens == 1 && kVectorBytes == 64 ? 16 : kTokens == 1 ? 8 : 4;
+  constexpr int kMax = kTokens == 1 && kVectorBytes == 64 ? 16 : kTokens == 1 ? 8 : 4;
   int64_t j = 0;
-  for (; j + kMost <= of.rank; j += kMost) dots<kTokens, kMost>(of, j, in, h);
-  if (kMost > 8 && j + 8 <= of.rank) dots<kTokens, 8>(of, j, in, h), j += 8;
+  for (; j + kMax <= of.rank; j += kMax) dots<kTokens, kMax>(of, j, in, h);
+  if (kMax > 8 && j + 8 <= of.rank) dots<kTokens, 8>(of, j, in, h), j += 8;
   for (; j + 4 <= of.rank; j += 4) dots<kTokens, 4>(of, j, in, h);
   for (; j < of.rank; ++j) dots<kTokens, 1>(of, j, in, h);
 }

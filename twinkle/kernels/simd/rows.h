@@ -85,7 +85,7 @@ void rms_norm_weight(const T* grad, const T* x, const A* scale, int64_t rows, in
   }
 }
 
-// One token: every head's first 2 * half dims turned, the rest copied. sign -1 turns backwards.
+// One token: every head's first 2 * half dims rotated, the rest copied. sign -1 rotates backwards.
 template <class T, class A>
 void rope(const T* x, const float* cos, const float* sin, int64_t heads, int64_t dim, int64_t half,
           A sign, T* y) {

@@ -11,8 +11,8 @@
 #include "twinkle/kernels/attention/attention_block.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/lora/lora_block.h"
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/kernels/simd/row_stats.h"
-#include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels {
 

@@ -4,9 +4,9 @@
 #include "twinkle/kernels/attention/attention_tiles.h"
 #include "twinkle/kernels/linear/linear_f32_loops.h"
 #include "twinkle/kernels/lora/lora_loops.h"
+#include "twinkle/kernels/optim/update_rows.h"
 #include "twinkle/kernels/simd/rows.h"
 #include "twinkle/kernels/simd/softmax_rows.h"
-#include "twinkle/kernels/update/update_rows.h"
 
 namespace twinkle::kernels::TWINKLE_ISA {
 

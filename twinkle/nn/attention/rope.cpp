@@ -129,10 +129,10 @@ std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::
                                              const RopeTable& table,
                                              const at::Tensor& position_ids) {
   if (!at::GradMode::is_enabled()) {
-    const auto turned = [&](const at::Tensor& x) {
+    const auto rotated = [&](const at::Tensor& x) {
       return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward);
     };
-    return {turned(q_THd), turned(k_TKd)};
+    return {rotated(q_THd), rotated(k_TKd)};
   }
   return {RopeFunction::apply(q_THd, table, position_ids),
           RopeFunction::apply(k_TKd, table, position_ids)};

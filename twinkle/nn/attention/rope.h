@@ -40,7 +40,7 @@ struct RopeTable {
 // Equal to transformers 5 in float32. Invalid sizes and factors are errors.
 RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_positions);
 
-// q [T, H, d] and k [T, K, d] turned by position_ids [T] (int32 or int64, each inside the table).
+// q [T, H, d] and k [T, K, d] rotated by position_ids [T] (int32 or int64, each inside the table).
 // Differentiable.
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::Tensor& k_TKd,
                                              const RopeTable& table,

@@ -269,23 +269,23 @@ Peaks peaks(const Problem& p, int64_t chunk, bool train) {
 }
 
 TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
-  constexpr int64_t kVocab = 4000, kChunk = 4, kFew = 16, kMany = 64;
+  constexpr int64_t kVocab = 4000, kChunk = 4, kShort = 16, kLong = 64;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto size = static_cast<int64_t>(at::elementSize(type));
-    const Problem a = problem_of(kFew, kVocab, type), b = problem_of(kMany, kVocab, type);
+    const Problem a = problem_of(kShort, kVocab, type), b = problem_of(kLong, kVocab, type);
     for (const bool train : {false, true}) {
       const Peaks few = peaks(a, kChunk, train), many = peaks(b, kChunk, train);
       // More tokens cost what is as wide as a hidden state, nothing as wide as the vocabulary.
-      const int64_t hidden = (kMany - kFew) * kWidth * size;
+      const int64_t hidden = (kLong - kShort) * kWidth * size;
       EXPECT_LE(many.forward - few.forward, 2 * hidden) << type << train;
       EXPECT_LE(many.backward - few.backward, 4 * hidden) << type << train;
       EXPECT_GE(many.forward, kChunk * kVocab * size) << type << train;
       // The meter sees what a chunk of all tokens holds.
-      const Peaks whole = peaks(b, kMany, train);
-      EXPECT_GE(whole.forward - many.forward, (kMany - kChunk) * kVocab * size) << type << train;
-      EXPECT_GE(whole.backward, kMany * kVocab * size) << type << train;
+      const Peaks whole = peaks(b, kLong, train);
+      EXPECT_GE(whole.forward - many.forward, (kLong - kChunk) * kVocab * size) << type << train;
+      EXPECT_GE(whole.backward, kLong * kVocab * size) << type << train;
     }
-    EXPECT_GE(peak([&] { plain(b); }) - peak([&] { plain(a); }), (kMany - kFew) * kVocab * 4);
+    EXPECT_GE(peak([&] { plain(b); }) - peak([&] { plain(a); }), (kLong - kShort) * kVocab * 4);
   }
 }
 

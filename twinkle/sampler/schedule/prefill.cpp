@@ -23,7 +23,7 @@ int64_t width_of(const Sequence& s) {
 }  // namespace
 
 // The owners of this plan, what they hold, and who of theirs waits.
-void Schedule::meet() {
+void Schedule::admit() {
   while (!arrived_.empty()) {
     const Request& request = arrived_.front()->job->request;
     Owner& owner = owners_[request.owner];
@@ -79,7 +79,7 @@ void Schedule::enter(Owner& owner) {
 // Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
 // and no more than max_batch run. The first that has no room lets nobody pass: who holds less, and
 // needs more, gets what comes free.
-void Schedule::let_begin() {
+void Schedule::begin_round() {
   std::vector<Sequence*> computing;
   int64_t num_running = 0, width = 0, reserved = 0;
   for (const auto& s : sequences_) {
@@ -123,11 +123,11 @@ void Schedule::prefill(Work& work) {
   std::map<int32_t, std::vector<Owner*>, std::greater<>> levels;
   for (auto& [name, owner] : owners_) levels[owner.priority].push_back(&owner);
   int64_t budget = options_.prefill_tokens;
-  for (const auto& [priority, owners] : levels) share_out(owners, budget, work);
+  for (const auto& [priority, owners] : levels) distribute(owners, budget, work);
 }
 
 // Owners of one priority take turns of a page's tokens each.
-void Schedule::share_out(const std::vector<Owner*>& owners, int64_t& budget, Work& work) {
+void Schedule::distribute(const std::vector<Owner*>& owners, int64_t& budget, Work& work) {
   for (Owner* owner : owners) {
     if (owner->prompts.empty()) owner->account.credit = 0;
   }

@@ -133,8 +133,8 @@ bool Schedule::extend(Sequence& s, int64_t end, Work& work) {
 Schedule::Work Schedule::plan() {
   Work work;
   followers_.clear();
-  meet();
-  let_begin();
+  admit();
+  begin_round();
   for (const auto& s : sequences_) {
     if (s->left() == 1 && s->may_run && !leader_of(*s, work.batch)) extend(*s, s->size(), work);
   }

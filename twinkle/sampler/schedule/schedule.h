@@ -90,12 +90,12 @@ class Schedule {
   bool extend(Sequence& sequence, int64_t end, Work& work);
   void follow(const std::vector<Sequence*>& batch);
   // prefill.cpp:
-  void meet();
-  void let_begin();
+  void admit();
+  void begin_round();
   void enter(Owner& owner);
   bool add_prompt(Owner& owner, Sequence& sequence, std::vector<Sequence*>& computing);
   void prefill(Work& work);
-  void share_out(const std::vector<Owner*>& owners, int64_t& budget, Work& work);
+  void distribute(const std::vector<Owner*>& owners, int64_t& budget, Work& work);
   void split(Sequence& sequence, std::vector<Sequence*>& out);
 
   SamplerOptions options_;

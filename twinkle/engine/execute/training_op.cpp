@@ -1,4 +1,4 @@
-#include "twinkle/engine/execute/running.h"
+#include "twinkle/engine/execute/training_op.h"
 
 #include <ATen/ATen.h>
 
@@ -17,11 +17,11 @@ at::Tensor copy_of(const std::vector<float>& values) {
   return out;
 }
 
-std::vector<std::vector<float>> spread(const std::vector<Sequence>& sequences,
+std::vector<std::vector<float>> spread(const std::vector<Example>& sequences,
                                        const std::vector<float>& scored) {
   std::vector<std::vector<float>> out;
   size_t next = 0;
-  for (const Sequence& s : sequences) {
+  for (const Example& s : sequences) {
     std::vector<float> row(s.input_ids.size(), 0.0f);
     for (size_t t = 0; t < s.labels.size(); ++t) {
       if (s.labels[t] != kIgnored) row[t] = scored[next++];
@@ -33,7 +33,7 @@ std::vector<std::vector<float>> spread(const std::vector<Sequence>& sequences,
 
 }  // namespace
 
-Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
+TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
     : id_(id),
       tenant_(&tenant),
       forward_(std::get_if<Forward>(&operation)),
@@ -46,7 +46,7 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   std::map<std::string, std::vector<float>> extras;
   wants_embedding_ = forward_ && forward_->embedding;
   wants_logits_ = forward_ ? forward_->logits : backward_->logits;
-  for (const Sequence& s : sequences()) {
+  for (const Example& s : sequences()) {
     wants_embedding_ = wants_embedding_ || (backward_ && !s.embedding_grad.empty());
     wants_logits_ = wants_logits_ || (backward_ && !s.logits_grad.empty());
     for (size_t t = 0; t < s.labels.size(); ++t) {
@@ -58,7 +58,7 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   }
   if (forward_) return;
   loss_ = &loss::find(backward_->loss);
-  const auto given = [](const Sequence& s) {
+  const auto given = [](const Example& s) {
     return !s.embedding_grad.empty() || !s.logits_grad.empty();
   };
   require(loss_->name == "linear" || std::ranges::none_of(sequences(), given), Code::kInvalid,
@@ -77,30 +77,30 @@ Running::Running(int64_t id, Tenant& tenant, const Operation& operation)
   if (loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
 }
 
-const std::vector<Sequence>& Running::sequences() const {
+const std::vector<Example>& TrainingOp::sequences() const {
   return forward_ ? forward_->sequences : backward_->sequences;
 }
 
-double Running::temperature() const {
+double TrainingOp::temperature() const {
   return forward_ ? forward_->temperature : backward_->temperature;
 }
 
-void Running::derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
-                     std::span<float> grad) const {
+void TrainingOp::derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
+                        std::span<float> grad) const {
   grad_(cu_[first_sequence] + row, logprobs, grad);
 }
 
-bool Running::wants_entropy() const {
+bool TrainingOp::wants_entropy() const {
   return forward_ ? forward_->entropy : entropy_grad_.defined();
 }
 
-std::span<const float> Running::entropy_grad(size_t first, size_t last) const {
+std::span<const float> TrainingOp::entropy_grad(size_t first, size_t last) const {
   if (!entropy_grad_.defined()) return {};
   const auto n = static_cast<size_t>(cu_[last] - cu_[first]);
   return {entropy_grad_.const_data_ptr<float>() + cu_[first], n};
 }
 
-void Running::keep(Part part, size_t last) {
+void TrainingOp::append(Outputs part, size_t last) {
   logprobs_.insert(logprobs_.end(), part.logprobs.begin(), part.logprobs.end());
   entropies_.insert(entropies_.end(), part.entropies.begin(), part.entropies.end());
   std::ranges::move(part.logits, std::back_inserter(logits_));
@@ -108,7 +108,7 @@ void Running::keep(Part part, size_t last) {
   num_done_ = last;
 }
 
-void Running::begin_again() {
+void TrainingOp::begin_again() {
   logprobs_.clear();
   entropies_.clear();
   logits_.clear();
@@ -116,7 +116,7 @@ void Running::begin_again() {
   num_done_ = 0;
 }
 
-void Running::prepare() {
+void TrainingOp::prepare() {
   inputs_.logprobs = copy_of(logprobs_);
   inputs_.entropies = copy_of(entropies_);
   const loss::Output out = loss::run(*loss_, inputs_, options_);
@@ -127,7 +127,7 @@ void Running::prepare() {
   begin_again();
 }
 
-double Running::through_rows() const {
+double TrainingOp::through_rows() const {
   double sum = 0;
   const auto add = [&](const std::vector<float>& grad, const std::vector<float>& values) {
     double of_sequence = 0;
@@ -142,7 +142,7 @@ double Running::through_rows() const {
   return sum;
 }
 
-void Running::check_finite(const std::vector<std::vector<float>>& rows, const char* what) const {
+void TrainingOp::check_finite(const std::vector<std::vector<float>>& rows, const char* what) const {
   for (const std::vector<float>& row : rows) {
     require(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }), Code::kInvalid,
             "engine: ", what, " of tenant '", tenant_->name(),
@@ -150,7 +150,7 @@ void Running::check_finite(const std::vector<std::vector<float>>& rows, const ch
   }
 }
 
-void Running::finish() {
+void TrainingOp::finish() {
   result_.logps = spread(sequences(), logprobs_);
   if (!entropies_.empty()) result_.entropies = spread(sequences(), entropies_);
   result_.num_tokens = static_cast<double>(logprobs_.size());
@@ -166,7 +166,7 @@ void Running::finish() {
   result_.embeddings = std::move(embeddings_);
 }
 
-void Running::finish_loss() {
+void TrainingOp::finish_loss() {
   inputs_.logprobs = copy_of(logprobs_);
   inputs_.entropies = copy_of(entropies_);
   loss::Output out = loss::run(*loss_, inputs_, options_);
@@ -178,13 +178,13 @@ void Running::finish_loss() {
   result_.num_tokens = out.num_tokens;
 }
 
-void Running::mark() {
+void TrainingOp::mark() {
   if (marked_) return;
   if (tenant_->has_gradients()) before_ = tenant_->snapshot();
   marked_ = true;
 }
 
-void Running::restore() {
+void TrainingOp::restore() {
   if (marked_ && before_) tenant_->restore(std::move(*before_));
   if (marked_ && !before_) tenant_->zero_grad();
   marked_ = false;

@@ -1,4 +1,4 @@
-#include "twinkle/nn/row_invariance.h"
+#include "twinkle/nn/batch_invariance.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -151,17 +151,17 @@ TEST(RowPlan, ADevicesProductsAreNotCutForThreadsOfTheCpu) {
 }
 
 // The engine's default budget of tokens, and twice it.
-TEST(RowInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
+TEST(BatchInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
   at::manual_seed(4);
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const auto x = at::randn({8192, 96}).to(type), w = at::randn({70, 96}).to(type);
-    const auto few = row_invariant_linear(x.narrow(0, 4000, 9), w);
-    EXPECT_TRUE(at::equal(row_invariant_linear(x, w).narrow(0, 4000, 9), few));
+    const auto few = batch_invariant_linear(x.narrow(0, 4000, 9), w);
+    EXPECT_TRUE(at::equal(batch_invariant_linear(x, w).narrow(0, 4000, 9), few));
     EXPECT_TRUE(
-        at::equal(row_invariant_linear(x.narrow(0, 3000, 4096), w).narrow(0, 1000, 9), few));
+        at::equal(batch_invariant_linear(x.narrow(0, 3000, 4096), w).narrow(0, 1000, 9), few));
     const auto dy = at::randn({8192, 70}).to(type);
-    EXPECT_TRUE(at::equal(row_invariant_linear(dy, w.t()).narrow(0, 8190, 2),
-                          row_invariant_linear(dy.narrow(0, 8190, 2), w.t())));
+    EXPECT_TRUE(at::equal(batch_invariant_linear(dy, w.t()).narrow(0, 8190, 2),
+                          batch_invariant_linear(dy.narrow(0, 8190, 2), w.t())));
   }
 }
 
@@ -183,7 +183,7 @@ TEST(RowPlan, RefusesAProductOfOursWhoseRowsKnowEachOther) {
   const auto try_with = [&](const std::function<bool(int64_t rows)>& wrong) {
     return error_of([&] {
       try_rows(product, 2, [&](const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
-        const at::Tensor y = row_invariant_linear(x, w, bias);
+        const at::Tensor y = batch_invariant_linear(x, w, bias);
         return wrong(x.size(0)) ? y + 1 : y;
       });
     });
@@ -206,9 +206,9 @@ TEST(RowPlan, LeavesTheNumberOfThreadsAsItWas) {
   EXPECT_EQ(at::get_num_threads(), before);
 }
 
-class RowInvariance : public testing::TestWithParam<at::ScalarType> {};
+class BatchInvariance : public testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
+TEST_P(BatchInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
   at::manual_seed(2);
   const int before = at::get_num_threads();
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{576, 576},
@@ -224,14 +224,14 @@ TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
                                 {1, 1}}) {
     const auto x = at::randn({300, in}).to(GetParam()), w = at::randn({out, in}).to(GetParam());
     const auto b = at::randn({out}).to(GetParam());
-    const auto whole = row_invariant_linear(x, w, b), back = row_invariant_linear(whole, w.t());
+    const auto whole = batch_invariant_linear(x, w, b), back = batch_invariant_linear(whole, w.t());
     for (const int threads : {1, 2}) {
       at::set_num_threads(threads);
       for (const auto& [from, n] :
            {std::pair<int64_t, int64_t>{0, 1}, {7, 2}, {100, 15}, {31, 16}, {3, 100}, {0, 255}}) {
-        const auto y = row_invariant_linear(x.narrow(0, from, n), w, b);
+        const auto y = batch_invariant_linear(x.narrow(0, from, n), w, b);
         EXPECT_TRUE(at::equal(y, whole.narrow(0, from, n))) << in << "x" << out << " rows " << n;
-        EXPECT_TRUE(at::equal(row_invariant_linear(y, w.t()), back.narrow(0, from, n)))
+        EXPECT_TRUE(at::equal(batch_invariant_linear(y, w.t()), back.narrow(0, from, n)))
             << in << "x" << out << " " << n;
       }
     }
@@ -240,16 +240,16 @@ TEST_P(RowInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
 }
 
 // The types that an engine computes in.
-INSTANTIATE_TEST_SUITE_P(Types, RowInvariance, testing::Values(at::kFloat, at::kBFloat16));
+INSTANTIATE_TEST_SUITE_P(Types, BatchInvariance, testing::Values(at::kFloat, at::kBFloat16));
 
 // Of float64, whose products are the library's on every processor.
-TEST(RowInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
+TEST(BatchInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
   at::manual_seed(8);
   int held = 0;
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{576, 576}, {1536, 96}, {33, 70}}) {
     const auto x = at::randn({300, in}, at::kDouble), w = at::randn({out, in}, at::kDouble);
     at::Tensor whole;
-    const std::string error = error_of([&] { whole = row_invariant_linear(x, w); });
+    const std::string error = error_of([&] { whole = batch_invariant_linear(x, w); });
     if (!error.empty()) {
       EXPECT_NE(error.find("gives a row other bits in another batch"), std::string::npos) << error;
       continue;
@@ -258,7 +258,7 @@ TEST(RowInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
     EXPECT_TRUE(at::allclose(whole, at::linear(x, w)));
     for (const auto& [from, n] : {std::pair<int64_t, int64_t>{0, 1}, {7, 2}, {31, 16}, {3, 100}}) {
       EXPECT_TRUE(
-          at::equal(row_invariant_linear(x.narrow(0, from, n), w), whole.narrow(0, from, n)))
+          at::equal(batch_invariant_linear(x.narrow(0, from, n), w), whole.narrow(0, from, n)))
           << in << "x" << out << " rows " << n;
     }
   }
@@ -267,26 +267,26 @@ TEST(RowInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
 
 // Two products of which the library, left to itself, computes some numbers of rows in another
 // order: on two threads it cuts their long sums.
-TEST(RowInvariantLinear, NoNumberOfRowsGivesARowOtherBits) {
+TEST(BatchInvariantLinear, NoNumberOfRowsGivesARowOtherBits) {
   at::manual_seed(5);
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const auto x = at::randn({1024, 1536}).to(type), w = at::randn({96, 1536}).to(type);
     const auto down = at::randn({1536, 96}).to(type).t();
-    const auto want = row_invariant_linear(x, w), back = row_invariant_linear(x, down);
+    const auto want = batch_invariant_linear(x, w), back = batch_invariant_linear(x, down);
     for (int64_t rows = 1; rows < 1024; rows += rows < 40 ? 1 : rows < 300 ? 5 : 97) {
       const auto some = x.narrow(0, 1024 - rows, rows);
-      const at::Tensor y = row_invariant_linear(some, w), z = row_invariant_linear(some, down);
+      const at::Tensor y = batch_invariant_linear(some, w), z = batch_invariant_linear(some, down);
       ASSERT_TRUE(at::equal(y, want.narrow(0, 1024 - rows, rows))) << type << " " << rows;
       ASSERT_TRUE(at::equal(z, back.narrow(0, 1024 - rows, rows))) << type << " " << rows;
     }
   }
 }
 
-TEST(RowInvariantLinear, AnotherRowsNanStaysThere) {
+TEST(BatchInvariantLinear, AnotherRowsNanStaysThere) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     const auto x = at::ones({90, 33}).to(type), w = at::ones({40, 33}).to(type);
     x[60].fill_(std::nan(""));
-    const at::Tensor bad = row_invariant_linear(x, w).isnan().any(1);
+    const at::Tensor bad = batch_invariant_linear(x, w).isnan().any(1);
     EXPECT_EQ(bad.sum().item<int64_t>(), 1) << type;
     EXPECT_TRUE(bad[60].item<bool>()) << type;
   }
@@ -317,13 +317,13 @@ TEST(ThreadInvariantProduct, OfLongSumsHasTheSameBitsOnAnyNumberOfThreads) {
   at::set_num_threads(before);
 }
 
-TEST(RowInvariantLinear, IsThePlainProduct) {
+TEST(BatchInvariantLinear, IsThePlainProduct) {
   at::manual_seed(3);
   for (const int64_t rows : {0, 1, 5, 40}) {
     const auto x = at::randn({rows, 12}), w = at::randn({5, 12}), b = at::randn({5});
-    EXPECT_TRUE(at::allclose(row_invariant_linear(x, w, b), at::linear(x, w, b), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(batch_invariant_linear(x, w, b), at::linear(x, w, b), 1e-5, 1e-6));
     const auto y = at::randn({rows, 5});
-    EXPECT_TRUE(at::allclose(row_invariant_linear(y, w.t()), y.mm(w), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(batch_invariant_linear(y, w.t()), y.mm(w), 1e-5, 1e-6));
   }
 }
 

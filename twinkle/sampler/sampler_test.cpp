@@ -1,4 +1,4 @@
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ at::Tensor full_logits(model::Decoder& decoder, const std::vector<int32_t>& toke
   batch.packing = nn::pack(length);
   batch.owners = nn::Owners::nobody(1);
   batch.owners.slot[0] = slot;
-  return nn::row_invariant_linear(decoder.forward(batch).slice(0, length[0] - 1),
-                                  decoder.head().weight);
+  return nn::batch_invariant_linear(decoder.forward(batch).slice(0, length[0] - 1),
+                                    decoder.head().weight);
 }
 
 class SamplerOf : public testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {

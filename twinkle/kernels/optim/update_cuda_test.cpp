@@ -2,7 +2,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/cuda/device_for_test.h"
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 
 namespace twinkle::kernels {
 namespace {

@@ -1,4 +1,4 @@
-// Pieces of the fast loops of linear_bf16: weights turned so that the 16 lanes of a vector are
+// Pieces of the fast loops of linear_bf16: weights transposed so that the 16 lanes of a vector are
 // outputs, and sums rounded to bf16. Internal to this folder.
 #pragma once
 #include "twinkle/kernels/linear/linear_bf16_product.h"
@@ -12,7 +12,7 @@
 namespace twinkle::kernels {
 
 inline constexpr int64_t kTile = 16;   // outputs: the lanes of a vector
-inline constexpr int64_t kDepth = 32;  // inputs turned at a time
+inline constexpr int64_t kDepth = 32;  // inputs transposed at a time
 
 inline constexpr __mmask16 kWords = 0xffff;  // all of them: GCC 12 warns of the unmasked intrinsics
 inline constexpr __mmask8 kLongs = 0xff;

@@ -11,10 +11,10 @@
 namespace twinkle::engine {
 
 // Outlives the Sample.
-class Ear {
+class RecordingListener {
  public:
   SampleHooks hooks(std::function<std::string(std::span<const int32_t>)> decode = {}) {
-    return {std::move(decode), [this](std::span<const TokenEvent> events) { hear(events); }};
+    return {std::move(decode), [this](std::span<const TokenEvent> events) { on_event(events); }};
   }
 
   // Where the result is not what was heard; else empty.
@@ -40,7 +40,7 @@ class Ear {
   }
 
  private:
-  void hear(std::span<const TokenEvent> events) {
+  void on_event(std::span<const TokenEvent> events) {
     const std::lock_guard lock(mutex_);
     for (const TokenEvent& e : events) {
       Completion& c = heard_[{e.prompt, e.sample}];

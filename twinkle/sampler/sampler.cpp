@@ -1,4 +1,4 @@
-#include "twinkle/sampler/runner.h"
+#include "twinkle/sampler/sampler.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

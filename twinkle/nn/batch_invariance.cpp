@@ -1,4 +1,4 @@
-#include "twinkle/nn/row_invariance.h"
+#include "twinkle/nn/batch_invariance.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -23,9 +23,9 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 namespace twinkle::nn {
 namespace {
 
-constexpr int64_t kMostRows = 256;     // of a part: more gain nothing
-constexpr int64_t kMostOutputs = 512;  // of a part on a CPU, whose threads take one each
-constexpr int64_t kStep = 16;          // between the rows of parts that are no thinner
+constexpr int64_t kMaxRows = 256;     // of a part: more gain nothing
+constexpr int64_t kMaxOutputs = 512;  // of a part on a CPU, whose threads take one each
+constexpr int64_t kStep = 16;         // between the rows of parts that are no thinner
 // Weights whose trial is dear: a head's, which is given some 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
@@ -67,7 +67,7 @@ int64_t in_steps(int64_t n) { return parts_of(n, kStep) * kStep; }
 // part by part most of it would have nothing to do.
 int64_t width_of_parts(int64_t outputs, at::Device device) {
   if (!device.is_cpu()) return std::max<int64_t>(1, outputs);
-  return in_steps(parts_of(outputs, parts_of(outputs, kMostOutputs)));
+  return in_steps(parts_of(outputs, parts_of(outputs, kMaxOutputs)));
 }
 
 // [k, n]; columns repeat, and the second half of the rows undoes the first, in reverse: what is
@@ -102,7 +102,7 @@ Product without_repeats(Product p) {
 }
 
 int64_t most_rows(const Product& p) {
-  return p.inputs * p.outputs >= kLargeWeight ? kMostRows / 2 : kMostRows;
+  return p.inputs * p.outputs >= kLargeWeight ? kMaxRows / 2 : kMaxRows;
 }
 
 Operands make_operands(const Product& p, int64_t rows) {
@@ -361,8 +361,8 @@ at::Tensor plain_linear(const at::Tensor& x, const at::Tensor& weight, const at:
   return is_ours(x) ? ours(x, weight, bias) : at::linear(x, weight, bias);
 }
 
-at::Tensor row_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
-                                const at::Tensor& bias) {
+at::Tensor batch_invariant_linear(const at::Tensor& x, const at::Tensor& weight,
+                                  const at::Tensor& bias) {
   // It cuts rows into blocks by itself, each of which it computes as if it were alone.
   if (is_ours(x)) return ours(x, weight, bias);
   return multiply_in_parts(row_plan(Product::of(weight, bias)), x.contiguous(), weight, bias,
@@ -383,7 +383,7 @@ void add_thread_invariant_product(at::Tensor& sum, const at::Tensor& a, const at
     return;
   }
   RowPlan plan;
-  for (int64_t n = kStep; n <= kMostRows; n += kStep) plan.sizes.push_back(n);
+  for (int64_t n = kStep; n <= kMaxRows; n += kStep) plan.sizes.push_back(n);
   sum += multiply_in_parts(plan, a, b.t(), {}, 1, torch_product);
 }
 

@@ -9,7 +9,7 @@
 
 namespace twinkle::engine {
 
-struct ModelFacts {
+struct ModelInfo {
   std::string family, directory, config_json;
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
   std::vector<int32_t> eos_ids;
@@ -29,6 +29,6 @@ JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool determini
 
 // Error kInvalid: eos_token_id, in config.json or generation_config.json, is neither an integer nor
 // a list of them.
-ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint);
+ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint);
 
 }  // namespace twinkle::engine

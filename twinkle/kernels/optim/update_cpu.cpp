@@ -1,5 +1,5 @@
+#include "twinkle/kernels/optim/update.h"
 #include "twinkle/kernels/simd/simd.h"
-#include "twinkle/kernels/update/update.h"
 
 namespace twinkle::kernels {
 

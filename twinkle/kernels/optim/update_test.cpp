@@ -1,4 +1,4 @@
-#include "twinkle/kernels/update/update.h"
+#include "twinkle/kernels/optim/update.h"
 
 #include <gtest/gtest.h>
 

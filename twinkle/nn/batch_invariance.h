@@ -71,8 +71,8 @@ at::Tensor plain_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
                         const at::Tensor& bias);
 
 // x W^T + b for any number of rows, by row_plan. `weight_OI` may be a transposed view.
-at::Tensor row_invariant_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
-                                const at::Tensor& bias = {});
+at::Tensor batch_invariant_linear(const at::Tensor& x_NI, const at::Tensor& weight_OI,
+                                  const at::Tensor& bias = {});
 
 // sum += a b with the same bits on any number of threads: the gradient of a weight, whose long sums
 // the library would share between threads. sum [N, O] contiguous, a [N, I], b [I, O]; nothing is

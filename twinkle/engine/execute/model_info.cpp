@@ -1,4 +1,4 @@
-#include "twinkle/engine/execute/facts.h"
+#include "twinkle/engine/execute/model_info.h"
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
@@ -75,19 +75,19 @@ JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool determini
           {"instructions", at::get_cpu_capability()}};
 }
 
-ModelFacts facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
+ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   const model::DecoderSpec& spec = decoder.spec();
-  ModelFacts facts;
-  facts.family = spec.family;
-  facts.directory = checkpoint.path().string();
-  facts.config_json = boost::json::serialize(checkpoint.config());
-  facts.vocab_size = spec.vocab_size;
-  facts.max_positions = spec.max_positions;
-  facts.num_layers = spec.num_layers;
-  facts.bf16_products = kernels::linear_bf16_best();
-  for (const auto& w : decoder.weights()) facts.num_parameters += w.value->numel();
-  facts.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);
-  return facts;
+  ModelInfo info;
+  info.family = spec.family;
+  info.directory = checkpoint.path().string();
+  info.config_json = boost::json::serialize(checkpoint.config());
+  info.vocab_size = spec.vocab_size;
+  info.max_positions = spec.max_positions;
+  info.num_layers = spec.num_layers;
+  info.bf16_products = kernels::linear_bf16_best();
+  for (const auto& w : decoder.weights()) info.num_parameters += w.value->numel();
+  info.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);
+  return info;
 }
 
 }  // namespace twinkle::engine

@@ -1,6 +1,6 @@
-// Whose turn it is when training and sampling both wait: the side that has used less than its share
-// of the time. A side that has nothing to do earns nothing, and its claim ends. Who runs meanwhile
-// pays off what it owes and no more is held against it. No clock: the caller measures.
+// The share of time that training and sampling get when both wait: the side that has used less than
+// its share runs next. A side that is idle earns no credit and loses what it had; the side that
+// runs meanwhile works off its debt and runs up no new one. No clock: the caller measures.
 #pragma once
 #include <algorithm>
 
@@ -8,9 +8,9 @@ namespace twinkle::engine {
 
 enum class Side { kTraining, kSampling };
 
-class Turns {
+class TimeShare {
  public:
-  explicit Turns(double sampling_share) : share_(sampling_share) {}  // above 0, below 1
+  explicit TimeShare(double sampling_share) : share_(sampling_share) {}  // above 0, below 1
 
   // At least one side waits.
   Side next(bool training, bool sampling) const {

@@ -13,15 +13,15 @@ namespace twinkle::engine {
 
 inline constexpr int32_t kIgnored = -100;  // the label of a row that is not scored
 
-class Running {
+class TrainingOp {
  public:
   // Error kInvalid: the tenant can't run it, or its loss, options or extras are wrong.
-  Running(int64_t id, Tenant& tenant, const Operation& operation);
+  TrainingOp(int64_t id, Tenant& tenant, const Operation& operation);
 
   int64_t id() const { return id_; }
   Tenant& tenant() const { return *tenant_; }
   const Forward* forward() const { return forward_; }  // or null: a ForwardBackward
-  const std::vector<Sequence>& sequences() const;
+  const std::vector<Example>& sequences() const;
   double temperature() const;
 
   // Whether its sequences go backwards too. A loss whose derivative needs the whole operation's
@@ -40,11 +40,11 @@ class Running {
   bool wants_embedding() const { return wants_embedding_; }
 
   // Of the sequences up to `last`, in order: their scored rows, and what else is wanted of each.
-  struct Part {
+  struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;
   };
-  void keep(Part part, size_t last);
+  void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
   // After the last row: the loss's derivative where it was not known yet; then learns().
   void prepare();

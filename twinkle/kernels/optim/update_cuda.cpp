@@ -48,7 +48,7 @@ void adam_update(std::span<const AdamTensors> tensors) {
                             data_of(square, value)};
     table.add({.factors = factors, .arrays = arrays, .size = value.numel()});
   }
-  const Place place(tensors.front().value);
+  const StreamGuard place(tensors.front().value);
   cuda::adam_update(table.on(place.device), place.stream);
 }
 
@@ -59,7 +59,7 @@ void sgd_update(std::span<const SgdTensors> tensors) {
     const SgdArrays arrays{data_of(grad, value), data_of(value, value), data_of(buffer, value)};
     table.add({.factors = factors, .arrays = arrays, .size = value.numel()});
   }
-  const Place place(tensors.front().value);
+  const StreamGuard place(tensors.front().value);
   cuda::sgd_update(table.on(place.device), place.stream);
 }
 
@@ -67,7 +67,7 @@ at::Tensor sums_of_squares(std::span<const at::Tensor> tensors) {
   if (tensors.empty()) return at::empty({0}, at::kDouble);
   Table<SquaresRow> table;
   for (const at::Tensor& x : tensors) table.add({.x = data_of(x, x), .size = x.numel()});
-  const Place place(tensors.front());
+  const StreamGuard place(tensors.front());
   const auto options = tensors.front().options().dtype(at::kDouble);
   const at::Tensor sums = at::empty({std::ssize(tensors)}, options);
   const at::Tensor parts = at::empty({table.num_blocks}, options);
