@@ -75,7 +75,7 @@ class Soak {
     const Outcomes got = at_once(engine_, together, folder, seed);
     counts_.operations += together.size();
     counts_.cancelled += got.cancelled.size();
-    counts_.pending_events += got.num_heard;
+    counts_.heard += got.num_heard;
     counts_.pinned += got.num_pinned;
     for (size_t t = 0; t < tenants; ++t) {
       if (one_by_one(reference_, t, alone, other, got.cancelled) != got.of[t])
@@ -175,7 +175,7 @@ void print(Soak& soak, const std::vector<Reading>& samples) {
   out["cancelled"] = c.cancelled;
   out["batches"] = engine.stats().num_batches;
   out["recomputed_layers"] = engine.num_recomputed_layers();
-  out["heard_tokens"] = c.pending_events;
+  out["heard_tokens"] = c.heard;
   out["pinned_samples"] = c.pinned;
   out["shared_tokens"] = engine.sampling().num_shared_tokens;
   out["returns"] = engine.parking().num_returns;

@@ -58,9 +58,9 @@ std::string command_to_resume(const std::string& program, const CLI::App& comman
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (option->count() == 0 || name == "--overwrite" || name == "--resume") continue;
-    if (!option->get_positional()) line += " " + name;
+    if (!option->get_positional()) line.append(" ").append(name);
     if (option->get_items_expected_max() == 0) continue;  // a flag
-    for (const std::string& value : option->results()) line += " " + quoted(value);
+    for (const std::string& value : option->results()) line.append(" ").append(quoted(value));
   }
   return line + " --resume";
 }

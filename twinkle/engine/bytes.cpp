@@ -88,7 +88,7 @@ concept HasResultFields = requires(A& a, const T& v) { result_fields(a, v); };
 template <class T>
 constexpr bool kHasNoHeap = std::is_trivially_copyable_v<T>;
 
-struct Writer {
+struct ByteWriter {
   std::string out;
 
   template <class... T>
@@ -157,14 +157,14 @@ struct Sizer {
 template <class T>
 size_t least_bytes() {
   static const size_t n = [] {
-    Writer writer;
+    ByteWriter writer;
     writer.put(T{});
     return writer.out.size();
   }();
   return n;
 }
 
-struct Reader {
+struct ByteReader {
   std::span<const char> in;
 
   const char* bytes(size_t n) {
@@ -224,7 +224,7 @@ struct Reader {
 };
 
 template <size_t I = 0>
-Operation read_kind(uint8_t kind, Reader& reader) {
+Operation read_kind(uint8_t kind, ByteReader& reader) {
   if constexpr (I == std::variant_size_v<Operation>) {
     fail(Code::kInvalid, "engine: operation kind ", static_cast<int>(kind),
          " is unknown, the last is ", I - 1);
@@ -243,7 +243,7 @@ const std::string& tenant_of(const Operation& operation) {
 }
 
 std::string to_bytes(const Operation& operation) {
-  Writer writer;
+  ByteWriter writer;
   writer(kVersion, static_cast<uint8_t>(operation.index()));
   std::visit([&](const auto& op) { fields(writer, op); }, operation);
   return std::move(writer.out);
@@ -264,7 +264,7 @@ int64_t num_bytes(const Result& result) {
 Operation from_bytes(std::span<const char> bytes) {
   require(bytes.size() <= kMaxOperationBytes, Code::kInvalid, "engine: an operation of ",
           bytes.size(), " bytes, it may have at most ", kMaxOperationBytes);
-  Reader reader{bytes};
+  ByteReader reader{bytes};
   uint16_t version = 0;
   uint8_t kind = 0;
   reader(version, kind);

@@ -9,8 +9,6 @@
 namespace twinkle::text {
 namespace {
 
-constexpr int64_t kIgnored = -100;
-
 // The piece [from, to) with labels moved so that position t holds the label of token t + 1.
 InputFeature piece(const std::vector<int64_t>& ids, const std::vector<int64_t>& labels, size_t from,
                    size_t to) {

@@ -9,7 +9,6 @@ namespace twinkle::text {
 namespace {
 
 constexpr size_t kNoStart = SIZE_MAX;
-constexpr int64_t kIgnored = -100;
 
 std::vector<Span> generated_spans(const Rendering& marked, const Prepared& prepared) {
   std::vector<Span> out;

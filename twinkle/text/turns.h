@@ -19,6 +19,8 @@
 
 namespace twinkle::text {
 
+inline constexpr int64_t kIgnored = -100;  // the label of a token that is not learnt
+
 struct Span {
   size_t begin = 0, end = 0;  // bytes of the text
 };
@@ -36,9 +38,9 @@ struct Turns {
 Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
                    const Prepared& prepared);
 
-// labels[t] = ids[t] for the tokens of the spans, -100 elsewhere (not shifted). kGeneration follows
-// transformers' return_assistant_tokens_mask: from the token of a span's first character to that of
-// its last one. kPrefix: tokens that begin inside a span.
+// labels[t] = ids[t] for the tokens of the spans, kIgnored elsewhere (not shifted). kGeneration
+// follows transformers' return_assistant_tokens_mask: from the token of a span's first character to
+// that of its last one. kPrefix: tokens that begin inside a span.
 std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encoding,
                                   const std::vector<Span>& written, Rule rule);
 

@@ -43,9 +43,9 @@ void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec
   };
   check("model_type", ours.family, theirs.family);
   check("vocab_size", ours.vocab_size, theirs.vocab_size);
-  check("hidden_size", ours.width, theirs.width);
+  check("hidden_size", ours.hidden_size, theirs.hidden_size);
   check("num_hidden_layers", ours.num_layers, theirs.num_layers);
-  check("intermediate_size", ours.hidden, theirs.hidden);
+  check("intermediate_size", ours.intermediate_size, theirs.intermediate_size);
   check("rms_norm_eps", ours.norm_eps, theirs.norm_eps);
   check("mlp_bias", ours.mlp_bias, theirs.mlp_bias);
   check("tie_word_embeddings", ours.tied_head, theirs.tied_head);

@@ -13,11 +13,11 @@ using Named = std::vector<std::pair<std::string, std::string>>;
 constexpr const char* kDefault = "default";
 constexpr const char* kToolUse = "tool_use";
 
-constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
+constexpr int64_t kMaxTemplateBytes = int64_t{16} << 20;
 
-std::string read_text(const std::filesystem::path& file) {
+std::string read_template(const std::filesystem::path& file) {
   require(is_there(file), Code::kNotFound, "text: cannot open ", file.string());
-  return read_file(file, "text", kMaxFileBytes);
+  return read_file(file, "text", kMaxTemplateBytes);
 }
 
 // "chat_template" of a JSON file: text, or a list of {name, template}.
@@ -72,12 +72,12 @@ void ChatTemplate::Close::operator()(twinkle_chat* handle) const { twinkle_chat_
 ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) {
   Named found;
   if (const auto file = directory / "chat_template.jinja"; is_there(file))
-    found.emplace_back(kDefault, read_text(file));
+    found.emplace_back(kDefault, read_template(file));
   if (const auto folder = directory / "additional_chat_templates";
       std::filesystem::is_directory(folder))
     for (const auto& entry : std::filesystem::directory_iterator(folder))
       if (entry.path().extension() == ".jinja")
-        found.emplace_back(entry.path().stem().string(), read_text(entry.path()));
+        found.emplace_back(entry.path().stem().string(), read_template(entry.path()));
   if (found.empty()) add_from_json(directory / "chat_template.json", found);
   if (found.empty()) add_from_json(directory / "tokenizer_config.json", found);
   require(!found.empty(), Code::kNotFound, "text: ", directory.string(),

@@ -14,12 +14,12 @@ namespace {
 constexpr std::string_view kSpecialNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                               "pad_token", "cls_token", "mask_token"};
 
-constexpr int64_t kMaxFileBytes = int64_t{256} << 20;  // the largest in use have 35 MB
+constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;  // the largest in use have 35 MB
 
-std::string read_text(const std::filesystem::path& file) {
+std::string read_tokenizer(const std::filesystem::path& file) {
   require(is_there(file), Code::kNotFound, "text: cannot open ", file.string(),
           ", a model directory holds a tokenizer.json");
-  return read_file(file, "text", kMaxFileBytes);
+  return read_file(file, "text", kMaxTokenizerBytes);
 }
 
 Json read_if_there(const std::filesystem::path& file) {
@@ -86,7 +86,7 @@ void Tokenizer::Close::operator()(twinkle_tokenizer* handle) const {
 
 Tokenizer::Tokenizer(const std::filesystem::path& directory) : directory_(directory) {
   const auto file = directory / "tokenizer.json";
-  const std::string text = read_text(file);
+  const std::string text = read_tokenizer(file);
   const Json config = read_if_there(directory / "tokenizer_config.json");
   special_tokens_ = special_tokens_of(config, read_if_there(directory / "special_tokens_map.json"));
   const JsonArray added = added_tokens(config, special_tokens_);
