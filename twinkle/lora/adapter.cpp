@@ -36,9 +36,9 @@ bool matches(const std::string& path, const boost::regex& pattern) {
 }
 
 // The last names of the paths, each once: q_proj, k_proj, ...
-std::vector<std::string> endings(const std::vector<model::NamedLinear>& linears) {
+std::vector<std::string> endings(std::span<const LinearShape> linears) {
   std::vector<std::string> seen;
-  for (const auto& linear : linears) {
+  for (const LinearShape& linear : linears) {
     std::string name = linear.path.substr(linear.path.rfind('.') + 1);
     if (std::find(seen.begin(), seen.end(), name) == seen.end()) seen.push_back(std::move(name));
   }
@@ -66,6 +66,23 @@ void check_options(const PeftConfig& c) {
        "base model?");
 }
 
+void check_scale(const PeftConfig& saved, const AdapterShape& target) {
+  require(saved.rank == target.rank, Code::kInvalid, "lora: the saved adapter has rank ",
+          saved.rank, ", this one ", target.rank);
+  require(scale_of(saved) == target.scale, Code::kInvalid, "lora: the saved adapter is scaled by ",
+          scale_of(saved), ", this one by ", target.scale,
+          ": give it the lora_alpha and use_rslora that it was saved with");
+}
+
+void check_modules(std::span<const std::string_view> saved, const AdapterShape& target) {
+  std::set<std::string_view> missing(target.modules.begin(), target.modules.end());
+  for (const std::string_view module : saved) {
+    if (missing.erase(module) == 0) refuse_module(std::string(module));
+  }
+  require(missing.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
+          missing.empty() ? "" : *missing.begin(), ", which its config targets");
+}
+
 // lora_A's first values, uniform in +-1/sqrt(inputs).
 at::Tensor drawn(uint64_t key, int64_t rank, int64_t inputs) {
   at::Tensor out = at::empty({rank, inputs}, at::kFloat);
@@ -81,8 +98,7 @@ double scale_of(const PeftConfig& c) {
   return c.alpha / (c.use_rslora ? std::sqrt(rank) : rank);
 }
 
-std::vector<size_t> match_targets(const PeftConfig& config,
-                                  const std::vector<model::NamedLinear>& linears) {
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears) {
   const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
   const std::string text = names ? "" : std::get<std::string>(config.target_modules);
   require(names ? !names->empty() : !text.empty(), Code::kInvalid,
@@ -140,8 +156,9 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   check_options(config);
   // As peft writes it: the names of the modules that it stands for here.
   const auto* text = std::get_if<std::string>(&config_.target_modules);
-  if (text != nullptr && *text == "all-linear") config_.target_modules = endings(linears);
-  for (const size_t i : match_targets(config, linears)) {
+  const std::vector<LinearShape> shapes = shapes_of(linears);
+  if (text != nullptr && *text == "all-linear") config_.target_modules = endings(shapes);
+  for (const size_t i : match_targets(config, shapes)) {
     const nn::Linear& linear = *linears[i].linear;
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1), r = config.rank;
     const auto type = linear.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -162,10 +179,18 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
   return out;
 }
 
+AdapterShape shape_of(const PeftConfig& config, std::span<const LinearShape> linears) {
+  check_options(config);
+  AdapterShape out{config.rank, scale_of(config), {}};
+  for (const size_t i : match_targets(config, linears)) out.modules.push_back(linears[i].path);
+  return out;
+}
+
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
-                          const std::function<void(int64_t)>& reserve) {
+                          const std::function<void(int64_t)>& reserve, const AdapterShape* target) {
   const PeftAdapter saved = read_peft(dir);
   check_options(saved.config);
+  if (target) check_scale(saved.config, *target);
   std::map<std::string_view, const StoredPeftEntry*> entries;
   for (const StoredPeftEntry& entry : saved.entries) entries[entry.module] = &entry;
   const auto check_shape = [](const StoredTensor& view, const std::vector<int64_t>& shape,
@@ -185,6 +210,9 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
     size += saved.config.rank * (linear.inputs + linear.outputs);
   }
   if (!entries.empty()) refuse_module(std::string(entries.begin()->first));
+  std::vector<std::string_view> modules;
+  for (const StoredPeftEntry* entry : known) modules.push_back(entry->module);
+  check_modules(modules, target ? *target : shape_of(saved.config, linears));
   const auto read = [](const StoredTensor& view, const char* half, const std::string& module) {
     const at::Tensor t = model::to_float32(view);
     require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,
@@ -200,19 +228,18 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
   return out;
 }
 
+AdapterShape Adapter::shape() const {
+  AdapterShape out{config_.rank, scale_of(config_), {}};
+  for (const Factors& f : factors_) out.modules.push_back(f.path);
+  return out;
+}
+
 void Adapter::check(const SavedAdapter& saved) const {
-  require(saved.config.rank == config_.rank, Code::kInvalid, "lora: the saved adapter has rank ",
-          saved.config.rank, ", this one ", config_.rank);
-  require(scale_of(saved.config) == scale_of(config_), Code::kInvalid,
-          "lora: the saved adapter is scaled by ", scale_of(saved.config), ", this one by ",
-          scale_of(config_), ": give it the lora_alpha and use_rslora that it was saved with");
-  std::set<std::string_view> paths;
-  for (const Factors& f : factors_) paths.insert(f.path);
-  for (const auto& module : saved.modules) {
-    if (paths.erase(module.path) == 0) refuse_module(module.path);
-  }
-  require(paths.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
-          paths.empty() ? "" : *paths.begin(), ", which its config targets");
+  const AdapterShape mine = shape();
+  check_scale(saved.config, mine);
+  std::vector<std::string_view> modules;
+  for (const auto& module : saved.modules) modules.push_back(module.path);
+  check_modules(modules, mine);
 }
 
 void Adapter::load(const SavedAdapter& saved) {

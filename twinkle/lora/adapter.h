@@ -30,12 +30,21 @@ struct Factors {
 inline std::string name_of_a(const std::string& path) { return path + ".lora_A.weight"; }
 inline std::string name_of_b(const std::string& path) { return path + ".lora_B.weight"; }
 
-// What an adapter can be attached to: y [outputs] of x [inputs].
+// A linear that an adapter can be attached to: y [outputs] of x [inputs].
 struct LinearShape {
   std::string path;
   int64_t inputs, outputs;
 };
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
+
+// What a saved adapter must have in common with the one that it is loaded into.
+struct AdapterShape {
+  int64_t rank = 0;
+  double scale = 0;
+  std::vector<std::string> modules;  // paths, in the order of the linears
+};
+// Errors as of match_targets and Adapter's constructor.
+AdapterShape shape_of(const PeftConfig& config, std::span<const LinearShape> linears);
 
 // An adapter that was read into host memory.
 struct SavedAdapter {
@@ -47,12 +56,15 @@ struct SavedAdapter {
   std::vector<Module> modules;  // in the order of the linears
 };
 
-// Reads a PEFT directory. Names and shapes come before bytes, so that no more is read than fits the
-// linears. Error kNotFound, kInvalid: as read_peft; kInvalid: a module or a shape that they do not
-// have (an adapter of another base model), NaN or infinity. `reserve` is told how many bytes of
-// memory it takes, before it takes them, and may throw.
+// Reads a PEFT directory. Rank, scale, names and shapes are checked before any byte of a tensor is
+// read: they must be those of `target`, or, without one, those that the directory's own config asks
+// for. Error kNotFound, kInvalid: as read_peft; kInvalid: another rank or scale, a module or a
+// shape that the linears do not have (an adapter of another base model), a module that is missing,
+// NaN or infinity. `reserve` is called with the number of bytes that the tensors take, before they
+// are allocated, and may throw.
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
-                          const std::function<void(int64_t)>& reserve = {});
+                          const std::function<void(int64_t)>& reserve = {},
+                          const AdapterShape* target = nullptr);
 
 class Adapter {
  public:
@@ -69,6 +81,7 @@ class Adapter {
     return index_[index] < 0 ? nullptr : &factors_[static_cast<size_t>(index_[index])];
   }
 
+  AdapterShape shape() const;
   // Replaces a and b by those of a saved adapter that was read for the same linears. Error
   // kInvalid: another rank or scale, a module that the config does not target, or one that is
   // missing.
@@ -109,7 +122,6 @@ class Adapter {
 };
 
 // The indices of the linears that the config targets. Error kInvalid as above.
-std::vector<size_t> match_targets(const PeftConfig& config,
-                                  const std::vector<model::NamedLinear>& linears);
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
 }  // namespace twinkle::lora

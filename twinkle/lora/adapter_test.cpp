@@ -27,7 +27,8 @@ class AdapterTest : public testing::Test {
     PeftConfig config;
     config.target_modules = std::move(modules);
     Names out;
-    for (const size_t i : match_targets(config, linears_)) out.push_back(linears_[i].path);
+    for (const size_t i : match_targets(config, shapes_of(linears_)))
+      out.push_back(linears_[i].path);
     return out;
   }
 
@@ -89,7 +90,8 @@ TEST_F(AdapterTest, AllLinearIsKeptAsTheNamesThatItStandsFor) {
   const Adapter adapter(all, linears_, 1);
   EXPECT_EQ(std::get<Names>(adapter.config().target_modules),
             (Names{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
-  EXPECT_EQ(match_targets(adapter.config(), linears_), match_targets(all, linears_));
+  const auto shapes = shapes_of(linears_);
+  EXPECT_EQ(match_targets(adapter.config(), shapes), match_targets(all, shapes));
 }
 
 TEST_F(AdapterTest, ATargetThatMatchesNothingIsNamedThoughOthersMatch) {
@@ -244,6 +246,30 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   EXPECT_EQ(refusal(foreign),
             "lora: lora_A of model.layers.0.mlp.down_proj has shape [3, 96], this model's is [3, "
             "80]: is it of another base model?");
+}
+
+// Reading them would find the NaN, and ask for room.
+TEST_F(AdapterTest, AnAdapterThatDoesNotFitTheTargetIsRefusedBeforeATensorIsRead) {
+  const auto refusal = [&](const PeftConfig& saved) {
+    Adapter broken(saved, linears_, 1);
+    for (Factors& f : broken.factors()) f.f.a.fill_(NAN);
+    write_peft(scratch_.path(), broken.config(), broken.entries());
+    const AdapterShape target = Adapter(config(), linears_, 1).shape();
+    const auto reserve = [](int64_t bytes) { FAIL() << bytes << " bytes are to be read"; };
+    return error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_), reserve, &target); });
+  };
+  PeftConfig other = config();
+  other.rank = 4096;
+  EXPECT_EQ(refusal(other), "lora: the saved adapter has rank 4096, this one 3");
+  other = config();
+  other.use_rslora = true;
+  EXPECT_EQ(refusal(other).substr(0, 38), "lora: the saved adapter is scaled by 3");
+  EXPECT_EQ(refusal(config({"q_proj"})),
+            "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
+            "targets");
+  EXPECT_EQ(refusal(config({"q_proj", "up_proj", "down_proj"})),
+            "lora: the saved adapter has module model.layers.0.mlp.up_proj, which this model does "
+            "not have or the adapter's config does not target: is it of another base model?");
 }
 
 // A few bytes on disk: the tensor is a hole in a sparse file.

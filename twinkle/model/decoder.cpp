@@ -370,9 +370,11 @@ std::vector<NamedWeight> Decoder::weights() {
   return out;
 }
 
-at::Tensor Decoder::initial(const Checkpoint& checkpoint, const NamedWeight& weight) const {
-  if (begins_at_zero(spec_, checkpoint, weight.name)) return at::zeros_like(*weight.value);
-  return tensor_of(checkpoint, weight.name, weight.value->sizes().vec(), dtype_);
+at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                          const std::string& name, const std::vector<int64_t>& shape,
+                          at::ScalarType dtype) {
+  if (begins_at_zero(spec, checkpoint, name)) return at::zeros(shape, dtype);
+  return tensor_of(checkpoint, name, shape, dtype);
 }
 
 nn::WeightGrad* Decoder::buffer() {

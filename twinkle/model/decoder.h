@@ -117,8 +117,6 @@ class Decoder {
   linears();  // every linear that an adapter may attach to, in the model's order
   std::vector<NamedWeight>
   weights();  // every weight, in the checkpoint's names; a tied head only once
-  // What a weight begins with, of the base model's checkpoint. Errors as of the constructor.
-  at::Tensor initial(const Checkpoint& checkpoint, const NamedWeight& weight) const;
 
   // From here until freeze() every weight has a gradient buffer.
   void train_all();
@@ -164,5 +162,11 @@ class Decoder {
   int64_t activation_limit_ = 0;
   std::atomic<int64_t> num_recomputed_ = 0;
 };
+
+// The value that the decoder's constructor gives to a weight, in host memory. Errors as there. Any
+// thread.
+at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                          const std::string& name, const std::vector<int64_t>& shape,
+                          at::ScalarType dtype);
 
 }  // namespace twinkle::model

@@ -56,14 +56,20 @@ bool is_finite(const at::Tensor& t) {
 
 }  // namespace
 
-at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
-                     const std::vector<int64_t>& shape, at::ScalarType dtype,
-                     WeightMemory* memory) {
+const StoredTensor& stored_of(const Checkpoint& checkpoint, const std::string& name,
+                              const std::vector<int64_t>& shape) {
   require(checkpoint.contains(name), Code::kInvalid, "model: ", checkpoint.path().string(),
           " has no tensor ", name, ", which config.json asks for");
   const StoredTensor& stored = checkpoint.at(name);
   require(stored.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
           shape_text(stored.shape), ", config.json asks for ", shape_text(shape));
+  return stored;
+}
+
+at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
+                     const std::vector<int64_t>& shape, at::ScalarType dtype,
+                     WeightMemory* memory) {
+  const StoredTensor& stored = stored_of(checkpoint, name, shape);
   const auto check = [&](const at::Tensor& t) {
     require(is_finite(t), Code::kInvalid, "model: tensor ", name, " of ",
             checkpoint.path().string(), " holds NaN or infinity; fetch the checkpoint again");

@@ -11,9 +11,12 @@
 
 namespace twinkle::model {
 
-// A copy of tensor `name` in `dtype`. Error kInvalid: it is missing, its shape is not `shape`, its
-// type is no float type, it holds NaN or infinity. `memory` gives it its place; without one it has
-// its own.
+// Tensor `name`, not read yet. Error kInvalid: it is missing, or its shape is not `shape`.
+const StoredTensor& stored_of(const Checkpoint& checkpoint, const std::string& name,
+                              const std::vector<int64_t>& shape);
+
+// A copy of it in `dtype`. Error kInvalid: as stored_of; its type is no float type, it holds NaN or
+// infinity. `memory` provides the storage; null: the tensor allocates its own.
 at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
                      const std::vector<int64_t>& shape, at::ScalarType dtype,
                      WeightMemory* memory = nullptr);

@@ -42,10 +42,12 @@ TEST(ValueHead, ANewOneIsZeroAndTheEmbeddingKeepsItsVocabulary) {
     EXPECT_FALSE(bias.decay);
     EXPECT_TRUE(at::equal(*bias.value, at::zeros({1})));
     weight.value->fill_(3);
-    EXPECT_TRUE(
-        at::equal(decoder.initial(Checkpoint::open(dir.path()), weight), at::zeros({1, 48})));
-    EXPECT_TRUE(at::equal(decoder.initial(Checkpoint::open(dir.path()), weights[0]),
-                          given.at("model.embed_tokens.weight")));
+    const auto initial = [&](const NamedWeight& w) {
+      return initial_weight(decoder.spec(), Checkpoint::open(dir.path()), w.name,
+                            w.value->sizes().vec(), at::kFloat);
+    };
+    EXPECT_TRUE(at::equal(initial(weight), at::zeros({1, 48})));
+    EXPECT_TRUE(at::equal(initial(weights[0]), given.at("model.embed_tokens.weight")));
   }
 }
 

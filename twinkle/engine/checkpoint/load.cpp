@@ -81,13 +81,16 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
   const auto given = model::read_spec(checkpoint.config(), base.spec.value_head);
   require_same_model(base.spec, given, directory);
-  std::vector<at::Tensor> out;
+  const auto has_none = [&](const std::string& name) {
+    return name == model::kValueBias && !given.new_head && !checkpoint.contains(name);
+  };
   for (const auto& [name, shape] : base.weights) {
-    const bool has_none =
-        name == model::kValueBias && !given.new_head && !checkpoint.contains(name);
-    out.push_back(has_none ? at::zeros(shape, base.dtype)
-                           : model::tensor_of(checkpoint, name, shape, base.dtype));
+    if (!has_none(name)) model::stored_of(checkpoint, name, shape);
   }
+  std::vector<at::Tensor> out;
+  for (const auto& [name, shape] : base.weights)
+    out.push_back(has_none(name) ? at::zeros(shape, base.dtype)
+                                 : model::tensor_of(checkpoint, name, shape, base.dtype));
   return out;
 }
 
@@ -110,29 +113,23 @@ TrainingShape training_shape(const BaseModel& base) {
 
 }  // namespace
 
-int64_t Loaded::num_bytes() const {
-  int64_t out = training ? training->num_bytes() : 0;
-  const auto add = [&](const at::Tensor& t) { out += static_cast<int64_t>(t.nbytes()); };
-  for (const at::Tensor& t : weights) add(t);
-  if (!adapter) return out;
-  for (const auto& module : adapter->modules) {
-    add(module.a);
-    add(module.b);
-  }
-  return out;
+PeftConfig config_of(const Create& operation) {
+  Json config = parse_json(operation.lora_json, "lora config");
+  if (config.is_object() && !find(config, "peft_type")) config.as_object()["peft_type"] = "LORA";
+  return peft_config(config, "lora config");
 }
 
-Loaded read_checkpoint(const Load& operation, Mode mode, const BaseModel& base,
+Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const BaseModel& base,
                        const std::function<void(int64_t)>& reserve) {
   const fs::path directory = operation.directory;
   std::error_code ignored;
   require(fs::is_directory(directory, ignored), Code::kNotFound,
           "engine: load: no checkpoint directory ", directory.string());
-  require(mode != Mode::kFrozen, Code::kInvalid, "engine: load: tenant '", operation.tenant,
+  require(tenant.mode != Mode::kFrozen, Code::kInvalid, "engine: load: tenant '", operation.tenant,
           "' is the frozen base model");
   Loaded out;
-  if (mode == Mode::kLora)
-    out.adapter = lora::read_adapter(directory, base.linears, reserve);
+  if (tenant.mode == Mode::kLora)
+    out.adapter = lora::read_adapter(directory, base.linears, reserve, &tenant.adapter);
   else
     out.weights = read_weights(directory, base);
   if (!operation.optimizer) return out;
@@ -140,6 +137,21 @@ Loaded read_checkpoint(const Load& operation, Mode mode, const BaseModel& base,
   out.training = read_training(directory, shape, operation.tenant,
                                operation.exact ? &base.arithmetic : nullptr, reserve);
   return out;
+}
+
+Loaded read_base(const Delete& operation, const BaseModel& base) {
+  try {
+    const Checkpoint checkpoint = Checkpoint::open(base.directory);
+    Loaded out;
+    for (const auto& [name, shape] : base.weights)
+      out.weights.push_back(model::initial_weight(base.spec, checkpoint, name, shape, base.dtype));
+    return out;
+  } catch (const Error& e) {
+    fail(e.code, "engine: delete: tenant '", operation.tenant,
+         "' stays, because the base model's weights that it trained can't be read again: ",
+         e.what(), "; put the files of ", base.directory.string(),
+         " back and delete it again, or save it and make another engine");
+  }
 }
 
 LoadResult load_tenant(Loaded loaded, Tenant& tenant, model::Decoder& decoder) {

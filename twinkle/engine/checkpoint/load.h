@@ -1,6 +1,7 @@
-// What a Load, and a Create from a directory, take from files: read and checked into host memory on
-// any thread, so that the engine's thread only copies. The folder's files are those that
-// persist.h's save_tenant writes, or those of peft and transformers.
+// Reads the files of a Load, of a Create from a directory and of a full-parameter tenant's Delete
+// into host memory and checks them, on any thread, so that the engine's thread only copies. A
+// checkpoint's files are those that persist.h's save_tenant writes, or those of peft and
+// transformers.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,21 +19,31 @@ namespace twinkle::engine {
 
 struct Loaded {
   std::optional<lora::SavedAdapter> adapter;  // of an adapter's tenant
-  std::vector<at::Tensor> weights;            // else, in the order of the model's
+  std::vector<at::Tensor> weights;            // of a full-parameter tenant, in the model's order
   std::optional<TrainingState> training;      // when it was asked for
-
-  int64_t num_bytes() const;
 };
 
-// Everything that can be checked without the tenant is. Error kNotFound: no such checkpoint;
-// kInvalid: of another model, damaged, a state that no training leaves; or, with `exact`, saved
-// where the arithmetic was another.
-// `reserve`: as of lora::read_adapter, for each part of an adapter's state.
-Loaded read_checkpoint(const Load& operation, Mode mode, const BaseModel& base,
+// What a checkpoint must fit.
+struct TenantShape {
+  Mode mode = Mode::kFull;
+  lora::AdapterShape adapter = {};  // of kLora
+};
+// The config of a Create with lora_json. Error kInvalid: as of peft_config.
+PeftConfig config_of(const Create& operation);
+
+// Names, shapes, rank and scale are compared with the tenant's before any tensor is read. Error
+// kNotFound: no such checkpoint; kInvalid: of another model, rank or scale, damaged, a state that
+// no training leaves; or, with `exact`, saved where the arithmetic was another. `reserve`: as of
+// lora::read_adapter, for each part of the state.
+Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const BaseModel& base,
                        const std::function<void(int64_t)>& reserve = {});
 
-// Replaces the tenant's weights, and its training state when it was read (dropped otherwise). What
-// was read for a tenant of its mode. Error kInvalid: of another rank or scale; nothing changes
+// The base model's own weights, which the Delete of a full-parameter tenant puts back. Error as of
+// Checkpoint and Decoder, with the remedy.
+Loaded read_base(const Delete& operation, const BaseModel& base);
+
+// Replaces the tenant's weights, and its training state when it was read (dropped otherwise), by
+// what was read for a tenant of its mode. Error kInvalid: of another rank or scale; nothing changes
 // then.
 LoadResult load_tenant(Loaded loaded, Tenant& tenant, model::Decoder& decoder);
 

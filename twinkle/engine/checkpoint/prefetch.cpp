@@ -1,8 +1,22 @@
 #include "twinkle/engine/checkpoint/prefetch.h"
 
 #include <filesystem>
+#include <map>
+#include <set>
+
+#include "twinkle/base/guarded.h"
 
 namespace twinkle::engine {
+
+struct Prefetch::State {
+  Mutex mutex{};
+  std::map<std::string, TenantShape> tenants GUARDED_BY(mutex){};
+  // Of operations that have not ended. A shape may not be known before its Create runs.
+  std::multimap<std::string, std::optional<TenantShape>> creates GUARDED_BY(mutex){};
+  std::multiset<std::string> saves GUARDED_BY(mutex){};  // their folders
+  std::set<std::string> holders GUARDED_BY(mutex){};     // "load", "delete": of all weights
+};
+
 namespace {
 
 std::string name_of(const std::string& directory) {
@@ -13,52 +27,138 @@ std::string name_of(const std::string& directory) {
 
 // Errors wait for the operation's turn, but for want of room, which refuses it.
 template <class Read>
-std::shared_ptr<Prepared> attempt(Read&& read) {
-  auto out = std::make_shared<PreparedAdapter>();
+void attempt(Prefetched& out, Mode mode, Read&& read) {
+  out.mode = mode;
   try {
-    out->loaded = read();
+    out.loaded = read();
   } catch (const Error& e) {
     if (e.code == Code::kBusy) throw;
-    out->error = std::current_exception();
+    out.error = std::current_exception();
   } catch (...) {
-    out->error = std::current_exception();
+    out.error = std::current_exception();
   }
-  return out;
+}
+
+// Calls `leave` once, when the last copy is destroyed.
+template <class Leave>
+std::shared_ptr<void> on_end(Leave leave) {
+  return {nullptr, [leave](void*) { leave(); }};
 }
 
 }  // namespace
 
-struct Prefetch::PreparedSave : Prepared {
-  PreparedSave(std::shared_ptr<Folders> folders, std::string name)
-      : folders(std::move(folders)), name(std::move(name)) {
-    const std::lock_guard lock(this->folders->mutex);
-    this->folders->names.insert(this->name);
-  }
-  ~PreparedSave() override {
-    const std::lock_guard lock(folders->mutex);
-    folders->names.erase(folders->names.find(name));
-  }
-  PreparedSave(const PreparedSave&) = delete;
-  PreparedSave& operator=(const PreparedSave&) = delete;
+Prefetch::Prefetch(const BaseModel& base) : base_(base), state_(std::make_shared<State>()) {}
 
-  const std::shared_ptr<Folders> folders;
-  const std::string name;
-};
+void Prefetch::add(const std::string& tenant, TenantShape shape) {
+  const Lock lock(state_->mutex);
+  state_->tenants.insert_or_assign(tenant, std::move(shape));
+}
+
+void Prefetch::remove(const std::string& tenant) {
+  const Lock lock(state_->mutex);
+  state_->tenants.erase(tenant);
+}
+
+// As it will be when what is submitted now runs.
+std::optional<TenantShape> Prefetch::shape_of(const std::string& tenant) const {
+  const Lock lock(state_->mutex);
+  const auto newest = state_->creates.upper_bound(tenant);
+  if (newest != state_->creates.begin() && std::prev(newest)->first == tenant)
+    return std::prev(newest)->second;
+  const auto found = state_->tenants.find(tenant);
+  return found == state_->tenants.end() ? std::nullopt : std::optional(found->second);
+}
 
 bool Prefetch::is_awaited(const std::string& directory) const {
-  const std::lock_guard lock(awaited_->mutex);
-  return awaited_->names.contains(name_of(directory));
+  const std::string name = name_of(directory);
+  const Lock lock(state_->mutex);
+  return state_->saves.contains(name);
+}
+
+std::shared_ptr<void> Prefetch::hold_weights(const char* operation,
+                                             const std::string& tenant) const {
+  const auto holder = [&] {
+    const Lock lock(state_->mutex);
+    require(!state_->holders.contains(operation), Code::kBusy, "engine: ", operation, ": tenant '",
+            tenant, "' trains all weights, and its last ", operation,
+            ", which holds a copy of them, has not ended; wait for its result");
+    return state_->holders.insert(operation).first;
+  }();
+  return on_end([state = state_, holder] {
+    const Lock lock(state->mutex);
+    state->holders.erase(holder);
+  });
+}
+
+std::shared_ptr<Prefetched> Prefetch::prepare(const Create& op, const Reserve& reserve) const {
+  auto out = std::make_shared<Prefetched>();
+  std::optional<TenantShape> shape;
+  if (op.frozen) {
+    shape = TenantShape{.mode = Mode::kFrozen};
+  } else if (!op.directory.empty()) {
+    if (!is_awaited(op.directory)) {
+      attempt(*out, Mode::kLora, [&] {
+        return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, reserve)};
+      });
+    }
+    if (const auto& read = out->loaded.adapter)
+      shape = TenantShape{Mode::kLora, lora::shape_of(read->config, base_.linears)};
+  } else if (op.lora_json.empty()) {
+    shape = TenantShape{.mode = Mode::kFull};
+  } else {
+    try {
+      shape = TenantShape{Mode::kLora, lora::shape_of(config_of(op), base_.linears)};
+    } catch (const Error&) {  // run() finds it, too
+    }
+  }
+  const auto create = [&] {
+    const Lock lock(state_->mutex);
+    return state_->creates.emplace(op.tenant, std::move(shape));
+  }();
+  out->entry = on_end([state = state_, create] {
+    const Lock lock(state->mutex);
+    state->creates.erase(create);
+  });
+  return out;
+}
+
+std::shared_ptr<Prefetched> Prefetch::prepare(const Load& op, const Reserve& reserve) const {
+  const std::optional<TenantShape> tenant = shape_of(op.tenant);
+  if (!tenant || tenant->mode == Mode::kFrozen || is_awaited(op.directory)) return nullptr;
+  auto out = std::make_shared<Prefetched>();
+  const bool all_weights = tenant->mode == Mode::kFull;
+  if (all_weights) out->entry = hold_weights("load", op.tenant);
+  attempt(*out, tenant->mode,
+          [&] { return read_checkpoint(op, *tenant, base_, all_weights ? Reserve() : reserve); });
+  return out;
+}
+
+std::shared_ptr<Prefetched> Prefetch::prepare(const Delete& op) const {
+  const std::optional<TenantShape> tenant = shape_of(op.tenant);
+  if (!tenant || tenant->mode != Mode::kFull) return nullptr;
+  auto out = std::make_shared<Prefetched>();
+  out->entry = hold_weights("delete", op.tenant);
+  attempt(*out, Mode::kFull, [&] { return read_base(op, base_); });
+  return out;
 }
 
 std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Reserve& reserve) {
-  if (const auto* op = std::get_if<Save>(&operation))
-    return std::make_shared<PreparedSave>(awaited_, name_of(op->directory));
-  if (const auto* op = std::get_if<Load>(&operation); op && !is_awaited(op->directory))
-    return attempt([&] { return read_checkpoint(*op, Mode::kLora, base_, reserve); });
-  const auto* op = std::get_if<Create>(&operation);
-  if (!op || op->frozen || op->directory.empty() || is_awaited(op->directory)) return nullptr;
-  return attempt(
-      [&] { return Loaded{.adapter = lora::read_adapter(op->directory, base_.linears, reserve)}; });
+  if (const auto* op = std::get_if<Create>(&operation)) return prepare(*op, reserve);
+  if (const auto* op = std::get_if<Load>(&operation)) return prepare(*op, reserve);
+  if (const auto* op = std::get_if<Delete>(&operation)) return prepare(*op);
+  const auto* op = std::get_if<Save>(&operation);
+  if (!op) return nullptr;
+  auto out = std::make_shared<Prefetched>();
+  const auto save = [&] {
+    std::string name = name_of(op->directory);
+    const Lock lock(state_->mutex);
+    return state_->saves.insert(std::move(name));
+  }();
+  out->entry = on_end([state = state_, save] {
+    const Lock lock(state->mutex);
+    state->saves.erase(save);
+  });
+  return out;
 }
 
 }  // namespace twinkle::engine

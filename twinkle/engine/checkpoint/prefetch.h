@@ -1,10 +1,9 @@
-// What operations take from files, read on the thread that submits them: the engine's own never
-// waits for a file system because of an adapter's folder. Who trains all weights is alone on the
-// engine, which then reads for itself. Any thread.
+// Reads the files of operations on the thread that submits them, so that the engine's thread waits
+// for no file system. Any thread, but where it says otherwise.
 #pragma once
+#include <exception>
 #include <memory>
-#include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 
 #include "twinkle/engine/checkpoint/load.h"
@@ -12,30 +11,50 @@
 
 namespace twinkle::engine {
 
-// For an adapter's Load, or its Create from a directory.
-struct PreparedAdapter : Prepared {
+struct Prefetched : Prepared {
+  std::optional<Mode> mode;  // of the tenant that the files were read for; none: not read
   Loaded loaded;
-  std::exception_ptr error;  // why it could not be read; or null
+  std::exception_ptr error;     // why they could not be read; or null
+  std::shared_ptr<void> entry;  // in Prefetch's lists, until the operation has ended
 };
+
+// Returns what prepare() has read for an operation, or, if it has read nothing, reads now. `mode`
+// is the tenant's when the operation runs. Error kConflict: prepare() expected another one.
+template <class Read>
+Loaded take(Prepared* prepared, const std::string& tenant, Mode mode, Read&& read) {
+  auto* const found = dynamic_cast<Prefetched*>(prepared);
+  if (!found || !found->mode) return read();
+  require(found->mode == mode, Code::kConflict, "engine: tenant '", tenant,
+          "' was replaced after this operation was submitted; submit it again");
+  if (found->error) std::rethrow_exception(found->error);
+  return std::move(found->loaded);
+}
 
 class Prefetch {
  public:
-  explicit Prefetch(const BaseModel& base) : base_(base) {}  // which outlives it
+  explicit Prefetch(const BaseModel& base);  // which outlives it
 
-  // As Executor::prepare. A folder that a queued Save is still to write is left for run().
+  // As Executor::prepare. Nothing is read of a folder that a queued Save is still to write, nor for
+  // a tenant that is not known yet: run() does it. An adapter's bytes are reserved. All weights of
+  // the model are not, since they may exceed every limit of the queue; instead one Load and one
+  // Delete at a time may hold them. Error kBusy: another one does.
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve);
 
+  // The engine's thread, when a tenant is created and deleted.
+  void add(const std::string& tenant, TenantShape shape);
+  void remove(const std::string& tenant);
+
  private:
-  // The folders of Saves that have not ended.
-  struct Folders {
-    std::mutex mutex;
-    std::multiset<std::string> names;
-  };
-  struct PreparedSave;
+  struct State;
+  std::shared_ptr<Prefetched> prepare(const Create& operation, const Reserve& reserve) const;
+  std::shared_ptr<Prefetched> prepare(const Load& operation, const Reserve& reserve) const;
+  std::shared_ptr<Prefetched> prepare(const Delete& operation) const;
+  std::optional<TenantShape> shape_of(const std::string& tenant) const;
   bool is_awaited(const std::string& directory) const;
+  std::shared_ptr<void> hold_weights(const char* operation, const std::string& tenant) const;
 
   const BaseModel& base_;
-  const std::shared_ptr<Folders> awaited_ = std::make_shared<Folders>();
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace twinkle::engine

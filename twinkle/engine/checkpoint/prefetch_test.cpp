@@ -60,5 +60,126 @@ TEST_F(PrefetchTest, AFolderThatAQueuedSaveIsToWriteIsReadAfterIt) {
   EXPECT_EQ(state_of(engine_, "me"), saved);
 }
 
+// A tenant that trains all weights.
+class PrefetchAllWeights : public PrefetchTest {
+ protected:
+  PrefetchAllWeights() {
+    engine_.run<Done>(Delete{"me"});
+    engine_.run<Done>(Create{.tenant = "base", .frozen = true});
+    base_ = std::get<0>(state_of(engine_, "base"));
+    engine_.run<Done>(Delete{"base"});
+    engine_.run<Done>(Create{.tenant = "me", .seed = 3});
+    train();
+  }
+  void train() {
+    engine_.run<ForwardResult>(work("me"));
+    engine_.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
+  }
+  // The engine's thread waits in this operation until the promise is kept.
+  Future hold(std::promise<void>& until) {
+    return engine_.submit(
+        Sample{.tenant = "me", .prompts = {{3}}, .params = {{.max_tokens = 1}}},
+        {.on_tokens = [wait = until.get_future().share()](auto) { wait.wait(); }});
+  }
+  fs::path weights() const { return fs::path(model_.path()) / "model.safetensors"; }
+  std::string refusal_of(const Operation& operation) {
+    return error_of([&] { engine_.submit(operation).get(); });
+  }
+
+  uint64_t base_ = 0;  // the base model's weights
+};
+
+TEST_F(PrefetchAllWeights, ALoadAndADeleteReadTheirFilesWhenTheyAreSubmitted) {
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  const State saved = state_of(engine_, "me");
+  train();
+  std::promise<void> gone;
+  Future held = hold(gone);
+  std::vector<Future> all =
+      engine_.submit(std::vector<Operation>{Load{"me", folder(), true}, Inspect{"me"}, Delete{"me"},
+                                            Create{.tenant = "base", .frozen = true}});
+  fs::remove_all(folder());
+  fs::remove(weights());
+  gone.set_value();
+  held.get();
+  all[0].get();
+  EXPECT_EQ(std::get<InspectResult>(all[1].get()).weights, std::get<0>(saved));
+  all[2].get();
+  all[3].get();
+  EXPECT_EQ(std::get<0>(state_of(engine_, "base")), base_);
+}
+
+// They may be larger than max_queued_bytes, and are held one at a time.
+TEST_F(PrefetchAllWeights, OneLoadAndOneDeleteHoldAllWeightsAtATime) {
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  std::promise<void> gone;
+  Future held = hold(gone);
+  const int64_t before = engine_.stats().queued_bytes;
+  Future load = engine_.submit(Load{"me", folder(), true});
+  EXPECT_LT(engine_.stats().queued_bytes - before, 10000);
+  EXPECT_EQ(
+      refusal_of(Load{"me", folder(), true}),
+      "engine: load: tenant 'me' trains all weights, and its last load, which holds a copy of "
+      "them, has not ended; wait for its result");
+  EXPECT_TRUE(engine_.cancel(load.id));
+  load = engine_.submit(Load{"me", folder(), true});
+  Future last = engine_.submit(Delete{"me"});
+  EXPECT_EQ(refusal_of(Delete{"me"}),
+            "engine: delete: tenant 'me' trains all weights, and its last delete, which holds a "
+            "copy of them, has not ended; wait for its result");
+  gone.set_value();
+  held.get();
+  load.get();
+  last.get();
+  engine_.run<Done>(Create{.tenant = "me"});
+  for (int i = 0; i < 50; ++i) engine_.run<LoadResult>(Load{"me", folder()});
+}
+
+TEST_F(PrefetchAllWeights, ATenantWhoseDeleteFailedKeepsTheEngineUntilItsFilesAreBack) {
+  const State before = state_of(engine_, "me");
+  fs::rename(weights(), scratch_ / "away");
+  const std::string path = model_.path();
+  EXPECT_EQ(refusal_of(Delete{"me"}),
+            "engine: delete: tenant 'me' stays, because the base model's weights that it trained "
+            "can't be read again: io: " +
+                path +
+                " holds no weights: a checkpoint has model.safetensors, "
+                "model.safetensors.index.json, one *.safetensors or one *.gguf; put the files of " +
+                path + " back and delete it again, or save it and make another engine");
+  EXPECT_EQ(state_of(engine_, "me"), before);
+  train();
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  for (const Create& other : {Create{.tenant = "new", .frozen = true},
+                              Create{.tenant = "new", .lora_json = kLora}, Create{.tenant = "new"}})
+    EXPECT_EQ(refusal_of(other),
+              "engine: tenant 'me' trains all weights of the base model; delete it first");
+  fs::rename(scratch_ / "away", weights());
+  engine_.run<Done>(Delete{"me"});
+  engine_.run<Done>(Create{.tenant = "new", .frozen = true});
+  EXPECT_EQ(std::get<0>(state_of(engine_, "new")), base_);
+}
+
+// Its mode and rank are those of the Create that is submitted before it.
+TEST_F(PrefetchTest, ALoadIsReadForTheTenantThatItWillFind) {
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  const State saved = state_of(engine_, "me");
+  const std::string whole = scratch_ / "whole";
+  std::vector<Future> all = engine_.submit(std::vector<Operation>{
+      Delete{"me"}, Create{.tenant = "me"}, Save{"me", whole}, Delete{"me"},
+      Create{.tenant = "me", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"},
+      Load{"me", folder()}, Delete{"me"}, Create{.tenant = "me", .lora_json = kLora},
+      Load{"me", folder(), true}});
+  for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8}) all[i].get();
+  EXPECT_EQ(error_of([&] { all[5].get(); }), "lora: the saved adapter has rank 4, this one 2");
+  EXPECT_EQ(state_of(engine_, "me"), saved);
+
+  // The Create that it was read for fails.
+  std::vector<Future> pair =
+      engine_.submit(std::vector<Operation>{Create{.tenant = "me"}, Load{"me", whole}});
+  EXPECT_EQ(error_of([&] { pair[0].get(); }), "engine: tenant 'me' exists already");
+  EXPECT_EQ(error_of([&] { pair[1].get(); }),
+            "engine: tenant 'me' was replaced after this operation was submitted; submit it again");
+}
+
 }  // namespace
 }  // namespace twinkle::engine

@@ -198,17 +198,6 @@ class Reader {
 
 }  // namespace
 
-int64_t TrainingState::num_bytes() const {
-  size_t out = 0;
-  for (const auto* tensors : {&gradients, &masters}) {
-    for (const at::Tensor& t : *tensors) out += t.defined() ? t.nbytes() : 0;
-  }
-  if (optimizer) {
-    for (const at::Tensor* t : optimizer->tensors()) out += t->nbytes();
-  }
-  return static_cast<int64_t>(out);
-}
-
 TrainingState read_training(const fs::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,
                             const std::function<void(int64_t)>& reserve) {

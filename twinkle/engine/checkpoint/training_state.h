@@ -42,8 +42,6 @@ struct TrainingState {
   double num_tokens = 0;
   bool clipped = false;
   std::string extra;
-
-  int64_t num_bytes() const;
 };
 
 // `tenant` is named in errors. `arithmetic`: that of this engine, when the checkpoint's has to be

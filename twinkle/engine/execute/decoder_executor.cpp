@@ -31,18 +31,9 @@ void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::Scal
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
-// What was read when the operation was submitted, if it was.
-template <class Read>
-Loaded prefetched(Prepared* prepared, Mode mode, Read&& read) {
-  auto* const found = dynamic_cast<PreparedAdapter*>(prepared);
-  if (!found || mode != Mode::kLora) return read();
-  if (found->error) std::rethrow_exception(found->error);
-  return std::move(found->loaded);
-}
-
 }  // namespace
 
-DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking), path_(o.model) {
+DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking) {
   require(!o.model.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
   require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
@@ -121,7 +112,7 @@ int64_t DecoderExecutor::max_result_bytes(const Operation& operation) const {
 }
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
-  if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op);
+  if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op, prepared);
   if (const auto* op = std::get_if<Create>(&operation)) create(*op, prepared);
   Result result = run_on(tenant(tenant_of(operation)), operation, prepared);
   end_round();
@@ -143,10 +134,13 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
   }
   if (const auto* op = std::get_if<Save>(&operation))
     return save_tenant(*op, who, *decoder_, *pool_, base_);
-  if (const auto* op = std::get_if<Load>(&operation))
+  if (const auto* op = std::get_if<Load>(&operation)) {
+    TenantShape shape{.mode = who.mode()};
+    if (shape.mode == Mode::kLora) shape.adapter = who.adapter().shape();
     return load_tenant(
-        prefetched(prepared, who.mode(), [&] { return read_checkpoint(*op, who.mode(), base_); }),
+        take(prepared, op->tenant, shape.mode, [&] { return read_checkpoint(*op, shape, base_); }),
         who, *decoder_);
+  }
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
 
@@ -154,7 +148,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
     const lora::SavedAdapter saved =
-        *prefetched(prepared, Mode::kLora, [&] {
+        *take(prepared, op.tenant, Mode::kLora, [&] {
            return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears)};
          }).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
@@ -162,10 +156,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
     return adapter;
   }
   if (op.lora_json.empty()) return nullptr;
-  Json config = parse_json(op.lora_json, "lora config");
-  if (config.is_object() && !find(config, "peft_type")) config.as_object()["peft_type"] = "LORA";
-  return std::make_unique<lora::Adapter>(peft_config(config, "lora config"), pool_->linears(),
-                                         op.seed);
+  return std::make_unique<lora::Adapter>(config_of(op), pool_->linears(), op.seed);
 }
 
 // Who trains the base model is alone with it: there is one copy, and whoever else read it would see
@@ -185,34 +176,27 @@ void DecoderExecutor::require_room(const Create& op) const {
 void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   require_room(op);
   std::unique_ptr<lora::Adapter> adapter = new_adapter(op, prepared);
-  const Mode mode = adapter ? Mode::kLora : op.frozen ? Mode::kFrozen : Mode::kFull;
+  TenantShape shape{.mode = op.frozen ? Mode::kFrozen : Mode::kFull};
+  if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->shape()};
+  const Mode mode = shape.mode;
+  prefetch_.add(op.tenant, std::move(shape));
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
   tenants_[op.tenant] =
       std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
 }
 
-Done DecoderExecutor::remove(const Delete& op) {
+Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it need not come back for this
-  // The weights that were there before it, all read before anything changes.
-  std::vector<at::Tensor> before;
-  if (gone.mode() == Mode::kFull) {
-    try {
-      const Checkpoint checkpoint = Checkpoint::open(path_);
-      for (const auto& w : decoder_->weights()) before.push_back(decoder_->initial(checkpoint, w));
-    } catch (const Error& e) {
-      fail(e.code, "engine: delete: tenant '", op.tenant,
-           "' stays, because the base model's weights that it trained can't be read again: ",
-           e.what(), "; put the files of ", path_,
-           " back and delete it again, or save it and make "
-           "another engine");
-    }
-  }
+  Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
+  if (gone.mode() == Mode::kFull)
+    base = take(prepared, op.tenant, Mode::kFull, [&] { return read_base(op, base_); });
   parking_.forget(gone);
   tenants_.erase(op.tenant);
+  prefetch_.remove(op.tenant);
   graphs_->sweep();
-  if (before.empty()) return {};
+  if (base.weights.empty()) return {};
   const auto weights = decoder_->weights();
-  for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(before[i]);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(base.weights[i]);
   pool_->base_changed();
   return {};
 }

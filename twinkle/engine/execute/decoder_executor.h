@@ -69,7 +69,7 @@ class DecoderExecutor : public Executor {
   void create(const Create& operation, Prepared* prepared);
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
-  Done remove(const Delete& operation);
+  Done remove(const Delete& operation, Prepared* prepared);
   void end_round();  // after whatever may have changed what adapters hold
 
   BaseModel base_;
@@ -82,8 +82,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
-  const std::string path_;  // of the model
-  int num_threads_ = 1;     // of torch, for which exactness was proven
+  int num_threads_ = 1;  // of torch, for which exactness was proven
 };
 
 }  // namespace twinkle::engine

@@ -110,7 +110,9 @@ class Dispatcher {
     bool cancelled = false, sampled = false;          // sampled: a Sample that has begun
 
     void fail(std::exception_ptr error) {
-      hooks = {};  // before its future is ready
+      // Before its future is ready.
+      hooks = {};
+      prepared.reset();
       room->resize(0);
       promise.set_exception(std::move(error));
     }

@@ -344,6 +344,7 @@ void Dispatcher::succeed(Jobs::node_type node, Result result) {
   if (error && std::holds_alternative<InspectResult>(result)) return job.fail(error);
   job.operation = {};
   job.hooks = {};
+  job.prepared.reset();
   job.room.reset();  // from here on the Future's alone: who has the result sees it given back
   job.promise.set_value(std::move(result));
 }

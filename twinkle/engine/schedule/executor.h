@@ -63,9 +63,10 @@ class Executor {
   virtual bool joins(const Operation& operation) const = 0;
   // The most memory that its result can take, as far as that is known before it runs. Any thread.
   virtual int64_t max_result_bytes(const Operation&) const { return 0; }
-  // Before it is queued, on the thread that submits it: reads and checks what it takes from files,
-  // so that run() need not wait for them. Or null. What is wrong with a file is for run() to throw,
-  // but want of room for it refuses the operation.
+  // Called before the operation is queued, on the thread that submits it: reads and checks its
+  // files, so that run() need not wait for them. Or null. Errors in a file are thrown by run(), a
+  // lack of room is thrown here and refuses the operation. Destroyed before the result can be
+  // taken.
   virtual std::shared_ptr<Prepared> prepare(const Operation&, const Reserve&) { return nullptr; }
   // Any but Forward, ForwardBackward and Sample, with what prepare() gave. Throws what went wrong;
   // then nothing has changed.
