@@ -120,7 +120,6 @@ std::string out_of_range(std::string_view number) {
          "; write it as a string";
 }
 
-constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
 // Of a document; a value may take 60 times its text.
 constexpr size_t kMaxValues = size_t{1} << 22;
 
@@ -246,7 +245,7 @@ Json parse_json(std::string_view text, std::string_view what) {
 
 Json read_json(const std::filesystem::path& file) {
   require(is_there(file), Code::kNotFound, "json: cannot open ", file.string());
-  return parse_json(read_file(file, "json", kMaxFileBytes), file.string());
+  return parse_json(read_file(file, "json", kMaxJsonBytes), file.string());
 }
 
 const Json* find(const Json& object, std::string_view key) {

@@ -34,7 +34,10 @@ enum class OutOfRange { kRound, kRefuse };
 Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
                        OutOfRange numbers = OutOfRange::kRound);
 
-// Reads and parses a file. Error kNotFound: none; kInvalid: no regular file, above 64 MiB, broken.
+inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;  // of a file
+
+// Reads and parses a file. Error kNotFound: none; kInvalid: no regular file, above kMaxJsonBytes,
+// broken.
 Json read_json(const std::filesystem::path& file);
 
 // `object[key]` as T (int64_t, double, bool, std::string). Error kInvalid when it is missing or of

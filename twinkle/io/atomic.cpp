@@ -88,6 +88,16 @@ void sync_path(const fs::path& path) {
   if (::fsync(file.get()) != 0 && errno != EINVAL) fail_system("write", path, errno);
 }
 
+// The name of `path` in its folder. A folder that may be written to but not listed cannot be opened
+// for fsync: then its whole file system is synced, by way of `path`.
+void sync_entry(const fs::path& path) {
+  const fs::path folder = parent_of(path);
+  if (::faccessat(AT_FDCWD, folder.c_str(), R_OK, AT_EACCESS) == 0 || errno != EACCES)
+    return sync_path(folder);
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0 || ::syncfs(file.get()) != 0) fail_system("write", path, errno);
+}
+
 void sync_tree(const fs::path& dir) {
   for (const auto& entry : fs::recursive_directory_iterator(dir)) {
     if (!entry.is_symlink()) sync_path(entry.path());
@@ -146,7 +156,7 @@ void make_parents(const fs::path& target) {
   std::error_code error;
   fs::create_directories(parent_of(target), error);
   if (error) fail_system("make the folder", parent_of(target), error.value());
-  for (const fs::path& made : parents) sync_path(parent_of(made));
+  for (const fs::path& made : parents) sync_entry(made);
 }
 
 // Puts `from` in the place of the folder `to` if both can be done at once: another process may have
@@ -203,7 +213,7 @@ void AtomicFile::commit() {
   if (::fsync(file_.get()) != 0) fail_system("write", target_, errno);
   rename_path(partial_, target_);
   partial_.clear();
-  sync_path(parent_of(target_));
+  sync_entry(target_);
 }
 
 void write_file_atomically(const fs::path& target, std::string_view text) {
@@ -254,7 +264,7 @@ void AtomicDirectory::commit() {
   sync_tree(staging_);
   std::error_code ignored;
   if (move_or_exchange(staging_, target_)) {
-    sync_path(parent_of(target_));
+    sync_entry(target_);
     fs::remove_all(staging_, ignored);  // the old one, under the staging name
   } else {
     const fs::path old = old_name(target_);
@@ -268,7 +278,7 @@ void AtomicDirectory::commit() {
     fs::remove_all(old, ignored);
   }
   staging_.clear();
-  sync_path(parent_of(target_));
+  sync_entry(target_);
 }
 
 void check_writable(const fs::path& target, std::string_view field) {

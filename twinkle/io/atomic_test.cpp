@@ -5,7 +5,11 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +20,19 @@
 #include <vector>
 
 #include "twinkle/io/scratch_dir.h"
+
+namespace {
+std::vector<std::string>* synced = nullptr;  // paths, in the order of their syncs; null: not kept
+}
+
+// In place of the system's, for every caller in this process.
+extern "C" int fsync(int fd) {
+  if (synced) {
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    synced->push_back(std::filesystem::read_symlink(link).string());
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace twinkle {
 namespace {
@@ -230,6 +247,51 @@ TEST(AtomicDirectory, ManyMaySaveToOneNewFolder) {
     EXPECT_EQ(failures, 0);
     EXPECT_EQ(version_of(dir / "run"), 1);
   }
+}
+
+// Without the sync of each, a loss of power may take the folders, and the save with them.
+TEST(AtomicDirectory, ParentsThatItMakesAreSyncedInTheirOwnParents) {
+  const ScratchDir dir;
+  const fs::path root = fs::canonical(dir.path());
+  std::vector<std::string> paths;
+  synced = &paths;
+  save_version(dir / "a/b/run", 1);
+  synced = nullptr;
+  ASSERT_GT(paths.size(), 2U);
+  EXPECT_EQ(paths[0], (root / "a").string()) << "which names a/b";
+  EXPECT_EQ(paths[1] + "/", (root / "").string()) << "which names a";
+  EXPECT_EQ(paths.back(), (root / "a/b").string()) << "which names the folder in the end";
+}
+
+TEST(AtomicDirectory, AParentThatMayBeWrittenToButNotListedWillDo) {
+  const ScratchDir dir(memory_folder());  // where a sync of all takes no time
+  const fs::path parent = dir / "parent";
+  fs::create_directory(parent);
+  constexpr uid_t kNobody = 65534;  // root may list everything
+  const bool root = ::getuid() == 0;
+  if (root) {
+    ASSERT_EQ(::chown(parent.c_str(), kNobody, kNobody), 0);
+    fs::permissions(dir.path(), fs::perms::all);
+  }
+  fs::permissions(parent, fs::perms::owner_write | fs::perms::owner_exec);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (root && ::setuid(kNobody) != 0) ::_exit(1);
+    const std::string text = error_of([&] {
+      check_writable(parent / "new/run", "t");
+      for (int version = 1; version <= 2; ++version) {
+        save_version(parent / "run", version);
+        save_version(parent / "new/run", version);
+      }
+    });
+    if (text != "no error") std::fputs((text + "\n").c_str(), stderr);
+    ::_exit(text == "no error" ? 0 : 2);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  fs::permissions(parent, fs::perms::owner_all);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(version_of(parent / "run"), 2);
 }
 
 TEST(AtomicDirectory, AFifoAmongItsLeftoversIsNotWaitedFor) {

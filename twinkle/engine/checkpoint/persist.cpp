@@ -40,8 +40,20 @@ void require_usable(const std::string& name, const at::Tensor& weight) {
           " have no finite products; nothing was saved: load an earlier checkpoint");
 }
 
-void write_training(const Save& operation, Tenant& tenant, const JsonObject& arithmetic,
-                    const fs::path& staging) {
+std::string training_text(const Save& operation, Tenant& tenant, const JsonObject& arithmetic) {
+  JsonObject fields;
+  fields["checkpoint_version"] = kCheckpointVersion;
+  fields["arithmetic"] = arithmetic;
+  fields["training"] = tenant.training_fields();
+  fields["extra"] = operation.extra_json;
+  std::string text = pretty(fields);
+  require(std::ssize(text) <= kMaxJsonBytes, Code::kInvalid, "engine: save: extra_json has ",
+          operation.extra_json.size(), " bytes, with which ", kTrainingFields, " has ", text.size(),
+          ", the limit is ", kMaxJsonBytes, "; nothing was saved: keep less in it");
+  return text;
+}
+
+void write_training(Tenant& tenant, const std::string& text, const fs::path& staging) {
   std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
   std::vector<TensorView> views;
   for (auto& [name, t] : tensors) {
@@ -50,12 +62,7 @@ void write_training(const Save& operation, Tenant& tenant, const JsonObject& ari
     views.push_back(model::view_of(name, t));
   }
   write_safetensors(staging / kTrainingTensors, views);
-  JsonObject fields;
-  fields["checkpoint_version"] = kCheckpointVersion;
-  fields["arithmetic"] = arithmetic;
-  fields["training"] = tenant.training_fields();
-  fields["extra"] = operation.extra_json;
-  write_file_atomically(staging / kTrainingFields, pretty(fields));
+  write_file_atomically(staging / kTrainingFields, text);
 }
 
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
@@ -106,6 +113,8 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
   require(operation.max_shard_bytes == 0 || tenant.mode() != Mode::kLora, Code::kInvalid,
           "engine: save: max_shard_bytes is ", operation.max_shard_bytes, ", but tenant '",
           tenant.name(), "' is an adapter, which is one file; leave it out");
+  const std::string training =
+      operation.optimizer ? training_text(operation, tenant, base.arithmetic) : "";
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -136,7 +145,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     if (fs::exists(base.directory / name))
       copy_file_atomically(base.directory / name, target.staging() / name);
   }
-  if (operation.optimizer) write_training(operation, tenant, base.arithmetic, target.staging());
+  if (operation.optimizer) write_training(tenant, training, target.staging());
   target.commit();
   return {fs::absolute(operation.directory).lexically_normal().string()};
 }

@@ -151,6 +151,21 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
   }
 }
 
+// A control character takes six bytes of JSON.
+TEST_P(Persist, ANoteThatNoLoadWouldReadIsRefused) {
+  save();
+  const auto before = files_of(scratch_.path());
+  const std::string text = error_of(
+      [&] { engine_.run<SaveResult>(Save{"me", target(), true, std::string(12 << 20, '\x01')}); });
+  EXPECT_TRUE(
+      text.starts_with("engine: save: extra_json has 12582912 bytes, with which "
+                       "trainer_state.json has 7549"))
+      << text;
+  EXPECT_TRUE(text.ends_with(", the limit is 67108864; nothing was saved: keep less in it"))
+      << text;
+  EXPECT_EQ(files_of(scratch_.path()), before);
+}
+
 // The limit on a file's size stands for a full disk: the system refuses the same write.
 TEST_P(Persist, AFullDiskKeepsTheOldCheckpointAndTheTenant) {
   save();
