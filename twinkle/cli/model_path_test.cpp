@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/io/limit_for_test.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "twinkle/base/random.h"
 #include "twinkle/engine/engine.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {
 

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace {
 std::vector<std::string>* synced = nullptr;  // paths, in the order of their syncs; null: not kept

@@ -8,7 +8,7 @@
 
 #include "twinkle/io/limit_for_test.h"
 #include "twinkle/io/safetensors.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle {
 namespace {

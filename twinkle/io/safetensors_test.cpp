@@ -7,7 +7,7 @@
 #include <random>
 
 #include "twinkle/io/checkpoint.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle {
 namespace {

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "twinkle/io/safetensors.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::model {
 namespace {

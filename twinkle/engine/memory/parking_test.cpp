@@ -8,7 +8,7 @@
 
 #include "twinkle/base/random.h"
 #include "twinkle/engine/shortage_for_test.h"
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
 

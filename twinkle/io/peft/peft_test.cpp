@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "twinkle/io/scratch_dir.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle {
 namespace {

@@ -1,0 +1,103 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/io/gguf/gguf_for_test.h"
+
+namespace twinkle {
+namespace {
+
+TEST(GgufConfig, SaysWhatConfigJsonWould) {
+  const ScratchDir dir;
+  write_text(dir / "x.gguf", tiny("llama").file());
+  const Json expected{{"architectures", JsonArray{"LlamaForCausalLM"}},
+                      {"model_type", "llama"},
+                      {"hidden_size", 8},
+                      {"num_hidden_layers", 1},
+                      {"num_attention_heads", 2},
+                      {"num_key_value_heads", 1},
+                      {"head_dim", 4},
+                      {"intermediate_size", 3},
+                      {"rms_norm_eps", 1e-5},
+                      {"vocab_size", 2},
+                      {"max_position_embeddings", 64},
+                      {"tie_word_embeddings", true},
+                      {"hidden_act", "silu"},
+                      {"torch_dtype", "bfloat16"},
+                      {"attention_bias", false},
+                      {"mlp_bias", false},
+                      {"rope_theta", 1e5},
+                      {"eos_token_id", 2}};
+  EXPECT_EQ(gguf_config(dir / "x.gguf"), expected) << pretty(gguf_config(dir / "x.gguf"));
+}
+
+TEST(GgufConfig, NamesTheRopeScaling) {
+  const ScratchDir dir;
+  const auto scaling = [&](const Gguf& gguf) {
+    write_text(dir / "x.gguf", gguf.file());
+    const Json config = gguf_config(dir / "x.gguf");
+    const Json* found = find(config, "rope_scaling");
+    return found ? *found : Json();
+  };
+  Gguf yarn = tiny("qwen2");
+  yarn.add("qwen2.rope.scaling.type", std::string("yarn"));
+  yarn.add("qwen2.rope.scaling.factor", 4.0F);
+  yarn.add("qwen2.rope.scaling.original_context_length", uint32_t{32});
+  EXPECT_EQ(
+      scaling(yarn),
+      (Json{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}}));
+  Gguf linear = tiny("llama");
+  linear.add("llama.rope.scaling.type", std::string("linear"));
+  linear.add("llama.rope.scaling.factor", 2.0F);
+  EXPECT_EQ(scaling(linear), (Json{{"rope_type", "linear"}, {"factor", 2.0}}));
+  Gguf llama3 = tiny("llama");  // theta 1e5: waves of 6.3, 63, 628, 6283 and 62832 tokens
+  const double smooth = (8192 / (2 * M_PI * 1000) - 1) / 3;
+  const auto blend = static_cast<float>(1 / ((1 - smooth) / 8 + smooth));
+  llama3.tensor("rope_freqs.weight", {5}, 0, floats({1, 1, 1, blend, 8}));
+  EXPECT_EQ(scaling(llama3), (Json{{"rope_type", "llama3"},
+                                   {"factor", 8.0},
+                                   {"low_freq_factor", 1.0},
+                                   {"high_freq_factor", 4.0},
+                                   {"original_max_position_embeddings", 8192}}));
+}
+
+TEST(GgufConfig, RefusesWhatItCannotName) {
+  EXPECT_EQ(error_of_file(tiny("gemma").file()),
+            "io: F: architecture is 'gemma', it must be one of llama, qwen2, qwen3");
+  EXPECT_EQ(error_of_file(Gguf().file()),
+            "io: F: metadata 'general.architecture' must be a string");
+  Gguf bare;
+  bare.add("general.architecture", std::string("llama"));
+  EXPECT_EQ(error_of_file(bare.file()),
+            "io: F: there is no tensor 'token_embd.weight' of two dims");
+  bare.tensor("token_embd.weight", {1, 2}, 0, floats({1, 2}));
+  EXPECT_EQ(error_of_file(bare.file()),
+            "io: F: metadata 'llama.embedding_length' must be an integer of at least 1");
+  Gguf scaled = tiny("llama");
+  scaled.add("llama.rope.scaling.type", std::string("magic"));
+  EXPECT_EQ(error_of_file(scaled.file()),
+            "io: F: metadata 'llama.rope.scaling.type' is 'magic', it must be one of none, linear, "
+            "yarn");
+  Gguf unscaled = tiny("llama");
+  unscaled.add("llama.rope.scaling.type", std::string("linear"));
+  EXPECT_EQ(error_of_file(unscaled.file()),
+            "io: F: metadata 'llama.rope.scaling.factor' must be a float");
+  Gguf freqs = tiny("llama");
+  freqs.tensor("rope_freqs.weight", {2}, 0, floats({3, 8}));
+  EXPECT_EQ(error_of_file(freqs.file()),
+            "io: F: rope_freqs.weight[0] is 3, Llama 3's scaling would have 1: another scaling is "
+            "not known");
+  Gguf expert = tiny("llama");
+  expert.tensor("blk.0.ffn_gate_inp.weight", {1}, 0, floats({3}));
+  EXPECT_EQ(error_of_file(expert.file()),
+            "io: F: tensor 'blk.0.ffn_gate_inp.weight' is none of a dense llama, qwen2 or qwen3 "
+            "model");
+  Gguf rows = tiny("llama");
+  rows.tensor("blk.0.attn_q.weight", {1, 3}, 0, floats({1, 2, 3}));
+  EXPECT_EQ(error_of_file(rows.file()),
+            "io: F: tensor 'blk.0.attn_q.weight' has 3 rows, they must be a multiple of twice 2 "
+            "heads");
+}
+
+}  // namespace
+}  // namespace twinkle
