@@ -85,8 +85,9 @@ struct ForwardBackward {
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
-// step, zeroes them. Error kConflict: nothing was accumulated; kInvalid: bad options, a step that
-// would leave what is not finite, a frozen tenant.
+// step, zeroes them. Weights may become so large (beyond 1e18) that no forward pass is finite; a
+// Save then refuses them. Error kConflict: nothing was accumulated; kInvalid: bad options, a step
+// that would leave NaN or infinity, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
