@@ -160,7 +160,7 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
 }
 
 TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
-  expect_error("cli: --max-tokens is 100000, behind prompt 0 the model's positions leave room for ",
+  expect_error("cli: --max-tokens is 100000, after prompt 0 the model's context has room for ",
                [&] { run({"sample", model(), "a", "--max-tokens", "100000"}); });
   EXPECT_EQ(run({"sample", model(), std::string(200, 'a')}).substr(0, 3), "> a")
       << "the default is cut";
@@ -180,7 +180,7 @@ TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
   EXPECT_EQ(train(path("rows.jsonl")),
             "cli: --output " + path("rows.jsonl") + " is a file; name a directory");
   EXPECT_EQ(train(path("rows.jsonl/x")), "cli: --output " + path("rows.jsonl/x") +
-                                             " lies below the file " + path("rows.jsonl") +
+                                             " is below the file " + path("rows.jsonl") +
                                              "; name a directory");
   EXPECT_EQ(train(path(std::string(300, 'n').c_str())),
             "cli: --output " + path(std::string(300, 'n').c_str()) +
@@ -190,7 +190,7 @@ TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
   fs::create_directory(scratch_ / "mine");
   write_text(scratch_ / "mine" / "thesis.txt", "text");
   EXPECT_EQ(train(path("mine")), "cli: --output " + path("mine") +
-                                     " holds 'thesis.txt', which is no checkpoint's file, and a "
+                                     " holds 'thesis.txt', which is not a checkpoint file, and a "
                                      "save replaces the whole directory; name a new directory");
   EXPECT_EQ(read_text(scratch_ / "mine" / "thesis.txt"), "text");
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
@@ -233,7 +233,7 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
       << error;
   EXPECT_EQ(error_of([&] { run(train("parts", {"--resume", "--seed", "3"})); }),
             "cli: --resume: --seed is 3, that of the run in " + path("parts") +
-                " is 42; give the same, or --overwrite to begin anew");
+                " is 42; give the same, or --overwrite to start again");
   run(train("parts", {"--resume"}));
   for (const char* file : {"adapter_model.safetensors", "adapter_config.json"})
     EXPECT_EQ(read_text(scratch_ / "parts" / file), read_text(scratch_ / "whole" / file)) << file;
@@ -254,7 +254,7 @@ TEST_F(Commands, OtherRowsAreNotTakenForThoseOfTheResumedRun) {
   EXPECT_EQ(error_of([&] { run(train); }),
             "cli: --resume: the rows of " + path("others.jsonl") +
                 " are not those that the run in " + path("out") +
-                " was trained on; give its file, or --overwrite to begin anew");
+                " was trained on; give its file, or --overwrite to start again");
 }
 
 TEST_F(Commands, ValidationRowsHaveTheirLossTold) {

@@ -17,9 +17,9 @@ std::string model_path(const std::string& id) {
   if (std::filesystem::exists(id)) return id;
   const char* python = std::getenv("TWINKLE_PYTHON");
   std::array<int, 2> ends{};
-  require(::pipe(ends.data()) == 0, Code::kInternal, "cli: no pipe for the hub tool");
+  require(::pipe(ends.data()) == 0, Code::kInternal, "cli: cannot create a pipe for the hub tool");
   const pid_t child = ::fork();
-  require(child >= 0, Code::kInternal, "cli: the hub tool could not be started");
+  require(child >= 0, Code::kInternal, "cli: cannot start the hub tool");
   if (child == 0) {
     ::alarm(3600);  // a download may take long, not for ever
     ::dup2(ends[1], STDOUT_FILENO);
@@ -39,7 +39,7 @@ std::string model_path(const std::string& id) {
   ::waitpid(child, &status, 0);
   while (!out.empty() && out.back() == '\n') out.pop_back();
   require(WIFEXITED(status) && WEXITSTATUS(status) == 0 && !out.empty(), Code::kNotFound,
-          "cli: model '", id, "' is no path here and the hub tool did not find it");
+          "cli: model '", id, "' is not a path here, and the hub tool did not find it");
   return out.substr(out.rfind('\n') + 1);
 }
 

@@ -27,7 +27,8 @@ TEST(ModelPath, AModelIsNamedAsOthersKnowIt) {
 
 TEST(ModelPath, SaysThatTheHubToolCannotBeReached) {
   const LimitForTest tight(RLIMIT_NOFILE, 3);
-  EXPECT_EQ(error_of([] { model_path("no-such/model"); }), "cli: no pipe for the hub tool");
+  EXPECT_EQ(error_of([] { model_path("no-such/model"); }),
+            "cli: cannot create a pipe for the hub tool");
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
            " --help' lists the arguments");
     }
     const auto words = app.remaining();  // which CLI11 does not name
-    fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is no subcommand. ",
+    fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",
          "A subcommand is required: ", names(app), "; --help says more");
   }
 }
@@ -61,7 +61,7 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
     status_of_error = kFailed;
     if (action) action(argv[0]);
     require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, Code::kInvalid,
-            "cli: standard output did not take all that was printed; is its disk full?");
+            "cli: standard output could not take all output; is its disk full?");
     return kDone;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "twinkle: %s\n", e.what());

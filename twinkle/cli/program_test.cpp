@@ -25,7 +25,7 @@ TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   EXPECT_EQ(run({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
     EXPECT_EQ(run({word.c_str()}),
-              std::pair(2, "twinkle: cli: '" + word + "' is no subcommand. " + required));
+              std::pair(2, "twinkle: cli: '" + word + "' is not a subcommand. " + required));
   }
 }
 
@@ -62,8 +62,7 @@ TEST(Program, OutputThatIsNotTakenIsAnError) {
   ::close(kept);
   std::clearerr(stdout);
   EXPECT_EQ(status, 1);
-  EXPECT_EQ(text,
-            "twinkle: cli: standard output did not take all that was printed; is its disk full?\n");
+  EXPECT_EQ(text, "twinkle: cli: standard output could not take all output; is its disk full?\n");
 }
 
 }  // namespace

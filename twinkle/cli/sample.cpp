@@ -31,8 +31,8 @@ void run(const Options& o) {
         tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
     const int64_t room = engine.model_info().max_positions - std::ssize(feature.input_ids);
     require(!o.limited || room < 1 || o.params.max_tokens <= room, Code::kInvalid,
-            "cli: --max-tokens is ", o.params.max_tokens, ", behind prompt ", sample.prompts.size(),
-            " the model's positions leave room for ", room, "; lower it or leave it out");
+            "cli: --max-tokens is ", o.params.max_tokens, ", after prompt ", sample.prompts.size(),
+            " the model's context has room for ", room, "; lower it or leave it out");
     sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
   }
   const engine::SampleHooks hooks{.decode = [&tmpl](std::span<const int32_t> ids) {

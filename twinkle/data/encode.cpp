@@ -55,7 +55,7 @@ Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_
   for (const std::string& field : fields) {
     const Row& inner = row.at(field).get_object();
     const auto features = tmpl.encode(trajectory_of(inner), add_generation_prompt);
-    require(features.size() < 2, Code::kInvalid, "data: field '", field, "' was split in ",
+    require(features.size() < 2, Code::kInvalid, "data: field '", field, "' was split into ",
             features.size(), "; nested samples cannot be split, use another truncation_strategy");
     if (features.empty() || features[0].length() == 0) return {};
     encoded[field] = with_feature(inner, features[0]);

@@ -59,10 +59,10 @@ TEST(Encode, EncodesBothSidesOfAPair) {
             boost::json::value_from(tmpl.encode(Json(row("c")))[0].input_ids));
   EXPECT_FALSE(why_not(tmpl, pair));
   const Template splitting(model.directory(), {.max_length = 23, .truncation = Truncation::kSplit});
-  EXPECT_EQ(
-      error_of(splitting, dataset({pair})),
-      "data: memory row 0: data: field 'positive' was split in 2; nested samples cannot be split, "
-      "use another truncation_strategy");
+  EXPECT_EQ(error_of(splitting, dataset({pair})),
+            "data: memory row 0: data: field 'positive' was split into 2; nested samples cannot be "
+            "split, "
+            "use another truncation_strategy");
   const Template deleting(model.directory(), {.max_length = 23, .truncation = Truncation::kDelete});
   EXPECT_EQ(dataset({pair}).encode(encoder(deleting)).size(), 0);
   EXPECT_NE(why_not(deleting, pair).value_or("").find("positive: "), std::string::npos);

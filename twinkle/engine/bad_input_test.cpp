@@ -163,7 +163,7 @@ TEST_F(BadInput, AdaptersThatCannotBe) {
                  "o_proj, gate_proj, up_proj, down_proj");
   expect_refused(create(R"({"r": 4, "target_modules": []})"), "field 'target_modules' is []");
   expect_refused(create(R"x({"r": 4, "target_modules": "("})x"),
-                 "lora: target_modules '(' is no regular expression");
+                 "lora: target_modules '(' is not a regular expression");
   expect_refused(create(R"({"r": 4, "lora_dropout": 1.0, "target_modules": "all-linear"})"),
                  "field 'lora_dropout' is ");
   expect_refused(Create{.tenant = "me", .lora_json = kLora}, "engine: tenant 'me' exists already");
@@ -184,7 +184,7 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
   const std::string ranked =
       adapter_of(tiny_config(), R"({"r": 8, "target_modules": ["q_proj", "down_proj"]})");
   expect_refused(Load{.tenant = "me", .directory = ranked},
-                 "lora: the saved adapter has rank 8, this one 4");
+                 "lora: the saved adapter has rank 8, this one has 4");
   fs::resize_file(fs::path(ranked) / "adapter_model.safetensors", 3000);
   expect_refused(Load{.tenant = "me", .directory = ranked}, "adapter_model.safetensors");
   expect_refused(Load{.tenant = "me", .directory = scratch_ / "none"},
@@ -203,8 +203,8 @@ TEST_F(BadInput, DirectoriesThatASaveCannotHave) {
   refused(scratch_ / std::string(300, 'n'),
           " has a name of 300 bytes, it must have at most 233; shorten it");
   refused(scratch_ / "file", " is a file; name a directory");
-  refused(scratch_ / "file/x", " lies below the file " + (scratch_ / "file").string());
-  refused(scratch_ / "mine", " holds 'thesis.txt', which is no checkpoint's file, and a save");
+  refused(scratch_ / "file/x", " is below the file " + (scratch_ / "file").string());
+  refused(scratch_ / "mine", " holds 'thesis.txt', which is not a checkpoint file, and a save");
   refused(model_.path(), " is the base model's own directory; name another");
   expect_refused(Save{.tenant = "me"}, "engine: save: directory is empty; name a directory");
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2);

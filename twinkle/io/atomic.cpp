@@ -35,7 +35,7 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// False, too, for what may not be looked at: opening it then says why.
+// False, too, for what cannot be accessed: opening it then says why.
 bool there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
@@ -292,9 +292,9 @@ void check_writable(const fs::path& target, std::string_view field) {
     status = fs::status(there, error);
   }
   require(fs::status_known(status), Code::kInvalid, field, " ", target.string(),
-          " may not be looked at: ", error.message(), "; name another directory");
+          " cannot be accessed: ", error.message(), "; name another directory");
   require(fs::is_directory(status), Code::kInvalid, field, " ", target.string(),
-          there == path ? " is a file" : " lies below the file " + there.string(),
+          there == path ? " is a file" : " is below the file " + there.string(),
           "; name a directory");
   // A save writes beside its target.
   const fs::path parent = there == path ? path.parent_path() : there;

@@ -68,7 +68,7 @@ class AtomicDirectory {
 };
 
 // What the system would refuse of an AtomicDirectory's target, as far as it can be told without
-// writing: a name or a path that is too long, a file on the way, a folder that may not be looked at
+// writing: a name or a path that is too long, a file on the way, a folder that cannot be accessed
 // or written to. Error kInvalid: its text begins with `field`, what the caller knows the target by.
 void check_writable(const std::filesystem::path& target, std::string_view field);
 

@@ -166,9 +166,9 @@ TEST(AtomicDirectory, NamesWhatTheSystemWouldRefuseBeforeAnythingIsWritten) {
   EXPECT_EQ(refused(deep), " has a path of 4000 bytes, it must have at most 3973; shorten it");
   EXPECT_EQ(refused(dir / "file"), " is a file; name a directory");
   EXPECT_EQ(refused(dir / "file/x/y"),
-            " lies below the file " + (dir / "file").string() + "; name a directory");
+            " is below the file " + (dir / "file").string() + "; name a directory");
   EXPECT_EQ(refused(dir / "loop/x"),
-            " may not be looked at: Too many levels of symbolic links; name another directory");
+            " cannot be accessed: Too many levels of symbolic links; name another directory");
   EXPECT_EQ(num_entries(dir.path()), 2);
 }
 

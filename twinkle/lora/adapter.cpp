@@ -68,10 +68,10 @@ void check_options(const PeftConfig& c) {
 
 void check_scale(const PeftConfig& saved, const AdapterShape& target) {
   require(saved.rank == target.rank, Code::kInvalid, "lora: the saved adapter has rank ",
-          saved.rank, ", this one ", target.rank);
-  require(scale_of(saved) == target.scale, Code::kInvalid, "lora: the saved adapter is scaled by ",
-          scale_of(saved), ", this one by ", target.scale,
-          ": give it the lora_alpha and use_rslora that it was saved with");
+          saved.rank, ", this one has ", target.rank);
+  require(scale_of(saved) == target.scale, Code::kInvalid, "lora: the saved adapter has scale ",
+          scale_of(saved), ", this one has ", target.scale,
+          ": create it with the lora_alpha and use_rslora of the saved one");
 }
 
 void check_modules(std::span<const std::string_view> saved, const AdapterShape& target) {
@@ -109,7 +109,7 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
       pattern.emplace(text, boost::regex::perl);
     } catch (const boost::regex_error& e) {
       fail(Code::kInvalid, "lora: target_modules '", text,
-           "' is no regular expression: ", e.what());
+           "' is not a regular expression: ", e.what());
     }
   }
   std::vector<size_t> out;

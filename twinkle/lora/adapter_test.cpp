@@ -80,7 +80,7 @@ TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
             "lora: target_modules 'q_proj' matches nothing; there is: q_proj, k_proj, v_proj, "
             "o_proj, gate_proj, up_proj, down_proj");
   const std::string broken = error_of([&] { targets(std::string("(q_proj")); });
-  EXPECT_TRUE(broken.starts_with("lora: target_modules '(q_proj' is no regular expression: "))
+  EXPECT_TRUE(broken.starts_with("lora: target_modules '(q_proj' is not a regular expression: "))
       << broken;
 }
 
@@ -221,13 +221,13 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   PeftConfig ranked = config();
   ranked.rank = 4;
   Adapter rank_four(ranked, linears_, 1);
-  EXPECT_EQ(refusal(rank_four), "lora: the saved adapter has rank 4, this one 3");
+  EXPECT_EQ(refusal(rank_four), "lora: the saved adapter has rank 4, this one has 3");
   PeftConfig scaled = config();
   scaled.alpha = 12;
   Adapter twice(scaled, linears_, 1);
   EXPECT_EQ(refusal(twice),
-            "lora: the saved adapter is scaled by 4, this one by 2: give it the lora_alpha and "
-            "use_rslora that it was saved with");
+            "lora: the saved adapter has scale 4, this one has 2: create it with the lora_alpha "
+            "and use_rslora of the saved one");
 
   Adapter more(config({"q_proj", "up_proj", "down_proj"}), linears_, 1);
   EXPECT_EQ(refusal(more),
@@ -260,10 +260,10 @@ TEST_F(AdapterTest, AnAdapterThatDoesNotFitTheTargetIsRefusedBeforeATensorIsRead
   };
   PeftConfig other = config();
   other.rank = 4096;
-  EXPECT_EQ(refusal(other), "lora: the saved adapter has rank 4096, this one 3");
+  EXPECT_EQ(refusal(other), "lora: the saved adapter has rank 4096, this one has 3");
   other = config();
   other.use_rslora = true;
-  EXPECT_EQ(refusal(other).substr(0, 38), "lora: the saved adapter is scaled by 3");
+  EXPECT_EQ(refusal(other).substr(0, 35), "lora: the saved adapter has scale 3");
   EXPECT_EQ(refusal(config({"q_proj"})),
             "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
             "targets");

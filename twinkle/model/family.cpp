@@ -76,7 +76,7 @@ void refuse_foreign(const Json& config) {
                       (value->is_number() && neutral == value->to_number<double>());
     require(same, Code::kInvalid, "model: config field '", key, "' is ",
             boost::json::serialize(*value),
-            "; it changes the arithmetic, and the families known so far do not have it");
+            "; it changes the arithmetic, and no supported model family has it");
   }
 }
 
@@ -104,7 +104,7 @@ void check_rope_keys(const Json& rope) {
     const bool known =
         std::find(std::begin(kRopeKeys), std::end(kRopeKeys), key) != std::end(kRopeKeys);
     require(known || value.is_null(), Code::kInvalid, "model: the config's rope has the field '",
-            key, "', which may change the arithmetic and is not known");
+            key, "', which may change the arithmetic and is not supported");
   }
 }
 
@@ -180,7 +180,7 @@ nn::RopeSpec read_rope(const Json& config) {
   const double share =
       get_or(p, "partial_rotary_factor", get_or(config, "partial_rotary_factor", 1.0));
   require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
-          "; the families known so far turn whole heads");
+          "; the supported model families rotate whole heads");
   if (kind == "default") {
     check_rope_keys(p);
     return rope;

@@ -104,11 +104,11 @@ TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
             "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF "
             "file");
   EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5, with_rope("rope_scaling", "{}"))),
-            "model: config field 'partial_rotary_factor' is 0.5; the families known so far turn "
-            "whole heads");
+            "model: config field 'partial_rotary_factor' is 0.5; the supported model families "
+            "rotate whole heads");
   EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5)),
-            "model: config field 'partial_rotary_factor' is 0.5; the families known so far turn "
-            "whole heads");
+            "model: config field 'partial_rotary_factor' is 0.5; the supported model families "
+            "rotate whole heads");
 }
 
 TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
@@ -132,7 +132,7 @@ TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
       EXPECT_EQ(refusal(with(key, changes, tiny_config(family))),
                 std::string("model: config field '") + key + "' is " +
                     boost::json::serialize(changes) +
-                    "; it changes the arithmetic, and the families known so far do not have it");
+                    "; it changes the arithmetic, and no supported model family has it");
       EXPECT_EQ(refusal(with(key, neutral, tiny_config(family))), "no error") << key;
     }
   }
@@ -142,11 +142,11 @@ TEST(Family, AnUnknownFieldOfTheRopeIsRefusedByName) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     EXPECT_EQ(refusal(with_rope(key, R"({"rope_type": "default", "mrope_section": [1, 2]})")),
               "model: the config's rope has the field 'mrope_section', which may change the "
-              "arithmetic and is not known");
+              "arithmetic and is not supported");
     EXPECT_EQ(
         refusal(with_rope(key, R"({"type": "yarn", "factor": 2, "llama_4_scaling_beta": 1})")),
         "model: the config's rope has the field 'llama_4_scaling_beta', which may change the "
-        "arithmetic and is not known");
+        "arithmetic and is not supported");
     EXPECT_EQ(refusal(with_rope(key, R"({"type": "yarn", "factor": 2, "finetuned": true})")),
               "no error");
     EXPECT_EQ(refusal(with_rope(key, "3")), "model: the config's rope is 3, it must be an object");

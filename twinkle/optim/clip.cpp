@@ -131,11 +131,10 @@ double grad_norm(std::span<const Param> params, double norm_type, double grad_sc
     of_param = unit > 0 && std::isfinite(unit) ? sums(params, norm_type, unit) : largest;
   }
   for (size_t i = 0; i < params.size(); ++i) {
-    require(
-        std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,
-        " has norm ", of_param[i],
-        ", it must be finite; nothing was changed: zero_grad() drops what was accumulated; look at "
-        "the loss and its weights, or lower the learning rate");
+    require(std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,
+            " has norm ", of_param[i],
+            ", it must be finite; nothing was changed: call zero_grad() to drop the accumulated "
+            "gradients; check the loss and its weights, or lower the learning rate");
   }
   double total = 0;
   for (const double sum : of_param)

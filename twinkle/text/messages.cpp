@@ -103,11 +103,11 @@ void normalise_tool_calls(JsonObject& message, bool takes_argument_text) {
 
 JsonObject message_of(const Json& given, size_t index, const MessageOptions& options) {
   require(given.is_object(), Code::kInvalid, "text: field 'messages[", index,
-          "]' is no object with role and content");
+          "]' is not an object with role and content");
   JsonObject message = without_nulls(given.get_object());
   const Json* role = message.if_contains("role");
   require(role && role->is_string(), Code::kInvalid, "text: field 'messages[", index,
-          "].role' is missing or no text");
+          "].role' is missing or not a string");
   const bool is_assistant = *role == "assistant";
   if (Json* content = message.if_contains("content"))
     *content = content_for(*content, index, options.takes_parts);
@@ -126,7 +126,7 @@ Json tools_of(const Json& trajectory) {
   if (!tools) return nullptr;
   Json list = *tools;
   if (const auto from_text = parsed(list, &Json::is_array)) list = *from_text;
-  require(list.is_array(), Code::kInvalid, "text: field 'tools' is no list of JSON schemas");
+  require(list.is_array(), Code::kInvalid, "text: field 'tools' is not a list of JSON schemas");
   for (Json& tool : list.get_array())
     if (const auto from_text = parsed(tool, &Json::is_object)) tool = *from_text;
   return list;
@@ -186,7 +186,7 @@ std::string what_else(const Json& row) {
 std::string plain_text(const Json& content, size_t message_index) {
   if (content.is_string()) return std::string(content.get_string());
   require(content.is_array(), Code::kInvalid, "text: field 'messages[", message_index,
-          "].content' is neither a text nor a list of parts");
+          "].content' is neither a string nor a list of parts");
   std::string out;
   for (const Json& part : content.get_array()) {
     const Json* text = part.is_string() ? &part : find(part, "text");
@@ -218,7 +218,7 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
 Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   const Json* given = find(trajectory, "messages");
   require(given, Code::kInvalid, "text: field 'messages' is missing", what_else(trajectory));
-  require(given->is_array(), Code::kInvalid, "text: field 'messages' is no list");
+  require(given->is_array(), Code::kInvalid, "text: field 'messages' is not a list");
   const JsonArray& rows = given->get_array();
   require(!rows.empty(), Code::kInvalid,
           "text: field 'messages' is empty, it must hold at least one message");

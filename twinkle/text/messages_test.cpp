@@ -114,25 +114,25 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
             R"([{"role": "user", "content": ...}, ...])");
   for (const char* row : {R"({"conversations": []})", R"({"query": 1, "response": 2})"})
     EXPECT_NE(error(row).find("Processor makes messages of them"), std::string::npos) << row;
-  EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is no list");
+  EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is not a list");
   EXPECT_EQ(error(R"({"messages": []})"),
             "text: field 'messages' is empty, it must hold at least one message");
   EXPECT_EQ(error(R"({"messages": ["hi"]})"),
-            "text: field 'messages[0]' is no object with role and content");
+            "text: field 'messages[0]' is not an object with role and content");
   EXPECT_EQ(error(R"({"messages": [{"content": "hi"}]})"),
-            "text: field 'messages[0].role' is missing or no text");
+            "text: field 'messages[0].role' is missing or not a string");
   EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})"),
             R"(text: field 'messages[0].content' has a part {"type":"image"}, )"
             "this template reads text only");
   EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "x"}], "tools": 1})"),
-            "text: field 'tools' is no list of JSON schemas");
+            "text: field 'tools' is not a list of JSON schemas");
   EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "x"}], "images": ["a.png"]})"),
             "text: field 'images' is not empty, this template reads text only");
 }
 
 TEST(PlainText, RefusesWhatIsNoText) {
   EXPECT_EQ(error_of([] { plain_text(Json(5), 2); }),
-            "text: field 'messages[2].content' is neither a text nor a list of parts");
+            "text: field 'messages[2].content' is neither a string nor a list of parts");
 }
 
 TEST(UserDataGet, FindsPairsAndFieldsAndParsesJsonTexts) {

@@ -83,10 +83,11 @@ std::vector<Span> prefix_spans(const ChatTemplate& chat, const Conversation& con
   for (size_t k = 0; k < prepared.trained.size(); ++k) {
     const std::string& before = prefixes[2 * k].text;
     const std::string& with = prefixes[2 * k + 1].text;
-    require(text.starts_with(before) && text.starts_with(with), Code::kInvalid,
-            "text: the chat template does not show what message ", prepared.trained[k],
-            " has written: it renders the conversation up to it otherwise than within the whole; "
-            "put {% generation %} tags around the assistant's text");
+    require(
+        text.starts_with(before) && text.starts_with(with), Code::kInvalid,
+        "text: the text that message ", prepared.trained[k],
+        " has generated cannot be found: the chat template renders the conversation up to it "
+        "differently than within the whole; put {% generation %} tags around the assistant's text");
     if (before.size() < with.size()) out.push_back({before.size(), with.size()});
   }
   return out;

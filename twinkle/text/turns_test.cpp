@@ -157,10 +157,11 @@ TEST(Turns, AreRefusedWhereTheTemplateDoesNotShowThem) {
     written("{{ messages | length }}{{ messages | map(attribute='content') | join }}",
             {"q", "a", "r", "b"});
   };
-  EXPECT_EQ(error_of(work),
-            "text: the chat template does not show what message 1 has written: it renders the "
-            "conversation up to it otherwise than within the whole; put {% generation %} tags "
-            "around the assistant's text");
+  EXPECT_EQ(
+      error_of(work),
+      "text: the text that message 1 has generated cannot be found: the chat template renders the "
+      "conversation up to it differently than within the whole; put {% generation %} tags "
+      "around the assistant's text");
 }
 
 }  // namespace

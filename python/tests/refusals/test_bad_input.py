@@ -220,7 +220,7 @@ CASES = {
         r"without\.jsonl is a file; name a directory"),
     "a save below a file": (
         lambda w: w.model.save("without.jsonl/x", str(w.folder), adapter_name="a"),
-        r"directory .*/x lies below the file .*without\.jsonl; name a directory"),
+        r"directory .*/x is below the file .*without\.jsonl; name a directory"),
     "a save under too long a name": (
         lambda w: w.model.save("n" * 300, str(w.folder), adapter_name="a"),
         "model: name is 'n+...n+', a name of it has 300 bytes, it must have at most 255; short"),

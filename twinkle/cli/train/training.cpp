@@ -280,7 +280,7 @@ class Training {
     const std::string file = (fs::path(o_.output) / kTrainerState).string();
     const std::optional<Json> state = json_in(loaded.extra_json);
     const Json* saved = state ? find(*state, "twinkle_train") : nullptr;
-    require(saved, Code::kInvalid, "cli: --resume: ", file, " is not of 'twinkle train'");
+    require(saved, Code::kInvalid, "cli: --resume: ", file, " was not written by 'twinkle train'");
     for (const auto& [name, value] : settings_) {
       const Json* theirs = find(*saved, name);
       const std::string now = boost::json::serialize(value);
@@ -288,10 +288,10 @@ class Training {
       if (then == now) continue;
       require(name != "data", Code::kConflict, "cli: --resume: the rows of ", o_.data,
               " are not those that the run in ", o_.output,
-              " was trained on; give its file, or --overwrite to begin anew");
+              " was trained on; give its file, or --overwrite to start again");
       fail(Code::kConflict, "cli: --resume: ", std::string_view(name), " is ", now,
            ", that of the run in ", o_.output, " is ", then,
-           "; give the same, or --overwrite to begin anew");
+           "; give the same, or --overwrite to start again");
     }
     step_ = get<int64_t>(*state, "cur_step");
     batches_.skip(get<int64_t>(*state, "consumed_train_samples"));

@@ -8,7 +8,7 @@ namespace {
 std::string ground_truth(const std::string& answer) {
   const size_t mark = answer.rfind("####");
   require(mark != answer.npos, Code::kInvalid,
-          "data: field 'answer' has no '####', after which its number must stand");
+          "data: field 'answer' has no '####', after which its number must come");
   std::string truth;
   for (const char c : answer.substr(mark + 4)) {
     const bool space = std::string_view(" \t\r\n").find(c) != std::string_view::npos;

@@ -37,7 +37,7 @@ TEST(Preprocessor, Gsm8kKeepsTheNumberAfterTheMark) {
   EXPECT_EQ(full.at("messages").as_array()[2],
             Json(message("assistant", "a <<1+1=2>>\n####  -1,234.5 \n")));
   EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2"}}),
-            "data: field 'answer' has no '####', after which its number must stand");
+            "data: field 'answer' has no '####', after which its number must come");
   EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2 #### "}}),
             "data: field 'answer' has nothing after its '####'");
 }
@@ -61,8 +61,9 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
                                                     {"from": "gpt", "value": "b"}])")}});
   EXPECT_EQ(row.at("messages"),
             Json({message("system", "s"), message("user", "a"), message("assistant", "b")}));
-  EXPECT_EQ(error_of("ShareGPTProcessor", {{"text", "a"}}),
-            "data: field 'conversations' is missing or no list of turns with 'from' and 'value'");
+  EXPECT_EQ(
+      error_of("ShareGPTProcessor", {{"text", "a"}}),
+      "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
   EXPECT_EQ(error_of("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
             "data: field 'conversations' holds 1, expected an object with 'from' and 'value'");
   EXPECT_EQ(error_of("ShareGPTProcessor",

@@ -28,7 +28,7 @@ std::string_view role_of(std::string_view from) {
 Row conversation(const Row& row) {
   const Json* turns = row.if_contains("conversations");
   require(turns && turns->is_array() && !turns->get_array().empty(), Code::kInvalid,
-          "data: field 'conversations' is missing or no list of turns with 'from' and 'value'");
+          "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
   JsonArray messages;
   if (const std::string system = text_field_or_empty(row, "system"); !system.empty())
     messages.push_back(message("system", system));

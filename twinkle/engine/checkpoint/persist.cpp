@@ -98,13 +98,13 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
     if (entry->is_regular_file(ignored) && belongs_to_a_checkpoint(name)) continue;
     // An earlier save may be replacing the directory.
     const bool gone = entry->symlink_status(ignored).type() == fs::file_type::not_found;
-    require(gone, Code::kInvalid, field, " ", directory.string(), " holds '", name,
-            "', which is no checkpoint's file, and a save replaces the whole directory; name a new "
-            "directory");
+    require(
+        gone, Code::kInvalid, field, " ", directory.string(), " holds '", name,
+        "', which is not a checkpoint file, and a save replaces the whole directory; name a new "
+        "directory");
   }
   require(!error || error == std::errc::no_such_file_or_directory, Code::kInvalid, field, " ",
-          directory.string(), " may not be looked at: ", error.message(),
-          "; name another directory");
+          directory.string(), " cannot be accessed: ", error.message(), "; name another directory");
 }
 
 SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,

@@ -75,18 +75,18 @@ TEST_P(Persist, AReplayIsRefusedWhereTheArithmeticIsAnotherThanTheSavesOwn) {
     write_text(file("trainer_state.json"), pretty(state));
     const State before = state_of(engine_, "me");
     EXPECT_EQ(exactly(), "engine: load: exact is true, but " + file("trainer_state.json").string() +
-                             " is of an engine whose " + what +
-                             ": a replay would get other bits; load it in an engine that agrees, "
-                             "or with exact false to go on from it");
+                             " was saved by an engine whose " + what +
+                             ": a replay would give different bits; load it in an engine that "
+                             "agrees, or with exact=false to continue from it");
     EXPECT_EQ(state_of(engine_, "me"), before);
     EXPECT_EQ(load(), "no error") << "going on is no replay";
   };
   arithmetic["products"] = "tiles";
-  refused("products is \"tiles\", this one's is \"runs of 128\"");
+  refused("products is \"tiles\", this engine's is \"runs of 128\"");
   arithmetic["mixed_precision"] = "bf16";
-  refused("mixed_precision is \"bf16\", this one's is \"no\"");
+  refused("mixed_precision is \"bf16\", this engine's is \"no\"");
   state.as_object().erase("arithmetic");
-  refused("device is not known, this one's is \"cpu\"");
+  refused("device is unknown, this engine's is \"cpu\"");
   EXPECT_EQ(
       error_of([&] { engine_.run<LoadResult>(Load{"me", target(), false, /*exact=*/true}); }),
       "engine: load: exact is true and optimizer false; a replay needs the optimizer, load with "
@@ -116,7 +116,7 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
        },
        "trainer_state.json has checkpoint_version 8, this program reads 1 and 2"},
       {[&] { edit(file("trainer_state.json"), "\"training\"", "\"draining\""); },
-       "trainer_state.json: field 'training' is missing or no object"},
+       "trainer_state.json: field 'training' is missing or not an object"},
       {[&] { edit(file("trainer_state.json"), "\"seed\"", "\"feed\""); },
        "json: field 'seed' is missing"},
       {[&] { edit(file("trainer_state.json"), "\"pending\"", "\"bending\""); },

@@ -170,7 +170,7 @@ TEST_F(PrefetchTest, ALoadIsReadForTheTenantThatItWillFind) {
       Load{"me", folder()}, Delete{"me"}, Create{.tenant = "me", .lora_json = kLora},
       Load{"me", folder(), true}});
   for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8}) all[i].get();
-  EXPECT_EQ(error_of([&] { all[5].get(); }), "lora: the saved adapter has rank 4, this one 2");
+  EXPECT_EQ(error_of([&] { all[5].get(); }), "lora: the saved adapter has rank 4, this one has 2");
   EXPECT_EQ(state_of(engine_, "me"), saved);
 
   // The Create that it was read for fails.

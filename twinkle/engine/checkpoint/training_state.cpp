@@ -23,11 +23,11 @@ void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs
   for (const auto& [key, value] : ours) {
     const Json* theirs = saved ? find(*saved, key) : nullptr;
     require(theirs && *theirs == value, Code::kInvalid, "engine: load: exact is true, but ",
-            file.string(), " is of an engine whose ", std::string_view(key), " is ",
-            theirs ? boost::json::serialize(*theirs) : "not known", ", this one's is ",
+            file.string(), " was saved by an engine whose ", std::string_view(key), " is ",
+            theirs ? boost::json::serialize(*theirs) : "unknown", ", this engine's is ",
             boost::json::serialize(value),
-            ": a replay would get other bits; load it in an engine that agrees, or with exact "
-            "false to go on from it");
+            ": a replay would give different bits; load it in an engine that agrees, or with "
+            "exact=false to continue from it");
   }
 }
 
@@ -173,13 +173,13 @@ class Reader {
     }
     for (const auto& [name, view] : moments_) {
       require(wanted.contains(name), Code::kInvalid, "engine: load: tensor ", view->name,
-              " is no state of ", out->name(), ", or its parameter has no steps");
+              " is not a state of ", out->name(), ", or its parameter has no steps");
     }
     for (const auto& [key, value] :
          steps && steps->is_object() ? steps->get_object() : JsonObject())
       require(params_.contains(std::string(key)), Code::kInvalid,
-              "engine: load: ", fields_file_.string(), ": the steps are of ", std::string_view(key),
-              ", which is no parameter of tenant '", tenant_, "'");
+              "engine: load: ", fields_file_.string(), ": field 'steps' names ",
+              std::string_view(key), ", which is not a parameter of tenant '", tenant_, "'");
     for (const auto& [name, view] : moments_) state.tensors.emplace_back(name, read(*view));
     out->load(state);
     return out;
@@ -212,7 +212,7 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
   if (arithmetic) require_same_arithmetic(state, *arithmetic, file);
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid, "engine: load: ", file.string(),
-          ": field 'training' is missing or no object");
+          ": field 'training' is missing or not an object");
   const Reader reader(directory, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);

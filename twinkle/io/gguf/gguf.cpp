@@ -97,8 +97,8 @@ class Cursor {
             what, " at byte ", at_, " takes ", count, " bytes, but only ", file_.size() - at_,
             " follow: the file is truncated or damaged, fetch it again");
     require(static_cast<int64_t>(count) <= kMaxHeaderBytes - at_, Code::kInvalid, "io: ", name_,
-            ": ", what, " ends behind byte ", kMaxHeaderBytes,
-            ", the limit of what is before the tensors");
+            ": ", what, " ends after byte ", kMaxHeaderBytes,
+            ", the limit for everything before the tensors");
   }
 
   void take(std::span<std::byte> out, std::string_view what) {
@@ -192,7 +192,7 @@ JsonObject metadata_of(Cursor& in, uint64_t count) {
     in.count_values(1, key);
     const auto kind = static_cast<Kind>(in.number<uint32_t>(key));
     const bool fresh = metadata.emplace(key, value_of(in, kind, key)).second;
-    require(fresh, Code::kInvalid, "io: ", in.file(), ": metadata '", key, "' is there twice");
+    require(fresh, Code::kInvalid, "io: ", in.file(), ": metadata '", key, "' appears twice");
   }
   return metadata;
 }
@@ -213,7 +213,7 @@ GgufTensor tensor_of(Cursor& in) {
   tensor.name = in.text("a tensor's name");
   const std::string where = "io: " + in.file() + ": tensor '" + tensor.name + "'";
   const auto num_dims = in.number<uint32_t>(tensor.name);
-  require(num_dims <= 4, Code::kInvalid, where, " has ", num_dims, " dims, it may have 4");
+  require(num_dims <= 4, Code::kInvalid, where, " has ", num_dims, " dims, the limit is 4");
   for (uint32_t i = 0; i < num_dims; ++i) {
     const auto dim = in.number<uint64_t>(tensor.name);
     require(dim > 0 && dim <= INT64_MAX, Code::kInvalid, where, " has a dim of ", dim);
@@ -244,7 +244,7 @@ void place(std::vector<GgufTensor>& all, int64_t data_begin, int64_t data_size, 
   int64_t end = 0;
   for (GgufTensor& tensor : all) {
     const std::string where = "io: " + file + ": tensor '" + tensor.name + "'";
-    require(seen.insert(tensor.name).second, Code::kInvalid, where, " is there twice");
+    require(seen.insert(tensor.name).second, Code::kInvalid, where, " appears twice");
     require(tensor.begin <= data_size && tensor.num_bytes <= data_size - tensor.begin,
             Code::kInvalid, where, " takes ", tensor.num_bytes, " bytes from byte ", tensor.begin,
             " of the data, but the file holds only ", data_size,

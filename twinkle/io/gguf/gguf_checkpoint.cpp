@@ -76,7 +76,7 @@ StoredTensor stored(const GgufFile& file, const GgufTensor& tensor, const Json& 
                    .dtype = all_bf16 ? Dtype::kBF16 : dtype_of(tensor.type),
                    .shape = tensor.shape};
   require(!out.name.empty(), Code::kInvalid, "io: ", file.path().string(), ": tensor '",
-          tensor.name, "' is none of a dense llama, qwen2 or qwen3 model");
+          tensor.name, "' does not belong to a dense llama, qwen2 or qwen3 model");
   require(bytes_of(out.dtype, out.shape).has_value(), Code::kInvalid, "io: ", file.path().string(),
           ": tensor '", tensor.name, "' has the shape ", shape_text(out.shape), ", too large");
   const bool as_it_is = dtype_of(tensor.type) == out.dtype && !is_quantized(tensor.type);

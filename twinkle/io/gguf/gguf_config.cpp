@@ -116,7 +116,7 @@ Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta
     const double expected = llama3_factor(frequency, factor);
     require(std::abs(factors[i] - expected) <= 1e-3 * expected, Code::kInvalid,
             "io: ", file.path().string(), ": rope_freqs.weight[", i, "] is ", factors[i],
-            ", Llama 3's scaling would have ", expected, ": another scaling is not known");
+            ", Llama 3's scaling would have ", expected, ": no other scaling is supported");
   }
   return {{"rope_type", "llama3"},
           {"factor", factor},

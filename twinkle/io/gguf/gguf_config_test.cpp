@@ -85,13 +85,14 @@ TEST(GgufConfig, RefusesWhatItCannotName) {
   Gguf freqs = tiny("llama");
   freqs.tensor("rope_freqs.weight", {2}, 0, floats({3, 8}));
   EXPECT_EQ(error_of_file(freqs.file()),
-            "io: F: rope_freqs.weight[0] is 3, Llama 3's scaling would have 1: another scaling is "
-            "not known");
+            "io: F: rope_freqs.weight[0] is 3, Llama 3's scaling would have 1: no other scaling "
+            "is supported");
   Gguf expert = tiny("llama");
   expert.tensor("blk.0.ffn_gate_inp.weight", {1}, 0, floats({3}));
-  EXPECT_EQ(error_of_file(expert.file()),
-            "io: F: tensor 'blk.0.ffn_gate_inp.weight' is none of a dense llama, qwen2 or qwen3 "
-            "model");
+  EXPECT_EQ(
+      error_of_file(expert.file()),
+      "io: F: tensor 'blk.0.ffn_gate_inp.weight' does not belong to a dense llama, qwen2 or qwen3 "
+      "model");
   Gguf rows = tiny("llama");
   rows.tensor("blk.0.attn_q.weight", {1, 3}, 0, floats({1, 2, 3}));
   EXPECT_EQ(error_of_file(rows.file()),

@@ -109,7 +109,7 @@ TEST(Gguf, NamesWhatIsWrongWithTheFile) {
   Gguf twice;
   twice.add("k", uint32_t{1});
   twice.add("k", uint32_t{1});
-  EXPECT_EQ(error_of_file(twice.file()), "io: F: metadata 'k' is there twice");
+  EXPECT_EQ(error_of_file(twice.file()), "io: F: metadata 'k' appears twice");
   Gguf alignment;
   alignment.add("general.alignment", uint32_t{0});
   EXPECT_EQ(error_of_file(alignment.file()),
@@ -131,7 +131,7 @@ TEST(Gguf, NamesWhatIsWrongWithATensor) {
             "io: F: tensor 'w' has the type Q6_K, it must be one of F32, F16, BF16, Q4_0, Q4_1, "
             "Q8_0: convert the file to one of these");
   EXPECT_NE(tensor({32}, 99).find("has the type number 99,"), std::string::npos);
-  EXPECT_EQ(tensor({1, 1, 1, 1, 1}, 0), "io: F: tensor 'w' has 5 dims, it may have 4");
+  EXPECT_EQ(tensor({1, 1, 1, 1, 1}, 0), "io: F: tensor 'w' has 5 dims, the limit is 4");
   EXPECT_EQ(tensor({UINT64_MAX}, 0), "io: F: tensor 'w' has a dim of 18446744073709551615");
   EXPECT_EQ(tensor({31}, 2), "io: F: tensor 'w': shape [31] does not fit blocks of 32 values");
   EXPECT_EQ(tensor({17}, 0),
@@ -139,7 +139,7 @@ TEST(Gguf, NamesWhatIsWrongWithATensor) {
             "it is truncated, fetch it again");
   Gguf twice;
   for (int i = 0; i < 2; ++i) twice.tensor("w", {1}, 0, raw(1.0F));
-  EXPECT_EQ(error_of_file(twice.file()), "io: F: tensor 'w' is there twice");
+  EXPECT_EQ(error_of_file(twice.file()), "io: F: tensor 'w' appears twice");
   Gguf odd;
   odd.tensor("v", {1}, 0, raw(1.0F));
   odd.data.resize(4);
@@ -244,7 +244,7 @@ TEST(Gguf, BoundsTheMemoryOfItsMetadata) {
   std::filesystem::resize_file(dir / "x.gguf", uintmax_t{1} << 34);  // a hole
   EXPECT_EQ(error_of([&] { GgufFile file(dir / "x.gguf"); }),
             "io: " + (dir / "x.gguf").string() +
-                ": a metadata key ends behind byte 268435456, the limit of what is before the "
+                ": a metadata key ends after byte 268435456, the limit for everything before the "
                 "tensors");
 }
 

@@ -45,10 +45,11 @@ std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
   std::map<std::string, Pair> pairs;
   for (const StoredTensor& tensor : file.tensors()) {
     const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB);
-    require(!of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(),
-            ": tensor '", tensor.name,
-            "' is no base_model.model.<module>.lora_A.weight or lora_B.weight: embeddings, biases "
-            "and saved modules are features of peft that Twinkle does not have");
+    require(
+        !of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(), ": tensor '",
+        tensor.name,
+        "' is not a base_model.model.<module>.lora_A.weight or lora_B.weight: embeddings, biases "
+        "and saved modules are features of peft that Twinkle does not support");
     if (!of_a.empty()) {
       pairs[std::string(of_a)].a = tensor;
     } else {
@@ -62,8 +63,8 @@ SafetensorsFile open_weights(const fs::path& dir) {
   const fs::path file = dir / "adapter_model.safetensors";
   require(is_there(file) || !is_there(dir / "adapter_model.bin"), Code::kInvalid,
           "io: ", dir.string(),
-          " holds its adapter as adapter_model.bin, which is code and is not executed: save it "
-          "again as safetensors");
+          " holds its adapter as adapter_model.bin, a pickle, which may run code and is not read: "
+          "save it again as safetensors");
   return SafetensorsFile(file);
 }
 

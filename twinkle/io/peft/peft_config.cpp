@@ -43,7 +43,7 @@ void refuse_other_features(const Json& object, const std::string& what) {
     const std::string_view name(key.data(), key.size());
     if (std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
     require(is_off(value), Code::kInvalid, "io: ", what, ": field '", name, "' is ",
-            boost::json::serialize(value), ", a feature of peft that Twinkle does not have");
+            boost::json::serialize(value), ", a feature of peft that Twinkle does not support");
   }
   const Json* bias = find(object, "bias");
   refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);

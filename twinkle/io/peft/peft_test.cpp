@@ -66,18 +66,20 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
                                "megatron_core": "megatron.core", "qalora_group_size": 16)"),
             "no error");
   for (const std::string field : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"}) {
-    EXPECT_EQ(error_of_fields("\"" + field + "\": true"),
-              "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not have");
+    EXPECT_EQ(
+        error_of_fields("\"" + field + "\": true"),
+        "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
   }
   for (const std::string field :
        {"modules_to_save", "layers_to_transform", "layer_replication", "target_parameters",
         "trainable_token_indices", "exclude_modules", "something_of_tomorrow"}) {
-    EXPECT_EQ(error_of_fields("\"" + field + "\": [1]"),
-              "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not have");
+    EXPECT_EQ(
+        error_of_fields("\"" + field + "\": [1]"),
+        "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");
   }
   EXPECT_EQ(
       error_of_fields(R"("rank_pattern": {"q": 4})"),
-      "io: F: field 'rank_pattern' is {\"q\":4}, a feature of peft that Twinkle does not have");
+      "io: F: field 'rank_pattern' is {\"q\":4}, a feature of peft that Twinkle does not support");
   EXPECT_EQ(error_of_fields(R"("bias": "all")"),
             "io: F: field 'bias' is \"all\", it must be \"none\"");
   EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS")"),
@@ -139,7 +141,8 @@ TEST(Peft, NamesWhatIsMissing) {
   write_text(dir / "adapter_model.bin", "");
   EXPECT_EQ(error_of([&] { read_peft(dir.path()); }),
             "io: " + dir.path().string() +
-                " holds its adapter as adapter_model.bin, which is code and is not executed: save "
+                " holds its adapter as adapter_model.bin, a pickle, which may run code and is not "
+                "read: save "
                 "it again as safetensors");
 }
 
@@ -168,9 +171,9 @@ TEST(Peft, RefusesTensorsThatAreNoPairsOfTheRank) {
       "io: " + file + ": module 'q': lora_A.weight has the dtype I32, it must be F32, F16 or BF16");
   EXPECT_EQ(error({view({2, 3}, Dtype::kF32, "base_model.model.lora_A.weight")}),
             "io: " + file +
-                ": tensor 'base_model.model.lora_A.weight' is no base_model.model.<module>."
+                ": tensor 'base_model.model.lora_A.weight' is not a base_model.model.<module>."
                 "lora_A.weight or lora_B.weight: embeddings, biases and saved modules are features "
-                "of peft that Twinkle does not have");
+                "of peft that Twinkle does not support");
 }
 
 TEST(Peft, RefusesToWriteWhatItCouldNotRead) {

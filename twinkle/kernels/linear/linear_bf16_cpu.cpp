@@ -146,7 +146,7 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::
                        LinearPath path) {
   check(x, weight, bias);
   require(linear_bf16_has(path), Code::kInvalid,
-          "kernels: linear_bf16's path takes instructions that this processor lacks");
+          "kernels: linear_bf16's path needs instructions that this processor does not have");
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
   const LinearPath taken = inputs == 0                 ? LinearPath::kPortablePairs
                            : path == LinearPath::kBest ? best()

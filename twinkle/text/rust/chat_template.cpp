@@ -31,7 +31,7 @@ void add_from_json(const std::filesystem::path& file, Named& out) {
     return;
   }
   require(field->is_array(), Code::kInvalid, "text: field 'chat_template' of ", file.string(),
-          " is neither a text nor a list of {name, template}");
+          " is neither a string nor a list of {name, template}");
   for (const Json& item : field->get_array())
     out.emplace_back(get<std::string>(item, "name"), get<std::string>(item, "template"));
 }

@@ -161,7 +161,7 @@ TEST(ChatTemplate, RefusesWhatIsNoTemplate) {
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: field 'chat_template' of " +
                 (model.directory() / "tokenizer_config.json").string() +
-                " is neither a text nor a list of {name, template}");
+                " is neither a string nor a list of {name, template}");
   model.write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": ""}]})");
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: none of the chat templates is named 'default'");
