@@ -101,7 +101,7 @@ void pretty_into(std::string& out, const Json& value, const std::string& indent)
   }
 }
 
-// Of a JSON number, as it is written.
+// True if `number`, a JSON number, is an integer.
 bool is_integer(std::string_view number) { return number.find_first_of(".eE") == number.npos; }
 
 // The number in which, or behind which, `at` is.
@@ -120,7 +120,7 @@ std::string out_of_range(std::string_view number) {
          "; write it as a string";
 }
 
-// Of a document; a value may take 60 times its text.
+// Limit of a document; a value may take 60 times its text.
 constexpr size_t kMaxValues = size_t{1} << 22;
 
 // Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one

@@ -25,8 +25,8 @@ Json parse_json(std::string_view text, std::string_view what);
 // The document, or nothing when `text` is none.
 std::optional<Json> json_in(std::string_view text);
 
-// What becomes of a number beyond the doubles, or of an integer beyond 64 bits: the nearest double,
-// which may be infinite, as other readers have it, or an error.
+// Treatment of a number beyond the range of doubles, or of an integer beyond 64 bits: the nearest
+// double, which may be infinite, as other readers have it, or an error.
 enum class OutOfRange { kRound, kRefuse };
 
 // The value at the start of `text`. Sets `used` to its length with the white space around it. On an

@@ -223,7 +223,7 @@ StepResult Tenant::step(const Step& operation) {
   std::unique_ptr<optim::Optimizer> next = optim::make(operation.optimizer, options);
   if (mode_ == Mode::kLora) own_adapter();
   {
-    // What throws, for want of memory, say, leaves the one that was there with its state.
+    // If this throws, when memory runs out, say, the previous optimizer keeps its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
     next->step(params(), next->lr(), change.scale, change.norm);
     loan.taken = true;

@@ -1,4 +1,4 @@
-// What of a tenant's training state goes to a checkpoint, and back.
+// A tenant's training state to and from a checkpoint.
 #include <ATen/ATen.h>
 
 #include <algorithm>

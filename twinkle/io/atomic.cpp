@@ -46,7 +46,7 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, ignored);
 }
 
-constexpr size_t kPartialBytes = sizeof("..partial-") - 1 + 12;  // beside the target's name
+constexpr size_t kPartialBytes = sizeof("..partial-") - 1 + 12;  // in addition to the target's name
 
 std::string partial_prefix(const fs::path& target) {
   return std::string(".").append(target.filename().string()).append(".partial-");
@@ -72,8 +72,8 @@ void remove_leftovers(const fs::path& target) {
   }
 }
 
-// Whether `fd`, now locked, is still what `path` names: another process may have swept it before
-// the lock.
+// True if `fd`, now locked, is still the file that `path` names: another process may have removed
+// it before the lock.
 bool lock(int fd, const fs::path& path) {
   struct stat opened{}, named{};
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(fd, &opened) == 0 &&
@@ -296,7 +296,7 @@ void check_writable(const fs::path& target, std::string_view field) {
   require(fs::is_directory(status), Code::kInvalid, field, " ", target.string(),
           there == path ? " is a file" : " is below the file " + there.string(),
           "; name a directory");
-  // A save writes beside its target.
+  // A save writes its partial folder next to its target.
   const fs::path parent = there == path ? path.parent_path() : there;
   const bool may = ::faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
   const int refusal = may ? 0 : errno;

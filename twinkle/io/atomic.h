@@ -1,8 +1,8 @@
 // Files and folders that appear whole or not at all, whatever happens while they are written: an
-// exception, a full disk, kill -9, loss of power. They are written under a name beside the target,
+// exception, a full disk, kill -9, loss of power. They are written next to the target as
 // `.<name>.partial-<random>`, synced, and renamed. What a killed process leaves behind is removed
-// by the next save to the same target; a lock on each partial tells the dead from the living, so
-// that several processes may save to one target (the last commit wins). Knows no format. One object
+// by the next save to the same target; a lock on each partial shows that its process still lives,
+// so that several may save to one target (the last commit wins). Knows no format. One object
 // belongs to one thread.
 #pragma once
 #include <cstddef>
@@ -67,9 +67,9 @@ class AtomicDirectory {
   FileHandle lock_;
 };
 
-// What the system would refuse of an AtomicDirectory's target, as far as it can be told without
-// writing: a name or a path that is too long, a file on the way, a folder that cannot be accessed
-// or written to. Error kInvalid: its text begins with `field`, what the caller knows the target by.
+// Checks an AtomicDirectory's target as far as possible without writing: a name or a path that is
+// too long, a file on the way, a folder that cannot be accessed or written to. Error kInvalid: its
+// text begins with `field`, the caller's name for the target.
 void check_writable(const std::filesystem::path& target, std::string_view field);
 
 }  // namespace twinkle

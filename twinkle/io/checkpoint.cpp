@@ -67,7 +67,7 @@ std::unique_ptr<Source> open_sharded(const fs::path& index) {
   return source;
 }
 
-// Files that a training run leaves beside a model, or instead of one.
+// Files that a training run leaves next to a model, or instead of one.
 bool holds_no_model(const fs::path& file) {
   return file.filename() == "adapter_model.safetensors" ||
          file.filename() == "training.safetensors" || file.filename() == "optimizer.safetensors";

@@ -30,11 +30,11 @@ class Checkpoint {
   // Error kNotFound: no tensor of that name.
   const StoredTensor& at(std::string_view name) const;
 
-  // What the file says about itself: safetensors' __metadata__ (merged over shards).
+  // The file's own description: safetensors' __metadata__ (merged over shards).
   const std::map<std::string, std::string>& metadata() const;
 
-  // The model's config.json as an object: the file beside the weights, or what the GGUF's metadata
-  // say. Error kNotFound: safetensors without config.json beside them.
+  // The model's config.json as an object: the file next to the weights, or the GGUF's metadata in
+  // its place. Error kNotFound: safetensors without config.json next to them.
   Json config() const;
 
   // As given to open.

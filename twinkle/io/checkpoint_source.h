@@ -1,4 +1,4 @@
-// What a Checkpoint knows of the files behind it. Private to io.
+// A Checkpoint's view of its files. Private to io.
 #pragma once
 #include <filesystem>
 #include <functional>

@@ -26,7 +26,7 @@ struct StoredTensor {
   int64_t num_bytes() const;
 
   // Fills `out` with the tensor's bytes from `offset` on: whole elements, inside the tensor. Rows
-  // of the outermost dim lie one behind the other. Error kInvalid: File::read_at's.
+  // of the outermost dim follow each other. Error kInvalid: File::read_at's.
   void read(std::span<std::byte> out, int64_t offset = 0) const;
 
   // All of it, in memory that the view owns.
@@ -36,7 +36,7 @@ struct StoredTensor {
 // The bytes of `file` from `begin` on.
 StoredTensor::Reader read_from(std::shared_ptr<const File> file, int64_t begin);
 
-// Of the same type with the same bytes; holds little of them at a time.
+// True for the same type with the same bytes; holds little of them at a time.
 bool equal_bytes(const StoredTensor& a, const StoredTensor& b);
 
 }  // namespace twinkle

@@ -1,6 +1,6 @@
-// A named tensor's bytes as files hold them: row-major, little-endian, borrowed from whoever handed
-// the view out (a torch tensor, memory of its own), who must outlive it. Knows no torch. A value
-// type without locks.
+// A named tensor's bytes as files hold them: row-major, little-endian, borrowed from an owner (a
+// torch tensor, memory of its own) that must outlive the view. Knows no torch. A value type without
+// locks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Whether bytes are UTF-8.
+// UTF-8 validation.
 #pragma once
 #include <cstddef>
 #include <string_view>

@@ -37,7 +37,7 @@ struct LinearShape {
 };
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
 
-// What a saved adapter must have in common with the one that it is loaded into.
+// The properties that a saved adapter must share with the one that it is loaded into.
 struct AdapterShape {
   int64_t rank = 0;
   double scale = 0;
@@ -110,7 +110,7 @@ class Adapter {
   // zero_grads().
   void add_grads_in(Adapter& recorded_copy);
 
-  // Of all its tensors.
+  // Size of all its tensors.
   int64_t num_bytes() const;
 
  private:

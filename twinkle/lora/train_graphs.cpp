@@ -12,7 +12,7 @@ namespace twinkle::lora {
 using kernels::cuda::Graph;
 using RecordedCopies = std::map<int32_t, std::unique_ptr<Adapter>>;  // by slot
 
-// What a graph reads and writes, and the graphs.
+// The memory that the graphs read and write, and the graphs.
 struct TrainGraphs::Recorded {
   RecordedCopies recorded_copies;
   model::Tape tape;

@@ -49,8 +49,8 @@ void prefetch(const nn::Linear& w) {
 
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
-// A head beside tie_word_embeddings that is no copy of the embedding: transformers then ties
-// nothing.
+// True if the checkpoint has a head that is not a copy of the embedding in spite of
+// tie_word_embeddings: transformers then ties nothing.
 bool has_own_head(const Checkpoint& checkpoint) {
   if (!checkpoint.contains("lm_head.weight")) return false;
   return !equal_bytes(checkpoint.at("lm_head.weight"), checkpoint.at("model.embed_tokens.weight"));
@@ -58,7 +58,7 @@ bool has_own_head(const Checkpoint& checkpoint) {
 
 constexpr const char* kValueWeight = "score.weight";
 
-// A value head beside a causal model's layers begins at zero, and so does a classifier's bias that
+// A value head that is added to a causal model begins at zero, and so does a classifier's bias that
 // is not there: transformers' sequence classifiers have none.
 bool begins_at_zero(const DecoderSpec& spec, const Checkpoint& checkpoint,
                     const std::string& name) {

@@ -34,7 +34,7 @@ struct Batch {
   const std::atomic<bool>* stop = nullptr;
 };
 
-// Nobody wants what a batch computes any more.
+// Thrown when all of a batch has been cancelled.
 struct Stopped : std::exception {
   const char* what() const noexcept override { return "model: stopped"; }
 };
@@ -58,7 +58,7 @@ struct Layer {
   int64_t window = 0;
 };
 
-// What forward_train leaves for backward. Holds the batch's activations until then.
+// The activations of a batch, which forward_train keeps for backward.
 struct Tape {
   struct Segment {
     at::Tensor in, out;  // out undefined: backward computes the layer again
@@ -67,7 +67,7 @@ struct Tape {
   std::vector<Segment> segments;
 };
 
-// Of a value head in a checkpoint; transformers' sequence classifiers have none.
+// The name of a value head's bias in a checkpoint; transformers' sequence classifiers have none.
 inline constexpr const char* kValueBias = "score.bias";
 
 class Decoder {
@@ -84,10 +84,10 @@ class Decoder {
 
   // Both return the final norm's output [T, D]; the first keeps nothing.
   at::Tensor forward(const Batch& batch);
-  // So that forward() takes positions below `count` from a batch that lies on the device, which the
-  // host cannot look at. Error kInvalid: the model has fewer.
+  // Makes room for positions below `count`, before forward() gets a batch on the device, whose
+  // positions the host cannot read. Error kInvalid: the model has fewer.
   void reserve_positions(int64_t count);
-  // Whether forward() keeps the threads awake, as kernels::with_team does; a caller who goes on
+  // True if forward() keeps the threads awake, as kernels::with_team does; a caller that continues
   // with its output may open the team around both.
   bool keeps_team() const;
   at::Tensor forward_train(Tape& tape);  // brings the tape's batch to the device
@@ -101,7 +101,7 @@ class Decoder {
   // 0.
   void limit_activations(int64_t bytes);
   int64_t activation_limit() const { return activation_limit_; }
-  // What forward_train keeps of this batch without a limit.
+  // The bytes that forward_train keeps of this batch without a limit.
   int64_t activation_bytes(const Batch& batch) const;
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
@@ -109,8 +109,8 @@ class Decoder {
   // V x D and its gradient buffer; a value head is 1 x D and has a bias.
   const nn::Linear& head() const { return head_; }
 
-  // Whether a row's bits may depend on the other rows of a batch. exact: tries every product that
-  // forward and backward take, and throws Error kInternal where that cannot be had.
+  // exact: a row's bits do not depend on the other rows of a batch. Every product of forward and
+  // backward is tested for it; Error kInternal: one fails.
   void set_exact(bool exact);
 
   std::vector<NamedLinear>
@@ -132,7 +132,7 @@ class Decoder {
 
  private:
   at::Tensor embed(const Batch& batch) const;
-  // What a layer adds up to its output.
+  // The two terms of a layer's output.
   struct Residual {
     at::Tensor x_TD, delta_TD;
   };

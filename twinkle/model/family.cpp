@@ -143,7 +143,7 @@ std::string with_head(const std::string& architecture, std::string_view head) {
   return architecture.substr(0, architecture.size() - kCausal.size()) + std::string(head);
 }
 
-// Of the first architecture in config.json, or null, and of a family: whether it has a value head.
+// True if the first architecture in config.json, or null, is one of the family's with a value head.
 bool is_classifier(const Json* architecture, const Family& family) {
   return architecture && std::ranges::any_of(family.architectures, [&](const std::string& name) {
            return *architecture == Json(with_head(name, kClassifier)) ||
@@ -189,7 +189,7 @@ nn::RopeSpec read_rope(const Json& config) {
   require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
           "model: rope kind '", kind, "' is not known; known: default, linear, yarn, llama3");
   check_rope_keys(p);
-  // The field beside the rope goes before the one in it, as in transformers.
+  // The field of config.json takes precedence over the one in its rope, as in transformers.
   const auto original =
       get_or<int64_t>(config, "original_max_position_embeddings",
                       get_or<int64_t>(p, "original_max_position_embeddings",

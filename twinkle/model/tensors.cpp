@@ -31,7 +31,7 @@ at::Tensor read(const StoredTensor& stored, WeightMemory* memory = nullptr) {
   return out;
 }
 
-// Whether all bits of an exponent are set, which is NaN or infinity, in any of n words.
+// True if any of n words has all bits of its exponent set, which is NaN or infinity.
 template <class Word>
 bool has_full_exponent(const void* data, int64_t n, Word exponent) {
   const auto* words = static_cast<const Word*>(data);
@@ -103,7 +103,7 @@ TensorView view_of(const std::string& name, const at::Tensor& tensor) {
            c10::toString(tensor.scalar_type()));
   }
   view.shape = tensor.sizes().vec();
-  const at::Tensor host = tensor.cpu();  // itself, where it lies there
+  const at::Tensor host = tensor.cpu();  // the tensor itself if it is there
   view.bytes = {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()};
   if (!tensor.is_cpu()) view.owner = std::make_shared<at::Tensor>(host);
   return view;

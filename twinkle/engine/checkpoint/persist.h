@@ -1,7 +1,7 @@
-// What of a tenant goes to disk: a PEFT directory, or for a full-parameter tenant a
-// Hugging Face model directory; with the training state beside it (training.safetensors,
-// trainer_state.json) when asked. The folder appears whole or not at all; the adapter's or model's
-// files are those that peft and transformers read.
+// Writes a tenant to disk: a PEFT directory, or for a full-parameter tenant a Hugging Face model
+// directory, and with it the training state (training.safetensors, trainer_state.json) when asked.
+// The folder appears whole or not at all; the adapter's or model's files are those that peft and
+// transformers read.
 #pragma once
 #include <filesystem>
 #include <string_view>
@@ -13,7 +13,7 @@
 
 namespace twinkle::engine {
 
-// What saved folders have to fit. Any thread: nothing of it changes.
+// The base model, which saved folders must fit. Immutable; any thread.
 struct BaseModel {
   std::filesystem::path directory;         // where the weights came from
   Json config;                             // its config.json
@@ -24,11 +24,10 @@ struct BaseModel {
   std::vector<lora::LinearShape> linears;  // that adapters may target
 };
 
-// Whether a save may put its folder at `directory`: one rule, for who saves and for who wants to
-// know before the work. Writes nothing; any thread. `base`: where the base model's weights came
-// from. Error kInvalid, its text begins with `field`: it is empty, the system would refuse it (see
-// check_writable), it is the base model's own, or it holds what is no checkpoint's file: a save
-// replaces the whole.
+// Checks that a save may replace `directory`, before the work and again when it is done. Writes
+// nothing; any thread. `base`: the directory of the base model's weights. Error kInvalid, its text
+// begins with `field`: it is empty, the system would refuse it (see check_writable), it is the base
+// model's own, or it holds a file that is not a checkpoint's.
 void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
                   std::string_view field = "engine: save: directory");
 

@@ -11,7 +11,7 @@ namespace twinkle::engine {
 struct Prefetch::State {
   Mutex mutex{};
   std::map<std::string, TenantShape> tenants GUARDED_BY(mutex){};
-  // Of operations that have not ended. A shape may not be known before its Create runs.
+  // Operations that have not ended. A shape may not be known before its Create runs.
   std::multimap<std::string, std::optional<TenantShape>> creates GUARDED_BY(mutex){};
   std::multiset<std::string> saves GUARDED_BY(mutex){};  // their folders
   std::set<std::string> holders GUARDED_BY(mutex){};     // "load", "delete": of all weights

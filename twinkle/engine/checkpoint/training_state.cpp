@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxCount = int64_t{1} << 53;  // more than any run counts; far from overflow
 
-// A replay by other arithmetic would get other bits, and nobody would know why.
+// A replay by other arithmetic would silently give different bits.
 void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs::path& file) {
   const Json* saved = find(state, "arithmetic");
   for (const auto& [key, value] : ours) {
@@ -43,7 +43,7 @@ class Reader {
     for (const StoredTensor& view : tensors_.tensors()) place(view);
   }
 
-  // Of all tensors, in float32.
+  // Size of all tensors in float32.
   int64_t num_bytes() const {
     int64_t out = 0;
     const auto add = [&](const auto& tensor) {

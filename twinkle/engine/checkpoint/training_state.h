@@ -1,6 +1,6 @@
-// What a checkpoint keeps of a tenant's training beside its weights (training.safetensors,
-// trainer_state.json), and how it is read: as a whole, into host memory, before anything of a
-// tenant changes. Any thread.
+// A tenant's training state in a checkpoint, in addition to its weights (training.safetensors,
+// trainer_state.json). It is read as a whole, into host memory, before the tenant changes. Any
+// thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +24,7 @@ struct NamedShape {
   std::vector<int64_t> shape;
 };
 
-// What the state of one tenant consists of.
+// Names and shapes of one tenant's state.
 struct TrainingShape {
   std::vector<NamedShape> params;  // in the tenant's order
   // Their sums: as the parameters, and one more of a tied head.

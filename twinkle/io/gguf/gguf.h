@@ -70,9 +70,9 @@ uint16_t bf16_of(float value);
 // has none.
 std::string hugging_face_name(std::string_view gguf_name);
 
-// What a config.json of the same model says: model_type, sizes, rope, token ids; torch_dtype is
-// "bfloat16". Error kInvalid: an architecture other than llama, qwen2 and qwen3, a missing size, a
-// rope scaling that it can't name.
+// The same model's config.json: model_type, sizes, rope, token ids; torch_dtype is "bfloat16".
+// Error kInvalid: an architecture other than llama, qwen2 and qwen3, a missing size, a rope scaling
+// that it can't name.
 Json gguf_config(const GgufFile& file);
 Json gguf_config(const std::filesystem::path& file);
 

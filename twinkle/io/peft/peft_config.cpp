@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 19> kKnown = {
     "revision",       "target_modules",          "task_type",
     "use_rslora"};
 
-// What peft writes for a feature that is not used.
+// The values that peft writes for a feature that is not used.
 bool is_off(const Json& value) {
   return value.is_null() || value == Json(false) ||
          (value.is_object() && value.get_object().empty()) ||
