@@ -46,16 +46,17 @@ class Tenant {
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
-  // Key of the dropout of sequence `index` of the next ForwardBackward, or of one `later`.
+  // Of dropout, for sequence `index` of the next ForwardBackward, or of one `later`.
   uint64_t stream(int64_t index, int64_t later = 0) const;
-  // Counts a successful ForwardBackward and adds its loss's divisor to that of the step.
+  // What a successful ForwardBackward adds beside gradients: what its loss says that a step divides
+  // by.
   void count(double num_tokens);
 
   // False: all gradients are zero.
   bool has_gradients() const { return pending_ > 0; }
   // Error kConflict: the gradients have been clipped, and more would be of another scale.
   void require_unclipped() const;
-  // True if the accumulated gradients are finite: a backward's sums may overflow.
+  // Whether the accumulated gradients are: a backward's sums may overflow.
   bool gradients_finite();
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
@@ -69,8 +70,8 @@ class Tenant {
   void zero_grad();
   InspectResult inspect(bool tensors);
 
-  // The training state that a Save with `optimizer` writes: tensors, named for one safetensors
-  // file, and JSON.
+  // What a Save with `optimizer` keeps next to the weights, named for one safetensors file, and its
+  // JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
   // Takes what was read for a tenant of these parameters.
@@ -79,7 +80,7 @@ class Tenant {
   // derives from weights.
   void reset_training();
 
-  // Bytes that it holds in addition to the base model: weights, published ones too, gradients,
+  // Bytes of all that it holds beside the base model: weights, published ones too, gradients,
   // optimizer.
   int64_t num_bytes();
   // All of that, to be taken out of memory and put back before the next use, in one order;

@@ -66,21 +66,20 @@ void check_options(const PeftConfig& c) {
        "base model?");
 }
 
-void check_scale(const PeftConfig& saved, const AdapterShape& target) {
+void check_scale(const PeftConfig& saved, const PeftConfig& target) {
   require(saved.rank == target.rank, Code::kInvalid, "lora: the saved adapter has rank ",
           saved.rank, ", this one has ", target.rank);
-  require(scale_of(saved) == target.scale, Code::kInvalid, "lora: the saved adapter has scale ",
-          scale_of(saved), ", this one has ", target.scale,
+  require(scale_of(saved) == scale_of(target), Code::kInvalid, "lora: the saved adapter has scale ",
+          scale_of(saved), ", this one has ", scale_of(target),
           ": create it with the lora_alpha and use_rslora of the saved one");
 }
 
-void check_modules(std::span<const std::string_view> saved, const AdapterShape& target) {
-  std::set<std::string_view> missing(target.modules.begin(), target.modules.end());
+void check_modules(std::span<const std::string_view> saved, std::set<std::string_view> wanted) {
   for (const std::string_view module : saved) {
-    if (missing.erase(module) == 0) refuse_module(std::string(module));
+    if (wanted.erase(module) == 0) refuse_module(std::string(module));
   }
-  require(missing.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
-          missing.empty() ? "" : *missing.begin(), ", which its config targets");
+  require(wanted.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
+          wanted.empty() ? "" : *wanted.begin(), ", which its config targets");
 }
 
 // lora_A's first values, uniform in +-1/sqrt(inputs).
@@ -179,15 +178,8 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
   return out;
 }
 
-AdapterShape shape_of(const PeftConfig& config, std::span<const LinearShape> linears) {
-  check_options(config);
-  AdapterShape out{config.rank, scale_of(config), {}};
-  for (const size_t i : match_targets(config, linears)) out.modules.push_back(linears[i].path);
-  return out;
-}
-
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
-                          const std::function<void(int64_t)>& reserve, const AdapterShape* target) {
+                          const std::function<void(int64_t)>& reserve, const PeftConfig* target) {
   const PeftAdapter saved = read_peft(dir);
   check_options(saved.config);
   if (target) check_scale(saved.config, *target);
@@ -212,7 +204,10 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
   if (!entries.empty()) refuse_module(std::string(entries.begin()->first));
   std::vector<std::string_view> modules;
   for (const StoredPeftEntry* entry : known) modules.push_back(entry->module);
-  check_modules(modules, target ? *target : shape_of(saved.config, linears));
+  std::set<std::string_view> wanted;
+  for (const size_t i : match_targets(target ? *target : saved.config, linears))
+    wanted.insert(linears[i].path);
+  check_modules(modules, std::move(wanted));
   const auto read = [](const StoredTensor& view, const char* half, const std::string& module) {
     const at::Tensor t = model::to_float32(view);
     require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,
@@ -228,18 +223,13 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
   return out;
 }
 
-AdapterShape Adapter::shape() const {
-  AdapterShape out{config_.rank, scale_of(config_), {}};
-  for (const Factors& f : factors_) out.modules.push_back(f.path);
-  return out;
-}
-
 void Adapter::check(const SavedAdapter& saved) const {
-  const AdapterShape mine = shape();
-  check_scale(saved.config, mine);
+  check_scale(saved.config, config_);
   std::vector<std::string_view> modules;
   for (const auto& module : saved.modules) modules.push_back(module.path);
-  check_modules(modules, mine);
+  std::set<std::string_view> wanted;
+  for (const Factors& f : factors_) wanted.insert(f.path);
+  check_modules(modules, std::move(wanted));
 }
 
 void Adapter::load(const SavedAdapter& saved) {

@@ -37,15 +37,6 @@ struct LinearShape {
 };
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
 
-// The properties that a saved adapter must share with the one that it is loaded into.
-struct AdapterShape {
-  int64_t rank = 0;
-  double scale = 0;
-  std::vector<std::string> modules;  // paths, in the order of the linears
-};
-// Errors as of match_targets and Adapter's constructor.
-AdapterShape shape_of(const PeftConfig& config, std::span<const LinearShape> linears);
-
 // An adapter that was read into host memory.
 struct SavedAdapter {
   struct Module {
@@ -57,14 +48,14 @@ struct SavedAdapter {
 };
 
 // Reads a PEFT directory. Rank, scale, names and shapes are checked before any byte of a tensor is
-// read: they must be those of `target`, or, without one, those that the directory's own config asks
-// for. Error kNotFound, kInvalid: as read_peft; kInvalid: another rank or scale, a module or a
-// shape that the linears do not have (an adapter of another base model), a module that is missing,
-// NaN or infinity. `reserve` is called with the number of bytes that the tensors take, before they
-// are allocated, and may throw.
+// read: they must fit `target`, or, without one, the directory's own config. Error kNotFound,
+// kInvalid: as read_peft; kInvalid: another rank or scale, a module or a shape that the linears do
+// not have (an adapter of another base model), a module that is missing, NaN or infinity. `reserve`
+// is called with the number of bytes that the tensors take, before they are allocated, and may
+// throw.
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve = {},
-                          const AdapterShape* target = nullptr);
+                          const PeftConfig* target = nullptr);
 
 class Adapter {
  public:
@@ -81,7 +72,6 @@ class Adapter {
     return index_[index] < 0 ? nullptr : &factors_[static_cast<size_t>(index_[index])];
   }
 
-  AdapterShape shape() const;
   // Replaces a and b by those of a saved adapter that was read for the same linears. Error
   // kInvalid: another rank or scale, a module that the config does not target, or one that is
   // missing.

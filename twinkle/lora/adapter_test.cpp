@@ -254,7 +254,7 @@ TEST_F(AdapterTest, AnAdapterThatDoesNotFitTheTargetIsRefusedBeforeATensorIsRead
     Adapter broken(saved, linears_, 1);
     for (Factors& f : broken.factors()) f.f.a.fill_(NAN);
     write_peft(scratch_.path(), broken.config(), broken.entries());
-    const AdapterShape target = Adapter(config(), linears_, 1).shape();
+    const PeftConfig target = config();
     const auto reserve = [](int64_t bytes) { FAIL() << bytes << " bytes are to be read"; };
     return error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_), reserve, &target); });
   };

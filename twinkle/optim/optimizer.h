@@ -26,8 +26,8 @@ struct Param {
   bool decay = true;  // false: no weight decay (biases, norms)
 };
 
-// The state from which training resumes bit for bit. The tensors are named "<parameter>.<buffer>".
-// Options are not part of it; the caller passes them again.
+// What resuming needs, bit for bit. The tensors are named "<parameter>.<buffer>"; options are not
+// part of it, they come from where they came from the first time.
 struct State {
   Json fields;  // {"optimizer": "AdamW", "steps": {"<parameter>": 7, ...}}
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -72,7 +72,7 @@ class Optimizer {
   }
 
  protected:
-  // Everything that a parameter's update depends on in addition to its elements.
+  // What the update of a parameter depends on beside its elements.
   struct Terms {
     double lr, grad_scale;
     int64_t step;  // this update's number, from 1
@@ -96,9 +96,10 @@ class Optimizer {
 
   // Error kInvalid: an update would use a number that is not finite in float32.
   virtual void check_terms(const Terms& terms) const = 0;
-  // True if options and gradients are of ordinary size, so that every update stays finite.
+  // Whether options and gradients are of ordinary size, so that updates cannot leave the finite
+  // numbers.
   virtual bool is_ordinary(const Terms& terms, double largest_grad) const = 0;
-  // True if no entry of this buffer is ever negative.
+  // Whether no entry of this buffer is ever negative.
   virtual bool is_non_negative(std::string_view) const { return false; }
   virtual void update(const Run& run) const = 0;
   virtual void update(std::span<const Whole> all) const = 0;

@@ -1,4 +1,4 @@
-// Checks that every function over parameters makes.
+// What every function over parameters asks of them.
 #pragma once
 #include <span>
 

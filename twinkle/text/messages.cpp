@@ -155,7 +155,8 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
   return out;
 }
 
-// The fields of a row without messages, and the names of data's preprocessors that convert it.
+// What a row without messages has, and what makes messages of it: the names of data's
+// preprocessors.
 std::string what_else(const Json& row) {
   static constexpr std::array<std::array<std::string_view, 3>, 5> kForms = {
       {{"instruction", "output", "AlpacaProcessor"},

@@ -1,4 +1,5 @@
-// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt.
+// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt beside
+// them.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -23,10 +23,10 @@ struct Loaded {
   std::optional<TrainingState> training;      // when it was asked for
 };
 
-// What a checkpoint must fit.
+// The tenant that a checkpoint must fit.
 struct TenantShape {
   Mode mode = Mode::kFull;
-  lora::AdapterShape adapter = {};  // of kLora
+  PeftConfig adapter = {};  // of kLora
 };
 // The config of a Create with lora_json. Error kInvalid: as of peft_config.
 PeftConfig config_of(const Create& operation);

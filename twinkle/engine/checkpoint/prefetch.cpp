@@ -80,7 +80,7 @@ std::shared_ptr<void> Prefetch::hold_weights(const char* operation,
   const auto holder = [&] {
     const Lock lock(state_->mutex);
     require(!state_->holders.contains(operation), Code::kBusy, "engine: ", operation, ": tenant '",
-            tenant, "' trains all weights, and its last ", operation,
+            tenant, "' trains all weights, and another ", operation,
             ", which holds a copy of them, has not ended; wait for its result");
     return state_->holders.insert(operation).first;
   }();
@@ -101,13 +101,12 @@ std::shared_ptr<Prefetched> Prefetch::prepare(const Create& op, const Reserve& r
         return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, reserve)};
       });
     }
-    if (const auto& read = out->loaded.adapter)
-      shape = TenantShape{Mode::kLora, lora::shape_of(read->config, base_.linears)};
+    if (const auto& read = out->loaded.adapter) shape = TenantShape{Mode::kLora, read->config};
   } else if (op.lora_json.empty()) {
     shape = TenantShape{.mode = Mode::kFull};
   } else {
     try {
-      shape = TenantShape{Mode::kLora, lora::shape_of(config_of(op), base_.linears)};
+      shape = TenantShape{Mode::kLora, config_of(op)};
     } catch (const Error&) {  // run() finds it, too
     }
   }

@@ -24,7 +24,8 @@ class PrefetchTest : public testing::Test {
   static constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
   const model::TinyModel model_;
   const ScratchDir scratch_{memory_folder()};
-  Engine engine_{{.model = model_.path(), .mixed_precision = "no"}};
+  // Less than the model's weights, more than an adapter's state.
+  Engine engine_{{.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = 100'000}};
 };
 
 // The engine's thread is held until the files are gone.
@@ -109,7 +110,7 @@ TEST_F(PrefetchAllWeights, ALoadAndADeleteReadTheirFilesWhenTheyAreSubmitted) {
   EXPECT_EQ(std::get<0>(state_of(engine_, "base")), base_);
 }
 
-// They may be larger than max_queued_bytes, and are held one at a time.
+// They are larger than max_queued_bytes.
 TEST_F(PrefetchAllWeights, OneLoadAndOneDeleteHoldAllWeightsAtATime) {
   engine_.run<SaveResult>(Save{"me", folder(), true});
   std::promise<void> gone;
@@ -117,15 +118,14 @@ TEST_F(PrefetchAllWeights, OneLoadAndOneDeleteHoldAllWeightsAtATime) {
   const int64_t before = engine_.stats().queued_bytes;
   Future load = engine_.submit(Load{"me", folder(), true});
   EXPECT_LT(engine_.stats().queued_bytes - before, 10000);
-  EXPECT_EQ(
-      refusal_of(Load{"me", folder(), true}),
-      "engine: load: tenant 'me' trains all weights, and its last load, which holds a copy of "
-      "them, has not ended; wait for its result");
+  EXPECT_EQ(refusal_of(Load{"me", folder(), true}),
+            "engine: load: tenant 'me' trains all weights, and another load, which holds a copy of "
+            "them, has not ended; wait for its result");
   EXPECT_TRUE(engine_.cancel(load.id));
   load = engine_.submit(Load{"me", folder(), true});
   Future last = engine_.submit(Delete{"me"});
   EXPECT_EQ(refusal_of(Delete{"me"}),
-            "engine: delete: tenant 'me' trains all weights, and its last delete, which holds a "
+            "engine: delete: tenant 'me' trains all weights, and another delete, which holds a "
             "copy of them, has not ended; wait for its result");
   gone.set_value();
   held.get();

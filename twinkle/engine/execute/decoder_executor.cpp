@@ -136,7 +136,7 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     return save_tenant(*op, who, *decoder_, *pool_, base_);
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
-    if (shape.mode == Mode::kLora) shape.adapter = who.adapter().shape();
+    if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
     return load_tenant(
         take(prepared, op->tenant, shape.mode, [&] { return read_checkpoint(*op, shape, base_); }),
         who, *decoder_);
@@ -177,7 +177,7 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   require_room(op);
   std::unique_ptr<lora::Adapter> adapter = new_adapter(op, prepared);
   TenantShape shape{.mode = op.frozen ? Mode::kFrozen : Mode::kFull};
-  if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->shape()};
+  if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->config()};
   const Mode mode = shape.mode;
   prefetch_.add(op.tenant, std::move(shape));
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();

@@ -32,7 +32,7 @@ struct Functions {
   decltype(&cuda::attention_paged) attention_paged;
 };
 
-// The library's exports.
+// What the library exports.
 extern "C" const Functions* twinkle_cuda_functions();
 
 }  // namespace twinkle::kernels::cuda

@@ -28,11 +28,11 @@ enum class LinearPath { kBest, kPairs, kTiles, kRuns, kPortablePairs, kPortableT
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        LinearPath path = LinearPath::kBest);
 
-// True if this processor has the instructions that the path needs.
+// Whether this processor has the instructions that the path takes.
 bool linear_bf16_has(LinearPath path);
 
-// The path of kBest here: "tiles", "pairs" or "runs". Bits are promised among processes with the
-// same answer.
+// What kBest is here: "tiles", "pairs" or "runs". Bits are promised among processes with the same
+// answer.
 std::string_view linear_bf16_best();
 
 // By runs, with the loops of `simd`; unchecked.

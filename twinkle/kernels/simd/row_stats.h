@@ -1,4 +1,4 @@
-// Statistics of one row of logits, and the inputs of its gradient.
+// What is known of one row of logits, and what its gradient takes.
 #pragma once
 
 namespace twinkle::kernels {

@@ -71,8 +71,7 @@ std::vector<const Simd*> supported_simd();
 // The best of them; below AVX-512 where ATen is kept from it.
 const Simd& best_simd();
 
-// True if ATen uses AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not ask for
-// less.
+// Whether ATen takes AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not say less.
 bool may_use_avx512();
 
 }  // namespace twinkle::kernels
