@@ -87,12 +87,17 @@ int run(const Reader& reader, double seconds, uint64_t seed, Shared& shared) {
   const int64_t allowed = shared.peak + kMaxGrowth;
   std::mt19937_64 random(seed);
   std::vector<std::string> pool = reader.corpus;
+  // Large ones are slow: one in sixteen of them.
+  const auto drawn = [&]() -> const std::string& {
+    while (true) {
+      const std::string& one = pool[random() % pool.size()];
+      if (one.size() <= kMaxPooled || random() % 16 == 0) return one;
+    }
+  };
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   for (size_t i = 0; i < reader.corpus.size() || Clock::now() < end; ++i) {
     std::string bytes =
-        i < reader.corpus.size()
-            ? reader.corpus[i]
-            : mutated(pool[random() % pool.size()], pool[random() % pool.size()], reader, random);
+        i < reader.corpus.size() ? reader.corpus[i] : mutated(drawn(), drawn(), reader, random);
     publish(shared, bytes);
     const bool accepted = accepts(reader, bytes);
     if (peak_bytes() > allowed) {
