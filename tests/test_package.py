@@ -1,11 +1,13 @@
 """`pip install .` and `pip install -e .` in an environment of their own, from a clean copy."""
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,33 @@ def test_what_was_built_is_packed_and_trains_in_another_environment(
     pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
     run(*pip, "--no-build-isolation", define, *how, cwd=source)
     check(venv, source, how, tiny_llama_dir)
+
+
+@pytest.mark.parametrize("installs", [True, False])
+def test_pips_build_takes_nvcc_where_its_wheels_install_and_else_says_that_it_goes_without(
+    installs, tmp_path, monkeypatch, capfd
+):
+    pytest.importorskip("scikit_build_core")
+    if os.uname().machine != "x86_64":
+        pytest.skip("nvcc's wheels are asked for on x86-64")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\necho "$*" > "$0.log"\nexit {0 if installs else 1}\n')
+    python.chmod(0o755)
+    spec = importlib.util.spec_from_file_location("backend", ROOT / "tools/build_backend.py")
+    backend = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(backend)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
+        wanted = hook({})
+        assert "torch==2.11.*" in wanted
+        assert ("nvidia-cuda-nvcc==13.0.*" in wanted) == installs
+        said = "twinkle: pip installs no nvcc here: built without the kernels for CUDA\n"
+        assert capfd.readouterr().out == ("" if installs else said)
+        asked = Path(f"{python}.log").read_text().split()
+        assert {"--dry-run", "nvidia-cuda-nvcc==13.0.*", "nvidia-cuda-cccl==13.0.*"} <= set(asked)
+    static = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert not [name for name in static if "nvidia" in name]
 
 
 @pytest.mark.soak
