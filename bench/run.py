@@ -3,7 +3,8 @@
 On the CPU it measures C1 to C12, F1 and R2, and needs the variable TWINKLE_TEST_DATA: a folder with
 gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on models of drawn weights. Writes
 bench/results/cpu.json, or the GPU's file beside it (rows with id, ours, peer, ratio, limit), and
-the table of docs/benchmarks.md; with --quick and --rehearse files in outputs/bench alone.
+the table of docs/benchmarks.md; with --quick and --rehearse files in outputs/bench alone, with
+--out a file of DIR and a table on the screen.
 """
 
 import argparse
@@ -55,6 +56,14 @@ def ids(text):
     return wanted
 
 
+def shapes(text):
+    wanted = [part.strip() for part in text.split(",")]
+    if not set(wanted) <= set(gpu_run.questions.PLAN):
+        known = ",".join(gpu_run.questions.PLAN)
+        raise argparse.ArgumentTypeError(f"--shapes is {text!r}, it must name some of {known}")
+    return wanted
+
+
 def at_least_one(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of at least 1")
@@ -66,6 +75,10 @@ def parse(argv):
         prog="bench/run.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", type=ids, metavar="C1,C3")
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="head,0.6B", help="the G questions of these models alone"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the figures go instead")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the G questions"
     )
@@ -209,12 +222,12 @@ def exit_status(found, only, quick):
 
 
 def places(arguments):
-    """The JSON file and the document that the rows go to; no document: of a trial."""
-    if arguments.rehearse:
-        return ROOT / "outputs/bench/rehearsal.json", None
+    """The JSON file and the document that the rows go to; no document: of a trial, or elsewhere."""
     name = "cpu.json" if arguments.device == "cpu" else rows.file_of(name_of_gpu())
-    if arguments.quick:
-        return ROOT / "outputs/bench" / name, None
+    if arguments.rehearse:
+        name = "rehearsal.json"
+    if arguments.out or arguments.rehearse or arguments.quick:
+        return (arguments.out or ROOT / "outputs/bench") / name, None
     return ROOT / "bench/results" / name, ROOT / "docs/benchmarks.md"
 
 
@@ -230,7 +243,10 @@ def main(argv=None):
             found.append(row)
             bar.say(show(row))
     bar.close()
-    return exit_status(found, arguments.only, arguments.quick or arguments.rehearse)
+    if arguments.out:
+        print(rows.with_absent(found, []))
+    asked = [] if arguments.shapes else arguments.only  # others' floors are not asked for
+    return exit_status(found, asked, arguments.quick or arguments.rehearse)
 
 
 if __name__ == "__main__":

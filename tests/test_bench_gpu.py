@@ -240,6 +240,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_name_and_so_are_questions_of_anot
         (["--only", "G1"], "--only names G1, which is of a GPU: add --device cuda, or --rehearse"),
         (["--device", "cuda", "--only", "G1,C1"], "--only names C1, which is of the CPU"),
         (["--rehearse", "--only", "C1"], "leave --device cuda and --rehearse out"),
+        (["--rehearse", "--shapes", "4B,5B"], "--shapes is '4B,5B', it must name some of head"),
     ):
         with pytest.raises(SystemExit):
             program.parse(wrong)
@@ -255,6 +256,8 @@ def test_a_gpus_rows_go_to_its_own_file_and_table(monkeypatch, tmp_path):
     assert program.places(asked)[0] == ROOT / "bench/results/nvidia-h200.json"
     quick = program.parse(["--device", "cuda", "--quick"])
     assert program.places(quick) == (ROOT / "outputs/bench/nvidia-h200.json", None)
+    elsewhere = program.parse(["--device", "cuda", "--out", str(tmp_path)])
+    assert program.places(elsewhere) == (tmp_path / "nvidia-h200.json", None)
     assert device.name_of_gpu() == "NVIDIA H200"
 
     document, results = tmp_path / "d.md", tmp_path / "nvidia-h200.json"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,25 @@ def test_a_stage_is_rehearsed_on_the_cpu(stage, results, row, tmp_path):
     assert len(list(tmp_path.iterdir())) <= 8
 
 
+@pytest.mark.parametrize(
+    ("stage", "asked"),
+    [(4, {("G5", "head"), ("G3", "135M"), ("G3", "0.6B"), ("G8", "0.6B")}),
+     (5, {(id_, "4B") for id_ in ("G1", "G7", "G10", "G11")})],
+)  # fmt: skip
+def test_a_stage_of_the_benchmark_is_rehearsed_on_the_cpu(stage, asked, tmp_path):
+    for needed in ("transformers", "peft", "tqdm", "twinkle._core"):
+        pytest.importorskip(needed)
+    ran = run("bench/gpu/stage.sh", stage, "--rehearse", OUT=tmp_path, OMP_NUM_THREADS="1")
+    assert ran.returncode == 0, ran.stdout + (tmp_path / "bench.log").read_text()[-4000:]
+    names = {"head": "head", "135M": "SmolLM2-135M", "0.6B": "Qwen3-0.6B", "4B": "Qwen3-4B"}
+    rows = json.loads((tmp_path / "rehearsal.json").read_text())
+    assert {row["id"] for row in rows} == {id_ for id_, _ in asked}
+    for id_, shape in asked:
+        text = rf"^\| {id_} \| rehearsal: .*{names[shape]}"
+        assert re.search(text, ran.stdout, re.MULTILINE), (text, ran.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {"rehearsal.json", "bench.log"}
+
+
 def test_a_stage_that_fails_says_what_and_goes_on(tmp_path):
     none = shutil.which("false")
     ran = run("bench/gpu/stage.sh", 2, "--rehearse", OUT=tmp_path, PYTHON=none)
@@ -80,9 +100,10 @@ def test_what_goes_to_a_gpu_machine_is_whole():
 @pytest.mark.soak
 def test_the_same_for_python_3_12():
     """Compiles everything, in an environment of its own: half an hour, and torch once more."""
-    python = next(
-        filter(None, map(shutil.which, ("python3.12", os.environ.get("PYTHON312", "")))), None
-    )
-    if python is None or run(python, "-c", "").returncode:
+    named = [os.environ.get("PYTHON312"), shutil.which("python3.12")]
+    named += sorted(Path.home().glob(".pyenv/versions/3.12*/bin/python3.12"))
+    # pyenv's own python3.12 is there and does not run where another version is the chosen one.
+    python = next((found for found in named if found and not run(found, "-c", "").returncode), None)
+    if python is None:
         pytest.skip("no Python 3.12: PYTHON312 may name one")
     bundled(python)

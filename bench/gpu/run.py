@@ -54,6 +54,7 @@ class Run:
     def __init__(self, arguments, bar, cpu):
         """bar: bench/run.py's Bar; cpu: the processor's name."""
         self.rehearsal, self.seed = arguments.rehearse, SEED
+        self.shapes = arguments.shapes or list(questions.PLAN)
         self.device = arguments.device
         self.device_name = None if self.device == "cpu" else name_of_gpu()
         self.threads = arguments.threads
@@ -93,7 +94,7 @@ class Run:
     def rows(self, only):
         """Of the questions named, as they are measured."""
         for name, asked in questions.PLAN.items():
-            wanted = [ask for id_, ask in asked if id_ in only]
+            wanted = [ask for id_, ask in asked if id_ in only and name in self.shapes]
             if wanted:
                 self.use(name)
             for ask in wanted:

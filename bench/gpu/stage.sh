@@ -51,12 +51,12 @@ case $stage in
     run 150 profile.log "$python" "$here/profile_engine.py" --no-deterministic --out "$out/fast.json" $rehearse
     ;;
   4 | 5)
-    only=G5,G3,G8
-    [ "$stage" = 4 ] || only=G1,G7,G10,G11
+    asked=(--only G5,G3,G8 --shapes head,135M,0.6B)
+    [ "$stage" = 4 ] || asked=(--only G1,G7,G10,G11)
     device=(--device cuda)
     [ -z "$rehearse" ] || device=(--rehearse)
     XDG_CACHE_HOME=${XDG_CACHE_HOME:-/dev/shm} \
-      run 500 bench.log "$python" "$here/../run.py" "${device[@]}" --only "$only"
+      run 500 bench.log "$python" "$here/../run.py" "${device[@]}" "${asked[@]}" --out "$out"
     ;;
   *) echo "stage.sh: stage is '$stage', it must be 1 to 5" >&2; exit 2 ;;
 esac
