@@ -155,6 +155,7 @@ for profile in "${todo[@]}"; do
   else
     exit 1
   fi
-  hash_of "$profile" > ".venv/.setup-$profile"
+  hash_of "$profile" > ".venv/.setup-$profile.new"
+  mv ".venv/.setup-$profile.new" ".venv/.setup-$profile"  # at once: another may be reading it
 done
 [ ${#ready[@]} -eq 0 ] || say "ready: ${ready[*]}"

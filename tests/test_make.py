@@ -46,8 +46,9 @@ def test_ci_and_the_readme_run_the_tests_by_the_same_command():
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_set_up_that_was_done_is_not_done_again(profile):
-    if not (ROOT / f".venv/.setup-{profile}").exists():
-        pytest.skip("the environment was not made by `make test`")
+    made = ROOT / ".venv/pyvenv.cfg"
+    if not (ROOT / f".venv/.setup-{profile}").exists() or f"{ROOT}/.venv" not in made.read_text():
+        pytest.skip("the environment was not made by `make test`, or for another folder")
     result = run("scripts/setup.sh", profile)
     assert result.returncode == 0, result.stderr
     assert result.stdout == ""
@@ -59,7 +60,7 @@ def copy_of_the_scripts(folder, with_tools):
         shutil.copytree(ROOT / name, folder / name)
     tools = folder / "tools"
     tools.mkdir()
-    wanted = set("bash cat sort head cut sed dirname id sha256sum env nproc".split())
+    wanted = set("bash cat sort head cut sed dirname id sha256sum env nproc mv".split())
     for tool in wanted - set(with_tools):
         (tools / tool).symlink_to(shutil.which(tool))
     for name, prints in with_tools.items():
@@ -174,6 +175,22 @@ def test_a_cuda_compiler_that_did_not_install_is_said_once_and_not_tried_again(t
     assert set_up()[0] == ["cuda"]
     (tmp_path / ".venv/.setup-cuda").unlink()
     assert set_up()[0] == ["cuda"]
+
+
+def test_a_set_up_replaces_its_stamp_and_leaves_that_of_a_linked_copy_alone(tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {})
+    for tool in ("mkdir", "cp"):
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    (tmp_path / "tools/python3.11").write_text(PYTHON)
+    (tmp_path / "tools/python3.11").chmod(0o755)
+    stamp, copy = tmp_path / ".venv/.setup-lint", tmp_path / "copy"
+    run(tmp_path / "scripts/setup.sh", "lint", env=environment)
+    os.link(stamp, copy)
+    before = copy.read_text()
+    with (tmp_path / "requirements/lint.txt").open("a") as file:
+        file.write("# another list\n")
+    assert run(tmp_path / "scripts/setup.sh", "lint", env=environment).returncode == 0
+    assert copy.read_text() == before != stamp.read_text()
 
 
 @pytest.mark.parametrize("card", [True, False])
