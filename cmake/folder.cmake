@@ -21,6 +21,22 @@ if(TWINKLE_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
+# twinkle_as_one(NAME FILE...): these files of a folder that is compiled file by file are compiled as one. A file
+# that somebody adds to losses.def or optimizers.def stays alone, and free to name its functions.
+function(twinkle_as_one name)
+  if(TWINKLE_UNITY)
+    list(TRANSFORM ARGN REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/twinkle/${name}/\\1.cpp")
+    set_target_properties(twinkle_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${name})
+  endif()
+endfunction()
+
+# twinkle_without_torch(NAME FILE...): these see no tensors; the precompiled header would cost them seconds.
+function(twinkle_without_torch name)
+  list(TRANSFORM ARGN REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/twinkle/${name}/\\1.cpp")
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 function(twinkle_folder name)
   cmake_parse_arguments(arg "TORCH;UNITY" "" "LINK" ${ARGN})
   if(NOT TWINKLE_UNITY)

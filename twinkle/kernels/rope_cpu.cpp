@@ -8,7 +8,7 @@
 namespace twinkle::kernels {
 namespace {
 
-void check(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& position_ids) {
+void check_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& position_ids) {
   require(x.dim() == 3 && cos.dim() == 2 && 2 * cos.size(1) <= x.size(2), Code::kInvalid,
           "kernels: rope's x is ", x.sizes(), " and its table ", cos.sizes(),
           ", they must be [tokens, heads, head_dim] and [positions, at most head_dim / 2]");
@@ -31,7 +31,7 @@ std::vector<int64_t> positions_in(const at::Tensor& position_ids, int64_t limit)
 
 void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos,
                const at::Tensor& sin, const at::Tensor& position_ids, Turn turn, const Simd& simd) {
-  check(x, cos, position_ids);
+  check_rope(x, cos, position_ids);
   if (cuda::takes(x)) {
     if (!cuda::takes(position_ids)) positions_in(position_ids, cos.size(0));
     return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn);

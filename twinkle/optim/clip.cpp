@@ -15,7 +15,7 @@ namespace twinkle::optim {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kChunk = 16384;  // elements that one partial sum covers, from the tensor's start
+constexpr int64_t kSumChunk = 16384;  // elements of one partial sum, from the tensor's start
 
 double sum_of_powers(const float* x, int64_t n, double power, double unit) {
   double sum = 0;
@@ -45,8 +45,8 @@ std::vector<Chunk> chunks_of(std::span<const Param> params) {
     if (!params[i].grad.defined()) continue;
     const float* grad = params[i].grad.const_data_ptr<float>();
     const int64_t n = params[i].grad.numel();
-    for (int64_t begin = 0; begin < n; begin += kChunk)
-      chunks.push_back({grad + begin, std::min(kChunk, n - begin), i});
+    for (int64_t begin = 0; begin < n; begin += kSumChunk)
+      chunks.push_back({grad + begin, std::min(kSumChunk, n - begin), i});
   }
   return chunks;
 }

@@ -115,7 +115,7 @@ bool is_matrix(const at::Tensor& weight) {
          (weight.is_contiguous() || weight.t().is_contiguous());
 }
 
-void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+void check_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   require(x.dim() == 2 && x.scalar_type() == at::kBFloat16 && x.is_contiguous() &&
               is_matrix(weight) && x.size(1) == weight.size(1),
           Code::kInvalid, "kernels: linear_bf16's x is ", x.scalar_type(), " ", x.sizes(),
@@ -144,7 +144,7 @@ std::string_view linear_bf16_best() {
 
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                        LinearPath path) {
-  check(x, weight, bias);
+  check_bf16(x, weight, bias);
   require(linear_bf16_has(path), Code::kInvalid,
           "kernels: linear_bf16's path needs instructions that this processor does not have");
   const int64_t outputs = weight.size(0), inputs = weight.size(1);

@@ -10,7 +10,7 @@ bool is_f32(const at::Tensor& x, int64_t dim) {
   return x.dim() == dim && x.scalar_type() == at::kFloat && x.is_cpu();
 }
 
-void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+void check_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   require(is_f32(x, 2) && x.is_contiguous() && is_f32(weight, 2) &&
               (weight.is_contiguous() || weight.t().is_contiguous()) && x.size(1) == weight.size(1),
           Code::kInvalid, "kernels: linear_f32's x is ", x.scalar_type(), " ", x.sizes(),
@@ -35,7 +35,7 @@ RunProduct<float> product_of(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const Simd& simd) {
-  check(x, weight, bias);
+  check_f32(x, weight, bias);
   const at::Tensor y = result(x.size(0), weight.size(0), x.options());
   if (y.numel() == 0) return y;
   if (x.size(1) == 0) return bias.defined() ? y.copy_(bias.expand_as(y)) : y.zero_();
@@ -48,7 +48,7 @@ at::Tensor linear_f32(const at::Tensor& x, const at::Tensor& weight, const at::T
 
 void add_linear_f32(at::Tensor& y, const at::Tensor& x, const at::Tensor& weight,
                     const Simd& simd) {
-  check(x, weight, {});
+  check_f32(x, weight, {});
   require(
       is_f32(y, 2) && y.is_contiguous() && y.size(0) == x.size(0) && y.size(1) == weight.size(0),
       Code::kInvalid, "kernels: add_linear_f32's y is ", y.scalar_type(), " ", y.sizes(),
