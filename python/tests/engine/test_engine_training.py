@@ -206,9 +206,7 @@ def test_two_threads_that_drive_two_adapters_get_the_bits_of_each_alone(tiny_lla
 
 
 def test_a_multi_lora_model_holds_to_its_limits(tiny_llama_dir, tmp_path):
-    model = MultiLoraTransformersModel(
-        model_id=tiny_llama_dir, lora_config=LoraConfig(r=8), max_loras=1, max_r=8, max_length=30
-    )
+    model = MultiLoraTransformersModel(model_id=tiny_llama_dir, max_loras=1, max_r=8, max_length=30)
     with pytest.raises(InvalidError, match="the rank is 9, max_r is 8"):
         model.add_adapter_to_model("a", {"r": 9})
     model.add_adapter_to_model("a", LORA)

@@ -153,3 +153,12 @@ def test_the_multi_lora_model_wants_names(fake_core, tmp_path):
     with pytest.raises(InvalidError, match="1 adapters exist"):
         model.add_adapter_to_model("b", LoraConfig(r=4))
     model.forward_backward(inputs=[A], adapter_name="a")
+
+
+def test_the_multi_lora_model_has_no_slots_to_configure(fake_core, tmp_path):
+    for name, value in (("lora_config", LoraConfig(r=4)), ("target_modules", ["q_proj"])):
+        with pytest.raises(NotAvailableError, match=f"model: {name} of Multi.* is .* leave it out"):
+            MultiLoraTransformersModel(model_id=str(tmp_path), **{name: value})
+    MultiLoraTransformersModel(
+        model_id=str(tmp_path), lora_config=None, target_modules="all-linear"
+    )

@@ -4,7 +4,7 @@ import os
 
 from twinkle import checks
 from twinkle.data_format import LoraConfig
-from twinkle.errors import require
+from twinkle.errors import NotAvailableError, require
 from twinkle.model.transformers_model import TransformersModel
 from twinkle.template.template import resolve
 
@@ -15,10 +15,11 @@ class MultiLoraTransformersModel(TransformersModel):
     gets the bits that it gets alone.
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
-    max_length: tokens of one sequence. lora_config and target_modules, which describe upstream's
-    preallocated slots, change nothing.
+    max_length: tokens of one sequence. lora_config and target_modules describe the slots that
+    upstream allocates in advance; there are none here, so any but the defaults are refused.
     InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
-    adapter_name, or a sequence of more than max_length tokens; and as TransformersModel.
+    adapter_name, or a sequence of more than max_length tokens; NotAvailableError: a lora_config or
+    target_modules; and as TransformersModel.
     """
 
     def __init__(
@@ -33,7 +34,16 @@ class MultiLoraTransformersModel(TransformersModel):
         target_modules="all-linear",
         **kwargs,
     ):
-        del lora_config, target_modules  # of upstream's slots; adapters bring their own
+        for name, value, default in (
+            ("lora_config", lora_config, None),
+            ("target_modules", target_modules, "all-linear"),
+        ):
+            if value != default:
+                raise NotAvailableError(
+                    f"model: {name} of {type(self).__name__} is {checks.short(value)}, but no "
+                    "slots are allocated in advance that it could describe: leave it out, and pass "
+                    "a LoraConfig to add_adapter_to_model for each adapter"
+                )
         for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
             checks.integer(f"model: {name}", value, least=1)
         super().__init__(model_cls, model_id, config, **kwargs)
