@@ -94,11 +94,11 @@ def test_a_dataset_without_rows_is_refused():
     from twinkle.dataloader import DataLoader
     from twinkle.dataset import IterableDataset
 
-    dropped = dataset(numbers(3))
-    dropped.filter(lambda row: False)
-    for rows in ([], dataset([]), dropped, lambda: dataset([])):
+    for rows in ([], lambda: []):
         with pytest.raises(InvalidError, match="dataloader: the dataset has no rows: its source"):
             DataLoader(rows, batch_size=2)
+    with pytest.raises(InvalidError, match="dataset: data has no rows"):
+        DataLoader(lambda: dataset([]), batch_size=2)
     stream = IterableDataset()
     stream.add_dataset(dataset_meta(numbers(3)))
     stream.filter(lambda row: False)

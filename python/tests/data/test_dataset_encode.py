@@ -155,12 +155,42 @@ def test_both_sides_of_a_pair_are_encoded(tiny_llama_dir):
     assert rows[0]["negative"]["input_ids"] == single[0]["input_ids"]
 
 
-def test_a_dataset_without_rows_or_tokens_is_not_encoded(tiny_llama_dir):
-    rows = dataset([conversation("yes")])
-    rows.set_template("Template", model_id=tiny_llama_dir)
-    rows.filter(lambda row: False)
-    with pytest.raises(InvalidError, match="no rows to encode: the source is empty, or a filter"):
-        rows.encode()
+def test_a_dataset_never_becomes_empty(tiny_llama_dir, tmp_path):
+    from twinkle.dataset import DatasetMeta, LazyDataset
+    from twinkle.template import Template
+
+    class Choosy(Template):
+        def check(self, row):
+            return None
+
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for source, text in (
+        ({"source": []}, "data has no rows$"),
+        ({"source": str(tmp_path / "empty.jsonl")}, r"empty\.jsonl has no rows$"),
+        ({"source": [{"i": 1}], "data_slice": []}, "data has no rows, or data_slice selects none"),
+    ):
+        with pytest.raises(InvalidError, match=f"^dataset: .*{text}"):
+            dataset(**source)
+
+    def nobody(row):
+        return False
+
+    talks = [conversation("yes"), conversation("no")]
+    for rows in (dataset(talks), LazyDataset(DatasetMeta(data=talks))):
+        with pytest.raises(InvalidError, match="nobody leaves none of the 2 rows; the first is "):
+            rows.filter(nobody)
+        assert len(rows) == 2
+    rows = dataset(talks)
+    with pytest.raises(InvalidError, match="<lambda> leaves none of the 2 rows; the first is "):
+        rows.map(lambda columns: [], remove_columns=["messages", "user_data", "id"])
+    for template, options in ((Template, {"max_length": 2}), (Choosy, {})):
+        rows.set_template(template, model_id=tiny_llama_dir, **options)
+        with pytest.raises(InvalidError, match="check leaves none of the 2 rows; the first is "):
+            rows.check()
+    assert len(rows) == 2
+
+
+def test_a_dataset_without_tokens_is_not_encoded(tiny_llama_dir):
     long = dataset([conversation("yes")])
     long.set_template(
         "Template", model_id=tiny_llama_dir, max_length=2, truncation_strategy="delete"

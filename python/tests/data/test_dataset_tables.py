@@ -71,7 +71,8 @@ def test_lines_of_a_text_file_equal_what_datasets_reads(tmp_path):
     assert list(dataset(file)) == list(reference)
     assert len(dataset(file)) == 5
     (tmp_path / "empty.txt").write_text("")
-    assert len(dataset(tmp_path / "empty.txt")) == 0
+    with pytest.raises(InvalidError, match=r"empty\.txt has no rows"):
+        dataset(tmp_path / "empty.txt")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
@@ -158,7 +159,7 @@ def test_parquet_is_written_whole_with_the_fields_of_all_rows(arrow, tmp_path):
     with pytest.raises(InvalidError, match=r"column 'x' has no one type.*save as jsonl"):
         dataset([{"x": 1}, {"x": "a"}]).save_as(file)
     with pytest.raises(InvalidError, match="rows without fields cannot be Parquet"):
-        dataset([]).save_as(file)
+        dataset([{}]).save_as(file)
     assert file.read_bytes() == before and len(list(file.parent.iterdir())) == 1
 
 

@@ -47,8 +47,9 @@ class Dataset:
 
     def add_dataset(self, dataset_meta, **kwargs):
         """Loads one more source. InvalidError: no DatasetMeta, an unknown argument; it is there
-        already, mix_dataset came before, or a row is bad; NotFoundError: no such file, or the hub
-        does not give it; NotAvailableError: streaming=True, or a missing package."""
+        already or has no rows, mix_dataset came before, or a row is bad; NotFoundError: no such
+        file, or the hub does not give it; NotAvailableError: streaming=True, or a missing package.
+        """
         refuse_unknown("dataset: Dataset", kwargs, _LOADER)
         require(
             isinstance(dataset_meta, DatasetMeta),
@@ -60,7 +61,13 @@ class Dataset:
         key = dataset_meta.get_id()
         require(key not in self._sources, f"dataset: {key} has been added already")
         require(self._mixed is None, "dataset: add_dataset must come before mix_dataset")
-        self._sources[key] = source.load(dataset_meta, **kwargs)
+        rows = source.load(dataset_meta, **kwargs)
+        require(
+            len(rows) > 0,
+            f"dataset: {dataset_meta.dataset_id or 'data'} has no rows"
+            + ("" if dataset_meta.data_slice is None else ", or data_slice selects none"),
+        )
+        self._sources[key] = rows
         self._data.append(dataset_meta.data)
 
     def mix_dataset(self, interleave=True):
@@ -119,8 +126,8 @@ class Dataset:
         of a dict of columns (batched=False: of a row). kwargs: batch_size (1000), remove_columns
         for Python code. InvalidError: another preprocessor or argument; dataset_meta names no
         source, or is None while there is not exactly one; mix_dataset came before; what the
-        preprocessor raises of a row, with its file and line, or wrongly returns. The dataset is
-        then unchanged.
+        preprocessor raises of a row, with its file and line, or wrongly returns, no row at all
+        included. The dataset is then unchanged.
         """
         known = ("batched", "batch_size", "remove_columns", *_INERT)
         refuse_unknown("dataset: map", kwargs, known)
@@ -140,7 +147,8 @@ class Dataset:
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Keeps the rows for which a Filter (object, class or name) or a function returns True.
         InvalidError: batched=True, or no filter; a dataset_meta that map refuses, or mix_dataset
-        came before; what the filter raises names the row."""
+        came before; what the filter raises names the row; it keeps no row. The dataset is then
+        unchanged."""
         _check_filter(kwargs)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)
@@ -155,16 +163,12 @@ class Dataset:
 
         Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted, as map
         has them, and change nothing. InvalidError: a row that cannot be encoded, with
-        its file and line; no template, no rows, or none that encodes to something, several sources
-        that are not mixed, an unknown argument. The dataset then stays as it was.
+        its file and line; no template, no row that encodes to something, several sources that are
+        not mixed, an unknown argument. The dataset then stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         rows, chosen = self._rows, self._require_template("encode")
-        require(
-            len(rows) > 0,
-            "dataset: there are no rows to encode: the source is empty, or a filter dropped all",
-        )
         if _is_core_template(chosen):
             self._set_encoded(rows, rows.encode(chosen._template, add_generation_prompt))
             return
@@ -191,12 +195,15 @@ class Dataset:
 
     def check(self, **kwargs):
         """Drops the rows that the template cannot encode. kwargs: as encode's. InvalidError: no
-        template, no rows, several sources that are not mixed, an unknown argument; what a template
-        in Python raises of a row, with its file and line."""
+        template, no row that it can encode, several sources that are not mixed, an unknown
+        argument; what a template in Python raises of a row, with its file and line. The dataset
+        then stays as it was."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
         rows, chosen = self._rows, self._require_template("check")
         if _is_core_template(chosen):
-            self._set_rows(rows.check(chosen._template))
+            kept = rows.check(chosen._template)
+            rowwise.require_rows(len(kept), rows, "check")
+            self._set_rows(kept)
         else:
             self._set_rows(rowwise.filter_rows(rows, passing(chosen)))
 

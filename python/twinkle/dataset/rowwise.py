@@ -12,8 +12,8 @@ def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
 
     InvalidError: a batch_size below 1, batched that is neither True nor False, remove_columns that
     are no names; what `function` raises, with the row's place; what it returns is no dict of
-    columns (or dict), has values without a JSON form, or is of another number of rows while
-    fields of theirs are kept.
+    columns (or dict), has values without a JSON form, is of another number of rows while fields of
+    theirs are kept, or has no row in the end.
     """
     batch_size = checks.integer("dataset: batch_size", batch_size, least=1)
     batched = checks.flag("dataset: batched", batched)
@@ -41,6 +41,7 @@ def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
         )
         out += made
         origins += [min(begin + i, end - 1) for i in range(len(made))]
+    require_rows(len(out), rows, _name(function))
     return rows.replaced(out, origins)
 
 
@@ -50,9 +51,19 @@ def filter_rows(rows, function):
 
 
 def kept_indices(rows, function):
-    """Indices of the rows for which `function(row)` is true."""
+    """Indices of the rows for which `function(row)` is true. InvalidError: of none."""
     indices = range(len(rows))
-    return [i for i in indices if verdict(lambda i=i: rows.where(i), function, rows.row(i))]
+    kept = [i for i in indices if verdict(lambda i=i: rows.where(i), function, rows.row(i))]
+    require_rows(len(kept), rows, _name(function))
+    return kept
+
+
+def require_rows(count, rows, what):
+    """InvalidError: `what` has left none of the rows."""
+    require(
+        count > 0,
+        f"dataset: {what} leaves none of the {len(rows)} rows; the first is {rows.where(0)}",
+    )
 
 
 def _made(rows, function, batch, begin, batched):
