@@ -118,7 +118,6 @@ CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
     "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
     "twinkle/cli/program.cpp": "becomes an exit status",
-    "twinkle/cli/device.cpp": "a GPU that cannot be used is told, and the CPU is used",
     "twinkle/cli/train/training.cpp": "gets the name --output; a trial save knows its folder alone",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",

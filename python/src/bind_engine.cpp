@@ -11,8 +11,8 @@
 #include "python/src/released_gil.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
+#include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
-#include "twinkle/kernels/cuda/cuda.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -244,9 +244,17 @@ void bind_engine(py::module_& m) {
   here::bind_future(m);
   here::importer = getpid();
   Py_AtExit(&here::end_threads);
+  m.attr("DEVICE_NAMES") = twinkle::engine::kDeviceNames;
+  m.def("is_device_name", &twinkle::engine::is_device_name, "name"_a);
+  m.def("why_not_on", &twinkle::engine::why_not_on, "device"_a,
+        "Why no engine can run on a CUDA device; empty: it can.");
   m.def(
-      "check_cuda", [](const std::string& device) { twinkle::kernels::cuda::find_device(device); },
-      "device"_a = "cuda", "Raises why no engine can run on that device.");
+      "default_device",
+      [] {
+        const auto [name, why_no_cuda] = twinkle::engine::default_device();
+        return py::make_tuple(name, why_no_cuda);
+      },
+      "Where an engine runs if nobody names a device, and why a card that is there is not used.");
   py::class_<Engine, here::EnginePointer> engine(
       m, "Engine",
       "Runs operations of many tenants on one model; engine.h and operation.h state each.");

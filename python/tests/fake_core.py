@@ -79,6 +79,21 @@ def check_loss(name, options=""):
         raise InvalidError(f"loss: unknown loss '{name}'")
 
 
+DEVICE_NAMES = "'cpu', 'cuda' or 'cuda:' and a number"
+
+
+def is_device_name(name):
+    return name in ("cpu", "cuda") or name.startswith("cuda:")
+
+
+def default_device():
+    return "cpu", ""
+
+
+def why_not_on(device):
+    return f"{device} is not of the fake engine"
+
+
 class Template:
     def __init__(self, directory, **options):
         self.directory, self.options = directory, options

@@ -47,7 +47,7 @@ class DeviceGroup:
             )
             require(
                 kind.device_prefix() != "cpu",
-                f"infra: group {self.name} is of CPUs, its ranks must be a number, not a list",
+                f"infra: group {self.name} is on CPUs, so its ranks must be a number, not a list",
             )
         else:
             self.ranks = checks.integer(what, self.ranks, least=1)
@@ -70,7 +70,7 @@ class DeviceGroup:
 
 @dataclass
 class _Run:
-    """What initialize() fixed for this process."""
+    """The settings of initialize() for this process."""
 
     mode: str = "local"
     seed: int = 42
@@ -78,7 +78,7 @@ class _Run:
     groups: list = field(default_factory=list)
     mesh: DeviceMesh | None = None
     name: str | None = None
-    hook: FatalHook | None = None  # tells the notifier of what ends the process
+    hook: FatalHook | None = None  # calls the notifier when the process fails
     objects: list = field(default_factory=list)  # (class name, mesh, device) of what was built
 
 
@@ -86,7 +86,7 @@ _run = _Run()
 
 
 def current_run():
-    """What initialize() fixed; the defaults before it was called."""
+    """The settings of initialize(); the defaults before it was called."""
     return _run
 
 
@@ -192,7 +192,7 @@ def _check_mode(mode, groups):
 
 
 def _hook(notifier, name):
-    """Installs what tells the notifier; processes that this one starts find it as JSON."""
+    """Installs the hook that calls the notifier; processes that this one starts find it as JSON."""
     if notifier is None:
         return None
     if not callable(notifier):
@@ -265,35 +265,34 @@ def _asked(mesh, group):
 def device_of(mesh, group=None):
     """Where an engine runs, 'cpu', 'cuda' or 'cuda:1': what TWINKLE_DEVICE says, else the mesh's
     device_type, else the group's, else what the machine has; a card that no engine can run on is
-    told once in the log. NotAvailableError: another device_type; InvalidError: a cuda device is
+    logged once. NotAvailableError: another device_type; InvalidError: a cuda device is
     asked for that is not there."""
     kind, by = _asked(mesh, group)
-    if kind is not None and kind.partition(":")[0] not in ("cpu", "cuda"):
-        raise NotAvailableError(f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda'")
-    if kind == "cpu":
+    if kind is None:
+        kind, why_no_cuda = Platform.default_device()
+        if why_no_cuda:
+            get_logger().warning_once(f"infra: {why_no_cuda}; using the CPU")
         return kind
-    missing = Platform.missing_cuda(kind or "cuda")
+    if kind.partition(":")[0] not in ("cpu", "cuda"):
+        raise NotAvailableError(f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda'")
+    why_not = "" if kind == "cpu" else Platform.why_not_on(kind)
     require(
-        kind is None or missing is None,
-        f"infra: {by} {kind!r}, but {missing}: leave it out to run on what there is, or set "
+        not why_not,
+        f"infra: {by} {kind!r}, but {why_not}: leave it out to run on what there is, or set "
         "TWINKLE_DEVICE=cpu",
     )
-    if missing is None:
-        return kind or "cuda"
-    if Platform.has_nvidia():
-        get_logger().warning_once(f"infra: {missing}; using the CPU")
-    return "cpu"
+    return kind
 
 
 def _kind_of(group):
-    """What get_device_placement says of a group's devices: what they are, and what was asked."""
+    """get_device_placement's text on a group's devices: the actual and the requested kind."""
     asked, _ = _asked(None, group)
     kind = group.device_type or device_of(None)
     if Platform.forced():
         prefix = Platform.of(kind.partition(":")[0]).device_prefix()
         differs = prefix != asked.partition(":")[0]
         return asked + (f" by TWINKLE_DEVICE, not {kind}" if differs else "")
-    absent = asked == "cuda" and Platform.missing_cuda()
+    absent = asked == "cuda" and Platform.why_not_on(asked)
     return kind + (" that are not there" if absent else "")
 
 

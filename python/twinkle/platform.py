@@ -1,11 +1,10 @@
-"""What the launcher and the machine say: rank, world size, device kind, addresses. No torch."""
+"""Facts from launcher and machine: rank, world size, device kind, addresses. No torch."""
 
 import os
-import re
 import socket
-from pathlib import Path
 
-from twinkle.errors import InvalidError, NotAvailableError, TwinkleError
+from twinkle.core import core
+from twinkle.errors import InvalidError, NotAvailableError
 
 
 def _environment_int(name, default):
@@ -19,8 +18,8 @@ def _environment_int(name, default):
 
 
 class Platform:
-    """One kind of device; `Platform.of('cuda')` finds it by any of its names. Ranks and sizes stand
-    in the launcher's environment variables. InvalidError: one of these is no integer."""
+    """One kind of device; `Platform.of('cuda')` finds it by any of its names. Ranks and sizes are
+    read from the launcher's environment variables. InvalidError: one of these is no integer."""
 
     names = ()
     _prefix, _visible, _backend = "cpu", None, "gloo"
@@ -54,30 +53,23 @@ class Platform:
         """'cpu', 'cuda' or 'cuda:1': what TWINKLE_DEVICE says, whatever a script asks for; None: it
         is not set. InvalidError: another text in it."""
         text = os.environ.get("TWINKLE_DEVICE", "")
-        if text and not re.fullmatch("cpu|cuda(:[0-9]+)?", text):
+        if text and not core().is_device_name(text):
             raise InvalidError(
-                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be 'cpu', "
-                "'cuda' or 'cuda:' and a number"
+                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be "
+                f"{core().DEVICE_NAMES}"
             )
         return text or None
 
     @staticmethod
-    def has_nvidia():
-        """Whether the machine has a card of NVIDIA, whatever an engine can do with it."""
-        return Path("/dev/nvidiactl").exists()
+    def default_device():
+        """(the device of an engine for which nobody names one, 'cuda' or 'cpu'; why a card that the
+        machine has is not used, or '')."""
+        return core().default_device()
 
     @staticmethod
-    def missing_cuda(device="cuda"):
-        """Why the engine cannot run on the CUDA device here; None: it can."""
-        if not Platform.has_nvidia():  # and no CUDA library is loaded
-            return "this machine has no CUDA device"
-        from twinkle.core import core
-
-        try:
-            core().check_cuda(device)
-        except TwinkleError as error:
-            return str(error).removeprefix("kernels: ")
-        return None
+    def why_not_on(cuda="cuda"):
+        """Why the engine cannot run on a CUDA device, 'cuda' or 'cuda:1'; '': it can."""
+        return core().why_not_on(cuda)
 
     @classmethod
     def device_prefix(cls, platform=None):

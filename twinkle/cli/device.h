@@ -6,11 +6,12 @@
 
 namespace twinkle::cli {
 
-// `device` outlives the command; empty where the option was not given.
+// `device` outlives the command; empty where the option was not given. Parsing throws Error
+// kInvalid of a value that is no device's name.
 void add_device(CLI::App& command, std::string& device);
 
-// `given`, unless it is empty: then what TWINKLE_DEVICE says, else "cuda" where an engine can run
-// there, else "cpu". A GPU that cannot be used is told on standard error, with the reason.
+// `given`, unless it is empty: then TWINKLE_DEVICE, else engine::default_device(). The reason why a
+// GPU cannot be used goes to standard error. Error kInvalid: TWINKLE_DEVICE is no device's name.
 std::string device_or_default(const std::string& given);
 
 }  // namespace twinkle::cli

@@ -24,6 +24,10 @@ pytestmark = pytest.mark.usefixtures("engine_built")
         ({"deterministic": 1}, "engine: deterministic is 1, it must be True or False"),
         ({"device": 1}, "engine: device is 1, it must be a text that is not empty"),
         ({"device": "gpu"}, "device is 'gpu'"),
+        (
+            {"device": "tpu"},
+            "engine: device is 'tpu', it must be 'cpu', 'cuda' or 'cuda:' and a number",
+        ),
         ({"device": "cuda:99"}, "device is 'cuda:99'"),
         ({"decode_graphs": 1}, "engine: decode_graphs is 1, it must be True or False"),
         ({"train_graphs": 1}, "engine: train_graphs is 1, it must be True or False"),

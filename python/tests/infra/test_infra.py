@@ -5,7 +5,9 @@ import random
 import pytest
 
 import twinkle
-from twinkle import DeviceGroup, DeviceMesh, InvalidError, infra
+from twinkle import DeviceGroup, DeviceMesh, InvalidError, Platform, infra
+
+pytestmark = pytest.mark.usefixtures("engine_built")
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,7 @@ def test_wrong_arguments_are_named(arguments, text):
         (("a", [0, -1]), "a rank of group a is -1, it must be an integer of at least 0"),
         (("a", []), r"ranks \[\], they must differ"),
         (("a", [1, 1]), r"ranks \[1, 1\], they must differ"),
-        (("a", [0, 1], "CPU"), "group a is of CPUs"),
+        (("a", [0, 1], "CPU"), "group a is on CPUs, so its ranks"),
         (("a", 1, "toaster"), "device_type is 'toaster'"),
         (("a", 1, "cuda", 0), "gpus_per_worker is 0"),
         (("a", 1, "cuda", "2"), "gpus_per_worker is '2', it must be an integer of at least 1"),
@@ -167,9 +169,12 @@ def test_an_unreadable_rank_is_named(monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """gpu(None): a machine with a GPU, until gpu('why not')."""
-    set_to = lambda why: monkeypatch.setattr(  # noqa: E731
-        "twinkle.platform.Platform.missing_cuda", staticmethod(lambda device="cuda": why)
-    )
+
+    def set_to(why):
+        monkeypatch.setattr(Platform, "why_not_on", staticmethod(lambda device="cuda": why or ""))
+        default = ("cpu" if why else "cuda", "")
+        monkeypatch.setattr(Platform, "default_device", staticmethod(lambda: default))
+
     set_to("this machine has no CUDA device")
     return set_to
 
@@ -231,19 +236,17 @@ def test_the_environment_numbers_a_card_as_the_program_takes_it(
 def test_a_card_that_no_engine_can_run_on_leaves_the_cpu_and_one_line_in_the_log(
     monkeypatch, fake_core, logged
 ):
-    from twinkle.platform import Platform
+    def old(device):
+        return f"device is '{device}', an old card of this test"
 
-    def refuse(device):
-        raise InvalidError(f"kernels: device is '{device}', an old card of this test")
-
-    monkeypatch.setattr(Platform, "has_nvidia", staticmethod(lambda: True))
-    monkeypatch.setattr(fake_core, "check_cuda", refuse, raising=False)
+    monkeypatch.setattr(fake_core, "why_not_on", old)
+    monkeypatch.setattr(fake_core, "default_device", lambda: ("cpu", old("cuda")))
     assert infra.device_of(None) == infra.device_of(mesh()) == "cpu"
     assert logged == ["infra: device is 'cuda', an old card of this test; using the CPU"]
     with pytest.raises(InvalidError, match="has device_type 'cuda', but device is 'cuda', an old"):
         infra.device_of(mesh("cuda"))
-    monkeypatch.setattr(fake_core, "check_cuda", lambda _: None)
-    assert infra.device_of(None) == "cuda"
+    monkeypatch.setattr(fake_core, "why_not_on", lambda _: "")
+    assert infra.device_of(mesh("cuda")) == "cuda"
 
 
 def test_an_object_that_cannot_be_placed_is_not_listed():

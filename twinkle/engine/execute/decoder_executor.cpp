@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "twinkle/engine/checkpoint/load.h"
+#include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"

@@ -9,7 +9,6 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
-#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
 
@@ -52,18 +51,6 @@ at::ScalarType dtype_named(const std::string& precision) {
   require(precision == "no" || precision == "fp32", Code::kInvalid, "engine: mixed_precision is '",
           precision, "'; known: bf16, no");
   return at::kFloat;
-}
-
-at::Device device_named(const std::string& name) {
-  if (name == "cpu") {
-    // Torch counts its devices once, at the first backward pass; a later engine may be for the GPU.
-    if (std::filesystem::exists("/dev/nvidiactl")) kernels::cuda::available();
-    return at::kCPU;
-  }
-  const at::Device device = kernels::cuda::find_device(name);
-  // A bfloat16 product's sum is float32 and one block's: split ones would depend on the batch.
-  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/false);
-  return device;
 }
 
 JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic) {

@@ -19,10 +19,6 @@ struct ModelInfo {
 // "bf16" or "no". Error kInvalid: neither.
 at::ScalarType dtype_named(const std::string& precision);
 
-// "cpu", or one that kernels/cuda finds. Error kInvalid: it is none, or not here, with what would
-// help.
-at::Device device_named(const std::string& name);
-
 // What the bits of a result depend on beside its inputs: device, precision, whose products, torch
 // and the instructions that it takes. Engines that agree in it get the same.
 JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic);
