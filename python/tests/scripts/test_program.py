@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -177,10 +178,34 @@ def test_an_interrupted_training_saves_and_names_the_command_that_ends_it_with_t
     assert (name, again[-1]) == ("twinkle", "--resume")
     status, _, errors = call(*again)
     assert status == 0, errors
-    weights = "adapter_model.safetensors"
-    assert (tmp_path / "parts" / weights).read_bytes() == (
-        tmp_path / "whole" / weights
-    ).read_bytes()
+    assert weights_of(tmp_path / "parts") == weights_of(tmp_path / "whole")
+
+
+def weights_of(folder):
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_training_that_is_killed_goes_on_from_its_last_save_with_the_same_bits(
+    start, call, tiny_llama_dir, tmp_path
+):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    status, _, errors = call(*train(tiny_llama_dir, "whole"))
+    assert status == 0, errors
+
+    command = [*train(tiny_llama_dir, "parts"), "--save-steps", 7]
+    process, state = start(*command), tmp_path / "parts/trainer_state.json"
+    while process.poll() is None and not state.exists():
+        time.sleep(0.001)
+    process.kill()
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    step = json.loads(state.read_text())["cur_step"]
+    assert 0 < step < 120 and step % 7 == 0
+
+    status, _, errors = call(*command, "--resume")
+    assert status == 0, errors
+    assert re.match(rf"step {step + 1}/120  loss ", errors)
+    assert weights_of(tmp_path / "parts") == weights_of(tmp_path / "whole")
 
 
 def test_without_the_executable_it_says_what_makes_it(monkeypatch):
