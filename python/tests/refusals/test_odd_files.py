@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from twinkle.core import core
-from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset
 from twinkle.engine import Engine
 from twinkle.errors import InvalidError, NotFoundError, TwinkleError
 
@@ -69,11 +69,16 @@ def test_a_json_file_has_a_limit_of_size(tmp_path):
         core().read_peft(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
-def test_a_dataset_that_is_a_fifo_is_named(tmp_path, name):
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(InvalidError, match=r"rows\..* is a FIFO, it must be a regular file"):
-        Dataset(DatasetMeta(dataset_id=str(tmp_path / name)))
+@pytest.mark.parametrize("extension", ["jsonl", "json", "csv", "txt", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a device"])
+def test_a_dataset_that_is_no_regular_file_is_named(tmp_path, extension, kind):
+    if extension in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow")
+    file = tmp_path / f"rows.{extension}"
+    put(file, kind)
+    for dataset in (Dataset, LazyDataset, IterableDataset):
+        with pytest.raises(InvalidError, match=rf"rows\..* is {kind}, it must be a regular file"):
+            next(iter(dataset(DatasetMeta(dataset_id=str(file)))))
 
 
 def test_a_dataset_that_is_a_device_is_refused():

@@ -2,13 +2,21 @@
 
 import os
 
+import numpy as np
 import pytest
 
-from twinkle import checks
+import twinkle
+from twinkle import checks, hub
+from twinkle.core import core
 from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.engine import Engine
 from twinkle.engine.arguments import as_json
-from twinkle.errors import InvalidError
+from twinkle.errors import InvalidError, TwinkleError
+from twinkle.model import TransformersModel
 from twinkle.model.group import as_json as group_as_json
+from twinkle.sampler import TorchSampler
+from twinkle.template import Template
 
 
 def deep(wrap):
@@ -47,6 +55,86 @@ def test_options_that_contain_themselves():
         LoraConfig(target_modules=value)
 
 
+NO_TEXT = os.fsdecode(b"a\xff")
+
+
 def test_a_path_that_is_no_text():
     with pytest.raises(InvalidError, match=r"^hub: path is 'a.udcff', it must be UTF-8"):
-        checks.path("hub: path", os.fsdecode(b"a\xff"))
+        checks.path("hub: path", NO_TEXT)
+
+
+@pytest.fixture(scope="module")
+def model(engine_built, tiny_llama_dir):
+    model = TransformersModel(model_id=tiny_llama_dir)
+    model.add_adapter_to_model("default", LoraConfig(r=1))
+    return model
+
+
+@pytest.fixture(scope="module")
+def tenant(engine_built, tiny_llama_dir):
+    return Engine(tiny_llama_dir).tenant("me", LoraConfig(r=1))
+
+
+@pytest.mark.parametrize("folder", ["", "/tmp/"])
+def test_a_path_that_is_no_text_is_refused_wherever_one_is_taken(model, tenant, folder):
+    path = folder + NO_TEXT
+    rows = Dataset(DatasetMeta(data=[{"i": 1}]))
+    for call in (
+        lambda: Engine(path),
+        lambda: TransformersModel(model_id=path),
+        lambda: Template(path),
+        lambda: hub.get(path),
+        lambda: Dataset(DatasetMeta(path)),
+        lambda: rows.save_as(path + ".jsonl"),
+        lambda: model.save("a", output_dir=path),
+        lambda: model.save(path, output_dir="/tmp"),
+        lambda: model.load(path),
+        lambda: model.add_adapter_to_model("a", path),
+        lambda: tenant.save(path),
+        lambda: tenant.load(path),
+        lambda: LoraConfig.from_any(path),
+        lambda: core().Checkpoint(path),
+        lambda: core().read_peft(path),
+        lambda: core().gguf_metadata(path),
+        lambda: core().Dataset.read(path),
+    ):
+        with pytest.raises(TwinkleError, match=r"a.udcff|UTF-8"):
+            call()
+
+
+@pytest.mark.parametrize("value", [None, 5, np.array(3), "x", {}, np.array([1.5]), [2**70]])
+def test_token_ids_that_are_no_sequence_of_integers(model, tenant, value):
+    for call in (
+        lambda: model.forward_only(inputs=[{"input_ids": value, "labels": value}]),
+        lambda: tenant.forward([{"input_ids": value}]),
+        lambda: tenant.logprobs([{"input_ids": value}]),
+        lambda: tenant.sample([{"input_ids": value}], {"max_tokens": 1}),
+        lambda: TorchSampler(model=model).sample([{"input_ids": value}]),
+        lambda: model.engine.forward(tenant="adapter/default", sequences=[{"input_ids": value}]),
+    ):
+        with pytest.raises(TwinkleError, match="input_ids"):
+            call()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids="ab")
+def test_numbers_beyond_a_float_wherever_one_is_taken(model, tenant, value):
+    features = [{"input_ids": [1, 2], "labels": [2, 3]}]
+    for name, call in {
+        "temperature": lambda: model.forward_only(inputs=features, temperature=value),
+        "temperature of a tenant": lambda: tenant.forward(features, temperature=value),
+        "temperature of a sample": lambda: tenant.sample(features, {"temperature": value}),
+        "lr": lambda: model.set_optimizer("AdamW", lr=value),
+        "lr of a step": lambda: tenant.step(lr=value),
+        "weight_decay": lambda: model.set_optimizer("AdamW", weight_decay=value),
+        "max_grad_norm": lambda: model.clip_grad_and_step(max_grad_norm=value),
+        "norm_type": lambda: model.clip_grad_norm(norm_type=value),
+        "beta": lambda: model.set_loss("DPOLoss", beta=value),
+        "weight": lambda: tenant.engine.tenant("b", {"r": 1}, weight=value),
+        "lora_alpha": lambda: LoraConfig(lora_alpha=value),
+        "r": lambda: LoraConfig(r=value),
+        "kv_tokens": lambda: Engine(tenant.engine.model_id, kv_tokens=value),
+        "gather_ms": lambda: Engine(tenant.engine.model_id, gather_ms=value),
+        "seed": lambda: twinkle.initialize(seed=value),
+    }.items():
+        with pytest.raises(TwinkleError, match=name.partition(" ")[0]):
+            call()

@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import importlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -20,12 +21,27 @@ def extension(path):
     return Path(path).suffix.lower()
 
 
+def opened(path):
+    """The file, to be read as bytes. InvalidError: it is no regular file, whose reading might never
+    end, or cannot be opened."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        raise InvalidError(f"dataset: {path} cannot be opened ({error.strerror})") from error
+    mode = os.fstat(file.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+        file.close()
+        kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device"
+        raise InvalidError(f"dataset: {path} is {kind}, it must be a regular file")
+    return file
+
+
 def lines(path):
     """{'text': line} of every line of a text file, one after the other.
 
-    InvalidError: bytes that are no UTF-8, with the line's number.
+    InvalidError: bytes that are no UTF-8, with the line's number; and as opened.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             try:
@@ -40,10 +56,13 @@ def read(path):
     """The rows of a file, as dicts: a .txt has one of {'text': line} for every line; a table one of
     its columns for each of its rows.
 
-    InvalidError: a damaged file, bytes that are no UTF-8. NotAvailableError: a missing package.
+    InvalidError: a damaged file, bytes that are no UTF-8; and as opened. NotAvailableError: a
+    missing package.
     """
     if extension(path) == ".txt":
         return list(lines(path))
+    if extension(path) != ".lance":  # which is a folder
+        opened(path).close()
     table = _lance(path) if extension(path) == ".lance" else _arrow(path)
     return table.to_pylist()
 
@@ -51,7 +70,7 @@ def read(path):
 def save(rows, path, batch_size):
     """Writes the core's rows as Parquet, whole or not at all. Fields that a row lacks are null.
 
-    InvalidError: a column of values that no one type of Arrow holds.
+    InvalidError: a column of values that no single type of Arrow holds.
     """
     arrow = package("pyarrow", path)
     import pyarrow.parquet
@@ -62,8 +81,8 @@ def save(rows, path, batch_size):
             columns[name] = arrow.array(values)
         except (arrow.ArrowException, ValueError, TypeError) as error:
             raise InvalidError(
-                f"dataset: column {name!r} has no one type that Parquet could hold ({error}): save "
-                "as jsonl"
+                f"dataset: column {name!r} has no single type that Parquet can hold ({error}): "
+                "save as jsonl"
             ) from error
     require(columns, f"dataset: {path}: rows without fields cannot be Parquet, save as jsonl")
     with _replacing(path) as partial:
@@ -111,7 +130,7 @@ def package(name, path):
 
 @contextlib.contextmanager
 def _replacing(path):
-    """A name beside `path`, whose file takes its place when all went well."""
+    """A temporary name next to `path`; its file replaces `path` if all went well."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}.partial-", dir=path.parent)

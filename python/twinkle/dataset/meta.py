@@ -24,8 +24,8 @@ class DatasetMeta:
     data_slice: row indices, modulo the number of rows: range(1000) of 500 rows takes each twice.
     data: rows instead of an id: a list of dicts, a dict of columns, a callable that gives an
     iterable of dicts, or a `datasets` dataset.
-    InvalidError: neither dataset_id nor data, another subset_name or split than these beside data,
-    a data_slice that is no iterable, an id or name of another kind.
+    InvalidError: neither dataset_id nor data, another subset_name or split than these with data,
+    a data_slice that is no iterable, an id or name of another kind, or a path that is not UTF-8.
     """
 
     dataset_id: str = ""
@@ -38,6 +38,8 @@ class DatasetMeta:
         if not isinstance(self.dataset_id, (str, os.PathLike)):
             checks.refuse("dataset: dataset_id", self.dataset_id, "an id or a path")
         self.dataset_id = os.fspath(self.dataset_id)
+        if self.dataset_id:
+            checks.path("dataset: dataset_id", self.dataset_id)
         checks.text("dataset: subset_name", self.subset_name)
         checks.text("dataset: split", self.split)
         require(

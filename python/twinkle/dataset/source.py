@@ -57,19 +57,19 @@ def _of_id(meta, kwargs):
 
 class Stream:
     """A source that is read anew by every rows(). InvalidError: a data_slice that is neither None
-    nor a range that grows from 0 or above; NotFoundError: as local_path."""
+    nor an increasing range from 0 or above; NotFoundError: as local_path."""
 
     def __init__(self, meta, kwargs):
         self._meta, self._kwargs = meta, kwargs
         part = meta.data_slice
         require(
             part is None or (isinstance(part, range) and part.start >= 0 and part.step > 0),
-            f"dataset: data_slice is {part!r}, of a stream it must be a range that grows",
+            f"dataset: data_slice is {part!r}, for a stream it must be an increasing range",
         )
         self._path = None if meta.data is not None else local_path(meta.dataset_id)
 
     def rows(self):
-        """Pairs of a function that tells a row's place, and the row."""
+        """Pairs of a function that returns a row's place, and the row."""
         part = self._meta.data_slice
         rows = self._all()
         if part is None:
@@ -104,7 +104,7 @@ def _lines(file):
     """The rows of a file; those of JSON lines and of text without reading it whole."""
     kind = columnar.extension(file)
     if kind == ".jsonl":
-        with file.open("rb") as lines:
+        with columnar.opened(file) as lines:
             for number, line in enumerate(lines, 1):
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
@@ -185,12 +185,12 @@ def _files(path, split):
         return named or files
     require(
         not alone,
-        f"dataset: split is {split!r}, which {path} has not in its name: a file is its own split, "
-        "leave split out",
+        f"dataset: split is {split!r}, which is not in the name of {path}: leave split out to read "
+        "the file",
     )
     names = ", ".join(file.name for file in files[:8]) + (", ..." if len(files) > 8 else "")
     raise InvalidError(
-        f"dataset: split is {split!r}, which no file in {path} has in its name; there are {names}: "
+        f"dataset: split is {split!r}, which is in no file's name in {path}; there are {names}: "
         "name one of them as dataset_id, or leave split out to read all"
     )
 
