@@ -1,4 +1,4 @@
-"""Reinforcement learning with verifiable rewards: GRPO on GSM8K's questions.
+"""Reinforcement learning with verifiable rewards: GRPO on questions like those of GSM8K.
 
 Rows: {"question": "...", "answer": "... #### 72"}
 
@@ -6,15 +6,12 @@ Rows: {"question": "...", "answer": "... #### 72"}
 """
 
 import argparse
+from itertools import chain, islice, repeat
 
+from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TorchSampler, TransformersModel
 from twinkle.advantage import GRPOAdvantage
-from twinkle.data_format import LoraConfig, SamplingParams
-from twinkle.dataloader import DataLoader
-from twinkle.dataset import Dataset, DatasetMeta
-from twinkle.model import TransformersModel
 from twinkle.preprocessor import GSM8KProcessor
 from twinkle.reward import GSM8KAccuracyReward
-from twinkle.sampler import TorchSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data")
@@ -27,35 +24,28 @@ args = parser.parse_args()
 dataset = Dataset(DatasetMeta(args.data))
 dataset.map(GSM8KProcessor(system="Think step by step. End with #### and the number."))
 batches = DataLoader(dataset=dataset, batch_size=4, shuffle=True)
-
 model = TransformersModel(model_id=args.model)
 model.add_adapter_to_model("default", LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
 model.set_loss("GRPOLoss", epsilon=0.2)
 model.set_optimizer("AdamW", lr=2e-5)
-# The model's own engine samples: new weights serve the next token, and nothing is copied.
-sampler = TorchSampler(model=model)
-sampler.set_template("Template", model_id=args.model)
-group = 8  # replies to each question, which are compared with each other
-params = SamplingParams(num_samples=group, max_tokens=args.max_tokens, logprobs=1)
-reward, advantage = GSM8KAccuracyReward(), GRPOAdvantage()
+sampler = TorchSampler(model=model)  # samples with the model's own weights: no copy to update
+params = {"num_samples": 8, "max_tokens": args.max_tokens, "logprobs": 1}
 
-step = 0
-while step < args.steps:
-    for rows in batches:
-        replies = [s for r in sampler.sample(rows, params) for s in r.sequences]
-        chats = [
-            {**row, "messages": [*row["messages"], {"role": "assistant", "content": reply.decoded}]}
-            for row, reply in zip((row for row in rows for _ in range(group)), replies, strict=True)
-        ]
-        rewards = reward(chats)
-        model.forward_backward(
-            inputs=[reply.new_input_feature for reply in replies],
-            old_logps=[reply.logprobs for reply in replies],
-            advantages=advantage(rewards, num_generations=group).tolist(),
-        )
-        model.clip_grad_and_step(max_grad_norm=1.0)
-        step += 1
-        print(step, f"mean reward {sum(rewards) / len(rewards):.3f}")
-        if step == args.steps:
-            break
+epochs = chain.from_iterable(repeat(batches))
+for step, rows in enumerate(islice(epochs, args.steps), 1):
+    groups = [response.sequences for response in sampler.sample(rows, params)]
+    replies = list(chain.from_iterable(groups))
+    chats = [
+        {**row, "messages": [*row["messages"], {"role": "assistant", "content": reply.decoded}]}
+        for row, group in zip(rows, groups, strict=True)
+        for reply in group
+    ]
+    rewards = GSM8KAccuracyReward()(chats)
+    model.forward_backward(
+        inputs=replies,
+        old_logps=[reply.logprobs for reply in replies],
+        advantages=GRPOAdvantage()(rewards, num_generations=8).tolist(),
+    )
+    model.clip_grad_and_step(max_grad_norm=1.0)
+    print(step, f"mean reward {sum(rewards) / len(rewards):.3f}")
 print("saved", model.save("adapter", output_dir=args.output))

@@ -122,6 +122,11 @@ def losses(printed):
     return [float(loss) for loss in re.findall(r"^\d+ ([0-9.]+)$", printed, re.MULTILINE)]
 
 
+def test_the_script_has_at_most_twelve_lines():
+    (script,) = blocks("python")
+    assert len(script.splitlines()) <= 12
+
+
 def test_the_script_runs_on_a_tiny_model(tmp_path, tiny_llama_dir):
     found = losses(run_script(tmp_path, tiny_llama_dir))
     assert len(found) == 20 and found[-1] < found[0]

@@ -68,6 +68,8 @@ def run_example(monkeypatch, capsys, name, *arguments):
 )
 def test_an_example_takes_two_steps_and_saves(folder, monkeypatch, capsys, name, data, line):
     more = ["--max-tokens", 8] if name == "grpo" else []
+    script = (ROOT / f"examples/{name}.py").read_text()
+    assert sum(bool(line.strip()) for line in script.splitlines()) <= 45
     *_, last, saved = run_example(monkeypatch, capsys, name, data, "--steps", 2, *more)
     assert re.fullmatch(line, last), last
     assert saved == f"saved {folder}/outputs/{name}/adapter"
