@@ -290,7 +290,7 @@ def test_sampling_parameters_may_be_given_by_name(make):
     (as_dict,) = sampler.sample(feature, {"max_tokens": 3, "temperature": 0})
     assert by_name.sequences[0].tokens == as_dict.sequences[0].tokens
     assert len("".join(text for text, _ in sampler.sample_stream(feature, max_new_tokens=2))) > 0
-    with pytest.raises(InvalidError, match="max_tokens is given beside sampling_params: put it"):
+    with pytest.raises(InvalidError, match="max_tokens is given next to sampling_params: put it"):
         sampler.sample(feature, {"temperature": 0}, max_tokens=3)
     with pytest.raises(InvalidError, match="unknown sampling parameter 'max_token'; there are"):
         sampler.sample(feature, max_token=3)

@@ -14,7 +14,7 @@ def _load():
     except ModuleNotFoundError:
         raise
     except ImportError:
-        # The module looks for torch in the folder that it is installed in. Where torch lies in
+        # The module looks for torch in the folder that it is installed in. Where torch is in
         # another, its libraries must be there before; importing it always would cost memory.
         import torch  # noqa: F401
 

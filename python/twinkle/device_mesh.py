@@ -41,7 +41,7 @@ class DeviceMesh:
     """Global ranks arranged along named axes.
 
     mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
-    vpp_size lie over the axes and are none themselves. device_type: 'cuda', 'cpu', ..., or None:
+    vpp_size span these axes and are no axes themselves. device_type: 'cuda', 'cpu', ..., or None:
     that of the object's group, else the machine's.
     InvalidError: ranks that are no integers, occur twice or are none, rows of them that differ in
     length; another number of names than dimensions; an axis that is unknown or named twice; a size

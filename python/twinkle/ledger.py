@@ -65,7 +65,7 @@ class _Call:
         return self.left or (self.thread == get_ident() and bool(self._futures))
 
     def changes_of_outcome(self):
-        """What `changes` says, or nothing, if the operation never was."""
+        """Applies `changes`, or nothing if the operation never happened."""
         if not self._futures or (self.left and self._futures[0].cancel()):
             return {}
         try:

@@ -58,7 +58,7 @@ class Logger(logging.Logger):
 
 
 def _level(what, value):
-    """What logging takes as a level: a name that it knows, in any case, or a number."""
+    """A level for logging: a name that it knows, in any case, or a number."""
     if not isinstance(value, str):
         return checks.integer(what, value, least=0)
     known = logging.getLevelNamesMapping()

@@ -1,4 +1,4 @@
-"""The console script `twinkle`: becomes the executable that lies in the installed package."""
+"""The console script `twinkle`: becomes the executable in the installed package."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ def path():
 
 
 def typed():
-    """What starts the program in the user's shell: its messages name commands to type next."""
+    """The command that starts the program in the user's shell, for messages."""
     started = sys.argv[0]
     if Path(started).name != "twinkle":  # python -m twinkle
         return "twinkle"
@@ -33,7 +33,7 @@ def main():
         sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")
     # The executable asks this interpreter for what is Python's business, such as hubs.
     os.environ.setdefault("TWINKLE_PYTHON", sys.executable)
-    # It looks for torch beside the package; torch may lie in another folder.
+    # It looks for torch next to the package; torch may be in another folder.
     torch = importlib.util.find_spec("torch")
     if torch is not None and not (program.parents[2] / "torch").is_dir():
         folders = [Path(torch.origin).parent / "lib", *filter(None, [os.environ.get(_FOLDERS)])]

@@ -151,6 +151,10 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     EXPECT_EQ(train("--seed", value), error);
     EXPECT_EQ(wrong({"sample", "model", "a", "--seed", value}), error);
   }
+  const std::string device =
+      "cli: --device is 'tpu', it must be 'cpu', 'cuda' or 'cuda:' and a number";
+  EXPECT_EQ(train("--device", "tpu"), device);
+  EXPECT_EQ(wrong({"sample", "model", "a", "--device", "tpu"}), device);
   for (const char* option : {"--temperature", "--top-p", "--min-p"}) {
     std::string field = std::string(option).substr(2);
     std::replace(field.begin(), field.end(), '-', '_');
@@ -202,7 +206,7 @@ TEST_F(Commands, AnEarlierAdapterIsReplacedOnlyWhenAsked) {
   const std::string before = read_text(scratch_ / "adapter" / "adapter_model.safetensors");
   EXPECT_EQ(error_of([&] { run(train); }),
             "cli: --output " + path("adapter") +
-                " holds an earlier run; give --resume to go on from it, --overwrite to replace it, "
+                " holds an earlier run; give --resume to continue it, --overwrite to replace it, "
                 "or name another directory");
   EXPECT_EQ(read_text(scratch_ / "adapter" / "adapter_model.safetensors"), before);
   write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
@@ -224,7 +228,7 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
   };
   run(train("whole", {}));
   const std::string error = interrupted(train("parts", {"--overwrite"}));
-  const std::string holds = " of 200; " + path("parts") + " holds the state; to go on, type\n";
+  const std::string holds = " of 200; " + path("parts") + " holds the state; to resume, type\n";
   EXPECT_TRUE(error.starts_with("cli: interrupted after step ")) << error;
   EXPECT_TRUE(error.ends_with(holds + "twinkle train " + model() + " " + path("rows.jsonl") +
                               " --output " + path("parts") +

@@ -12,8 +12,9 @@ TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
   const ScratchDir dir;
   EXPECT_EQ(model_path(dir.path().string()), dir.path().string());
   ::setenv("TWINKLE_PYTHON", "/bin/false", 1);
-  EXPECT_NE(error_of([] { model_path("no-such/model"); }).find("'no-such/model' is no path here"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([] { model_path("no-such/model"); }).find("'no-such/model' is not a path here"),
+      std::string::npos);
   ::unsetenv("TWINKLE_PYTHON");
 }
 

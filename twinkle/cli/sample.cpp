@@ -73,7 +73,7 @@ void sample(CLI::App& app, Action& action) {
       ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
       ->capture_default_str();
   add_device(*command, o->device);
-  add_seed(*command, o->params.seed, "of the draws");
+  add_seed(*command, o->params.seed, "seed of the sampling");
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();
   command->add_option("--stop", o->params.stop, "text that ends an answer");

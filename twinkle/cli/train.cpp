@@ -13,13 +13,13 @@ namespace twinkle::cli {
 namespace {
 
 constexpr const char* kForms =
-    "DATA has one row a line (.jsonl), or is a list (.json) or a table (.csv) of rows:\n"
+    "DATA has one row per line (.jsonl), or is a list (.json) or a table (.csv) of rows:\n"
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", "
     "...}]}\n"
     "  {\"instruction\": \"...\", \"input\": \"\", \"output\": \"...\"}   --preprocessor "
     "AlpacaProcessor\n"
-    "The loss counts the assistant's replies. Ctrl-C finishes the step, saves, and says how to go "
-    "on.";
+    "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
+    "prints how to resume.";
 
 void check(const TrainingOptions& o) {
   const auto at_least = [](int64_t least, const char* name, int64_t value) {
@@ -74,16 +74,17 @@ void say_what_is_next(const TrainingOptions& o, const std::string& program) {
 }
 
 void add_schedule(CLI::App& command, TrainingOptions& o) {
-  command.add_option("--lr", o.lr, "of AdamW; 1e-5 by default with --full")->capture_default_str();
+  command.add_option("--lr", o.lr, "AdamW's learning rate; 1e-5 by default with --full")
+      ->capture_default_str();
   command.add_option("--lr-schedule", o.lr_schedule, "after the warm-up")
       ->check(CLI::IsMember({"constant", "linear", "cosine"}))
       ->type_name("NAME")
       ->capture_default_str();
-  command.add_option("--warmup-steps", o.warmup_steps, "in which the rate rises to --lr")
+  command.add_option("--warmup-steps", o.warmup_steps, "steps in which the rate rises to --lr")
       ->capture_default_str();
   command.add_option("--max-grad-norm", o.max_grad_norm, "0 and inf do not clip")
       ->capture_default_str();
-  command.add_option("--batch-size", o.batch_size, "rows a step")->capture_default_str();
+  command.add_option("--batch-size", o.batch_size, "rows per step")->capture_default_str();
   command.add_option("--epochs", o.epochs, "passes over the rows")->capture_default_str();
 }
 
@@ -92,7 +93,7 @@ void add_adapter(CLI::App& command, TrainingOptions& o) {
   const auto adapters = [full](CLI::Option* option) {
     option->capture_default_str()->excludes(full);
   };
-  adapters(command.add_option("--rank", o.rank, "of the adapter"));
+  adapters(command.add_option("--rank", o.rank, "rank of the adapter"));
   adapters(command.add_option("--alpha", o.alpha, "its scale is alpha / rank"));
   adapters(command.add_option("--target-modules", o.target_modules,
                               "all-linear, or names separated by commas: q_proj,v_proj"));
@@ -102,12 +103,12 @@ void add_output(CLI::App& command, TrainingOptions& o) {
   command.add_option("--output", o.output,
                      "directory to write [outputs/adapter, with --full outputs/model]");
   auto* overwrite = command.add_flag("--overwrite", o.overwrite, "replace an earlier run's output");
-  command.add_flag("--resume", o.resume, "go on from the state in --output, bit for bit")
+  command.add_flag("--resume", o.resume, "continue from the state in --output, bit for bit")
       ->excludes(overwrite);
   command.add_option("--save-steps", o.save_steps, "save a state every so many steps; 0: never")
       ->capture_default_str();
   auto* validation =
-      command.add_option("--validation", o.validation, "rows whose loss is told at the end");
+      command.add_option("--validation", o.validation, "rows whose loss is reported at the end");
   command.add_option("--validation-steps", o.validation_steps, "and every so many steps; 0: never")
       ->needs(validation)
       ->capture_default_str();
@@ -130,7 +131,7 @@ void train(CLI::App& app, Action& action) {
   add_schedule(*command, *o);
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
   add_device(*command, o->device);
-  add_seed(*command, o->seed, "of the order and of the adapter");
+  add_seed(*command, o->seed, "seed of the row order and of the adapter");
   command->callback([o, command, &action] {
     if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
     if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";

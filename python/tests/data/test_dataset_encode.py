@@ -53,7 +53,7 @@ def test_sources_are_mapped_apart_and_mixed():
         rows.add_dataset(metas[1])
         with pytest.raises(InvalidError, match=r"has 2 sources: call mix_dataset\(\) first"):
             len(rows)
-        with pytest.raises(InvalidError, match="tell map which, by dataset_meta="):
+        with pytest.raises(InvalidError, match="choose one for map with dataset_meta="):
             rows.map(lambda columns: columns)
         rows.map(lambda columns: {"j": columns["i"]}, dataset_meta=metas[1])
         rows.mix_dataset(interleave=interleave)
@@ -76,7 +76,7 @@ def test_sources_are_mapped_apart_and_mixed():
 def test_what_is_not_there_yet_says_so():
     from twinkle.dataset import Dataset, DatasetMeta
 
-    with pytest.raises(NotAvailableError, match="streaming=True is what IterableDataset is for"):
+    with pytest.raises(NotAvailableError, match="streaming=True is not for a Dataset: use an It"):
         Dataset(DatasetMeta(data=[]), streaming=True)
     with pytest.raises(InvalidError, match="dataset_meta is a str, it must be a DatasetMeta"):
         Dataset("file.jsonl")
@@ -195,7 +195,7 @@ def test_a_dataset_without_tokens_is_not_encoded(tiny_llama_dir):
     long.set_template(
         "Template", model_id=tiny_llama_dir, max_length=2, truncation_strategy="delete"
     )
-    with pytest.raises(InvalidError, match="none of the 1 rows encodes to a token: the first is"):
+    with pytest.raises(InvalidError, match="none of the 1 rows encodes to a token: check"):
         long.encode()
     assert len(long) == 1
 

@@ -132,14 +132,13 @@ def test_another_split_than_the_usual_must_be_in_a_files_name(tmp_path):
     assert len(dataset(tmp_path / "a.jsonl")) == 1
     with pytest.raises(
         InvalidError,
-        match=r"dataset: split is 'val', which no file in .* has in its name; there are "
+        match=r"dataset: split is 'val', which is in no file's name in .*; there are "
         r"B-Test\.jsonl, a\.jsonl: name one of them as dataset_id, or leave split out to read all",
     ):
         dataset(tmp_path, split="val")
     with pytest.raises(
         InvalidError,
-        match=r"split is 'test', which .*a\.jsonl has not in its name: a file is its own split, "
-        "leave split out",
+        match=r"split is 'test', which is not in the name of .*a\.jsonl: leave split out to read",
     ):
         dataset(tmp_path / "a.jsonl", split="test")
     for i in range(9):

@@ -156,7 +156,7 @@ def test_parquet_is_written_whole_with_the_fields_of_all_rows(arrow, tmp_path):
         == (talks[1]["messages"])
     )
     before = file.read_bytes()
-    with pytest.raises(InvalidError, match=r"column 'x' has no one type.*save as jsonl"):
+    with pytest.raises(InvalidError, match=r"column 'x' has no single type.*save as jsonl"):
         dataset([{"x": 1}, {"x": "a"}]).save_as(file)
     with pytest.raises(InvalidError, match="rows without fields cannot be Parquet"):
         dataset([{}]).save_as(file)

@@ -208,12 +208,12 @@ def test_what_a_stream_cannot_do_is_named(tmp_path):
     with pytest.raises(TypeError):
         rows[0]
     for call, text in (
-        (lambda: rows.save_as(tmp_path / "a.jsonl", mode="immediate"), "of a stream it must be"),
+        (lambda: rows.save_as(tmp_path / "a.jsonl", mode="immediate"), "for a stream it must be"),
         (rows.encode, "encode needs a template"),
         (lambda: rows.map(square, colour=1), "map: unknown argument 'colour'"),
         (lambda: rows.add_dataset("a.jsonl"), "dataset_meta is 'a.jsonl', it must be a"),
         (lambda: IterableDataset(DatasetMeta(data=[], data_slice=[1])),
-         r"data_slice is \[1\], of a stream it must be a range that grows"),
+         r"data_slice is \[1\], for a stream it must be an increasing range"),
         (lambda: list(IterableDataset(DatasetMeta(data=[3]))), "memory row 0 is 3, it must be"),
         (lambda: IterableDataset().mix_dataset(), "there is nothing to mix"),
         (lambda: list(IterableDataset()), "it has no rows"),

@@ -67,7 +67,7 @@ def test_kernelize_keeps_the_model_and_says_so(logged):
     assert logged == ["kernel: mapping has no effect: the engine has its own kernels"]
     with pytest.raises(InvalidError, match="mapping is 3, it must be a dict with names as keys"):
         kernelize(model, 3)
-    with pytest.raises(NotAvailableError, match="'a:B' is of the kernels hub"):
+    with pytest.raises(NotAvailableError, match="'a:B' is a layer of the kernels hub"):
         hub("a:B", revision="x")
 
 

@@ -106,8 +106,8 @@ def test_a_label_may_stand_at_the_first_of_padded_positions():
     [
         ([0, 1, 0], "InfonceLoss: the first sequence has the label 0, but a group begins with an"),
         ([0, 0, 0], "the first sequence has the label 0"),
-        ([1, 1, 0], r"inputs\[0\] is an anchor without a positive behind it"),
-        ([1, 0, 1], r"inputs\[2\] is an anchor without a positive behind it"),
+        ([1, 1, 0], r"inputs\[0\] is an anchor without a positive after it"),
+        ([1, 0, 1], r"inputs\[2\] is an anchor without a positive after it"),
         ([1, 0, 2], r"needs one label for each sequence, \[1\] for an anchor"),
         ([[1, 5], [0, 5]], "needs one label for each sequence"),
         ([[-100, 1], [-100, 1]], "needs one label for each sequence"),

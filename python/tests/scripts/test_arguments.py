@@ -132,9 +132,9 @@ def test_arguments_are_found_by_name():
         (["--fsdp-config", "{"], "--fsdp_config is '{', it must be a JSON object"),
         (["--model-id"], "--model_id is True, it must be a text"),
         (["--seed", "none"], "--seed is 'none', it must be an integer"),
-        (["train"], "'train' is no flag, such as --lr"),
-        (["--use-lora", "x"], "'x' is no flag"),
-        (["--", "x"], "'--' is no flag"),
+        (["train"], "'train' is not a flag such as --lr"),
+        (["--use-lora", "x"], "'x' is not a flag"),
+        (["--", "x"], "'--' is not a flag"),
         (["--config", "none.yaml"], "--config none.yaml does not exist"),
     ],
 )

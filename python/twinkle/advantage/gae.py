@@ -68,7 +68,7 @@ class GAEAdvantage(Advantage):
         rewards, values: [B, T], or [T] for B = 1; values are the critic's, before each token.
         masks: [B, T], nonzero where a position counts; None: everywhere. The others, such as
         padding or a tool's tokens, are stepped over: the next position is the next that counts.
-        They get 0 in both results, and what stands there is not looked at.
+        They get 0 in both results, and their entries are ignored.
         returns = advantages + values, of advantages before they are normalized. normalize: over all
         positions that count, with the population's deviation + 1e-8; None: as constructed.
         InvalidError: other shapes, a number at a position that counts that is not finite, a

@@ -10,6 +10,6 @@ __getattr__ = later(
     __name__,
     dict.fromkeys(
         ("CheckpointEngine", "CheckpointEngineMixin", "CheckpointEngineRegistry"),
-        "samplers in other processes (TorchSampler(model=model) samples what is trained)",
+        "samplers in other processes (TorchSampler(model=model) samples from what is trained)",
     ),
 )

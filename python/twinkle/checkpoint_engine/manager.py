@@ -7,7 +7,7 @@ from twinkle.sampler import Sampler
 
 
 class CheckpointEngineManager:
-    """Of a model, and the sampler that shares its engine: TorchSampler(model=model).
+    """For a model and the sampler that shares its engine: TorchSampler(model=model).
 
     platform: 'GPU', or None; without effect, since nothing is sent. InvalidError: no
     TransformersModel, no Sampler, or one with weights of its own, which nothing would reach.
@@ -26,7 +26,7 @@ class CheckpointEngineManager:
         if getattr(sampler, "engine", None) is not model.engine:
             raise InvalidError(
                 f"checkpoint_engine: the {type(sampler).__name__} has weights of its own, which "
-                "training does not change: make it with model=model, and it samples what is trained"
+                "training does not change: make it with model=model to sample from what is trained"
             )
 
     def sync_weights(self, merge_and_sync=True):

@@ -26,7 +26,7 @@ class CLI:
         Flags are --kebab-case or --snake_case, with = or a blank before the value; --FLAG and
         --no-FLAG for True and False. A field that two groups have is the first group's;
         --GROUP-FIELD names the other's. Flags that no group knows are in args.extra.
-        InvalidError: a value of another type, an unknown key in YAML, a word that is no flag;
+        InvalidError: a value of another type, an unknown key in YAML, a word that is not a flag;
         NotFoundError: a file that is not there.
         """
         args = Args()
@@ -83,7 +83,9 @@ def _flags(argv):
     out, words = {}, list(argv)
     while words:
         word = words.pop(0)
-        require(word.startswith("--") and len(word) > 2, f"cli: {word!r} is no flag, such as --lr")
+        require(
+            word.startswith("--") and len(word) > 2, f"cli: {word!r} is not a flag such as --lr"
+        )
         key, mark, value = word[2:].partition("=")
         key = key.replace("-", "_")
         off = key.startswith("no_") and _field(key) is None
@@ -122,7 +124,7 @@ def _dot_env(path):
 
 
 def _yaml(path):
-    """{key: value}; a group's keys stand below its name or alone."""
+    """{key: value}; a group's keys are below its name or at the top."""
     try:
         import yaml
     except ImportError:

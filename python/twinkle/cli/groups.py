@@ -229,7 +229,7 @@ class RLArgs:
 
 @dataclass
 class CheckpointArgs:
-    """What a checkpoint holds, and how weights get to the sampler."""
+    """The contents of a checkpoint, and how weights reach the sampler."""
 
     save_optimizer: bool = True
     merge_and_sync: bool = True

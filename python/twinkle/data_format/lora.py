@@ -210,7 +210,7 @@ def _read(directory):
 def warn_of_another_base(adapter, *bases):
     """Logs a warning where a PEFT directory that was taken says that its base model has another
     name than `bases`, the ids or directories of the model in use. Shapes alone are refused: of
-    weights with equal ones, nobody can tell whether they are meant. NotFoundError and InvalidError:
+    weights with equal ones, it is unknown whether they are meant. NotFoundError and InvalidError:
     as LoraConfig.from_any of a directory."""
     config = _read(Path(adapter))
     named = config.get("base_model_name_or_path") or ""
@@ -218,5 +218,5 @@ def warn_of_another_base(adapter, *bases):
     if last not in " ".join(map(str, bases)).lower():
         get_logger().warning(
             f"lora: the adapter at {adapter} was trained on {named!r}, the model here is "
-            f"{str(bases[0])!r}: its shapes fit, but with other weights it says other things"
+            f"{str(bases[0])!r}: its shapes fit, but it was not trained for these weights"
         )

@@ -15,7 +15,7 @@ _WHAT = {"loss_scale": ", the weights of the labels"}
 
 def refuse_misspelt(where, feature):
     """InvalidError: a field that is one slip away from one of InputFeature's, which is missing, or
-    of which it has the length too: 'label' may be a row's class beside 'labels'."""
+    of which it has the length too: 'label' may be a row's class in addition to 'labels'."""
     for name in feature:
         meant = None if name in _KNOWN else _meant(name)
         if meant is None:

@@ -1,4 +1,4 @@
-"""What goes into a model and what comes out. All are plain dicts."""
+"""Inputs and outputs of a model. All are plain dicts."""
 
 from typing import Any, TypedDict
 
@@ -19,7 +19,7 @@ class InputFeature(TypedDict, total=False):
 
 
 class ModelOutput(TypedDict, total=False):
-    """What a model says of a batch of B sequences, the longest of L positions.
+    """A model's output for a batch of B sequences, the longest of L positions.
 
     TransformersModel gives loss, logps and num_tokens, and what else it is asked for. values and
     routed_experts are upstream's and stay out: they need other models.
@@ -36,7 +36,7 @@ class ModelOutput(TypedDict, total=False):
 
 
 class LossOutput(TypedDict, total=False):
-    """What a loss returns where a scalar tensor alone does not say what it is a sum over."""
+    """The result of a loss, where a scalar tensor alone does not say what it sums over."""
 
     loss: Any  # a scalar tensor
     num_tokens: Any  # what the step divides the gradient by; 0: the loss is a mean already

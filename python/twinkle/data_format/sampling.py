@@ -198,7 +198,7 @@ class SampledSequence:
 
 @dataclass
 class SampleResponse:
-    """What was sampled for one prompt. prompt_logprobs: per prompt token, None for the first;
+    """The samples of one prompt. prompt_logprobs: per prompt token, None for the first;
     topk_prompt_logprobs: the same of the likeliest tokens, [(token id, log p)], likeliest first."""
 
     sequences: list

@@ -20,14 +20,14 @@ _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", 
 class DataLoader:
     """Yields lists of dicts, each row read once.
 
-    dataset: a Dataset, anything with len and [index], an IterableDataset or anything else that can
-    be looped over again, or a callable that makes one.
+    dataset: a Dataset, anything with len and [index], an IterableDataset or another iterable that
+    can be read repeatedly, or a callable that makes one.
     batch_size: rows over all data ranks of device_mesh; each rank gets its slice.
-    min_batch_size: a last batch below it is dropped (the number of data ranks where None).
-    shuffle, seed: another order every epoch, the same on every machine. drop_last: like
+    min_batch_size: a smaller last batch is dropped (None: the number of data ranks).
+    shuffle, seed: a different order every epoch, the same on every machine. drop_last: like
     min_batch_size=batch_size. collate_fn: called with the list of rows; its result is yielded.
-    max_retries and the workers' options of torch are accepted and change nothing: a bad row has
-    been refused, with its line, before training.
+    max_retries and torch's options for workers are accepted without effect: rows are in memory, and
+    bad rows have been refused, with their lines, before training.
     InvalidError: an unknown argument, a value of another kind, a number outside its limits, a
     batch_size that the number of data ranks does not divide, a min_batch_size above batch_size or
     below the number of data ranks, shuffle=True of a stream, a device_mesh of another number of
@@ -110,8 +110,8 @@ class DataLoader:
         return len(self._loader)
 
     def __iter__(self):
-        """Begins the next epoch: batches of this data rank, as lists of dicts, or what collate_fn
-        makes of them. A loop over the epoch before raises InvalidError from here on."""
+        """Begins the next epoch: batches of this data rank, as lists of dicts, or as collate_fn
+        returns them. A loop over the previous epoch raises InvalidError from here on."""
         epoch = self._epoch
         self._epoch += 1
         self._loader.start(epoch)
@@ -130,7 +130,7 @@ class DataLoader:
             yield self._collate(batch) if self._collate else batch
 
     def set_processor(self, processor_cls, **kwargs):
-        """What makes the yielded batch of the rows: an InputProcessor, its class or name."""
+        """Sets the InputProcessor (or its class or name) that turns rows into the yielded batch."""
         from twinkle import processor
 
         self._collate = construct_class(
@@ -138,8 +138,8 @@ class DataLoader:
         )
 
     def skip_consumed_samples(self, consumed_train_samples):
-        """The next epoch begins behind these rows, which are not read again; those of a stream are
-        read and left out. InvalidError: no integer from 0 to 2^63 - 1."""
+        """The next epoch begins after these rows, which are not read again; those of a stream are
+        read and discarded. InvalidError: no integer from 0 to 2^63 - 1."""
         self._loader.skip(
             checks.integer(
                 "dataloader: consumed_train_samples", consumed_train_samples, 0, _INT64_MAX

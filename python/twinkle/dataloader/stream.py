@@ -9,7 +9,7 @@ EMPTY = "the dataset has no rows: its source is empty, or a filter, check or enc
 
 
 class NoLengthError(InvalidError, TypeError):
-    """What len() of a stream raises; list() takes a TypeError for an answer."""
+    """Raised by len() of a stream; list() accepts a TypeError as an answer."""
 
 
 class StreamLoader:

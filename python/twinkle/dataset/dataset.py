@@ -18,10 +18,10 @@ _INERT = ("load_from_cache_file", "num_proc", "desc", "keep_in_memory", "writer_
 class Dataset:
     """Rows to train on. map, filter and encode change the dataset in place.
 
-    dataset_meta: the first source; add_dataset adds others, mix_dataset makes one of them.
-    kwargs: revision, features and token go to a hub's loader; num_proc is accepted, since all cores
-    are used anyway; streaming=True is refused. InvalidError: an unknown one, one that is set
-    without a dataset_meta; and what add_dataset raises.
+    dataset_meta: the first source; add_dataset adds others, mix_dataset combines them.
+    kwargs: revision, features and token are passed to a hub's loader; num_proc is accepted without
+    effect, since all cores are used anyway; streaming=True is refused. InvalidError: an unknown
+    one, one that is set without a dataset_meta; and what add_dataset raises.
     """
 
     _needless = ("num_proc",)  # of _LOADER: what is so in any case
@@ -39,8 +39,8 @@ class Dataset:
             for name in sorted(set(kwargs) - set(self._needless)):
                 require(
                     kwargs[name] is None or kwargs[name] is False,
-                    f"dataset: {name} is given without a dataset_meta, whose loader it is for: "
-                    "give it to add_dataset",
+                    f"dataset: {name} is an option of a hub's loader, but there is no "
+                    "dataset_meta: pass it to add_dataset",
                 )
 
     # ---- sources
@@ -56,7 +56,9 @@ class Dataset:
             f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
         )
         if kwargs.pop("streaming", False):
-            raise NotAvailableError("dataset: streaming=True is what IterableDataset is for")
+            raise NotAvailableError(
+                "dataset: streaming=True is not for a Dataset: use an IterableDataset"
+            )
         kwargs.pop("num_proc", None)
         key = dataset_meta.get_id()
         require(key not in self._sources, f"dataset: {key} has been added already")
@@ -71,7 +73,7 @@ class Dataset:
         self._data.append(dataset_meta.data)
 
     def mix_dataset(self, interleave=True):
-        """One of all sources: a row of each in turn until the shortest ends, or all of each.
+        """Combines all sources: interleaved row by row until the shortest ends, or concatenated.
         InvalidError: there is no source."""
         interleave = checks.flag("dataset: interleave", interleave)
         parts = list(self._sources.values())
@@ -103,7 +105,7 @@ class Dataset:
             require(
                 len(self._sources) == 1,
                 f"dataset: it has {len(self._sources)} sources: "
-                f"tell {what} which, by dataset_meta=",
+                f"choose one for {what} with dataset_meta=",
             )
             return next(iter(self._sources))
         require(
@@ -161,8 +163,8 @@ class Dataset:
     def encode(self, add_generation_prompt=False, **kwargs):
         """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
 
-        Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted, as map
-        has them, and change nothing. InvalidError: a row that cannot be encoded, with
+        Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted without
+        effect, for calls written for map. InvalidError: a row that cannot be encoded, with
         its file and line; no template, no row that encodes to something, several sources that are
         not mixed, an unknown argument. The dataset then stays as it was.
         """
@@ -188,8 +190,8 @@ class Dataset:
     def _set_encoded(self, rows, encoded):
         require(
             len(encoded) > 0,
-            f"dataset: none of the {len(rows)} rows encodes to a token: the first is "
-            f"{rows.where(0)}, see what its messages hold",
+            f"dataset: none of the {len(rows)} rows encodes to a token: check the messages of "
+            f"the first, {rows.where(0)}",
         )
         self._set_rows(encoded)
 
@@ -224,8 +226,8 @@ class Dataset:
         """Writes the rows as jsonl, json, csv or parquet (format, else the path's extension), whole
         or not at all. Nested values are JSON in a CSV's cells.
 
-        mode='training': writes not now, but every row that is read from now on, by index or in a
-        loop, until flush_save. batch_size: rows that are written at a time, and of a row group.
+        mode='training': writes the rows that are read from now on, by index or in a loop, until
+        flush_save. batch_size: rows written at a time, and of a row group.
         InvalidError: another format or mode, a row that the format cannot hold, a path that cannot
         be written; no file is left then.
         """

@@ -16,7 +16,7 @@ class IterableDataset(NotedDataset):
     and every loop over it reads them anew, working on each row as it comes.
 
     A .jsonl or .txt file is read line by line, a hub streams, a callable in DatasetMeta.data is
-    called again for every loop; other files are read whole. data_slice may be a range that grows.
+    called again for every loop; other files are read whole. data_slice may be an increasing range.
     Rows that a filter, check or encode leaves out are skipped; a row that a map or encode refuses
     is an error with its place. mix_dataset() takes a row of each source in turn until one ends.
     """
@@ -27,7 +27,7 @@ class IterableDataset(NotedDataset):
 
     def add_dataset(self, dataset_meta, **kwargs):
         """One more source, which is opened when it is read. InvalidError: no DatasetMeta, an
-        unknown argument, a data_slice that is no range that grows; it is there already, or
+        unknown argument, a data_slice that is no increasing range; it is there already, or
         mix_dataset came before; NotFoundError: no such file."""
         refuse_unknown("dataset: IterableDataset", kwargs, _LOADER)
         if not isinstance(dataset_meta, DatasetMeta):
@@ -82,7 +82,9 @@ class IterableDataset(NotedDataset):
     def save_as(self, path, format=None, batch_size=1000, mode="training"):
         """mode='training' alone: rows are written as they are read, until flush_save. InvalidError:
         another mode, and as Dataset.save_as."""
-        require(mode == "training", f"dataset: mode is {mode!r}, of a stream it must be 'training'")
+        require(
+            mode == "training", f"dataset: mode is {mode!r}, for a stream it must be 'training'"
+        )
         super().save_as(path, format, batch_size, mode)
 
     def __iter__(self):

@@ -81,7 +81,7 @@ class LazyDataset(NotedDataset):
 
 
 class _LazyRows:
-    """What Dataset reads: rows of parts (core's dataset, its work), worked on when asked for."""
+    """Rows of parts (core's dataset, its work), processed when they are read."""
 
     def __init__(self, parts, work, interleave):
         self._parts, self._work, self._interleave = parts, work, interleave

@@ -1,4 +1,4 @@
-"""What LazyDataset and IterableDataset share: work on rows is noted when it is asked for."""
+"""The base of LazyDataset and IterableDataset: work on rows is noted, and done later."""
 
 from twinkle import checks
 from twinkle.dataset import rowwise

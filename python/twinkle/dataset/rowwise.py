@@ -67,7 +67,7 @@ def require_rows(count, rows, what):
 
 
 def _made(rows, function, batch, begin, batched):
-    """What `function` makes of a batch, as rows."""
+    """`function` applied to a batch, as rows."""
     if not batched:
         made = [_called(rows, function, row, begin + i) for i, row in enumerate(batch)]
     else:
@@ -110,7 +110,7 @@ def called(where, function, argument, hint=""):
 
 
 def verdict(where, function, row):
-    """What a filter says of a row. InvalidError: not True or False."""
+    """A filter's answer for a row. InvalidError: neither True nor False."""
     said = called(where, function, row)
     if not isinstance(said, bool):
         said = checks.flag(f"dataset: {where()}: what {_name(function)} returned", said)

@@ -1,4 +1,4 @@
-"""What twinkle.engine's arguments become; an error names the field, the value and its limits."""
+"""Checks and converts twinkle.engine's arguments; errors name field, value and limits."""
 
 import json
 

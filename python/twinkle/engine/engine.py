@@ -25,7 +25,7 @@ _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 
 
 def checked_options(options):
-    """Those of Engine's options that are not None, in plain Python. InvalidError: one that is
+    """Engine's options that are not None, as plain Python values. InvalidError: one that is
     outside its limits, or of another kind."""
     options = {name: value for name, value in options.items() if value is not None}
     for name in options.keys() & _LEAST.keys():
@@ -54,31 +54,31 @@ class Engine:
 
     model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.
     mixed_precision: 'bf16' (weights and activations) or 'no' (float32); adapters, gradients and
-    optimizer states are float32. deterministic: the engine proves at its start that a row of its
-    matrix products has the same bits in any company, and InternalError says where it cannot;
-    False: no proof, and a tenant's last bits may depend on its neighbours. token_budget: tokens of
-    one training batch (None: 4096); larger operations run in several. kv_tokens: tokens that the
-    sampler's cache holds (None: 32768). activation_bytes: of activations kept for a backward pass
-    (None: 8 GiB; 0: no limit); layers beyond it are computed twice. max_sequences: that are sampled
-    at a time (None: 64). prefill_tokens: of prompts in one sampling step (None: 512); more read
-    prompts faster and delay those that decode beside them. sampling_share: of the time, while
-    training waits too (None: 0.5; above 0, below 1). gather_ms: that a batch waits at most for
-    tenants of the last one that have nothing queued (None: 1; 0: never; at most 1000). max_queued:
-    operations of one tenant that have not ended (None: 1024), max_queued_total: of all tenants
-    (None: 16384); beyond them BusyError. max_queued_bytes: of memory that one tenant's operations
-    hold, and results that nobody has taken or dropped, with the most that a result can take before
-    it is there (None: 4 GiB), max_queued_bytes_total: of all tenants (None: 8 GiB); beyond them
-    BusyError, and InvalidError for one operation that takes more alone.
-    value_head: in place of the vocabulary's head one row and a bias (None: False), whose logits are
-    values; TransformersValueModel trains them.
-    device: 'cpu', or 'cuda' or 'cuda:1' where the build has CUDA kernels and the machine a GPU;
-    None: what TWINKLE_DEVICE says, else 'cuda' where that can be, else 'cpu'.
-    decode_graphs: steps of decoding on a GPU are recorded and replayed (None: True), train_graphs:
-    so are training passes whose lengths and tenants come again; neither changes a number.
-    resident_bytes: that all adapters' state may take in memory (None or 0: no limit); beyond them
-    tenants that rest wait in files below park_directory and come back, bit for bit, with their next
-    operation.
-    InvalidError: a value that cannot be; NotFoundError: no such model.
+    optimizer states are float32. deterministic: when it starts, the engine tests that its matrix
+    products are batch-invariant, and raises InternalError if not; False: no test, and a tenant's
+    results may depend on its neighbours in the last bits. device: 'cpu', or 'cuda' or 'cuda:1' if
+    the build has CUDA kernels and the machine a GPU; None: TWINKLE_DEVICE, else 'cuda' if an engine
+    can run there, else 'cpu'.
+    token_budget: tokens of one training batch (None: 4096); larger operations take several.
+    activation_bytes: of activations kept for a backward pass (None: 8 GiB; 0: no limit); layers
+    beyond it are computed twice. kv_tokens: tokens in the sampler's cache (None: 32768).
+    max_sequences: sequences sampled at a time (None: 64). prefill_tokens: prompt tokens of one
+    sampling step (None: 512); more of them read prompts faster but delay sequences that are
+    decoding. sampling_share: sampling's share of the time while training waits too (None: 0.5;
+    above 0, below 1). gather_ms: how long a batch waits at most for tenants of the last one that
+    have nothing queued (None: 1; 0: never; at most 1000).
+    max_queued: unfinished operations of one tenant (None: 1024), max_queued_total: of all tenants
+    (None: 16384); one more is a BusyError. max_queued_bytes: memory held by one tenant's operations
+    and by its results until they are taken or dropped; until it exists, a result counts with its
+    maximal size (None: 4 GiB). max_queued_bytes_total: the same of all tenants (None: 8 GiB). More
+    is a BusyError, or an InvalidError if one operation exceeds the limit alone.
+    resident_bytes: memory for the state of all adapters (None or 0: no limit); beyond it idle
+    tenants are parked in files below park_directory and restored, bit for bit, by their next
+    operation. value_head: True (None: False) replaces the vocabulary's head by one row and a bias,
+    whose logits are values; TransformersValueModel trains them.
+    decode_graphs: record and replay decoding steps on a GPU (None: True), train_graphs: and
+    training passes whose lengths and tenants recur; neither changes a number.
+    InvalidError: a value outside its limits; NotFoundError: no such model.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Engine:
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 
     def model_info(self):
-        """What is known of the model: family, directory, config_json, vocab_size, max_positions
+        """Facts about the model: family, directory, config_json, vocab_size, max_positions
         (tokens), num_layers, num_parameters, eos_ids; bf16_products: how this process multiplies
         bfloat16 on the CPU: 'tiles', 'pairs' or 'runs', each with bits of its own."""
         return self.operations.model_info()
 
     def stats(self):
-        """What has been done and what waits, as a dict. Counts are from the engine's start:
+        """Statistics of finished and queued work, as a dict. Counts start with the engine:
 
         num_queued (operations that have not ended), queued_bytes (as
         max_queued_bytes_total counts them); num_batches, num_passes, training_seconds,
@@ -157,7 +157,7 @@ class Engine:
 
     def decoder(self):
         """The template that what is sampled is decoded with: template(), or None where the model
-        comes without a tokenizer that can be read. For all tenants alike, whoever samples first."""
+        comes without a tokenizer that can be read. The same for all tenants."""
         if self._decodes is None:
             try:
                 self.template()
@@ -183,7 +183,7 @@ class Engine:
         start from. None: the base model as it is, to score and sample with; or, with
         full_parameters=True, the right to train all its weights, which excludes every other
         tenant, those of the base model as it is too. seed: of initial weights and dropout, from 0
-        to 2**64 - 1. weight: the tenant's share of batches, prompts and samples beside others of
+        to 2**64 - 1. weight: the tenant's share of batches, prompts and samples among tenants of
         its priority, 0.001 to 1000; priority: higher ones first.
         ConflictError: the name is taken, or full training excludes it; InvalidError: a value that
         cannot be, named.

@@ -4,7 +4,7 @@ from twinkle import checks
 
 
 class Result(dict):
-    """What an operation returned: result["loss"] and result.loss are the same."""
+    """The result of an operation: result["loss"] and result.loss are the same."""
 
     def __getattr__(self, name):
         try:

@@ -5,7 +5,7 @@ from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
 
 
 def engine_params(params, room, seed):
-    """What the engine takes for one prompt. room: tokens that fit behind it; seed: without one."""
+    """The engine's parameters for one prompt. room: tokens that fit after it; seed: the default."""
     return {
         "max_tokens": min(room, DEFAULT_MAX_TOKENS)
         if params.max_tokens is None

@@ -26,7 +26,7 @@ class TextPieces:
         self._decode = decode  # of a list of ids
         self._ids = []
         self._given = ""
-        self._start = self._read = 0  # ids[start:read] are given, and stand before what comes
+        self._start = self._read = 0  # ids[start:read] are given, and precede what comes
 
     def add(self, token, last=False):
         """The text that one more token id adds; '' while it is a part of a character. last: what is
@@ -48,7 +48,7 @@ class TextPieces:
 class TokenStream:
     """An iterator over the Tokens of one prompt's sequences; then result() has the whole response.
 
-    Sampling does not wait for whoever reads. close(), leaving a `with` block, an exception out of
+    Sampling does not wait for the reader. close(), leaving a `with` block, an exception out of
     the iteration, such as Ctrl-C's, or dropping the stream stops the sampling of what has not
     ended. Tokens that a fork reads raise InvalidError.
     """

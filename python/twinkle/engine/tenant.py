@@ -17,14 +17,14 @@ from twinkle.seeding import stable_seed
 
 
 class Tenant:
-    """One owner on an engine. Methods submit an operation and return its Future.
+    """One tenant of an engine. Each method submits an operation and returns its Future.
 
     inputs are lists of InputFeatures: input_ids [L] integers; labels [L], already shifted
     (labels[t] is the token after t, -100 where nothing is scored); optionally attention_mask [L]
     (0: the position is dropped) and loss_scale [L], weights of the labels. Trajectories with
-    `messages` are encoded with the model's own template. A packed input, whose position_ids begin
-    again, is as many as it holds samples. An operation that fails raises at once
-    when it can be seen at once, else by its Future; it changes nothing.
+    `messages` are encoded with the model's own template. A packed input, whose position_ids restart
+    at 0, counts as one input per sample. Wrong arguments raise at once, later errors are raised by
+    the Future; an operation that fails changes nothing.
     """
 
     def __init__(self, engine, name):
@@ -44,15 +44,15 @@ class Tenant:
         logits=False,
         embedding=False,
     ):
-        """Scores inputs and touches nothing. disable_lora: with the base model. entropy: also of
-        each scored token's distribution, in nats. train: with the dropout of the next
-        forward_backward. Future of a Result:
+        """Scores inputs; no state changes. disable_lora: with the base model. entropy: also returns
+        the entropy of each scored token's distribution, in nats. train: with the dropout of the
+        next forward_backward. Future of a Result:
 
         loss: None; logps: list of float32 arrays [L], log p(label) in nats, 0 where the label is
-        -100; num_tokens: how many are scored; and only when asked for: entropies, as logps; logits,
-        a list of float32 arrays [tokens, vocabulary] of every token that attention_mask does not
-        drop, divided by the temperature; embeddings, a list of float32 arrays [width], the last
-        token's final hidden state divided by its L2 norm. InvalidError: an empty batch, a token or
+        -100; num_tokens: scored tokens; and on request: entropies, shaped as logps; logits, a list
+        of float32 arrays [tokens, vocabulary] for all tokens that attention_mask keeps, divided by
+        the temperature; embeddings, a list of float32 arrays [width], the last token's final hidden
+        state divided by its L2 norm. InvalidError: an empty batch, a token or
         label outside the vocabulary, more than 1 GiB of logits.
         """
         batch = self._batch(inputs)
@@ -69,7 +69,7 @@ class Tenant:
         return Future(future, lambda result: _scores(batch, {**result, "loss": None}))
 
     def logprobs(self, inputs, **options):
-        """forward, with a Future of its logps alone: a list of float32 arrays [L]."""
+        """As forward, but its Future gives only logps: a list of float32 arrays [L]."""
         future = self.forward(inputs, **options)
         return Future(future, lambda result: result["logps"])
 
@@ -84,19 +84,19 @@ class Tenant:
         logits_grad=None,
         **extras,
     ):
-        """Adds the loss's gradient to the accumulated ones. loss: a name of the engine's.
+        """Adds the loss's gradient to the accumulated gradients. loss: the name of one of the
+        engine's losses.
 
-        extras: what the loss asks for. A list with one item per input is per token: each an array
-        [L], or a number for all tokens of that input (LinearLoss: grad, entropy_grad). Anything
-        else is an option of the loss: reduction='mean', num_tokens=12. embedding_grad: for the
-        LinearLoss, d loss / d embedding, an array [width] for each input; labels count beside it
-        with a grad alone. logits_grad: the same, d loss / d logits as forward gives them, an array
-        [tokens, vocabulary] for each input; labels do not count beside it, and have no extras.
+        extras: further inputs of the loss. A list with one item per input has an array [L] for each
+        input, or a number for all its tokens (LinearLoss: grad, entropy_grad). Anything else is an
+        option of the loss: reduction='mean', num_tokens=12. embedding_grad, with LinearLoss:
+        d loss / d embedding, an array [width] for each input; labels then count only with a grad.
+        logits_grad, with LinearLoss: d loss / d logits as forward returns them, an array [tokens,
+        vocabulary] for each input; labels then do not count, and have no extras.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
-        scored tokens); logps as forward's; num_tokens, what the step will divide by; logits when
-        asked for, and of a LinearLoss entropies and embeddings, if it has their gradients; all as
-        forward's. InvalidError: as forward's,
-        and a loss, an option or extras that cannot be.
+        scored tokens); num_tokens, which the step will divide by; and, as from forward: logps,
+        logits on request, and with LinearLoss entropies and embeddings if their gradients are
+        given. InvalidError: as forward's, and a wrong loss, option or extra.
         """
         batch = self._batch(inputs)
         checks.text("engine: loss", loss)
@@ -289,7 +289,7 @@ class Tenant:
         return Batch(features)
 
     def _request(self, features, params, version):
-        """What the engine's sample takes."""
+        """The arguments of the engine's sample."""
         prompts = [
             np.asarray(checks.ids(f"engine: input_ids of prompts[{i}]", f["input_ids"]), np.int64)
             for i, f in enumerate(features)

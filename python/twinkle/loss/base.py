@@ -81,7 +81,7 @@ def _of_logits(name, logits, labels):
 
 
 class _Outputs(dict):
-    """What a loss reads; logps and entropies are made of logits where these are all there is, and
+    """The inputs of a loss; logps and entropies are computed from logits if only those exist, and
     one of _SOURCES that is not there is refused by name."""
 
     def __init__(self, outputs, loss, labels):

@@ -28,7 +28,7 @@ def anchors(inputs, reader):
     for begin, end in zip(found.tolist(), ends, strict=True):
         require(
             end - begin > 1,
-            f"{reader}: inputs[{begin}] is an anchor without a positive behind it",
+            f"{reader}: inputs[{begin}] is an anchor without a positive after it",
         )
     return found
 

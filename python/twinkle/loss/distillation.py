@@ -79,7 +79,7 @@ class GKDLoss(Loss):
         return {"loss": total / len(student), "num_tokens": 0}
 
     def _divergence(self, student, teacher):
-        """Of logits [N, K], the sum over rows."""
+        """The loss of logits [N, K], summed over rows."""
         import torch
 
         s = torch.log_softmax(student.double() / self.temperature, -1)
@@ -113,8 +113,8 @@ def _likeliest(student, teacher, topk):
     vocabulary = student.shape[1]
     require(
         teacher.shape[1] == vocabulary,
-        f"loss: teacher_logits are of {teacher.shape[1]} tokens, the student's of {vocabulary}: "
-        "both models must have one vocabulary; cut off what only pads one",
+        f"loss: teacher_logits have {teacher.shape[1]} tokens, the student's {vocabulary}: both "
+        "models must share a vocabulary; cut off entries that only pad it",
     )
     if checks.integer("loss: topk", topk, least=1, most=vocabulary, none=True) is None:
         return student, teacher
@@ -170,7 +170,7 @@ class MSELoss(Loss):
         logits = logits[mask]
         require(
             targets.shape == logits.shape,
-            f"loss: targets are of {targets.shape[1]} tokens, the logits of {logits.shape[1]}: "
+            f"loss: targets have {targets.shape[1]} tokens, the logits {logits.shape[1]}: "
             "they must be equally many",
         )
         return {"loss": (logits - targets).double().square().mean(), "num_tokens": 0}

@@ -135,7 +135,7 @@ def _check_finite(what, values, masked):
 
 
 def _lengths(inputs, mask):
-    """Positions of each sequence without the padding behind it; where nothing tells, L."""
+    """Positions of each sequence without its trailing padding; L if nothing marks padding."""
     attended = inputs.get("attention_mask")
     if attended is None:
         return [mask.shape[1]] * len(mask)
@@ -173,7 +173,7 @@ def _of_sampled(what, row, labels):
 
 
 def _tokens(found):
-    """Which one was sampled, an entry of several does not tell."""
+    """An entry of several does not identify the sampled one."""
     first, *others = found
     return f"tokens {checks.short([first, *others])}" if others else f"token {first}"
 

@@ -1,4 +1,4 @@
-"""Losses of preferences: pairs of a chosen and a rejected reply, one behind the other in a batch.
+"""Losses of preferences: pairs of a chosen and a rejected reply, adjacent in a batch.
 
 Notation: w is the chosen reply, l the rejected one, of a pair; lw and ll are the sums of log p over
 their labels, rw and rl the same of a reference model. All are computed in float64.
@@ -24,7 +24,7 @@ class Replies:
         pairs, odd = divmod(len(self.mask), 2)
         require(
             not odd,
-            f"{reader} needs pairs, chosen and rejected one behind the other, but there are "
+            f"{reader} needs pairs, each chosen reply followed by its rejected one, but there are "
             f"{2 * pairs + 1} sequences: pass an even number of them",
         )
         self.counts = self.mask.sum(-1)

@@ -1,4 +1,4 @@
-"""What a loop of sampling and rewarding is watched by."""
+"""Metrics of sampling and rewards."""
 
 import statistics
 from collections.abc import Mapping

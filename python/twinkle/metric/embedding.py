@@ -1,4 +1,4 @@
-"""What losses of embeddings are watched by."""
+"""Metrics of embedding losses."""
 
 from twinkle.loss.contrastive import anchors
 from twinkle.metric.base import Metric

@@ -1,4 +1,4 @@
-"""What losses of reinforcement learning are watched by."""
+"""Metrics of reinforcement learning losses."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What losses of preferences are watched by."""
+"""Metrics of preference losses."""
 
 from twinkle import checks
 from twinkle.loss.preference import Replies
@@ -9,7 +9,7 @@ _REFERENCES = ("ref_outputs", "ref_logps", "ref_chosen_logps", "ref_rejected_log
 
 
 class DPOMetric(Metric):
-    """Means over pairs of a chosen and a rejected reply, one behind the other in a batch, since the
+    """Means over pairs of a chosen and a rejected reply, adjacent in a batch, since the
     last calculate: logps/chosen and logps/rejected, the sums of log p over a reply's labels. Where
     the loss was given a reference, also logps/ref_chosen and logps/ref_rejected; rewards/chosen and
     rewards/rejected, beta times what a reply gained over the reference; rewards/margins, their

@@ -1,4 +1,4 @@
-"""What a critic is watched by."""
+"""Metrics of a critic."""
 
 from twinkle import checks
 from twinkle.loss.labels import at_labels, scored
@@ -6,7 +6,7 @@ from twinkle.metric.base import Metric
 
 
 class PPOValueMetric(Metric):
-    """Of all labels since the last calculate, where the loss was given old_values and returns:
+    """Means over all labels since the last calculate, if the loss got old_values and returns:
 
     train/value_mean and train/return_mean; train/value_clip_ratio: the share of labels at which the
     clipped term of PPOValueLoss is the greater one, so that they learn nothing;

@@ -86,7 +86,7 @@ def check_sharing(**configs):
 
 
 def check_kwargs_of_model(kwargs, device):
-    """What is accepted for the sake of other engines. InvalidError: a value of another kind,
+    """Checks arguments that are meant for other engines. InvalidError: a value of another kind,
     another device_map than the device."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     for name in _FLAGS:
@@ -117,7 +117,7 @@ def refuse_grad_scaler(what):
 
 @dataclass(frozen=True)
 class Task:
-    """What a forward is to give beside log-probabilities, or in their place."""
+    """What a forward returns besides log-probabilities, or instead of them."""
 
     embedding: bool = False  # of every sequence, in place of log-probabilities
     logits: bool = False

@@ -105,7 +105,7 @@ def unpacked(feature, index):
 
 def with_marks(features):
     """Features whose labels, if there are any, are as long as input_ids: for task='embedding' one
-    label may stand for the whole sequence, which is then that of its first position."""
+    label may belong to the whole sequence; it becomes that of the first position."""
     out = []
     for feature in features:
         labels, ids = feature.get("labels"), feature.get("input_ids")
@@ -190,7 +190,7 @@ class Batch:
         )
 
     def add_extra(self, name, values):
-        """What a loss asks for per token: for each sequence a vector as long as its input_ids, or
+        """A loss's per-token inputs: for each sequence a vector as long as its input_ids, or
         one number for all of its tokens. InvalidError: another number of values than sequences, or
         of another length or kind."""
         require(
@@ -260,7 +260,7 @@ class Batch:
         ]
 
     def tensors(self):
-        """What losses and metrics see: padded tensors [B, longest], and the features as given."""
+        """For losses and metrics: padded tensors [B, longest], and the features as given."""
         import torch
 
         longest = max(self.lengths, default=0)

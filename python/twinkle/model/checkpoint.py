@@ -138,7 +138,7 @@ def _path(what, value):
 
 
 def _directory_of(name, output_dir):
-    """output_dir/name, which must lie inside output_dir: a save replaces it as a whole."""
+    """output_dir/name, which must be inside output_dir: a save replaces it as a whole."""
     name = Path(_path("name", name))
     require(
         name.parts and ".." not in name.parts and not name.is_absolute(),
@@ -157,7 +157,7 @@ def _check_counters(where, state):
 
 
 def _loop_state(directory):
-    """What trainer_state.json kept of the loop; the engine names a missing file."""
+    """The training loop's state in trainer_state.json; the engine reports a missing file."""
     file = Path(directory) / "trainer_state.json"
     if not file.is_file():
         return {}

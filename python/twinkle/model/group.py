@@ -1,4 +1,4 @@
-"""What a model keeps per adapter: settings, counters, the last batch. No weights."""
+"""A model's state per adapter: settings, counters, the last batch. No weights."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -213,7 +213,7 @@ class Group(Ledger):
             metric.accumulate(inputs, outputs, **given)
 
     def state(self, consumed_train_samples):
-        """What trainer_state.json keeps of it."""
+        """Its state for trainer_state.json."""
         return {
             "checkpoint_version": 1,
             "cur_step": self.cur_step,

@@ -11,8 +11,8 @@ from twinkle.template.template import resolve
 
 class MultiLoraTransformersModel(TransformersModel):
     """As TransformersModel; adapter_name is mandatory in every method. Every adapter is a tenant of
-    one engine: threads may drive different adapters at the same time; they share batches, and each
-    gets the bits that it gets alone.
+    one engine: threads may drive different adapters at the same time; their operations share
+    batches, and each adapter gets the same bits as alone.
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
     max_length: tokens of one sequence. lora_config and target_modules describe the slots that

@@ -23,7 +23,7 @@ def _labelled(sequence):
 
 
 def learnable(loss, outputs):
-    """Those of a ModelOutput that a gradient goes through: all that a loss sees in training. A loss
+    """The entries of a ModelOutput with a gradient: all that a loss sees in training. A loss
     with require_logits learns through these alone: what it reads else is computed from them."""
     names = ("logits",) if loss.require_logits else (*_EXTRAS, "embeddings", "values")
     return {name: outputs[name] for name in names if name in outputs}

@@ -1,4 +1,4 @@
-"""What users set on a model before and during training, and what it reports."""
+"""A model's settings before and during training, and its reports."""
 
 import json
 

@@ -33,7 +33,7 @@ def _outputs(loss, batch, result):
 
 
 def _asked(task, outputs):
-    """What a user sees of them: logits only where they are the user's wish, not the loss's."""
+    """The outputs that a user sees: logits only if the user asked for them, not the loss."""
     return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
 
 
@@ -168,7 +168,7 @@ class TransformersModel(Adapters):
         return self._run_forward(self._group(adapter_name), inputs, False, task, disable_lora)
 
     def _predictions(self, group, status):
-        """Of the weights that scored the batch, which have not changed since."""
+        """The predictions of the weights that scored the batch, which have not changed since."""
         base = status.disable_lora
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
         return predictions(self.engine, tenant, status.batch)

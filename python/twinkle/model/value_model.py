@@ -46,8 +46,8 @@ class TransformersValueModel(TransformersModel):
     def _accumulate(self, group, batch, loss_kwargs, micro_batch_size, task):
         require(
             batch.num_labels > 0,
-            "model: the batch has no label to learn from, all are -100 (ignored) or missing; look "
-            "at the template, and at what max_length cuts off",
+            "model: the batch has no label to learn from, all are -100 (ignored) or missing; check "
+            "the template and max_length",
         )
         return super()._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
 

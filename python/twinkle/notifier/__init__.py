@@ -1,4 +1,4 @@
-"""Notifiers: who is told when a run fails. `initialize(notifier=...)` tells of what ends it."""
+"""Notifiers: who is notified when a run fails. `initialize(notifier=...)` reports what ends it."""
 
 from twinkle.notifier.base import Notifier, notify_exception
 from twinkle.notifier.ding import DingNotifier

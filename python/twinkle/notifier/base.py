@@ -1,4 +1,4 @@
-"""Notifier: where messages about a run go. notify_exception tells one of a failure."""
+"""Notifier: where messages about a run go. notify_exception reports a failure to one."""
 
 import os
 import socket
@@ -45,8 +45,8 @@ class Notifier:
 
 
 def notify_exception(notifier, context, exc, name=None):
-    """Tells `notifier` (or None: nobody) of an exception, once for each. What the notifier itself
-    raises is logged, so that the exception that matters goes on.
+    """Reports an exception to `notifier` (or None: to nobody), once for each. An exception of the
+    notifier itself is only logged, so that the original one is raised.
 
     context: where it happened; name: of the run.
     """
@@ -67,7 +67,7 @@ def notify_exception(notifier, context, exc, name=None):
 
 
 class FatalHook:
-    """While installed, an exception that ends the process is told to a notifier first."""
+    """While installed, an exception that ends the process is reported to a notifier first."""
 
     def __init__(self, notifier, name):
         self._notifier, self._name = notifier, name
@@ -80,7 +80,7 @@ class FatalHook:
         self._before(kind, exc, trace)
 
     def remove(self):
-        """Takes it out again: from here on nobody is told."""
+        """Removes it: from here on nothing is reported."""
         if sys.excepthook == self._tell:
             sys.excepthook = self._before
         self._notifier = None

@@ -1,4 +1,4 @@
-"""What users subclass. Both run in Python, over plain rows."""
+"""Base classes for users. Both run in Python, on plain rows."""
 
 from collections.abc import Mapping
 

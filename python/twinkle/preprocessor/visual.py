@@ -22,7 +22,7 @@ class _RowByRow(Preprocessor):
 
 class CLEVRProcessor(_RowByRow):
     """image, problem and solution to a prompt with the picture, and user_data with ground_truth
-    (what stands in the solution's <answer>, else all of it) and solution.
+    (the contents of the solution's <answer>, else all of it) and solution.
 
     system: the system message; None: one that asks for <think> and <answer>. InvalidError: no text.
     """

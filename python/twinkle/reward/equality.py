@@ -99,7 +99,7 @@ def _same_text(reply, truth):
 
 
 def _same_relation(left, of_left, right, of_right):
-    """Of chains of equations the first and the last side count."""
+    """In chains of equations only the first and the last side count."""
     if set(of_left) == set(of_right) == {"="}:
         left, right, of_left, of_right = left[:: len(left) - 1], right[:: len(right) - 1], "=", "="
     forms = [(left, list(of_left))]

@@ -259,7 +259,7 @@ class _Parser:
         return ("v", f"{name}_{token}")
 
     def argument(self):
-        """Of a command of LaTeX: braces, a digit or a letter."""
+        """The argument of a LaTeX command: braces, a digit or a letter."""
         token = self.peek()
         if token.isdigit() and len(token) > 1:
             self.tokens[self.at] = token[1:]

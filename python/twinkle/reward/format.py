@@ -13,7 +13,7 @@ _STEP = re.compile(
 
 class FormatReward(TextReward):
     """1 where the reply is <think>...</think>, then <answer>...</answer>, with text in both and
-    nothing but white space around the two, else 0. A thought that stands in the message's
+    nothing but white space around the two, else 0. A thought in the message's
     reasoning_content counts as one in <think>. The answer holds none of the four tags."""
 
     def score(self, turn):

@@ -15,7 +15,7 @@ _NUMBER = re.compile(
 class GSM8KAccuracyReward(TextReward):
     """1 where the answer is user_data's ground_truth, else 0.
 
-    The answer: in the last 500 characters of the reply, what stands in the last \\boxed{} that is
+    The answer: in the last 500 characters of the reply, the contents of the last \\boxed{} that is
     closed, else on the line after the last ####. Commas, white space, a percent sign and a unit in
     words after the number are left out, and dollars and asterisks around it or the whole. Equal are
     numbers that differ by less than 1e-5, as decimals of any length, and other texts that are the

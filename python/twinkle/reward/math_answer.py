@@ -9,7 +9,7 @@ class MathReward(TextReward):
     """1 where the answer equals user_data's `ground_truth_key`, as twinkle.reward.equality.equal
     says, else 0.
 
-    The answer, of the reply and of the truth, is what stands in the last \\boxed{} that is closed;
+    The answer, of the reply and of the truth, is the contents of the last \\boxed{} that is closed;
     without one all of the text, of a reply that after </think>. Nothing is evaluated but numbers
     and formulas of bounded size; a value too large for that is compared as text.
     InvalidError: a ground_truth_key that is no text.
@@ -26,7 +26,7 @@ class MathReward(TextReward):
 class MultiModalAccuracyReward(TextReward):
     """1 where the answer equals user_data's ground_truth, else 0.
 
-    The answer is what stands in the last <answer></answer>, and in a \\boxed{} there; without one
+    The answer is the contents of the last <answer></answer>, and in a \\boxed{} there; without one
     as in MathReward. Equal are numbers, formulas and words as in MathReward, and texts of several
     words that differ in case, white space or a point at the end only.
     """

@@ -28,7 +28,7 @@ class OlympiadBenchAccuracyReward(TextReward):
     number 0.99 exp(-5 |answer - truth| / |truth|) of what is one, too (0 of a truth of 0, and where
     both name other units); else 0.
 
-    The answer is what stands in the last \\boxed{} that is closed; where user_data has a true
+    The answer is the contents of the last \\boxed{} that is closed; where user_data has a true
     is_multiple_answer, one box may hold all answers, or the last boxes one each; their order is
     free. user_data's unit, which ends ground_truth, may be left out.
     """

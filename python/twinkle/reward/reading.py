@@ -1,4 +1,4 @@
-"""What rewards read: the reply of a trajectory, its thought and answer, and what it is compared
+"""The inputs of rewards: a trajectory's reply, its thought and answer, and what it is compared
 with. Replies are what models write: nothing here takes longer than in proportion to their length.
 """
 
@@ -37,7 +37,7 @@ class TextReward(Reward):
 
 
 class Turn:
-    """What a model did since the last message of a user. messages: those; reply: the text of the
+    """A model's turn since the user's last message. messages: those; reply: the text of the
     last one of the assistant, '' where it has none; thought: its reasoning_content, likewise.
 
     InvalidError: no dict, no messages, or none of role 'assistant' after the user's last.
@@ -98,8 +98,8 @@ class Turn:
         texts = [some for some in texts if some]
         require(
             texts,
-            f"{self._what} has no {key!r} in user_data, with which {self._reader} compares: let "
-            "the preprocessor set it, or filter rows without one",
+            f"{self._what} has no {key!r} in user_data, which {self._reader} compares with: have "
+            "the preprocessor set it, or filter out rows without one",
         )
         return texts
 
@@ -117,7 +117,7 @@ def text_of(message):
 
 
 def boxes(text):
-    """(start, end) of what stands in each \\boxed{...} that is closed, in order; of boxes in boxes
+    """(start, end) of the contents of each \\boxed{...} that is closed, in order; of boxes in boxes
     the outer ones. What a cut reply left open holds nothing."""
     opened, found = [], []
     for mark in _BRACES.finditer(text):
@@ -133,13 +133,13 @@ def boxes(text):
 
 
 def last_box(text):
-    """What stands in the last \\boxed{...} that is closed, stripped; None where there is none."""
+    """The contents of the last \\boxed{...} that is closed, stripped; None where there is none."""
     found = boxes(text)
     return text[slice(*found[-1])].strip() if found else None
 
 
 def between(text, tag):
-    """What stands between the last <tag> that </tag> follows, and that, stripped; else None."""
+    """The text between the last <tag> that </tag> follows, and that, stripped; else None."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() if 0 <= start < end else None

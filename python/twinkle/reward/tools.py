@@ -16,7 +16,7 @@ class F1Reward(TextReward):
     in a list or as pairs, the one that gives most.
 
     Words are runs of letters and digits in lower case, a Chinese character each; a, an and the are
-    left out. The answer is what stands in the last \\boxed{} that is closed, else what the last
+    left out. The answer is the contents of the last \\boxed{} that is closed, else what the last
     match of answer_pattern (its first group, where it has one) finds, else in the last
     <answer></answer>; where there is none the reward is 0.
 

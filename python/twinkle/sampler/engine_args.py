@@ -10,7 +10,7 @@ from twinkle.logger import get_logger
 _ENGINE = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "prefill_tokens"}
 _USED = ("max_model_len", "dtype", "seed", "max_loras", "max_lora_rank", "logprobs_mode", "model",
          "load_format", "quantization", "tensor_parallel_size", "enforce_eager")  # fmt: skip
-# Those that say how vLLM goes about it: checked, and told once in the log.
+# Those that say how vLLM goes about it: checked, and logged once.
 _INERT_FLAGS = ("enable_lora", "enable_sleep_mode", "enable_prefix_caching", "trust_remote_code",
                 "disable_log_stats", "enable_tower_connector_lora")  # fmt: skip
 _INERT = (*_INERT_FLAGS, "gpu_memory_utilization", "swap_space")
@@ -19,7 +19,7 @@ _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """What a sampler reads of engine_args. None: not given."""
+    """The engine_args that a sampler uses. None: not given."""
 
     max_model_len: int | None
     max_loras: int
@@ -84,7 +84,7 @@ def read(args, model, model_id):
 
 
 def _check_whole(args, model_id):
-    """What the engine takes one value of, and the kinds of what changes nothing."""
+    """Names with only one allowed value, and the types of those without effect."""
     for name, only, why in (
         ("quantization", None, "this version has none"),
         ("tensor_parallel_size", 1, "this version samples on one device"),

@@ -42,7 +42,7 @@ def _params(given, named, args):
     """SamplingParams of sample()'s, or of the fields that it was given by name."""
     require(
         given is None or not named,
-        f"sampler: {', '.join(sorted(named))} is given beside sampling_params: put it into them",
+        f"sampler: {', '.join(sorted(named))} is given next to sampling_params: put it there",
     )
     params = SamplingParams.from_dict(named) if given is None else given
     if isinstance(params, dict):
@@ -57,7 +57,7 @@ def _params(given, named, args):
 
 
 def _no_tenants():
-    """Those of an engine of the sampler's own: of the model as it is, and of adapters' directories:
+    """The tenants of the sampler's own engine: the base model, and of adapters' directories:
     (_version of its files, tenant), oldest first; stale: tenants to delete."""
     return Ledger(frozen=None, loaded={}, stale=())
 
@@ -70,7 +70,7 @@ def _deltas(tokens):
 
 
 def _version(directory):
-    """What changes when the adapter's files are written anew; a missing file is the engine's."""
+    """A key that changes with the adapter's files; the engine reports missing ones."""
     out = []
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         try:
@@ -83,15 +83,15 @@ def _version(directory):
 
 
 class TorchSampler(Sampler):
-    """Samples from a model of its own, or, with model=, from a TransformersModel's engine, so that
-    what is being trained is what is sampled.
+    """Samples from its own model, or, with model=, from a TransformersModel's engine, and thus from
+    the weights being trained.
 
-    engine_args: vLLM's names. max_model_len (tokens of prompt and reply), dtype ('bfloat16',
-    'float32'), seed, max_loras, max_lora_rank (of adapter_path), logprobs_mode are the sampler's;
-    max_num_seqs (sequences at a time), max_num_batched_tokens (of prompts in a step) and
-    enforce_eager (no graphs of a GPU) an engine's of its own, without model=. Others that vLLM has
-    are checked, and the log says that they change nothing.
-    InvalidError: neither model_id nor model, another thing for one of them, an unknown argument or
+    engine_args: under vLLM's names. The sampler uses max_model_len (tokens of prompt and reply),
+    dtype ('bfloat16', 'float32'), seed, max_loras, max_lora_rank (of adapter_path) and
+    logprobs_mode; without model=, its own engine uses max_num_seqs (sequences at a time),
+    max_num_batched_tokens (prompt tokens of a step) and enforce_eager (no graphs on a GPU). vLLM's
+    other names are checked, and the log says that they have no effect.
+    InvalidError: neither model_id nor model, a wrong type of one of them, an unknown argument or
     one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other
     than 1, another dtype, which with model= is one that is not the model's, a max_model_len above
     the model's, a remote_group that initialize was not given, a device that is not there, or with

@@ -8,7 +8,7 @@ from twinkle.errors import InvalidError
 
 
 def standard(trajectory, default_system=""):
-    """A copy whose messages have text contents, reasoning beside the answer, and tool calls as
+    """A copy whose messages have text contents, reasoning apart from the answer, and tool calls as
     lists with dicts of arguments. default_system: put first where a user message is.
 
     InvalidError: no messages, a message without role, a content part that is not text.

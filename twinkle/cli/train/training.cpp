@@ -123,7 +123,7 @@ void check_output(const TrainingOptions& o, const std::string& model) {
   }
   require(o.overwrite || !fs::exists(output) || fs::is_empty(output), Code::kConflict,
           "cli: --output ", o.output,
-          " holds an earlier run; give --resume to go on from it, --overwrite to replace it, or "
+          " holds an earlier run; give --resume to continue it, --overwrite to replace it, or "
           "name another directory");
 }
 
@@ -271,7 +271,7 @@ class Training {
     progress.end();
     save(true);
     fail(Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ", o_.output,
-         " holds the state; to go on, type\n", o_.command_to_resume);
+         " holds the state; to resume, type\n", o_.command_to_resume);
   }
 
   void resume() {

@@ -23,7 +23,7 @@ struct TrainingOptions {
   int64_t batch_size = 8, epochs = 1, max_length = 1024;
   int64_t save_steps = 0, validation_steps = 0;  // every so many steps; 0: at the end alone
   uint64_t seed = 42;
-  std::string command_to_resume;  // what the user types to go on after an interrupt
+  std::string command_to_resume;  // what the user types to resume after an interrupt
 };
 
 // Trains and saves; progress goes to standard error. Error kInvalid: data, model or output that

@@ -1,4 +1,4 @@
-"""What a tool-call format answers, and which format a text is in."""
+"""The interface of tool-call formats, and finding the format of a text."""
 
 import json
 
@@ -63,7 +63,7 @@ def json_or(text, default):
 
 
 def blocks(text, opening, closing, close):
-    """(match, inner text, end) of what stands between a match of `opening` and the next
+    """(match, inner text, end) of the text between a match of `opening` and the next
     `close(match)`, none inside another. Linear in the text, whatever a model writes: an end that
     is missing is not looked for again at every beginning, as a regular expression would.
 
