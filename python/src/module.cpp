@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -35,12 +36,18 @@ const char* class_of(twinkle::Code code) {
   return "InternalError";
 }
 
+// An error's text may quote bytes that are not UTF-8, such as those of a path.
+py::object text_of(const char* text) {
+  const auto size = static_cast<Py_ssize_t>(std::strlen(text));
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(text, size, "backslashreplace"));
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const twinkle::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr(class_of(e.code));
-    PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
+    PyErr_SetObject(type.ptr(), text_of(e.what()).ptr());
   } catch (const twinkle::Interrupted&) {  // what the signal raised is set already
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   } catch (const py::builtin_exception&) {
@@ -52,10 +59,10 @@ void translate(std::exception_ptr pointer) {
     PyErr_SetString(type.ptr(), "the machine has no memory left for this: make it smaller");
   } catch (const c10::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
-    PyErr_SetObject(type.ptr(), py::str(e.what_without_backtrace()).ptr());
+    PyErr_SetObject(type.ptr(), text_of(e.what_without_backtrace()).ptr());
   } catch (const std::exception& e) {
     const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
-    PyErr_SetObject(type.ptr(), py::str(e.what()).ptr());
+    PyErr_SetObject(type.ptr(), text_of(e.what()).ptr());
   }
 }
 

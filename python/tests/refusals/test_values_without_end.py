@@ -104,7 +104,7 @@ def test_a_path_that_is_no_text_is_refused_wherever_one_is_taken(model, tenant, 
         lambda: core().gguf_metadata(path),
         lambda: core().Dataset.read(path),
     ):
-        with pytest.raises(TwinkleError, match=r"a.udcff|UTF-8"):
+        with pytest.raises(TwinkleError, match=r"a.udcff|a.xff|UTF-8"):
             call()
 
 
@@ -137,7 +137,7 @@ def test_numbers_beyond_a_float_wherever_one_is_taken(model, tenant, value):
         "beta": lambda: model.set_loss("DPOLoss", beta=value),
         "weight": lambda: tenant.engine.tenant("b", {"r": 1}, weight=value),
         "lora_alpha": lambda: LoraConfig(lora_alpha=value),
-        "r": lambda: LoraConfig(r=value),
+        "rank": lambda: LoraConfig(r=value),
         "kv_tokens": lambda: Engine(tenant.engine.model_id, kv_tokens=value),
         "gather_ms": lambda: Engine(tenant.engine.model_id, gather_ms=value),
         "seed": lambda: twinkle.initialize(seed=value),

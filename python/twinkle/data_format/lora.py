@@ -1,7 +1,7 @@
 """LoraConfig, with the fields of peft's class of that name; both are accepted everywhere."""
 
 import json
-import math
+import sys
 from dataclasses import InitVar, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ _REFUSED = {
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    right = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return right and abs(value) <= sys.float_info.max  # which no nan is, nor an int beyond floats
 
 
 class _Unsaid(int):
@@ -98,20 +99,25 @@ class LoraConfig:
             self.r = int(_RANK) if rank is None else rank
         require(
             rank in (None, self.r),
-            f"lora: r is {self.r!r} and rank is {rank!r}, two names of one number: leave one of "
-            "them out",
+            f"lora: r is {checks.short(self.r)} and rank is {checks.short(rank)}, two names of one "
+            "number: leave one of them out",
         )
         require(
             isinstance(self.r, int) and not isinstance(self.r, bool) and self.r >= 1,
-            f"lora: rank is {self.r}, it must be at least 1",
+            f"lora: rank is {checks.short(self.r)}, it must be at least 1",
+        )
+        require(
+            self.r < 2**31,
+            f"lora: rank is {checks.short(self.r)}, it must be below 2**31",
         )
         require(
             _is_number(self.lora_alpha) and self.lora_alpha > 0,
-            f"lora: lora_alpha is {self.lora_alpha!r}, it must be above 0",
+            f"lora: lora_alpha is {checks.short(self.lora_alpha)}, it must be above 0 and finite",
         )
         require(
             _is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1,
-            f"lora: lora_dropout is {self.lora_dropout!r}, it must be at least 0 and below 1",
+            f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be at least 0 and "
+            "below 1",
         )
         if isinstance(self.target_modules, (set, tuple)):
             self.target_modules = sorted(map(str, self.target_modules))
@@ -162,7 +168,7 @@ class LoraConfig:
             return config
         rank = None
         if isinstance(config, (str, Path)):
-            values = _read(Path(config))
+            values = _read(Path(checks.path("lora: the config", config)))
         elif isinstance(config, dict):
             values = dict(checks.mapping("lora: the config", config))
             rank = values.pop("rank", None)
