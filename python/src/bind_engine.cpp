@@ -31,7 +31,7 @@ std::string text_of(const py::object& value, const char* name) {
   return value.cast<std::string>();
 }
 
-// All that were made, for the end of the process. The GIL guards them.
+// All engines of the process, to be closed at its end. The GIL guards them.
 std::vector<std::weak_ptr<Engine>>& engines() {
   static std::vector<std::weak_ptr<Engine>> all;
   return all;
@@ -58,8 +58,9 @@ EnginePointer make_engine(const engine::EngineOptions& options) {
 constexpr int kMaxAtExit_ms = 10'000;
 pid_t importer = 0;
 
-// Runs when Python has ended, before C++'s statics go, which no thread may use then: daemon threads
-// may have kept engines, or be at work without the GIL.
+// Runs when Python has ended, before C++'s statics are destroyed, which no thread may use then:
+// daemon threads may have kept engines, or run without the GIL. Engines stop at their next layer
+// or step.
 void end_threads() {
   for (const auto& engine : engines()) {
     if (const EnginePointer open = engine.lock()) open->close();

@@ -1,5 +1,5 @@
-// twinkle._core.Engine.sample and sample_stream: prompts and parameters in, a Future or the tokens
-// as they come.
+// twinkle._core.Engine.sample and sample_stream: prompts and parameters in, a Future or a stream of
+// tokens out.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -80,11 +80,12 @@ Future sample(const EnginePointer& engine, const py::kwargs& given) {
   return submit(engine, std::move(request.sample), request.hooks);
 }
 
-// The sample ends with it.
+// The sample ends with it. Its bytes count until the last token was read, since unread ones wait
+// in the queue when the result was taken.
 class TokenStream {
  public:
   TokenStream(std::shared_ptr<engine::TokenQueue> queue, Future future)
-      : future(std::move(future)), queue_(std::move(queue)) {}
+      : future(std::move(future)), queue_(std::move(queue)), room_(this->future.room()) {}
   ~TokenStream() { close(); }
   TokenStream(const TokenStream&) = delete;
   TokenStream& operator=(const TokenStream&) = delete;
@@ -96,6 +97,7 @@ class TokenStream {
       const ReleasedGil released;
       over = queue_->take(kSlice_s, events);
     }
+    if (events.empty()) room_.reset();
     py::list out;
     for (const TokenEvent& e : events)
       out.append(py::make_tuple(e.prompt, e.sample, e.token, e.logprob, e.stop_reason));
@@ -111,6 +113,7 @@ class TokenStream {
 
  private:
   std::shared_ptr<engine::TokenQueue> queue_;
+  std::shared_ptr<engine::HeldBytes::Room> room_;
 };
 
 std::unique_ptr<TokenStream> sample_stream(const EnginePointer& engine, const py::kwargs& given) {
@@ -128,8 +131,8 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
                           "The tokens of a Sample as they come; it ends with the object.")
       .def("take", &TokenStream::take,
            "Waits for tokens that were not taken yet: a list of (prompt, sample, token, logprob, "
-           "stop_reason), stop_reason '' but for a completion's last. []: it has ended. What a "
-           "signal's handler raises, as at Ctrl-C, ends it.")
+           "stop_reason), stop_reason '' but for a completion's last. []: it has ended. An "
+           "exception of a signal's handler, as at Ctrl-C, ends it.")
       .def("close", &TokenStream::close, "Ends the sampling.")
       .def_readonly("future", &TokenStream::future);
   engine

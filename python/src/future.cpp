@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "python/src/released_gil.h"
 #include "python/src/sequences.h"
@@ -25,8 +26,7 @@ bool Future::done() const {
 }
 
 bool Future::cancel() {
-  // Declared first: if this is the last to hold the engine, it ends with the GIL held again.
-  const EnginePointer engine = engine_.lock();
+  const EnginePointer engine = engine_;  // another thread may take the result meanwhile
   const ReleasedGil released;
   return engine && engine->cancel(id_);
 }
@@ -53,6 +53,13 @@ py::object Future::result(std::optional<double> timeout_s) {
     }
     slice_s = std::min(kSlice_s, left_s);
   }
+  return take();
+}
+
+py::object Future::take() {
+  // Whether it is a result or an error. At the end of this scope, where no lock is held and the GIL
+  // is: the last one of an engine closes it.
+  const EnginePointer taken = std::exchange(engine_, nullptr);
   const engine::Result& result = future_.get();
   if (!value_) {
     // Arrays are views into the result, which lives as long as they do.
@@ -86,8 +93,8 @@ void bind_future(py::module_& m) {
            "True: result() raises ConflictError, and the operation never was. False: it has ended, "
            "or can't be stopped any more.")
       .def("result", &Future::result, "timeout"_a = py::none(),
-           "Waits (timeout in seconds, None: for ever) and returns the result, or raises what the "
-           "operation failed with. What a signal's handler raises, as at Ctrl-C, cancels it. "
+           "Waits (timeout in seconds, None: for ever) and returns the result, or raises the "
+           "operation's error. An exception of a signal's handler, as at Ctrl-C, cancels it. "
            "TimeoutError: it has not ended, and goes on.");
 }
 

@@ -1,5 +1,6 @@
-// What a method of the bound engine returns: the result of an operation that may still run. Waiting
-// releases the GIL; what a signal's handler raises meanwhile, as at Ctrl-C, cancels the operation.
+// The result of an operation that may still run, as methods of the bound engine return it. It keeps
+// the engine until the result was taken, or it is dropped. Waiting releases the GIL; an exception
+// of a signal's handler meanwhile, as at Ctrl-C, cancels the operation.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <sys/types.h>
@@ -28,18 +29,21 @@ class Future {
   // None: for ever. Python's TimeoutError: it has not ended in time, and goes on.
   pybind11::object result(std::optional<double> timeout_s);
 
-  // Raises what the handlers of signals raise; the operation is cancelled before. Error kInvalid:
-  // a fork, which never sees the end of what its parent submitted.
+  // Raises the exceptions of signals' handlers; the operation is cancelled before. Error kInvalid:
+  // a fork, which never sees the end of its parent's operations.
   void check_signals();
   bool in_fork() const { return getpid() != process_; }
+  const std::shared_ptr<engine::HeldBytes::Room>& room() const { return room_; }
 
  private:
   bool wait(double seconds) const;
 
-  std::weak_ptr<engine::Engine> engine_;
+  pybind11::object take();
+
+  EnginePointer engine_;  // until the result was taken
   pid_t process_ = getpid();
   int64_t id_;
-  std::shared_ptr<engine::HeldBytes::Room> room_;  // until the result is taken
+  std::shared_ptr<engine::HeldBytes::Room> room_;  // until then, too
   std::shared_future<engine::Result> future_;
   pybind11::object value_;
 };

@@ -62,6 +62,42 @@ def test_a_process_ends_while_its_threads_wait(tiny_llama_dir):
     assert run(tiny_llama_dir, script) == []
 
 
+def test_a_process_that_ends_stops_what_runs(tiny_llama_dir):
+    script = """
+    def sample():  # for minutes
+        tenant.sample([prompt] * 20_000, {"max_tokens": 400}).result()
+
+    def train():
+        tenant.forward_backward(batch * 2_000).result()
+
+    threading.Thread(target=sample, daemon=True).start()
+    while engine.stats()["num_sampling_steps"] < 2:
+        time.sleep(0.01)
+    threading.Thread(target=train, daemon=True).start()
+    while engine.stats()["num_passes"] < 1:
+        time.sleep(0.01)
+    """
+    assert run(tiny_llama_dir, script) == []
+
+
+def test_an_engine_lives_until_the_last_result_is_taken(tiny_llama_dir):
+    script = """
+    def num_threads():
+        return len(os.listdir("/proc/self/task"))
+
+    futures = [f for _ in range(20) for f in (tenant.forward_backward(batch), tenant.step())]
+    stream = tenant.sample_stream(prompt, {"max_tokens": 3})
+    del engine, tenant
+    gc.collect()
+    print(futures[-1].result().step, len(list(stream)))
+    before = num_threads()
+    for future in futures:
+        future.result()
+    print(num_threads() < before)
+    """
+    assert run(tiny_llama_dir, script) == ["20 3", "True"]
+
+
 def test_a_fork_is_refused_and_ends_at_once(tiny_llama_dir):
     script = """
     future = tenant.forward_backward(batch * 8)

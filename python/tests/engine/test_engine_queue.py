@@ -70,6 +70,15 @@ def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
     assert engine.stats()["queued_bytes"] == 0
 
 
+def test_tokens_of_a_stream_count_as_bytes_until_they_are_read(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir)
+    stream = engine.tenant("base").sample_stream({"input_ids": [5]}, {"max_tokens": 20})
+    num_tokens = len(stream.result().sequences[0].tokens)
+    assert engine.stats()["queued_bytes"] >= 56 * num_tokens
+    assert len(list(stream)) == num_tokens
+    assert engine.stats()["queued_bytes"] == 0
+
+
 def test_statistics_count_what_was_done(tiny_llama_dir):
     engine = Engine(tiny_llama_dir, token_budget=64)
     a, b = engine.tenant("a", LORA), engine.tenant("b", LORA, priority=1, weight=2.0)
