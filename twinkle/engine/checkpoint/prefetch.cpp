@@ -90,7 +90,7 @@ std::shared_ptr<void> Prefetch::hold_weights(const char* operation,
   });
 }
 
-std::shared_ptr<Prefetched> Prefetch::prepare(const Create& op, const Reserve& reserve) const {
+std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserve& reserve) const {
   auto out = std::make_shared<Prefetched>();
   std::optional<TenantShape> shape;
   if (op.frozen) {
@@ -121,7 +121,7 @@ std::shared_ptr<Prefetched> Prefetch::prepare(const Create& op, const Reserve& r
   return out;
 }
 
-std::shared_ptr<Prefetched> Prefetch::prepare(const Load& op, const Reserve& reserve) const {
+std::shared_ptr<Prefetched> Prefetch::read_load(const Load& op, const Reserve& reserve) const {
   const std::optional<TenantShape> tenant = shape_of(op.tenant);
   if (!tenant || tenant->mode == Mode::kFrozen || is_awaited(op.directory)) return nullptr;
   auto out = std::make_shared<Prefetched>();
@@ -132,7 +132,7 @@ std::shared_ptr<Prefetched> Prefetch::prepare(const Load& op, const Reserve& res
   return out;
 }
 
-std::shared_ptr<Prefetched> Prefetch::prepare(const Delete& op) const {
+std::shared_ptr<Prefetched> Prefetch::read_delete(const Delete& op) const {
   const std::optional<TenantShape> tenant = shape_of(op.tenant);
   if (!tenant || tenant->mode != Mode::kFull) return nullptr;
   auto out = std::make_shared<Prefetched>();
@@ -142,9 +142,9 @@ std::shared_ptr<Prefetched> Prefetch::prepare(const Delete& op) const {
 }
 
 std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Reserve& reserve) {
-  if (const auto* op = std::get_if<Create>(&operation)) return prepare(*op, reserve);
-  if (const auto* op = std::get_if<Load>(&operation)) return prepare(*op, reserve);
-  if (const auto* op = std::get_if<Delete>(&operation)) return prepare(*op);
+  if (const auto* op = std::get_if<Create>(&operation)) return read_create(*op, reserve);
+  if (const auto* op = std::get_if<Load>(&operation)) return read_load(*op, reserve);
+  if (const auto* op = std::get_if<Delete>(&operation)) return read_delete(*op);
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return nullptr;
   auto out = std::make_shared<Prefetched>();

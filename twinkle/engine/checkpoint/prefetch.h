@@ -46,9 +46,9 @@ class Prefetch {
 
  private:
   struct State;
-  std::shared_ptr<Prefetched> prepare(const Create& operation, const Reserve& reserve) const;
-  std::shared_ptr<Prefetched> prepare(const Load& operation, const Reserve& reserve) const;
-  std::shared_ptr<Prefetched> prepare(const Delete& operation) const;
+  std::shared_ptr<Prefetched> read_create(const Create& operation, const Reserve& reserve) const;
+  std::shared_ptr<Prefetched> read_load(const Load& operation, const Reserve& reserve) const;
+  std::shared_ptr<Prefetched> read_delete(const Delete& operation) const;
   std::optional<TenantShape> shape_of(const std::string& tenant) const;
   bool is_awaited(const std::string& directory) const;
   std::shared_ptr<void> hold_weights(const char* operation, const std::string& tenant) const;
