@@ -66,7 +66,7 @@ void DecodeGraphs::fill(Step& step, const Key& key, const std::vector<Sequence*>
 }
 
 at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
-  if (decoder_.device().is_cpu() || !failure_.empty()) return {};
+  if (decoder_.device().is_cpu() || failure_) return {};
   Key key{1, {}};
   for (const Sequence* s : batch) {
     if (!is_decoded(*s) || !is_known(*s)) return {};
@@ -92,7 +92,8 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
     try {
       mine->graph = kernels::cuda::record(decoder_.device(), run);
     } catch (const std::exception& e) {
-      failure_ = std::string("decoding is not recorded: ") + e.what();
+      failure_ =
+          std::make_shared<std::string>(std::string("decoding is not recorded: ") + e.what());
       forget();
       return computed;
     }

@@ -29,8 +29,8 @@ class DecodeGraphs {
   // Lets go of the memory that graphs hold, adapters' among it.
   void forget() { steps_.clear(); }
   int64_t num_replays() const { return num_replays_; }
-  // The text of a recording that failed: from then on there is none. Else empty.
-  const std::string& failure() const { return failure_; }
+  // The error of a recording that failed: from then on there is none. Else null.
+  const std::shared_ptr<const std::string>& failure() const { return failure_; }
 
  private:
   static constexpr size_t kMax = 16;  // that are kept, those used last
@@ -49,7 +49,7 @@ class DecodeGraphs {
   PagedCache& cache_;
   std::map<Key, std::shared_ptr<Step>> steps_;
   int64_t num_calls_ = 0, num_replays_ = 0;
-  std::string failure_;
+  std::shared_ptr<const std::string> failure_;
 };
 
 }  // namespace twinkle::sampler

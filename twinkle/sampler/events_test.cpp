@@ -82,7 +82,7 @@ TEST(Events, HoldNothingThatMayBecomePartOfAStopString) {
   Sampler sampler(*decoder, {.kv_tokens = 1024});
   Request request{some_prompt(10, 8), {.max_tokens = 30, .seed = 3}};
   request.stream = true;
-  const std::vector<int32_t> all = sampler.generate({&request, 1}, numbers())[0][0].tokens;
+  const std::vector<int32_t> all = generate(sampler, {&request, 1}, numbers())[0][0].tokens;
   const auto text = [](int32_t id) { return numbers()({&id, 1}); };
   // Ends at token 12; token 11 is what it begins in.
   request.params.stop = {numbers()(std::span(all).subspan(11, 2))};
@@ -115,7 +115,7 @@ TEST(Events, OfASampleThatEndsWithAStopStringComeWithItsEndThoughOthersGoOn) {
   Request request{some_prompt(10, 8), {.max_tokens = 30, .seed = 3, .num_samples = 2}};
   request.params.ignore_eos = true;
   request.stream = true;
-  const auto all = sampler.generate({&request, 1}, numbers())[0];
+  const auto all = generate(sampler, {&request, 1}, numbers())[0];
   request.params.stop = {numbers()(std::span(all[0].tokens).subspan(4, 2))};
   sampler.add(request, numbers());
   std::map<int64_t, std::string> ended;  // by sample
@@ -175,7 +175,7 @@ TEST(Sampler, AStepThatThrowsLosesNoTokensWhicheverTokenItWas) {
     return numbers()(ids);
   };
   Sampler whole(*decoder, {.kv_tokens = 4096});
-  const auto expected = whole.generate(requests, broken);
+  const auto expected = generate(whole, requests, broken);
   const int all_calls = calls;
   ASSERT_GT(all_calls, 2);
   for (int at = 1; at <= all_calls; ++at) {
@@ -195,7 +195,7 @@ TEST(Sampler, ADecodeThatThrowsFailsItsRequestAlone) {
   std::vector<Request> requests = mixed_requests();
   requests[0].params.stop = {"never"};
   Sampler whole(*decoder, {.kv_tokens = 4096});
-  const auto expected = whole.generate(requests, numbers());
+  const auto expected = generate(whole, requests, numbers());
   Sampler sampler(*decoder, {.kv_tokens = 4096});
   const Decode broken = [](std::span<const int32_t>) -> std::string {
     throw std::runtime_error("no such token");

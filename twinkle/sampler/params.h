@@ -1,4 +1,4 @@
-// What is asked of generation and what comes back. Plain values: no torch, no model.
+// Parameters of generation and its results. Plain values: no torch, no model.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -47,8 +47,8 @@ struct Completion {
   std::vector<TopLogprobs> top_logprobs;  // for each token; empty unless asked for
 };
 
-// Of the prompt's second token and those behind it, each given those before it: P - 1 for a prompt
-// of P tokens. Empty unless asked for.
+// Scores of the prompt's second token and those behind it, each given those before it: P - 1 for a
+// prompt of P tokens. Empty unless asked for.
 struct PromptScores {
   std::vector<float> logprobs;
   std::vector<TopLogprobs> top_logprobs;

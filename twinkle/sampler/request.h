@@ -1,4 +1,4 @@
-// What the sampler is asked and what it answers. Plain values.
+// Requests to the sampler, and its answers. Plain values.
 #pragma once
 #include <cstdint>
 #include <string>

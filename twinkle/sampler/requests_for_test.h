@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/nn/head/head.h"
-#include "twinkle/sampler/request.h"
+#include "twinkle/sampler/sampler.h"
 
 namespace twinkle::sampler {
 
@@ -47,6 +48,35 @@ inline void expect_same(const Completion& a, const Completion& b, const std::str
   EXPECT_EQ(a.tokens, b.tokens) << what;
   EXPECT_EQ(a.logprobs, b.logprobs) << what;  // bit for bit
   EXPECT_EQ(a.stop_reason, b.stop_reason) << what;
+}
+
+// The completions of requests that run together, by request and sample. Throws the error of one
+// that fails; nothing stays queued.
+inline std::vector<std::vector<Completion>> generate(Sampler& sampler,
+                                                     std::span<const Request> requests,
+                                                     const Decode& decode = {}) {
+  struct Added {
+    Sampler& sampler;
+    std::vector<int64_t> tickets{};
+    ~Added() {
+      sampler.cancel(tickets);
+      sampler.take_outcomes();
+      sampler.take_events();
+    }
+  } added{sampler};
+  for (const Request& request : requests) added.tickets.push_back(sampler.add(request, decode));
+  while (sampler.step()) {
+  }
+  std::vector<std::vector<Completion>> out(requests.size());
+  for (Outcome& outcome : sampler.take_outcomes()) {
+    require(outcome.error.empty(), Code::kInvalid, outcome.error);
+    out[static_cast<size_t>(outcome.ticket - added.tickets[0])] = std::move(outcome.completions);
+  }
+  return out;
+}
+inline std::vector<std::vector<Completion>> generate(Sampler&& sampler,
+                                                     std::span<const Request> requests) {
+  return generate(sampler, requests);
 }
 
 // Requests of many lengths and parameters, some with several samples.

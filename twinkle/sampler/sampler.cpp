@@ -20,7 +20,7 @@ namespace twinkle::sampler {
 
 namespace {
 
-// Of log-probabilities: greedy ones are those of the model as it is.
+// The temperature of log-probabilities: greedy sampling reports the model's own.
 float temperature_of(const SamplingParams& params) {
   return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
 }
@@ -55,7 +55,7 @@ bool scores_prompt(const SamplingParams& params) {
 std::string not_finite(int64_t token) {
   std::ostringstream text;
   text << "sampler: the logits of token " << token
-       << " hold NaN or infinity: no token can be chosen; look at the weights";
+       << " hold NaN or infinity: no token can be chosen; check the weights for NaN";
   return text.str();
 }
 
@@ -301,7 +301,7 @@ void Sampler::accept(Chosen& chosen) {
   taken.whole = true;
 }
 
-// A decode that throws fails its own request; a want of memory is everybody's.
+// A decode that throws fails its own request; a shortage of memory concerns all.
 void Sampler::accept_or_fail(Chosen& chosen) {
   try {
     accept(chosen);
@@ -318,14 +318,14 @@ void Sampler::fail_job(Job& job, const std::string& error) {
   job.num_left = 0;
 }
 
-// Lets go of what has ended, which has its outcome.
+// Frees the requests that have ended: their outcomes are there.
 void Sampler::sweep() {
   schedule_.sweep(false);
   for (const Outcome& outcome : outcomes_) jobs_.erase(outcome.ticket);
 }
 
 // The batch's forward, and the tokens that follow.
-std::vector<Sampler::Chosen> Sampler::run(const std::vector<Sequence*>& batch) {
+std::vector<Sampler::Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
   at::Tensor logits = options_.graphs ? graphs_.logits(batch) : at::Tensor();
   if (logits.defined()) {
     num_computed_ += num_tokens(batch);
@@ -349,7 +349,7 @@ std::vector<Sampler::Chosen> Sampler::run(const std::vector<Sequence*>& batch) {
 bool Sampler::step() {
   if (schedule_.empty()) return false;
   const at::NoGradGuard no_grad;
-  // When something throws, for want of memory, say, the tokens that were not taken are computed
+  // When something throws, such as a shortage of memory, tokens that were not taken are computed
   // again.
   struct Guard {
     Schedule& schedule;
@@ -361,7 +361,7 @@ bool Sampler::step() {
   const Schedule::Work work = schedule_.plan();
   for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
   std::vector<Chosen> chosen;
-  const auto compute = [&] { chosen = run(work.batch); };
+  const auto compute = [&] { chosen = forward_step(work.batch); };
   if (decoder_.keeps_team()) {
     kernels::with_team(compute);
   } else {
@@ -402,41 +402,6 @@ size_t Sampler::cancel(std::span<const int64_t> tickets) {
 int64_t Sampler::newest() const {
   const Sequence* sequence = schedule_.newest();
   return sequence ? sequence->job->ticket : -1;
-}
-
-std::vector<Outcome> Sampler::run(std::span<const Request> requests, const Decode& decode) {
-  require(jobs_.empty() && outcomes_.empty(), Code::kConflict,
-          "sampler: generate() is called while ", jobs_.size(), " requests of add() are queued");
-  for (const Request& request : requests) check(request, static_cast<bool>(decode));
-  // Whatever is thrown below, nothing stays queued.
-  struct Clear {
-    Sampler& sampler;
-    ~Clear() {
-      sampler.schedule_.clear();
-      sampler.jobs_.clear();
-      sampler.outcomes_.clear();
-      sampler.events_.clear();
-    }
-  } const clear{*this};
-  const int64_t first = next_ticket_;
-  for (const Request& request : requests) add(request, decode);
-  std::vector<Outcome> results(requests.size());
-  while (step()) {
-  }
-  for (Outcome& outcome : outcomes_) {
-    require(outcome.error.empty(), Code::kInvalid, outcome.error);
-    results[static_cast<size_t>(outcome.ticket - first)] = std::move(outcome);
-  }
-  return results;
-}
-
-std::vector<std::vector<Completion>> Sampler::generate(std::span<const Request> requests,
-                                                       const Decode& decode) {
-  std::vector<std::vector<Completion>> completions;
-  for (Outcome& outcome : run(requests, decode)) {
-    completions.push_back(std::move(outcome.completions));
-  }
-  return completions;
 }
 
 }  // namespace twinkle::sampler

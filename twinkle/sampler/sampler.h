@@ -1,6 +1,6 @@
 // Generation over the decoder that trains: paged keys and values, continuous batching. Each step is
 // one forward over the new tokens of all running sequences, prompts in pieces and one token of each
-// that decodes; a request that ends makes room for those that wait. Tokens and log-probabilities of
+// that decodes; a request that ends makes room for waiting ones. Tokens and log-probabilities of
 // a request are, bit for bit, what it would get alone: neighbours, order of arrival, piece sizes
 // and pages that others have computed change nothing. Knows slots, versions and owners' names, not
 // tenants. One thread, the one that runs the decoder.
@@ -30,19 +30,11 @@ class Sampler {
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
 
-  // The outcomes, by request. `decode` turns token ids into text, for stop strings. Errors as
-  // add(), before anything is computed, and a request's own failure; nothing stays queued.
-  std::vector<Outcome> run(std::span<const Request> requests, const Decode& decode = {});
-  // Their completions, by request and sample.
-  std::vector<std::vector<Completion>> generate(std::span<const Request> requests,
-                                                const Decode& decode = {});
-
-  // The same in steps. What add() refuses, without queueing. Error kInvalid: parameters out of
-  // range, an empty prompt, one that leaves no room in the model's positions or in the cache, a
-  // token outside the vocabulary, stop strings without `decode`.
-  void check(const Request& request, bool has_decode) const;
-  // Queues a request and returns its ticket, rising by one. Requests run in this order, as many
-  // together as max_batch and the pages allow; those that wait cost a step nothing.
+  // Queues a request and returns its ticket, rising by one. `decode` turns token ids into text, for
+  // stop strings. Requests run in this order, as many together as max_batch and the pages allow;
+  // those that wait cost a step nothing. Error kInvalid: parameters out of range, an empty prompt,
+  // one that leaves no room in the model's positions or in the cache, a token outside the
+  // vocabulary, stop strings without `decode`.
   int64_t add(Request request, Decode decode = {});
   // One forward. False when nothing is queued.
   bool step();
@@ -60,13 +52,13 @@ class Sampler {
   int64_t newest() const;
 
   // Forgets the pages of earlier requests. To be called when weights change in place while their
-  // version stays, as training all weights does; what runs goes on with the pages that it has.
+  // version stays, as training all weights does; sequences that run keep the pages that they have.
   void reset_prefix_cache() {
     schedule_.reset_prefixes();
     graphs_.forget();
   }
 
-  // Pages that no sequence holds, kept ones among them.
+  // Pages that no sequence holds, those of the prefix cache included.
   int64_t num_free_pages() const { return schedule_.pool().num_free(); }
   // Sequences that have not ended: a request is one until its prompt is computed, then one per
   // sample; and those of them that run.
@@ -79,12 +71,13 @@ class Sampler {
   int64_t num_pages() const { return schedule_.pool().num_pages(); }
   // Steps of decoding that a device took as one recorded graph.
   int64_t num_replays() const { return graphs_.num_replays(); }
-  const std::string& graph_failure() const { return graphs_.failure(); }
+  const std::shared_ptr<const std::string>& graph_failure() const { return graphs_.failure(); }
 
  private:
   struct Chosen;
 
-  std::vector<Chosen> run(const std::vector<Sequence*>& batch);
+  void check(const Request& request, bool has_decode) const;
+  std::vector<Chosen> forward_step(const std::vector<Sequence*>& batch);
   at::Tensor forward(const std::vector<Sequence*>& batch);
   void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);

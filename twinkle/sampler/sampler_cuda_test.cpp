@@ -80,14 +80,14 @@ TEST_P(Decoding, ByGraphsGivesTheBitsOfDecodingWithoutAndTheCpusTokens) {
   Model device(tiny(kernels::cuda::current_device()));
   Sampler with(*device.decoder, {.kv_tokens = 1024});
   Sampler without(*device.decoder, {.kv_tokens = 1024, .graphs = false});
-  const auto got = with.generate(device.requests());
-  expect_all_same(got, without.generate(device.requests()));
+  const auto got = generate(with, device.requests());
+  expect_all_same(got, generate(without, device.requests()));
   EXPECT_GE(with.num_replays(), 3);
   EXPECT_EQ(without.num_replays(), 0);
   if (GetParam() != at::kFloat) return;
   Model cpu(tiny(at::kCPU));
   Sampler on_cpu(*cpu.decoder, {.kv_tokens = 1024});
-  const auto want = on_cpu.generate(cpu.requests());
+  const auto want = generate(on_cpu, cpu.requests());
   EXPECT_EQ(on_cpu.num_replays(), 0);
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(got[i][0].tokens, want[i][0].tokens) << i;
@@ -100,11 +100,11 @@ TEST_P(Decoding, AGraphIsNotReplayedForWeightsThatHaveChanged) {
   Model device(tiny(kernels::cuda::current_device()));
   Sampler with(*device.decoder, {.kv_tokens = 1024});
   Sampler without(*device.decoder, {.kv_tokens = 1024, .graphs = false});
-  const auto before = with.generate(device.requests());
+  const auto before = generate(with, device.requests());
   const int64_t replays = with.num_replays();
   device.change(0, 11);
-  const auto after = with.generate(device.requests());
-  expect_all_same(after, without.generate(device.requests()));
+  const auto after = generate(with, device.requests());
+  expect_all_same(after, generate(without, device.requests()));
   EXPECT_NE(after[0][0].logprobs, before[0][0].logprobs);
   EXPECT_GT(with.num_replays(), replays);
   // What had not changed is what it was, by other graphs.

@@ -43,7 +43,7 @@ TEST_P(SamplerOf, GreedyTextIsThatOfAFullForwardAtEachStep) {
   TinyDecoder decoder(tiny());
   Sampler sampler(*decoder, {.kv_tokens = 1024});
   const Request request{some_prompt(59, 1), {.max_tokens = 20, .temperature = 0}};
-  const Completion got = sampler.generate({&request, 1})[0][0];
+  const Completion got = generate(sampler, {&request, 1})[0][0];
   std::vector<int32_t> tokens = request.prompt;
   for (int i = 0; i < 20; ++i) {
     const at::Tensor logits = full_logits(*decoder, tokens);
@@ -59,10 +59,10 @@ TEST_P(SamplerOf, ARequestGetsTheSameBitsAloneInCompanyAndInAnyOrder) {
   TinyDecoder decoder(tiny());
   const std::vector<Request> requests = mixed_requests();
   Sampler together(*decoder, {.kv_tokens = 4096, .prefill_tokens = 100});
-  const auto want = together.generate(requests);
+  const auto want = generate(together, requests);
   for (size_t i = 0; i < requests.size(); ++i) {
     Sampler alone(*decoder, {.kv_tokens = 1024});
-    const auto got = alone.generate({&requests[i], 1})[0];
+    const auto got = generate(alone, {&requests[i], 1})[0];
     ASSERT_EQ(got.size(), want[i].size());
     for (size_t s = 0; s < got.size(); ++s) {
       expect_same(got[s], want[i][s], "alone, request " + std::to_string(i));
@@ -93,7 +93,7 @@ TEST_P(SamplerOf, LogprobsAreBitForBitTheTrainers) {
   for (const float temperature : {1.0f, 0.5f}) {
     const Request request{some_prompt(70, 2),
                           {.max_tokens = 40, .temperature = temperature, .top_k = 10}};
-    const Completion got = sampler.generate({&request, 1})[0][0];
+    const Completion got = generate(sampler, {&request, 1})[0][0];
     const auto want =
         trainer_logprobs(*decoder, joined(request.prompt, got.tokens), 70, temperature);
     EXPECT_EQ(got.logprobs, want);
@@ -105,7 +105,7 @@ TEST_P(SamplerOf, RunningOutOfPagesChangesTheOrderOfWorkAndNotABit) {
   const std::vector<Request> requests = mixed_requests();
   Sampler roomy(*decoder, {.kv_tokens = 4096});
   Sampler tight(*decoder, {.kv_tokens = 320});  // the longest request takes 273
-  const auto want = roomy.generate(requests), got = tight.generate(requests);
+  const auto want = generate(roomy, requests), got = generate(tight, requests);
   for (size_t i = 0; i < requests.size(); ++i) {
     for (size_t s = 0; s < want[i].size(); ++s) {
       expect_same(got[i][s], want[i][s], "request " + std::to_string(i));
@@ -120,7 +120,7 @@ TEST(Sampler, ASlidingWindowIsKeptOverPages) {
   Sampler sampler(*decoder, {.kv_tokens = 512});
   const Request request{some_prompt(150, 3), {.max_tokens = 30, .temperature = 0}};
   std::vector<int32_t> tokens = request.prompt;
-  const auto got = sampler.generate({&request, 1});
+  const auto got = generate(sampler, {&request, 1});
   for (const int32_t id : got[0][0].tokens) {
     EXPECT_EQ(id, full_logits(*decoder, tokens).argmax().item<int32_t>());
     tokens.push_back(id);
@@ -131,7 +131,7 @@ TEST(Sampler, SamplesOfAPromptComputeItOnceAndDiffer) {
   TinyDecoder decoder({});
   Sampler sampler(*decoder, {.kv_tokens = 2048});
   const Request request{some_prompt(100, 4), {.max_tokens = 8, .num_samples = 4}};
-  const auto group = sampler.generate({&request, 1})[0];
+  const auto group = generate(sampler, {&request, 1})[0];
   EXPECT_EQ(sampler.num_computed_tokens(), 100 + 4 * 7);  // the last token of each is not computed
   EXPECT_EQ(sampler.num_free_pages(), 32);
   EXPECT_NE(group[0].tokens, group[1].tokens);
@@ -146,7 +146,7 @@ TEST(Sampler, SeedsRepeatAndDiffer) {
   Sampler sampler(*decoder, {.kv_tokens = 1024});
   const auto text = [&](uint64_t seed) {
     const Request request{some_prompt(10, 5), {.max_tokens = 12, .seed = seed}};
-    return sampler.generate({&request, 1})[0][0].tokens;
+    return generate(sampler, {&request, 1})[0][0].tokens;
   };
   EXPECT_EQ(text(1), text(1));
   EXPECT_NE(text(1), text(2));
@@ -159,7 +159,7 @@ TEST(Sampler, FirstTokensOfManySeedsFollowTheModelsProbabilities) {
   const Request request{some_prompt(9, 6, 20),
                         {.max_tokens = 1, .seed = 11, .num_samples = kDraws}};
   std::vector<int> count(20, 0);
-  const auto got = sampler.generate({&request, 1});
+  const auto got = generate(sampler, {&request, 1});
   for (const Completion& c : got[0]) ++count[c.tokens[0]];
   const at::Tensor p = full_logits(*decoder, request.prompt).softmax(-1);
   double chi_square = 0;
@@ -175,21 +175,21 @@ TEST(Sampler, EndsAfterAStopTokenUnlessItIsIgnored) {
   TinyDecoder decoder({});
   Request request{some_prompt(10, 7), {.max_tokens = 30, .temperature = 0}};
   Sampler plain(*decoder, {.kv_tokens = 1024});
-  const std::vector<int32_t> all = plain.generate({&request, 1})[0][0].tokens;
+  const std::vector<int32_t> all = generate(plain, {&request, 1})[0][0].tokens;
   const int32_t stop = all[5];
   const auto until = std::find(all.begin(), all.end(), stop) - all.begin() + 1;
   const std::vector<int32_t> cut(all.begin(), all.begin() + until);
 
   Sampler with_eos(*decoder, {.kv_tokens = 1024, .eos_ids = {stop}});
-  const Completion ended = with_eos.generate({&request, 1})[0][0];
+  const Completion ended = generate(with_eos, {&request, 1})[0][0];
   EXPECT_EQ(ended.tokens, cut);
   EXPECT_EQ(ended.logprobs.size(), cut.size());
   EXPECT_EQ(ended.stop_reason, "stop");
   EXPECT_EQ(ended.matched, "");
   request.params.ignore_eos = true;
-  EXPECT_EQ(with_eos.generate({&request, 1})[0][0].tokens, all);
+  EXPECT_EQ(generate(with_eos, {&request, 1})[0][0].tokens, all);
   request.params.stop_token_ids = {stop};
-  EXPECT_EQ(with_eos.generate({&request, 1})[0][0].tokens, cut);
+  EXPECT_EQ(generate(with_eos, {&request, 1})[0][0].tokens, cut);
 }
 
 TEST(Sampler, EndsAtTheTokenThatCompletesAStopString) {
@@ -201,10 +201,10 @@ TEST(Sampler, EndsAtTheTokenThatCompletesAStopString) {
     return text;
   };
   Request request{some_prompt(10, 8), {.max_tokens = 30, .seed = 3}};
-  const std::vector<int32_t> all = sampler.generate({&request, 1})[0][0].tokens;
+  const std::vector<int32_t> all = generate(sampler, {&request, 1})[0][0].tokens;
   const std::string across = std::to_string(all[11]) + "><" + std::to_string(all[12]);
   request.params.stop = {"no such text", across};
-  const Completion got = sampler.generate({&request, 1}, decode)[0][0];
+  const Completion got = generate(sampler, {&request, 1}, decode)[0][0];
   EXPECT_EQ(got.tokens, std::vector<int32_t>(all.begin(), all.begin() + 13));
   EXPECT_EQ(got.stop_reason, "stop");
   EXPECT_EQ(got.matched, across);
@@ -214,7 +214,7 @@ TEST(Sampler, EndsWhereTheModelsPositionsEnd) {
   TinyDecoder decoder({.max_positions = 80});
   Sampler sampler(*decoder, {.kv_tokens = 128});
   const Request request{some_prompt(70, 9), {.max_tokens = 1000}};
-  const Completion got = sampler.generate({&request, 1})[0][0];
+  const Completion got = generate(sampler, {&request, 1})[0][0];
   EXPECT_EQ(got.tokens.size(), 10u);
   EXPECT_EQ(got.stop_reason, "length");
 }
@@ -243,7 +243,7 @@ TEST(Sampler, EachSequenceRunsWithTheAdapterOfItsSlot) {
   for (const int32_t slot : {2, -1, 0}) {
     requests.push_back({some_prompt(20, 10), {.max_tokens = 12, .temperature = 0}, slot});
   }
-  const auto got = sampler.generate(requests);
+  const auto got = generate(sampler, requests);
   for (size_t r = 0; r < requests.size(); ++r) {
     std::vector<int32_t> tokens = requests[r].prompt;
     for (const int32_t id : got[r][0].tokens) {
@@ -257,7 +257,7 @@ TEST(Sampler, EachSequenceRunsWithTheAdapterOfItsSlot) {
 TEST(Sampler, OwnersWeightsAndPrioritiesChangeNotABit) {
   TinyDecoder decoder({});
   const std::vector<Request> alone = mixed_requests();
-  const auto want = Sampler(*decoder, {}).generate(alone);
+  const auto want = generate(Sampler(*decoder, {}), alone);
   for (uint64_t seed = 0; seed < 4; ++seed) {
     std::vector<Request> requests = alone;
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -265,7 +265,7 @@ TEST(Sampler, OwnersWeightsAndPrioritiesChangeNotABit) {
       requests[i].weight = static_cast<double>(1 + (seed * i) % 9);
       requests[i].priority = static_cast<int32_t>((seed + i * i) % 2);
     }
-    const auto got = Sampler(*decoder, {.prefill_tokens = 40}).generate(requests);
+    const auto got = generate(Sampler(*decoder, {.prefill_tokens = 40}), requests);
     for (size_t i = 0; i < requests.size(); ++i) {
       for (size_t s = 0; s < got[i].size(); ++s)
         expect_same(got[i][s], want[i][s], "request " + std::to_string(i));
@@ -277,7 +277,7 @@ TEST(Sampler, ACancelledRequestLeavesItsPagesAndNoOutcome) {
   TinyDecoder decoder({});
   Sampler sampler(*decoder, {.kv_tokens = 1024});
   const Request request{some_prompt(70, 12), {.max_tokens = 10}};
-  const auto want = sampler.generate({&request, 1});
+  const auto want = generate(sampler, {&request, 1});
   const int64_t gone = sampler.add(request), stays = sampler.add(request);
   sampler.step();
   EXPECT_TRUE(sampler.cancel(gone));
@@ -316,7 +316,7 @@ TEST(Sampler, ANeighboursNanFailsItAloneAndItsPagesCanBeUsedAgain) {
   Request bad = good;
   bad.slot = 1;
   bad.params.num_samples = 2;
-  const auto want = sampler.generate({&good, 1});
+  const auto want = generate(sampler, {&good, 1});
   sampler.add(bad);
   sampler.add(good);
   while (sampler.step()) {
@@ -324,14 +324,14 @@ TEST(Sampler, ANeighboursNanFailsItAloneAndItsPagesCanBeUsedAgain) {
   const std::vector<Outcome> outcomes = sampler.take_outcomes();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].error,
-            "sampler: the logits of token 70 hold NaN or infinity: no token can be chosen; look at "
-            "the weights");
+            "sampler: the logits of token 70 hold NaN or infinity: no token can be chosen; check "
+            "the weights for NaN");
   EXPECT_TRUE(outcomes[0].completions.empty());
   expect_same(outcomes[1].completions[0], want[0][0], "beside the NaN");
   EXPECT_EQ(sampler.num_free_pages(), 4);
-  expect_same(sampler.generate({&good, 1})[0][0], want[0][0], "in the NaN's pages");
-  EXPECT_EQ(error_of([&] { sampler.generate({&bad, 1}); }), outcomes[0].error);
-  expect_same(sampler.generate({&good, 1})[0][0], want[0][0], "after the error");
+  expect_same(generate(sampler, {&good, 1})[0][0], want[0][0], "in the NaN's pages");
+  EXPECT_EQ(error_of([&] { generate(sampler, {&bad, 1}); }), outcomes[0].error);
+  expect_same(generate(sampler, {&good, 1})[0][0], want[0][0], "after the error");
 }
 
 TEST(Sampler, RefusesBadRequestsBeforeAnythingIsComputed) {
@@ -339,7 +339,7 @@ TEST(Sampler, RefusesBadRequestsBeforeAnythingIsComputed) {
   Sampler sampler(*decoder, {.kv_tokens = 128});
   const auto refusal = [&](const Request& request) {
     const Request both[] = {{some_prompt(5, 1), {.max_tokens = 2}}, request};
-    return error_of([&] { sampler.generate(both); });
+    return error_of([&] { generate(sampler, both); });
   };
   EXPECT_EQ(refusal({{}, {}}), "sampler: the prompt is empty, it must hold a token");
   EXPECT_EQ(refusal({{1, 97}, {.max_tokens = 1}}),
@@ -361,9 +361,6 @@ TEST(Sampler, RefusesBadRequestsBeforeAnythingIsComputed) {
             "sampler: the prompt and max_tokens take 129 tokens, the cache has room for 128: raise "
             "kv_tokens or lower max_tokens");
   EXPECT_EQ(sampler.num_computed_tokens(), 0);
-  sampler.add({{1}, {.max_tokens = 1}});
-  EXPECT_EQ(error_of([&] { sampler.generate({}); }),
-            "sampler: generate() is called while 1 requests of add() are queued");
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ TEST_P(Scoring, PromptLogprobsStayWhenPagesAreSharedAndWhenTheyRunOut) {
   request.params.prompt_logprobs = true;
   const auto want = trainer_logprobs(*decoder, request.prompt, 1, 1);
   Sampler alone(*decoder, {.kv_tokens = 2048});
-  const auto completions = alone.generate({&request, 1})[0];
+  const auto completions = generate(alone, {&request, 1})[0];
   Sampler sampler(*decoder, {.kv_tokens = 64 * 6, .prefill_tokens = 50});
   std::vector<int64_t> scored;
   for (int i = 0; i < 6; ++i) {

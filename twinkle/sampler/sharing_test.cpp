@@ -53,19 +53,19 @@ TEST_P(Sharing, PagesOfOtherRequestsChangeNotABit) {
   TinyDecoder decoder({.family = "qwen3", .dtype = GetParam()});
   const std::vector<Request> requests = related_requests(7);
   Sampler plain(*decoder, {.kv_tokens = 8192});
-  const auto want = plain.generate(without_version(requests));
+  const auto want = generate(plain, without_version(requests));
   for (const int64_t prefill : {33, 512}) {
     Sampler sampler(*decoder, {.kv_tokens = 8192, .prefill_tokens = prefill});
-    expect_all_same(sampler.generate(requests), want, "together");
+    expect_all_same(generate(sampler, requests), want, "together");
     const int64_t first = sampler.num_computed_tokens();
     EXPECT_LT(first, plain.num_computed_tokens() - 700);
-    expect_all_same(sampler.generate(requests), want, "again");
+    expect_all_same(generate(sampler, requests), want, "again");
     EXPECT_LE(sampler.num_computed_tokens() - first, first - 256);  // the longest prompt
     EXPECT_EQ(sampler.num_free_pages(), 128);
   }
   Sampler tight(*decoder, {.kv_tokens = 64 * 7, .max_batch = 5});
   for (const char* round : {"tight", "tight again"}) {
-    expect_all_same(tight.generate(requests), want, round);
+    expect_all_same(generate(tight, requests), want, round);
     EXPECT_EQ(tight.num_free_pages(), 7);
   }
 }
@@ -74,11 +74,11 @@ TEST_P(Sharing, LogprobsThroughSharedPagesAreTheTrainers) {
   TinyDecoder decoder({.dtype = GetParam()});
   Sampler sampler(*decoder, {.kv_tokens = 2048});
   Request request{some_prompt(140, 3), {.max_tokens = 30}, -1, 7};
-  sampler.generate({&request, 1});
+  generate(sampler, {&request, 1});
   for (const uint64_t seed : {1, 2}) {
     request.params.seed = seed;
     const int64_t before = sampler.num_computed_tokens();
-    const Completion got = sampler.generate({&request, 1})[0][0];
+    const Completion got = generate(sampler, {&request, 1})[0][0];
     EXPECT_EQ(sampler.num_computed_tokens() - before, 140 - 128 + 29);
     EXPECT_EQ(got.logprobs, trainer_logprobs(*decoder, joined(request.prompt, got.tokens), 140, 1));
   }
@@ -91,11 +91,11 @@ TEST(SharingOfPages, AGroupComputesItsPromptOnce) {
   for (uint64_t i = 0; i < 8; ++i) {
     group.push_back({some_prompt(100, 4), {.max_tokens = 6, .seed = i}, -1, 7});
   }
-  const auto got = sampler.generate(group);
+  const auto got = generate(sampler, group);
   EXPECT_EQ(sampler.num_computed_tokens(), 100 + 8 * 5);
   Sampler alone(*decoder, {.kv_tokens = 4096});
   for (size_t i = 0; i < group.size(); ++i) {
-    expect_same(got[i][0], alone.generate({&group[i], 1})[0][0], std::to_string(i));
+    expect_same(got[i][0], generate(alone, {&group[i], 1})[0][0], std::to_string(i));
   }
 }
 
@@ -103,15 +103,15 @@ TEST(SharingOfPages, ChangedWeightsAreSeenAfterAReset) {
   TinyDecoder decoder({});
   Sampler sampler(*decoder, {.kv_tokens = 4096});
   const Request request{some_prompt(150, 5), {.max_tokens = 8, .temperature = 0}, -1, 7};
-  const auto before = sampler.generate({&request, 1});
+  const auto before = generate(sampler, {&request, 1});
   const at::NoGradGuard no_grad;
   for (const model::NamedWeight& w : decoder->weights()) w.value->mul_(0.9);
   Sampler fresh(*decoder, {.kv_tokens = 4096});
-  const auto want = fresh.generate({&request, 1});
+  const auto want = generate(fresh, {&request, 1});
   EXPECT_NE(want[0][0].logprobs, before[0][0].logprobs);
   sampler.reset_prefix_cache();
   const int64_t computed = sampler.num_computed_tokens();
-  expect_same(sampler.generate({&request, 1})[0][0], want[0][0], "after the reset");
+  expect_same(generate(sampler, {&request, 1})[0][0], want[0][0], "after the reset");
   EXPECT_EQ(sampler.num_computed_tokens() - computed, 150 + 7);
 }
 
@@ -120,7 +120,7 @@ TEST(SharingOfPages, CancellingAtAnyPointFreesEveryPageAndChangesNoOtherRequest)
   TinyDecoder decoder({.num_layers = 1});
   const std::vector<Request> kinds = related_requests(7);
   Sampler alone(*decoder, {.kv_tokens = 4096});
-  const auto want = alone.generate(without_version(kinds));
+  const auto want = generate(alone, without_version(kinds));
   std::mt19937 random(6);
   Sampler sampler(*decoder, {.kv_tokens = 64 * 20, .max_batch = 8, .prefill_tokens = 90});
   std::map<int64_t, size_t> live;  // ticket: kind

@@ -43,7 +43,7 @@ std::vector<Ended> Sampling::step() {
   }
   for (; next_event_ < events_.size(); ++next_event_) on_event(events_[next_event_]);
   for (; next_outcome_ < outcomes_.size(); ++next_outcome_) finish(outcomes_[next_outcome_]);
-  tell();
+  notify();
   report();
   return std::exchange(out_, {});
 }
@@ -54,7 +54,7 @@ int64_t Sampling::newest() const {
 }
 
 // A listener that throws fails its own Sample.
-void Sampling::tell() {
+void Sampling::notify() {
   std::vector<std::pair<int64_t, std::exception_ptr>> failed;
   failed.reserve(begun_.size());
   for (auto& [id, sample] : begun_) {
@@ -105,9 +105,9 @@ SamplingStats Sampling::stats() const {
   return reported_;
 }
 
-// All that may throw comes first, so that the outcome can be settled once more. When requests fail,
-// the Sample fails with the error of the first of them in its order, whichever came first in time:
-// those behind it are not wanted any more, those before it go on.
+// All that may throw comes first, so that the outcome can be handled once more. When requests fail,
+// the Sample fails with the error of the first of them in its order, not in time: those behind it
+// are cancelled, those before it go on.
 void Sampling::finish(sampler::Outcome& outcome) {
   const auto it = requests_.find(outcome.ticket);
   if (it == requests_.end()) return;  // its Sample has failed meanwhile

@@ -1,5 +1,5 @@
-// The Samples that have begun: their requests inside the sampler, and what has come back. The
-// engine's thread's alone, but for stats() and forget_prefixes().
+// The Samples that have begun: their requests inside the sampler, and their results so far. The
+// engine's thread, except for stats() and forget_prefixes().
 #pragma once
 #include <atomic>
 #include <map>
@@ -34,7 +34,7 @@ class Sampling {
   SampleResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 
-  // What is started from here on takes no pages of what was before. Any thread.
+  // Samples that start from here on take no pages of earlier ones. Any thread.
   void forget_prefixes() { forget_ = true; }
   SamplingStats stats() const;  // as after the last of the above; any thread
 
@@ -45,7 +45,7 @@ class Sampling {
     SampleResult result{};
     std::vector<int64_t> tickets{};            // the sampler's, by request
     size_t num_left = 0;                       // requests that have not ended
-    std::vector<TokenEvent> pending_events{};  // since its listener was told last
+    std::vector<TokenEvent> pending_events{};  // since its listener was called last
     std::string error{};  // of the first of its requests that failed, if one did
   };
   struct Place {
@@ -54,7 +54,7 @@ class Sampling {
   };
   void on_event(const sampler::Event& event);
   void finish(sampler::Outcome& outcome);
-  void tell();
+  void notify();
   void fail(int64_t id, std::exception_ptr error);
   void forget(std::span<const int64_t> tickets);
   void forget_if_asked();
@@ -65,8 +65,8 @@ class Sampling {
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Place> requests_;  // that have not ended, by ticket
-  // What the sampler's last step gave and step() has not handed on: when something throws in
-  // between, for want of memory, say, the next call goes on where it was.
+  // Events and outcomes of the sampler's last step that step() has not handed on: when something
+  // throws in between, such as for lack of memory, the next call goes on there.
   std::vector<sampler::Event> events_;
   std::vector<sampler::Outcome> outcomes_;
   size_t next_event_ = 0, next_outcome_ = 0;

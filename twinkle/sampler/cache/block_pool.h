@@ -38,7 +38,7 @@ class Block {
   int32_t page_;
 };
 
-// What a page held when it was kept. No share.
+// The content of a page when it was kept. Holds no share of it.
 struct Kept {
   int32_t page = 0;
   uint64_t taken = 0;  // which of the page's uses

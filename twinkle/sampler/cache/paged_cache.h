@@ -29,7 +29,7 @@ class PagedCache final : public model::KvCache {
   void start(const std::vector<Chunk>& chunks);
   // The same of rows as rows_of() makes them, on the cache's device.
   void start(const kernels::PagedRows& rows) { rows_ = rows; }
-  // Of the chunks, on the CPU; tables of at least so many pages.
+  // The rows of the chunks, on the CPU; tables of at least so many pages.
   static kernels::PagedRows rows_of(const std::vector<Chunk>& chunks, int64_t least_pages = 1);
 
   at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,

@@ -15,7 +15,7 @@ PageKey key_of(uint64_t version, uint64_t parent, std::span<const int32_t> token
 
 }  // namespace
 
-uint64_t hash_of(const PageKey& key) {
+uint64_t HashOfPage::operator()(const PageKey& key) const {
   uint64_t hash = key.version * 0x9e3779b97f4a7c15 + key.parent;
   for (const int32_t token : key.tokens) {
     hash = std::rotl((hash ^ static_cast<uint32_t>(token)) * 0xff51afd7ed558ccd, 29);
@@ -23,8 +23,8 @@ uint64_t hash_of(const PageKey& key) {
   return hash;
 }
 
-PrefixCache::PrefixCache(BlockPool& pool, Hash hash)
-    : pool_(pool), entries_(0, hash), by_page_(static_cast<size_t>(pool.num_pages()), nullptr) {}
+PrefixCache::PrefixCache(BlockPool& pool)
+    : pool_(pool), by_page_(static_cast<size_t>(pool.num_pages()), nullptr) {}
 
 std::optional<PrefixCache::Found> PrefixCache::find(uint64_t version, uint64_t parent,
                                                     std::span<const int32_t> tokens) {

@@ -1,8 +1,9 @@
-// Which pages hold which tokens, so that a sequence that begins like an earlier one takes its pages
-// instead of computing them. A page is known by the weights that computed it, by the page before it
-// and by its 64 tokens, all compared in full: equal hashes alone never match. Holds no share of a
-// page: free pages keep their place here until the pool hands them out again, the one freed first
-// before the others. Knows no requests. One thread; the pool outlives the cache.
+// An index from tokens to the pages that hold them, so that a sequence that begins like an earlier
+// one takes its pages instead of computing them. A page is known by the weights that computed it,
+// by the page before it and by its 64 tokens, all compared in full: equal hashes alone never match.
+// Holds no share of a page: free pages keep their place here until the pool hands them out again,
+// the one freed first before the others. Knows no requests. One thread; the pool outlives the
+// cache.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -24,15 +25,16 @@ struct PageKey {
   bool operator==(const PageKey&) const = default;
 };
 
-uint64_t hash_of(const PageKey& key);
+struct HashOfPage {
+  uint64_t operator()(const PageKey& key) const;
+};
 
 class PrefixCache {
  public:
-  using Hash = uint64_t (*)(const PageKey&);
-  explicit PrefixCache(BlockPool& pool, Hash hash = hash_of);
+  explicit PrefixCache(BlockPool& pool);
 
   struct Found {
-    uint64_t id = 0;  // what its successors name as their parent; never given twice
+    uint64_t id = 0;  // its successors' parent; never given twice
     Block block;
   };
 
@@ -51,7 +53,7 @@ class PrefixCache {
   };
 
   BlockPool& pool_;
-  std::unordered_map<PageKey, Entry, Hash> entries_;
+  std::unordered_map<PageKey, Entry, HashOfPage> entries_;
   std::vector<const PageKey*> by_page_;  // the entry that names a page; a page has one at most
   uint64_t last_id_ = 0;
 };

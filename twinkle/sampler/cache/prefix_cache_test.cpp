@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace twinkle::sampler {
 namespace {
 
@@ -33,15 +35,22 @@ TEST(PrefixCache, FindsAPageByVersionPagesBeforeAndTokens) {
 
 TEST(PrefixCache, EqualHashesOfDifferentTokensDoNotMatch) {
   BlockPool pool(8 * kPageTokens);
-  PrefixCache cache(pool, [](const PageKey&) -> uint64_t { return 1; });
+  PrefixCache cache(pool);
+  // Another first token, and a parent that makes up for it.
+  std::vector<int32_t> tokens = page_of(1), others = page_of(1);
+  others[0] = 2;
+  const uint64_t of_version = 7 * 0x9e3779b97f4a7c15;
+  const uint64_t parent = (of_version ^ 1 ^ 2) - of_version;
+  PageKey one{7, 0, {}}, two{7, parent, {}};
+  std::ranges::copy(tokens, one.tokens.begin());
+  std::ranges::copy(others, two.tokens.begin());
+  ASSERT_EQ(HashOfPage()(one), HashOfPage()(two));
   std::vector<Block> blocks = pool.take(2);
-  const auto first = cache.insert(7, 0, page_of(1), blocks[0]);
-  EXPECT_EQ(page_at(cache, 7, 0, 2), -1);
-  EXPECT_EQ(page_at(cache, 8, 0, 1), -1);
-  EXPECT_EQ(page_at(cache, 7, first.id, 1), -1);
-  cache.insert(7, 0, page_of(2), blocks[1]);
-  EXPECT_EQ(page_at(cache, 7, 0, 1), blocks[0].page());
-  EXPECT_EQ(page_at(cache, 7, 0, 2), blocks[1].page());
+  cache.insert(7, 0, tokens, blocks[0]);
+  EXPECT_FALSE(cache.find(7, parent, others));
+  cache.insert(7, parent, others, blocks[1]);
+  EXPECT_EQ(cache.find(7, 0, tokens)->block.page(), blocks[0].page());
+  EXPECT_EQ(cache.find(7, parent, others)->block.page(), blocks[1].page());
 }
 
 TEST(PrefixCache, TheSameTokensFromASecondPageGiveTheFirst) {

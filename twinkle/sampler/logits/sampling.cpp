@@ -104,7 +104,8 @@ float kth_largest(std::span<const float> logits, size_t k, std::vector<float>& h
 }
 
 // Leaves in s.ids the nucleus (Holtzman et al. 2020), largest first, and returns its weight: tokens
-// before which less than top_p lies. Of equal logits the higher id comes first, as in transformers.
+// before which the sum is below top_p. Of equal logits the higher id comes first, as in
+// transformers.
 double nucleus(std::span<const float> logits, double top_p, double total, PickScratch& s) {
   // All that weigh less than their even share of the 1 - top_p are outside, without sorting: a
   // little below it, for rounding.
@@ -128,7 +129,7 @@ double nucleus(std::span<const float> logits, double top_p, double total, PickSc
   return sum;
 }
 
-// Drops from s.ids, largest first, what lies below `threshold`; returns the weight that is left.
+// Drops from s.ids, largest first, those below `threshold`; returns the weight that is left.
 double drop_below(float threshold, std::span<const float> logits, PickScratch& s) {
   double sum = 0;
   size_t kept = 0;

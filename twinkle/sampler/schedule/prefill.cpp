@@ -1,4 +1,4 @@
-// Whose prompts a forward computes: the part of Schedule that knows owners.
+// Prompts of a forward, shared between owners: the part of Schedule that knows owners.
 #include <algorithm>
 #include <functional>
 #include <tuple>
@@ -8,14 +8,14 @@
 namespace twinkle::sampler {
 namespace {
 
-// How far a sequence that waits for `leader` takes over what that one computes.
+// The tokens of `leader` that a sequence which waits for it takes over.
 int64_t common_end(const Sequence& s, const Sequence& leader) {
   if (leader.tokens == s.tokens) return leader.size();
   const auto [mine, its] = std::ranges::mismatch(s.tokens, leader.tokens);
   return (mine - s.tokens.begin()) / kPageTokens * kPageTokens;
 }
 
-// How many sequences it is, or becomes when its prompt is computed.
+// The number of its sequences, now or when its prompt is computed.
 int64_t width_of(const Sequence& s) {
   return s.job->forked ? 1 : s.job->request.params.num_samples;
 }
@@ -77,8 +77,8 @@ void Schedule::enter(Owner& owner) {
 }
 
 // Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
-// and no more than max_batch run. The first that has no room lets nobody pass: who holds less, and
-// needs more, gets what comes free.
+// and no more than max_batch run. None passes the first that has no room: an owner that holds less,
+// and needs more, gets the pages that come free.
 void Schedule::begin_round() {
   std::vector<Sequence*> computing;
   int64_t num_running = 0, width = 0, reserved = 0;

@@ -75,7 +75,7 @@ Sequence* leader_of(const Sequence& s, const std::vector<Sequence*>& computing) 
   return leader;
 }
 
-// Who waits for a prompt that the batch completes: its samples begin with it.
+// Finds the sequences that wait for a prompt that the batch completes: their samples begin with it.
 void Schedule::follow(const std::vector<Sequence*>& batch) {
   for (const auto& s : sequences_) {
     if (s->planned()) continue;
@@ -206,14 +206,6 @@ void Schedule::resume() {
   for (const auto& s : sequences_) {
     if (!s->done && s->left() == 0) s->release();
   }
-}
-
-void Schedule::clear() {
-  for (const auto& s : sequences_) s->release();
-  sequences_.clear();
-  arrived_.clear();
-  owners_.clear();
-  num_waiting_ = 0;
 }
 
 void Schedule::reset_prefixes() {

@@ -1,11 +1,12 @@
-// Which sequences compute what in the next forward, and in whose pages. One token of each that
-// decodes, and prompts as far as a budget goes, so that neither waits for the other. The budget is
-// shared between the owners of requests as batches are between tenants (base/fair_share.h); an
-// owner's oldest prompt comes first. Up to max_batch sequences run; room for a new one goes to the
-// owner that holds the fewest pages for its weight, and what waits costs a step nothing. When pages
-// run out, the youngest sequences give theirs back and are computed again later. Sequences of the
-// same weights that begin alike share pages: what one has computed others take, and what one is
-// computing others wait for. Knows no tensors. One thread, the sampler's.
+// Scheduler of sampling steps: the sequences of the next forward, and their pages. One token of
+// each that decodes, and prompts as far as a budget goes, so that neither waits for the other. The
+// budget is shared between the owners of requests as batches are between tenants
+// (base/fair_share.h); an owner's oldest prompt comes first. Up to max_batch sequences run; room
+// for a new one goes to the owner that holds the fewest pages for its weight, and what waits costs
+// a step nothing. When pages run out, the youngest sequences give theirs back and are computed
+// again later. Sequences of the same weights that begin alike share pages: what one has computed
+// others take, and what one is computing others wait for. Knows no tensors. One thread, the
+// sampler's.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -22,8 +23,8 @@
 
 namespace twinkle::sampler {
 
-// Who of `computing` computes the next page of `sequence` too, which had better wait for it: the
-// page, or all samples of an equal prompt. Null: nobody.
+// The sequence of `computing` that computes the next page of `sequence` too, so that it should wait
+// for it: the page, or all samples of an equal prompt. Null: none.
 Sequence* leader_of(const Sequence& sequence, const std::vector<Sequence*>& computing);
 
 class Schedule {
@@ -42,18 +43,17 @@ class Schedule {
   // To be called when the planned forward has been computed.
   void advance(const std::vector<Sequence*>& batch);
 
-  // What has got its first token to choose: `sequence`, or, when its prompt has just been computed,
-  // all samples of its request and of those requests of the same prompt that waited for it.
+  // The sequences whose next token can be chosen: `sequence`, or, when its prompt has just been
+  // computed, all samples of its request and of those requests of the same prompt that waited.
   std::vector<Sequence*> fork(Sequence& sequence);
 
-  // Lets go of sequences that have ended, and of those whose job has; of those that never began
-  // only when asked.
+  // Frees sequences that have ended, and those whose job has; those that never began only with
+  // `waiting`.
   void sweep(bool waiting = true);
-  // After a step that threw: what was computed and led to no token is computed again.
+  // After a step that threw: tokens that were computed and led to no next one are computed again.
   void resume();
-  void clear();
-  // Forgets the pages that no sequence holds; those that run neither take nor leave any from here
-  // on.
+  // Forgets the pages that no sequence holds; sequences that run neither take nor leave any from
+  // here on.
   void reset_prefixes();
 
   bool empty() const { return num_sequences() == 0; }
@@ -64,7 +64,7 @@ class Schedule {
   const BlockPool& pool() const { return pool_; }
 
  private:
-  // What an owner has a prompt for: a sequence, its own or the one whose pages it waits for, and
+  // A prompt to compute for an owner: a sequence, its own or the one whose pages it waits for, and
   // how far it helps that this is computed.
   struct Prompt {
     Sequence* sequence;
