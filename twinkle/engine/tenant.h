@@ -46,17 +46,18 @@ class Tenant {
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
-  // Of dropout, for sequence `index` of the next ForwardBackward, or of one `later`.
+  // The random stream of dropout for sequence `index` of the next ForwardBackward, or of one
+  // `later`.
   uint64_t stream(int64_t index, int64_t later = 0) const;
-  // What a successful ForwardBackward adds beside gradients: what its loss says that a step divides
-  // by.
+  // Adds a successful ForwardBackward's number of tokens, as its loss counts them: a step divides
+  // by the sum.
   void count(double num_tokens);
 
   // False: all gradients are zero.
   bool has_gradients() const { return pending_ > 0; }
   // Error kConflict: the gradients have been clipped, and more would be of another scale.
   void require_unclipped() const;
-  // Whether the accumulated gradients are: a backward's sums may overflow.
+  // False: a sum of the accumulated gradients has overflowed.
   bool gradients_finite();
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
@@ -70,8 +71,8 @@ class Tenant {
   void zero_grad();
   InspectResult inspect(bool tensors);
 
-  // What a Save with `optimizer` keeps next to the weights, named for one safetensors file, and its
-  // JSON; and back.
+  // The training state that a Save with `optimizer` writes next to the weights: the tensors of one
+  // safetensors file, and JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
   // Takes what was read for a tenant of these parameters.
@@ -80,11 +81,11 @@ class Tenant {
   // derives from weights.
   void reset_training();
 
-  // Bytes of all that it holds beside the base model: weights, published ones too, gradients,
+  // Bytes of its state in addition to the base model: weights, published ones too, gradients,
   // optimizer.
   int64_t num_bytes();
   // All of that, to be taken out of memory and put back before the next use, in one order;
-  // undefined ones are to stay so. Empty: somebody else reads the weights (a Sample that runs), or
+  // undefined ones are to stay so. Empty: a Sample that runs reads the weights, or
   // there is no adapter. What derives from the weights is dropped.
   std::vector<at::Tensor*> movable_tensors();
 

@@ -187,12 +187,14 @@ void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
 
 }  // namespace
 
-std::exception_ptr not_finite(const Tenant& tenant) {
-  return std::make_exception_ptr(
-      Error(Code::kInvalid,
-            "engine: the log-probabilities or the gradient of tenant '" + tenant.name() +
-                "' are not finite (NaN or infinity): nothing was changed; look at its learning "
-                "rate, its weights and its extras"));
+std::exception_ptr not_finite(const Tenant& tenant) noexcept {
+  try {
+    fail(Code::kInvalid, "engine: the log-probabilities or the gradient of tenant '", tenant.name(),
+         "' are not finite (NaN or infinity): nothing was changed; look at its learning rate, its "
+         "weights and its extras");
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop) {

@@ -16,17 +16,17 @@ namespace twinkle::engine {
 struct OpSlice {
   TrainingOp* op;
   size_t first, last;
-  int64_t later = 0;   // ForwardBackwards of its tenant before it in the pass
+  int64_t later = 0;   // number of ForwardBackwards of its tenant before it in the pass
   bool again = false;  // set by backward_pass: one of those failed, this one added nothing
 };
 
-// Why numbers of this tenant's are refused.
-std::exception_ptr not_finite(const Tenant& tenant);
+// The error of a tenant whose numbers are not finite; bad_alloc when there is no memory for it.
+std::exception_ptr not_finite(const Tenant& tenant) noexcept;
 
-// Becomes true when nobody wants a pass any more; model::Stopped is thrown then.
+// Becomes true when a pass is not wanted any more; model::Stopped is thrown then.
 using Stop = std::atomic<bool>;
 
-// The pieces' rows are kept by their operations. Whatever else is thrown is the arithmetic's.
+// The pieces' operations keep their rows. Any other exception is one of the arithmetic.
 void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop);
 
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite

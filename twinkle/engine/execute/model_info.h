@@ -1,4 +1,4 @@
-// What a model's folder says of itself beside its weights, and how it is computed here.
+// Facts about a model: its config, and the arithmetic that computes it here.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,8 +19,8 @@ struct ModelInfo {
 // "bf16" or "no". Error kInvalid: neither.
 at::ScalarType dtype_named(const std::string& precision);
 
-// What the bits of a result depend on beside its inputs: device, precision, whose products, torch
-// and the instructions that it takes. Engines that agree in it get the same.
+// The arithmetic that results' bits depend on besides their inputs: device, precision, products,
+// torch and the instructions that it takes. Engines that agree in it get the same.
 JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic);
 
 // Error kInvalid: eos_token_id, in config.json or generation_config.json, is neither an integer nor

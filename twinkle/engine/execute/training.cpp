@@ -78,9 +78,9 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
   for (const auto& [tenant, theirs] : overflowed) retry_alone(theirs, not_finite(*tenant), outcome);
 }
 
-// The arithmetic itself failed: memory ran out, say, or sums beyond float32. Whoever was alone is
-// to blame; otherwise each begins again, alone, so that only the one to blame pays. Recordings hold
-// memory: nobody is to blame while there are some.
+// The arithmetic itself failed, by a shortage of memory or sums beyond float32. An operation that
+// was alone has caused it; otherwise each begins again, alone, so that only that one fails.
+// Recordings hold memory: they are freed first, and no operation is blamed.
 void Training::retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
                            BatchOutcome& outcome) {
   const bool known = !graphs_.forget() && pieces.size() == 1;

@@ -1,6 +1,5 @@
-// The Forwards and ForwardBackwards that have begun, and the batches that carry them on. An
-// operation that fails, or is undone, leaves its tenant's gradients as they were. The engine's
-// thread's alone.
+// The Forwards and ForwardBackwards that have begun, and their batches. An operation that fails, or
+// is undone, leaves its tenant's gradients as they were. The engine's thread.
 #pragma once
 #include <functional>
 #include <map>
@@ -26,7 +25,7 @@ class Training {
   // As Executor says of it.
   void run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome);
   bool has(int64_t id) const { return running_.contains(id); }
-  std::set<const Tenant*> tenants() const;  // of what has begun
+  std::set<const Tenant*> tenants() const;  // of operations that have begun
   ForwardResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 

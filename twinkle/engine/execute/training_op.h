@@ -1,5 +1,5 @@
-// One Forward or ForwardBackward while it runs, in as many batches as it takes: which of its rows
-// are scored, its loss, what it has got so far, and the way back. The engine's thread's alone.
+// One Forward or ForwardBackward while it runs, in as many batches as it takes: its scored rows,
+// its loss, its outputs so far, and its undo. The engine's thread.
 #pragma once
 #include <exception>
 #include <optional>
@@ -24,22 +24,22 @@ class TrainingOp {
   const std::vector<Example>& sequences() const;
   double temperature() const;
 
-  // Whether its sequences go backwards too. A loss whose derivative needs the whole operation's
-  // log-probabilities takes all sequences forwards first, and again from the first one.
+  // True: its sequences take a backward pass too. A loss whose derivative needs the whole
+  // operation's log-probabilities takes all sequences forwards first, and again from the first one.
   bool learns() const { return loss_ && grad_; }
   // d loss / d logprob of the rows that follow row `row` of the sequences from `first_sequence` on.
   void derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
               std::span<float> grad) const;
-  // Whether the scored rows' entropies are wanted, for the result or by the loss.
+  // True: the result or the loss needs the scored rows' entropies.
   bool wants_entropy() const;
   // d loss / d entropy of the scored rows of sequences [first, last); empty: 0.
   std::span<const float> entropy_grad(size_t first, size_t last) const;
 
   bool wants_logits() const { return wants_logits_; }
-  // Whether the sequences' embeddings are, for the result or because it learns through one.
+  // True: the result needs the sequences' embeddings, or it learns through one.
   bool wants_embedding() const { return wants_embedding_; }
 
-  // Of the sequences up to `last`, in order: their scored rows, and what else is wanted of each.
+  // Outputs of the sequences up to `last`, in order: of their scored rows, and others if wanted.
   struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <new>
 
+#include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
@@ -135,6 +136,49 @@ TEST_F(TrainingOnADecoder, WhoeverMakesAPassThrowFailsAloneAndNobodyIsChanged) {
   EXPECT_EQ(gradients("b"), after_b);
   succeed(5, theirs);
   EXPECT_NE(gradients("a"), before_a);
+}
+
+// Memory runs out at each of the last allocations of a batch in turn, where the error of gradients
+// beyond float32 is built.
+TEST_F(TrainingOnADecoder, AnErrorThatCannotBeBuiltFailsItsOperationAlone) {
+  ForwardBackward beyond = work("a", 1);
+  beyond.loss = "LinearLoss";
+  for (Example& s : beyond.sequences) s.extras["grad"].assign(s.input_ids.size(), 3e38f);
+  const Operation theirs = beyond, mine = work("b", 2);
+  succeed(1, mine);
+  const uint64_t want = gradients("b");
+  int64_t id = 2;
+  const auto run_both = [&](int64_t num_left) {
+    tenants_.at("b")->zero_grad();
+    const std::vector<Work> batch{{++id, &theirs, 0, 2}, {++id, &mine, 0, 2}};
+    BatchOutcome outcome;
+    outcome.ended.reserve(4);
+    outcome.rewound.reserve(4);
+    int64_t used = 0;
+    {
+      const HeapShortage shortage(num_left, 1);
+      training_.run_batch(batch, stop_, outcome);
+      used = num_left - succeeding_allocations;
+    }
+    return std::pair(std::move(outcome), used);
+  };
+  const auto finish = [&](const BatchOutcome& outcome) {
+    bool ended = false;
+    for (const Ended& e : outcome.ended) {
+      ended = ended || e.id == id;
+      if (e.id == id) EXPECT_FALSE(e.error) << "of the neighbour";
+      if (!e.error) training_.commit(e.id);
+    }
+    if (!ended) succeed(id, mine);
+    training_.undo(id - 1);
+    EXPECT_EQ(gradients("b"), want);
+  };
+  const auto [first, num_allocations] = run_both(INT64_MAX);
+  finish(first);
+  for (int64_t left = num_allocations - 40; left < num_allocations; ++left) {
+    SCOPED_TRACE(left);
+    finish(run_both(left).first);
+  }
 }
 
 TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/engine/engine.h"
+#include "twinkle/engine/execute/decoder_executor.h"
+#include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -93,6 +95,43 @@ TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) 
   engine->run<Done>(
       Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
   engine->run<ForwardResult>(work("a"));
+}
+
+// At each of its last allocations in turn, where the tenant enters the books.
+TEST_F(ParkedTenants, ACreateThatRunsOutOfMemoryLeavesNoTenant) {
+  DecoderExecutor executor({.model = model_.path(),
+                            .mixed_precision = "no",
+                            .device = "cpu",
+                            .value_head = false,
+                            .kv_tokens = 1024,
+                            .activation_bytes = 0,
+                            .max_sequences = 4,
+                            .prefill_tokens = 64,
+                            .parking = {int64_t{1} << 30, folder().string()},
+                            .deterministic = false,
+                            .decode_graphs = false,
+                            .train_graphs = false});
+  const Operation create = Create{.tenant = "a tenant of a long name",
+                                  .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"},
+                  remove = Delete{"a tenant of a long name"};
+  const auto make = [&] { executor.run(create, nullptr); };
+  make();
+  executor.run(remove, nullptr);
+  const int64_t last = num_allocations(make);
+  executor.run(remove, nullptr);
+  int failed = 0;
+  for (int64_t left = last - 20; left < last; ++left) {
+    try {
+      const HeapShortage shortage(left, 1);
+      make();
+    } catch (const std::bad_alloc&) {
+      ++failed;
+      EXPECT_NO_THROW(make()) << "allocation " << left;
+    }
+    executor.run(remove, nullptr);
+    EXPECT_EQ(executor.parking().resident_bytes, 0);
+  }
+  EXPECT_GT(failed, 5);
 }
 
 TEST_F(ParkedTenants, ALimitWithoutAFolderIsRefused) {

@@ -62,7 +62,7 @@ void remove_left_behind(const fs::path& directory) {
 fs::path make_folder(const ParkingOptions& options, FileHandle& lock) {
   std::error_code error;
   fs::create_directories(options.directory, error);
-  // A folder that is made and not yet locked must not look like one of the dead.
+  // A folder that is made and not yet locked must not look like a dead process's.
   const FileHandle alone(lock_folder(options.directory, LOCK_EX));
   if (alone.get() >= 0) remove_left_behind(options.directory);
   std::string pattern =
@@ -73,7 +73,7 @@ fs::path make_folder(const ParkingOptions& options, FileHandle& lock) {
   return pattern;
 }
 
-// Without the guards of a checkpoint: what a crash leaves of it is of no use to anybody.
+// Without a checkpoint's safeguards: after a crash the file is useless.
 class ParkedFile {
  public:
   explicit ParkedFile(const fs::path& file)
@@ -129,7 +129,6 @@ void Parking::use(Tenant& tenant) {
   if (!place.shapes.empty()) {
     make_room(place.bytes, [this](const Place& other) { return other.round == round_; });
     bring_back(place);
-    report();
   }
   if (place.round != round_) used_.push_back(&place);
   resident_.erase(place.used);
@@ -144,15 +143,14 @@ void Parking::forget(const Tenant& tenant) {
   Place& place = it->second;
   std::error_code ignored;
   if (place.shapes.empty()) {
-    now_.resident_bytes -= place.bytes;
+    resident_bytes_ -= place.bytes;
   } else {
     fs::remove(place.file, ignored);
-    --now_.num_parked;
+    --num_parked_;
   }
   resident_.erase(place.used);
   std::erase(used_, &place);
   places_.erase(it);
-  report();
 }
 
 void Parking::end_round(const std::set<const Tenant*>& held) {
@@ -161,25 +159,25 @@ void Parking::end_round(const std::set<const Tenant*>& held) {
     held_ = held;
     for (Place* place : used_) {
       const int64_t bytes = place->tenant->num_bytes();
-      now_.resident_bytes += bytes - std::exchange(place->bytes, bytes);
+      resident_bytes_ += bytes - std::exchange(place->bytes, bytes);
       if (bytes == 0) resident_.erase(place->used);
     }
     used_.clear();
     ++round_;
-    // For the one that was used last nothing would be gained.
+    // Parking the one that was used last would gain nothing.
     make_room(0, [this](const Place& place) { return place.used == num_uses_; });
   } catch (const std::bad_alloc&) {
-    // The work before it has been done, and must not be reported as failed: the next one settles.
+    // The operation before it has succeeded, and must not be reported as failed: the next one
+    // parks.
   }
-  report();
 }
 
-// The least recent use goes first.
+// The least recently used first.
 template <class Busy>
 void Parking::make_room(int64_t bytes, Busy&& busy) {
   bool any = false;
   for (auto it = resident_.begin();
-       it != resident_.end() && now_.resident_bytes + bytes > options_.resident_bytes;) {
+       it != resident_.end() && resident_bytes_ + bytes > options_.resident_bytes;) {
     Place& place = *it->second;
     const bool stays = busy(place) || held_.contains(place.tenant);
     const Parked parked = stays ? Parked::kInUse : park(place);
@@ -208,17 +206,16 @@ Parking::Parked Parking::park(Place& place) {
     }
     out.keep();
   } catch (const std::exception& e) {
-    // Whatever it is: the work before it has been done, and must not be reported as failed.
-    ++now_.num_failures;
-    now_.last_failure = e.what();
+    // Of any kind: the operation before it has succeeded, and must not be reported as failed.
+    count_failure(e.what());
     return Parked::kFailed;
   }
   for (at::Tensor* t : tensors) *t = at::Tensor();
-  now_.resident_bytes -= place.bytes;
+  resident_bytes_ -= place.bytes;
   place.file = std::move(file);
   place.shapes = std::move(shapes);
   place.checksum = checksum;
-  ++now_.num_parked;
+  ++num_parked_;
   return Parked::kYes;
 }
 
@@ -246,21 +243,26 @@ void Parking::bring_back(Place& place) {
   const std::vector<at::Tensor*> tensors = place.tenant->movable_tensors();
   for (size_t i = 0; i < values.size(); ++i) *tensors[place.shapes[i].index] = values[i];
   place.shapes.clear();
-  now_.resident_bytes += place.bytes;
-  ++now_.num_returns;
-  --now_.num_parked;
+  resident_bytes_ += place.bytes;
+  ++num_returns_;
+  --num_parked_;
   std::error_code ignored;
   fs::remove(place.file, ignored);
 }
 
-void Parking::report() {
-  const std::lock_guard lock(mutex_);
-  reported_ = now_;
+void Parking::count_failure(const char* what) noexcept {
+  ++num_failures_;
+  const Lock lock(mutex_);
+  try {
+    last_failure_ = what;
+  } catch (const std::bad_alloc&) {
+    last_failure_.clear();
+  }
 }
 
 ParkingStats Parking::stats() const {
-  const std::lock_guard lock(mutex_);
-  return reported_;
+  const Lock lock(mutex_);
+  return {resident_bytes_, num_parked_, num_returns_, num_failures_, last_failure_};
 }
 
 }  // namespace twinkle::engine

@@ -1,16 +1,17 @@
-// Keeps what tenants hold in memory (weights, published versions, gradients, optimizer) within a
-// limit: the state of those whose last use lies furthest back waits in files and comes back, bit
-// for bit, at their next use. What it does for an operation does not depend on the number of
-// tenants. Knows no operation and no schedule. The engine's thread's alone, but for stats().
+// Keeps the tenants' state in memory (weights, published versions, gradients, optimizer) within a
+// limit: the state of those used least recently waits in files and comes back, bit for bit, at
+// their next use. Its work for an operation does not depend on the number of tenants. Knows no
+// operation and no schedule. The engine's thread, except for stats().
 #pragma once
+#include <atomic>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "twinkle/base/file.h"
+#include "twinkle/base/guarded.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/tenant.h"
 
@@ -24,22 +25,22 @@ struct ParkingOptions {
 
 class Parking {
  public:
-  // Removes what killed processes left in the directory: a living one locks its folder. Error
+  // Removes the folders of killed processes in the directory: a living one locks its own. Error
   // kInvalid: a limit below 0 or without a directory, a directory that can't be written to.
   explicit Parking(const ParkingOptions& options);
   ~Parking();  // its folder goes, with what is parked there
   Parking(const Parking&) = delete;
   Parking& operator=(const Parking&) = delete;
 
-  // To be called before anything is done with a tenant. It stays in memory until the next
-  // end_round(); what was parked comes back, and others make room. Error kInternal: its file is
-  // gone or has changed; the tenant stays parked, and the next use tries again.
+  // To be called before a tenant is used. It stays in memory until the next end_round(); a parked
+  // one comes back, and others make room. Error kInternal: its file is gone or has changed; the
+  // tenant stays parked, and the next use tries again.
   void use(Tenant& tenant);
-  // Before the tenant is destroyed: its file goes.
+  // Before the tenant is destroyed: its file goes. Does not throw.
   void forget(const Tenant& tenant);
-  // Between two pieces of work: parks what exceeds the limit, but none of `held`, whose work goes
-  // on. Parking that fails, for want of disk or memory, leaves its tenant in memory until it was
-  // used again, and is counted.
+  // Between two operations or batches: parks what exceeds the limit, but none of `held`, which are
+  // in the middle of an operation. A tenant whose parking fails, for lack of disk or memory, stays
+  // in memory until after its next use, and is counted.
   void end_round(const std::set<const Tenant*>& held = {});
 
   bool has_limit() const { return !folder_.empty(); }
@@ -66,7 +67,7 @@ class Parking {
   enum class Parked { kYes, kInUse, kFailed };
   Parked park(Place& place);
   void bring_back(Place& place);
-  void report();
+  void count_failure(const char* what) noexcept;
 
   const ParkingOptions options_;
   std::filesystem::path folder_;
@@ -77,10 +78,11 @@ class Parking {
   std::vector<Place*> used_;  // since the last end_round()
   uint64_t num_uses_ = 0, round_ = 1, num_files_ = 0;
   std::set<const Tenant*> held_;
-  ParkingStats now_;
 
-  mutable std::mutex mutex_;
-  ParkingStats reported_;  // under the mutex
+  // As ParkingStats says of them.
+  std::atomic<int64_t> resident_bytes_ = 0, num_parked_ = 0, num_returns_ = 0, num_failures_ = 0;
+  mutable Mutex mutex_;
+  std::string last_failure_ GUARDED_BY(mutex_);
 };
 
 }  // namespace twinkle::engine

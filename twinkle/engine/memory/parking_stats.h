@@ -1,4 +1,4 @@
-// What parking has done so far. Plain values.
+// Parking statistics. Plain values.
 #pragma once
 #include <cstdint>
 #include <string>

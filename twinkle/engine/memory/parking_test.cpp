@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "twinkle/base/random.h"
+#include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/shortage_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/family.h"
@@ -204,6 +205,23 @@ TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
   EXPECT_EQ(crew.parking.stats().num_failures, 1);
   EXPECT_EQ(crew.parking.stats().num_parked, 0);
   for (size_t i = 0; i < 2; ++i) EXPECT_EQ(crew.state(i), free.state(i)) << i;
+}
+
+TEST_F(ParkingTest, ATenantIsForgottenWithoutMemory) {
+  Crew crew(two());
+  for (size_t i = 0; i < 6; ++i) crew.learn(i, 1);
+  const int64_t parked = crew.parking.stats().num_parked;
+  const fs::path folder = fs::directory_iterator(scratch_ / "park")->path();
+  fs::remove_all(folder);
+  write_text(folder, "in the way");
+  // Others can't make room, which is counted with a long text, and its own file is gone.
+  EXPECT_NE(error_of([&] { crew.parking.use(crew[0]); }), "no error");
+  {
+    const HeapShortage shortage(0);
+    crew.parking.forget(crew[0]);
+  }
+  EXPECT_EQ(crew.parking.stats().num_parked, parked - 1);
+  EXPECT_NE(crew.parking.stats().last_failure, "");
 }
 
 TEST_F(ParkingTest, WhatAKilledProcessLeftGoesAndTheFolderOfALivingOneStays) {

@@ -1,24 +1,25 @@
 // Memory runs out on the dispatcher's thread between the executor's calls, at every allocation that
-// is made there in turn: one operation fails for each, and the process goes on. The same for those
-// who submit.
+// is made there in turn: one operation fails for each, and the process goes on. The same for
+// threads that submit.
 #include <cstdlib>
 #include <new>
 
+#include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/schedule/dispatched_for_test.h"
 
-namespace {
+namespace twinkle::engine {
 
-// Of this thread: allocations that succeed, and then those that fail. Below 0: all succeed.
-thread_local int64_t succeeding = -1, failing = 0;
+constinit thread_local int64_t succeeding_allocations = -1, failing_allocations = 0;
 
-}  // namespace
+}  // namespace twinkle::engine
 
 // Not inlined: a compiler that sees one half of a pair warns of the other.
 [[gnu::noinline]] void* operator new(size_t size) {
-  if (succeeding > 0) {
-    --succeeding;
-  } else if (succeeding == 0) {
-    if (--failing <= 0) succeeding = -1;
+  using namespace twinkle::engine;
+  if (succeeding_allocations > 0) {
+    --succeeding_allocations;
+  } else if (succeeding_allocations == 0) {
+    if (--failing_allocations <= 0) succeeding_allocations = -1;
     throw std::bad_alloc();
   }
   if (void* out = std::malloc(size > 0 ? size : 1)) return out;
@@ -64,14 +65,15 @@ class ShortOfMemory : public NullExecutor {
 
  private:
   struct Pause {
-    explicit Pause(ShortOfMemory& executor) : of(executor), kept(std::exchange(succeeding, -1)) {
+    explicit Pause(ShortOfMemory& executor)
+        : of(executor), kept(std::exchange(succeeding_allocations, -1)) {
       of.unused = kept;
     }
     ~Pause() {
       const int64_t after = of.after.exchange(-1);
-      succeeding = after >= 0 ? after : kept;
-      if (after >= 0) failing = of.times;
-      if (of.enough) succeeding = -1;
+      succeeding_allocations = after >= 0 ? after : kept;
+      if (after >= 0) failing_allocations = of.times;
+      if (of.enough) succeeding_allocations = -1;
     }
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
@@ -125,7 +127,7 @@ Shortage live(int64_t after, int64_t times) {
   return out;
 }
 
-TEST(HeapShortage, OnTheDispatchersThreadFailsOneOperationForEachAllocationThatFails) {
+TEST(ShortOfHeap, OnTheDispatchersThreadFailsOneOperationForEachAllocationThatFails) {
   for (const int64_t times : {1, 3}) {
     int failed = 0;
     int64_t after = 0;
@@ -141,7 +143,7 @@ TEST(HeapShortage, OnTheDispatchersThreadFailsOneOperationForEachAllocationThatF
   }
 }
 
-TEST(HeapShortage, OfWhoSubmitsQueuesNothing) {
+TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   NullExecutor executor;
   Dispatcher dispatcher({.token_budget = 100, .gather_ms = 0}, executor);
   for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
@@ -149,13 +151,12 @@ TEST(HeapShortage, OfWhoSubmitsQueuesNothing) {
   for (bool done = false; !done && after < 1000; ++after) {
     std::vector<Operation> operations{work("a", 2), work("b", 2), work("new", 1), Step{"a"}};
     std::vector<Future> futures;
-    succeeding = after, failing = 1;
     try {
+      const HeapShortage shortage(after, 1);
       futures = dispatcher.submit(std::move(operations));
       done = true;
     } catch (const std::bad_alloc&) {
     }
-    succeeding = -1;
     if (!done) {
       ASSERT_EQ(dispatcher.stats().num_queued, 0) << after;
       ASSERT_EQ(dispatcher.stats().queued_bytes, 0) << after;
