@@ -6,7 +6,7 @@
 namespace twinkle {
 namespace {
 
-// Of all accounts together, in what a weight of 1 earns, until the claim can begin.
+// The time until the claim can begin, as what an account of weight 1 earns meanwhile.
 double wait_of(const Claim& claim) {
   return (claim.from - claim.account->credit) / claim.account->weight;
 }

@@ -21,12 +21,12 @@ namespace twinkle::engine {
 struct EngineOptions {
   std::string model;                     // a Hugging Face model directory, or a .gguf file
   std::string mixed_precision = "bf16";  // "bf16": weights and activations bf16; "no": float32
-  // Where the model lies and everything runs: "cpu", or "cuda" or "cuda:1" where the build has CUDA
-  // kernels and the machine such a device. Error kInvalid elsewhere.
+  // Device of the model and of all computation: "cpu", or "cuda" or "cuda:1" where the build has
+  // CUDA kernels and the machine such a device. Error kInvalid elsewhere.
   std::string device = "cpu";
-  // In place of the vocabulary's head one row and a bias: the logits of a position are one number,
-  // its value. All weights are trained; nothing is sampled and no label scored. The head is that of
-  // a token or sequence classifier with one label, and zero beside a causal model's layers.
+  // A head of one row and a bias replaces the vocabulary's: the logits of a position are one
+  // number, its value. All weights are trained; nothing is sampled and no label scored. The head is
+  // that of a token or sequence classifier with one label, and zero for a causal model's folder.
   bool value_head = false;
   int64_t token_budget = 4096;  // tokens of one training batch; larger operations take several
   int64_t kv_tokens = 32768;    // tokens that the sampler's cache holds
@@ -37,14 +37,14 @@ struct EngineOptions {
   int64_t max_sequences = 64;    // that are sampled at a time; more delay each other
   int64_t prefill_tokens = 512;  // prompt tokens of one sampling step; more delay those that decode
   double sampling_share = 0.5;   // of the time, while training waits too; above 0, below 1
-  // ms that a batch waits at most for tenants of the last one that have nothing queued, so that
-  // those who wait for a result before they go on share the next batch too. 0 to 1000; 0: never.
+  // The most, in ms, that a batch waits for tenants of the last one that have nothing queued, so
+  // that clients that wait for each result share the next batch too. 0 to 1000; 0: never.
   double gather_ms = 1.0;
   int64_t max_queued = 1024;         // operations of one tenant that have not ended
   int64_t max_queued_total = 16384;  // of all tenants
-  // Bytes of memory that operations of one tenant which have not ended, and results that nobody has
-  // taken or dropped, may hold; and those of all tenants. A result counts with the most that it can
-  // take until it is there.
+  // Bytes of memory that operations of one tenant which have not ended, and results (and streamed
+  // tokens) that were neither taken nor dropped, may hold; and those of all tenants. A result
+  // counts with the most that it can take until it is there.
   int64_t max_queued_bytes = int64_t{4} << 30;
   int64_t max_queued_bytes_total = int64_t{8} << 30;
   // Bytes that all adapters' state may take in memory; beyond them tenants that rest wait in files
@@ -52,15 +52,15 @@ struct EngineOptions {
   // of reading them. 0: no limit, nothing is parked.
   int64_t resident_bytes = 0;
   std::string park_directory;  // a folder of the engine's own is made there, and goes with it
-  // A tenant's numbers have the same bits in any company. The engine tries at its start whether the
-  // products it takes keep that, or refuses (kInternal); false skips the trial, and the cutting of
-  // the library's products into parts where it takes those.
+  // Batch invariance: a tenant's numbers have the same bits in any batch. The engine tests its
+  // matrix products at the start, and refuses (kInternal) if they depend on the batch; false skips
+  // the test, and the cutting of the library's products into parts where it takes those.
   bool deterministic = true;
   // Steps of decoding on a device are recorded as graphs and replayed; changes no number.
   bool decode_graphs = true;
   // Training passes on a device whose sequences' lengths and owners come again are recorded as
-  // graphs and replayed; changes no number. What recordings hold of activations is at most
-  // activation_bytes, beside those of a pass that is not recorded.
+  // graphs and replayed; changes no number. Recordings hold at most activation_bytes of
+  // activations, in addition to those of a pass that is not recorded.
   bool train_graphs = true;
 };
 
@@ -82,13 +82,13 @@ class Engine {
   // All of them enter the queue together, so that they meet in one batch.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
   // True: the operation's future fails with kConflict "engine: cancelled", and its tenant is as if
-  // it had never been. A training batch of which nothing else is wanted stops at its next layer, a
-  // Sample at its next step; otherwise its neighbours go on, and it is dropped when its batch ends.
-  // False: it has ended, or can't be stopped any more; the future tells how it ends.
+  // it had never been. A training batch stops at its next layer if all its operations are
+  // cancelled, a Sample at its next step; otherwise the batch goes on, and the operation is dropped
+  // at its end. False: it has ended, or can't be stopped any more; the future has its result.
   bool cancel(int64_t id);
 
-  // Samples that are submitted from here on share no keys and values with earlier ones. They never
-  // do when the weights are others: this is for measuring, and for who wants the pages back.
+  // Samples that are submitted from here on share no keys and values with earlier ones. (With other
+  // weights they never do: this is for measuring, and to free the pages.)
   void reset_prefix_cache();
 
   Stats stats() const;
@@ -101,11 +101,11 @@ class Engine {
   int64_t num_replayed_passes() const;
   // Why a device's passes or steps are recorded no more: the text of the recording that failed.
   std::string graph_failure() const;
-  // What resident_bytes has led to.
+  // Parking statistics.
   ParkingStats parking() const;
 
-  // Finishes what has begun, and fails what waits, and what comes, with kBusy "engine: closed".
-  // Nothing in a fork.
+  // Stops what runs, a batch at its next layer and a Sample at its next step. That, what waits and
+  // what comes fail with kBusy "engine: closed". Nothing in a fork.
   void close();
 
   // submit and wait.

@@ -32,9 +32,9 @@ struct Example {
   std::vector<float> logits_grad;
 };
 
-// What creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
+// Creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
 // weight of the base model (alone on the engine), or, with `frozen`, the base model as it is.
-// Error kConflict: the name is taken, or somebody trains or would share the base model's weights;
+// Error kConflict: the name is taken, or a tenant trains or would share the base model's weights;
 // kInvalid: a LoRA option or target that the model does not have, a damaged directory, a weight out
 // of its range; kNotFound: no such directory.
 struct Create {
@@ -45,7 +45,7 @@ struct Create {
   uint64_t seed = 0;      // of the initial weights and of dropout
   bool frozen = false;
   double weight = 1.0;  // its share of every training batch, and of the sequences that are sampled,
-                        // beside tenants of its priority; 0.001 to 1000
+                        // among tenants of its priority; 0.001 to 1000
   int32_t priority = 0;  // higher first: lower ones get what is left over
 };
 
@@ -55,7 +55,7 @@ struct Delete {
   std::string tenant;
 };
 
-// Of all logits that one operation may ask for.
+// Limit of all logits that one operation may ask for.
 inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 
 // log p(label) of every token, in nats, without touching any state. Error kInvalid: an empty batch,
@@ -169,7 +169,7 @@ struct Inspect {
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
                                ZeroGrad, Sample, Save, Load, Inspect, Publish, Release>;
 
-// Of one operation as bytes; in memory it takes a small multiple.
+// Limit of one operation as bytes; in memory it takes a small multiple.
 inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;
 
 const std::string& tenant_of(const Operation& operation);

@@ -6,6 +6,8 @@
 #include "twinkle/base/error.h"
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/execute/training_op.h"
+#include "twinkle/engine/schedule/hooks.h"
+#include "twinkle/sampler/sequence.h"
 
 namespace twinkle::engine {
 namespace {
@@ -107,7 +109,7 @@ double token_bytes(bool logprobs, int64_t top) {
   return (logprobs ? 4 : 0) + (top > 0 ? kVector + static_cast<double>(top) * 8 : 0);
 }
 
-double sample_bytes(const Sample& op, const model::DecoderSpec& spec) {
+double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool streams) {
   double out = 0;
   for (size_t i = 0; i < op.prompts.size(); ++i) {
     const SamplingParams& p = op.params[op.params.size() == 1 ? 0 : i];
@@ -116,8 +118,11 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec) {
     const double completion =
         sizeof(Completion) +
         static_cast<double>(most) * (4 + token_bytes(p.logprobs, p.top_logprobs));
+    // While it is sampled: a copy of the prompt, and its tokens.
+    const double sequence = sizeof(sampler::Sequence) + static_cast<double>(length + most) * 4;
+    const double events = streams ? static_cast<double>(most) * sizeof(TokenEvent) : 0;
     out += sizeof(sampler::PromptScores) + kVector +
-           static_cast<double>(p.num_samples) * completion +
+           static_cast<double>(p.num_samples) * (completion + sequence + events) +
            static_cast<double>(length) * token_bytes(p.prompt_logprobs, p.top_prompt_logprobs);
   }
   return out;
@@ -125,13 +130,13 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec) {
 
 }  // namespace
 
-int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec) {
+int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams) {
   double out = sizeof(Result);
   if (const auto* f = std::get_if<Forward>(&operation))
     out += forward_bytes(f->sequences, f->logits, f->embedding, spec);
   if (const auto* b = std::get_if<ForwardBackward>(&operation))
     out += forward_bytes(b->sequences, b->logits, false, spec);
-  if (const auto* s = std::get_if<Sample>(&operation)) out += sample_bytes(*s, spec);
+  if (const auto* s = std::get_if<Sample>(&operation)) out += sample_bytes(*s, spec, streams);
   return static_cast<int64_t>(std::min(out, 1e18));
 }
 

@@ -1,5 +1,5 @@
-// What can be said about an operation before it is queued: sizes, ids, labels and numbers against
-// the model, and where a save is to go. Any thread.
+// Checks of an operation before it is queued: sizes, ids, labels and numbers against the model, the
+// target of a save; and the memory that it may take. Any thread.
 #pragma once
 #include <filesystem>
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace twinkle::engine {
 
-// `base`: where the model's weights came from. Error kInvalid: what is wrong, and where.
+// `base`: the folder of the model's weights. Error kInvalid: names the value and its place.
 void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base);
-// The most memory that its result can take, as far as its fields say: an Inspect's is not known.
-int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec);
+// As Executor::max_result_bytes. An Inspect's is not known.
+int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams);
 void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec);
 
 }  // namespace twinkle::engine

@@ -71,8 +71,9 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking) {
 }
 
 std::string DecoderExecutor::graph_failure() const {
+  const auto of_sampling = sampling().graph_failure;
   const std::string of_training = graphs_->failure();
-  return of_training.empty() ? sampling().graph_failure : of_training;
+  return of_training.empty() && of_sampling ? *of_sampling : of_training;
 }
 
 DecoderExecutor::~DecoderExecutor() = default;
@@ -108,20 +109,22 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   return loss && loss->separable();
 }
 
-int64_t DecoderExecutor::max_result_bytes(const Operation& operation) const {
-  return engine::max_result_bytes(operation, spec());
+int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool streams) const {
+  return engine::max_result_bytes(operation, spec(), streams);
 }
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op, prepared);
-  if (const auto* op = std::get_if<Create>(&operation)) create(*op, prepared);
-  Result result = run_on(tenant(tenant_of(operation)), operation, prepared);
+  Result result = Done{};
+  if (const auto* op = std::get_if<Create>(&operation))
+    create(*op, prepared);
+  else
+    result = run_on(tenant(tenant_of(operation)), operation, prepared);
   end_round();
   return result;
 }
 
 Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
-  if (std::holds_alternative<Create>(operation)) return Done{};
   if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
   if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
   if (std::holds_alternative<ZeroGrad>(operation)) {
@@ -160,8 +163,8 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
   return std::make_unique<lora::Adapter>(config_of(op), pool_->linears(), op.seed);
 }
 
-// Who trains the base model is alone with it: there is one copy, and whoever else read it would see
-// it change.
+// A tenant that trains the base model is alone with it: there is one copy, and others would read
+// its changes.
 void DecoderExecutor::require_room(const Create& op) const {
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
@@ -180,14 +183,22 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   TenantShape shape{.mode = op.frozen ? Mode::kFrozen : Mode::kFull};
   if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->config()};
   const Mode mode = shape.mode;
-  prefetch_.add(op.tenant, std::move(shape));
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
-  tenants_[op.tenant] =
-      std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, *decoder_, *pool_);
+  decltype(tenants_) made;
+  Tenant& tenant = *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin),
+                                                                op.seed, *decoder_, *pool_));
+  try {
+    parking_.use(tenant);
+    prefetch_.add(op.tenant, std::move(shape));
+  } catch (...) {
+    parking_.forget(tenant);
+    throw;
+  }
+  tenants_.merge(made);  // takes no memory
 }
 
 Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
-  Tenant& gone = look_up(op.tenant);  // it need not come back for this
+  Tenant& gone = look_up(op.tenant);  // it may stay parked
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
     base = take(prepared, op.tenant, Mode::kFull, [&] { return read_base(op, base_); });
@@ -202,7 +213,7 @@ Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   return {};
 }
 
-// What was done before it has been done: want of memory is the next one's business.
+// The operation before it has succeeded: a shortage of memory must not fail it.
 void DecoderExecutor::end_round() {
   try {
     if (parking_.has_limit()) parking_.end_round(training_->tenants());

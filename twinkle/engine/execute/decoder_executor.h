@@ -1,6 +1,6 @@
 // The Executor over a decoder: owns all mutable state of the model, its adapters, tenants and the
-// sampler. Constructed and asked for facts and statistics anywhere; everything else is the
-// dispatcher's thread's, but for reset_prefix_cache.
+// sampler. The dispatcher's thread, except for construction, facts, statistics and
+// reset_prefix_cache.
 #pragma once
 #include <map>
 #include <memory>
@@ -49,7 +49,7 @@ class DecoderExecutor : public Executor {
   void begin() override;
   bool changes_base(const Operation& operation) override;
   bool joins(const Operation& operation) const override;
-  int64_t max_result_bytes(const Operation& operation) const override;
+  int64_t max_result_bytes(const Operation& operation, bool streams) const override;
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override {
     return prefetch_.prepare(operation, reserve);
   }
@@ -64,13 +64,13 @@ class DecoderExecutor : public Executor {
 
  private:
   Tenant& look_up(const std::string& name) const;
-  Tenant& tenant(const std::string& name);  // back in memory, when it was parked
+  Tenant& tenant(const std::string& name);  // in memory again, if it was parked
   Result run_on(Tenant& who, const Operation& operation, Prepared* prepared);
   void create(const Create& operation, Prepared* prepared);
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
   Done remove(const Delete& operation, Prepared* prepared);
-  void end_round();  // after whatever may have changed what adapters hold
+  void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
   Prefetch prefetch_{base_};

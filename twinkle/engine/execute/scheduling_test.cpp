@@ -4,7 +4,9 @@
 #include <cmath>
 #include <thread>
 
+#include "twinkle/engine/execute/check.h"
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -204,6 +206,18 @@ TEST_F(Scheduling, LogitsOfForwardsThatWaitCountAsIfTheyWereThere) {
   EXPECT_GT(engine.stats().queued_bytes, 30'000);
   kept.clear();
   while (engine.stats().queued_bytes > 0) std::this_thread::yield();
+}
+
+TEST_F(Scheduling, CopiesOfThePromptAndStreamedTokensCountBeforeASampleBegins) {
+  const model::DecoderSpec spec = model::read_spec(model::tiny_config());
+  const auto bytes = [&](size_t length, bool streams) {
+    Sample sample{.tenant = "a", .prompts = {drawn(1, length).input_ids}, .params = {{}}};
+    sample.params[0].max_tokens = 10;
+    sample.params[0].num_samples = 50;
+    return max_result_bytes(sample, spec, streams);
+  };
+  EXPECT_GE(bytes(20, true) - bytes(20, false), 50 * 10 * int64_t{sizeof(TokenEvent)});
+  EXPECT_GE(bytes(40, false) - bytes(20, false), 50 * 20 * 4);
 }
 
 TEST_F(Scheduling, AWeightOutsideItsRangeIsNamed) {

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <type_traits>
 
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/engine/recording_listener_for_test.h"
+#include "twinkle/engine/stream/token_queue.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -155,6 +157,38 @@ TEST_F(Streaming, NothingComesAfterACancelAndTheListenerIsLetGo) {
   EXPECT_TRUE(alive.expired());
   engine_.run<SampleResult>(drawn_sample("base", 3));
   EXPECT_EQ(listener.num_tokens(), heard);
+}
+
+TEST_F(Streaming, ClosingTheEngineEndsTheStream) {
+  auto queue = std::make_shared<TokenQueue>();
+  Future future =
+      engine_.submit(drawn_sample("base", 200), {.on_tokens = TokenQueue::listener(queue)});
+  std::vector<TokenEvent> events;
+  EXPECT_FALSE(queue->take(60, events));
+  engine_.close();
+  EXPECT_EQ(error_of([&] { future.get(); }), "engine: closed");
+  events.clear();
+  EXPECT_TRUE(queue->take(0, events));
+  EXPECT_LT(engine_.stats().num_steps, 200);
+}
+
+TEST_F(Streaming, TokensThatWereNotReadCountAsBytes) {
+  auto queue = std::make_shared<TokenQueue>();
+  const Sample sample = drawn_sample("base", 12, 2);
+  Future future = engine_.submit(sample, {.on_tokens = TokenQueue::listener(queue)});
+  future.wait();
+  EXPECT_GE(engine_.stats().queued_bytes, 3 * 2 * 12 * int64_t{sizeof(TokenEvent)});
+  auto of_reader = future.room;
+  future.get();
+  EXPECT_GE(engine_.stats().queued_bytes, 3 * 2 * 12 * int64_t{sizeof(TokenEvent)});
+  of_reader.reset();
+  EXPECT_EQ(engine_.stats().queued_bytes, 0);
+}
+
+// What an operation's end reports must not need memory.
+TEST(SamplingStatistics, AreCopiedWithoutAllocating) {
+  EXPECT_TRUE(std::is_nothrow_copy_assignable_v<SamplingStats>);
+  EXPECT_TRUE(std::is_nothrow_move_assignable_v<SamplingStats>);
 }
 
 TEST_F(Streaming, ASampleThatFailsTellsItsListenerNothingMore) {

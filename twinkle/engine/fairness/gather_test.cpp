@@ -134,11 +134,11 @@ TEST_F(Gathering, ClosingEndsTheWait) {
   EXPECT_THROW(future[0].get(), Error);
 }
 
-TEST(GatherOptions, TheClockOfTheOptionsSaysWhenTheWaitIsOver) {
+TEST(GatherOptions, TheExecutorsClockSaysWhenTheWaitIsOver) {
   NullExecutor executor;
   std::atomic<double> now = 0;
-  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1, .clock = [&] { return now.load(); }},
-                        executor);
+  executor.clock = [&] { return now.load(); };
+  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1}, executor);
   for (Future& future : dispatcher.submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
     future.get();
   auto future = dispatcher.submit({work("a", 1)});

@@ -40,7 +40,7 @@ class Dispatched : public testing::Test {
   // A batch waits for nobody: the clock moves when the test moves it.
   void open(DispatcherOptions options = {.token_budget = 100}) {
     options.gather_ms = 0;
-    options.clock = [this] { return time_.load(); };
+    executor_.clock = [this] { return time_.load(); };
     dispatcher_ = std::make_unique<Dispatcher>(options, executor_);
   }
   Future submit(Operation operation) {
@@ -57,6 +57,14 @@ class Dispatched : public testing::Test {
     const auto result = std::get<InspectResult>(submit(Inspect{tenant}).get());
     for (const auto& t : result.tensors) out.push_back(t.name);
     return out;
+  }
+  // close(), which another thread calls, has begun.
+  void wait_until_closed() {
+    try {
+      while (true) dispatcher_->cancel(submit(ZeroGrad{"nobody"}).id);
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), "engine: closed");
+    }
   }
   // The next batch waits in its middle until it is let go.
   void hold_batch() {

@@ -5,11 +5,9 @@
 #include <atomic>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <future>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -30,25 +28,24 @@ struct DispatcherOptions {
   int64_t token_budget = 4096;       // of one batch
   int64_t max_queued = 1024;         // operations of one tenant that have not ended
   int64_t max_queued_total = 16384;  // of all tenants
-  // Bytes of one tenant's operations that have not ended and of results that nobody has taken or
-  // dropped, counted with the most that a result can take until it is there; and of all tenants'.
+  // Bytes of one tenant's operations that have not ended and of results that were neither taken nor
+  // dropped; an operation counts with the most that its result can take. And of all tenants'.
   int64_t max_queued_bytes = int64_t{4} << 30;
   int64_t max_queued_bytes_total = int64_t{8} << 30;
   double sampling_share = 0.5;  // of the time, while training waits too
-  // What a batch waits at most for tenants of the last one that have nothing queued: those who
-  // wait for a result before they go on then share the next batch too. 0: it never waits.
+  // The most that a batch waits for tenants of the last one that have nothing queued, so that
+  // clients that wait for each result share the next batch too. 0: it never waits.
   double gather_ms = 1.0;
-  std::function<double()> clock = {};  // seconds, of all waits and measures; empty: the steady one
 };
 
 // Error kInvalid: an option outside its range.
 void validate(const DispatcherOptions& options);
 
-// The result of one operation, and the name by which it can be cancelled. Whoever shares the future
-// keeps `room` until the result is taken.
+// The result of one operation, and the id to cancel it by. A caller that shares the future keeps
+// `room` until the result is taken.
 struct Future : std::future<Result> {
   int64_t id = 0;
-  std::shared_ptr<HeldBytes::Room> room = {};  // that the result takes of max_queued_bytes
+  std::shared_ptr<HeldBytes::Room> room = {};  // the result's share of max_queued_bytes
 
   Result get() {
     const auto until_taken = std::move(room);
@@ -91,11 +88,12 @@ class Dispatcher {
   // full, or closed; kInvalid: one takes more than max_queued_bytes alone.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
   // True: the future fails with kConflict "engine: cancelled", and the tenant is as if the
-  // operation had never been; a batch of which nothing else is wanted stops. False: it has ended,
-  // or can't be stopped any more, and the future tells how it ends.
+  // operation had never been; a batch stops when all its operations are cancelled. False: it has
+  // ended, or can't be stopped any more; the future has its result.
   bool cancel(int64_t id);
   Stats stats() const;
-  // Finishes what has begun, fails what waits, and what comes, with kBusy "engine: closed".
+  // Stops what runs, a batch at its next layer and a Sample at its next step. That, what waits and
+  // what comes fail with kBusy "engine: closed".
   void close();
 
  private:
@@ -106,77 +104,78 @@ class Dispatcher {
     std::promise<Result> promise = {};
     std::shared_ptr<HeldBytes::Room> room = {};
     std::shared_ptr<Prepared> prepared = {};
-    enum { kQueued, kBegun, kLast } state = kQueued;  // kLast: it can't be stopped any more
-    bool cancelled = false, sampled = false;          // sampled: a Sample that has begun
-
-    void fail(std::exception_ptr error) {
-      // Before its future is ready.
-      hooks = {};
-      prepared.reset();
-      room->resize(0);
-      promise.set_exception(std::move(error));
-    }
+    // kTraining, kSampling: it has begun and can be undone; kFinal: it can't be stopped any more.
+    enum { kQueued, kTraining, kSampling, kFinal } state = kQueued;
+    bool cancelled = false;
+    bool streams = false;  // a Sample with a listener
   };
   using Jobs = std::map<int64_t, Job>;
-  struct Created {
-    int64_t by = 0;  // operation
-    int64_t num_sampled = 0;
+  struct Tenant {  // one with operations that have not ended, or created
+    int64_t num_queued = 0;
+    int64_t created_by = 0;   // its Create; 0: it does not exist
+    int64_t num_sampled = 0;  // since then
+  };
+  struct Batch {
+    std::vector<Work> work;
+    std::vector<const Job*> jobs;
+    std::map<std::string, int64_t> tenants;  // operations of each
+    BatchOutcome outcome;                    // with room for all of it
   };
 
-  void loop();  // dispatcher_thread.cpp, like all down to fail()
+  // The caller's thread.
+  std::vector<Jobs::node_type> jobs_of(std::vector<Operation> operations, const SampleHooks& hooks);
+  void require_room(std::span<const Jobs::node_type> jobs) const REQUIRES(mutex_);
+  void enter(Jobs::node_type job) REQUIRES(mutex_);
+
+  // The dispatcher's thread.
+  void loop();
   bool turn();
-  void shed(std::exception_ptr error);
-  std::optional<Side> next_turn();
+  std::optional<Side> next_side();
   bool gathers() REQUIRES(mutex_);
-  void drop_cancelled();
+  std::vector<Job*> take_heads() REQUIRES(mutex_);
+  bool held_back(const Operation& operation) REQUIRES(mutex_);
   void train();
   void run_head(Job& job);
   void run_alone(Job& job);
-  void start(Job& job, const Sample& sample);
-  struct Formed;
-  Formed form_batch() REQUIRES(mutex_);
+  Batch form_batch() REQUIRES(mutex_);
   void run_batch();
-  void count(int64_t num_tokens, int64_t num_tenants) REQUIRES(mutex_);
-  void fail_all(std::span<const Work> batch, std::exception_ptr error);
   void sample();
   void end(std::span<const Ended> ended);
   void succeed(Jobs::node_type job, Result result);
+  void drop_cancelled();
+  void drop_newest(std::exception_ptr error);
+  void drop(int64_t id, const std::exception_ptr& error);
   void undo(int64_t id);
-  void fail(int64_t id, std::exception_ptr error);
 
-  std::vector<Job*> take_heads() REQUIRES(mutex_);
-  bool held_back(const Operation& operation) REQUIRES(mutex_);
-  std::vector<Jobs::node_type> jobs_of(std::vector<Operation> operations, const SampleHooks& hooks);
-  void enter(Jobs::node_type job) REQUIRES(mutex_);
+  // Both.
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
-  void require_room(std::span<const Jobs::node_type> jobs) const REQUIRES(mutex_);
+  void fail(Job& job, const std::exception_ptr& error) const;
 
   const DispatcherOptions options_;
   Executor& executor_;
   HeldBytes held_;
-  // Made when there is memory.
+  // Made while there is memory.
   const std::exception_ptr cancelled_error_, closed_error_;
 
   mutable Mutex mutex_;
   std::condition_variable ready_;
   Jobs jobs_ GUARDED_BY(mutex_);  // that have not ended
-  std::map<std::string, int64_t> num_queued_ GUARDED_BY(mutex_);
+  std::map<std::string, Tenant> tenants_ GUARDED_BY(mutex_);
   std::vector<int64_t> cancelled_ GUARDED_BY(mutex_);  // that have begun
   Scheduler scheduler_ GUARDED_BY(mutex_);
-  int64_t num_sampled_ GUARDED_BY(mutex_) = 0;  // Samples that have begun
+  TimeShare time_share_ GUARDED_BY(mutex_);
+  bool contested_ GUARDED_BY(mutex_) = false;    // both sides waited when the turn began
+  int64_t num_sampling_ GUARDED_BY(mutex_) = 0;  // jobs
   Stats stats_ GUARDED_BY(mutex_);
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
-  bool closed_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
-  std::set<std::string> gathered_ GUARDED_BY(mutex_);       // tenants of the last batch
-  std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // seconds of the clock
-  std::map<std::string, Created> created_ GUARDED_BY(mutex_);
-  std::vector<int64_t> running_ GUARDED_BY(mutex_);  // operations of the batch that runs
-  std::atomic<bool> stop_ = false;                   // that batch: all of them are cancelled
-
-  TimeShare time_share_;    // the thread's, like the next
-  bool contested_ = false;  // both sides waited when the turn began
-  std::thread thread_;      // last: it uses all of the above
+  std::map<std::string, int64_t> gathered_ GUARDED_BY(mutex_);  // tenants of the last batch
+  std::optional<double> gathers_until_ GUARDED_BY(mutex_);      // by executor_.seconds()
+  std::vector<const Job*> running_ GUARDED_BY(mutex_);          // the batch that runs
+  // Written under the mutex.
+  std::atomic<bool> stop_ = false;  // that batch: all of it is cancelled, or the dispatcher closed
+  std::atomic<bool> closed_ = false;
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace twinkle::engine

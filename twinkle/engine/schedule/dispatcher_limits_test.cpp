@@ -124,29 +124,53 @@ TEST_F(Dispatched, AfterClosingNothingIsQueuedAndNothingCanBeCancelled) {
   in_batch_.wait();
   Future waiting = submit(Step{"a"});
   std::thread closing([this] { dispatcher_->close(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  wait_until_closed();
   go_on_.count_down();
   closing.join();
   EXPECT_FALSE(dispatcher_->cancel(waiting.id));
   EXPECT_EQ(dispatcher_->stats().num_queued, 0);
-  EXPECT_EQ(error_of(begun), "no error");
+  EXPECT_EQ(error_of(begun), "engine: closed");
   EXPECT_EQ(error_of(waiting), "engine: closed");
 }
 
-TEST_F(Dispatched, ClosingFinishesWhatHasBegunAndFailsWhatWaits) {
+TEST_F(Dispatched, ClosingStopsABatchAtItsNextLayerAndFailsWhatWaits) {
   open();
   create("a");
   create("b");
   hold_batch();
-  Future begun = submit(work("a", 35));
+  executor_.layers = 40;
+  auto begun = dispatcher_->submit({work("a", 3), work("a", 2), work("b", 35)});
   in_batch_.wait();
   auto waiting = dispatcher_->submit({work("a", 1), work("b", 1), Step{"b"}});
-  std::thread closing([this] { dispatcher_.reset(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::thread closing([this] { dispatcher_->close(); });
+  wait_until_closed();
+  EXPECT_TRUE(dispatcher_->cancel(begun[2].id));
   go_on_.count_down();
   closing.join();
-  EXPECT_EQ(error_of(begun), "no error");
+  EXPECT_EQ(executor_.num_layers, 0);
+  EXPECT_EQ(executor_.num_batches, 1);
+  for (size_t i : {0, 1}) EXPECT_EQ(error_of(begun[i]), "engine: closed") << i;
+  EXPECT_EQ(error_of(begun[2]), "engine: cancelled") << "as cancel() has said";
   for (Future& future : waiting) EXPECT_EQ(error_of(future), "engine: closed");
+}
+
+TEST_F(Dispatched, ClosingStopsASampleAtItsNextStep) {
+  open();
+  create("a");
+  std::latch sampling(1), go_on(1);
+  executor_.on_step = [&] {
+    if (held_.exchange(true)) return;
+    sampling.count_down();
+    go_on.wait();
+  };
+  Future endless = submit(sampled("a", 1'000'000));
+  sampling.wait();
+  std::thread closing([this] { dispatcher_->close(); });
+  wait_until_closed();
+  go_on.count_down();
+  closing.join();
+  EXPECT_EQ(error_of(endless), "engine: closed");
+  EXPECT_EQ(executor_.num_steps, 1);
 }
 
 TEST_F(Dispatched, WhenBothWaitTrainingAndSamplingShareTheTime) {

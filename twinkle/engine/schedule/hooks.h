@@ -1,7 +1,6 @@
-// What goes with a Sample beside its value: functions of whoever submits it, so no part of the
-// operation that is stored and replayed. Both are called on the engine's thread, which waits for
-// them: they must be quick. One that throws fails its Sample. They are let go of before the
-// Sample's future is ready.
+// Functions of the caller that go with a Sample; they are no part of its value, which is stored and
+// replayed. Both are called on the engine's thread, which waits for them: they must be quick. One
+// that throws fails its Sample. They are destroyed before the Sample's future is ready.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -21,9 +20,9 @@ struct TokenEvent {
 struct SampleHooks {
   // Token ids to text, for stop strings: without it `stop` is refused.
   std::function<std::string(std::span<const int32_t>)> decode = {};
-  // Is told every token of the result, those of a completion in order, as soon as it is known; with
+  // Gets every token of the result, those of a completion in order, as soon as it is known; with
   // stop strings, when none can begin in it any more, or its completion ends. Nothing more comes
-  // when the Sample fails or is cancelled. Empty: nobody listens.
+  // when the Sample fails or is cancelled. Empty: no listener.
   std::function<void(std::span<const TokenEvent>)> on_tokens = {};
 };
 

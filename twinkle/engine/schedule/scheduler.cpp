@@ -128,7 +128,7 @@ bool Scheduler::fits(const Tenant& tenant, const Filling& batch) {
   return unit(tenant) <= batch.room;
 }
 
-// Whether the tenant has more to run in this batch.
+// True: the tenant has more to run in this batch.
 bool Scheduler::goes_on(Tenant& tenant, const Filling& batch) {
   const Entry& entry = tenant.entries[tenant.at];
   if (entry.next < entry.tokens.size()) return true;
@@ -158,8 +158,8 @@ void Scheduler::take(Tenant& tenant, Filling& batch) {
   tenant.account.last_turn = ++turn_;
 }
 
-// Operations that join come whole: they may begin when they leave no more to be paid than one of
-// their sequences would. Without room they begin a batch, sequence by sequence.
+// Operations that join enter whole: they may begin when the tenant can pay for all but one of
+// their sequences. Without room they begin a batch, sequence by sequence.
 Claim Scheduler::claim(Tenant& tenant, const Filling& batch) {
   const Entry& entry = tenant.entries[tenant.at];
   const bool joins = tenant.at > 0 && fits(tenant, batch);
@@ -168,7 +168,7 @@ Claim Scheduler::claim(Tenant& tenant, const Filling& batch) {
           static_cast<double>(joins ? n - entry.longest : n)};
 }
 
-// What tenants of one priority run, in the room that higher ones left.
+// Fills the room that higher priorities left with sequences of one priority's tenants.
 void Scheduler::fill(std::span<Tenant* const> tenants, Filling& batch) {
   std::vector<Tenant*> here, able;
   std::vector<Account*> accounts;
@@ -234,11 +234,9 @@ std::vector<Slice> Scheduler::next_batch(bool begin) {
   return std::move(batch.slices);
 }
 
-std::map<std::string, Scheduler::Load> Scheduler::load() const {
-  std::map<std::string, Load> out;
-  for (const auto& [name, tenant] : tenants_)
-    out[name] = {static_cast<int64_t>(tenant.entries.size()), tenant.num_tokens};
-  return out;
+int64_t Scheduler::num_tokens(const std::string& tenant) const {
+  const auto it = tenants_.find(tenant);
+  return it == tenants_.end() ? 0 : it->second.num_tokens;
 }
 
 }  // namespace twinkle::engine

@@ -1,6 +1,7 @@
-// Which sequences run next: deficit round robin by tokens over the ordered queues of many tenants
-// (base/fair_share.h), strict priorities above it. Two tenants of one priority that always have
-// sequences to run differ, in tokens per weight, by at most the sum over both of (its longest piece
+// Scheduler of training batches: deficit round robin by tokens over the ordered queues of many
+// tenants (base/fair_share.h), within strict priorities. Two tenants of one priority that always
+// have sequences to run differ, in tokens per weight, by at most the sum over both of (its longest
+// piece
 // + the longest sequence of all) / weight; a piece is a sequence, or an operation that joins. An
 // operation may take several batches; a tenant's next one begins when it has ended, or joins the
 // batch that completes it, when both are of a kind that may and it fits whole.
@@ -33,11 +34,6 @@ struct Slice {
 
 class Scheduler {
  public:
-  struct Load {
-    int64_t num_queued = 0;  // operations that have not ended
-    int64_t num_tokens = 0;  // in batches so far
-  };
-
   // Tokens of a batch, at least 1. A longer sequence is a batch of its own.
   explicit Scheduler(int64_t token_budget) : budget_(token_budget) {}
 
@@ -56,7 +52,7 @@ class Scheduler {
 
   // Operations without sequences that are first in their tenant's order, the oldest first.
   std::vector<int64_t> heads() const;
-  // What next_batch() gave does not run: the next call gives it again.
+  // Slices of next_batch() that do not run: the next call gives them again.
   void take_back(std::span<const Slice> slices);
   // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
   std::vector<Slice> next_batch(bool begin = true);
@@ -65,7 +61,7 @@ class Scheduler {
   // Operations that have begun and not ended, other than this tenant's.
   bool others_have_begun(const std::string& tenant) const;
   bool empty() const { return tenant_of_.empty(); }
-  std::map<std::string, Load> load() const;
+  int64_t num_tokens(const std::string& tenant) const;  // in batches so far
 
  private:
   struct Entry {

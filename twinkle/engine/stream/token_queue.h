@@ -1,5 +1,6 @@
-// A listener of a Sample whose tokens another thread reads, when it likes: sampling never waits for
-// it, and what was not read yet is kept, which is at most what the Sample asks for.
+// A listener of a Sample whose tokens another thread reads at any time: sampling never waits for
+// it. Unread tokens are kept, at most as many as the Sample asks for; its reserved bytes count
+// them.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -16,7 +17,7 @@ namespace twinkle::engine {
 
 class TokenQueue {
  public:
-  // For SampleHooks::on_tokens. The queue ends when the Sample lets go of it, however it ended.
+  // For SampleHooks::on_tokens. The queue ends when the Sample destroys it, at any end.
   static std::function<void(std::span<const TokenEvent>)> listener(
       std::shared_ptr<TokenQueue> queue) {
     return [held = std::make_shared<Listener>(std::move(queue))](
