@@ -27,6 +27,8 @@ struct Loaded {
 struct TenantShape {
   Mode mode = Mode::kFull;
   PeftConfig adapter = {};  // of kLora
+
+  bool operator==(const TenantShape&) const = default;
 };
 // The config of a Create with lora_json. Error kInvalid: as of peft_config.
 PeftConfig config_of(const Create& operation);

@@ -27,8 +27,8 @@ std::string name_of(const std::string& directory) {
 
 // Errors wait for the operation's turn, but for want of room, which refuses it.
 template <class Read>
-void attempt(Prefetched& out, Mode mode, Read&& read) {
-  out.mode = mode;
+void attempt(Prefetched& out, TenantShape tenant, Read&& read) {
+  out.tenant = std::move(tenant);
   try {
     out.loaded = read();
   } catch (const Error& e) {
@@ -97,7 +97,7 @@ std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserv
     shape = TenantShape{.mode = Mode::kFrozen};
   } else if (!op.directory.empty()) {
     if (!is_awaited(op.directory)) {
-      attempt(*out, Mode::kLora, [&] {
+      attempt(*out, {.mode = Mode::kLora}, [&] {
         return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, reserve)};
       });
     }
@@ -127,7 +127,7 @@ std::shared_ptr<Prefetched> Prefetch::read_load(const Load& op, const Reserve& r
   auto out = std::make_shared<Prefetched>();
   const bool all_weights = tenant->mode == Mode::kFull;
   if (all_weights) out->entry = hold_weights("load", op.tenant);
-  attempt(*out, tenant->mode,
+  attempt(*out, *tenant,
           [&] { return read_checkpoint(op, *tenant, base_, all_weights ? Reserve() : reserve); });
   return out;
 }
@@ -137,7 +137,7 @@ std::shared_ptr<Prefetched> Prefetch::read_delete(const Delete& op) const {
   if (!tenant || tenant->mode != Mode::kFull) return nullptr;
   auto out = std::make_shared<Prefetched>();
   out->entry = hold_weights("delete", op.tenant);
-  attempt(*out, Mode::kFull, [&] { return read_base(op, base_); });
+  attempt(*out, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
   return out;
 }
 

@@ -12,20 +12,19 @@
 namespace twinkle::engine {
 
 struct Prefetched : Prepared {
-  std::optional<Mode> mode;  // of the tenant that the files were read for; none: not read
+  std::optional<TenantShape> tenant;  // that the files were read for; none: not read
   Loaded loaded;
   std::exception_ptr error;     // why they could not be read; or null
   std::shared_ptr<void> entry;  // in Prefetch's lists, until the operation has ended
 };
 
-// Returns what prepare() has read for an operation, or, if it has read nothing, reads now. `mode`
-// is the tenant's when the operation runs. Error kConflict: prepare() expected another one.
+// Returns what prepare() has read for an operation on `tenant`. Reads now if prepare() has read
+// nothing, or has read for another tenant of the name: a Create or Delete that was queued before
+// the operation has failed or was cancelled since.
 template <class Read>
-Loaded take(Prepared* prepared, const std::string& tenant, Mode mode, Read&& read) {
+Loaded take(Prepared* prepared, const TenantShape& tenant, Read&& read) {
   auto* const found = dynamic_cast<Prefetched*>(prepared);
-  if (!found || !found->mode) return read();
-  require(found->mode == mode, Code::kConflict, "engine: tenant '", tenant,
-          "' was replaced after this operation was submitted; submit it again");
+  if (!found || found->tenant != tenant) return read();
   if (found->error) std::rethrow_exception(found->error);
   return std::move(found->loaded);
 }

@@ -141,9 +141,8 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
-    return load_tenant(
-        take(prepared, op->tenant, shape.mode, [&] { return read_checkpoint(*op, shape, base_); }),
-        who, *decoder_);
+    return load_tenant(take(prepared, shape, [&] { return read_checkpoint(*op, shape, base_); }),
+                       who, *decoder_);
   }
   return who.inspect(std::get<Inspect>(operation).tensors);
 }
@@ -152,7 +151,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
     const lora::SavedAdapter saved =
-        *take(prepared, op.tenant, Mode::kLora, [&] {
+        *take(prepared, {.mode = Mode::kLora}, [&] {
            return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears)};
          }).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
@@ -201,7 +200,7 @@ Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
-    base = take(prepared, op.tenant, Mode::kFull, [&] { return read_base(op, base_); });
+    base = take(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
   parking_.forget(gone);
   tenants_.erase(op.tenant);
   prefetch_.remove(op.tenant);

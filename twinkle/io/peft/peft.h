@@ -24,6 +24,8 @@ struct PeftConfig {
   // regular expression that must match a whole path.
   std::variant<std::vector<std::string>, std::string> target_modules;
   std::string base_model;  // id or directory; may be empty
+
+  bool operator==(const PeftConfig&) const = default;
 };
 
 // One adapted linear layer. R: rank.

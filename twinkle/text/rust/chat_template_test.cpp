@@ -95,8 +95,8 @@ TEST(ChatTemplate, ThatNeverEndsOrFillsTheMemoryIsAnError) {
                   "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor "
                   "%}");
             }),
-            "text: the chat template failed: it takes too many steps: does it loop without an "
-            "end? (line 1 of the template)");
+            "text: the chat template failed: it takes too many steps: does it loop "
+            "forever? (line 1 of the template)");
   EXPECT_EQ(
       error_of([] { render("{% set ns = namespace() %}\n{% set ns.x = ns %}{{ ns }}"); }),
       "text: the chat template failed: a namespace holds a namespace (line 2 of the template)");
