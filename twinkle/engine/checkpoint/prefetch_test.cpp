@@ -96,9 +96,8 @@ TEST_F(PrefetchAllWeights, ALoadAndADeleteReadTheirFilesWhenTheyAreSubmitted) {
   train();
   std::promise<void> gone;
   Future held = hold(gone);
-  std::vector<Future> all =
-      engine_.submit(std::vector<Operation>{Load{"me", folder(), true}, Inspect{"me"}, Delete{"me"},
-                                            Create{.tenant = "base", .frozen = true}});
+  std::vector<Future> all = engine_.submit(
+      std::vector<Operation>{Load{"me", folder(), true}, Inspect{"me"}, Delete{"me"}});
   fs::remove_all(folder());
   fs::remove(weights());
   gone.set_value();
@@ -106,7 +105,7 @@ TEST_F(PrefetchAllWeights, ALoadAndADeleteReadTheirFilesWhenTheyAreSubmitted) {
   all[0].get();
   EXPECT_EQ(std::get<InspectResult>(all[1].get()).weights, std::get<0>(saved));
   all[2].get();
-  all[3].get();
+  engine_.run<Done>(Create{.tenant = "base", .frozen = true});
   EXPECT_EQ(std::get<0>(state_of(engine_, "base")), base_);
 }
 
@@ -137,7 +136,7 @@ TEST_F(PrefetchAllWeights, OneLoadAndOneDeleteHoldAllWeightsAtATime) {
 
 TEST_F(PrefetchAllWeights, ATenantWhoseDeleteFailedKeepsTheEngineUntilItsFilesAreBack) {
   const State before = state_of(engine_, "me");
-  fs::rename(weights(), scratch_ / "away");
+  fs::rename(weights(), weights().string() + ".away");
   const std::string path = model_.path();
   EXPECT_EQ(refusal_of(Delete{"me"}),
             "engine: delete: tenant 'me' stays, because the base model's weights that it trained "
@@ -153,7 +152,7 @@ TEST_F(PrefetchAllWeights, ATenantWhoseDeleteFailedKeepsTheEngineUntilItsFilesAr
                               Create{.tenant = "new", .lora_json = kLora}, Create{.tenant = "new"}})
     EXPECT_EQ(refusal_of(other),
               "engine: tenant 'me' trains all weights of the base model; delete it first");
-  fs::rename(scratch_ / "away", weights());
+  fs::rename(weights().string() + ".away", weights());
   engine_.run<Done>(Delete{"me"});
   engine_.run<Done>(Create{.tenant = "new", .frozen = true});
   EXPECT_EQ(std::get<0>(state_of(engine_, "new")), base_);
