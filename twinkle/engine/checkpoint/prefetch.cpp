@@ -75,16 +75,13 @@ bool Prefetch::is_awaited(const std::string& directory) const {
   return state_->saves.contains(name);
 }
 
-std::shared_ptr<void> Prefetch::hold_weights(const char* operation,
-                                             const std::string& tenant) const {
-  const auto holder = [&] {
+std::shared_ptr<void> Prefetch::hold_weights(const char* operation) const {
+  const auto [holder, added] = [&] {
     const Lock lock(state_->mutex);
-    require(!state_->holders.contains(operation), Code::kBusy, "engine: ", operation, ": tenant '",
-            tenant, "' trains all weights, and another ", operation,
-            ", which holds a copy of them, has not ended; wait for its result");
-    return state_->holders.insert(operation).first;
+    return state_->holders.insert(operation);
   }();
-  return on_end([state = state_, holder] {
+  if (!added) return nullptr;
+  return on_end([state = state_, holder = holder] {
     const Lock lock(state->mutex);
     state->holders.erase(holder);
   });
@@ -126,7 +123,7 @@ std::shared_ptr<Prefetched> Prefetch::read_load(const Load& op, const Reserve& r
   if (!tenant || tenant->mode == Mode::kFrozen || is_awaited(op.directory)) return nullptr;
   auto out = std::make_shared<Prefetched>();
   const bool all_weights = tenant->mode == Mode::kFull;
-  if (all_weights) out->entry = hold_weights("load", op.tenant);
+  if (all_weights && !(out->entry = hold_weights("load"))) return nullptr;
   attempt(*out, *tenant,
           [&] { return read_checkpoint(op, *tenant, base_, all_weights ? Reserve() : reserve); });
   return out;
@@ -136,7 +133,7 @@ std::shared_ptr<Prefetched> Prefetch::read_delete(const Delete& op) const {
   const std::optional<TenantShape> tenant = shape_of(op.tenant);
   if (!tenant || tenant->mode != Mode::kFull) return nullptr;
   auto out = std::make_shared<Prefetched>();
-  out->entry = hold_weights("delete", op.tenant);
+  if (!(out->entry = hold_weights("delete"))) return nullptr;
   attempt(*out, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
   return out;
 }

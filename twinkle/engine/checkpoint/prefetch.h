@@ -33,10 +33,10 @@ class Prefetch {
  public:
   explicit Prefetch(const BaseModel& base);  // which outlives it
 
-  // As Executor::prepare. Nothing is read of a folder that a queued Save is still to write, nor for
-  // a tenant that is not known yet: run() does it. An adapter's bytes are reserved. All weights of
-  // the model are not, since they may exceed every limit of the queue; instead one Load and one
-  // Delete at a time may hold them. Error kBusy: another one does.
+  // As Executor::prepare. run() reads for itself in a folder that a queued Save is still to write,
+  // and for a tenant that is not known yet. An adapter's bytes are reserved. All weights of the
+  // model are not, since they may exceed every limit of the queue: one Load and one Delete at a
+  // time may hold them, and run() reads for others, whose tenant is alone on the engine.
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve);
 
   // The engine's thread, when a tenant is created and deleted.
@@ -50,7 +50,7 @@ class Prefetch {
   std::shared_ptr<Prefetched> read_delete(const Delete& operation) const;
   std::optional<TenantShape> shape_of(const std::string& tenant) const;
   bool is_awaited(const std::string& directory) const;
-  std::shared_ptr<void> hold_weights(const char* operation, const std::string& tenant) const;
+  std::shared_ptr<void> hold_weights(const char* operation) const;  // null: another one does
 
   const BaseModel& base_;
   const std::shared_ptr<State> state_;
