@@ -39,7 +39,7 @@ class File {
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const { return size_; }  // bytes, when it was opened
 
-  // Fills `out` with the bytes from `offset` on, which must lie within size(). Error kInvalid: the
+  // Fills `out` with the bytes from `offset` on, which must be within size(). Error kInvalid: the
   // file has become shorter, or the system refuses.
   void read_at(int64_t offset, std::span<std::byte> out) const;
 

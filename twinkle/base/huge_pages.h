@@ -7,8 +7,8 @@ namespace twinkle {
 
 inline constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// Asks for them in [first, first + bytes), as far as whole ones lie in it, before it is first
-// written to. A system without them goes on with small ones. Any thread.
+// Asks for huge pages in [first, first + bytes), as far as whole ones fit, before it is first
+// written to. A system without them uses small ones. Any thread.
 void use_huge_pages(void* first, int64_t bytes);
 
 }  // namespace twinkle

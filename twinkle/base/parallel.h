@@ -15,7 +15,7 @@
 
 namespace twinkle {
 
-// What ends an interrupted computation. No Error: it says nothing about any input.
+// Thrown to end an interrupted computation. Not an Error: no input is at fault.
 struct Interrupted {};
 
 class Interrupt {
@@ -35,7 +35,7 @@ class Interrupt {
     return interrupt;
   }
 
-  // Whether the work of this thread is to end.
+  // True if the work of this thread should end.
   static bool asked() { return current() && current()->is_asked(); }
 
   // Throws Interrupted where asked().

@@ -8,8 +8,8 @@
 
 namespace twinkle::cli {
 
-// What a command does once its arguments are known to be right. `program` is what the user typed to
-// start the program, for messages that name a command to type next.
+// Runs a command whose arguments have been checked. `program` is what the user typed to start the
+// program, for messages that name a command to type next.
 using Action = std::function<void(const std::string& program)>;
 
 // Adds the subcommand with its options. Parsing sets `action` when the subcommand was chosen, or

@@ -10,8 +10,8 @@ namespace twinkle::cli {
 // kNotFound with what it said.
 std::string model_path(const std::string& id);
 
-// What an adapter's files call the model, as twinkle.hub.name_of: a path as it is, an id without
-// hf:// or ms://, the built-in model's own.
+// The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id
+// without hf:// or ms://, the built-in model's own.
 std::string model_name(const std::string& id);
 
 }  // namespace twinkle::cli

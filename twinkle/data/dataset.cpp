@@ -11,7 +11,7 @@
 namespace twinkle::data {
 namespace {
 
-// What `work` makes of every row, on all cores. An error gets the row's place in front: the worker
+// Applies `work` to every row, on all cores. An error gets the row's place in front: the worker
 // below knows the cause and only the dataset knows the place, hence a catch here.
 template <class Result, class Work>
 std::vector<Result> each(const Dataset& dataset, const Work& work) {

@@ -17,7 +17,7 @@ std::vector<std::string> nested_fields(const Row& row) {
   return out;
 }
 
-// What the template looks at; the other fields may be large.
+// The fields that the template reads; others may be large.
 Json trajectory_of(const Row& row) {
   JsonObject out;
   for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"}) {

@@ -1,5 +1,5 @@
 // While it lives, ATen's operators add up in a fixed order: on a device some, such as index_add_
-// and flash attention's backward, do so only when they are told to.
+// and flash attention's backward, do so only on request.
 #pragma once
 #include <ATen/Context.h>
 

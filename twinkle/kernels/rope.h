@@ -14,10 +14,10 @@ enum class Turn {
   kBackward
 };  // kBackward is the inverse, which is also the derivative's transpose
 
-// Turns x [T, heads, head_dim] by the angles of position_ids [T] (int32 or int64) in cos and sin
+// Rotates x [T, heads, head_dim] by the angles of position_ids [T] (int32 or int64) in cos and sin
 // [positions, rotary_dim / 2] float32, in place; dims from rotary_dim on stay. x must be
-// contiguous. Of an x on a device, ids that lie there too are not looked at: whoever put them there
-// knows that they are in the table.
+// contiguous. If x and the ids are on a device, the ids are not checked: the caller guarantees that
+// they are in the table.
 void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
            const at::Tensor& position_ids, Turn turn, const Simd& simd = best_simd());
 

@@ -30,7 +30,7 @@ class AdapterRef {
   ~AdapterRef();
 
   int32_t slot() const { return slot_; }  // -1: none
-  // Of the weights in the slot: the same number for the same weights, another after every change.
+  // Version of the weights in the slot: a new number after every change.
   uint64_t version() const;
   int64_t num_shares() const;  // of the slot
 
@@ -60,7 +60,7 @@ class Pool {
   // To be called after a change of the weights in a slot: a new version.
   void weights_changed(const AdapterRef& pin);
 
-  // Of the base model's weights, and after a change of them.
+  // The version of the base model's weights, and what must be called after they change.
   uint64_t base_version() const { return base_version_; }
   void base_changed() { base_version_ = ++last_version_; }
 

@@ -36,7 +36,7 @@ class TrainGraphs {
 
   // Lets go of the recordings that are void, and the memory that they hold: adapters' among it.
   void sweep();
-  // Of all of them. False: there was none.
+  // Lets go of all recordings. False: there was none.
   bool forget();
   // Passes that were replayed. Any thread.
   int64_t num_replays() const { return num_replays_; }

@@ -1,7 +1,7 @@
 // Cross entropy over scored rows: sum of -w log p(target), or its mean over rows with w != 0.
 // Options: reduction "sum" (default) or "mean"; dft (default false): each row is also weighted with
 // its own probability, taken as a constant (dynamic fine-tuning, Wu et al. 2025, eq. 9);
-// ignore_index -100 (which rows are scored is told by the weights).
+// ignore_index -100 (the weights say which rows are scored).
 #include <algorithm>
 #include <cmath>
 
@@ -28,7 +28,7 @@ Options parse(const Json& json) {
   return {.mean = reduction == "mean", .dft = get_or<bool>(json, "dft", false)};
 }
 
-// What every row's derivative is multiplied with; 0 when no row is scored.
+// The factor of every row's derivative; 0 when no row is scored.
 double row_factor(const Options& o, double num_tokens) {
   if (!o.mean) return -1;
   return num_tokens > 0 ? -1 / num_tokens : 0;

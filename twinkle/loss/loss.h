@@ -17,8 +17,8 @@
 
 namespace twinkle::loss {
 
-// What a loss asks for beside log-probabilities, float32: [N] per token (old_logps, advantages,
-// ...) or [S] per sequence; the loss's file says which.
+// Inputs of a loss in addition to log-probabilities, float32: [N] per token (old_logps, advantages,
+// ...) or [S] per sequence, as the loss's file says.
 using Extras = std::map<std::string, at::Tensor>;
 
 struct Inputs {
@@ -75,7 +75,7 @@ TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options = 
 // loss.entropy_grad after the same checks; undefined where there is none.
 at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& options = {});
 
-// Whether the loss and every entry of its gradient are finite. A loss does not check this itself.
+// True if the loss and every entry of its gradient are finite. A loss does not check this itself.
 bool finite(const Output& output);
 
 }  // namespace twinkle::loss

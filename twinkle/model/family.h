@@ -18,9 +18,9 @@ struct Family {
 };
 
 // The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that
-// we do not have (the text lists those that we do), or a size that is missing or impossible.
-// value_head: with one, new beside a causal model's layers, or that of a token or sequence
-// classifier with one label.
+// is not supported (the text lists those that are), or a size that is missing or impossible.
+// value_head: with one, new on a causal model, or that of a token or sequence classifier with one
+// label.
 DecoderSpec read_spec(const Json& config, bool value_head = false);
 
 // The config.json of a model that is saved with its value head: transformers' token classifier with
@@ -29,7 +29,7 @@ void describe_value_head(JsonObject& config, const DecoderSpec& spec);
 
 std::span<const Family> families();
 
-// What the llama-like families share: sizes, norms, rope, windows, a SwiGLU MLP.
+// The part that the llama-like families share: sizes, norms, rope, windows, a SwiGLU MLP.
 DecoderSpec llama_like(const Json& config);
 
 // `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).

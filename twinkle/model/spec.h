@@ -1,5 +1,5 @@
-// What a decoder is, as data: everything that distinguishes one model from another and that the one
-// skeleton (decoder.h) needs. A family (family.h) makes it from config.json.
+// A decoder as data: everything that distinguishes one model from another and that the one skeleton
+// (decoder.h) needs. A family (family.h) makes it from config.json.
 #pragma once
 #include <cstdint>
 #include <string>

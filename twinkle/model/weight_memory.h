@@ -11,8 +11,8 @@ namespace twinkle::model {
 
 class WeightMemory {
  public:
-  // Uninitialised. A tensor that is too small to matter lies where at::empty puts it, and so does
-  // everything where the system has no huge pages.
+  // Uninitialised. A small tensor comes from at::empty, and so does every tensor if the system has
+  // no huge pages.
   at::Tensor empty(at::IntArrayRef shape, at::ScalarType dtype);
 
  private:
@@ -20,10 +20,9 @@ class WeightMemory {
   int64_t used_ = 0, size_ = 0;  // bytes of it
 };
 
-// Makes glibc keep up to 16 MiB that lie free at a heap's end, and take blocks of up to 8 MiB from
-// there: else a forward's results are made of fresh pages again and again, each cleared by the
-// system. Left to itself it takes blocks of up to 32 MiB so once one was freed, and the holes of
-// large ones made the peak of C1 80 MiB higher, and no step faster.
+// Makes glibc keep up to 16 MiB of free memory at a heap's end, and take blocks of up to 8 MiB from
+// there: otherwise every forward gets fresh pages, each cleared by the system. glibc's own limit of
+// 32 MiB leaves larger holes, which raise the peak.
 void keep_heap_pages();
 
 }  // namespace twinkle::model

@@ -17,7 +17,7 @@
 #include "twinkle/kernels/linear/linear_f32.h"
 #include "twinkle/kernels/simd/team.h"
 
-// Of the MKL within torch; null where torch has another library.
+// A function of torch's bundled MKL; null if torch uses another BLAS.
 extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 
 namespace twinkle::nn {
@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kMaxRows = 256;     // of a part: more gain nothing
 constexpr int64_t kMaxOutputs = 512;  // of a part on a CPU, whose threads take one each
 constexpr int64_t kStep = 16;         // between the rows of parts that are no thinner
-// Weights whose trial is dear: a head's, which is given some 128 rows at a time.
+// Weights too large to test at 256 rows: a head's, which gets about 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
 constexpr int64_t kPeriod = 61;
@@ -87,7 +87,7 @@ at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::Scala
   return all.repeat({1, (n + some - 1) / some}).narrow(1, 0, n);
 }
 
-// What is tried.
+// Operands of a test.
 struct Operands {
   at::Tensor x, weight, bias;  // x's rows repeat
 };
@@ -130,7 +130,7 @@ std::vector<int64_t> places(const at::Tensor& x, int64_t rows) {
   return out;
 }
 
-// Whether `rows` rows have the bits of `want`, those of the first kPeriod rows of x, in every
+// True if `rows` rows have the bits of `want`, those of the first kPeriod rows of x, in every
 // place.
 bool holds(const at::Tensor& x, const at::Tensor& want, int64_t rows, const Multiply& multiply) {
   return std::ranges::all_of(places(x, rows), [&](int64_t from) {
@@ -177,7 +177,7 @@ RowPlan sizes_like(int64_t most, int64_t width, const Operands& in, int threads,
   return plan;
 }
 
-// Whether kernels/linear has a product in which no sum sees another row.
+// True if kernels/linear has a batch-invariant product.
 bool is_ours(at::ScalarType type, at::Device device) {
   return device.is_cpu() && (type == at::kFloat || type == at::kBFloat16);
 }
@@ -190,14 +190,15 @@ at::Tensor ours(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
                                        : kernels::linear_bf16(x.contiguous(), w, bias);
 }
 
-// Of a long side, what is tried: a multiple of every loop's tiles, runs and panels, and the rest.
+// The part of a long side that is tested: a multiple of every loop's tiles, runs and panels, and
+// the rest.
 int64_t enough(int64_t side) {
   constexpr int64_t kAlike = 1920;
   return side > 2 * kAlike ? kAlike + side % kAlike : side;
 }
 
-// A bias that the library adds comes first or last in a sum, by where in a tile a row lies: it is
-// added to the sums here. Not in bfloat16, which would round them before.
+// A bias that the library adds comes first or last in a sum, depending on a row's place in a tile:
+// it is added to the sums here. Not in bfloat16, which would round them before.
 void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias) {
   if (bias.defined() && x.scalar_type() == at::kBFloat16) {
@@ -247,7 +248,7 @@ Trial key_of_trial(const Product& p, int threads) {
           p.device.str(),           threads};
 }
 
-// Of this process: what a trial finds is a matter of the processor and the library.
+// Kept for the process: a test's result depends on the processor and the library alone.
 struct Tried {
   std::mutex mutex;
   std::map<Trial, RowPlan> plans;

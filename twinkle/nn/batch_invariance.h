@@ -13,11 +13,11 @@
 
 namespace twinkle::nn {
 
-// What one product is like for the library.
+// One product, as the library sees it.
 struct Product {
   at::ScalarType type;
   int64_t inputs, outputs;
-  bool transposed = false;  // the weight lies in memory as [I, O]: the backward of a linear
+  bool transposed = false;  // the weight is stored as [I, O]: the backward of a linear
   bool bias = false;
   at::Device device = at::kCPU;
 
@@ -63,7 +63,7 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x_NI,
 // that it is so, without sizes. Tried once in a process.
 RowPlan row_plan(const Product& product);
 
-// Whether row_plan has tried this product in this process, with as many threads.
+// True if row_plan has tested this product in this process, with as many threads.
 bool is_tried(const Product& product);
 
 // x W^T + b by the fastest product: kernels/linear's where it is fast, else torch's.

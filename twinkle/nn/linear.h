@@ -14,16 +14,16 @@
 
 namespace twinkle::nn {
 
-// Whose the sequences of a batch are: one entry per sequence.
+// The adapter slots of a batch: one entry per sequence.
 struct Owners {
-  std::vector<int32_t> slot;   // -1: nobody's, no delta
+  std::vector<int32_t> slot;   // -1: no adapter, no delta
   std::vector<uint64_t> key;   // of the sequence's random streams; 0: none (no dropout)
   std::vector<uint8_t> learn;  // 0: its gradients are not added to any buffer
 
   static Owners nobody(int64_t num_sequences);
 };
 
-// What one linear gets from adapters. Called on the thread that runs the model.
+// The adapters' part of one linear. Called on the thread that runs the model.
 class Delta {
  public:
   virtual ~Delta() = default;
@@ -46,7 +46,7 @@ struct Linear {
   Delta* delta = nullptr;  // not owned; nullptr: no adapters here
   bool exact = true;       // false: a row's bits may depend on the other rows
 
-  // Whether its backward pass reads its input.
+  // True if its backward pass reads its input.
   bool needs_input() const { return delta || weight_grad; }
 };
 

@@ -1,5 +1,5 @@
-// A linear inside an autograd function of nn/: the function's context keeps what backward needs
-// beside the input, which the function keeps itself or computes again. Once per context.
+// A linear inside an autograd function of nn/: the function's context keeps what backward needs in
+// addition to the input, which the function keeps itself or computes again. Once per context.
 #pragma once
 #include <torch/csrc/autograd/custom_function.h>
 

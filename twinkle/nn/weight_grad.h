@@ -6,7 +6,7 @@
 
 namespace twinkle::nn {
 
-// Owned by whoever trains the weight; must outlive the backward pass of every graph that was given
+// Owned by the trainer of the weight; must outlive the backward pass of every graph that was given
 // it.
 struct WeightGrad {
   at::Tensor

@@ -51,7 +51,7 @@ std::vector<Chunk> chunks_of(std::span<const Param> params) {
   return chunks;
 }
 
-// Of every parameter, the sum of powers of its gradient over `unit`, or its largest magnitude.
+// For every parameter the sum of powers of its gradient over `unit`, or its largest magnitude.
 std::vector<double> sums_on_cpu(std::span<const Param> params, double norm_type, double unit) {
   const std::vector<Chunk> chunks = chunks_of(params);
   std::vector<double> parts(chunks.size());
@@ -100,7 +100,7 @@ std::vector<double> sums(std::span<const Param> params, double norm_type, double
   return here ? sums_on_cpu(params, norm_type, unit) : sums_on_device(params, norm_type, unit);
 }
 
-// Whether powers of ordinary gradients have left the doubles.
+// True if powers of ordinary gradients have left the range of doubles.
 bool out_of_range(const std::vector<double>& sums) {
   const double largest = sums.empty() ? 1 : *std::ranges::max_element(sums);
   return largest < std::numeric_limits<double>::min() ||

@@ -13,7 +13,7 @@ namespace twinkle::optim {
 // that is not finite (it names the first parameter to blame).
 double grad_norm(std::span<const Param> params, double norm_type = 2.0, double grad_scale = 1.0);
 
-// Whether every entry of these gradients is; undefined ones are. One pass over them.
+// True if every entry of these gradients is finite; undefined gradients are. One pass over them.
 bool finite(std::span<const at::Tensor> grads);
 
 // min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 for infinity.

@@ -72,7 +72,7 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params,
     const bool fresh = slot.steps == 0 || slot.buffers.size() != names.size();
     Target target{&param, &slot, {}, {lr, grad_scale, slot.steps + 1, fresh, param.decay}};
     if (!fresh) target.buffers = slot.buffers;
-    // A state that was loaded lies on the CPU.
+    // A state that was loaded is on the CPU.
     for (at::Tensor& buffer : target.buffers) buffer = buffer.to(param.value.device());
     while (target.buffers.size() < names.size())
       target.buffers.push_back(at::zeros(param.value.sizes(), param.value.options()));

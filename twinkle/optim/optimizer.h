@@ -26,8 +26,8 @@ struct Param {
   bool decay = true;  // false: no weight decay (biases, norms)
 };
 
-// What resuming needs, bit for bit. The tensors are named "<parameter>.<buffer>"; options are not
-// part of it, they come from where they came from the first time.
+// The state from which training resumes bit for bit. The tensors are named "<parameter>.<buffer>".
+// Options are not part of it; the caller passes them again.
 struct State {
   Json fields;  // {"optimizer": "AdamW", "steps": {"<parameter>": 7, ...}}
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -72,7 +72,7 @@ class Optimizer {
   }
 
  protected:
-  // What the update of a parameter depends on beside its elements.
+  // Everything that a parameter's update depends on in addition to its elements.
   struct Terms {
     double lr, grad_scale;
     int64_t step;  // this update's number, from 1
@@ -96,10 +96,9 @@ class Optimizer {
 
   // Error kInvalid: an update would use a number that is not finite in float32.
   virtual void check_terms(const Terms& terms) const = 0;
-  // Whether options and gradients are of ordinary size, so that updates cannot leave the finite
-  // numbers.
+  // True if options and gradients are of ordinary size, so that every update stays finite.
   virtual bool is_ordinary(const Terms& terms, double largest_grad) const = 0;
-  // Whether no entry of this buffer is ever negative.
+  // True if no entry of this buffer is ever negative.
   virtual bool is_non_negative(std::string_view) const { return false; }
   virtual void update(const Run& run) const = 0;
   virtual void update(std::span<const Whole> all) const = 0;

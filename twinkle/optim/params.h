@@ -1,4 +1,4 @@
-// What every function over parameters asks of them.
+// Checks that every function over parameters makes.
 #pragma once
 #include <span>
 

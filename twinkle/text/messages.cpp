@@ -155,8 +155,7 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
   return out;
 }
 
-// What a row without messages has, and what makes messages of it: the names of data's
-// preprocessors.
+// The fields of a row without messages, and the names of data's preprocessors that convert it.
 std::string what_else(const Json& row) {
   static constexpr std::array<std::array<std::string_view, 3>, 5> kForms = {
       {{"instruction", "output", "AlpacaProcessor"},

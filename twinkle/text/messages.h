@@ -17,7 +17,8 @@ struct MessageOptions {
   bool takes_parts = false;      // content may stay a list of text parts; else they are joined
   bool reads_reasoning = false;  // the template reads reasoning_content; else it goes into <think>
   bool takes_argument_text = false;  // a call's arguments may stay JSON text; else they are parsed
-  // What stands for a content that is missing or null beside tool calls; nothing: it stays missing.
+  // The content of a message with tool calls whose own is missing or null; nothing: it stays
+  // missing.
   std::optional<Json> absent_content;
 };
 

@@ -1,5 +1,5 @@
-// Work on the rows of a batch on all cores: order kept, the failure of the lowest row told with its
-// index and cause.
+// Work on the rows of a batch on all cores: order kept, the failure of the lowest row reported with
+// its index and cause.
 #pragma once
 #include <cstddef>
 #include <functional>

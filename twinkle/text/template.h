@@ -17,8 +17,8 @@
 
 namespace twinkle::text {
 
-// What becomes of a row of more than max_length tokens: an error, its last or first max_length
-// tokens, pieces of max_length tokens, or nothing.
+// Treatment of a row of more than max_length tokens: an error, its last or first max_length tokens,
+// pieces of max_length tokens, or nothing.
 enum class Truncation { kRaise, kLeft, kRight, kSplit, kDelete };
 
 // "raise", "left", "right", "split", "delete". Error kInvalid: another name.

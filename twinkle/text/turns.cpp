@@ -110,7 +110,7 @@ std::optional<std::string> generation_prompt(const ChatTemplate& chat,
   return beyond(SIZE_MAX, text.size());
 }
 
-// One rendering per role: of the last turn that follows it. None: a prompt cannot be told.
+// One rendering per role: of the last turn that follows it. None: the prompt cannot be determined.
 std::optional<Prompts> generation_prompts(const ChatTemplate& chat,
                                           const Conversation& conversation, const Rendering& marked,
                                           const Prepared& prepared) {

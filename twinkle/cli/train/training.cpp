@@ -90,7 +90,7 @@ std::string fingerprint(const data::Dataset& rows) {
   return std::to_string(key);
 }
 
-// What decides every weight of a run: one that is resumed must agree in all of it.
+// The options that determine a run's weights: a resumed run must have the same.
 JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
   JsonObject settings{{"--full", o.full},
                       {"--preprocessor", o.preprocessor},
@@ -297,8 +297,8 @@ class Training {
     batches_.skip(get<int64_t>(*state, "consumed_train_samples"));
   }
 
-  // Finds out now what only a save can tell, a full disk say, by saving the untrained weights to a
-  // folder beside the output, which goes again.
+  // Finds problems that only a save can find, such as a full disk, by saving the untrained weights
+  // to a folder next to the output, which is then removed.
   void try_output() {
     try {
       const AtomicDirectory beside(o_.output);

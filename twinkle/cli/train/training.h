@@ -1,5 +1,5 @@
-// What `twinkle train` does: supervised fine-tuning of one tenant, with checkpoints from which it
-// goes on bit for bit. Knows no command line.
+// `twinkle train`: supervised fine-tuning of one tenant, with checkpoints from which it resumes bit
+// for bit. Knows no command line.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,7 +13,7 @@ struct TrainingOptions {
   std::string device;        // empty: as device_or_default
   bool full = false;         // train every weight, no adapter
   bool overwrite = false;    // an earlier run's output may be replaced
-  bool resume = false;       // go on from what lies in `output`
+  bool resume = false;       // continue from the checkpoint in `output`
   int64_t rank = 8;
   double alpha = 16;
   std::string target_modules = "all-linear";  // or names of linears, separated by commas

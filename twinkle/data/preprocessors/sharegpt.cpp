@@ -1,5 +1,4 @@
-// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt beside
-// them.
+// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -1,9 +1,9 @@
 // Causal attention over packed sequences and over a paged cache, by the same inner loops: a query's
-// row has the same bits in both, whatever stands beside it and however many threads run. Functions
-// over tensors, no autograd. bf16 and float32 are computed in float32, float64 in float64. T, N
-// tokens; H query heads, K key heads (H a multiple of K: head h reads key head h / (H / K)); d head
-// size; S sequences; P pages. Error kInvalid of each: other shapes or types, a negative window,
-// cu_seqlens that do not rise from 0 to T, a page outside the cache.
+// row has the same bits in both, whatever else is in the batch and however many threads run.
+// Functions over tensors, no autograd. bf16 and float32 are computed in float32, float64 in
+// float64. T, N tokens; H query heads, K key heads (H a multiple of K: head h reads key head h / (H
+// / K)); d head size; S sequences; P pages. Error kInvalid of each: other shapes or types, a
+// negative window, cu_seqlens that do not rise from 0 to T, a page outside the cache.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -32,8 +32,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options,
                           const Simd& simd = best_simd());
 
-// What a backward pass starts from: the gradient of out, attention's inputs and what it returned
-// for them.
+// Inputs of a backward pass: the gradient of out, attention's inputs and what it returned for them.
 struct AttentionSaved {
   at::Tensor grad, q, k, v;
   AttentionResult forward;
@@ -49,8 +48,8 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
                                   const AttentionOptions& options, const AttentionNeeds& needs = {},
                                   const Simd& simd = best_simd());
 
-// Keys and values by page of kKeyTile (64) tokens. Keys lie transposed, as the inner loop reads
-// them.
+// Keys and values by page of kKeyTile (64) tokens. Keys are stored transposed, as the inner loop
+// reads them.
 struct PagedKeys {
   at::Tensor k;  // [P, K, d, 64]
   at::Tensor v;  // [P, K, 64, d]
@@ -59,8 +58,8 @@ struct PagedKeys {
 PagedKeys make_pages(int64_t num_pages, int64_t num_key_heads, int64_t head_dim,
                      at::ScalarType type);
 
-// Which token of which sequence each row is. Of pages on a device, rows that lie there too (all
-// three of them) are not looked at: whoever put them there knows that they are inside.
+// The token and sequence of each row. If the pages and all three tensors are on a device, the rows
+// are not checked: the caller guarantees that they are inside.
 struct PagedRows {
   at::Tensor block_tables;  // [S, most pages] int32: page of each 64 tokens; behind a sequence's
                             // end anything

@@ -1,6 +1,5 @@
-// What the inner loops of attention work on: a block of query rows against the keys of one sequence
-// and one key head. Pointers only; the op that fills them owns the tensors. Internal to this
-// folder.
+// Operands of attention's inner loops: a block of query rows against the keys of one sequence and
+// one key head. Pointers only; the op that fills them owns the tensors. Internal to this folder.
 #pragma once
 #include <cstdint>
 

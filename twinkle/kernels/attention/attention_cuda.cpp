@@ -14,16 +14,16 @@ namespace {
 
 static_assert(kPageTokens == kKeyTile);
 
-// What ATen's flash kernels take; everything else is attention_packed.cu's.
+// True if ATen's flash kernels support it; attention_packed.cu computes everything else.
 bool is_for_flash(const at::Tensor& q) {
   return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
 }
 
-// What both directions tell the flash kernels of a batch.
+// The batch as the flash kernels take it, forward and backward.
 struct Varlen {
   at::Tensor cu_seqlens;  // int32
   int64_t longest = 0;
-  std::optional<int64_t> left, right;  // tokens that are seen beside one's own; none: all
+  std::optional<int64_t> left, right;  // tokens seen in addition to one's own; none: all
 
   Varlen(std::span<const int64_t> from, const AttentionOptions& options, const at::Device& device) {
     const std::vector<int32_t> ends(from.begin(), from.end());

@@ -1,6 +1,6 @@
 // A block attends from up to kHeads query heads of one row and key head to one chunk of the row's
 // pages, page by page with a running softmax; then the chunks of a head are merged in order. Tokens
-// that a row does not see are never multiplied, whatever lies in the page.
+// that a row does not see are never multiplied, whatever the page holds.
 #include <cmath>
 
 #include "twinkle/kernels/cuda/device.cuh"
@@ -15,7 +15,7 @@ static_assert(kTokens == 64);                // two of each lane
 
 constexpr int64_t slices_of(int64_t group) { return (group + kHeads - 1) / kHeads; }
 
-// What a block works on.
+// A block's operands.
 struct Task {
   int64_t row, key_head, first_head, num_heads;
 };
@@ -27,7 +27,7 @@ __device__ Task task_of(const PagedQuery& in) {
           left < kHeads ? left : kHeads};
 }
 
-// Of a block's shared memory.
+// Sizes of a block's shared memory.
 template <class A>
 struct Memory {
   A* q;        // [kHeads][dim]

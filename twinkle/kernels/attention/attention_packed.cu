@@ -15,7 +15,7 @@ __device__ A sum_of(A a, A b) {
   return a + b;
 }
 
-// Of a block's shared memory, behind what over_block takes.
+// Size of a block's shared memory, after the part that over_block takes.
 template <class A>
 struct Memory {
   A* rows;     // [num_rows][dim]

@@ -1,4 +1,4 @@
-// cuda.h and graph.h by way of libtwinkle_cuda, which lies beside the module or the program.
+// cuda.h and graph.h by way of libtwinkle_cuda, which is next to the module or the program.
 #include "twinkle/kernels/cuda/cuda.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ struct Library {
   std::string why_not;
 };
 
-// Of the module or the program that this is part of.
+// The folder of the module or the program that this is part of.
 fs::path own_folder() {
   Dl_info unused{};
   link_map* object = nullptr;

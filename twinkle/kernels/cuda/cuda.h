@@ -1,6 +1,6 @@
-// The kernels over tensors on a CUDA device. The functions of rms_norm.h, rope.h and swiglu.h come
-// here when their tensors lie there, after their own checks. The build links tensors.cpp and the
-// .cu files, or absent.cpp, where each throws kInvalid: which one is CMake's choice, never an #if.
+// The kernels over tensors on a CUDA device. The functions of rms_norm.h, rope.h and swiglu.h call
+// these for tensors on a device, after their own checks. The build links tensors.cpp and the .cu
+// files, or absent.cpp, where each throws kInvalid: which one is CMake's choice, never an #if.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,12 +17,12 @@
 
 namespace twinkle::kernels::cuda {
 
-// Whether this build has the kernels and the machine a device that runs them.
+// True if this build has the kernels and the machine a device that runs them.
 bool available();
-// Whether the ops of kernels/ hand this tensor to the functions below: it lies on a CUDA device,
-// or, in the programs that run the kernels by emulation, on the emulated one.
+// True if the ops of kernels/ hand this tensor to the functions below: it is on a CUDA device, or,
+// in programs that emulate the kernels, on the emulated one.
 bool takes(const at::Tensor& x);
-// Where the caller's tensors would lie.
+// The device of new tensors.
 at::Device current_device();
 // The device of that name, "cuda" (the current one) or "cuda:1". Error kInvalid: it is none, or not
 // here, with what would help.
@@ -69,7 +69,7 @@ at::Tensor sums_of_squares(std::span<const at::Tensor> tensors);
 
 // As attention.h's, of any type. Packed: bfloat16 with a head_dim of at most 256 that is a multiple
 // of 8 goes to ATen's flash kernels, which need an sm_80 or later; all else to simple ones of our
-// own. Paged: the rows have been checked, and may lie on the CPU.
+// own. Paged: the rows have been checked, and may be on the CPU.
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options);
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,

@@ -1,7 +1,6 @@
-// What every .cu file shares: element types, a sum over a block in a fixed order,
-// the launch. Kernels keep to what tests/cuda_emulation has of CUDA: blocks of one dimension,
-// dynamic shared memory, __syncthreads, __shfl_xor_sync by whole warps, no atomics. Internal to
-// kernels/.
+// Shared by all .cu files: element types, a sum over a block in a fixed order, the launch. Kernels
+// keep to what tests/cuda_emulation has of CUDA: blocks of one dimension, dynamic shared memory,
+// __syncthreads, __shfl_xor_sync by whole warps, no atomics. Internal to kernels/.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -17,8 +17,8 @@ class Graph {
 };
 
 // Records what `body` queues on the device's current stream; nothing runs. It may call ATen and the
-// ops of kernels/ on tensors that it holds; what it allocates is the graph's and lies in the same
-// place at every replay. It must have run once just before, for tables and workspaces, and it
+// ops of kernels/ on tensors that it holds; what it allocates is the graph's and has the same
+// address at every replay. It must have run once just before, for tables and workspaces, and it
 // neither reads from the host nor waits. Backward passes run on the caller's thread. Its exceptions
 // pass through. `before`: a graph behind which this one is always replayed; they share their
 // memory, of which this body may let go what that one has left.

@@ -71,8 +71,8 @@ struct LogitGrads {
 void softmax_grad(Type type, const LogitRows& in, const void* stats, const LogitGrads& grads,
                   Stream stream);
 
-// What lora's kernels know of one part: a row of a table on the device. Factors are of the type of
-// x, gradients of the computing type.
+// One part for lora's kernels: a row of a table on the device. Factors are of the type of x,
+// gradients of the computing type.
 struct LoraRow {
   int64_t begin, rows, rank;
   int64_t h;            // element of h where its [rows][rank] begin
@@ -157,7 +157,7 @@ struct PackedRows {
 };
 // out as q; lse [rows, heads] of the computing type.
 void attention_packed(Type type, const PackedRows& in, void* out, void* lse, Stream stream);
-// What a forward left, and the gradient of its out.
+// A forward's inputs and results, and the gradient of its out.
 struct PackedSaved {
   const void* grad;
   const void* out;

@@ -32,7 +32,7 @@ struct Functions {
   decltype(&cuda::attention_paged) attention_paged;
 };
 
-// What the library exports.
+// The library's exports.
 extern "C" const Functions* twinkle_cuda_functions();
 
 }  // namespace twinkle::kernels::cuda

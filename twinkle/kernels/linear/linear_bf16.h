@@ -28,11 +28,11 @@ enum class LinearPath { kBest, kPairs, kTiles, kRuns, kPortablePairs, kPortableT
 at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                        LinearPath path = LinearPath::kBest);
 
-// Whether this processor has the instructions that the path takes.
+// True if this processor has the instructions that the path needs.
 bool linear_bf16_has(LinearPath path);
 
-// What kBest is here: "tiles", "pairs" or "runs". Bits are promised among processes with the same
-// answer.
+// The path of kBest here: "tiles", "pairs" or "runs". Bits are promised among processes with the
+// same answer.
 std::string_view linear_bf16_best();
 
 // By runs, with the loops of `simd`; unchecked.

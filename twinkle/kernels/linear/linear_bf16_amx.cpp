@@ -1,7 +1,7 @@
 // Products by the tile unit (AMX): 16 rows by 16 columns, 32 inputs at a time, two tiles of rows by
-// two of columns, so that four products share four loaded tiles. One operand lies in a panel whose
+// two of columns, so that four products share four loaded tiles. One operand is in a panel whose
 // lanes are columns. Many rows: rows are x's, and weights are transposed into panels that the first
-// cache holds. Few rows: rows are the weights', read as they lie in memory, and x is the panel.
+// cache holds. Few rows: rows are the weights', read in their own layout, and x is the panel.
 #include "twinkle/kernels/linear/linear_bf16_transpose.h"
 
 #if defined(__x86_64__)
@@ -153,7 +153,7 @@ TWINKLE_AMX void multiply(const Bf16Product& p, int64_t o, int64_t first_row) {
     for (int64_t r = 0; r < rows; r += kTwo * kTile) {
       const int64_t count = std::min(rows - r, kTwo * kTile);
       if (r == 0 || count < kTwo * kTile) shape_for(count, kTile);
-      // Of one pass the sums are wanted no longer than until they are rounded.
+      // The sums of a single pass are needed only until they are rounded.
       float* const to = passes == 1 ? sums : sums + r * kRow;
       const int64_t row = first_row + r, inside = std::min(blocks, full - begin);
       if (inside > 0) {
@@ -226,7 +226,7 @@ TWINKLE_AMX void few_rows(const Bf16Product& p, int64_t first, int64_t last) {
 
 }  // namespace
 
-// Weights are read tile by tile as they lie: none of theirs may reach beyond a row.
+// Weights are read tile by tile in their own layout: no tile may reach beyond a row.
 bool amx_packs(const Bf16Product& p) {
   return !p.transposed && p.inputs % kDepth == 0 && p.rows <= kTwo * kTile;
 }

@@ -1,5 +1,4 @@
-// What the loops of linear_bf16 work on. Pointers only; the op owns the tensors. Internal to this
-// folder.
+// Operands of linear_bf16's loops. Pointers only; the op owns the tensors. Internal to this folder.
 #pragma once
 #include <cstdint>
 
@@ -28,8 +27,8 @@ struct Bf16Loop {
 Bf16Loop avx512_loop(const Bf16Product& p);
 Bf16Loop amx_loop(const Bf16Product& p);
 
-// Whether amx_loop reads x from p.packed, and what it reads there: [32 inputs][16 rows] by tiles,
-// as many words as x has pairs when its rows are rounded up to 16, 64-byte aligned.
+// True if amx_loop reads x from p.packed, whose layout is [32 inputs][16 rows] by tiles, as many
+// words as x has pairs when its rows are rounded up to 16, 64-byte aligned.
 bool amx_packs(const Bf16Product& p);
 void amx_pack(const Bf16Product& p, uint32_t* packed);
 

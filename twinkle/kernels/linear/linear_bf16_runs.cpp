@@ -9,7 +9,7 @@
 namespace twinkle::kernels {
 namespace {
 
-// Of rows that are widened at a time: a head's gradients are as wide as the vocabulary.
+// Size of the rows that are widened at a time: a head's gradients are as wide as the vocabulary.
 constexpr int64_t kWidenedBytes = 4 << 20;
 
 int64_t rows_at_a_time(int64_t inputs) {

@@ -44,9 +44,9 @@ TWINKLE_BF16_INLINE void transpose(__m512i* a) {
   }
 }
 
-// Where the weights lie that will be wanted next; `ahead` moves on line by line, into the first
-// cache or the second. A tile of 16 outputs is most of the first one: what is fetched there drives
-// out what is being read, at a third of the speed on a Zen 5 with 32 KB of it.
+// The weights to prefetch; `ahead` moves on line by line, into the first cache or the second. A
+// tile of 16 outputs fills most of a first cache of 32 KB: weights fetched into it would evict the
+// ones that are being read.
 template <_mm_hint kInto>
 struct Ahead {
   const char* line;
@@ -78,7 +78,7 @@ TWINKLE_BF16_INLINE __m512i widen_row(const uint16_t* w, __mmask16 mask) {
   return _mm512_maskz_cvtepu16_epi32(kWords, _mm256_maskz_loadu_epi16(mask, w));
 }
 
-// The same of a transposed weight, whose outputs lie side by side.
+// The same for a transposed weight, whose outputs are contiguous.
 TWINKLE_BF16_INLINE void turn_columns(const Bf16Product& p, int64_t o, int64_t i, __m512i* c) {
   const uint16_t* w = p.w + i * p.outputs + o;
   const int64_t left = p.inputs - i, count = p.outputs - o;

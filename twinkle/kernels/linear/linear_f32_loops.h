@@ -1,8 +1,8 @@
 // The loops of linear_f32, and of linear_bf16's runs. Compiled once per instruction set (see
 // simd.h). The lanes of a vector are outputs: each lane is one output's chain. Weights whose inputs
-// lie side by side are transposed in registers, a square at a time. Few rows: what is transposed is
-// used at once, and memory stays what is short. Many: a panel of a run of inputs is kept in the
-// first cache for all rows.
+// are contiguous are transposed in registers, a square at a time. Few rows: a square is used at
+// once, and memory bandwidth is the limit. Many: a panel of a run of inputs is kept in the first
+// cache for all rows.
 #pragma once
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/linear/products.h"
@@ -10,8 +10,8 @@
 namespace twinkle::kernels::TWINKLE_ISA {
 
 // The weights of outputs o, o + 1, ... for inputs i, i + 1, ...: [input][output], `count` inputs,
-// zeros behind them. Outputs beyond the last are the last again. Fetches what lies `ahead` into the
-// second cache; the first is full of what is being read.
+// zeros behind them. Outputs beyond the last are the last again. Prefetches `ahead` into the second
+// cache; the first is full of the weights being read.
 template <class T>
 inline void transposed_weights(const RunProduct<T>& p, int64_t o, int64_t i, int64_t count,
                                const T*& ahead, Lanes<float>* w) {

@@ -1,4 +1,4 @@
-// What the loops of linear_f32, and of linear_bf16's runs, work on. Pointers only; the op owns the
+// Operands of the loops of linear_f32 and of linear_bf16's runs. Pointers only; the op owns the
 // tensors. Internal to this folder and to kernels/simd, but for the constants.
 #pragma once
 #include <cstdint>

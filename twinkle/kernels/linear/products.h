@@ -1,6 +1,6 @@
 // Small matrix products, and squares transposed in registers. Compiled once per instruction set
 // (see simd.h). Every element of a product is one chain of fused multiply-adds in the order of the
-// depth: its bits do not depend on which rows or columns are computed beside it.
+// depth: its bits do not depend on which other rows or columns are computed with it.
 #pragma once
 #include "twinkle/kernels/simd/lanes.h"
 

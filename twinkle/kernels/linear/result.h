@@ -1,4 +1,4 @@
-// What a product is written to. Internal to this folder.
+// Output tensors of products. Internal to this folder.
 #pragma once
 #include <ATen/ops/empty.h>
 
@@ -6,8 +6,8 @@
 
 namespace twinkle::kernels {
 
-// [rows, outputs], uninitialised. Logits are mapped anew for every chunk: on huge pages, which
-// makes a training step 3 % faster. Smaller results come from pages that the heap keeps.
+// [rows, outputs], uninitialised. Logits are mapped anew for every chunk, so they get huge pages,
+// which fault less often. Smaller results come from pages that the heap keeps.
 inline at::Tensor result(int64_t rows, int64_t outputs, const at::TensorOptions& options) {
   constexpr int64_t kMapped = int64_t{8} << 20;  // model::keep_heap_pages
   at::Tensor y = at::empty({rows, outputs}, options);

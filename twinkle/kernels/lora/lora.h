@@ -1,7 +1,7 @@
 // Low-rank products of the sequences of a batch, y += scale * (dropout(x) A^T) B^T, forward and
-// backward. The factors are read as the type of x, so rounded where that is bf16; sums and what
-// lies between the two factors are float32 (float64 for double). Ragged: rank r costs r.
-// T tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
+// backward. The factors are read as the type of x, so rounded where that is bf16; sums and the
+// values between the two factors are float32 (float64 for double). Ragged: rank r costs r. T
+// tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
 // is reduced over the tokens of one sequence, in order, from zero, and the sequences' sums are
 // added in their order: the same bits whatever else is in the batch and however many threads run.
 // Error kInvalid: factors that were not packed for the type of x.
@@ -50,7 +50,7 @@ struct LoraPart {
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y,
                         const Simd& simd = best_simd());
 
-// What a backward pass starts from: the gradient of y, the forward's x and what it returned.
+// Inputs of a backward pass: the gradient of y, the forward's x and what it returned.
 struct LoraSaved {
   at::Tensor grad, x, h;
 };

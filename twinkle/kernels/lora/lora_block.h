@@ -1,6 +1,5 @@
-// What the inner loops of lora work on: rows of one sequence, and one factor of its adapter.
-// Pointers only; the op that fills them owns the tensors. Internal to kernels/, but for
-// LoraDropout.
+// Operands of lora's inner loops: rows of one sequence, and one factor of its adapter. Pointers
+// only; the op that fills them owns the tensors. Internal to kernels/, but for LoraDropout.
 #pragma once
 #include <cstdint>
 

@@ -17,7 +17,7 @@ __device__ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// What element i of the part's row `token` is multiplied by.
+// The dropout factor of element i of the part's row `token`.
 template <class A>
 __device__ A mask_of(const LoraRow& part, int64_t token, int64_t i) {
   if (part.key == 0) return A(1);

@@ -1,4 +1,4 @@
-// What is known of one row of logits, and what its gradient takes.
+// Statistics of one row of logits, and the inputs of its gradient.
 #pragma once
 
 namespace twinkle::kernels {

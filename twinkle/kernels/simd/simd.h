@@ -71,7 +71,8 @@ std::vector<const Simd*> supported_simd();
 // The best of them; below AVX-512 where ATen is kept from it.
 const Simd& best_simd();
 
-// Whether ATen takes AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not say less.
+// True if ATen uses AVX-512 here: the processor has it, and ATEN_CPU_CAPABILITY does not ask for
+// less.
 bool may_use_avx512();
 
 }  // namespace twinkle::kernels

@@ -17,7 +17,7 @@ using Run = std::function<void(int64_t, int64_t)>;
 
 constexpr int64_t kPiecesPerThread = 8;  // so that a thread that is late leaves its share to others
 constexpr int64_t kFetched = int64_t{384}
-                             << 10;  // bytes that stay in a core's cache beside its data
+                             << 10;  // bytes that stay in a core's cache together with its data
 constexpr int kPatience = 20000;     // looks, about half a millisecond, before giving way
 
 void pause() {
@@ -51,7 +51,7 @@ class Team {
     round_.fetch_add(1);  // odd: a loop is open
     take_pieces(0);
     round_.fetch_add(1);
-    // Whoever came in before it closed may still be at a piece.
+    // Threads that entered before close may still run a piece.
     for (int looks = 0; active_.load() != 0; ++looks) wait(looks);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
@@ -85,7 +85,7 @@ class Team {
  private:
   static constexpr uint64_t kStopped = ~uint64_t{0} - 1;
 
-  // What a helper still has to fetch, of what it was told.
+  // The rest of the memory that a helper was asked to prefetch.
   struct Ahead {
     const char* told = nullptr;
     const char* line = nullptr;

@@ -14,8 +14,8 @@ namespace twinkle::kernels {
 // thrown here.
 void with_team(const std::function<void()>& body);
 
-// Whether the calling thread is the one that runs a team's body: a loop's start is then a matter of
-// one microsecond, and of ten otherwise.
+// True on the thread that runs a team's body, where starting a loop takes about one microsecond in
+// place of ten.
 bool in_team();
 
 // Calls run(first, last) for pieces of [begin, end), about `grain` or more each, on any threads.

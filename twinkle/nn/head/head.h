@@ -28,8 +28,8 @@ struct HeadOutput {
   at::Tensor dhidden;            // [T, D], from head_backward: d loss / d hidden
 };
 
-// Of a chunk's logits: little beside what a batch keeps, and rows enough for the products; for
-// those of a device, of a vocabulary of 150,000 too.
+// Bytes of a chunk's logits: few compared with a batch's activations, yet enough rows for the
+// products; on a device also for a vocabulary of 150,000.
 inline constexpr int64_t kLogitBytes = int64_t{24} << 20;
 inline constexpr int64_t kDeviceLogitBytes = int64_t{256} << 20;
 

@@ -86,7 +86,7 @@ struct Warmup {
   double factor(int64_t step) const {
     return static_cast<double>(step + 1) / static_cast<double>(warmup);
   }
-  // Of the steps after the warm-up, the share already taken; above 1 past num_training_steps.
+  // The share of the steps after the warm-up that has been taken; above 1 past num_training_steps.
   double progress(int64_t step) const {
     return static_cast<double>(step - warmup) /
            static_cast<double>(std::max<int64_t>(1, total - warmup));

@@ -38,7 +38,7 @@ void add_from_json(const std::filesystem::path& file, Named& out) {
 
 bool holds(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
-// What to say of a conversation that a template failed on.
+// The error's text for a conversation that a template failed on.
 std::string failed(const Json& messages) {
   const JsonArray& list = messages.get_array();
   const auto at = std::find_if(list.begin(), list.end(),

@@ -17,8 +17,8 @@ struct twinkle_chat;
 
 namespace twinkle::text {
 
-// What is said to the template. `messages` and `tools` are JSON lists; `variables` are further
-// names that it can read (special tokens, enable_thinking).
+// The template's input. `messages` and `tools` are JSON lists; `variables` are further names that
+// it can read (special tokens, enable_thinking).
 struct Conversation {
   Json messages;
   Json tools;  // null or empty: none
@@ -54,13 +54,13 @@ class ChatTemplate {
 
   bool has_generation(bool with_tools) const;  // the template has {% generation %} blocks
   bool reads(std::string_view name) const;     // the source mentions `name`
-  // Whether a message's content may be a list of {"type": "text", "text": ..} parts.
+  // True if a message's content may be a list of {"type": "text", "text": ..} parts.
   bool takes_parts() const { return takes_parts_; }
-  // Whether the arguments of a tool call that are JSON text are written as that text, as
-  // DeepSeek's and Qwen3's templates do; others would write them as a JSON text within JSON.
+  // True if a tool call's arguments that are JSON text are written as that text, as DeepSeek's and
+  // Qwen3's templates do; others would write them as a JSON string within JSON.
   bool takes_argument_text() const { return takes_argument_text_; }
-  // What to write for a missing content beside tool calls, where the template fails on its lack and
-  // writes calls beside this: null (DeepSeek's) or an empty text (Qwen3's first). Else nothing.
+  // The content to use in a message with tool calls and none of its own, if the template fails
+  // without one: null (DeepSeek's) or an empty text (Qwen3's first). Else nothing.
   const std::optional<Json>& absent_content() const { return absent_content_; }
 
  private:
@@ -74,7 +74,7 @@ class ChatTemplate {
 
   explicit ChatTemplate(std::vector<std::pair<std::string, std::string>> sources);
   const Source& pick(bool with_tools) const;
-  // What template `pick(with_tools)` makes of a conversation; empty where it fails.
+  // A conversation rendered by template `pick(with_tools)`; empty if that fails.
   std::string probe(bool with_tools, std::string_view context) const;
 
   std::vector<Source> sources_;
