@@ -262,5 +262,5 @@ def test_a_loaders_option_without_a_source_is_refused(kind):
         if (kind, name) == (IterableDataset, "streaming"):
             kind(streaming=True)
             continue
-        with pytest.raises(InvalidError, match=f"dataset: {name} is given without a dataset_meta"):
+        with pytest.raises(InvalidError, match=f"dataset: {name} is an option of a hub's lo"):
             kind(**{name: value})

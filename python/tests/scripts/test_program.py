@@ -199,7 +199,7 @@ def test_a_training_that_is_killed_goes_on_from_its_last_save_with_the_same_bits
     process.kill()
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
-    step = json.loads(state.read_text())["cur_step"]
+    step = json.loads(json.loads(state.read_text())["extra"])["cur_step"]
     assert 0 < step < 120 and step % 7 == 0
 
     status, _, errors = call(*command, "--resume")
