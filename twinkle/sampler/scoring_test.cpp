@@ -138,8 +138,8 @@ TEST(ScoringOfPrompts, APromptOfNaNFailsWithTheTokensPlace) {
   Sampler sampler(*decoder, {.kv_tokens = 256});
   const Outcome got = run(sampler, {{1, 2, 5, 4, 3}, {.max_tokens = 2, .prompt_logprobs = true}});
   EXPECT_EQ(got.error,
-            "sampler: the logits of token 3 hold NaN or infinity: no token can be chosen; look at "
-            "the weights");
+            "sampler: the logits of token 3 hold NaN or infinity: no token can be chosen; check "
+            "the weights for NaN");
   EXPECT_EQ(sampler.num_free_pages(), 4);
 }
 
