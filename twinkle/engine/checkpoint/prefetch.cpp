@@ -39,10 +39,10 @@ void attempt(Prefetched& out, TenantShape tenant, Read&& read) {
   }
 }
 
-// Calls `leave` once, when the last copy is destroyed.
-template <class Leave>
-std::shared_ptr<void> on_end(Leave leave) {
-  return {nullptr, [leave](void*) { leave(); }};
+// Not null. Calls leave(*state) once, when the last copy is destroyed.
+template <class State, class Leave>
+std::shared_ptr<void> on_end(const std::shared_ptr<State>& state, Leave leave) {
+  return {state.get(), [state, leave](void*) { leave(*state); }};
 }
 
 }  // namespace
@@ -81,9 +81,9 @@ std::shared_ptr<void> Prefetch::hold_weights(const char* operation) const {
     return state_->holders.insert(operation);
   }();
   if (!added) return nullptr;
-  return on_end([state = state_, holder = holder] {
-    const Lock lock(state->mutex);
-    state->holders.erase(holder);
+  return on_end(state_, [holder = holder](State& state) {
+    const Lock lock(state.mutex);
+    state.holders.erase(holder);
   });
 }
 
@@ -111,9 +111,9 @@ std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserv
     const Lock lock(state_->mutex);
     return state_->creates.emplace(op.tenant, std::move(shape));
   }();
-  out->entry = on_end([state = state_, create] {
-    const Lock lock(state->mutex);
-    state->creates.erase(create);
+  out->entry = on_end(state_, [create](State& state) {
+    const Lock lock(state.mutex);
+    state.creates.erase(create);
   });
   return out;
 }
@@ -150,9 +150,9 @@ std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Re
     const Lock lock(state_->mutex);
     return state_->saves.insert(std::move(name));
   }();
-  out->entry = on_end([state = state_, save] {
-    const Lock lock(state->mutex);
-    state->saves.erase(save);
+  out->entry = on_end(state_, [save](State& state) {
+    const Lock lock(state.mutex);
+    state.saves.erase(save);
   });
   return out;
 }
