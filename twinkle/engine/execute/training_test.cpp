@@ -166,7 +166,9 @@ TEST_F(TrainingOnADecoder, AnErrorThatCannotBeBuiltFailsItsOperationAlone) {
     bool ended = false;
     for (const Ended& e : outcome.ended) {
       ended = ended || e.id == id;
-      if (e.id == id) EXPECT_FALSE(e.error) << "of the neighbour";
+      if (e.id == id) {
+        EXPECT_FALSE(e.error) << "of the neighbour";
+      }
       if (!e.error) training_.commit(e.id);
     }
     if (!ended) succeed(id, mine);
