@@ -14,7 +14,7 @@ class OnEmulatedDevice : public testing::Test {
  protected:
   void SetUp() override {
     options_ = {.model = model_.path(), .mixed_precision = "no", .kv_tokens = 512};
-    options_.device = "emulated";
+    options_.device = "cuda";
     options_.gather_ms = 0;
   }
   void TearDown() override { emulation::failure_of_recordings().clear(); }

@@ -11,8 +11,8 @@ bool available() { return true; }
 bool takes(const at::Tensor& x) { return x.device().type() == emulation::device().type(); }
 at::Device current_device() { return emulation::device(); }
 at::Device find_device(const std::string& name) {
-  require(name == "emulated", Code::kInvalid, "kernels: device is '", name,
-          "', here are 'cpu' and 'emulated'");
+  require(name == "cuda", Code::kInvalid, "kernels: device is '", name,
+          "', here are 'cpu' and 'cuda'");
   return emulation::device();
 }
 Stream current_stream(const at::Device&) { return nullptr; }
