@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "twinkle/engine/exactness/outcomes_for_test.h"
-#include "twinkle/engine/recording_listener_for_test.h"
+#include "twinkle/engine/stream/recording_listener_for_test.h"
 
 namespace twinkle::engine {
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "twinkle/engine/operations_for_test.h"
-#include "twinkle/engine/recording_listener_for_test.h"
+#include "twinkle/engine/stream/recording_listener_for_test.h"
 #include "twinkle/engine/stream/token_queue.h"
 #include "twinkle/model/tiny_model.h"
 
