@@ -105,6 +105,8 @@ def parse(argv):
     arguments = parser.parse_args(argv)
     on_gpu = arguments.device == "cuda" or arguments.rehearse
     asked, other = (rows.GPU, QUESTIONS) if on_gpu else (QUESTIONS, rows.GPU)
+    if arguments.shapes and not on_gpu:
+        parser.error("--shapes is of the G questions: add --device cuda, or --rehearse")
     arguments.only = arguments.only or list(asked)
     for id_ in arguments.only:
         if id_ in other:

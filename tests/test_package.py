@@ -154,15 +154,17 @@ def test_what_was_built_is_packed_and_trains_in_another_environment(
     check(venv, source, how, tiny_llama_dir)
 
 
-@pytest.mark.parametrize("installs", [True, False])
+@pytest.mark.parametrize("has_pip, installs", [(True, True), (True, False), (False, False)])
 def test_pips_build_takes_nvcc_where_its_wheels_install_and_else_says_that_it_goes_without(
-    installs, tmp_path, monkeypatch, capfd
+    has_pip, installs, tmp_path, monkeypatch, capfd
 ):
     pytest.importorskip("scikit_build_core")
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc's wheels are asked for on x86-64")
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/bash\necho "$*" > "$0.log"\nexit {0 if installs else 1}\n')
+    of_pip = f'[ "$3" = --version ] && exit {0 if has_pip else 1}'
+    answer = f'{of_pip}\necho "$*" > "$0.log"\nexit {0 if installs else 1}'
+    python.write_text(f"#!/bin/bash\n{answer}\n")
     python.chmod(0o755)
     spec = importlib.util.spec_from_file_location("backend", ROOT / "tools/build_backend.py")
     backend = importlib.util.module_from_spec(spec)
@@ -172,7 +174,11 @@ def test_pips_build_takes_nvcc_where_its_wheels_install_and_else_says_that_it_go
     for hook in (backend.get_requires_for_build_wheel, backend.get_requires_for_build_editable):
         wanted = hook({})
         assert "torch==2.11.*" in wanted
-        assert ("nvidia-cuda-nvcc==13.0.*" in wanted) == installs
+        # Without a pip to ask, as uv builds, they are asked for, and the front end says the rest.
+        assert ("nvidia-cuda-nvcc==13.0.*" in wanted) == (installs or not has_pip)
+        if not has_pip:
+            assert not Path(f"{python}.log").exists() and capfd.readouterr().out == ""
+            continue
         said = "twinkle: pip installs no nvcc here: built without the kernels for CUDA\n"
         assert capfd.readouterr().out == ("" if installs else said)
         asked = Path(f"{python}.log").read_text().split()

@@ -21,6 +21,14 @@ def nvcc():
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         asked = [*pip, "--dry-run", "--ignore-installed", *wheels]
+        has_pip = subprocess.run(
+            [sys.executable, "-m", "pip", "--version"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        if has_pip.returncode != 0:  # another front end, which installs them or says why not
+            return wheels
         if subprocess.run(asked, env=environment, stdout=subprocess.DEVNULL).returncode == 0:
             return wheels
     print("twinkle: pip installs no nvcc here: built without the kernels for CUDA", flush=True)

@@ -63,12 +63,15 @@ fs::path partial_name(const fs::path& target) {
 // Removes partials of `target` that no living process holds.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = partial_prefix(target);
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(parent_of(target), ignored)) {
-    if (!entry.path().filename().string().starts_with(prefix)) continue;
-    const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    fs::remove_all(entry.path(), ignored);
+  try {  // the overload that returns an error_code ends the process where memory runs out
+    for (const auto& entry : fs::directory_iterator(parent_of(target))) {
+      if (!entry.path().filename().string().starts_with(prefix)) continue;
+      const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
+      std::error_code ignored;
+      fs::remove_all(entry.path(), ignored);
+    }
+  } catch (const fs::filesystem_error&) {  // leftovers that cannot be listed stay
   }
 }
 

@@ -14,6 +14,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
 #include "twinkle/kernels/random/uniform.h"
+#include "twinkle/lora/targets.h"
 #include "twinkle/model/tensors.h"
 
 namespace twinkle::lora {
@@ -150,13 +151,17 @@ void Adapter::make_grads() {
   }
 }
 
+PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
+  const auto* text = std::get_if<std::string>(&config.target_modules);
+  if (text != nullptr && *text == "all-linear") config.target_modules = endings(linears);
+  return config;
+}
+
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed)
-    : config_(config), index_(linears.size(), -1) {
+    : index_(linears.size(), -1) {
   check_options(config);
-  // As peft writes it: the names of the modules that it stands for here.
-  const auto* text = std::get_if<std::string>(&config_.target_modules);
   const std::vector<LinearShape> shapes = shapes_of(linears);
-  if (text != nullptr && *text == "all-linear") config_.target_modules = endings(shapes);
+  config_ = with_named_targets(config, shapes);
   for (const size_t i : match_targets(config, shapes)) {
     const nn::Linear& linear = *linears[i].linear;
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1), r = config.rank;

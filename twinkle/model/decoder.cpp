@@ -14,15 +14,16 @@
 namespace twinkle::model {
 namespace {
 
-// Calls f(name, value, grad, decay) for every weight in the checkpoint's order of modules.
+// Calls f(module, ".weight" or ".bias", value, grad, decay) for every weight in the checkpoint's
+// order of modules. Allocates nothing.
 template <class F>
-void visit(Layer& layer, const std::string& path, F&& f) {
+void visit(Layer& layer, F&& f) {
   const auto linear = [&](const char* name, nn::Linear& w) {
-    f(path + name + ".weight", w.weight, w.weight_grad, true);
-    if (w.bias.defined()) f(path + name + ".bias", w.bias, w.bias_grad, false);
+    f(name, ".weight", w.weight, w.weight_grad, true);
+    if (w.bias.defined()) f(name, ".bias", w.bias, w.bias_grad, false);
   };
   const auto norm = [&](const char* name, nn::RmsNorm& n) {
-    if (n.weight.defined()) f(path + name + ".weight", n.weight, n.grad, false);
+    if (n.weight.defined()) f(name, ".weight", n.weight, n.grad, false);
   };
   norm("input_layernorm", layer.input_norm);
   linear("self_attn.q_proj", layer.q);
@@ -355,10 +356,11 @@ std::vector<NamedLinear> Decoder::linears() {
 std::vector<NamedWeight> Decoder::weights() {
   std::vector<NamedWeight> out{{"model.embed_tokens.weight", &embedding_, true}};
   for (size_t i = 0; i < layers_.size(); ++i) {
-    visit(layers_[i], layer_path(i),
-          [&](const std::string& name, at::Tensor& value, nn::WeightGrad*&, bool decay) {
-            out.push_back({name, &value, decay});
-          });
+    const auto add = [&](const char* module, const char* what, at::Tensor& value, nn::WeightGrad*&,
+                         bool decay) {
+      out.push_back({layer_path(i) + module + what, &value, decay});
+    };
+    visit(layers_[i], add);
   }
   out.push_back({"model.norm.weight", &final_norm_.weight, false});
   if (spec_.value_head) {
@@ -386,8 +388,9 @@ void Decoder::train_all() {
   freeze();
   embedding_grad_ = buffer();
   for (size_t i = 0; i < layers_.size(); ++i) {
-    visit(layers_[i], layer_path(i),
-          [&](const std::string&, at::Tensor&, nn::WeightGrad*& grad, bool) { grad = buffer(); });
+    visit(layers_[i], [&](const char*, const char*, at::Tensor&, nn::WeightGrad*& grad, bool) {
+      grad = buffer();
+    });
   }
   final_norm_.grad = buffer();
   head_.weight_grad = buffer();
@@ -396,9 +399,10 @@ void Decoder::train_all() {
 
 void Decoder::freeze() {
   embedding_grad_ = final_norm_.grad = head_.weight_grad = head_.bias_grad = nullptr;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    visit(layers_[i], layer_path(i),
-          [&](const std::string&, at::Tensor&, nn::WeightGrad*& grad, bool) { grad = nullptr; });
+  for (Layer& layer : layers_) {
+    visit(layer, [](const char*, const char*, at::Tensor&, nn::WeightGrad*& grad, bool) {
+      grad = nullptr;
+    });
   }
   buffers_.clear();
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "twinkle/base/guarded.h"
+#include "twinkle/lora/targets.h"
 
 namespace twinkle::engine {
 
@@ -98,12 +99,13 @@ std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserv
         return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, reserve)};
       });
     }
-    if (const auto& read = out->loaded.adapter) shape = TenantShape{Mode::kLora, read->config};
+    if (const auto& read = out->loaded.adapter)
+      shape = TenantShape{Mode::kLora, lora::with_named_targets(read->config, base_.linears)};
   } else if (op.lora_json.empty()) {
     shape = TenantShape{.mode = Mode::kFull};
   } else {
     try {
-      shape = TenantShape{Mode::kLora, config_of(op)};
+      shape = TenantShape{Mode::kLora, lora::with_named_targets(config_of(op), base_.linears)};
     } catch (const Error&) {  // run() finds it, too
     }
   }

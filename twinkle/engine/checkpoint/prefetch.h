@@ -1,5 +1,5 @@
-// Reads the files of operations on the thread that submits them, so that the engine's thread waits
-// for no file system. Any thread, but where it says otherwise.
+// Reads the files of operations on the thread that submits them, so that the engine's thread need
+// not wait for them. Any thread, but where it says otherwise.
 #pragma once
 #include <exception>
 #include <memory>

@@ -55,6 +55,25 @@ TEST_F(PrefetchTest, FilesAreReadWhenTheOperationIsSubmitted) {
   EXPECT_EQ(error_of([&] { missing.get(); }), "engine: load: no checkpoint directory " + folder());
 }
 
+// "all-linear" stands for names that only the model tells.
+TEST_F(PrefetchTest, FilesOfATenantThatIsStillToBeCreatedAreRead) {
+  const char* const all = R"({"r": 1, "target_modules": "all-linear"})";
+  engine_.run<Done>(Create{.tenant = "all", .lora_json = all, .seed = 5});
+  engine_.run<SaveResult>(Save{"all", folder()});
+  std::promise<void> gone;
+  engine_.run<Done>(Create{.tenant = "other", .frozen = true});
+  Future held =
+      engine_.submit(Sample{.tenant = "other", .prompts = {{3}}, .params = {{.max_tokens = 1}}},
+                     {.on_tokens = [wait = gone.get_future().share()](auto) { wait.wait(); }});
+  std::vector<Future> pair = engine_.submit(
+      std::vector<Operation>{Create{.tenant = "new", .lora_json = all}, Load{"new", folder()}});
+  fs::remove_all(folder());
+  gone.set_value();
+  held.get();
+  for (Future& future : pair) future.get();
+  EXPECT_EQ(std::get<0>(state_of(engine_, "new")), std::get<0>(state_of(engine_, "all")));
+}
+
 TEST_F(PrefetchTest, AFolderThatAQueuedSaveIsToWriteIsReadAfterIt) {
   const State saved = state_of(engine_, "me");
   std::vector<Operation> all{Save{"me", folder(), true}, work("me", 5),

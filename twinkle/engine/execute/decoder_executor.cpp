@@ -201,12 +201,12 @@ Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
     base = take(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+  const auto weights = decoder_->weights();  // before a change: it takes memory
   parking_.forget(gone);
   tenants_.erase(op.tenant);
   prefetch_.remove(op.tenant);
   graphs_->sweep();
   if (base.weights.empty()) return {};
-  const auto weights = decoder_->weights();
   for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(base.weights[i]);
   pool_->base_changed();
   return {};
