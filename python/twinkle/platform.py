@@ -1,4 +1,5 @@
-"""Facts from launcher and machine: rank, world size, device kind, addresses. No torch."""
+"""Facts from launcher and machine: rank, world size, device kind, addresses. Imports no torch; the
+compiled core is asked for the device alone."""
 
 import os
 import socket

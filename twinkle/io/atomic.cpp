@@ -1,5 +1,6 @@
 #include "twinkle/io/atomic.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -60,18 +62,20 @@ fs::path partial_name(const fs::path& target) {
   return parent_of(target) / name;
 }
 
-// Removes partials of `target` that no living process holds.
+// Removes partials of `target` that no living process holds. A folder that cannot be listed keeps
+// them. Not by std::filesystem: its iterator with an error_code ends the process without memory.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = partial_prefix(target);
-  try {  // the overload that returns an error_code ends the process where memory runs out
-    for (const auto& entry : fs::directory_iterator(parent_of(target))) {
-      if (!entry.path().filename().string().starts_with(prefix)) continue;
-      const FileHandle held(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-      if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
-      std::error_code ignored;
-      fs::remove_all(entry.path(), ignored);
-    }
-  } catch (const fs::filesystem_error&) {  // leftovers that cannot be listed stay
+  const fs::path parent = parent_of(target);
+  const std::unique_ptr<DIR, decltype([](DIR* d) { ::closedir(d); })> folder(
+      ::opendir(parent.c_str()));
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    if (!std::string_view(entry->d_name).starts_with(prefix)) continue;
+    const fs::path path = parent / entry->d_name;
+    const FileHandle held(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
   }
 }
 

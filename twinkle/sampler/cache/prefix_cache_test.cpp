@@ -33,6 +33,19 @@ TEST(PrefixCache, FindsAPageByVersionPagesBeforeAndTokens) {
   EXPECT_EQ(page_at(cache, 9, 0, 1), -1);
 }
 
+// The map asks this of keys whose hashes are equal.
+TEST(PrefixCache, KeysDifferByEachOfVersionParentAndTokens) {
+  PageKey key{7, 1, {}};
+  key.tokens[0] = 3;
+  PageKey version = key, parent = key, first = key, last = key;
+  version.version = 8;
+  parent.parent = 2;
+  first.tokens[0] = 4;
+  last.tokens[kPageTokens - 1] = 5;
+  for (const PageKey& other : {version, parent, first, last}) EXPECT_FALSE(key == other);
+  EXPECT_TRUE(key == PageKey(key));
+}
+
 TEST(PrefixCache, EqualHashesOfDifferentTokensDoNotMatch) {
   BlockPool pool(8 * kPageTokens);
   PrefixCache cache(pool);
