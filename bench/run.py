@@ -218,6 +218,9 @@ def exit_status(found, only, quick):
     missed = [] if quick else verdict.misses(found, only)
     if missed:
         print(verdict.table(missed))
+    elif not found:
+        print("nothing was measured: no question of --only is of these --shapes")
+        return 1
     elif not quick:
         print("every floor is reached")
     return 1 if invalid or missed else 0

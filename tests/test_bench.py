@@ -165,6 +165,9 @@ def test_what_was_asked_and_not_measured_is_a_miss_and_so_are_losses_that_differ
         assert run.exit_status([measured("C1", 2.0, valid=False)], ["C1"], quick) == 1
         assert "C1 training" in capsys.readouterr().out
     assert run.exit_status([measured("C1", 2.0)], ["C1"], quick=False) == 0
+    capsys.readouterr()
+    assert run.exit_status([], [], quick=False) == run.exit_status([], [], quick=True) == 1
+    assert "every floor" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ratio", "status"), [(1.61, 0), (1.59, 1)])

@@ -145,6 +145,7 @@ def test_settings_are_checked_when_they_are_made(model, call, text):
 
 def test_the_multi_lora_model_wants_names(fake_core, tmp_path):
     model = MultiLoraTransformersModel(model_id=str(tmp_path), max_loras=1, max_r=4)
+    assert repr(model).endswith("adapters: none)")
     with pytest.raises(InvalidError, match="the rank is 8, max_r is 4"):
         model.add_adapter_to_model("a", LoraConfig(r=8))
     model.add_adapter_to_model("a", LoraConfig(r=4))

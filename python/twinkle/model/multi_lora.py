@@ -22,6 +22,8 @@ class MultiLoraTransformersModel(TransformersModel):
     target_modules; and as TransformersModel.
     """
 
+    _without_adapters = "none"
+
     def __init__(
         self,
         model_cls=None,

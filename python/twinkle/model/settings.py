@@ -20,9 +20,10 @@ class Settings(TwinkleModel):
     """The half of TransformersModel that never waits for the engine."""
 
     _value_head = False  # in place of the vocabulary's
+    _without_adapters = "none, all weights train"  # for repr
 
     def __repr__(self):
-        adapters = ", ".join(name for name in self._groups if name) or "none, all weights train"
+        adapters = ", ".join(name for name in self._groups if name) or self._without_adapters
         return (
             f"{type(self).__name__}({self.model_id!r}: {self.model_info['family']}, "
             f"{self.model_info['num_parameters']:,} parameters, mixed_precision "

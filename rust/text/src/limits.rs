@@ -5,7 +5,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr::null;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -14,27 +13,8 @@ use minijinja::{Error, ErrorKind, Value};
 pub const MAX_DEPTH: usize = 200;
 const POLL_EVERY: u64 = 4096;
 
-/// Counts the bytes that each thread holds, while a template is being rendered on any of them: the
-/// rest of the time nobody asks, and tokenizers allocate much.
+/// Counts the bytes that each thread holds.
 struct Counting;
-
-static COUNTED: AtomicUsize = AtomicUsize::new(0);
-
-/// While one exists, allocations are counted.
-pub struct Counted(());
-
-impl Counted {
-    pub fn begin() -> Counted {
-        COUNTED.fetch_add(1, Relaxed);
-        Counted(())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        COUNTED.fetch_sub(1, Relaxed);
-    }
-}
 
 #[cfg(test)]
 thread_local! {
@@ -46,14 +26,7 @@ thread_local! {
     static RUN: Cell<*const Run> = const { Cell::new(null()) };
 }
 
-#[inline]
 fn count(bytes: isize) {
-    if COUNTED.load(Relaxed) != 0 {
-        add(bytes);
-    }
-}
-
-fn add(bytes: isize) {
     // At a thread's end there is nothing to count in any more.
     let _ = HELD.try_with(|held| held.set(held.get().wrapping_add(bytes)));
     #[cfg(test)]
@@ -130,7 +103,6 @@ impl Run {
                 RUN.set(self.0);
             }
         }
-        let _counted = Counted::begin();
         let _leave = Leave(RUN.replace(self));
         body()
     }
