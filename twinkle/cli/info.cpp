@@ -32,7 +32,7 @@ void info(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("info", "Print a model's family, sizes and number of weights");
   auto model = std::make_shared<std::string>();
-  command->add_option("model", *model, "directory, .gguf file or hub id")->required();
+  command->add_option("model", *model, "smollm2, directory, .gguf file or hub id")->required();
   command->callback([model, &action] { action = [model](const std::string&) { print(*model); }; });
 }
 

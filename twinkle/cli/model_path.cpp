@@ -1,20 +1,40 @@
 #include "twinkle/cli/model_path.h"
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// An adapter is no model, and its folder has no config.json of one.
+void refuse_adapter(const std::string& path) {
+  const fs::path folder = path;
+  require(!fs::exists(folder / "adapter_config.json") || fs::exists(folder / "config.json"),
+          Code::kInvalid, "cli: model '", path,
+          "' is the directory of an adapter; give as MODEL the model that it was trained on, and "
+          "the adapter to 'twinkle sample' as --adapter ",
+          path);
+}
+
+}  // namespace
 
 std::string model_path(const std::string& id) {
-  if (std::filesystem::exists(id)) return id;
+  if (fs::exists(id)) {
+    refuse_adapter(id);
+    return id;
+  }
   const char* python = std::getenv("TWINKLE_PYTHON");
   std::array<int, 2> ends{};
   require(::pipe(ends.data()) == 0, Code::kInternal, "cli: cannot create a pipe for the hub tool");
@@ -22,11 +42,15 @@ std::string model_path(const std::string& id) {
   require(child >= 0, Code::kInternal, "cli: cannot start the hub tool");
   if (child == 0) {
     ::alarm(3600);  // a download may take long, not for ever
+    // Ctrl-C is the parent's, which says so; the child ends with it.
+    ::signal(SIGINT, SIG_IGN);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::dup2(ends[1], STDOUT_FILENO);
     ::close(ends[0]);
     const char* program = python ? python : "python3";
     // Its own name comes first, because an environment's Python finds its packages by it.
-    ::execlp(program, program, "-m", "twinkle.hub", "get", id.c_str(), nullptr);
+    ::execlp(program, program, "-m", "twinkle.hub", "get", "--errors-on-stdout", id.c_str(),
+             nullptr);
     ::_exit(127);
   }
   ::close(ends[1]);
@@ -38,13 +62,16 @@ std::string model_path(const std::string& id) {
   int status = 0;
   ::waitpid(child, &status, 0);
   while (!out.empty() && out.back() == '\n') out.pop_back();
-  require(WIFEXITED(status) && WEXITSTATUS(status) == 0 && !out.empty(), Code::kNotFound,
-          "cli: model '", id, "' is not a path here, and the hub tool did not find it");
+  const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  require(ended != 1 || out.empty(), Code::kNotFound, out);
+  require(ended == 0 && !out.empty(), Code::kNotFound, "cli: model '", id,
+          "' is not a path here, and the hub tool, ", python ? python : "python3",
+          " -m twinkle.hub, failed");
   return out.substr(out.rfind('\n') + 1);
 }
 
 std::string model_name(const std::string& id) {
-  if (std::filesystem::exists(id)) return id;
+  if (fs::exists(id)) return id;
   std::string lower = id;
   std::transform(id.begin(), id.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

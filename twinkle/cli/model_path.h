@@ -7,7 +7,7 @@ namespace twinkle::cli {
 
 // Asks `python -m twinkle.hub get ID` for anything that is no path here: hubs are Python's
 // business. The interpreter is $TWINKLE_PYTHON, which the console script sets, else python3. Error
-// kNotFound with what it said.
+// kNotFound with what it said; kInvalid: a directory that holds an adapter.
 std::string model_path(const std::string& id);
 
 // The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id

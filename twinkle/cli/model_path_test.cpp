@@ -18,6 +18,31 @@ TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
   ::unsetenv("TWINKLE_PYTHON");
 }
 
+TEST(ModelPath, WhatTheHubToolSaysIsTheErrorAndSaidOnce) {
+  const ScratchDir dir;
+  const std::string tool = (dir / "python").string();
+  write_text(tool, "#!/bin/sh\ntest \"$4\" = --errors-on-stdout && echo \"hub: no $5\"; exit 1\n");
+  std::filesystem::permissions(tool, std::filesystem::perms::owner_all);
+  ::setenv("TWINKLE_PYTHON", tool.c_str(), 1);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(error_of([] { model_path("smolm2"); }), "hub: no smolm2");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  ::unsetenv("TWINKLE_PYTHON");
+}
+
+TEST(ModelPath, TheDirectoryOfAnAdapterIsToldFromAModels) {
+  const ScratchDir dir;
+  const std::string path = dir.path().string();
+  write_text(dir / "adapter_config.json", "{}");
+  EXPECT_EQ(error_of([&] { model_path(path); }),
+            "cli: model '" + path +
+                "' is the directory of an adapter; give as MODEL the model that it was trained "
+                "on, and the adapter to 'twinkle sample' as --adapter " +
+                path);
+  write_text(dir / "config.json", "{}");
+  EXPECT_EQ(model_path(path), path);
+}
+
 TEST(ModelPath, AModelIsNamedAsOthersKnowIt) {
   const ScratchDir dir;
   EXPECT_EQ(model_name(dir.path().string()), dir.path().string());

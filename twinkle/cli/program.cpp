@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/train/interrupts.h"
 
 namespace twinkle::cli {
 
@@ -50,7 +51,8 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
   app.require_subcommand(1);
   app.footer(
       "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n"
-      "Exit status: 0 done, 1 an error of the input or the run, 2 wrong arguments.");
+      "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong "
+      "arguments.");
   Action action;
 #define COMMAND(name) name(app, action);
 #include "twinkle/cli/commands.def"
@@ -59,6 +61,10 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
   try {
     parse(app, argc, argv);
     status_of_error = kFailed;
+    const EndOnInterrupt at_once(
+        app.got_subcommand("train")
+            ? "\ntwinkle: interrupted before the first step; nothing is saved\n"
+            : "\ntwinkle: interrupted\n");
     if (action) action(argv[0]);
     require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, Code::kInvalid,
             "cli: standard output could not take all output; is its disk full?");

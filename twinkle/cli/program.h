@@ -4,9 +4,9 @@
 
 namespace twinkle::cli {
 
-// What main() returns: 0, the command did what was asked; 1, an error of its input or its run, or
-// a standard output that did not take everything; 2, wrong arguments. The error goes to standard
-// error and begins with "twinkle: ".
+// What main() returns: 0, the command did what was asked; 1, an error of its input or its run, an
+// interrupt, or a standard output that did not take everything; 2, wrong arguments. The error goes
+// to standard error and begins with "twinkle: ".
 int run_program(int argc, const char* const* argv, const std::string& version);
 
 }  // namespace twinkle::cli

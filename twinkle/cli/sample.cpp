@@ -20,7 +20,7 @@ struct Options {
 
 void run(const Options& o) {
   const std::string path = model_path(o.model);
-  const text::Template tmpl(path, {.default_system = o.system});
+  const text::Template tmpl(path, {.max_length = 0, .default_system = o.system});
   engine::Engine engine({.model = path, .device = device_or_default(o.device)});
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
@@ -56,7 +56,8 @@ void sample(CLI::App& app, Action& action) {
   o->params.temperature = 0;
   o->params.max_tokens = 128;
   command
-      ->add_option("model", o->model, "directory, .gguf file with a tokenizer beside it, or hub id")
+      ->add_option("model", o->model,
+                   "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
       ->required();
   command->add_option("prompt", o->prompts, "what the user says; several are answered together")
       ->required();

@@ -5,8 +5,8 @@
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/seed.h"
+#include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
-#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/optim/optimizer.h"
 
 namespace twinkle::cli {
@@ -19,7 +19,8 @@ constexpr const char* kForms =
     "  {\"instruction\": \"...\", \"input\": \"\", \"output\": \"...\"}   --preprocessor "
     "AlpacaProcessor\n"
     "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
-    "prints how to resume.";
+    "prints how to resume.\n"
+    "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
 
 void check(const TrainingOptions& o) {
   const auto at_least = [](int64_t least, const char* name, int64_t value) {
@@ -120,13 +121,14 @@ void train(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("train", "Fine-tune a model on rows of messages");
   command->footer(kForms);
   auto o = std::make_shared<TrainingOptions>();
-  command->add_option("model", o->model, "directory or hub id")->required();
+  command
+      ->add_option("model", o->model,
+                   "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
+      ->required();
   command->add_option("data", o->data, ".json, .jsonl or .csv")->required();
   add_output(*command, *o);
-  std::string names;
-  for (const auto& kind : data::preprocessor_kinds())
-    names += (names.empty() ? "" : ", ") + kind.name;
-  command->add_option("--preprocessor", o->preprocessor, "for rows without messages: " + names);
+  command->add_option("--preprocessor", o->preprocessor,
+                      "for rows without messages: " + preprocessors_for_tuning());
   add_adapter(*command, *o);
   add_schedule(*command, *o);
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
@@ -135,6 +137,7 @@ void train(CLI::App& app, Action& action) {
   command->callback([o, command, &action] {
     if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
     if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";
+    if (command->count("--preprocessor") > 0) check_preprocessor(o->preprocessor);
     check(*o);
     action = [o, command](const std::string& program) {
       o->command_to_resume = command_to_resume(program, *command);

@@ -7,6 +7,7 @@
 #include "twinkle/base/parallel.h"
 #include "twinkle/data/rows/csv.h"
 #include "twinkle/data/rows/json_rows.h"
+#include "twinkle/text/rows.h"
 
 namespace twinkle::data {
 namespace {
@@ -22,7 +23,7 @@ std::vector<Result> each(const Dataset& dataset, const Work& work) {
       try {
         results[i] = work(dataset.rows()[i]);
       } catch (const Error& error) {
-        fail(error.code, "data: ", dataset.where(i), ": ", error.what());
+        fail(error.code, "data: ", dataset.where(i), ": ", text::without_folder(error.what()));
       }
     }
   });

@@ -71,12 +71,12 @@ TEST(Dataset, AnErrorInARowCarriesItsFileAndLineEvenAfterSlicing) {
     return {};
   };
   EXPECT_EQ(error_of([&] { Dataset::read(file).slice({2, 1}).map(refuse_two); }),
-            "data: " + file.string() + " line 3: test: two is bad");
+            "data: " + file.string() + " line 3: two is bad");
   const auto array = write("bad.json", "[{\"i\": 1},\n\n {\"i\": 2}]");
   EXPECT_EQ(error_of([&] {
               Dataset::concat({numbers(1), Dataset::read(array).slice({1})}).map(refuse_two);
             }),
-            "data: " + array.string() + " line 3, row 1: test: two is bad");
+            "data: " + array.string() + " line 3, row 1: two is bad");
 }
 
 TEST(Dataset, OfSeveralBadRowsTheFirstIsReported) {

@@ -60,7 +60,7 @@ TEST(Encode, EncodesBothSidesOfAPair) {
   EXPECT_FALSE(why_not(tmpl, pair));
   const Template splitting(model.directory(), {.max_length = 23, .truncation = Truncation::kSplit});
   EXPECT_EQ(error_of(splitting, dataset({pair})),
-            "data: memory row 0: data: field 'positive' was split into 2; nested samples cannot be "
+            "data: memory row 0: field 'positive' was split into 2; nested samples cannot be "
             "split, "
             "use another truncation_strategy");
   const Template deleting(model.directory(), {.max_length = 23, .truncation = Truncation::kDelete});
@@ -72,7 +72,7 @@ TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   const TinyModel model;
   const Template tmpl(model.directory());
   const std::string error = error_of(tmpl, dataset({row("a"), {{"query", "q"}}}));
-  EXPECT_EQ(error.find("data: memory row 1: text: "), 0u) << error;
+  EXPECT_EQ(error.find("data: memory row 1: field 'messages' is missing"), 0u) << error;
   EXPECT_NE(error.find("messages"), std::string::npos) << error;
   EXPECT_TRUE(why_not(tmpl, {{"query", "q"}}));
 }

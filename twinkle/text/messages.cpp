@@ -106,8 +106,10 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
           "]' is not an object with role and content");
   JsonObject message = without_nulls(given.get_object());
   const Json* role = message.if_contains("role");
-  require(role && role->is_string(), Code::kInvalid, "text: field 'messages[", index,
-          "].role' is missing or not a string");
+  require(
+      role && role->is_string(), Code::kInvalid, "text: field 'messages[", index,
+      "].role' is missing or not a string",
+      message.contains("from") ? "; ShareGPTProcessor reads turns with 'from' and 'value'" : "");
   const bool is_assistant = *role == "assistant";
   if (Json* content = message.if_contains("content"))
     *content = content_for(*content, index, options.takes_parts);

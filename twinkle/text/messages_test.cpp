@@ -121,6 +121,9 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
             "text: field 'messages[0]' is not an object with role and content");
   EXPECT_EQ(error(R"({"messages": [{"content": "hi"}]})"),
             "text: field 'messages[0].role' is missing or not a string");
+  EXPECT_EQ(error(R"({"messages": [{"from": "human", "value": "hi"}]})"),
+            "text: field 'messages[0].role' is missing or not a string; ShareGPTProcessor reads "
+            "turns with 'from' and 'value'");
   EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})"),
             R"(text: field 'messages[0].content' has a part {"type":"image"}, )"
             "this template reads text only");

@@ -1,7 +1,5 @@
 #include "twinkle/text/rows.h"
 
-#include <string_view>
-
 #include "twinkle/base/error.h"
 #include "twinkle/base/parallel.h"
 
@@ -14,13 +12,15 @@ void for_each_row(size_t num_rows, const std::function<void(size_t)>& work) {
       try {
         work(row);
       } catch (const Error& error) {  // `work` knows the cause and only this loop knows the row
-        constexpr std::string_view kFolder = "text: ";
-        std::string_view cause = error.what();
-        if (cause.starts_with(kFolder)) cause.remove_prefix(kFolder.size());
-        fail(error.code, "text: row ", row, ": ", cause);
+        fail(error.code, "text: row ", row, ": ", without_folder(error.what()));
       }
     }
   });
+}
+
+std::string_view without_folder(std::string_view text) {
+  const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz");
+  return end != text.npos && end > 0 && text.substr(end, 2) == ": " ? text.substr(end + 2) : text;
 }
 
 }  // namespace twinkle::text

@@ -53,6 +53,12 @@ TEST(ForEachRow, ReportsTheLowestFailingRowWithItsCauseAndCode) {
   }
 }
 
+TEST(WithoutFolder, TakesOffTheFolderAlone) {
+  EXPECT_EQ(without_folder("text: row 1: bad"), "row 1: bad");
+  for (const char* text : {"", "text", "row 1: bad", ": bad", "text:bad", "Key: bad"})
+    EXPECT_EQ(without_folder(text), text);
+}
+
 TEST(ForEachRow, LetsOtherExceptionsThrough) {
   EXPECT_THROW(for_each_row(3, [](size_t) { throw std::bad_alloc(); }), std::bad_alloc);
 }

@@ -83,7 +83,7 @@ def test_a_failing_row_is_named_and_nothing_changes(tmp_path):
     file.write_text('{"question": "q", "answer": "#### 1"}\n\n{"question": "q"}\n')
     rows = dataset(file)
     before = list(rows)
-    with pytest.raises(InvalidError, match=r"rows\.jsonl line 3: data: field 'answer' is missing"):
+    with pytest.raises(InvalidError, match=r"rows\.jsonl line 3: field 'answer' is missing"):
         rows.map("GSM8KProcessor")
 
     def broken(columns):

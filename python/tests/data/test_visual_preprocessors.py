@@ -74,7 +74,7 @@ def test_text_rows_of_it_encode(tiny_llama_dir):
         (
             CLEVRProcessor(),
             {"problem": "a"},
-            "row 0: .*: data: field 'image' is missing",
+            "row 0: CLEVRProcessor: field 'image' is missing",
         ),
         (CLEVRProcessor(), {"image": "a"}, "field 'problem' is None, it must be a text"),
         (OlympiadBenchProcessor(), {"a": 1}, "field 'question' is None, it must be a text"),

@@ -144,6 +144,31 @@ def test_a_bare_id_asks_hugging_face_first_then_modelscope(hubs, monkeypatch, lo
     assert hub.get("a/b") == "/ms" and len(logged) == 2
 
 
+def test_a_hub_that_cannot_be_reached_is_told_as_that(hubs):
+    try:
+        raise OSError("Max retries exceeded") from ConnectionRefusedError(111, "refused")
+    except OSError as error:
+        hubs["huggingface_hub"] = error
+    with pytest.raises(NotFoundError) as error:
+        hub.get("hf://a/b")
+    assert str(error.value) == (
+        "hub: cannot fetch 'hf://a/b': no network, the hub cannot be reached"
+    )
+
+
+def test_a_name_like_a_known_one_is_offered_it(monkeypatch):
+    monkeypatch.setenv("TWINKLE_MODEL_ID_ALIASES", "house-model=/tmp")
+    for wrong, right in (
+        ("smolm2", "smollm2"),
+        ("SmolLM", "smollm2"),
+        ("hose-model", "house-model"),
+    ):
+        with pytest.raises(NotFoundError, match=f"; did you mean {right}\\?$"):
+            hub.get(wrong)
+    with pytest.raises(NotFoundError, match=r"of the form owner/name$"):
+        hub.get("nowhere")
+
+
 def test_an_id_that_no_hub_gives_is_told_with_the_reason_of_each_and_the_remedy(hubs, monkeypatch):
     hubs["huggingface_hub"] = RuntimeError("401 for a/b\nmore")
     monkeypatch.setitem(sys.modules, "modelscope", None)
@@ -222,6 +247,9 @@ def test_the_command_prints_the_path_and_imports_neither_torch_nor_transformers(
     assert run.returncode == 1
     assert run.stderr.startswith("twinkle: hub: 'no such' is neither a directory")
     assert run.stdout == ""
+    run = subprocess.run([*command, "--errors-on-stdout"], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (1, "")
+    assert run.stdout.startswith("hub: 'no such' is neither a directory")
 
 
 # Digits after several blanks are left out: transformers' reading of the GGUF knows no digit rule.

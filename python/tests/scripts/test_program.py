@@ -33,11 +33,12 @@ def start(engine_built, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     environment.pop("TWINKLE_PYTHON", None)
 
-    def run(*arguments):
+    def run(*arguments, **more):
         return subprocess.Popen(
             [*PROGRAM, *map(str, arguments)],
-            cwd=tmp_path, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=tmp_path, env=environment | more, text=True,
+            # A pipe that nobody reads is full, and holds a training up, before its last step.
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096,
         )  # fmt: skip
 
     return run
@@ -131,8 +132,12 @@ def test_info_says_what_transformers_counts(call, tiny_llama_dir):
         (1, ["train", "MODEL", "broken.jsonl", "--output", "out"], "broken.jsonl line 2"),
         (1, ["train", "MODEL", "rows.jsonl", "--output", "out", "--resume"], "nothing to resume"),
         (1, ["sample", "MODEL", "hi", "--adapter", "nowhere"], "nowhere"),
+        (2, ["train", "MODEL", "rows.jsonl", "--preprocessor", "Alpaca"], "it must be one of"),
+        (2, ["train", "MODEL", "rows.jsonl", "--preprocessor", "EmojiDPOProcessor"], "pairs"),
         (1, ["info", "nowhere"],
-         "hub: 'nowhere' is neither a directory here nor an id of the form owner/name"),
+         "hub: 'nowhere' is neither a directory here nor an id of the form owner/name\n"),
+        (1, ["info", "smolm2"], "; did you mean smollm2?\n"),
+        (1, ["sample", "adapter", "hi"], "to 'twinkle sample' as --adapter adapter\n"),
         (1, ["info", "empty"], "empty holds no weights"),
     ],
 )  # fmt: skip
@@ -143,11 +148,36 @@ def test_mistakes_are_told_and_write_nothing(
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     (tmp_path / "broken.jsonl").write_text(lines[0] + '\n{"messages": \n')
     (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
     before = sorted(Path(tmp_path).rglob("*"))
     ended, _, errors = call(*(tiny_llama_dir if a == "MODEL" else a for a in arguments))
     assert ended == status and text in errors
-    assert all(line.startswith("twinkle: ") for line in errors.splitlines()), errors
+    assert errors.startswith("twinkle: ") and errors.count("\n") == 1, errors
     assert sorted(Path(tmp_path).rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["train", "MODEL", "rows.jsonl"], "interrupted before the first step; nothing is saved"),
+        (["sample", "MODEL", "hi"], "interrupted"),
+    ],
+)
+def test_an_interrupt_that_has_nothing_to_save_is_one_line_and_status_1(
+    start, tmp_path, command, text
+):
+    """It comes while the model is looked for, here by a Python that does nothing."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\ntouch asked\nexec sleep 100\n")
+    slow.chmod(0o755)
+    process = start(*command, TWINKLE_PYTHON=str(slow))
+    while process.poll() is None and not (tmp_path / "asked").exists():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=20)  # the pipes end with the child, too
+    assert (process.returncode, out) == (1, "")
+    assert errors.splitlines() == ["", f"twinkle: {text}"]
 
 
 def train(model, output):

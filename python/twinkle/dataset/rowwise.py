@@ -1,10 +1,13 @@
 """Users' Python callables over the rows of a core Dataset, with the place of a row that fails."""
 
+import re
 from collections.abc import Mapping
 
 from twinkle import checks
 from twinkle.errors import InvalidError, require
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
+
+_FOLDER = re.compile("^[a-z]+: ")  # that an error begins with, as this one's does
 
 
 def map_rows(rows, function, batch_size=1000, batched=True, remove_columns=()):
@@ -105,7 +108,8 @@ def called(where, function, argument, hint=""):
     try:
         return function(argument)
     except Exception as error:
-        cause = str(error) if isinstance(error, InvalidError) else repr(error) + hint
+        ours = isinstance(error, InvalidError)
+        cause = _FOLDER.sub("", str(error)) if ours else repr(error) + hint
         raise InvalidError(f"dataset: {where()}: {_name(function)}: {cause}") from error
 
 

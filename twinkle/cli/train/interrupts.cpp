@@ -3,35 +3,50 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 
 namespace twinkle::cli {
 namespace {
 
 // A signal handler reaches nothing but statics.
 std::atomic<bool> flag = false;
+std::atomic<const char*> last_words = nullptr;
 static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<const char*>::is_always_lock_free);
+
+void write_error(const char* text) {
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, std::strlen(text));
+}
 
 void on_signal(int) {
   flag = true;
-  constexpr char kText[] = "\nfinishing this step, then saving; Ctrl-C again stops at once\n";
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
+  write_error("\nfinishing this step, then saving; Ctrl-C again stops at once\n");
+}
+
+void on_last_signal(int) {
+  write_error(last_words);
+  ::_exit(1);
 }
 
 }  // namespace
 
-Interrupts::Interrupts() {
-  flag = false;
+SignalHandlers::SignalHandlers(void (*handler)(int), int flags) {
   struct sigaction action = {};
-  action.sa_handler = on_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  action.sa_handler = handler;
+  action.sa_flags = flags | SA_RESTART;
   ::sigaction(SIGINT, &action, &earlier_int_);
   ::sigaction(SIGTERM, &action, &earlier_term_);
 }
 
-Interrupts::~Interrupts() {
+SignalHandlers::~SignalHandlers() {
   ::sigaction(SIGINT, &earlier_int_, nullptr);
   ::sigaction(SIGTERM, &earlier_term_, nullptr);
 }
+
+EndOnInterrupt::EndOnInterrupt(const char* text)
+    : handlers_((last_words = text, on_last_signal), 0) {}
+
+Interrupts::Interrupts() : handlers_((flag = false, on_signal), static_cast<int>(SA_RESETHAND)) {}
 
 bool Interrupts::requested() const { return flag; }
 

@@ -1,22 +1,41 @@
-// Ctrl-C (SIGINT) and SIGTERM while something runs that should end in good order.
+// Ctrl-C (SIGINT) and SIGTERM: they end a command with a word, or let it end in good order.
 #pragma once
 #include <csignal>
 
 namespace twinkle::cli {
+
+// A handler of both signals while an object lives; the earlier ones come back after it.
+class SignalHandlers {
+ public:
+  SignalHandlers(void (*handler)(int), int flags);
+  ~SignalHandlers();
+  SignalHandlers(const SignalHandlers&) = delete;
+  SignalHandlers& operator=(const SignalHandlers&) = delete;
+
+ private:
+  struct sigaction earlier_int_ = {}, earlier_term_ = {};
+};
+
+// While an object lives, a signal ends the process with status 1 after `text`, a literal, on
+// standard error. One at a time.
+class EndOnInterrupt {
+ public:
+  explicit EndOnInterrupt(const char* text);
+
+ private:
+  SignalHandlers handlers_;
+};
 
 // While an object lives, the first of these signals sets a flag and says on standard error what
 // happens now; a second one ends the process at once. One at a time.
 class Interrupts {
  public:
   Interrupts();
-  ~Interrupts();  // puts the handlers back that were there
-  Interrupts(const Interrupts&) = delete;
-  Interrupts& operator=(const Interrupts&) = delete;
 
   bool requested() const;
 
  private:
-  struct sigaction earlier_int_ = {}, earlier_term_ = {};
+  SignalHandlers handlers_;
 };
 
 }  // namespace twinkle::cli

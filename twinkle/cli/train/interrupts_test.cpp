@@ -22,6 +22,16 @@ TEST(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
   EXPECT_EQ(now.sa_handler, SIG_DFL);
 }
 
+TEST(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALineAndStatus1) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const auto interrupted = [&] {
+      const EndOnInterrupt at_once("stopped\n");
+      std::raise(signal);
+    };
+    EXPECT_EXIT(interrupted(), testing::ExitedWithCode(1), "^stopped\n$");
+  }
+}
+
 TEST(InterruptsDeathTest, TheSecondOneEndsTheProcess) {
   const auto twice = [] {
     const Interrupts interrupts;

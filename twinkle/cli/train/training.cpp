@@ -13,9 +13,9 @@
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/train/interrupts.h"
+#include "twinkle/cli/train/rows.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/loader.h"
-#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/io/atomic.h"
@@ -60,9 +60,7 @@ optim::Schedule schedule_of(const TrainingOptions& o, int64_t steps) {
 
 data::Dataset encoded(const TrainingOptions& o, const std::string& file,
                       const text::Template& tmpl) {
-  data::Dataset rows = data::Dataset::read(file);
-  if (!o.preprocessor.empty()) rows = rows.map(data::make_preprocessor(o.preprocessor));
-  rows = rows.encode(data::encoder(tmpl));
+  data::Dataset rows = trainable_rows(file, o.preprocessor, tmpl, o.max_length);
   require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
           file == o.data ? "train on" : "measure the loss of");
   return rows;
@@ -114,17 +112,19 @@ JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
 void check_output(const TrainingOptions& o, const std::string& model) {
   engine::check_target(o.output, model, "cli: --output");  // the engine's own rule
   const fs::path output = o.output;
-  if (o.resume) {
-    require(fs::is_regular_file(output / kTrainerState), Code::kNotFound, "cli: --output ",
-            o.output, " has no ", kTrainerState,
-            ", so there is nothing to resume (a run that has ended keeps none); name the directory "
-            "of an interrupted run, or leave --resume out");
-    return;
-  }
-  require(o.overwrite || !fs::exists(output) || fs::is_empty(output), Code::kConflict,
-          "cli: --output ", o.output,
-          " holds an earlier run; give --resume to continue it, --overwrite to replace it, or "
+  const bool holds_run = fs::exists(output) && !fs::is_empty(output);
+  const bool holds_state = fs::is_regular_file(output / kTrainerState);
+  if (o.overwrite || (o.resume ? holds_state : !holds_run)) return;
+  require(holds_run, Code::kNotFound, "cli: --output ", o.output, " has no ", kTrainerState,
+          ", so there is nothing to resume; name the directory of an interrupted run, or leave "
+          "--resume out");
+  require(!holds_state, Code::kConflict, "cli: --output ", o.output,
+          " holds an interrupted run; give --resume to continue it, --overwrite to replace it, or "
           "name another directory");
+  fail(Code::kConflict, "cli: --output ", o.output,
+       " holds a finished run, which cannot be resumed; name another directory, or give "
+       "--overwrite to replace it; to train longer, ",
+       o.full ? "give it as MODEL and another --output" : "start again with more --epochs");
 }
 
 std::string duration(double seconds) {
@@ -180,7 +180,7 @@ class Training {
   explicit Training(const TrainingOptions& o)
       : o_(o),
         model_(checked_model(o)),
-        template_(model_, {.max_length = o.max_length}),
+        template_(model_, {.max_length = 0}),  // trainable_rows names --max-length
         rows_(encoded(o, o.data, template_)),
         batches_(rows_.size(), {.batch_size = o.batch_size, .shuffle = true, .seed = o.seed}),
         steps_(o.epochs * batches_.num_batches()),

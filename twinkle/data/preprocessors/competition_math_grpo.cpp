@@ -15,7 +15,10 @@ PreprocessorKind competition_math_grpo() {
                                              message("user", text_field(row, "problem"))}},
                       {"user_data", JsonArray{JsonArray{"solution", text_field(row, "solution")}}}};
             };
-          }};
+          },
+          .not_for_tuning =
+              "it makes prompts without replies, for reinforcement learning; "
+              "CompetitionMathProcessor keeps the solutions"};
 }
 
 }  // namespace twinkle::data

@@ -42,7 +42,8 @@ Row prompt(const Row& row) {
 PreprocessorKind countdown() {
   return {.name = "CountdownProcessor",
           .defaults = {},
-          .make = [](const JsonObject&) -> Preprocessor { return prompt; }};
+          .make = [](const JsonObject&) -> Preprocessor { return prompt; },
+          .not_for_tuning = "it makes prompts without replies, for reinforcement learning"};
 }
 
 }  // namespace twinkle::data

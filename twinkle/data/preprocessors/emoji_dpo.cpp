@@ -28,7 +28,9 @@ PreprocessorKind emoji_dpo() {
           return {{"positive", trajectory(argument(arguments, "chosen_key"))},
                   {"negative", trajectory(argument(arguments, "rejected_key"))}};
         };
-      }};
+      },
+      .not_for_tuning =
+          "it makes pairs of chats, for preference optimization: docs/preferences.md"};
 }
 
 }  // namespace twinkle::data

@@ -34,7 +34,10 @@ PreprocessorKind gsm8k() {
               return {{"messages", std::move(messages)},
                       {"user_data", JsonArray{JsonArray{"ground_truth", ground_truth(answer)}}}};
             };
-          }};
+          },
+          .not_for_tuning =
+              "it makes prompts without replies, for reinforcement learning; "
+              "PromptCompletionProcessor keeps the answers"};
 }
 
 }  // namespace twinkle::data

@@ -13,6 +13,8 @@ struct PreprocessorKind {
   std::string name;     // "GSM8KProcessor", as users write it
   JsonObject defaults;  // its arguments, in order, with their defaults
   Preprocessor (*make)(const JsonObject& arguments);  // given all of them
+  // Why rows that it makes with the defaults are not for supervised fine-tuning; empty: they are.
+  std::string not_for_tuning = {};
 };
 
 // All of them, in the order of preprocessors.def.

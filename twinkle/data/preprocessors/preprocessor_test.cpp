@@ -61,6 +61,10 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
                                                     {"from": "gpt", "value": "b"}])")}});
   EXPECT_EQ(row.at("messages"),
             Json({message("system", "s"), message("user", "a"), message("assistant", "b")}));
+  EXPECT_EQ(run("ShareGPTProcessor", {{"messages", parsed(R"([{"role": "human", "content": "a"},
+                                         {"role": "gpt", "content": "b"}])")}})
+                .at("messages"),
+            Json({message("user", "a"), message("assistant", "b")}));
   EXPECT_EQ(
       error_of("ShareGPTProcessor", {{"text", "a"}}),
       "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");

@@ -37,7 +37,10 @@ PreprocessorKind self_cognition() {
                            message("user", fill(text_field(row, "query"), name, author)),
                            message("assistant", fill(text_field(row, "response"), name, author))}}};
             };
-          }};
+          },
+          .not_for_tuning =
+              "it needs the names to put in: use it from Python, "
+              "SelfCognitionProcessor(model_name='Nova', model_author='Sky')"};
 }
 
 }  // namespace twinkle::data

@@ -8,7 +8,7 @@
 namespace twinkle::data {
 namespace {
 
-std::string_view role_of(std::string_view from) {
+std::string_view role_of(std::string_view field, std::string_view from) {
   static constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kRoles = {
       {{"human", "user"},
        {"user", "user"},
@@ -19,24 +19,31 @@ std::string_view role_of(std::string_view from) {
        {"tool", "tool"}}};
   const auto* known = std::find_if(kRoles.begin(), kRoles.end(),
                                    [&](const auto& role) { return role.first == from; });
-  require(known != kRoles.end(), Code::kInvalid, "data: field 'from' of a turn is '",
+  require(known != kRoles.end(), Code::kInvalid, "data: field '", field, "' of a turn is '",
           from.substr(0, 40), "', expected human, user, gpt, assistant, model, system or tool");
   return known->second;
 }
 
+// A turn has 'from' and 'value', or 'role' and 'content'.
+JsonObject message_of(const Row& turn) {
+  const bool has_role = turn.contains("role") && !turn.contains("from");
+  const std::string_view who = has_role ? "role" : "from", what = has_role ? "content" : "value";
+  return message(role_of(who, text_field(turn, who)), text_field(turn, what));
+}
+
 Row conversation(const Row& row) {
-  const Json* turns = row.if_contains("conversations");
+  const std::string_view field = row.contains("conversations") ? "conversations" : "messages";
+  const Json* turns = row.if_contains(field);
   require(turns && turns->is_array() && !turns->get_array().empty(), Code::kInvalid,
           "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
   JsonArray messages;
   if (const std::string system = text_field_or_empty(row, "system"); !system.empty())
     messages.push_back(message("system", system));
   for (const Json& turn : turns->get_array()) {
-    require(turn.is_object(), Code::kInvalid, "data: field 'conversations' holds ",
+    require(turn.is_object(), Code::kInvalid, "data: field '", field, "' holds ",
             boost::json::serialize(turn).substr(0, 80),
             ", expected an object with 'from' and 'value'");
-    messages.push_back(message(role_of(text_field(turn.get_object(), "from")),
-                               text_field(turn.get_object(), "value")));
+    messages.push_back(message_of(turn.get_object()));
   }
   return {{"messages", std::move(messages)}};
 }

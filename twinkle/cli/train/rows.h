@@ -1,0 +1,23 @@
+// The rows that `twinkle train` learns from, each checked before the first step.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "twinkle/data/dataset.h"
+#include "twinkle/text/template.h"
+
+namespace twinkle::cli {
+
+// The encoded rows of `file`, after the preprocessor unless that is empty. `tmpl` has no limit of
+// its own. Error kInvalid, with file and line: a row that cannot be encoded, of more than
+// max_length tokens, with a turn of an unknown role, or without a label to learn from.
+data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
+                             const text::Template& tmpl, int64_t max_length);
+
+// The built-in preprocessors whose rows can be trained on, separated by commas.
+std::string preprocessors_for_tuning();
+
+// Error kInvalid: --preprocessor names none of them.
+void check_preprocessor(const std::string& name);
+
+}  // namespace twinkle::cli
