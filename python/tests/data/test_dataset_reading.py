@@ -3,11 +3,12 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from data_rows import dataset, numbers
 
-from twinkle.dataset import DatasetMeta
+from twinkle.dataset import DatasetMeta, columnar
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 pytestmark = pytest.mark.usefixtures("data_built")
@@ -121,6 +122,13 @@ def test_numbers_out_of_range_are_named_as_they_are_written(tmp_path, number, ca
             dataset(tmp_path / name)
         with pytest.raises(InvalidError, match=error):
             list(IterableDataset(DatasetMeta(str(tmp_path / name))))
+
+
+def test_a_file_that_cannot_be_opened_leaves_no_descriptor(tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(InvalidError, match=r"cannot be opened \(Is a directory\)"):
+        columnar.opened(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_another_split_than_the_usual_must_be_in_a_files_name(tmp_path):

@@ -25,7 +25,8 @@ def opened(path):
     """The file, to be read as bytes. InvalidError: it is no regular file, whose reading might never
     end, or cannot be opened."""
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        # open() takes the descriptor over, or closes it.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         raise InvalidError(f"dataset: {path} cannot be opened ({error.strerror})") from error
     mode = os.fstat(file.fileno()).st_mode

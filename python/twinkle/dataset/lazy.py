@@ -36,10 +36,11 @@ class LazyDataset(NotedDataset):
         super().add_dataset(dataset_meta, **kwargs)
 
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
-        """Keeps the rows for which a filter, as Dataset.filter takes it, returns True; it sees them
-        as the maps before it make them. InvalidError: no filter, an unknown argument, batched=True,
-        a dataset_meta that map refuses, mix_dataset came before; a row that a map or the
-        filter refuses, by its file and line."""
+        """Keeps the rows for which the filter (as of Dataset.filter) returns True. Runs now, over
+        all rows of the source, on what the maps noted so far make of them; encode and check do not
+        count. InvalidError: no filter, an unknown argument, batched=True, a dataset_meta that map
+        refuses, mix_dataset came before, no row is kept; a row that a map or the filter refuses, by
+        its file and line."""
         _check_filter(kwargs)
         key = self._key(dataset_meta, "filter")
         keep = _construct(filter_func, DataFilter, init_args)

@@ -45,7 +45,7 @@ def params_of(params):
 
 
 def room_for(params, index, room):
-    """`room`, the tokens that fit behind prompt `index`. InvalidError: max_tokens is more, or there
+    """`room`, the tokens that fit after prompt `index`. InvalidError: max_tokens is more, or there
     is no room for one; with max_tokens=0 only where the prompt itself does not fit."""
     wanted = params.max_tokens
     require(
