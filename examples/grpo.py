@@ -11,7 +11,7 @@ from itertools import chain, islice, repeat
 from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TorchSampler, TransformersModel
 from twinkle.advantage import GRPOAdvantage
 from twinkle.preprocessor import GSM8KProcessor
-from twinkle.reward import GSM8KAccuracyReward
+from twinkle.reward import GSM8KAccuracyReward, GSM8KFormatReward
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data")
@@ -31,21 +31,15 @@ model.set_optimizer("AdamW", lr=2e-5)
 sampler = TorchSampler(model=model)  # samples with the model's own weights: no copy to update
 params = {"num_samples": 8, "max_tokens": args.max_tokens, "logprobs": 1}
 
-epochs = chain.from_iterable(repeat(batches))
-for step, rows in enumerate(islice(epochs, args.steps), 1):
-    groups = [response.sequences for response in sampler.sample(rows, params)]
-    replies = list(chain.from_iterable(groups))
-    chats = [
-        {**row, "messages": [*row["messages"], {"role": "assistant", "content": reply.decoded}]}
-        for row, group in zip(rows, groups, strict=True)
-        for reply in group
-    ]
-    rewards = GSM8KAccuracyReward()(chats)
-    model.forward_backward(
-        inputs=replies,
-        old_logps=[reply.logprobs for reply in replies],
-        advantages=GRPOAdvantage()(rewards, num_generations=8).tolist(),
-    )
+for step, rows in enumerate(islice(chain.from_iterable(repeat(batches)), args.steps), 1):
+    replies = [reply for response in sampler.sample(rows, params) for reply in response.sequences]
+    chats = [reply.new_input_feature for reply in replies]  # rows with the reply as a message
+    right, formed = GSM8KAccuracyReward()(chats), GSM8KFormatReward()(chats)
+    rewards = [r + 0.2 * f for r, f in zip(right, formed, strict=True)]  # any answer is a start
+    advantages = GRPOAdvantage()(rewards, num_generations=8).tolist()
+    old_logps = [reply.logprobs for reply in replies]
+    model.forward_backward(inputs=replies, old_logps=old_logps, advantages=advantages)
     model.clip_grad_and_step(max_grad_norm=1.0)
-    print(step, f"mean reward {sum(rewards) / len(rewards):.3f}")
+    mean = sum(rewards) / len(rewards)
+    print(step, f"mean reward {mean:.3f}, right {sum(right):.0f} of {len(right)}")
 print("saved", model.save("adapter", output_dir=args.output))

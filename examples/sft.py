@@ -5,6 +5,7 @@
 
 import argparse
 from itertools import chain, islice, repeat
+from pathlib import Path
 
 from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TransformersModel
 
@@ -16,13 +17,13 @@ parser.add_argument("--output", default="outputs/sft")
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--resume", action="store_true")
 args = parser.parse_args()
+if Path(args.output, "state").exists() and not args.resume:
+    parser.error(f"{args.output} holds an earlier run: --resume it, or name another --output")
 
-dataset = Dataset(DatasetMeta(args.data))  # rows of another form: dataset.map("AlpacaProcessor")
-batches = DataLoader(dataset=dataset, batch_size=8, shuffle=True)
+batches = DataLoader(dataset=Dataset(DatasetMeta(args.data)), batch_size=8, shuffle=True)
 model = TransformersModel(model_id=args.model)
 model.add_adapter_to_model("default", LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
 model.set_optimizer("AdamW", lr=1e-4)
-model.set_lr_scheduler("CosineWarmupScheduler", num_warmup_steps=5, num_training_steps=args.steps)
 done = 0
 if args.resume:
     saved = model.resume_from_checkpoint(f"{args.output}/state")
@@ -30,11 +31,11 @@ if args.resume:
     batches.skip_consumed_samples(saved["consumed_train_samples"])
 
 epochs = chain.from_iterable(repeat(batches))
-for step, batch in enumerate(islice(epochs, args.steps - done), done + 1):
+for step, batch in enumerate(islice(epochs, max(0, args.steps - done)), done + 1):
     model.forward_backward(inputs=batch)  # the model's chat template makes tokens of the rows
     model.clip_grad_and_step(max_grad_norm=1.0)
     print(step, model.calculate_metric(is_training=True)["loss"])
-    if step % 10 == 0:  # with the optimizer, the schedule and the place in the data
+    if step % 10 == 0 or step == args.steps:  # with the optimizer and the place in the data
         model.save("state", output_dir=args.output, save_optimizer=True, **batches.get_state())
 if args.validation:
     for batch in DataLoader(dataset=Dataset(DatasetMeta(args.validation)), batch_size=8):

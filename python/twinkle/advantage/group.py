@@ -10,6 +10,7 @@ from collections import defaultdict
 from twinkle import checks
 from twinkle.advantage.base import Advantage
 from twinkle.errors import refuse_unknown, require
+from twinkle.logger import get_logger
 
 _EPSILON = 1e-8  # added to the deviation that divides
 _SCALES = ("group", "batch", "none")
@@ -28,7 +29,7 @@ class GRPOAdvantage(Advantage):
         rewards: [N], or [N, K] of K rewards that are summed; a list or a tensor.
         num_generations: G, replies to each prompt. scale: 'group': divided by the sample standard
         deviation of the prompt's rewards + 1e-8, 'batch': by that of all rewards + 1e-8, 'none':
-        by 1. Equal rewards give exact zeros.
+        by 1. Equal rewards give exact zeros; a batch of nothing else is warned of, once.
         prompts: None: G rewards that follow each other are of one prompt. Otherwise [N] keys
         (numbers, texts), the same for rewards of one prompt, in any order: of replies to
         `batch * G`, whose prompts come as A B A B, list(range(len(batch))) * G.
@@ -107,7 +108,15 @@ def _groups(rewards, num_generations, scale, prompts):
     def restore(groups):
         return torch.empty_like(rewards).index_copy_(0, order, groups.flatten()).float()
 
-    return rewards[order].reshape(-1, count), restore
+    groups = rewards[order].reshape(-1, count)
+    if count > 1 and len(groups) and bool((groups == groups[:, :1]).all()):
+        get_logger().warning_once(
+            "advantage: the rewards of each prompt are equal, so all advantages are 0 and this "
+            "batch teaches nothing: grade the reward, or use easier prompts (docs/grpo.md); "
+            "further ones are not reported",
+            hash_id="advantage: equal rewards",
+        )
+    return groups, restore
 
 
 def _order(prompts, length, count):

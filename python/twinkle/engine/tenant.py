@@ -99,6 +99,8 @@ class Tenant:
         given. InvalidError: as forward's, and a wrong loss, option or extra.
         """
         batch = self._batch(inputs)
+        if embedding_grad is None and logits_grad is None:
+            batch.warn_of_unlabelled()
         checks.text("engine: loss", loss)
         options = {}
         for name, value in extras.items():

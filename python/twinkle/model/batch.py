@@ -7,6 +7,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.data_format.names import refuse_misspelt
 from twinkle.errors import InvalidError, require
+from twinkle.logger import get_logger
 
 # NumPy's kinds of numbers; fractions of ids are the engine's to refuse.
 _KINDS = {"input_ids": "iuf", "labels": "iuf", "attention_mask": "iub", "position_ids": "iu"}
@@ -115,6 +116,13 @@ def with_marks(features):
     return out
 
 
+def _roles(messages):
+    """The roles of a row's messages, as text; '' without messages."""
+    messages = messages if isinstance(messages, (list, tuple)) else ()
+    roles = [message.get("role") for message in messages if isinstance(message, dict)]
+    return ", ".join(repr(role) for role in dict.fromkeys(roles))
+
+
 def _size(values):
     """The entries of a sequence, 0 of what is none."""
     sized = hasattr(values, "__len__") and getattr(values, "ndim", 1) == 1
@@ -188,6 +196,22 @@ class Batch:
             f"model: position_ids of inputs[{index}] do not count up from 0, as those of a sample, "
             "or of each of several packed ones, do",
         )
+
+    def warn_of_unlabelled(self):
+        """Warns, once in this process, of an input with labels of -100 alone, which teaches
+        nothing: its role names are most often wrong."""
+        for index, sequence in enumerate(self.sequences):
+            labels = sequence.get("labels")
+            if labels is None or (labels != -100).any():
+                continue
+            roles = _roles(self.features[index].get("messages"))
+            has = f": the roles of its messages are {roles}, only 'assistant' is trained"
+            get_logger().warning_once(
+                f"model: inputs[{index}] has no label to learn from{has if roles else ''}; further "
+                "ones are not reported",
+                hash_id="model: unlabelled",
+            )
+            return
 
     def add_extra(self, name, values):
         """A loss's per-token inputs: for each sequence a vector as long as its input_ids, or

@@ -253,6 +253,8 @@ class TransformersModel(Adapters):
         task = task.of(group.loss)
         batch = self._batch(group, inputs, task)
         group.check_metrics(True, batch, task, loss_kwargs)
+        if not task.embedding:
+            batch.warn_of_unlabelled()
         group.mode = "train"
         return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
 

@@ -1,0 +1,31 @@
+"""An input that has nothing to learn from is warned of."""
+
+import pytest
+
+from twinkle import LoraConfig, TransformersModel, get_logger
+from twinkle.engine import Engine
+
+pytestmark = pytest.mark.usefixtures("engine_built")
+LEARNT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+LOST = {"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}
+TEXT = (
+    "model: inputs[1] has no label to learn from: the roles of its messages are 'user', 'gpt', "
+    "only 'assistant' is trained; further ones are not reported"
+)
+
+
+def test_an_input_without_labels_is_warned_of_once(tiny_llama_dir, logged):
+    model = TransformersModel(model_id=tiny_llama_dir)
+    model.add_adapter_to_model("default", LoraConfig(r=2, target_modules="all-linear"))
+    tenant = Engine(tiny_llama_dir).tenant("me", lora_config=LoraConfig(r=2))
+    for forward_backward in (
+        lambda rows: model.forward_backward(inputs=rows),
+        lambda rows: tenant.forward_backward(rows).result(),
+    ):
+        get_logger()._seen.discard("model: unlabelled")
+        logged.clear()
+        forward_backward([LEARNT])
+        assert logged == []
+        forward_backward([LEARNT, LOST])
+        forward_backward([LEARNT, LOST])
+        assert logged == [TEXT]
