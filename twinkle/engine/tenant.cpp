@@ -8,6 +8,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
+#include "twinkle/model/tensors.h"
 #include "twinkle/optim/clip.h"
 
 namespace twinkle::engine {
@@ -54,7 +55,8 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
   if (mode_ != Mode::kFull) return;
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
   // float32. Copied first: without memory for them the decoder stays frozen.
-  for (const auto& w : decoder_.weights()) masters_.push_back(w.value->to(at::kFloat));
+  weights_ = decoder_.weights();
+  for (const auto& w : weights_) masters_.push_back(w.value->to(at::kFloat));
   decoder_.train_all();
 }
 
@@ -151,11 +153,9 @@ std::vector<optim::Param> Tenant::params() {
       out.push_back({lora::name_of_b(entry.path), f.b, grad(entry.grad_b, f.b), true});
     }
   } else if (mode_ == Mode::kFull) {
-    const auto weights = decoder_.weights();
     const auto grads = decoder_.grads();
-    for (size_t i = 0; i < weights.size(); ++i) {
-      out.push_back({weights[i].name, masters_[i], grads[i], weights[i].decay});
-    }
+    for (size_t i = 0; i < weights_.size(); ++i)
+      out.push_back({weights_[i].name, masters_[i], grads[i], weights_[i].decay});
   }
   return out;
 }
@@ -242,13 +242,7 @@ StepResult Tenant::clip(const ClipGradNorm& operation) {
           "' has no accumulated gradients; run forward_backward first");
   const Change change = scaled(operation.max_grad_norm, operation.norm_type);
   const StepResult result{change.norm, num_tokens_, optimizer_ ? optimizer_->num_steps() : 0};
-  if (mode_ == Mode::kLora) {
-    for (auto& p : params()) p.grad.mul_(change.scale);  // those not made yet are zero
-  } else {
-    for (at::Tensor g : decoder_.buffers()) {
-      if (g.defined()) g.mul_(change.scale);
-    }
-  }
+  optim::scale(grads(), change.scale);
   num_tokens_ = 1;
   clipped_ = true;
   return result;
@@ -271,19 +265,21 @@ void Tenant::zero_grad() {
 void Tenant::weights_changed() {
   if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ != Mode::kFull) return;
-  const auto weights = decoder_.weights();
-  for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(masters_[i]);
+  for (size_t i = 0; i < weights_.size(); ++i) model::assign(masters_[i], *weights_[i].value);
   pool_.base_changed();
+}
+
+void Tenant::load_weights(const std::vector<at::Tensor>& weights) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    model::assign(weights[i], *weights_[i].value);
+    model::assign(*weights_[i].value, masters_[i]);
+  }
 }
 
 void Tenant::reset_training() {
   optimizer_.reset();
   if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
-  if (mode_ == Mode::kFull) {
-    const auto weights = decoder_.weights();
-    for (size_t i = 0; i < weights.size(); ++i) masters_[i].copy_(*weights[i].value);
-    pool_.base_changed();
-  }
+  if (mode_ == Mode::kFull) pool_.base_changed();
   zero_grad();
 }
 

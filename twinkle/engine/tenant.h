@@ -75,10 +75,13 @@ class Tenant {
   // safetensors file, and JSON; and back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors();
   Json training_fields();
-  // Takes what was read for a tenant of these parameters.
+  // Takes what was read for a tenant of these parameters. On a CPU it cannot fail.
   void load_training(TrainingState state);
-  // After the weights were replaced from outside: drops gradients and optimizer, refreshes what
-  // derives from weights.
+  // Full mode: replaces all weights, in the decoder's order. On a CPU it cannot fail, and
+  // reset_training, which must follow, cannot anywhere.
+  void load_weights(const std::vector<at::Tensor>& weights);
+  // After the weights were replaced: drops gradients and optimizer, refreshes what derives from
+  // weights.
   void reset_training();
 
   // Bytes of its state in addition to the base model: weights, published ones too, gradients,
@@ -111,8 +114,9 @@ class Tenant {
   uint64_t seed_;
   model::Decoder& decoder_;
   lora::Pool& pool_;
-  std::vector<at::Tensor>
-      masters_;  // full mode: float32 weights, in the order of decoder.weights()
+  // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped.
+  std::vector<model::NamedWeight> weights_;
+  std::vector<at::Tensor> masters_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   Json options_ = JsonObject{};  // the optimizer's, of the last step
   double num_tokens_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "twinkle/engine/tenant.h"
+#include "twinkle/model/tensors.h"
 
 namespace twinkle::engine {
 
@@ -20,9 +21,8 @@ std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors() {
     }
   }
   // bfloat16 files would round the weights that the steps are taken from.
-  const auto weights = decoder_.weights();
   for (size_t i = 0; i < masters_.size(); ++i)
-    out.emplace_back("master/" + weights[i].name, masters_[i]);
+    out.emplace_back("master/" + weights_[i].name, masters_[i]);
   return out;
 }
 
@@ -32,7 +32,7 @@ std::vector<std::string> Tenant::grad_names() {
     for (const auto& entry : adapter().factors())
       out.insert(out.end(), {lora::name_of_a(entry.path), lora::name_of_b(entry.path)});
   } else {
-    for (const auto& w : decoder_.weights()) out.push_back(w.name);
+    for (const auto& w : weights_) out.push_back(w.name);
     out.emplace_back(kHeadWeight);  // the last, where the head is tied
   }
   return out;
@@ -54,7 +54,7 @@ Json Tenant::training_fields() {
 }
 
 void Tenant::load_training(TrainingState state) {
-  for (size_t i = 0; i < masters_.size(); ++i) masters_[i].copy_(state.masters[i]);
+  for (size_t i = 0; i < masters_.size(); ++i) model::assign(state.masters[i], masters_[i]);
   restore({std::move(state.gradients)});
   optimizer_ = std::move(state.optimizer);
   options_ = std::move(state.options);

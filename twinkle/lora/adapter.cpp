@@ -240,8 +240,8 @@ void Adapter::check(const SavedAdapter& saved) const {
 void Adapter::load(const SavedAdapter& saved) {
   check(saved);
   for (size_t i = 0; i < factors_.size(); ++i) {
-    factors_[i].f.a.copy_(saved.modules[i].a);
-    factors_[i].f.b.copy_(saved.modules[i].b);
+    model::assign(saved.modules[i].a, factors_[i].f.a);
+    model::assign(saved.modules[i].b, factors_[i].f.b);
   }
   weights_changed();
 }

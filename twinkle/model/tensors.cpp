@@ -1,6 +1,10 @@
 #include "twinkle/model/tensors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
 
 #include "twinkle/base/error.h"
 
@@ -78,6 +82,30 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
   if (scalar_type(stored.dtype, name) == dtype) return check(read(stored, memory));
   const at::Tensor converted = check(read(stored)).to(dtype);
   return memory ? memory->empty(shape, dtype).copy_(converted) : converted;
+}
+
+void assign(const at::Tensor& from, const at::Tensor& to) {
+  require(from.sizes() == to.sizes() && from.is_contiguous() && to.is_contiguous(), Code::kInternal,
+          "model: assign: tensors of ", from.numel(), " and ", to.numel(),
+          " elements must have one shape, and be contiguous");
+  if (!from.is_cpu() || !to.is_cpu()) {
+    to.copy_(from);
+    return;
+  }
+  const auto dispatch = [](at::ScalarType type, auto&& with) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, type, "assign",
+                                    [&] { with(scalar_t()); });
+  };
+  dispatch(from.scalar_type(), [&]<class From>(From) {
+    dispatch(to.scalar_type(), [&]<class To>(To) {
+      const From* source = from.const_data_ptr<From>();
+      To* target = to.mutable_data_ptr<To>();
+      at::parallel_for(0, to.numel(), 1 << 15, [=](int64_t begin, int64_t end) {
+        std::transform(source + begin, source + end, target + begin,
+                       [](From x) { return static_cast<To>(x); });
+      });
+    });
+  });
 }
 
 at::Tensor to_float32(const StoredTensor& stored) { return read(stored).to(at::kFloat); }

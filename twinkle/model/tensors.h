@@ -24,6 +24,11 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
 // Any float tensor as float32.
 at::Tensor to_float32(const StoredTensor& stored);
 
+// Writes the values of a float tensor into another, contiguous both and of one shape, in the type
+// of the second. On the CPU it takes no memory and so cannot fail: what has begun to change ends
+// changed.
+void assign(const at::Tensor& from, const at::Tensor& to);
+
 // Borrows the tensor's memory: contiguous, and alive as long as the view. Of a tensor on a device
 // the view owns a copy.
 TensorView view_of(const std::string& name, const at::Tensor& tensor);

@@ -154,4 +154,19 @@ double clip_factor(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
+void scale(std::span<const at::Tensor> grads, double factor) {
+  for (const at::Tensor& grad : grads) {
+    if (!grad.defined()) continue;
+    if (!grad.is_cpu()) {
+      grad.mul_(factor);
+      continue;
+    }
+    float* const x = grad.mutable_data_ptr<float>();
+    const auto f = static_cast<float>(factor);
+    at::parallel_for(0, grad.numel(), kSumChunk, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) x[i] *= f;
+    });
+  }
+}
+
 }  // namespace twinkle::optim

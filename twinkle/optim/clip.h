@@ -1,5 +1,5 @@
-// The norm of all gradients, and the factor that limits it. Nothing is written: the factor goes
-// into the optimizer's grad_scale.
+// The norm of all gradients, and the factor that limits it, which goes into the optimizer's
+// grad_scale; only scale() writes.
 #pragma once
 #include <span>
 
@@ -19,5 +19,9 @@ bool finite(std::span<const at::Tensor> grads);
 // min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 for infinity.
 // Error kInvalid: max_norm is negative or NaN.
 double clip_factor(double norm, double max_norm);
+
+// Multiplies float32 gradients by the factor; undefined ones are zero, and stay so. On the CPU it
+// takes no memory and so cannot fail midway.
+void scale(std::span<const at::Tensor> grads, double factor);
 
 }  // namespace twinkle::optim

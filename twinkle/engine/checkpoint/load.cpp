@@ -160,12 +160,12 @@ LoadResult load_tenant(Loaded loaded, Tenant& tenant, model::Decoder& decoder) {
     for (at::Tensor& t : loaded.training->gradients)
       if (t.defined()) t = t.to(decoder.device());
   }
-  const auto weights = decoder.weights();
   if (loaded.adapter) {
     tenant.adapter().check(*loaded.adapter);
     tenant.own_adapter().load(*loaded.adapter);
+  } else {
+    tenant.load_weights(loaded.weights);
   }
-  for (size_t i = 0; i < loaded.weights.size(); ++i) weights[i].value->copy_(loaded.weights[i]);
   tenant.reset_training();
   if (!loaded.training) return {};
   std::string extra = std::move(loaded.training->extra);

@@ -26,16 +26,21 @@ std::string name_of(const std::string& directory) {
   return (error ? std::filesystem::path(directory) : name).lexically_normal().string();
 }
 
-// Errors wait for the operation's turn, but for want of room, which refuses it.
+// Calls read(reserve). Errors wait for the operation's turn, but for those of `reserve`, which
+// refuse it.
 template <class Read>
-void attempt(Prefetched& out, TenantShape tenant, Read&& read) {
+void attempt(Prefetched& out, TenantShape tenant, const Reserve& reserve, Read&& read) {
   out.tenant = std::move(tenant);
+  bool refused = false;
+  const auto asked = [&](int64_t bytes) {
+    refused = true;
+    if (reserve) reserve(bytes);
+    refused = false;
+  };
   try {
-    out.loaded = read();
-  } catch (const Error& e) {
-    if (e.code == Code::kBusy) throw;
-    out.error = std::current_exception();
+    out.loaded = read(asked);
   } catch (...) {
+    if (refused) throw;
     out.error = std::current_exception();
   }
 }
@@ -95,8 +100,8 @@ std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserv
     shape = TenantShape{.mode = Mode::kFrozen};
   } else if (!op.directory.empty()) {
     if (!is_awaited(op.directory)) {
-      attempt(*out, {.mode = Mode::kLora}, [&] {
-        return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, reserve)};
+      attempt(*out, {.mode = Mode::kLora}, reserve, [&](const Reserve& asked) {
+        return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, asked)};
       });
     }
     if (const auto& read = out->loaded.adapter)
@@ -126,8 +131,8 @@ std::shared_ptr<Prefetched> Prefetch::read_load(const Load& op, const Reserve& r
   auto out = std::make_shared<Prefetched>();
   const bool all_weights = tenant->mode == Mode::kFull;
   if (all_weights && !(out->entry = hold_weights("load"))) return nullptr;
-  attempt(*out, *tenant,
-          [&] { return read_checkpoint(op, *tenant, base_, all_weights ? Reserve() : reserve); });
+  attempt(*out, *tenant, all_weights ? Reserve() : reserve,
+          [&](const Reserve& asked) { return read_checkpoint(op, *tenant, base_, asked); });
   return out;
 }
 
@@ -136,7 +141,7 @@ std::shared_ptr<Prefetched> Prefetch::read_delete(const Delete& op) const {
   if (!tenant || tenant->mode != Mode::kFull) return nullptr;
   auto out = std::make_shared<Prefetched>();
   if (!(out->entry = hold_weights("delete"))) return nullptr;
-  attempt(*out, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+  attempt(*out, {.mode = Mode::kFull}, {}, [&](const Reserve&) { return read_base(op, base_); });
   return out;
 }
 

@@ -55,6 +55,17 @@ TEST_F(PrefetchTest, FilesAreReadWhenTheOperationIsSubmitted) {
   EXPECT_EQ(error_of([&] { missing.get(); }), "engine: load: no checkpoint directory " + folder());
 }
 
+TEST_F(PrefetchTest, AStateThatTheQueueCouldNeverHoldIsRefusedWhenItIsSubmitted) {
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  Engine small{{.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = 2000}};
+  small.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  const std::string refusal = error_of([&] { small.submit(Load{"me", folder(), true}); });
+  EXPECT_NE(refusal.find("2000"), std::string::npos) << refusal;
+  EXPECT_EQ(error_of([&] { small.submit(Create{.tenant = "new", .directory = folder()}); }).empty(),
+            false);
+  EXPECT_EQ(small.stats().queued_bytes, 0);
+}
+
 // "all-linear" stands for names that only the model tells.
 TEST_F(PrefetchTest, FilesOfATenantThatIsStillToBeCreatedAreRead) {
   const char* const all = R"({"r": 1, "target_modules": "all-linear"})";

@@ -12,6 +12,7 @@
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
+#include "twinkle/model/tensors.h"
 
 namespace twinkle::engine {
 namespace {
@@ -207,7 +208,7 @@ Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   prefetch_.remove(op.tenant);
   graphs_->sweep();
   if (base.weights.empty()) return {};
-  for (size_t i = 0; i < weights.size(); ++i) weights[i].value->copy_(base.weights[i]);
+  for (size_t i = 0; i < weights.size(); ++i) model::assign(base.weights[i], *weights[i].value);
   pool_->base_changed();
   return {};
 }
