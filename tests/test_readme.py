@@ -143,7 +143,8 @@ def test_script_and_commands_teach_the_real_model_a_name(tmp_path, smollm2_dir):
     found = losses(run_script(tmp_path, smollm2_dir))
     assert found[-1] < 0.5 * found[0]
     _, sampled = run_commands(tmp_path, smollm2_dir)
-    assert "Nova" in sampled
+    (reply,) = re.findall(r"which answers `(.*)`", readme())
+    assert sampled == f"> Who are you?\n{reply}\n\n"
 
 
 def test_every_environment_variable_is_described(tracked):

@@ -219,6 +219,11 @@ def _fetched(wanted, fetch, token=None, dataset=False):
     if all(isinstance(error, NotAvailableError) for _, error in reasons):
         packages = " or ".join(kind.datasets if dataset else kind.package for kind, _ in reasons)
         raise NotAvailableError(_needs(wanted, packages, reasons[0][0], dataset))
+    asked = [error for _, error in reasons if not isinstance(error, NotAvailableError)]
+    if all(map(_is_offline, asked)):
+        raise NotFoundError(
+            f"hub: {wanted!r} is not a path here, and there is no network to look for it on a hub"
+        )
     told = "; ".join(str(error).removeprefix("hub: ") for _, error in reasons)
     raise NotFoundError(
         f"hub: {wanted!r} is neither a path here nor on a hub: {told}. Write hf://{name} or "

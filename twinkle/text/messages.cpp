@@ -175,6 +175,8 @@ std::string what_else(const Json& row) {
   }
   if (names.empty()) return "";
   const std::string has = "; the row has " + names + (count > kMaxFields ? ", ..." : "") + ": ";
+  if (row.get_object().contains("chosen") && row.get_object().contains("rejected"))
+    return has + "pairs are for preference optimization, see docs/preferences.md";
   for (const auto& [first, second, name] : kForms)
     if (row.get_object().contains(first) && row.get_object().contains(second))
       return has + std::string(name) + " makes messages of them, dataset.map('" +

@@ -112,6 +112,9 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
   EXPECT_EQ(error(R"({"text": "a"})"),
             "text: field 'messages' is missing; the row has text: make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");
+  EXPECT_EQ(error(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"),
+            "text: field 'messages' is missing; the row has prompt, chosen, rejected: pairs are "
+            "for preference optimization, see docs/preferences.md");
   for (const char* row : {R"({"conversations": []})", R"({"query": 1, "response": 2})"})
     EXPECT_NE(error(row).find("Processor makes messages of them"), std::string::npos) << row;
   EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is not a list");

@@ -144,7 +144,7 @@ def test_a_bare_id_asks_hugging_face_first_then_modelscope(hubs, monkeypatch, lo
     assert hub.get("a/b") == "/ms" and len(logged) == 2
 
 
-def test_a_hub_that_cannot_be_reached_is_told_as_that(hubs):
+def test_a_hub_that_cannot_be_reached_is_told_as_that(hubs, monkeypatch):
     try:
         raise OSError("Max retries exceeded") from ConnectionRefusedError(111, "refused")
     except OSError as error:
@@ -154,6 +154,12 @@ def test_a_hub_that_cannot_be_reached_is_told_as_that(hubs):
     assert str(error.value) == (
         "hub: cannot fetch 'hf://a/b': no network, the hub cannot be reached"
     )
+    hubs["modelscope"] = RuntimeError("404 for a/b")
+    with pytest.raises(NotFoundError, match=r"no network, the hub cannot be .*; .* 404 for a/b"):
+        hub.get("a/b")
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(NotFoundError, match=r"'a/b' is not a path here, and there is no network "):
+        hub.get("a/b")
 
 
 def test_a_name_like_a_known_one_is_offered_it(monkeypatch):
