@@ -19,7 +19,10 @@ void write_error(const char* text) {
 }
 
 void on_signal(int) {
-  flag = true;
+  if (flag.exchange(true)) {
+    write_error("\ntwinkle: stopped before saving; a state that was saved earlier is whole\n");
+    ::_exit(1);
+  }
   write_error("\nfinishing this step, then saving; Ctrl-C again stops at once\n");
 }
 
@@ -30,10 +33,10 @@ void on_last_signal(int) {
 
 }  // namespace
 
-SignalHandlers::SignalHandlers(void (*handler)(int), int flags) {
+SignalHandlers::SignalHandlers(void (*handler)(int)) {
   struct sigaction action = {};
   action.sa_handler = handler;
-  action.sa_flags = flags | SA_RESTART;
+  action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, &earlier_int_);
   ::sigaction(SIGTERM, &action, &earlier_term_);
 }
@@ -43,10 +46,9 @@ SignalHandlers::~SignalHandlers() {
   ::sigaction(SIGTERM, &earlier_term_, nullptr);
 }
 
-EndOnInterrupt::EndOnInterrupt(const char* text)
-    : handlers_((last_words = text, on_last_signal), 0) {}
+EndOnInterrupt::EndOnInterrupt(const char* text) : handlers_((last_words = text, on_last_signal)) {}
 
-Interrupts::Interrupts() : handlers_((flag = false, on_signal), static_cast<int>(SA_RESETHAND)) {}
+Interrupts::Interrupts() : handlers_((flag = false, on_signal)) {}
 
 bool Interrupts::requested() const { return flag; }
 

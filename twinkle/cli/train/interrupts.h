@@ -7,7 +7,7 @@ namespace twinkle::cli {
 // A handler of both signals while an object lives; the earlier ones come back after it.
 class SignalHandlers {
  public:
-  SignalHandlers(void (*handler)(int), int flags);
+  explicit SignalHandlers(void (*handler)(int));
   ~SignalHandlers();
   SignalHandlers(const SignalHandlers&) = delete;
   SignalHandlers& operator=(const SignalHandlers&) = delete;
@@ -27,7 +27,7 @@ class EndOnInterrupt {
 };
 
 // While an object lives, the first of these signals sets a flag and says on standard error what
-// happens now; a second one ends the process at once. One at a time.
+// happens now; a second one ends the process at once, with status 1. One at a time.
 class Interrupts {
  public:
   Interrupts();
