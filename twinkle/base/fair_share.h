@@ -4,8 +4,10 @@
 // and the shares of two accounts that always claim, divided by their weights, differ by at most the
 // sum of their longest claims, each divided by its weight. Plain data: no thread, no clock.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <tuple>
 
 namespace twinkle {
 
@@ -22,10 +24,22 @@ struct Claim {
   double from = cost;  // credit needed to begin; below `cost`: the rest is paid later
 };
 
-// The claim that can be paid first. At least one claim.
-size_t next_of(std::span<const Claim> claims);
+// The time until the claim can begin, as what an account of weight 1 earns meanwhile.
+inline double wait_of(const Claim& claim) {
+  return (claim.from - claim.account->credit) / claim.account->weight;
+}
 
-// All `accounts` earn until `claim`, one of theirs, can begin, and it is paid.
-void charge(std::span<Account* const> accounts, const Claim& claim);
+// The claim that can be paid first. At least one claim.
+inline size_t next_of(std::span<const Claim> claims) {
+  const auto order = [](const Claim& c) { return std::tuple(wait_of(c), c.account->last_turn); };
+  return static_cast<size_t>(std::ranges::min_element(claims, {}, order) - claims.begin());
+}
+
+// The accounts of all claims earn until claims[first] can begin, and it is paid.
+inline void charge(std::span<const Claim> claims, size_t first) {
+  const double wait = std::max(0.0, wait_of(claims[first]));
+  for (const Claim& claim : claims) claim.account->credit += wait * claim.account->weight;
+  claims[first].account->credit -= claims[first].cost;
+}
 
 }  // namespace twinkle

@@ -23,7 +23,7 @@ struct Owners {
     std::vector<Claim> claims;
     for (size_t i = 0; i < costs.size(); ++i) claims.push_back({all[i], costs[i]});
     const size_t first = next_of(claims);
-    charge(all, claims[first]);
+    charge(claims, first);
     accounts[first].last_turn = ++turn;
     return first;
   }
@@ -72,8 +72,7 @@ TEST(FairShare, AHeavyOwnerGetsItsPartOfEveryRound) {
 TEST(FairShare, WhoIsNotThereEarnsNothing) {
   Owners owners({1, 1, 2});
   owners.accounts[1].credit = 7;
-  const std::vector<Account*> here{owners.all[0], owners.all[2]};
-  charge(here, {owners.all[2], 40});
+  charge(std::vector<Claim>{{owners.all[0], 90}, {owners.all[2], 40}}, 1);
   EXPECT_NEAR(owners.accounts[0].credit, 20, 1e-6);
   EXPECT_EQ(owners.accounts[1].credit, 7);
   EXPECT_NEAR(owners.accounts[2].credit, 0, 1e-6);
@@ -83,7 +82,7 @@ TEST(FairShare, AClaimThatMayBeginBeforeItIsPaidLeavesADebt) {
   Owners owners({1, 1});
   const std::vector<Claim> claims{{owners.all[0], 90, 10}, {owners.all[1], 20}};
   EXPECT_EQ(next_of(claims), 0u);
-  charge(owners.all, claims[0]);
+  charge(claims, 0);
   EXPECT_NEAR(owners.accounts[0].credit, -80, 1e-6);
   EXPECT_NEAR(owners.accounts[1].credit, 10, 1e-6);
 }
@@ -91,7 +90,7 @@ TEST(FairShare, AClaimThatMayBeginBeforeItIsPaidLeavesADebt) {
 TEST(FairShare, WhoHasEnoughCreditIsServedAndNobodyEarns) {
   Owners owners({1, 1});
   owners.accounts[0].credit = 30;
-  charge(owners.all, {owners.all[0], 20});
+  charge(std::vector<Claim>{{owners.all[0], 20}, {owners.all[1], 90}}, 0);
   EXPECT_EQ(owners.accounts[0].credit, 10);
   EXPECT_EQ(owners.accounts[1].credit, 0);
 }

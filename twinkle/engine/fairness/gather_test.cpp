@@ -147,6 +147,23 @@ TEST(GatherOptions, TheExecutorsClockSaysWhenTheWaitIsOver) {
   future[0].get();
 }
 
+TEST(GatherOptions, ABatchThatIsCancelledWhileItWaitsTakesNothingOfTheNextOnesWait) {
+  NullExecutor executor;
+  std::atomic<double> now = 0;
+  executor.clock = [&] { return now.load(); };
+  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1}, executor);
+  for (Future& future : dispatcher.submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
+    future.get();
+  auto first = dispatcher.submit({work("a", 1)});
+  EXPECT_EQ(first[0].wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  EXPECT_TRUE(dispatcher.cancel(first[0].id));
+  now = 1;
+  auto second = dispatcher.submit({work("a", 1)});
+  EXPECT_EQ(second[0].wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  now = 2;
+  second[0].get();
+}
+
 TEST(GatherOptions, AreChecked) {
   NullExecutor executor;
   for (const double bad : {-1.0, 1001.0, std::numeric_limits<double>::quiet_NaN()}) {

@@ -40,7 +40,7 @@ class Service {
       }
       op.done = slice.last;
       if (op.done < op.tokens.size()) continue;
-      scheduler_.remove(slice.id);
+      scheduler_.remove(name(op.client), slice.id);
       ops_.erase(slice.id);
     }
   }

@@ -27,7 +27,7 @@ class Queues {
       const auto& [tenant, length] = owner_.at(slice.id);
       out[tenant] += length;
       --queued_[tenant];
-      scheduler_.remove(slice.id);
+      scheduler_.remove(tenant, slice.id);
     }
     for (const auto& [tenant, tokens] : out) total[tenant] += tokens;
     return out;

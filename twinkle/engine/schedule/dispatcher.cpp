@@ -8,7 +8,7 @@ namespace {
 
 // The limit of operations of one tenant that run by themselves before a batch: enough to clip and
 // step without missing one, and few enough not to hold up the others.
-constexpr int kHeadsInARow = 8;
+constexpr int kMaxRounds = 8;
 
 std::vector<int64_t> tokens_of(const Operation& operation) {
   std::vector<int64_t> out;
@@ -83,23 +83,6 @@ void Dispatcher::close() {
 
 // ---- submitting and cancelling
 
-void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
-  std::map<std::string, int64_t> more;
-  for (const auto& job : jobs) ++more[tenant_of(job.mapped().operation)];
-  for (const auto& [tenant, n] : more) {
-    const auto it = tenants_.find(tenant);
-    const int64_t queued = it == tenants_.end() ? 0 : it->second.num_queued;
-    require(queued + n <= options_.max_queued, Code::kBusy, "engine: tenant '", tenant, "' has ",
-            queued, " operations in its queue and submits ", n, ", max_queued is ",
-            options_.max_queued, "; wait for some of their results");
-  }
-  const auto all = static_cast<int64_t>(jobs_.size() + jobs.size());
-  require(all <= options_.max_queued_total, Code::kBusy, "engine: tenant '",
-          jobs.empty() ? "" : tenant_of(jobs[0].mapped().operation), "' submits ", jobs.size(),
-          " operations while ", jobs_.size(), " of all tenants are queued, max_queued_total is ",
-          options_.max_queued_total, "; try again later");
-}
-
 // With the bytes that they hold, and no ids yet.
 std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operation> operations,
                                                              const SampleHooks& hooks) {
@@ -111,13 +94,12 @@ std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operati
     together[tenant_of(operation)] += bytes.back();
   }
   // Not merely busy: no waiting helps.
-  const int64_t most = std::min(options_.max_queued_bytes, options_.max_queued_bytes_total);
   for (const auto& [tenant, sum] : together) {
-    require(operations.size() == 1 || sum <= most, Code::kInvalid, "engine: ", operations.size(),
-            " operations that are submitted together take ", sum, " bytes of tenant '", tenant,
-            "' with their results, max_queued_bytes is ", options_.max_queued_bytes,
-            " and max_queued_bytes_total ", options_.max_queued_bytes_total,
-            "; submit fewer at once");
+    require(operations.size() == 1 || sum <= held_.max(), Code::kInvalid,
+            "engine: ", operations.size(), " operations that are submitted together take ", sum,
+            " bytes of tenant '", tenant, "' with their results, max_queued_bytes is ",
+            options_.max_queued_bytes, " and max_queued_bytes_total ",
+            options_.max_queued_bytes_total, "; submit fewer at once");
   }
 
   std::vector<Jobs::node_type> out;
@@ -137,14 +119,21 @@ std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operati
   return out;
 }
 
-void Dispatcher::enter(Jobs::node_type node) {
-  Job& job = node.mapped();
-  const std::string& name = tenant_of(job.operation);
-  Tenant& tenant = tenants_[name];
-  job.id = node.key();
-  jobs_.insert(std::move(node));
-  ++tenant.num_queued;
-  scheduler_.push(name, job.id, tokens_of(job.operation), executor_.joins(job.operation));
+void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
+  std::map<std::string, int64_t> more;
+  for (const auto& job : jobs) ++more[tenant_of(job.mapped().operation)];
+  for (const auto& [tenant, n] : more) {
+    const auto it = tenants_.find(tenant);
+    const int64_t queued = it == tenants_.end() ? 0 : it->second.num_queued;
+    require(queued + n <= options_.max_queued, Code::kBusy, "engine: tenant '", tenant, "' has ",
+            queued, " operations in its queue and submits ", n, ", max_queued is ",
+            options_.max_queued, "; wait for some of their results");
+  }
+  require(std::ssize(jobs_) + std::ssize(jobs) <= options_.max_queued_total, Code::kBusy,
+          "engine: tenant '", jobs.empty() ? "" : tenant_of(jobs[0].mapped().operation),
+          "' submits ", jobs.size(), " operations while ", jobs_.size(),
+          " of all tenants are queued, max_queued_total is ", options_.max_queued_total,
+          "; try again later");
 }
 
 std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
@@ -160,14 +149,17 @@ std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
     const int64_t first = next_id_;
     try {
       for (size_t i = 0; i < jobs.size(); ++i) {
-        futures[i].id = jobs[i].key() = next_id_++;
-        enter(std::move(jobs[i]));
+        Job& job = jobs[i].mapped();
+        const std::string& name = tenant_of(job.operation);
+        futures[i].id = job.id = jobs[i].key() = next_id_++;
+        Tenant& tenant = tenants_[name];
+        jobs_.insert(std::move(jobs[i]));
+        ++tenant.num_queued;
+        scheduler_.push(name, job.id, tokens_of(job.operation), executor_.joins(job.operation));
       }
     } catch (...) {
       // Memory ran out. No caller has seen them.
-      for (int64_t id = first; id < next_id_; ++id) {
-        if (jobs_.contains(id)) extract(id);
-      }
+      for (int64_t id = first; id < next_id_; ++id) extract(id);
       throw;
     }
   }
@@ -182,18 +174,18 @@ bool Dispatcher::cancel(int64_t id) {
     const auto it = jobs_.find(id);
     if (it == jobs_.end() || it->second.state == Job::kFinal) return false;
     Job& job = it->second;
-    if (job.state != Job::kQueued && !job.cancelled) cancelled_.push_back(id);
-    job.cancelled = true;
     if (job.state == Job::kQueued) {
       queued = extract(id);
-    } else if (!running_.empty() && std::ranges::all_of(running_, &Job::cancelled)) {
-      stop_ = true;
+    } else if (!job.cancelled) {
+      cancelled_.push_back(id);
+      job.cancelled = true;
+      const auto unwanted = [this](const Work& w)
+                                REQUIRES(mutex_) { return jobs_.at(w.id).cancelled; };
+      if (!running_.empty() && std::ranges::all_of(running_, unwanted)) stop_ = true;
     }
   }
-  if (queued)
-    fail(queued.mapped(), cancelled_error_);
-  else
-    ready_.notify_one();
+  fail(std::move(queued), cancelled_error_);
+  ready_.notify_one();
   return true;
 }
 
@@ -207,16 +199,22 @@ Stats Dispatcher::stats() const {
   return out;
 }
 
+// Empty: it has ended.
 Dispatcher::Jobs::node_type Dispatcher::extract(int64_t id) {
-  scheduler_.remove(id);
   Jobs::node_type job = jobs_.extract(id);
+  if (!job) return job;
+  scheduler_.remove(tenant_of(job.mapped().operation), id);
   num_sampling_ -= job.mapped().state == Job::kSampling;
   const auto tenant = tenants_.find(tenant_of(job.mapped().operation));
   if (--tenant->second.num_queued == 0 && tenant->second.created_by == 0) tenants_.erase(tenant);
+  // The batch that waited is gone; the next one waits anew.
+  if (gathers_until_ && !scheduler_.has_batch()) gathers_until_.reset();
   return job;
 }
 
-void Dispatcher::fail(Job& job, const std::exception_ptr& error) const {
+void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error) const {
+  if (!node) return;
+  Job& job = node.mapped();
   job.hooks = {};  // before its future is ready, like all of this
   job.prepared.reset();
   job.room->resize(0);
@@ -228,60 +226,97 @@ void Dispatcher::fail(Job& job, const std::exception_ptr& error) const {
 void Dispatcher::loop() {
   executor_.begin();
   for (bool more = true; more;) {
-    if (const auto error = attempt([&] { more = turn(); })) drop_newest(error);
+    // Memory ran out between operations: the newest fails, if there is one that has not begun.
+    if (const auto error = attempt([&] { more = turn(); })) drop(newest(Job::kQueued), error);
   }
-  Jobs left;
-  {
-    const Lock lock(mutex_);
-    left.swap(jobs_);
-    for (auto& [name, tenant] : tenants_) tenant.num_queued = 0;
-  }
-  for (auto job = left.rbegin(); job != left.rend(); ++job) {  // undone the last one first
-    undo(job->first);
-    fail(job->second, closed_error_);
-  }
+  while (const int64_t id = newest(Job::kQueued)) drop(id, closed_error_);
 }
 
 // False: closed.
 bool Dispatcher::turn() {
-  drop_cancelled();
-  const std::optional<Side> side = next_side();
-  if (!side) return false;
+  std::optional<Turn> now = next_turn();
+  if (!now) return false;
+  for (const int64_t id : now->cancelled) drop(id, cancelled_error_);
+  if (!now->side) return true;
   const double begin = executor_.seconds();
-  if (*side == Side::kTraining)
-    train();
-  else
+  if (now->side == Side::kSampling)
     sample();
+  else if (now->heads.empty())
+    run_batch(*now);
+  for (Job* head : now->heads) {
+    if (closed_) break;
+    if (const auto error = attempt([&] { run_head(*head); })) drop(head->id, error);
+  }
   const double seconds = executor_.seconds() - begin;
   const Lock lock(mutex_);
-  time_share_.ran(*side, seconds, contested_);
-  (*side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
+  time_share_.ran(*now->side, seconds, now->contested);
+  (now->side == Side::kTraining ? stats_.training_seconds : stats_.sampling_seconds) += seconds;
   return true;
 }
 
 // Waits for something to do. None: closed.
-std::optional<Side> Dispatcher::next_side() {
+std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
+  Turn out;
+  bool batch = false;
   Lock lock(mutex_);
-  while (!closed_) {
-    const bool heads = !take_heads().empty(), batch = scheduler_.has_batch(!draining_);
-    const bool training = heads || batch, sampling = num_sampling_ > 0;
-    contested_ = training && sampling;
-    if (heads || sampling || (batch && !gathers())) return time_share_.next(training, sampling);
-    if (batch)
+  while (true) {
+    if (closed_) return std::nullopt;
+    out.cancelled.swap(cancelled_);
+    if (!out.cancelled.empty()) return out;
+    out.heads = heads();
+    const bool queued = scheduler_.has_batch(!draining_);
+    batch = queued && !gathers();
+    if (batch || !out.heads.empty() || num_sampling_ > 0) break;
+    if (queued)
       lock.wait_for(ready_, *gathers_until_ - executor_.seconds());
     else
       lock.wait(ready_);
   }
-  return std::nullopt;
+  const bool training = batch || !out.heads.empty(), sampling = num_sampling_ > 0;
+  out.contested = training && sampling;
+  out.side = time_share_.next(training, sampling);
+  if (out.side == Side::kSampling) {
+    out.heads.clear();
+    ++stats_.num_steps;
+  } else if (out.heads.empty() || (batch && num_rounds_ == kMaxRounds)) {
+    out.heads.clear();
+    form_batch(out);
+  } else {
+    num_rounds_ = batch ? num_rounds_ + 1 : 0;
+    for (Job* head : out.heads) begin(*head);
+  }
+  return out;
+}
+
+// Operations that run by themselves, each the next of its tenant.
+std::vector<Dispatcher::Job*> Dispatcher::heads() {
+  std::vector<Job*> out;
+  for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
+  const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
+  draining_ = std::ranges::any_of(out, changes_base);
+  std::erase_if(out, [&](const Job* job) REQUIRES(mutex_) {
+    if (std::holds_alternative<Sample>(job->operation)) return draining_;
+    return changes_base(job) &&
+           (num_sampling_ > 0 || scheduler_.others_have_begun(tenant_of(job->operation)));
+  });
+  return out;
+}
+
+void Dispatcher::begin(Job& head) {
+  head.state = Job::kFinal;
+  if (!std::holds_alternative<Sample>(head.operation)) return;
+  const std::string& name = tenant_of(head.operation);
+  head.state = Job::kSampling;
+  head.share = scheduler_.share(name);
+  ++num_sampling_;
+  scheduler_.remove(name, head.id);  // its tenant's next operation need not wait for it
 }
 
 // True: the batch that could run waits for a tenant of the last one.
 bool Dispatcher::gathers() {
-  if (draining_ || options_.gather_ms == 0 || !cancelled_.empty() || num_sampling_ > 0)
-    return false;
-  const bool missing = std::ranges::any_of(gathered_, [this](const auto& of) REQUIRES(mutex_) {
-    const auto it = tenants_.find(of.first);
-    return it == tenants_.end() || it->second.num_queued == 0;
+  if (draining_ || options_.gather_ms == 0 || num_sampling_ > 0) return false;
+  const bool missing = std::ranges::any_of(tenants_, [this](const auto& t) REQUIRES(mutex_) {
+    return t.second.num_queued == 0 && t.second.last_batch == stats_.num_batches;
   });
   if (!missing) return false;
   const double now = executor_.seconds();
@@ -289,61 +324,43 @@ bool Dispatcher::gathers() {
   return now < *gathers_until_;
 }
 
-// Operations that run by themselves, each the next of its tenant.
-std::vector<Dispatcher::Job*> Dispatcher::take_heads() {
-  std::vector<Job*> out;
-  for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
-  draining_ = std::ranges::any_of(
-      out, [this](const Job* job) { return executor_.changes_base(job->operation); });
-  std::erase_if(out, [this](const Job* job) REQUIRES(mutex_) { return held_back(job->operation); });
-  return out;
-}
-
-bool Dispatcher::held_back(const Operation& operation) {
-  if (std::holds_alternative<Sample>(operation)) return draining_;
-  return executor_.changes_base(operation) &&
-         (num_sampling_ > 0 || scheduler_.others_have_begun(tenant_of(operation)));
-}
-
-void Dispatcher::train() {
-  for (int i = 0; i < kHeadsInARow; ++i) {
-    std::vector<Job*> heads;
-    {
-      const Lock lock(mutex_);
-      if (!cancelled_.empty()) return;  // first of all
-      heads = take_heads();
-      for (Job* job : heads) {
-        job->state = Job::kFinal;
-        if (!std::holds_alternative<Sample>(job->operation)) continue;
-        job->state = Job::kSampling;
-        ++num_sampling_;
-        scheduler_.remove(job->id);  // its tenant's next operation need not wait for it
-      }
-    }
-    if (heads.empty()) break;
-    for (Job* job : heads) {
-      if (closed_) return;
-      run_head(*job);
-    }
+// There is one. When memory runs out, nothing has left the scheduler.
+void Dispatcher::form_batch(Turn& turn) {
+  turn.batch.reserve(jobs_.size());
+  turn.outcome.ended.reserve(jobs_.size());
+  turn.outcome.rewound.reserve(jobs_.size());
+  stats_.last_batches.reserve(kLastBatches);
+  const std::vector<Slice> slices = scheduler_.next_batch(!draining_);
+  const int64_t number = ++stats_.num_batches;
+  BatchStats counts;
+  for (const Slice& slice : slices) {
+    const Job& job = jobs_.at(slice.id);
+    turn.batch.push_back({slice.id, &job.operation, slice.first, slice.last});
+    Tenant& tenant = tenants_.at(tenant_of(job.operation));
+    if (std::exchange(tenant.last_batch, number) != number) tenant.num_in_batch = 0;
+    counts.num_tenants += ++tenant.num_in_batch == 1;
+    counts.num_tokens += slice.num_tokens;
   }
-  run_batch();
+  // Gradients of operations that join can't be told apart any more.
+  for (const Slice& slice : slices) {
+    Job& job = jobs_.at(slice.id);
+    const bool joined = tenants_.at(tenant_of(job.operation)).num_in_batch > 1;
+    job.state = joined ? Job::kFinal : Job::kTraining;
+  }
+  if (stats_.last_batches.size() == kLastBatches)
+    stats_.last_batches.erase(stats_.last_batches.begin());
+  stats_.last_batches.push_back(counts);
+  stats_.batches.num_tokens += counts.num_tokens;
+  stats_.batches.num_tenants += counts.num_tenants;
+  gathers_until_.reset();
+  num_rounds_ = 0;
+  running_ = turn.batch;
+  stop_ = false;
 }
 
 void Dispatcher::run_head(Job& job) {
-  const auto error = attempt([&] {
-    const auto* sample = std::get_if<Sample>(&job.operation);
-    if (!sample) return run_alone(job);
-    Share share;
-    {
-      const Lock lock(mutex_);
-      share = scheduler_.share(sample->tenant);
-    }
-    executor_.start(job.id, *sample, share, std::exchange(job.hooks, {}));
-  });
-  if (error) drop(job.id, error);
-}
-
-void Dispatcher::run_alone(Job& job) {
+  if (const auto* sample = std::get_if<Sample>(&job.operation))
+    return executor_.start(job.id, *sample, job.share, std::exchange(job.hooks, {}));
   const std::string& name = tenant_of(job.operation);
   Result result = executor_.run(job.operation, job.prepared.get());
   Jobs::node_type done;
@@ -357,94 +374,38 @@ void Dispatcher::run_alone(Job& job) {
     }
     if (std::holds_alternative<Delete>(job.operation)) {
       scheduler_.forget(name);
-      gathered_.erase(name);
-      tenant.created_by = tenant.num_sampled = 0;
+      tenant = {.num_queued = tenant.num_queued};
     }
     done = extract(job.id);
   }
   succeed(std::move(done), std::move(result));
 }
 
-// Throws when memory runs out: then nothing has left the scheduler.
-Dispatcher::Batch Dispatcher::form_batch() {
-  Batch out;
-  const std::vector<Slice> slices = scheduler_.next_batch(!draining_);
-  if (slices.empty()) return out;
-  try {
-    int64_t num_tokens = 0;
-    for (const Slice& slice : slices) {
-      Job& job = jobs_.at(slice.id);
-      out.work.push_back({slice.id, &job.operation, slice.first, slice.last});
-      out.jobs.push_back(&job);
-      ++out.tenants[tenant_of(job.operation)];
-      num_tokens += slice.num_tokens;
-    }
-    out.outcome.ended.reserve(slices.size());
-    out.outcome.rewound.reserve(slices.size());
-    const BatchStats batch{num_tokens, std::ssize(out.tenants)};
-    stats_.last_batches.push_back(batch);
-    if (stats_.last_batches.size() > kLastBatches) stats_.last_batches.pop_front();
-    ++stats_.num_batches;
-    stats_.batches.num_tokens += batch.num_tokens;
-    stats_.batches.num_tenants += batch.num_tenants;
-  } catch (...) {
-    scheduler_.take_back(slices);
-    throw;
-  }
-  // Gradients of operations that join can't be told apart any more.
-  for (const Slice& slice : slices) {
-    Job& job = jobs_.at(slice.id);
-    job.state = out.tenants.at(tenant_of(job.operation)) > 1 ? Job::kFinal : Job::kTraining;
-  }
-  return out;
-}
-
-void Dispatcher::run_batch() {
-  Batch batch;
+void Dispatcher::run_batch(Turn& turn) {
+  const auto error = attempt([&] { executor_.run_batch(turn.batch, stop_, turn.outcome); });
   {
     const Lock lock(mutex_);
-    if (closed_ || !cancelled_.empty()) return;  // first of all
-    take_heads();                                // those that ran may have let others go on
-    if (scheduler_.has_batch(!draining_) && gathers()) return;
-    batch = form_batch();
-    if (batch.work.empty()) return;
-    gathers_until_.reset();
-    gathered_ = std::move(batch.tenants);
-    running_ = std::move(batch.jobs);
-    stop_ = false;
-  }
-  const auto error = attempt([&] { executor_.run_batch(batch.work, stop_, batch.outcome); });
-  {
-    const Lock lock(mutex_);
-    running_.clear();
+    running_ = {};
     if (!error) {
-      stats_.num_passes += batch.outcome.num_passes;
-      for (const Rewound& r : batch.outcome.rewound) {
-        scheduler_.rewind(r.id, r.alone);
-        jobs_.at(r.id).state = Job::kTraining;
+      stats_.num_passes += turn.outcome.num_passes;
+      for (const Rewound& r : turn.outcome.rewound) {
+        Job& job = jobs_.at(r.id);
+        job.state = Job::kTraining;
+        scheduler_.rewind(tenant_of(job.operation), r.id, r.alone);
       }
     }
   }
-  if (!error) return end(batch.outcome.ended);
+  if (!error) return end(turn.outcome.ended);
   if (stop_) return;  // the next turn drops them, or the end of the loop
-  for (auto work = batch.work.rbegin(); work != batch.work.rend(); ++work) drop(work->id, error);
+  for (auto work = turn.batch.rbegin(); work != turn.batch.rend(); ++work) drop(work->id, error);
 }
 
 void Dispatcher::sample() {
   std::vector<Ended> ended;
   if (const auto error = attempt([&] { ended = executor_.step(); })) {
     // Most likely memory ran out: the newest fails, the others are tried again without it.
-    int64_t id = executor_.newest();
-    if (id == 0) {
-      const Lock lock(mutex_);
-      const auto samples = [](const auto& job) { return job.second.state == Job::kSampling; };
-      id = std::find_if(jobs_.rbegin(), jobs_.rend(), samples)->first;
-    }
-    return drop(id, error);
-  }
-  {
-    const Lock lock(mutex_);
-    ++stats_.num_steps;
+    const int64_t id = executor_.newest();
+    return drop(id != 0 ? id : newest(Job::kSampling), error);
   }
   end(ended);
 }
@@ -480,9 +441,8 @@ void Dispatcher::succeed(Jobs::node_type node, Result result) {
     if (it != tenants_.end() && it->second.created_by != 0 && it->second.created_by < job.id)
       it->second.num_sampled += sampled;
   }
-  const int64_t most = std::min(options_.max_queued_bytes, options_.max_queued_bytes_total);
-  const auto error = attempt([&] { job.room->resize(std::min(bytes, most)); });
-  if (error && std::holds_alternative<InspectResult>(result)) return fail(job, error);
+  const auto error = attempt([&] { job.room->resize(std::min(bytes, held_.max())); });
+  if (error && std::holds_alternative<InspectResult>(result)) return fail(std::move(node), error);
   job.operation = {};
   job.hooks = {};
   job.prepared.reset();
@@ -490,48 +450,24 @@ void Dispatcher::succeed(Jobs::node_type node, Result result) {
   job.promise.set_value(std::move(result));
 }
 
-void Dispatcher::drop_cancelled() {
-  while (true) {
-    int64_t id = 0;
-    {
-      const Lock lock(mutex_);
-      if (cancelled_.empty()) return;
-      id = cancelled_.back();
-      cancelled_.pop_back();
-    }
-    drop(id, cancelled_error_);
-  }
-}
-
-// Memory ran out between operations: the newest fails, of those that have not begun if there are
-// some. Needs no memory itself.
-void Dispatcher::drop_newest(std::exception_ptr error) {
-  int64_t id = 0;
-  {
-    const Lock lock(mutex_);
-    if (jobs_.empty()) return;
-    const auto newest = std::find_if(jobs_.rbegin(), jobs_.rend(), [](const auto& job) {
-      return job.second.state == Job::kQueued;
-    });
-    id = (newest == jobs_.rend() ? jobs_.rbegin() : newest)->first;
-  }
-  drop(id, error);
+// The newest in this state, or of all if none is; 0: there is none. Takes no memory.
+int64_t Dispatcher::newest(Job::State state) const {
+  const Lock lock(mutex_);
+  if (jobs_.empty()) return 0;
+  const auto found = std::find_if(jobs_.rbegin(), jobs_.rend(),
+                                  [&](const auto& job) { return job.second.state == state; });
+  return (found == jobs_.rend() ? jobs_.rbegin() : found)->first;
 }
 
 // Its tenant is as if it had never been. Nothing if it has ended.
 void Dispatcher::drop(int64_t id, const std::exception_ptr& error) {
-  undo(id);
-  Jobs::node_type job;
+  (void)attempt([&] { executor_.undo(id); });
+  Jobs::node_type dropped;
   {
     const Lock lock(mutex_);
-    if (!jobs_.contains(id)) return;
-    job = extract(id);
+    dropped = extract(id);
   }
-  fail(job.mapped(), error);
-}
-
-void Dispatcher::undo(int64_t id) {
-  (void)attempt([&] { executor_.undo(id); });
+  fail(std::move(dropped), error);
 }
 
 }  // namespace twinkle::engine

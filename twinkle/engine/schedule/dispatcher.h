@@ -3,7 +3,6 @@
 // submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
 #include <atomic>
-#include <deque>
 #include <exception>
 #include <future>
 #include <map>
@@ -70,7 +69,7 @@ struct Stats {
   int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them
   int64_t num_batches = 0, num_passes = 0;  // a batch of forwards and backwards is two passes
   BatchStats batches;                       // sums over all training batches
-  std::deque<BatchStats> last_batches;      // the newest kLastBatches, oldest first
+  std::vector<BatchStats> last_batches;     // the newest kLastBatches, oldest first
   int64_t num_steps = 0;                    // of the sampler
   double training_seconds = 0, sampling_seconds = 0;
   std::map<std::string, TenantStats> tenants;
@@ -101,55 +100,55 @@ class Dispatcher {
     int64_t id = 0;
     Operation operation;
     SampleHooks hooks = {};
+    bool streams = false;  // a Sample with a listener
+    Share share = {};      // of a Sample that begins
     std::promise<Result> promise = {};
     std::shared_ptr<HeldBytes::Room> room = {};
     std::shared_ptr<Prepared> prepared = {};
     // kTraining, kSampling: it has begun and can be undone; kFinal: it can't be stopped any more.
-    enum { kQueued, kTraining, kSampling, kFinal } state = kQueued;
+    enum State { kQueued, kTraining, kSampling, kFinal } state = kQueued;
     bool cancelled = false;
-    bool streams = false;  // a Sample with a listener
   };
   using Jobs = std::map<int64_t, Job>;
   struct Tenant {  // one with operations that have not ended, or created
     int64_t num_queued = 0;
-    int64_t created_by = 0;   // its Create; 0: it does not exist
-    int64_t num_sampled = 0;  // since then
+    int64_t created_by = 0;    // its Create; 0: it does not exist
+    int64_t num_sampled = 0;   // since then
+    int64_t last_batch = -1;   // the number of the last batch with operations of it, ...
+    int64_t num_in_batch = 0;  // ... and of how many
   };
-  struct Batch {
-    std::vector<Work> work;
-    std::vector<const Job*> jobs;
-    std::map<std::string, int64_t> tenants;  // operations of each
-    BatchOutcome outcome;                    // with room for all of it
+  struct Turn {                        // what the thread does next: ...
+    std::vector<int64_t> cancelled{};  // ... it drops these, or ...
+    std::optional<Side> side{};
+    bool contested = false;     // the other side waits too
+    std::vector<Job*> heads{};  // ... in training, begins these, or ...
+    std::vector<Work> batch{};  // ... runs this
+    BatchOutcome outcome{};     // with room for all of the batch
   };
 
   // The caller's thread.
   std::vector<Jobs::node_type> jobs_of(std::vector<Operation> operations, const SampleHooks& hooks);
   void require_room(std::span<const Jobs::node_type> jobs) const REQUIRES(mutex_);
-  void enter(Jobs::node_type job) REQUIRES(mutex_);
 
   // The dispatcher's thread.
   void loop();
   bool turn();
-  std::optional<Side> next_side();
+  std::optional<Turn> next_turn();
+  std::vector<Job*> heads() REQUIRES(mutex_);
   bool gathers() REQUIRES(mutex_);
-  std::vector<Job*> take_heads() REQUIRES(mutex_);
-  bool held_back(const Operation& operation) REQUIRES(mutex_);
-  void train();
+  void form_batch(Turn& turn) REQUIRES(mutex_);
+  void begin(Job& head) REQUIRES(mutex_);
   void run_head(Job& job);
-  void run_alone(Job& job);
-  Batch form_batch() REQUIRES(mutex_);
-  void run_batch();
+  void run_batch(Turn& turn);
   void sample();
   void end(std::span<const Ended> ended);
-  void succeed(Jobs::node_type job, Result result);
-  void drop_cancelled();
-  void drop_newest(std::exception_ptr error);
+  void succeed(Jobs::node_type node, Result result);
   void drop(int64_t id, const std::exception_ptr& error);
-  void undo(int64_t id);
+  int64_t newest(Job::State state) const;
 
   // Both.
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
-  void fail(Job& job, const std::exception_ptr& error) const;
+  void fail(Jobs::node_type node, const std::exception_ptr& error) const;
 
   const DispatcherOptions options_;
   Executor& executor_;
@@ -162,16 +161,15 @@ class Dispatcher {
   Jobs jobs_ GUARDED_BY(mutex_);  // that have not ended
   std::map<std::string, Tenant> tenants_ GUARDED_BY(mutex_);
   std::vector<int64_t> cancelled_ GUARDED_BY(mutex_);  // that have begun
+  std::span<const Work> running_ GUARDED_BY(mutex_);   // the batch that runs
   Scheduler scheduler_ GUARDED_BY(mutex_);
   TimeShare time_share_ GUARDED_BY(mutex_);
-  bool contested_ GUARDED_BY(mutex_) = false;    // both sides waited when the turn began
-  int64_t num_sampling_ GUARDED_BY(mutex_) = 0;  // jobs
   Stats stats_ GUARDED_BY(mutex_);
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
-  bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
-  std::map<std::string, int64_t> gathered_ GUARDED_BY(mutex_);  // tenants of the last batch
-  std::optional<double> gathers_until_ GUARDED_BY(mutex_);      // by executor_.seconds()
-  std::vector<const Job*> running_ GUARDED_BY(mutex_);          // the batch that runs
+  int64_t num_sampling_ GUARDED_BY(mutex_) = 0;  // jobs
+  int num_rounds_ GUARDED_BY(mutex_) = 0;        // of heads, while a batch could run
+  bool draining_ GUARDED_BY(mutex_) = false;     // an operation waits until nothing reads the base
+  std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // by executor_.seconds()
   // Written under the mutex.
   std::atomic<bool> stop_ = false;  // that batch: all of it is cancelled, or the dispatcher closed
   std::atomic<bool> closed_ = false;

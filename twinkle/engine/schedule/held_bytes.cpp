@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -17,34 +18,30 @@ struct HeldBytes::Room::Books {
   std::map<std::string, int64_t> of GUARDED_BY(mutex){};  // tenants that hold some
   int64_t in_all GUARDED_BY(mutex) = 0;
 
-  void add(const std::string& tenant, int64_t bytes);
-  void take_off(const std::string& tenant, int64_t bytes);
+  void change(const std::string& tenant, int64_t bytes);
 };
 
-void HeldBytes::Room::Books::add(const std::string& tenant, int64_t bytes) {
-  const Lock lock(mutex);
-  const auto it = of.find(tenant);
-  const int64_t held = it == of.end() ? 0 : it->second;
-  require(bytes <= max_of_tenant && bytes <= max_in_all, Code::kInvalid,
-          "engine: an operation of tenant '", tenant, "' takes ", bytes,
-          " bytes with its result, max_queued_bytes is ", max_of_tenant,
-          " and max_queued_bytes_total ", max_in_all, "; submit less at once");
-  require(held <= max_of_tenant - bytes, Code::kBusy, "engine: tenant '", tenant, "' holds ", held,
-          " bytes in operations and results, this one takes ", bytes, ", max_queued_bytes is ",
-          max_of_tenant, "; take some of their results, or drop them");
-  require(in_all <= max_in_all - bytes, Code::kBusy, "engine: all tenants hold ", in_all,
-          " bytes in operations and results, this one of tenant '", tenant, "' takes ", bytes,
-          ", max_queued_bytes_total is ", max_in_all, "; try again later");
-  of[tenant] += bytes;
-  in_all += bytes;
-}
-
-void HeldBytes::Room::Books::take_off(const std::string& tenant, int64_t bytes) {
+// By so many more, or fewer.
+void HeldBytes::Room::Books::change(const std::string& tenant, int64_t bytes) {
   if (bytes == 0 || getpid() != process) return;  // a fork may have found the mutex locked
   const Lock lock(mutex);
   const auto it = of.find(tenant);
-  in_all -= bytes;
-  if ((it->second -= bytes) == 0) of.erase(it);
+  const int64_t held = it == of.end() ? 0 : it->second;
+  require(bytes <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
+          "engine: an operation of tenant '", tenant, "' takes ", bytes,
+          " bytes with its result, max_queued_bytes is ", max_of_tenant,
+          " and max_queued_bytes_total ", max_in_all, "; submit less at once");
+  require(bytes < 0 || held <= max_of_tenant - bytes, Code::kBusy, "engine: tenant '", tenant,
+          "' holds ", held, " bytes in operations and results, this one takes ", bytes,
+          ", max_queued_bytes is ", max_of_tenant, "; take some of their results, or drop them");
+  require(bytes < 0 || in_all <= max_in_all - bytes, Code::kBusy, "engine: all tenants hold ",
+          in_all, " bytes in operations and results, this one of tenant '", tenant, "' takes ",
+          bytes, ", max_queued_bytes_total is ", max_in_all, "; try again later");
+  if (held + bytes > 0)
+    of[tenant] = held + bytes;
+  else
+    of.erase(it);
+  in_all += bytes;
 }
 
 HeldBytes::HeldBytes(int64_t max_of_tenant, int64_t max_in_all)
@@ -53,13 +50,10 @@ HeldBytes::HeldBytes(int64_t max_of_tenant, int64_t max_in_all)
 HeldBytes::Room::Room(std::shared_ptr<Books> books, std::string tenant)
     : books_(std::move(books)), tenant_(std::move(tenant)) {}
 
-HeldBytes::Room::~Room() { books_->take_off(tenant_, bytes_); }
+HeldBytes::Room::~Room() { resize(0); }
 
 void HeldBytes::Room::resize(int64_t bytes) {
-  if (bytes > bytes_)
-    books_->add(tenant_, bytes - bytes_);
-  else
-    books_->take_off(tenant_, bytes_ - bytes);
+  books_->change(tenant_, bytes - bytes_);
   bytes_ = bytes;
 }
 
@@ -68,6 +62,8 @@ std::shared_ptr<HeldBytes::Room> HeldBytes::reserve(const std::string& tenant, i
   out->resize(bytes);
   return out;
 }
+
+int64_t HeldBytes::max() const { return std::min(books_->max_of_tenant, books_->max_in_all); }
 
 int64_t HeldBytes::in_all() const {
   const Lock lock(books_->mutex);

@@ -37,6 +37,7 @@ class HeldBytes {
   // are more.
   std::shared_ptr<Room> reserve(const std::string& tenant, int64_t bytes);
 
+  int64_t max() const;  // of one operation
   int64_t in_all() const;
 
  private:

@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +30,7 @@ struct Slice {
   int64_t num_tokens = 0;
 };
 
+// What throws, for lack of memory, has changed nothing.
 class Scheduler {
  public:
   // Tokens of a batch, at least 1. A longer sequence is a batch of its own.
@@ -46,61 +45,44 @@ class Scheduler {
   // `joins`: it may run in one batch with its tenant's operations before and after it.
   void push(const std::string& tenant, int64_t id, std::vector<int64_t> tokens, bool joins = false);
   // The operation has ended, or is not wanted any more. False: it is not here.
-  bool remove(int64_t id);
+  bool remove(const std::string& tenant, int64_t id);
   // All its sequences run once more; `alone`: in batches that hold nothing else.
-  void rewind(int64_t id, bool alone);
+  void rewind(const std::string& tenant, int64_t id, bool alone);
 
   // Operations without sequences that are first in their tenant's order, the oldest first.
   std::vector<int64_t> heads() const;
-  // Slices of next_batch() that do not run: the next call gives them again.
-  void take_back(std::span<const Slice> slices);
   // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
   std::vector<Slice> next_batch(bool begin = true);
   bool has_batch(bool begin = true) const;
 
   // Operations that have begun and not ended, other than this tenant's.
   bool others_have_begun(const std::string& tenant) const;
-  bool empty() const { return tenant_of_.empty(); }
   int64_t num_tokens(const std::string& tenant) const;  // in batches so far
 
  private:
   struct Entry {
     int64_t id;
     std::vector<int64_t> tokens;
-    int64_t total, longest;  // tokens: of all, of a sequence
     bool joins;
+    int64_t total = 0, longest = 0;  // tokens: of all, of a sequence
     size_t next = 0;
     bool begun = false, alone = false;
   };
   struct Tenant {
-    Share share = {};
     bool known = false;  // from set_share to forget
+    int32_t priority = 0;
     std::deque<Entry> entries;
-    size_t at = 0;                // the entry that the batch in the making has come to
-    std::optional<size_t> slice;  // that entry's, of the batch in the making
     Account account;  // in tokens; its last turn: when it ran a sequence, or came back with some
     int64_t num_tokens = 0;
-  };
-  struct Filling {  // a batch in the making
-    std::vector<Slice> slices;
-    int64_t room;
-    bool begin;           // operations that have not run yet may
-    bool closed = false;  // by an operation that wants to be alone
-  };
 
-  static bool can_run(const Tenant& tenant, bool begin);
-  static int64_t unit(const Tenant& tenant);
-  static bool fits(const Tenant& tenant, const Filling& batch);
-  static Claim claim(Tenant& tenant, const Filling& batch);
-  static bool goes_on(Tenant& tenant, const Filling& batch);
-  void fill(std::span<Tenant* const> tenants, Filling& batch);
-  void take(Tenant& tenant, Filling& batch);
-  Entry* find(int64_t id);
+    bool can_run(bool begin) const;
+  };
+  struct Candidate;
+  struct Filling;
 
   int64_t budget_;
   uint64_t turn_ = 0;
   std::map<std::string, Tenant> tenants_;
-  std::map<int64_t, std::string> tenant_of_;
 };
 
 }  // namespace twinkle::engine

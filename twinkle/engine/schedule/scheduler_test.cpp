@@ -58,7 +58,7 @@ class Drawn {
       op.done = slice.last;
       if (op.done < op.tokens.size()) continue;
       op.ended = true;
-      EXPECT_TRUE(scheduler_.remove(slice.id));
+      EXPECT_TRUE(scheduler_.remove(op.tenant, slice.id));
     }
     EXPECT_TRUE(total <= budget || sequences == 1) << total << " tokens";
     return served;
@@ -103,7 +103,7 @@ TEST(Scheduler, RunsEverySequenceOnceInOrderWithinTheBudget) {
                    drawn.below(4) > 0);
       drawn.batch(budget);
     }
-    while (!scheduler.empty() && ++batches < 10000) drawn.batch(budget);
+    while (scheduler.has_batch() && ++batches < 10000) drawn.batch(budget);
     EXPECT_TRUE(drawn.all_ended());
     EXPECT_TRUE(scheduler.next_batch().empty());
   }
@@ -197,12 +197,12 @@ TEST(Scheduler, SmallOperationsOfATenantShareABatchUpToOneThatStandsByItself) {
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(batch[i].id, static_cast<int64_t>(i) + 1);
     EXPECT_EQ(batch[i].last, 2u);
-    scheduler.remove(batch[i].id);
+    scheduler.remove("a", batch[i].id);
   }
   batch = scheduler.next_batch();
   ASSERT_EQ(batch.size(), 1u);
   EXPECT_EQ(batch[0].id, 5);
-  scheduler.remove(5);
+  scheduler.remove("a", 5);
   EXPECT_TRUE(scheduler.next_batch(false).empty());
   EXPECT_EQ(scheduler.next_batch().at(0).id, 6);
 }
@@ -271,8 +271,8 @@ TEST(Scheduler, ARewoundOperationRunsFromItsFirstSequenceAndAloneWhenAsked) {
   scheduler.push("a", 1, {30, 30});
   scheduler.push("b", 2, {30, 30});
   ASSERT_EQ(scheduler.next_batch().size(), 2u);
-  scheduler.rewind(1, true);
-  scheduler.rewind(2, false);
+  scheduler.rewind("a", 1, true);
+  scheduler.rewind("b", 2, false);
   std::vector<std::vector<Slice>> batches{scheduler.next_batch(), scheduler.next_batch()};
   std::sort(batches.begin(), batches.end(),
             [](const auto& x, const auto& y) { return x[0].id < y[0].id; });
@@ -292,15 +292,15 @@ TEST(Scheduler, OperationsWithoutSequencesComeOneATenantInOrder) {
   scheduler.push("b", 4, {});
   EXPECT_EQ(scheduler.heads(), (std::vector<int64_t>{1, 4}));
   EXPECT_FALSE(scheduler.has_batch());
-  EXPECT_TRUE(scheduler.remove(1));
+  EXPECT_TRUE(scheduler.remove("a", 1));
   EXPECT_EQ(scheduler.heads(), (std::vector<int64_t>{4}));
   EXPECT_FALSE(scheduler.has_batch(false)) << "it has not begun";
   EXPECT_EQ(scheduler.next_batch().at(0).id, 2);
   EXPECT_TRUE(scheduler.others_have_begun("b"));
   EXPECT_FALSE(scheduler.others_have_begun("a"));
-  EXPECT_TRUE(scheduler.remove(2));
+  EXPECT_TRUE(scheduler.remove("a", 2));
   EXPECT_EQ(scheduler.heads(), (std::vector<int64_t>{3, 4}));
-  EXPECT_FALSE(scheduler.remove(2));
+  EXPECT_FALSE(scheduler.remove("a", 2));
 }
 
 TEST(Scheduler, TheSameCallsGiveTheSameBatches) {

@@ -134,7 +134,6 @@ void Schedule::distribute(const std::vector<Owner*>& owners, int64_t& budget, Wo
   while (budget > 0) {
     std::vector<Claim> claims;
     std::vector<Owner*> claimants;
-    std::vector<Account*> accounts;
     for (Owner* owner : owners) {
       std::erase_if(owner->prompts, [](const Prompt& p) { return p.sequence->next >= p.end; });
       if (owner->prompts.empty()) continue;
@@ -142,7 +141,6 @@ void Schedule::distribute(const std::vector<Owner*>& owners, int64_t& budget, Wo
       const int64_t n = std::min({kPageTokens, p.end - p.sequence->next, budget});
       claims.push_back({&owner->account, static_cast<double>(n)});
       claimants.push_back(owner);
-      accounts.push_back(&owner->account);
     }
     if (claims.empty()) return;
     const size_t first = next_of(claims);
@@ -154,7 +152,7 @@ void Schedule::distribute(const std::vector<Owner*>& owners, int64_t& budget, Wo
     }
     budget -= n;
     claims[first].account->last_turn = ++turn_;
-    charge(accounts, claims[first]);
+    charge(claims, first);
   }
 }
 
