@@ -9,6 +9,12 @@ inline constexpr int64_t kThinRows = 8;   // that one pass over the weights serv
 inline constexpr int64_t kSumRun = 128;   // inputs of one chain
 inline constexpr int64_t kWideTile = 48;  // outputs: a multiple of every instruction set's tiles
 
+// Of a product of more rows: so many rows' inputs of a group of runs stay in the second cache, as
+// do their sums of so many outputs.
+inline constexpr int64_t kWideRows = 512;
+inline constexpr int64_t kWideGroup = 4 * kSumRun;
+inline constexpr int64_t kWideOutputs = 6 * kWideTile;
+
 // T: float, or bfloat16, which is widened where it is read and rounded where it is written.
 template <class T>
 struct RunProduct {
@@ -21,6 +27,9 @@ struct RunProduct {
   bool adds = false;  // y += the product, in float
 
   bool is_thin() const { return rows <= kThinRows && !transposed; }
+
+  // Floats that a thread needs unless it is thin.
+  int64_t scratch_size() const { return (rows < kWideRows ? rows : kWideRows) * kWideOutputs; }
 };
 
 }  // namespace twinkle::kernels

@@ -36,7 +36,7 @@ struct Case {
   int64_t rows, outputs, inputs;
 };
 
-// Both loops, with what is left over of rows, outputs, inputs and runs.
+// Both loops, with what is left over of rows, outputs, inputs, runs, and blocks of each.
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 41}) {
@@ -46,6 +46,8 @@ std::vector<Case> cases() {
     }
   }
   out.push_back({520, 50, 140});
+  out.push_back({9, kWideOutputs + 50, kWideGroup + kSumRun + 3});
+  out.push_back({kWideRows + 9, 7, kWideGroup + 5});
   return out;
 }
 

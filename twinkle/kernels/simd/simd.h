@@ -54,8 +54,9 @@ struct Simd {
   void (*adam)(const AdamFactors& factors, const AdamArrays& arrays, int64_t n);
   void (*sgd)(const SgdFactors& factors, const SgdArrays& arrays, int64_t n);
   double (*sum_of_squares)(const float* x, int64_t n);
-  void (*linear_f32)(const RunProduct<float>& p, int64_t first, int64_t last);
-  void (*linear_bf16)(const RunProduct<c10::BFloat16>& p, int64_t first, int64_t last);
+  void (*linear_f32)(const RunProduct<float>& p, int64_t first, int64_t last, float* scratch);
+  void (*linear_bf16)(const RunProduct<c10::BFloat16>& p, int64_t first, int64_t last,
+                      float* scratch);
 
   template <class T>
   const Loops<T>& loops() const {
