@@ -8,6 +8,7 @@
 
 #include "python/src/fields.h"
 #include "python/src/future.h"
+#include "python/src/interruptible.h"
 #include "python/src/released_gil.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
@@ -41,15 +42,11 @@ EnginePointer make_engine(const engine::EngineOptions& options) {
   static const pid_t first = getpid();  // OpenMP's threads are its, too
   require(getpid() == first, Code::kInvalid, "engine: made in process ", first, " before its fork ",
           getpid(), ", which can't have another: its threads are gone; start workers by spawn");
-  EnginePointer engine;
-  {
-    const ReleasedGil released;
-    // The engine's end waits for its thread, without the GIL.
-    engine = {new Engine(options), [](Engine* old) {
-                const ReleasedGil unlocked;
-                std::unique_ptr<Engine>(old).reset();
-              }};
-  }
+  // The engine's end waits for its thread, without the GIL.
+  const EnginePointer engine(interruptible([&] { return new Engine(options); }), [](Engine* old) {
+    const ReleasedGil unlocked;
+    std::unique_ptr<Engine>(old).reset();
+  });
   std::erase_if(engines(), [](const auto& old) { return old.expired(); });
   engines().push_back(engine);
   return engine;

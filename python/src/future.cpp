@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "python/src/interruptible.h"
 #include "python/src/released_gil.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/error.h"
@@ -71,6 +72,11 @@ py::object Future::take() {
   return value_;
 }
 
+void Future::wait_for_end() const {
+  const ReleasedGil released;
+  future_.wait();
+}
+
 bool Future::wait(double seconds) const {
   const ReleasedGil released;
   return future_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
@@ -78,12 +84,8 @@ bool Future::wait(double seconds) const {
 
 Future submit(const EnginePointer& engine, engine::Operation operation,
               const engine::SampleHooks& hooks) {
-  std::optional<engine::Future> future;
-  {
-    const ReleasedGil released;
-    future = engine->submit(std::move(operation), hooks);
-  }
-  return Future(engine, std::move(*future));
+  // Its files are read here. Interrupted: nothing has been submitted, and nothing is held.
+  return Future(engine, interruptible([&] { return engine->submit(std::move(operation), hooks); }));
 }
 
 void bind_future(py::module_& m) {

@@ -32,6 +32,8 @@ class Future {
   // Raises the exceptions of signals' handlers; the operation is cancelled before. Error kInvalid:
   // a fork, which never sees the end of its parent's operations.
   void check_signals();
+  // For an operation that is known to end soon.
+  void wait_for_end() const;
   bool in_fork() const { return getpid() != process_; }
   const std::shared_ptr<engine::HeldBytes::Room>& room() const { return room_; }
 
@@ -48,6 +50,8 @@ class Future {
   pybind11::object value_;
 };
 
+// An exception of a signal's handler while the operation's files are read is raised, and nothing is
+// submitted.
 Future submit(const EnginePointer& engine, engine::Operation operation,
               const engine::SampleHooks& hooks = {});
 

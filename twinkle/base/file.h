@@ -9,7 +9,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace twinkle {
 
@@ -40,7 +42,7 @@ class File {
   int64_t size() const { return size_; }  // bytes, when it was opened
 
   // Fills `out` with the bytes from `offset` on, which must be within size(). Error kInvalid: the
-  // file has become shorter, or the system refuses.
+  // file has become shorter, or the system refuses. Throws Interrupted (parallel.h), too.
   void read_at(int64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -57,5 +59,13 @@ std::string read_file(const std::filesystem::path& path, std::string_view folder
 // False only where nothing has that name, or its link leads nowhere. Opening says what is wrong
 // with anything else.
 bool is_there(const std::filesystem::path& path);
+
+// These two instead of std::filesystem's, which end the process when memory runs out.
+
+// The names in a folder, in no order; none, and why, where it can't be read.
+std::vector<std::string> names_in(const std::filesystem::path& folder, std::error_code& error);
+
+// Removes a file, or a folder and all that is in it, as far as the system allows.
+void remove_tree(const std::filesystem::path& path) noexcept;
 
 }  // namespace twinkle

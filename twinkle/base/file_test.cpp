@@ -6,8 +6,10 @@
 
 #include <array>
 #include <fstream>
+#include <thread>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
 
 namespace twinkle {
 namespace {
@@ -72,7 +74,8 @@ TEST_F(FileTest, SaysWhatIsNoRegularFileAndWaitsForNobody) {
   EXPECT_EQ(error("/dev/zero"), "io: /dev/zero is a device, it must be a regular file");
   fs::create_symlink(dir_ / "loop", dir_ / "loop");
   EXPECT_EQ(error(dir_ / "loop"),
-            "io: cannot open " + path + "/loop: Too many levels of symbolic links");
+            "io: cannot open " + path +
+                "/loop: Too many levels of symbolic links; put the file itself there");
 }
 
 TEST_F(FileTest, RefusesMoreThanTheLimitBeforeItIsRead) {
@@ -91,13 +94,54 @@ TEST_F(FileTest, KnowsWhatIsThere) {
   EXPECT_TRUE(is_there(dir_ / "loop")) << "opening it says what is wrong";
 }
 
+TEST_F(FileTest, AReaderThatIsInterruptedReadsNoMore) {
+  const File file(write("x", "abc"));
+  std::array<std::byte, 3> all{};
+  const Interrupt interrupt([] { return true; });
+  file.read_at(0, all);
+  std::this_thread::sleep_for(Interrupt::kSlice);
+  EXPECT_THROW(file.read_at(0, all), Interrupted);
+}
+
+TEST_F(FileTest, ListsTheNamesInAFolderAndSaysWhyItCannot) {
+  std::error_code error;
+  EXPECT_TRUE(names_in(dir_, error).empty());
+  EXPECT_FALSE(error);
+  write("x", "");
+  write(".hidden", "");
+  EXPECT_EQ(names_in(dir_, error).size(), 2u);
+  EXPECT_TRUE(names_in(dir_ / "none", error).empty());
+  EXPECT_EQ(error, std::errc::no_such_file_or_directory);
+  EXPECT_TRUE(names_in(dir_ / "x", error).empty());
+  EXPECT_EQ(error, std::errc::not_a_directory);
+}
+
+TEST_F(FileTest, RemovesATreeAndNothingThatItsLinksLeadTo) {
+  const fs::path stays = write("stays", "x");
+  fs::create_directories(dir_ / "tree/a/b");
+  write("tree/a/b/file", "x");
+  fs::create_symlink(dir_, dir_ / "tree/a/link");
+  fs::create_symlink(stays, dir_ / "link");
+  for (const char* gone : {"tree", "link", "none"}) {
+    remove_tree(dir_ / gone);
+    EXPECT_FALSE(fs::exists(fs::symlink_status(dir_ / gone))) << gone;
+  }
+  EXPECT_EQ(read_file(stays), "x");
+}
+
 TEST_F(FileTest, ClosesWhatItOpened) {
   write("x", "abc");
   const auto num_open = [] {
     return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
   };
   const auto before = num_open();
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(read_file(dir_ / "x"), "abc");
+  std::error_code ignored;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(read_file(dir_ / "x"), "abc");
+    names_in(dir_, ignored);
+    fs::create_directory(dir_ / "y");
+    remove_tree(dir_ / "y");
+  }
   EXPECT_EQ(num_open(), before);
 }
 

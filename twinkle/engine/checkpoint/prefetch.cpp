@@ -5,6 +5,7 @@
 #include <set>
 
 #include "twinkle/base/guarded.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/lora/targets.h"
 
 namespace twinkle::engine {
@@ -26,8 +27,8 @@ std::string name_of(const std::string& directory) {
   return (error ? std::filesystem::path(directory) : name).lexically_normal().string();
 }
 
-// Calls read(reserve). Errors wait for the operation's turn, but for those of `reserve`, which
-// refuse it.
+// Calls read(reserve). Errors wait for the operation's turn, but for those of `reserve` and Ctrl-C,
+// which refuse it.
 template <class Read>
 void attempt(Prefetched& out, TenantShape tenant, const Reserve& reserve, Read&& read) {
   out.tenant = std::move(tenant);
@@ -39,6 +40,8 @@ void attempt(Prefetched& out, TenantShape tenant, const Reserve& reserve, Read&&
   };
   try {
     out.loaded = read(asked);
+  } catch (const Interrupted&) {
+    throw;
   } catch (...) {
     if (refused) throw;
     out.error = std::current_exception();

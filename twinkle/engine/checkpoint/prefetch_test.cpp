@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <thread>
 
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -64,6 +66,25 @@ TEST_F(PrefetchTest, AStateThatTheQueueCouldNeverHoldIsRefusedWhenItIsSubmitted)
   EXPECT_EQ(error_of([&] { small.submit(Create{.tenant = "new", .directory = folder()}); }).empty(),
             false);
   EXPECT_EQ(small.stats().queued_bytes, 0);
+}
+
+TEST_F(PrefetchTest, AnInterruptedReaderSubmitsAndHoldsNothing) {
+  engine_.run<SaveResult>(Save{"me", folder(), true});
+  const State saved = state_of(engine_, "me");
+  const auto interrupted = [&](Operation operation) {
+    const Interrupt interrupt([] { return true; });
+    std::this_thread::sleep_for(Interrupt::kSlice);
+    EXPECT_THROW(engine_.submit(std::move(operation)), Interrupted);
+  };
+  train();
+  interrupted(Load{"me", folder(), true});
+  interrupted(Create{.tenant = "new", .directory = folder()});
+  EXPECT_EQ(engine_.stats().num_queued, 0);
+  EXPECT_EQ(engine_.stats().queued_bytes, 0);
+  EXPECT_NE(state_of(engine_, "me"), saved);
+  engine_.run<Done>(Create{.tenant = "new", .directory = folder()});
+  engine_.run<LoadResult>(Load{"me", folder(), true});
+  EXPECT_EQ(state_of(engine_, "me"), saved);
 }
 
 // "all-linear" stands for names that only the model tells.
