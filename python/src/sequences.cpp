@@ -2,7 +2,7 @@
 
 #include <pybind11/stl.h>
 
-#include <limits>
+#include <utility>
 
 #include "twinkle/base/error.h"
 
@@ -100,21 +100,30 @@ struct ToPython {
 
 }  // namespace
 
+namespace {
+
+template <class Wide>
+std::vector<int32_t> narrowed(const py::array& array, const std::string& what) {
+  const auto wide = py::array_t<Wide, py::array::c_style | py::array::forcecast>(array);
+  std::vector<int32_t> out(static_cast<size_t>(wide.size()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Wide value = wide.data()[i];
+    require(std::in_range<int32_t>(value), Code::kInvalid, what, "[", i, "] is ", value,
+            ", it must fit 32 bits");
+    out[i] = static_cast<int32_t>(value);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<int32_t> int32s(py::handle values, const std::string& what) {
   const py::array array = vector_of(values, what);
   const char kind = array.dtype().kind();
   require(array.size() == 0 || kind == 'i' || kind == 'u' || kind == 'b', Code::kInvalid, what,
           " must be integers");
-  const auto wide = py::array_t<int64_t, py::array::c_style | py::array::forcecast>(array);
-  std::vector<int32_t> out(static_cast<size_t>(wide.size()));
-  for (size_t i = 0; i < out.size(); ++i) {
-    const int64_t value = wide.data()[i];
-    require(value >= std::numeric_limits<int32_t>::min() &&
-                value <= std::numeric_limits<int32_t>::max(),
-            Code::kInvalid, what, "[", i, "] is ", value, ", it must fit 32 bits");
-    out[i] = static_cast<int32_t>(value);
-  }
-  return out;
+  // Of uint64, int64 would make another number of the largest.
+  return kind == 'u' ? narrowed<uint64_t>(array, what) : narrowed<int64_t>(array, what);
 }
 
 std::vector<float> floats(py::handle values, const std::string& what) {

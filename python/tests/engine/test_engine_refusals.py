@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_batches import BATCH, LORA
 
@@ -217,6 +218,11 @@ def test_the_compiled_engine_names_an_option_that_it_cannot_take(tiny_llama_dir,
         ({"input_ids": [1.5]}, "input_ids must be integers"),
         ({"input_ids": [[1]]}, "input_ids must be one-dimensional: a list of numbers or a numpy"),
         ({"input_ids": [2**40]}, r"input_ids\[0\] is 1099511627776, it must fit 32 bits"),
+        (
+            {"input_ids": [1], "labels": np.array([2**64 - 100], np.uint64)},
+            r"labels\[0\] is 18446744073709551516, it must fit 32 bits",
+        ),
+        ({"input_ids": [2**64 - 5]}, r"input_ids\[0\] is 18446744073709551611, it must fit 32"),
         ({"input_ids": [1], "labels": ["a"]}, "labels must be integers"),
         ({"input_ids": [1], "weights": ["a"]}, "weights must be numbers"),
         ({"labels": [1]}, "input_ids is missing"),

@@ -1,5 +1,6 @@
 """Metrics, processors and what a batch may be, over a fake engine (a bigram model)."""
 
+import numpy as np
 import pytest
 import torch
 from features import A, B, C, Squares, reference
@@ -152,6 +153,12 @@ def test_other_fields_travel_along(model):
             r"attention_mask of inputs\[1\] is 2 at position 1, it must be 0 or 1$",
         ),
         ([{**A, "attention_mask": [1, 1, -1]}], r"inputs\[0\] is -1 at position 2, it must"),
+        (
+            [A, {"input_ids": [1, 2], "labels": np.array([2, 2**64 - 100], np.uint64)}],
+            r"labels of inputs\[1\] is 18446744073709551516 at position 1, it must be at most "
+            r"9223372036854775807$",
+        ),
+        ([{"input_ids": [2**64 - 1]}], r"input_ids of inputs\[0\] is 18446744073709551615 at"),
     ],
 )
 def test_bad_inputs_are_named(model, inputs, text):

@@ -11,6 +11,7 @@ from twinkle.logger import get_logger
 
 # NumPy's kinds of numbers; fractions of ids are the engine's to refuse.
 _KINDS = {"input_ids": "iuf", "labels": "iuf", "attention_mask": "iub", "position_ids": "iu"}
+_INT64_MAX = 2**63 - 1
 _PAD = {"input_ids": 0, "labels": -100, "attention_mask": 0, "loss_scale": 0.0}
 
 
@@ -64,6 +65,12 @@ def _vector(feature, name, index):
             f"model: {name} of inputs[{index}] has shape {list(values.shape)}, it must be one "
             "sequence [L]"
         )
+    if values.dtype == np.uint64:  # int64 would make another number of a larger one
+        for i in np.flatnonzero(values > _INT64_MAX):
+            raise InvalidError(
+                f"model: {name} of inputs[{index}] is {values[i]} at position {i}, it must be at "
+                f"most {_INT64_MAX}"
+            )
     return values
 
 
