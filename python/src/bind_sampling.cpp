@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "python/src/fields.h"
@@ -80,8 +81,8 @@ Future sample(const EnginePointer& engine, const py::kwargs& given) {
   return submit(engine, std::move(request.sample), request.hooks);
 }
 
-// The sample ends with it. Its bytes count until the last token was read, since unread ones wait
-// in the queue when the result was taken.
+// The sample ends with it. Its tokens' bytes count until the last one was read, or it is closed:
+// unread ones wait in the queue when the result was taken.
 class TokenStream {
  public:
   TokenStream(std::shared_ptr<engine::TokenQueue> queue, Future future)
@@ -97,21 +98,35 @@ class TokenStream {
       const ReleasedGil released;
       over = queue_->take(kSlice_s, events);
     }
-    if (events.empty()) room_.reset();
+    if (events.empty()) give_back();
     py::list out;
     for (const TokenEvent& e : events)
       out.append(py::make_tuple(e.prompt, e.sample, e.token, e.logprob, e.stop_reason));
     return out;
   }
 
-  // Nothing in a fork: the sample is its parent's.
+  // Ends the sample. These two do nothing in a fork: the sample is its parent's.
+  bool cancel() { return !future.in_fork() && future.cancel(); }
+
+  // Frees the unread tokens, too.
   void close() {
-    if (!future.in_fork()) future.cancel();
+    if (future.in_fork()) return;
+    if (!cancel()) return give_back();
+    queue_->close();
+    room_.reset();  // the engine gives its bytes back when it ends the sample
   }
 
   Future future;
 
  private:
+  // Of a sample that has ended, or does so just now: its result stays.
+  void give_back() {
+    const auto room = std::exchange(room_, nullptr);
+    if (!room) return;
+    future.wait_for_end();
+    room->give_back(queue_->close() * static_cast<int64_t>(sizeof(TokenEvent)));
+  }
+
   std::shared_ptr<engine::TokenQueue> queue_;
   std::shared_ptr<engine::HeldBytes::Room> room_;
 };
@@ -133,7 +148,8 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
            "Waits for tokens that were not taken yet: a list of (prompt, sample, token, logprob, "
            "stop_reason), stop_reason '' but for a completion's last. []: it has ended. An "
            "exception of a signal's handler, as at Ctrl-C, ends it.")
-      .def("close", &TokenStream::close, "Ends the sampling.")
+      .def("cancel", &TokenStream::cancel, "Ends the sampling.")
+      .def("close", &TokenStream::close, "Ends the sampling, and frees what was not taken.")
       .def_readonly("future", &TokenStream::future);
   engine
       .def("sample", &sample,

@@ -42,8 +42,10 @@ class Stream:
             for i, (token, logprob) in enumerate(zip(item["tokens"], item["logprobs"], strict=True))
         ]
 
-    def close(self):
+    def cancel(self):
         self.left = []
+
+    close = cancel
 
     def take(self):
         out, self.left = self.left[:2], self.left[2:]

@@ -79,6 +79,23 @@ def test_tokens_of_a_stream_count_as_bytes_until_they_are_read(tiny_llama_dir):
     assert engine.stats()["queued_bytes"] == 0
 
 
+def test_a_closed_stream_holds_its_result_alone_and_that_until_it_is_taken(tiny_llama_dir):
+    engine = Engine(tiny_llama_dir)
+    base, params = engine.tenant("base"), {"max_tokens": 200, "seed": 1, "temperature": 1.5}
+    unread, never_ended = (base.sample_stream({"input_ids": [5]}, params) for _ in range(2))
+    never_ended.close()
+    while engine.stats()["num_queued"]:
+        pass
+    held = engine.stats()["queued_bytes"]
+    unread.close()
+    of_result = engine.stats()["queued_bytes"]
+    num_tokens = len(unread.result().sequences[0].tokens)
+    assert held - of_result >= 48 * num_tokens  # a token with its place and log-probability
+    assert of_result > 0 and engine.stats()["queued_bytes"] == 0
+    with pytest.raises(ConflictError, match="engine: cancelled"):
+        never_ended.result()
+
+
 def test_statistics_count_what_was_done(tiny_llama_dir):
     engine = Engine(tiny_llama_dir, token_budget=64)
     a, b = engine.tenant("a", LORA), engine.tenant("b", LORA, priority=1, weight=2.0)

@@ -70,19 +70,20 @@ class TokenStream:
             raise StopIteration
         try:
             return self._next()
-        except BaseException:  # at the end there is nothing left to close
-            self._stream.close()
+        except BaseException:  # at the end there is nothing left to cancel
+            self._stream.cancel()
             raise
 
     def _next(self):
-        if not self._ready:
-            self._ready.extend(self._stream.take())
+        ready = self._ready
+        if not ready:
+            ready.extend(self._stream.take())
         if self._closed:  # by another thread, meanwhile
             raise StopIteration
-        if not self._ready:
+        if not ready:
             self._stream.future.result()  # which raises what the sample failed with
             raise StopIteration
-        _, sequence, token, logprob, reason = self._ready.popleft()
+        _, sequence, token, logprob, reason = ready.popleft()
         pieces = self._pieces.setdefault(sequence, TextPieces(self._decode))
         return Token(
             token,
@@ -101,8 +102,10 @@ class TokenStream:
         return self._convert(self._stream.future.result(timeout))
 
     def close(self):
-        """Ends the iteration, and the sampling."""
+        """Ends the iteration and the sampling, and frees the tokens that were not read. result()
+        stays, if the sample had ended."""
         self._closed = True
+        self._ready, self._pieces = deque(), {}
         self._stream.close()
 
     def __enter__(self):

@@ -22,6 +22,8 @@ class HeldBytes {
 
     // From here on it holds so many. Fewer never throws; more: errors as of reserve().
     void resize(int64_t bytes);
+    // Gives so many back, or all that it holds.
+    void give_back(int64_t bytes) { resize(bytes < bytes_ ? bytes_ - bytes : 0); }
 
    private:
     friend class HeldBytes;

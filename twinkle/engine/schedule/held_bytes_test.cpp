@@ -47,6 +47,11 @@ TEST(HeldBytes, ARoomGrowsWithinTheLimitsAndOutlivesThem) {
   room->resize(0);
   EXPECT_EQ(held->in_all(), 0);
   room->resize(5);
+  room->give_back(3);
+  EXPECT_EQ(held->in_all(), 2);
+  room->give_back(3);
+  EXPECT_EQ(held->in_all(), 0);
+  room->resize(5);
   held.reset();
 }
 

@@ -1,4 +1,4 @@
-// For tests: who listens to a Sample, and what it has been told, as completions.
+// For tests: a listener of a Sample, which keeps the tokens it was given as completions.
 #pragma once
 #include <map>
 #include <mutex>
@@ -17,16 +17,16 @@ class RecordingListener {
     return {std::move(decode), [this](std::span<const TokenEvent> events) { on_event(events); }};
   }
 
-  // Where the result is not what was heard; else empty.
+  // Where the result differs from the recorded tokens; else empty.
   std::string difference(const SampleResult& result) {
     const std::lock_guard lock(mutex_);
     std::string out = fault_;
     for (size_t p = 0; p < result.completions.size(); ++p) {
       for (size_t s = 0; s < result.completions[p].size(); ++s) {
-        const Completion &want = result.completions[p][s], &got = heard_[{p, s}];
+        const Completion &want = result.completions[p][s], &got = completions_[{p, s}];
         if (got.tokens != want.tokens || got.logprobs != want.logprobs ||
             got.stop_reason != want.stop_reason)
-          out += "\nheard otherwise: " + std::to_string(p) + " " + std::to_string(s);
+          out += "\nrecorded otherwise: " + std::to_string(p) + " " + std::to_string(s);
       }
     }
     return out;
@@ -35,7 +35,7 @@ class RecordingListener {
   size_t num_tokens() {
     const std::lock_guard lock(mutex_);
     size_t n = 0;
-    for (const auto& [place, c] : heard_) n += c.tokens.size();
+    for (const auto& [place, c] : completions_) n += c.tokens.size();
     return n;
   }
 
@@ -43,8 +43,8 @@ class RecordingListener {
   void on_event(std::span<const TokenEvent> events) {
     const std::lock_guard lock(mutex_);
     for (const TokenEvent& e : events) {
-      Completion& c = heard_[{e.prompt, e.sample}];
-      if (!c.stop_reason.empty()) fault_ += "\nheard behind the last one";
+      Completion& c = completions_[{e.prompt, e.sample}];
+      if (!c.stop_reason.empty()) fault_ += "\na token behind the last one";
       c.tokens.push_back(e.token);
       c.logprobs.push_back(e.logprob);
       c.stop_reason = e.stop_reason;
@@ -52,7 +52,7 @@ class RecordingListener {
   }
 
   std::mutex mutex_;
-  std::map<std::pair<size_t, size_t>, Completion> heard_;
+  std::map<std::pair<size_t, size_t>, Completion> completions_;
   std::string fault_;
 };
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <utility>
@@ -31,16 +32,27 @@ class TokenQueue {
                      std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                          std::chrono::duration<double>(seconds));
     Lock lock(mutex_);
-    while (!closed_ && events_.empty() && lock.wait_until(ready_, end)) {
+    while (!ended_ && events_.empty() && lock.wait_until(ready_, end)) {
     }
     out.swap(events_);
-    return closed_;
+    return ended_;
+  }
+
+  // Ends it for its reader: frees the unread tokens, and those that come later. Returns how many
+  // have come.
+  int64_t close() {
+    std::vector<TokenEvent> unread;  // freed without the lock
+    const Lock lock(mutex_);
+    unread.swap(events_);
+    ended_ = closed_ = true;
+    ready_.notify_one();
+    return num_tokens_;
   }
 
  private:
   struct Listener {
     explicit Listener(std::shared_ptr<TokenQueue> to) : queue(std::move(to)) {}
-    ~Listener() { queue->close(); }
+    ~Listener() { queue->end(); }
     Listener(const Listener&) = delete;
     Listener& operator=(const Listener&) = delete;
     std::shared_ptr<TokenQueue> queue;
@@ -48,14 +60,15 @@ class TokenQueue {
   void put(std::span<const TokenEvent> events) {
     {
       const Lock lock(mutex_);
-      events_.insert(events_.end(), events.begin(), events.end());
+      if (!closed_) events_.insert(events_.end(), events.begin(), events.end());
+      num_tokens_ += std::ssize(events);
     }
     ready_.notify_one();
   }
-  void close() {
+  void end() {
     {
       const Lock lock(mutex_);
-      closed_ = true;
+      ended_ = true;
     }
     ready_.notify_one();
   }
@@ -63,7 +76,9 @@ class TokenQueue {
   Mutex mutex_;
   std::condition_variable ready_;
   std::vector<TokenEvent> events_ GUARDED_BY(mutex_);
-  bool closed_ GUARDED_BY(mutex_) = false;
+  int64_t num_tokens_ GUARDED_BY(mutex_) = 0;  // that have come
+  bool ended_ GUARDED_BY(mutex_) = false;      // no more come
+  bool closed_ GUARDED_BY(mutex_) = false;     // nobody reads
 };
 
 }  // namespace twinkle::engine

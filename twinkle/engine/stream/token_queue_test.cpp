@@ -47,5 +47,17 @@ TEST(TokenQueue, EndsWithTheLastCopyOfItsListenerAndKeepsWhatWasNotRead) {
   EXPECT_EQ(events.size(), 1u);
 }
 
+TEST(TokenQueue, KeepsNothingForAReaderThatHasClosedIt) {
+  const auto queue = std::make_shared<TokenQueue>();
+  const auto listener = TokenQueue::listener(queue);
+  const TokenEvent two[] = {{.token = 7}, {.token = 8}};
+  listener(two);
+  EXPECT_EQ(queue->close(), 2);
+  listener(two);
+  std::vector<TokenEvent> events;
+  EXPECT_TRUE(queue->take(60, events)) << "it waits for no more";
+  EXPECT_TRUE(events.empty());
+}
+
 }  // namespace
 }  // namespace twinkle::engine
