@@ -1,14 +1,13 @@
 // The module twinkle._core: one bind_<concept> per file, and the one place where the program's
 // errors become Python's.
-#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
 #include <cstring>
 #include <exception>
-#include <new>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/parallel.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace py = pybind11;
 
@@ -54,15 +53,9 @@ void translate(std::exception_ptr pointer) {
     throw;  // Python's own: pybind11 knows which
   } catch (const py::error_already_set&) {
     throw;
-  } catch (const std::bad_alloc&) {
-    const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
-    PyErr_SetString(type.ptr(), "the machine has no memory left for this: make it smaller");
-  } catch (const c10::Error& e) {
-    const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
-    PyErr_SetObject(type.ptr(), text_of(e.what_without_backtrace()).ptr());
   } catch (const std::exception& e) {
     const py::object type = py::module_::import("twinkle.errors").attr("InternalError");
-    PyErr_SetObject(type.ptr(), text_of(e.what()).ptr());
+    PyErr_SetObject(type.ptr(), text_of(twinkle::engine::text_of(e)).ptr());
   }
 }
 

@@ -6,6 +6,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/train/interrupts.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::cli {
 
@@ -70,7 +71,7 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
             "cli: standard output could not take all output; is its disk full?");
     return kDone;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "twinkle: %s\n", e.what());
+    std::fprintf(stderr, "twinkle: %s\n", engine::text_of(e));
     return status_of_error;
   }
 }
