@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -117,12 +118,24 @@ int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool strea
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op, prepared);
   Result result = Done{};
-  if (const auto* op = std::get_if<Create>(&operation))
-    create(*op, prepared);
+  const auto* const made = std::get_if<Create>(&operation);
+  if (made)
+    create(*made, prepared);
   else
     result = run_on(tenant(tenant_of(operation)), operation, prepared);
-  end_round();
+  const bool loaded = std::holds_alternative<Load>(operation) || (made && !made->directory.empty());
+  end_round(loaded ? &tenant_of(operation) : nullptr);
   return result;
+}
+
+// What other threads have read and this one has freed stays in their heaps. Not at every load: it
+// takes time in proportion to the heaps.
+void DecoderExecutor::trim_heaps(int64_t loaded_bytes) {
+  constexpr int64_t kMaxUntrimmed = int64_t{64} << 20;
+  untrimmed_bytes_ += loaded_bytes;
+  if (untrimmed_bytes_ < kMaxUntrimmed) return;
+  untrimmed_bytes_ = 0;
+  ::malloc_trim(0);
 }
 
 Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
@@ -214,8 +227,9 @@ Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
 }
 
 // The operation before it has succeeded: a shortage of memory must not fail it.
-void DecoderExecutor::end_round() {
+void DecoderExecutor::end_round(const std::string* loaded) {
   try {
+    if (loaded) trim_heaps(look_up(*loaded).num_bytes());
     if (parking_.has_limit()) parking_.end_round(training_->tenants());
     graphs_->sweep();
   } catch (const std::bad_alloc&) {

@@ -70,7 +70,10 @@ class DecoderExecutor : public Executor {
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
   Done remove(const Delete& operation, Prepared* prepared);
-  void end_round();  // after anything that may change the size of adapters' state
+  void trim_heaps(int64_t loaded_bytes);
+  // After anything that may change the size of adapters' state; `loaded`: the tenant that has read
+  // files.
+  void end_round(const std::string* loaded = nullptr);
 
   BaseModel base_;
   Prefetch prefetch_{base_};
@@ -82,7 +85,8 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
-  int num_threads_ = 1;  // of torch, for which exactness was proven
+  int64_t untrimmed_bytes_ = 0;  // loaded since the last trim
+  int num_threads_ = 1;          // of torch, for which exactness was proven
 };
 
 }  // namespace twinkle::engine
