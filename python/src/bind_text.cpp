@@ -66,8 +66,8 @@ std::vector<py::dict> rows_of(const py::object& given) {
   return rows;
 }
 
-// The fields that the template and its errors look at: a row may carry tensors and arrays beside
-// them. `where` opens the text of errors.
+// The fields that the template and its errors look at, of a row that may also carry tensors and
+// arrays. `where` opens the text of errors.
 Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
   JsonObject out;
   for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"})

@@ -1,6 +1,5 @@
 #include "twinkle/io/atomic.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <stdio.h>
@@ -63,19 +62,17 @@ fs::path partial_name(const fs::path& target) {
 }
 
 // Removes partials of `target` that no living process holds. A folder that cannot be listed keeps
-// them. Not by std::filesystem: its iterator with an error_code ends the process without memory.
+// them.
 void remove_leftovers(const fs::path& target) {
   const std::string prefix = partial_prefix(target);
   const fs::path parent = parent_of(target);
-  const std::unique_ptr<DIR, decltype([](DIR* d) { ::closedir(d); })> folder(
-      ::opendir(parent.c_str()));
-  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
-    if (!std::string_view(entry->d_name).starts_with(prefix)) continue;
-    const fs::path path = parent / entry->d_name;
+  std::error_code ignored;
+  for (const std::string& name : names_in(parent, ignored)) {
+    if (!name.starts_with(prefix)) continue;
+    const fs::path path = parent / name;
     const FileHandle held(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (held.get() < 0 || ::flock(held.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
+    remove_tree(path);
   }
 }
 
@@ -106,8 +103,14 @@ void sync_entry(const fs::path& path) {
 }
 
 void sync_tree(const fs::path& dir) {
-  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
-    if (!entry.is_symlink()) sync_path(entry.path());
+  std::error_code error;
+  for (const std::string& name : names_in(dir, error)) {
+    const fs::path path = dir / name;
+    const fs::file_type type = fs::symlink_status(path, error).type();
+    if (type == fs::file_type::directory)
+      sync_tree(path);
+    else if (type != fs::file_type::symlink)
+      sync_path(path);
   }
   sync_path(dir);
 }
@@ -124,6 +127,13 @@ fs::path without_slash(const fs::path& path) {
   return path.has_filename() ? path : path.parent_path();
 }
 
+// Unchanged where the working directory is gone.
+fs::path from_root(const fs::path& path) {
+  std::error_code error;
+  const fs::path out = fs::absolute(path, error);
+  return error ? path : out;
+}
+
 // Where a link leads that leads to nothing yet; else `path`.
 fs::path followed(fs::path path) {
   constexpr int kMaxLinks = 40;  // Linux's
@@ -138,16 +148,16 @@ fs::path followed(fs::path path) {
 fs::path resolved(const fs::path& target) {
   std::error_code error;
   fs::path path = fs::weakly_canonical(followed(without_slash(target)), error);
-  if (error || path.empty()) path = fs::absolute(target).lexically_normal();
+  if (error || path.empty()) path = from_root(target).lexically_normal();
   return without_slash(path);
 }
 
 // Limits of Linux's file systems.
 void check_lengths(const fs::path& path, const fs::path& target, std::string_view field) {
   constexpr size_t kFiles = 100;  // for the names of files in the folder, partial ones too
-  const auto check = [&](const char* what, size_t bytes, size_t most) {
-    require(bytes <= most, Code::kInvalid, field, " ", target.string(), " has a ", what, " of ",
-            bytes, " bytes, it must have at most ", most, "; shorten it");
+  const auto check = [&](const char* what, size_t bytes, size_t max) {
+    require(bytes <= max, Code::kInvalid, field, " ", target.string(), " has a ", what, " of ",
+            bytes, " bytes, it must have at most ", max, "; shorten it");
   };
   check("name", path.filename().native().size(), NAME_MAX - kPartialBytes);
   for (const fs::path& part : path) check("name", part.native().size(), NAME_MAX);
@@ -262,34 +272,32 @@ AtomicDirectory::AtomicDirectory(const fs::path& target) : target_(resolved(targ
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  std::error_code ignored;
-  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+  if (!staging_.empty()) remove_tree(staging_);
 }
 
 void AtomicDirectory::commit() {
   assert(!staging_.empty());
   sync_tree(staging_);
-  std::error_code ignored;
   if (move_or_exchange(staging_, target_)) {
     sync_entry(target_);
-    fs::remove_all(staging_, ignored);  // the old one, under the staging name
+    remove_tree(staging_);  // the old one, under the staging name
   } else {
     const fs::path old = old_name(target_);
-    fs::remove_all(old, ignored);
+    remove_tree(old);
     rename_path(target_, old);
     if (::rename(staging_.c_str(), target_.c_str()) != 0) {
       const int error = errno;
       rename_path(old, target_);
       fail_system("write", target_, error);
     }
-    fs::remove_all(old, ignored);
+    remove_tree(old);
   }
   staging_.clear();
   sync_entry(target_);
 }
 
 void check_writable(const fs::path& target, std::string_view field) {
-  const fs::path path = fs::absolute(resolved(target));
+  const fs::path path = from_root(resolved(target));
   check_lengths(path, target, field);
   fs::path there = path;  // the nearest that exists
   std::error_code error;
@@ -298,8 +306,8 @@ void check_writable(const fs::path& target, std::string_view field) {
     there = there.parent_path();
     status = fs::status(there, error);
   }
-  require(fs::status_known(status), Code::kInvalid, field, " ", target.string(),
-          " cannot be accessed: ", error.message(), "; name another directory");
+  require(fs::status_known(status) && fs::exists(status), Code::kInvalid, field, " ",
+          target.string(), " cannot be accessed: ", error.message(), "; name another directory");
   require(fs::is_directory(status), Code::kInvalid, field, " ", target.string(),
           there == path ? " is a file" : " is below the file " + there.string(),
           "; name a directory");

@@ -181,11 +181,11 @@ TEST(AtomicDirectory, NamesAFolderThatMayNotBeWrittenTo) {
   ASSERT_EQ(::seteuid(me == 0 ? 65534 : me), 0);  // root may write everywhere
   if (me != 0) fs::permissions(dir.path(), fs::perms(0555));
   const std::string closed = invalid_of([&] { check_writable(dir / "closed/x", "t: x"); });
-  const std::string beside = invalid_of([&] { check_writable(dir / "a/b", "t: x"); });
+  const std::string inside = invalid_of([&] { check_writable(dir / "a/b", "t: x"); });
   ASSERT_EQ(::seteuid(me), 0);
   fs::permissions(dir.path(), fs::perms(0755));
   fs::permissions(dir / "closed", fs::perms(0700));
-  EXPECT_EQ(beside, "t: x " + (dir / "a/b").string() + " cannot be written: " +
+  EXPECT_EQ(inside, "t: x " + (dir / "a/b").string() + " cannot be written: " +
                         dir.path().string() + ": Permission denied; name another directory");
   EXPECT_NE(closed.find("Permission denied; name another directory"), closed.npos) << closed;
 }

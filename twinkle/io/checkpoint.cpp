@@ -77,9 +77,9 @@ bool holds_no_model(const fs::path& file) {
 fs::path only_file(const fs::path& dir, std::string_view extension) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (entry.path().extension() == extension && !holds_no_model(entry.path()))
-      found.push_back(entry.path());
+  for (const std::string& name : names_in(dir, error)) {
+    const fs::path path = dir / name;
+    if (path.extension() == extension && !holds_no_model(path)) found.push_back(path);
   }
   require(!error, Code::kInvalid, "io: cannot read the folder ", dir.string(), ": ",
           error.message());

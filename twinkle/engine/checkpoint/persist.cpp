@@ -40,11 +40,29 @@ void require_usable(const std::string& name, const at::Tensor& weight) {
           " have no finite products; nothing was saved: load an earlier checkpoint");
 }
 
+// A state that was loaded with counts at their limit may be beyond it now; no load would take it.
+void require_countable(const JsonObject& fields) {
+  const auto check = [](std::string_view field, const Json& value) {
+    const bool fits = value.is_double() ? value.get_double() <= static_cast<double>(kMaxCount)
+                                        : value.get_int64() <= kMaxCount;
+    require(fits, Code::kInvalid, "engine: save: field '", field, "' of the training state is ",
+            value, ", it must be from 0 to ", kMaxCount,
+            "; nothing was saved: save without the optimizer, and train on in a new tenant");
+  };
+  for (const char* field : {"calls", "published", "num_tokens"}) check(field, fields.at(field));
+  const Json* optimizer = fields.if_contains("optimizer");
+  const Json* steps = optimizer ? find(*optimizer, "steps") : nullptr;
+  for (const auto& [param, count] : steps ? steps->as_object() : JsonObject())
+    check("steps of " + std::string(param), count);
+}
+
 std::string training_text(const Save& operation, Tenant& tenant, const JsonObject& arithmetic) {
   JsonObject fields;
   fields["checkpoint_version"] = kCheckpointVersion;
   fields["arithmetic"] = arithmetic;
-  fields["training"] = tenant.training_fields();
+  const Json training = tenant.training_fields();
+  require_countable(training.as_object());
+  fields["training"] = training;
   fields["extra"] = operation.extra_json;
   std::string text = pretty(fields);
   require(std::ssize(text) <= kMaxJsonBytes, Code::kInvalid, "engine: save: extra_json has ",
@@ -91,13 +109,12 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
   if (!fs::exists(directory, error)) return;
   require(!fs::equivalent(directory, base, error), Code::kInvalid, field, " ", directory.string(),
           " is the base model's own directory; name another");
-  fs::directory_iterator entry(directory, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  for (const std::string& name : names_in(directory, error)) {
+    const fs::path path = directory / name;
     std::error_code ignored;
-    if (entry->is_regular_file(ignored) && belongs_to_a_checkpoint(name)) continue;
+    if (fs::is_regular_file(path, ignored) && belongs_to_a_checkpoint(name)) continue;
     // An earlier save may be replacing the directory.
-    const bool gone = entry->symlink_status(ignored).type() == fs::file_type::not_found;
+    const bool gone = fs::symlink_status(path, ignored).type() == fs::file_type::not_found;
     require(
         gone, Code::kInvalid, field, " ", directory.string(), " holds '", name,
         "', which is not a checkpoint file, and a save replaces the whole directory; name a new "
@@ -115,6 +132,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
           tenant.name(), "' is an adapter, which is one file; leave it out");
   const std::string training =
       operation.optimizer ? training_text(operation, tenant, base.arithmetic) : "";
+  SaveResult result{fs::absolute(operation.directory).lexically_normal().string()};
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
     lora::Adapter& adapter = pool.at(tenant.slot());
@@ -142,12 +160,12 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     write_file_atomically(target.staging() / "config.json", pretty(config));
   }
   for (const char* name : kCarried) {
-    if (fs::exists(base.directory / name))
+    if (is_there(base.directory / name))
       copy_file_atomically(base.directory / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(tenant, training, target.staging());
-  target.commit();
-  return {fs::absolute(operation.directory).lexically_normal().string()};
+  target.commit();  // the last that may fail
+  return result;
 }
 
 }  // namespace twinkle::engine

@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include "twinkle/engine/checkpoint/persist_for_test.h"
+#include "twinkle/engine/heap_shortage_for_test.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/limit_for_test.h"
 
 namespace twinkle::engine {
@@ -232,6 +234,54 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   EXPECT_TRUE(files_of(scratch.path()).empty());
   engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
   EXPECT_EQ(read_text(target / "tokenizer.json").size(), 200000u);
+}
+
+TEST(PersistErrors, ALoopOfLinksAmongTheBasesFilesIsNamed) {
+  const model::TinyModel model;
+  const fs::path loop = fs::path(model.path()) / "merges.txt";
+  fs::create_symlink(loop, loop);
+  const ScratchDir scratch;
+  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  const Save save{.tenant = "me", .directory = scratch / "x"};
+  EXPECT_EQ(error_of([&] { engine.run<SaveResult>(save); }),
+            "io: cannot open " + loop.string() +
+                ": Too many levels of symbolic links; put the file itself there");
+  EXPECT_TRUE(files_of(scratch.path()).empty());
+  fs::remove(loop);
+  engine.run<SaveResult>(save);
+}
+
+// Memory runs out at every allocation of a save's files in turn, for one and for all that follow:
+// the target holds the old ones or the new ones, and what is left of the others goes with the next.
+TEST(PersistErrors, ASaveWithoutMemoryLeavesTheOldOrTheNewFiles) {
+  const ScratchDir scratch(memory_folder());
+  const fs::path target = scratch / "checkpoint";
+  const auto save = [&](const std::string& text) {
+    AtomicDirectory directory(target);
+    write_file_atomically(directory.staging() / "config.json", text);
+    directory.commit();
+  };
+  const auto text = [&] { return read_text(target / "config.json"); };
+  save("new");
+  for (const int64_t refused : {int64_t{1}, INT64_MAX}) {
+    int64_t num_failures = 0;
+    for (bool failed = true; failed; ++num_failures) {
+      save("old");
+      try {
+        const HeapShortage shortage(num_failures, refused);
+        check_target(target, scratch.path(), "field");
+        save("new");
+        failed = false;
+      } catch (const std::bad_alloc&) {
+        EXPECT_TRUE(text() == "old" || text() == "new") << num_failures;
+      }
+      ASSERT_LT(num_failures, 1000);
+    }
+    EXPECT_GT(num_failures, 20);
+    EXPECT_EQ(text(), "new");
+    EXPECT_EQ(files_of(scratch.path()).size(), 1u);
+  }
 }
 
 TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {

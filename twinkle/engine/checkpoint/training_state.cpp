@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxCount = int64_t{1} << 53;  // more than any run counts; far from overflow
-
 // A replay by other arithmetic would silently give different bits.
 void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs::path& file) {
   const Json* saved = find(state, "arithmetic");
@@ -126,15 +124,15 @@ class Reader {
     return out;
   }
 
-  int64_t count_in(const Json& fields, std::string_view key, int64_t value, int64_t most) const {
-    require(value >= 0 && value <= most, Code::kInvalid, "engine: load: ", fields_file_.string(),
-            ": field '", key, "' is ", *find(fields, key), ", it must be from 0 to ", most);
+  int64_t count_in(const Json& fields, std::string_view key, int64_t value, int64_t max) const {
+    require(value >= 0 && value <= max, Code::kInvalid, "engine: load: ", fields_file_.string(),
+            ": field '", key, "' is ", *find(fields, key), ", it must be from 0 to ", max);
     return value;
   }
 
   void read_counts(const Json& fields, TrainingState& out) const {
-    const auto count = [&](std::string_view key, int64_t most) {
-      return count_in(fields, key, get<int64_t>(fields, key), most);
+    const auto count = [&](std::string_view key, int64_t max) {
+      return count_in(fields, key, get<int64_t>(fields, key), max);
     };
     out.calls = count("calls", kMaxCount);
     out.pending = count("pending", out.calls);

@@ -17,7 +17,8 @@ namespace twinkle::engine {
 
 inline constexpr const char* kTrainingTensors = "training.safetensors";
 inline constexpr const char* kTrainingFields = "trainer_state.json";
-inline constexpr int64_t kCheckpointVersion = 2;  // 1 named gradients by their number
+inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
+inline constexpr int64_t kCheckpointVersion = 2;        // 1 named gradients by their number
 
 struct NamedShape {
   std::string name;

@@ -8,7 +8,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TrainingStateTest : public Persist {};
+class TrainingStateTest : public Persist {
+ protected:
+  void is_not_saved(const char* field, const std::function<void()>& count);
+};
 
 TEST_P(TrainingStateTest, AFieldThatNoTrainingLeavesIsNamedAndChangesNothing) {
   const std::string file = this->file("trainer_state.json").string();
@@ -33,6 +36,32 @@ TEST_P(TrainingStateTest, AFieldThatNoTrainingLeavesIsNamedAndChangesNothing) {
           "field 'pending' is 1, but training.safetensors has no gradients");
   refused([&] { edit_tensors(drop), set("pending", 0); },
           "field 'pending' is 0, but num_tokens is 15");
+}
+
+// By `count` the field passes the limit.
+void TrainingStateTest::is_not_saved(const char* field, const std::function<void()>& count) {
+  save();
+  set(field, int64_t{1} << 53);
+  ASSERT_EQ(load(), "no error");
+  count();
+  const auto before = files_of(scratch_.path());
+  EXPECT_EQ(error_of([&] { save(); }),
+            std::string("engine: save: field '") + field +
+                "' of the training state is 9007199254740993, it must be from 0 to "
+                "9007199254740992; nothing was saved: save without the optimizer, and train on "
+                "in a new tenant");
+  EXPECT_EQ(files_of(scratch_.path()), before);
+  engine_.run<SaveResult>(Save{"me", target()});
+  engine_.run<LoadResult>(Load{"me", target()});
+}
+
+TEST_P(TrainingStateTest, CallsThatNoLoadWouldTakeAreNotSaved) {
+  is_not_saved("calls", [&] { engine_.run<ForwardResult>(work("me")); });
+}
+
+TEST_P(TrainingStateTest, ANumberOfVersionsThatNoLoadWouldTakeIsNotSaved) {
+  if (GetParam()) return;  // all weights are not published
+  is_not_saved("published", [&] { engine_.run<PublishResult>(Publish{"me"}); });
 }
 
 TEST_P(TrainingStateTest, ATensorThatNoTrainingLeavesIsNamedAndChangesNothing) {

@@ -15,6 +15,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
 namespace {
@@ -47,15 +48,12 @@ int lock_folder(const fs::path& folder, int operation) {
 
 // Folders of processes that were killed.
 void remove_left_behind(const fs::path& directory) {
-  std::error_code error;
-  fs::directory_iterator entry(directory, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
+  std::error_code ignored;
+  for (const std::string& name : names_in(directory, ignored)) {
     // Older versions did not lock theirs, and did not put the process into the name.
     if (!name.starts_with(kPrefix) || name.find('-', kPrefix.size()) == name.npos) continue;
-    const FileHandle dead(lock_folder(entry->path(), LOCK_EX | LOCK_NB));
-    std::error_code ignored;
-    if (dead.get() >= 0) fs::remove_all(entry->path(), ignored);
+    const FileHandle dead(lock_folder(directory / name, LOCK_EX | LOCK_NB));
+    if (dead.get() >= 0) remove_tree(directory / name);
   }
 }
 
@@ -118,8 +116,7 @@ Parking::Parking(const ParkingOptions& options) : options_(options) {
 }
 
 Parking::~Parking() {
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  if (!folder_.empty()) remove_tree(folder_);
 }
 
 void Parking::use(Tenant& tenant) {
@@ -207,7 +204,7 @@ Parking::Parked Parking::park(Place& place) {
     out.keep();
   } catch (const std::exception& e) {
     // Of any kind: the operation before it has succeeded, and must not be reported as failed.
-    count_failure(e.what());
+    count_failure(text_of(e));
     return Parked::kFailed;
   }
   for (at::Tensor* t : tensors) *t = at::Tensor();
@@ -222,7 +219,7 @@ Parking::Parked Parking::park(Place& place) {
 void Parking::bring_back(Place& place) {
   const std::string who = "engine: tenant '" + place.tenant->name() + "' is parked in " +
                           place.file.string() + ", which ";
-  require(fs::exists(place.file), Code::kInternal, who, "is gone");
+  require(is_there(place.file), Code::kInternal, who, "is gone");
   std::vector<at::Tensor> values;
   uint64_t checksum = 0;
   {

@@ -459,7 +459,8 @@ int64_t Dispatcher::newest(Job::State state) const {
   return (found == jobs_.rend() ? jobs_.rbegin() : found)->first;
 }
 
-// Its tenant is as if it had never been. Nothing if it has ended.
+// Its tenant is as if it had never been. Nothing if it has ended. Executors take no memory to undo,
+// so that they do not throw; if one did, the thread has to go on for the other tenants.
 void Dispatcher::drop(int64_t id, const std::exception_ptr& error) {
   (void)attempt([&] { executor_.undo(id); });
   Jobs::node_type dropped;

@@ -99,7 +99,7 @@ class Executor {
   // The result of an operation that ended without an error; from here on it counts. Does not throw.
   virtual Result commit(int64_t id) = 0;
   // Forgets an operation that has begun, ended or not: its tenant is as it was before it. Nothing
-  // for an id that it does not know.
+  // for an id that it does not know. Does not throw: it may be a shortage of memory that is undone.
   virtual void undo(int64_t id) = 0;
 };
 

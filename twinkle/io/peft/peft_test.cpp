@@ -33,7 +33,7 @@ PeftConfig config_of_rank_two() {
   return config;
 }
 
-// The error of reading `fields` beside the smallest config.
+// The error of reading `fields` in addition to the smallest config.
 std::string error_of_fields(const std::string& fields) {
   const Json object =
       parse_json(R"({"peft_type": "LORA", "r": 2, "target_modules": ["q"], )" + fields + "}", "x");

@@ -49,7 +49,7 @@ std::string failed(const Json& messages) {
 }
 
 // A conversation that ends with a tool call whose arguments are the text {"probe":1}.
-std::string call_beside(const JsonObject& content) {
+std::string call_with(const JsonObject& content) {
   const JsonObject function{{"name", "f"}, {"arguments", R"({"probe":1})"}};
   const JsonObject call{{"type", "function"}, {"id", "123456789"}, {"function", function}};
   const JsonObject question{{"role", "user"}, {"content", "?"}};
@@ -73,11 +73,17 @@ ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) 
   Named found;
   if (const auto file = directory / "chat_template.jinja"; is_there(file))
     found.emplace_back(kDefault, read_template(file));
+  std::error_code error;
   if (const auto folder = directory / "additional_chat_templates";
-      std::filesystem::is_directory(folder))
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-      if (entry.path().extension() == ".jinja")
-        found.emplace_back(entry.path().stem().string(), read_template(entry.path()));
+      is_there(folder) && !std::filesystem::is_regular_file(folder, error)) {
+    for (const std::string& name : names_in(folder, error)) {
+      const std::filesystem::path file = folder / name;
+      if (file.extension() == ".jinja")
+        found.emplace_back(file.stem().string(), read_template(file));
+    }
+    require(!error, Code::kInvalid, "text: cannot read the folder ", folder.string(), ": ",
+            error.message(), "; mend or remove it");
+  }
   if (found.empty()) add_from_json(directory / "chat_template.json", found);
   if (found.empty()) add_from_json(directory / "tokenizer_config.json", found);
   require(!found.empty(), Code::kNotFound, "text: ", directory.string(),
@@ -99,14 +105,14 @@ ChatTemplate::ChatTemplate(Named sources) {
   const std::string parts = probe(
       false, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]})");
   takes_parts_ = holds(parts, "probe") && !holds(parts, "'type'") && !holds(parts, "\"type\"");
-  const std::string beside_nothing = probe(true, call_beside({})),
-                    beside_null = probe(true, call_beside({{"content", nullptr}})),
-                    beside_text = probe(true, call_beside({{"content", ""}}));
-  if (beside_nothing.empty() && holds(beside_null, "probe"))
+  const std::string with_nothing = probe(true, call_with({})),
+                    with_null = probe(true, call_with({{"content", nullptr}})),
+                    with_text = probe(true, call_with({{"content", ""}}));
+  if (with_nothing.empty() && holds(with_null, "probe"))
     absent_content_ = nullptr;
-  else if (beside_nothing.empty() && holds(beside_text, "probe"))
+  else if (with_nothing.empty() && holds(with_text, "probe"))
     absent_content_ = "";
-  for (const std::string& text : {beside_nothing, beside_null, beside_text})
+  for (const std::string& text : {with_nothing, with_null, with_text})
     takes_argument_text_ |= holds(text, R"({"probe":1})");
 }
 
