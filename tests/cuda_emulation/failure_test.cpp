@@ -4,6 +4,7 @@
 #include "tests/cuda_emulation/device.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/shortage_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -62,6 +63,29 @@ TEST_F(OnEmulatedDevice, RecordingsThatFailAreSaidAndDoneWithout) {
   Engine decodes(options_);
   EXPECT_EQ(outcomes(decodes), want);
   EXPECT_EQ(decodes.graph_failure(), "decoding is not recorded: out of memory");
+}
+
+// A prompt of one token begins with a step of decoding, and a number of prompts that comes once has
+// a place among the graphs of its own.
+TEST_F(OnEmulatedDevice, AStepThatFindsNoMemoryLeavesNoEmptyPlaceAmongTheGraphs) {
+  options_.kv_tokens = 4096;
+  Engine engine(options_);
+  engine.run<Done>(Create{.tenant = "a", .frozen = true});
+  const auto sample = [&](size_t num_prompts) {
+    Future f = engine.submit(Sample{.tenant = "a",
+                                    .prompts = std::vector<std::vector<int32_t>>(num_prompts, {5}),
+                                    .params = {{.max_tokens = 1}}});
+    return outcome_of(f);
+  };
+  int num_failures = 0;
+  for (size_t i = 0; i < 20; ++i) {
+    const Shortage shortage(static_cast<int64_t>(i), 1);
+    num_failures += sample(20 + i) == "no memory";
+  }
+  EXPECT_GT(num_failures, 5);
+  const std::string first = sample(1);
+  for (size_t i = 2; i < 19; ++i) sample(i);
+  EXPECT_EQ(sample(1), first) << "more places are taken than are kept";
 }
 
 TEST_F(OnEmulatedDevice, AttentionAddsInAFixedOrderWhereTheEngineIsDeterministic) {
