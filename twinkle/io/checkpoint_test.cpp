@@ -79,8 +79,10 @@ TEST(Checkpoint, SaysWhatIsNoFileAndWaitsForNobody) {
                                            " is a FIFO, it must be a regular file");
   fs::remove(dir / "model.safetensors");
   fs::create_symlink("model.safetensors", dir / "model.safetensors");
-  EXPECT_EQ(error_of_open(dir.path()), "io: cannot open " + (dir / "model.safetensors").string() +
-                                           ": Too many levels of symbolic links");
+  EXPECT_EQ(error_of_open(dir.path()),
+            "io: cannot open " + (dir / "model.safetensors").string() +
+                ": Too many levels of symbolic links; put the file itself "
+                "there");
   fs::remove(dir / "model.safetensors");
   write_weights(dir / "model.safetensors", {});
   fs::create_directory(dir / "config.json");
