@@ -158,6 +158,10 @@ def test_other_fields_travel_along(model):
             r"labels of inputs\[1\] is 18446744073709551516 at position 1, it must be at most "
             r"9223372036854775807$",
         ),
+        (
+            [A, {"input_ids": [1, 2], "labels": np.array([2, 2**64 - 100], ">u8")}],
+            r"labels of inputs\[1\] is 18446744073709551516 at position 1, it must be at most ",
+        ),
         ([{"input_ids": [2**64 - 1]}], r"input_ids of inputs\[0\] is 18446744073709551615 at"),
     ],
 )

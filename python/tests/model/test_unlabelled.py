@@ -4,6 +4,7 @@ import pytest
 
 from twinkle import LoraConfig, TransformersModel, get_logger
 from twinkle.engine import Engine
+from twinkle.model.batch import Batch
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 LEARNT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -29,3 +30,11 @@ def test_an_input_without_labels_is_warned_of_once(tiny_llama_dir, logged):
         forward_backward([LEARNT, LOST])
         forward_backward([LEARNT, LOST])
         assert logged == [TEXT]
+
+
+def test_the_warning_names_the_roles_that_are_texts(logged):
+    messages = [{"role": ["a"]}, {"role": "gpt"}, {"role": None}, {}, "user", {"role": {}}]
+    get_logger()._seen.discard("model: unlabelled")
+    Batch([{"input_ids": [1], "labels": [-100], "messages": messages}]).warn_of_unlabelled()
+    (text,) = logged
+    assert "the roles of its messages are 'gpt', only 'assistant' is trained" in text

@@ -65,7 +65,8 @@ def _vector(feature, name, index):
             f"model: {name} of inputs[{index}] has shape {list(values.shape)}, it must be one "
             "sequence [L]"
         )
-    if values.dtype == np.uint64:  # int64 would make another number of a larger one
+    # Of uint64, in any byte order, int64 would make another number of a larger one.
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8:
         for i in np.flatnonzero(values > _INT64_MAX):
             raise InvalidError(
                 f"model: {name} of inputs[{index}] is {values[i]} at position {i}, it must be at "
@@ -127,7 +128,7 @@ def _roles(messages):
     """The roles of a row's messages, as text; '' without messages."""
     messages = messages if isinstance(messages, (list, tuple)) else ()
     roles = [message.get("role") for message in messages if isinstance(message, dict)]
-    return ", ".join(repr(role) for role in dict.fromkeys(roles))
+    return ", ".join(map(repr, dict.fromkeys(role for role in roles if isinstance(role, str))))
 
 
 def _size(values):
