@@ -4,6 +4,7 @@ An id without a prefix is looked for on Hugging Face, then on ModelScope; upload
 one are ModelScope's (docs/decisions/0013). The hubs' packages are imported when needed."""
 
 import contextlib
+import errno
 import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -239,27 +240,43 @@ def _told(what, call):
     try:
         return call()
     except Exception as error:  # whatever a hub's client raises, its cause is one line
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        own = _own(error)
+        lines = str(own).strip().splitlines() or [type(own).__name__]
         reason = "no network, the hub cannot be reached" if _is_offline(error) else lines[0]
         raise NotFoundError(f"hub: cannot {what}: {reason}") from error
 
 
-_OFFLINE = {
-    "ConnectionError", "ConnectError", "ConnectTimeout", "NewConnectionError", "gaierror",
-    "NameResolutionError", "OfflineModeIsEnabled", "ProxyError",
-}  # fmt: skip
+# By name: every hub's client has classes of its own.
+_OWN = {"SSLError", "ProxyError", "OfflineModeIsEnabled", "ConnectionResetError"}
+_OFFLINE = {"gaierror", "ConnectionRefusedError", "ConnectTimeout", "ConnectTimeoutError"}
+_UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
+
+
+def _chain(error):
+    """An error, and those that led to it."""
+    seen = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return seen
+
+
+def _is_a(error, names):
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _own(error):
+    """The first of the errors that led to this one if that tells more: TLS, a proxy, a reset, or
+    offline mode, to which clients' other errors say no more than that a connection failed."""
+    return next((each for each in reversed(_chain(error)) if _is_a(each, _OWN)), error)
 
 
 def _is_offline(error):
-    """Whether an error, or one that led to it, is of a connection that was not made. By name: every
-    hub's client has classes of its own."""
-    seen = []
-    while error is not None and error not in seen:
-        if any(kind.__name__ in _OFFLINE for kind in type(error).__mro__):
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
+    """Whether the hub was not reached at all: no name, no way, refused, or no answer in time."""
+    return not _is_a(_own(error), _OWN) and any(
+        _is_a(each, _OFFLINE) or getattr(each, "errno", None) in _UNREACHABLE
+        for each in _chain(error)
+    )
 
 
 def _hub(source, wanted, dataset=False):

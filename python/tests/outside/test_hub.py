@@ -1,10 +1,14 @@
 """The hub: ids to directories, and the built-in model's conversion against transformers."""
 
+import errno
 import json
 import os
+import socket
+import ssl
 import subprocess
 import sys
 import types
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -159,6 +163,70 @@ def test_a_hub_that_cannot_be_reached_is_told_as_that(hubs, monkeypatch):
         hub.get("a/b")
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(NotFoundError, match=r"'a/b' is not a path here, and there is no network "):
+        hub.get("a/b")
+
+
+def raised(error, *causes):
+    """The error, as if each of the causes had led to the one before."""
+    for later, cause in pairwise([error, *causes]):
+        later.__cause__ = cause
+    return error
+
+
+def client_error(name, kind=ConnectionError):
+    """An error as requests has them: those of TLS and of proxies are ConnectionErrors, too."""
+    return type(name, (kind,), {})
+
+
+SSL = ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (raised(client_error("SSLError")("Max retries (Caused by SSLError(..."), SSL),
+         "certificate verify failed: self-signed certificate"),
+        (raised(client_error("LocalEntryNotFoundError")("Got: ConnectError\nand more"),
+                client_error("ConnectError", Exception)("failed"), SSL),
+         "certificate verify failed: self-signed certificate"),
+        (raised(client_error("ProxyError")("407 Proxy Authentication Required\nmore"),
+                OSError("Tunnel connection failed")), "407 Proxy Authentication Required"),
+        (raised(client_error("ProxyError")("Unable to connect to proxy"),
+                ConnectionRefusedError(111, "refused")), "Unable to connect to proxy"),
+        (raised(client_error("ConnectError", Exception)("failed"),
+                ConnectionResetError(104, "reset by peer")), "[Errno 104] reset by peer"),
+        (ConnectionError("('Connection aborted.', RemoteDisconnected('closed'))"),
+         "('Connection aborted.', RemoteDisconnected('closed'))"),
+        (raised(OSError("no snapshot here"),
+                client_error("OfflineModeIsEnabled")("HF_HUB_OFFLINE is set")),
+         "HF_HUB_OFFLINE is set"),
+        (client_error("ReadTimeout", OSError)("timed out"), "timed out"),
+    ],
+)  # fmt: skip
+def test_a_hub_that_is_reached_or_not_asked_is_told_by_its_own_error(hubs, error, reason):
+    hubs["huggingface_hub"] = hubs["modelscope"] = error
+    with pytest.raises(NotFoundError) as told:
+        hub.get("hf://a/b")
+    assert str(told.value) == f"hub: cannot fetch 'hf://a/b': {reason}"
+    with pytest.raises(NotFoundError) as told:
+        hub.get("a/b")
+    assert "no network" not in str(told.value) and str(told.value).count(reason) == 2
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        socket.gaierror(-2, "Name or service not known"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        client_error("ConnectTimeout", OSError)("timed out"),
+    ],
+)
+def test_a_hub_without_a_name_a_way_or_an_answer_is_not_reached(hubs, cause):
+    hubs["huggingface_hub"] = hubs["modelscope"] = raised(ConnectionError("failed"), cause)
+    with pytest.raises(NotFoundError, match=r"'hf://a/b': no network, the hub cannot be reached$"):
+        hub.get("hf://a/b")
+    with pytest.raises(NotFoundError, match=r"and there is no network to look for it on a hub$"):
         hub.get("a/b")
 
 
