@@ -55,9 +55,10 @@ std::string run(const std::vector<std::string>& arguments) {
   return printed();
 }
 
-// The error of a command that gets a SIGINT as soon as it handles one.
-std::string interrupted(const std::vector<std::string>& arguments) {
-  const std::jthread sender([](const std::stop_token& stop) {
+// Sends a SIGINT as soon as a command handles one.
+std::jthread interrupter() {
+  std::signal(SIGINT, SIG_DFL);
+  return std::jthread([](const std::stop_token& stop) {
     struct sigaction now = {};
     do {
       if (stop.stop_requested()) return;
@@ -66,6 +67,11 @@ std::string interrupted(const std::vector<std::string>& arguments) {
     } while (now.sa_handler == SIG_DFL);
     ::kill(::getpid(), SIGINT);
   });
+}
+
+// The error of a command that gets a SIGINT as soon as it handles one.
+std::string interrupted(const std::vector<std::string>& arguments) {
+  const std::jthread sender = interrupter();
   return error_of([&] { run(arguments); });
 }
 
@@ -83,6 +89,9 @@ class Commands : public testing::Test {
                                         R"({"messages": [{"role": "user", "content": "c"}, )"
                                         R"({"role": "assistant", "content": "dd"}]})"
                                         "\n");
+  }
+  ~Commands() override {
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
   }
   std::string model() const { return tokenizer_.directory().string(); }
   std::string path(const char* name) const { return (scratch_ / name).string(); }
@@ -206,8 +215,9 @@ TEST_F(Commands, AnEarlierAdapterIsReplacedOnlyWhenAsked) {
   const std::string before = read_text(scratch_ / "adapter" / "adapter_model.safetensors");
   EXPECT_EQ(error_of([&] { run(train); }),
             "cli: --output " + path("adapter") +
-                " holds a finished run, which cannot be resumed; name another directory, or give "
-                "--overwrite to replace it; to train longer, start again with more --epochs");
+                " holds a finished run, or another adapter or model, and no state to resume; name "
+                "another directory, or give --overwrite to replace it; to train longer, start "
+                "again with more --epochs");
   EXPECT_EQ(read_text(scratch_ / "adapter" / "adapter_model.safetensors"), before);
   write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
   EXPECT_EQ(error_of([&] { run(train); }),
@@ -247,12 +257,49 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
     EXPECT_EQ(read_text(scratch_ / "parts" / file), read_text(scratch_ / "whole" / file)) << file;
   EXPECT_EQ(error_of([&] { run(train("parts", {"--resume"})); }),
             "cli: --output " + path("parts") +
-                " holds a finished run, which cannot be resumed; name another directory, or give "
-                "--overwrite to replace it; to train longer, start again with more --epochs");
+                " holds a finished run, or another adapter or model, and no state to resume; name "
+                "another directory, or give --overwrite to replace it; to train longer, start "
+                "again with more --epochs");
   EXPECT_EQ(error_of([&] { run(train("nowhere", {"--resume"})); }),
             "cli: --output " + path("nowhere") +
                 " has no trainer_state.json, so there is nothing to resume; name the directory of "
                 "an interrupted run, or leave --resume out");
+}
+
+// The child ends without its destructors; its files are in this process's folder, which goes.
+class CommandsDeathTest : public Commands {
+ protected:
+  CommandsDeathTest() {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    ::setenv("TMPDIR", scratch_.path().c_str(), 1);
+  }
+  ~CommandsDeathTest() override { ::setenv("TMPDIR", earlier_.c_str(), 1); }
+
+ private:
+  const std::string earlier_ = fs::temp_directory_path();
+};
+
+TEST_F(CommandsDeathTest, ASignalWhileAnInterruptedTrainingEndsTellsHowToResumeItToo) {
+  const auto again = [this] {
+    const std::jthread sender = interrupter();
+    try {
+      parse({"train", model(), path("rows.jsonl"), "--output", path("out"), "--epochs", "10000"});
+    } catch (const Error&) {  // as program.cpp: the engine is closed, the error not yet told
+      std::raise(SIGINT);
+    }
+  };
+  EXPECT_EXIT(again(), testing::ExitedWithCode(1),
+              "\ntwinkle: cli: interrupted after step [0-9]+ of 10000; .* holds the state; to "
+              "resume, type\ntwinkle train .* --resume\n$");
+}
+
+TEST_F(CommandsDeathTest, ASignalAfterAFinishedTrainingSaysThatItIsSaved) {
+  const auto late = [this] {
+    parse({"train", model(), path("rows.jsonl"), "--output", path("out")});
+    std::raise(SIGINT);
+  };
+  EXPECT_EXIT(late(), testing::ExitedWithCode(1),
+              "\ntwinkle: interrupted after the run was finished and saved\n$");
 }
 
 TEST_F(Commands, OtherRowsAreNotTakenForThoseOfTheResumedRun) {
@@ -332,11 +379,12 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   };
   EXPECT_EQ(refusal(R"({"messages": [{"role": "human", "content": "a"}, )"
                     R"({"role": "gpt", "content": "b"}]})"),
-            "messages[0].role is 'human', it must be system, developer, user, assistant or tool; "
-            "--preprocessor ShareGPTProcessor renames human, gpt and model");
+            "the row has no label to learn from: its messages have the roles human, gpt, and only "
+            "the assistant's replies are trained; --preprocessor ShareGPTProcessor renames human, "
+            "gpt and model");
   EXPECT_EQ(refusal(R"({"messages": [{"role": "bot", "content": "a"}]})"),
-            "messages[0].role is 'bot', it must be system, developer, user, assistant or tool; "
-            "rename it (docs/training.md, Rows)");
+            "the row has no label to learn from: its messages have the roles bot, and only the "
+            "assistant's replies are trained; add the reply (docs/training.md, Rows)");
   EXPECT_EQ(refusal(R"({"messages": [{"role": "system", "content": "a"}, )"
                     R"({"role": "user", "content": "b"}]})"),
             "the row has no label to learn from: its messages have the roles system, user, and "
@@ -350,6 +398,16 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   EXPECT_TRUE(error.starts_with("the row has ")) << error;
   EXPECT_TRUE(error.ends_with(" tokens, --max-length is 30; raise it, or shorten the row"))
       << error;
+}
+
+TEST_F(Commands, ATurnOfAnyRoleThatTheModelsTemplateRendersIsTrainedWithTheReplies) {
+  for (const std::string role : {"ipython", "observation"}) {
+    write_text(scratch_ / "role.jsonl",
+               R"({"messages": [{"role": "user", "content": "a"}, {"role": ")" + role +
+                   R"(", "content": "1"}, {"role": "assistant", "content": "b"}]})");
+    EXPECT_TRUE(run({"train", model(), path("role.jsonl"), "--output", path(role.c_str())})
+                    .starts_with("saved "));
+  }
 }
 
 TEST_F(Commands, TurnsNamedAsShareGptDoesAreTrainedOnAfterItsProcessor) {

@@ -16,6 +16,8 @@ namespace twinkle::cli {
 
 namespace {
 
+constexpr const char* kInterrupted = "interrupted";
+
 enum ExitStatus { kDone = 0, kFailed = 1, kWrongArguments = 2 };
 
 std::string names(CLI::App& app) {
@@ -47,6 +49,7 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
 }  // namespace
 
 int run_program(int argc, const char* const* argv, const std::string& version) {
+  end_on_interrupt(kInterrupted);
   CLI::App app("Fine-tune large language models and sample from them", "twinkle");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
@@ -62,16 +65,15 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
   try {
     parse(app, argc, argv);
     status_of_error = kFailed;
-    const EndOnInterrupt at_once(
-        app.got_subcommand("train")
-            ? "\ntwinkle: interrupted before the first step; nothing is saved\n"
-            : "\ntwinkle: interrupted\n");
+    if (app.got_subcommand("train"))
+      end_on_interrupt("interrupted before the first step; nothing new is saved");
     if (action) action(argv[0]);
     require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, Code::kInvalid,
             "cli: standard output could not take all output; is its disk full?");
     return kDone;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "twinkle: %s\n", engine::text_of(e));
+    end_on_interrupt(kInterrupted);  // the error goes, and with it the words that it may be
     return status_of_error;
   }
 }

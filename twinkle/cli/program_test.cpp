@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -48,6 +49,16 @@ TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
   const auto [status, text] = run({"info", "/dev"});
   EXPECT_EQ(status, 1);
   EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
+}
+
+TEST(ProgramDeathTest, ASignalAfterItsLastWordsEndsItWith1) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto late = [] {
+    const char* arguments[] = {"twinkle", "info", "/dev"};
+    run_program(3, arguments, "1.2");
+    std::raise(SIGINT);
+  };
+  EXPECT_EXIT(late(), testing::ExitedWithCode(1), "twinkle: .*\ntwinkle: interrupted\n$");
 }
 
 TEST(Program, OutputThatIsNotTakenIsAnError) {

@@ -161,7 +161,10 @@ def test_mistakes_are_told_and_write_nothing(
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        (["train", "MODEL", "rows.jsonl"], "interrupted before the first step; nothing is saved"),
+        (
+            ["train", "MODEL", "rows.jsonl"],
+            "interrupted before the first step; nothing new is saved",
+        ),
         (["sample", "MODEL", "hi"], "interrupted"),
     ],
 )

@@ -3,14 +3,19 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 
 namespace twinkle::cli {
 namespace {
 
+// True whether a save has just put its state in place or not.
+constexpr const char* kStopped =
+    "stopped at once; if --output holds a state, it is whole and --resume continues from it";
+
 // A signal handler reaches nothing but statics.
 std::atomic<bool> flag = false;
-std::atomic<const char*> last_words = nullptr;
+std::atomic<const char*> last_words = nullptr;  // null: the first signal ends nothing
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
@@ -19,37 +24,36 @@ void write_error(const char* text) {
 }
 
 void on_signal(int) {
-  if (flag.exchange(true)) {
-    write_error("\ntwinkle: stopped before saving; a state that was saved earlier is whole\n");
-    ::_exit(1);
-  }
-  write_error("\nfinishing this step, then saving; Ctrl-C again stops at once\n");
+  const char* words = last_words;
+  if (!words && !flag.exchange(true))
+    return write_error("\nfinishing this step, then saving; Ctrl-C again stops at once\n");
+  write_error("\ntwinkle: ");
+  write_error(words ? words : kStopped);
+  write_error("\n");
+  ::_exit(1);
 }
 
-void on_last_signal(int) {
-  write_error(last_words);
-  ::_exit(1);
+void handle_signals() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
 }  // namespace
 
-SignalHandlers::SignalHandlers(void (*handler)(int)) {
-  struct sigaction action = {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, &earlier_int_);
-  ::sigaction(SIGTERM, &action, &earlier_term_);
+void end_on_interrupt(const char* text) {
+  last_words = text;
+  handle_signals();
 }
 
-SignalHandlers::~SignalHandlers() {
-  ::sigaction(SIGINT, &earlier_int_, nullptr);
-  ::sigaction(SIGTERM, &earlier_term_, nullptr);
+void finish_on_interrupt() {
+  flag = false;
+  last_words = nullptr;
+  handle_signals();
 }
 
-EndOnInterrupt::EndOnInterrupt(const char* text) : handlers_((last_words = text, on_last_signal)) {}
-
-Interrupts::Interrupts() : handlers_((flag = false, on_signal)) {}
-
-bool Interrupts::requested() const { return flag; }
+bool interrupted() { return flag; }
 
 }  // namespace twinkle::cli

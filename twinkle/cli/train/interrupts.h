@@ -1,41 +1,18 @@
-// Ctrl-C (SIGINT) and SIGTERM: they end a command with a word, or let it end in good order.
+// Ctrl-C (SIGINT) and SIGTERM: they end the process with a line and status 1, or let it end in good
+// order. One state for the whole process; the last call counts, and the handler stays to the end.
 #pragma once
-#include <csignal>
 
 namespace twinkle::cli {
 
-// A handler of both signals while an object lives; the earlier ones come back after it.
-class SignalHandlers {
- public:
-  explicit SignalHandlers(void (*handler)(int));
-  ~SignalHandlers();
-  SignalHandlers(const SignalHandlers&) = delete;
-  SignalHandlers& operator=(const SignalHandlers&) = delete;
+// From now on a signal ends the process at once, with status 1, after a line on standard error:
+// "twinkle: " and `text`, which has to live until the next call. Takes no memory.
+void end_on_interrupt(const char* text);
 
- private:
-  struct sigaction earlier_int_ = {}, earlier_term_ = {};
-};
+// From now on the first signal says on standard error what happens now, and interrupted() is true;
+// a second one ends the process at once, with status 1.
+void finish_on_interrupt();
 
-// While an object lives, a signal ends the process with status 1 after `text`, a literal, on
-// standard error. One at a time.
-class EndOnInterrupt {
- public:
-  explicit EndOnInterrupt(const char* text);
-
- private:
-  SignalHandlers handlers_;
-};
-
-// While an object lives, the first of these signals sets a flag and says on standard error what
-// happens now; a second one ends the process at once, with status 1. One at a time.
-class Interrupts {
- public:
-  Interrupts();
-
-  bool requested() const;
-
- private:
-  SignalHandlers handlers_;
-};
+// Since finish_on_interrupt(); any thread.
+bool interrupted();
 
 }  // namespace twinkle::cli

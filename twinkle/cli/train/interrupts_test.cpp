@@ -2,44 +2,51 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
+#include <csignal>
 
 namespace twinkle::cli {
 namespace {
 
-TEST(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
+class Interrupts : public testing::Test {
+ protected:
+  ~Interrupts() override {
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  }
+};
+using InterruptsDeathTest = Interrupts;
+
+TEST_F(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    const Interrupts interrupts;
-    EXPECT_FALSE(interrupts.requested());
+    finish_on_interrupt();
+    EXPECT_FALSE(interrupted());
     testing::internal::CaptureStderr();
     std::raise(signal);
     EXPECT_EQ(testing::internal::GetCapturedStderr(),
               "\nfinishing this step, then saving; Ctrl-C again stops at once\n");
-    EXPECT_TRUE(interrupts.requested());
+    EXPECT_TRUE(interrupted());
   }
-  struct sigaction now = {};
-  ::sigaction(SIGINT, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_DFL);
 }
 
-TEST(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALineAndStatus1) {
+TEST_F(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALineAndStatus1) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    const auto interrupted = [&] {
-      const EndOnInterrupt at_once("stopped\n");
+    const auto at_once = [&] {
+      finish_on_interrupt();
+      end_on_interrupt("stopped");
       std::raise(signal);
     };
-    EXPECT_EXIT(interrupted(), testing::ExitedWithCode(1), "^stopped\n$");
+    EXPECT_EXIT(at_once(), testing::ExitedWithCode(1), "^\ntwinkle: stopped\n$");
   }
 }
 
-TEST(InterruptsDeathTest, TheSecondOneEndsTheProcess) {
+TEST_F(InterruptsDeathTest, TheSecondOneEndsTheProcessAndSaysOnlyWhatIsTrueAfterASaveToo) {
   const auto twice = [] {
-    const Interrupts interrupts;
+    finish_on_interrupt();
     std::raise(SIGINT);
     std::raise(SIGINT);
   };
   EXPECT_EXIT(twice(), testing::ExitedWithCode(1),
-              "then saving.*\n\ntwinkle: stopped before saving");
+              "then saving.*\n\ntwinkle: stopped at once; if --output holds a state, it is whole "
+              "and --resume continues from it\n$");
 }
 
 }  // namespace

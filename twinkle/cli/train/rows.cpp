@@ -1,7 +1,8 @@
 #include "twinkle/cli/train/rows.h"
 
 #include <algorithm>
-#include <array>
+#include <string>
+#include <vector>
 
 #include "twinkle/base/error.h"
 #include "twinkle/data/encode.h"
@@ -10,38 +11,27 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant",
-                                                    "tool"};
-constexpr std::array<std::string_view, 3> kShareGptRoles = {"human", "gpt", "model"};
-
-bool is_in(const auto& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
+// The roles of a row without a label. Which roles there are is the chat template's to say: Llama
+// 3's takes ipython, others observation.
+std::vector<std::string> roles_of(const data::Row& row) {
+  std::vector<std::string> roles;
+  for (const Json& message : row.at("messages").as_array())
+    roles.push_back(get<std::string>(message, "role"));
+  return roles;
 }
 
-// A turn of a role that no chat template knows is rendered as one that nobody learns from, or not
-// at all. What is no message with a role is the template's to refuse.
-void check_roles(const data::Row& row) {
-  const Json* messages = row.if_contains("messages");
-  if (!messages || !messages->is_array()) return;
-  for (size_t i = 0; i < messages->get_array().size(); ++i) {
-    const Json* given = find(messages->get_array()[i], "role");
-    if (!given || !given->is_string()) continue;
-    const std::string_view role = given->get_string();
-    require(is_in(kRoles, role), Code::kInvalid, "cli: messages[", i, "].role is '",
-            role.substr(0, 40), "', it must be system, developer, user, assistant or tool; ",
-            is_in(kShareGptRoles, role)
-                ? "--preprocessor ShareGPTProcessor renames human, gpt and model"
-                : "rename it (docs/training.md, Rows)");
-  }
-}
-
-std::string roles_of(const data::Row& row) {
+std::string listed(const std::vector<std::string>& roles) {
   std::string out;
-  for (const Json& message : row.at("messages").as_array()) {
-    const std::string role(get<std::string>(message, "role"));
-    if (out.size() < 80) out += (out.empty() ? "" : ", ") + role;
-  }
+  for (const std::string& role : roles)
+    if (out.size() < 80) out += (out.empty() ? "" : ", ") + role.substr(0, 40);
   return out;
+}
+
+std::string remedy(const std::vector<std::string>& roles) {
+  for (const char* name : {"human", "gpt", "model"})  // ShareGPT's
+    if (std::ranges::find(roles, name) != roles.end())
+      return "--preprocessor ShareGPTProcessor renames human, gpt and model";
+  return "add the reply (docs/training.md, Rows)";
 }
 
 void check_encoded(const data::Row& row, int64_t max_length) {
@@ -51,9 +41,10 @@ void check_encoded(const data::Row& row, int64_t max_length) {
   const auto labels = data::integers(row, "labels");
   require(std::ssize(labels) <= max_length, Code::kInvalid, "cli: the row has ", labels.size(),
           " tokens, --max-length is ", max_length, "; raise it, or shorten the row");
-  require(std::ranges::any_of(labels, [](int32_t label) { return label != -100; }), Code::kInvalid,
-          "cli: the row has no label to learn from: its messages have the roles ", roles_of(row),
-          ", and only the assistant's replies are trained; add the reply (docs/training.md, Rows)");
+  if (std::ranges::any_of(labels, [](int32_t label) { return label != -100; })) return;
+  const std::vector<std::string> roles = roles_of(row);
+  fail(Code::kInvalid, "cli: the row has no label to learn from: its messages have the roles ",
+       listed(roles), ", and only the assistant's replies are trained; ", remedy(roles));
 }
 
 }  // namespace
@@ -64,7 +55,6 @@ data::Dataset trainable_rows(const std::string& file, const std::string& preproc
   if (!preprocessor.empty()) rows = rows.map(data::make_preprocessor(preprocessor));
   const data::Encoder encode = data::encoder(tmpl);
   return rows.encode([&encode, max_length](const data::Row& row) {
-    check_roles(row);
     data::Rows made = encode(row);
     for (const data::Row& one : made) check_encoded(one, max_length);
     return made;

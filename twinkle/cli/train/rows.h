@@ -10,7 +10,7 @@ namespace twinkle::cli {
 
 // The encoded rows of `file`, after the preprocessor unless that is empty. `tmpl` has no limit of
 // its own. Error kInvalid, with file and line: a row that cannot be encoded, of more than
-// max_length tokens, with a turn of an unknown role, or without a label to learn from.
+// max_length tokens, or without a label to learn from.
 data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
                              const text::Template& tmpl, int64_t max_length);
 

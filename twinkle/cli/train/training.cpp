@@ -18,6 +18,7 @@
 #include "twinkle/data/loader.h"
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/optim/schedules/schedule.h"
 #include "twinkle/text/template.h"
@@ -122,8 +123,8 @@ void check_output(const TrainingOptions& o, const std::string& model) {
           " holds an interrupted run; give --resume to continue it, --overwrite to replace it, or "
           "name another directory");
   fail(Code::kConflict, "cli: --output ", o.output,
-       " holds a finished run, which cannot be resumed; name another directory, or give "
-       "--overwrite to replace it; to train longer, ",
+       " holds a finished run, or another adapter or model, and no state to resume; name another "
+       "directory, or give --overwrite to replace it; to train longer, ",
        o.full ? "give it as MODEL and another --output" : "start again with more --epochs");
 }
 
@@ -195,18 +196,18 @@ class Training {
   }
 
   void run() {
-    const Interrupts interrupts;
+    finish_on_interrupt();
     Progress progress(step_, steps_);
     while (step_ < steps_) {
       batches_.start(epoch_++);
       for (auto batch = batches_.next(); !batch.empty(); batch = batches_.next()) {
         take_step(batch, progress);
-        if (interrupts.requested() && step_ < steps_) stop(progress);
+        if (interrupted() && step_ < steps_) stop(progress);
         if (due(o_.save_steps)) save(true);
-        if (due(o_.validation_steps)) validate(interrupts, progress);
+        if (due(o_.validation_steps)) validate(progress);
       }
     }
-    if (!validation_.rows().empty()) validate(interrupts, progress);
+    if (!validation_.rows().empty()) validate(progress);
     progress.end();
     save(false);
   }
@@ -236,11 +237,11 @@ class Training {
   }
 
   // The mean loss of a label of the validation rows; an interrupt ends it early, without a word.
-  void validate(const Interrupts& interrupts, Progress& progress) {
+  void validate(Progress& progress) {
     double loss = 0, num_labels = 0;
     data::Loader batches(validation_.size(), {.batch_size = o_.batch_size});
     for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
-      if (interrupts.requested() && step_ < steps_) return stop(progress);
+      if (interrupted() && step_ < steps_) return stop(progress);
       const engine::Forward work{.tenant = kTenant, .sequences = sequences_of(validation_, batch)};
       const auto result = engine_.run<engine::ForwardResult>(work);
       for (size_t i = 0; i < work.sequences.size(); ++i) {
@@ -325,6 +326,15 @@ class Training {
 
 }  // namespace
 
-void run_training(const TrainingOptions& options) { Training(options).run(); }
+void run_training(const TrainingOptions& options) {
+  Training training(options);
+  try {
+    training.run();
+  } catch (const std::exception& e) {  // closing the engine takes a while, and hides no error
+    end_on_interrupt(engine::text_of(e));
+    throw;
+  }
+  end_on_interrupt("interrupted after the run was finished and saved");
+}
 
 }  // namespace twinkle::cli

@@ -29,6 +29,8 @@ struct TrainingOptions {
 // Trains and saves; progress goes to standard error. Error kInvalid: data, model or output that
 // cannot be used; kConflict: the output holds an earlier run, and neither overwrite nor resume is
 // given, or resume is and that run was another; or an interrupt, after which the state was saved.
+// From the first step on it decides what signals do (interrupts.h); once it ends with an error,
+// that error's text is their last words, so that its catcher calls end_on_interrupt() anew.
 void run_training(const TrainingOptions& options);
 
 }  // namespace twinkle::cli
