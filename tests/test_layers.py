@@ -118,7 +118,8 @@ CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
     "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
     "twinkle/cli/program.cpp": "becomes an exit status",
-    "twinkle/cli/train/training.cpp": "gets the name --output; a trial save knows its folder alone",
+    # A trial save knows its folder alone; a signal must hide no error while the engine closes.
+    "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",

@@ -410,17 +410,6 @@ TEST_F(Commands, ATurnOfAnyRoleThatTheModelsTemplateRendersIsTrainedWithTheRepli
   }
 }
 
-TEST_F(Commands, ATemplateThatRefusesTheRolesOfShareGptHasTheirProcessorNamedWithItsError) {
-  tokenizer_.write("chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
-  write_text(scratch_ / "gpt.jsonl", R"({"messages": [{"role": "human", "content": "a"}]})");
-  const auto refusal = [this](const char* file) {
-    return error_of([&] { run({"train", model(), path(file), "--output", path("out")}); });
-  };
-  const std::string renamed = "; --preprocessor ShareGPTProcessor renames human, gpt and model";
-  EXPECT_TRUE(refusal("gpt.jsonl").ends_with("(line 1 of the template)" + renamed));
-  EXPECT_TRUE(refusal("rows.jsonl").ends_with("(line 1 of the template)"));
-}
-
 TEST_F(Commands, TurnsNamedAsShareGptDoesAreTrainedOnAfterItsProcessor) {
   write_text(scratch_ / "gpt.jsonl", R"({"messages": [{"role": "human", "content": "a"}, )"
                                      R"({"role": "gpt", "content": "b"}]})");

@@ -11,15 +11,12 @@
 namespace twinkle::cli {
 namespace {
 
-// Which roles there are is the chat template's to say: Llama 3's takes ipython, others observation.
+// The roles of a row without a label. Which roles there are is the chat template's to say: Llama
+// 3's takes ipython, others observation.
 std::vector<std::string> roles_of(const data::Row& row) {
   std::vector<std::string> roles;
-  const Json* messages = row.if_contains("messages");
-  if (!messages || !messages->is_array()) return roles;
-  for (const Json& message : messages->get_array()) {
-    const Json* role = find(message, "role");
-    if (role && role->is_string()) roles.emplace_back(role->get_string());
-  }
+  for (const Json& message : row.at("messages").as_array())
+    roles.push_back(get<std::string>(message, "role"));
   return roles;
 }
 
@@ -30,22 +27,11 @@ std::string listed(const std::vector<std::string>& roles) {
   return out;
 }
 
-bool are_share_gpts(const std::vector<std::string>& roles) {
-  return std::ranges::any_of(roles, [](const std::string& role) {
-    return role == "human" || role == "gpt" || role == "model";
-  });
-}
-
-constexpr const char* kRename = "--preprocessor ShareGPTProcessor renames human, gpt and model";
-
-// Some templates refuse roles that they do not know, in words of their own.
-data::Rows encoded(const data::Encoder& encode, const data::Row& row) {
-  try {
-    return encode(row);
-  } catch (const Error& e) {
-    if (!are_share_gpts(roles_of(row))) throw;
-    fail(e.code, e.what(), "; ", kRename);
-  }
+std::string remedy(const std::vector<std::string>& roles) {
+  for (const char* name : {"human", "gpt", "model"})  // ShareGPT's
+    if (std::ranges::find(roles, name) != roles.end())
+      return "--preprocessor ShareGPTProcessor renames human, gpt and model";
+  return "add the reply (docs/training.md, Rows)";
 }
 
 void check_encoded(const data::Row& row, int64_t max_length) {
@@ -58,8 +44,7 @@ void check_encoded(const data::Row& row, int64_t max_length) {
   if (std::ranges::any_of(labels, [](int32_t label) { return label != -100; })) return;
   const std::vector<std::string> roles = roles_of(row);
   fail(Code::kInvalid, "cli: the row has no label to learn from: its messages have the roles ",
-       listed(roles), ", and only the assistant's replies are trained; ",
-       are_share_gpts(roles) ? kRename : "add the reply (docs/training.md, Rows)");
+       listed(roles), ", and only the assistant's replies are trained; ", remedy(roles));
 }
 
 }  // namespace
@@ -70,7 +55,7 @@ data::Dataset trainable_rows(const std::string& file, const std::string& preproc
   if (!preprocessor.empty()) rows = rows.map(data::make_preprocessor(preprocessor));
   const data::Encoder encode = data::encoder(tmpl);
   return rows.encode([&encode, max_length](const data::Row& row) {
-    data::Rows made = encoded(encode, row);
+    data::Rows made = encode(row);
     for (const data::Row& one : made) check_encoded(one, max_length);
     return made;
   });
