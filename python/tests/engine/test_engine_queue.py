@@ -1,5 +1,7 @@
 """What waits, what is cancelled, what is refused for want of room, and what is counted."""
 
+import time
+
 import pytest
 from engine_batches import BATCH, LORA
 from features import drawn
@@ -8,6 +10,14 @@ from twinkle import BusyError, ConflictError, InvalidError, NotFoundError
 from twinkle.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("engine_built")
+
+
+def wait_for_all(engine):
+    """Until nothing is queued; what was waited for is not taken."""
+    deadline = time.monotonic() + 60
+    while engine.stats()["num_queued"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_cancelled_operation_never_was(tenant):
@@ -56,8 +66,7 @@ def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
     waiting = [base.forward(batch, logits=True) for _ in range(3)]
     with pytest.raises(BusyError, match=r"tenant 'base' holds .* max_queued_bytes is "):
         base.forward(batch, logits=True)
-    while engine.stats()["num_queued"]:
-        pass
+    wait_for_all(engine)
     with pytest.raises(BusyError, match="take some of their results, or drop them"):
         base.forward(batch, logits=True)
     taken = waiting.pop().result()
@@ -82,10 +91,15 @@ def test_tokens_of_a_stream_count_as_bytes_until_they_are_read(tiny_llama_dir):
 def test_a_closed_stream_holds_its_result_alone_and_that_until_it_is_taken(tiny_llama_dir):
     engine = Engine(tiny_llama_dir)
     base, params = engine.tenant("base"), {"max_tokens": 200, "seed": 1, "temperature": 1.5}
-    unread, never_ended = (base.sample_stream({"input_ids": [5]}, params) for _ in range(2))
-    never_ended.close()
-    while engine.stats()["num_queued"]:
-        pass
+    unread = base.sample_stream({"input_ids": [5]}, params)
+    batch, busy = drawn([400] * 8), engine.tenant("busy", LORA)
+    before = [busy.forward(batch) for _ in range(60)]  # a second, which its sample waits
+    never_begun = busy.sample_stream({"input_ids": [5]}, params)
+    never_begun.close()
+    for future in before:
+        future.cancel()
+    del before, future
+    wait_for_all(engine)
     held = engine.stats()["queued_bytes"]
     unread.close()
     of_result = engine.stats()["queued_bytes"]
@@ -93,7 +107,7 @@ def test_a_closed_stream_holds_its_result_alone_and_that_until_it_is_taken(tiny_
     assert held - of_result >= 48 * num_tokens  # a token with its place and log-probability
     assert of_result > 0 and engine.stats()["queued_bytes"] == 0
     with pytest.raises(ConflictError, match="engine: cancelled"):
-        never_ended.result()
+        never_begun.result()
 
 
 def test_statistics_count_what_was_done(tiny_llama_dir):

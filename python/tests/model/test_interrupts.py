@@ -3,16 +3,18 @@
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
 import time
 from functools import partial
-from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from features import drawn
+from zero_files import WIDE_LORA, WIDTH, zero_adapter, zero_llama
 
 from twinkle import LoraConfig, NotFoundError
 from twinkle.core import core
@@ -296,48 +298,29 @@ def is_held(engine, tenant):
     return True
 
 
-WIDE = {"hidden_size": 64, "intermediate_size": 1024, "num_hidden_layers": 2}
-WIDE_LORA = {"r": 4096, "lora_alpha": 1, "target_modules": ["gate_proj", "up_proj", "down_proj"]}
-
-
-def wide_llama(directory):
-    import transformers
-
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**WIDE, **heads, vocab_size=64, tie_word_embeddings=True)
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-
-
-def zero_adapter(directory):
-    """A PEFT directory of 107 MB for it, which take no place: a sparse file."""
-    header, end = {}, 0
-    inner, rank = WIDE["intermediate_size"], WIDE_LORA["r"]
-    for layer, name in product(range(WIDE["num_hidden_layers"]), WIDE_LORA["target_modules"]):
-        sizes = (64, inner) if name != "down_proj" else (inner, 64)
-        for half, shape in (("A", [rank, sizes[0]]), ("B", [sizes[1], rank])):
-            key = f"base_model.model.model.layers.{layer}.mlp.{name}.lora_{half}.weight"
-            begin, end = end, end + 4 * shape[0] * shape[1]
-            header[key] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    directory.mkdir()
-    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **WIDE_LORA}))
-    with (directory / "adapter_model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-
-
 def test_ctrl_c_while_an_operations_files_are_read_submits_nothing(tmp_path):
-    wide_llama(tmp_path / "model")
-    zero_adapter(tmp_path / "zeros")
-    engine = core().Engine(str(tmp_path / "model"))
+    zeros = zero_adapter(tmp_path / "zeros")
+    engine = core().Engine(zero_llama(tmp_path / "model", vocab_size=64))
     engine.create(tenant="a", lora_json=json.dumps(WIDE_LORA)).result()
     before = engine.inspect(tenant="a").result()
-    interrupted(0.01, lambda: engine.load(tenant="a", directory=str(tmp_path / "zeros")))
+    interrupted(0.01, lambda: engine.load(tenant="a", directory=zeros))
     stats = engine.stats()
     assert stats["num_queued"] == stats["queued_bytes"] == 0
     assert engine.inspect(tenant="a").result() == before
-    engine.load(tenant="a", directory=str(tmp_path / "zeros")).result()
+    engine.load(tenant="a", directory=zeros).result()
     assert engine.inspect(tenant="a").result() != before
+
+
+def num_read():
+    """The bytes that this process has read so far."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+def test_ctrl_c_while_a_models_files_are_read_ends_the_reading_and_makes_no_engine(tmp_path):
+    model, made = zero_llama(tmp_path / "model", vocab_size=2**20), []
+    before = num_read()
+    interrupted(0.01, lambda: made.append(core().Engine(model)))
+    assert made == [] and num_read() - before < 4 * WIDTH * 2**20
 
 
 class Ended:
