@@ -93,7 +93,7 @@ def test_a_closed_stream_holds_its_result_alone_and_that_until_it_is_taken(tiny_
     base, params = engine.tenant("base"), {"max_tokens": 200, "seed": 1, "temperature": 1.5}
     unread = base.sample_stream({"input_ids": [5]}, params)
     batch, busy = drawn([400] * 8), engine.tenant("busy", LORA)
-    before = [busy.forward(batch) for _ in range(60)]  # a second, which its sample waits
+    before = [busy.forward(batch) for _ in range(60)]  # a second, for which its sample waits
     never_begun = busy.sample_stream({"input_ids": [5]}, params)
     never_begun.close()
     for future in before:
