@@ -104,7 +104,9 @@ void sync_entry(const fs::path& path) {
 
 void sync_tree(const fs::path& dir) {
   std::error_code error;
-  for (const std::string& name : names_in(dir, error)) {
+  const std::vector<std::string> names = names_in(dir, error);
+  if (error) fail_system("write", dir, error.value());
+  for (const std::string& name : names) {
     const fs::path path = dir / name;
     const fs::file_type type = fs::symlink_status(path, error).type();
     if (type == fs::file_type::directory)

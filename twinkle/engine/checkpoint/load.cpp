@@ -119,6 +119,24 @@ PeftConfig config_of(const Create& operation) {
   return peft_config(config, "lora config");
 }
 
+int64_t num_bytes(const Loaded& loaded) {
+  int64_t n = 0;
+  const auto add = [&n](const at::Tensor& t) {
+    if (t.defined()) n += static_cast<int64_t>(t.nbytes());
+  };
+  if (loaded.adapter) {
+    for (const auto& module : loaded.adapter->modules) add(module.a), add(module.b);
+  }
+  for (const at::Tensor& t : loaded.weights) add(t);
+  if (!loaded.training) return n;
+  for (const at::Tensor& t : loaded.training->gradients) add(t);
+  for (const at::Tensor& t : loaded.training->masters) add(t);
+  if (const auto& optimizer = loaded.training->optimizer) {
+    for (const at::Tensor* t : optimizer->tensors()) add(*t);
+  }
+  return n;
+}
+
 Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const BaseModel& base,
                        const std::function<void(int64_t)>& reserve) {
   const fs::path directory = operation.directory;

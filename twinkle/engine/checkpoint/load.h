@@ -23,6 +23,8 @@ struct Loaded {
   std::optional<TrainingState> training;      // when it was asked for
 };
 
+int64_t num_bytes(const Loaded& loaded);  // of all its tensors
+
 // The tenant that a checkpoint must fit.
 struct TenantShape {
   Mode mode = Mode::kFull;

@@ -164,7 +164,7 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
       copy_file_atomically(base.directory / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(tenant, training, target.staging());
-  target.commit();  // the last that may fail
+  target.commit();
   return result;
 }
 

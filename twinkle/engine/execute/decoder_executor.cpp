@@ -116,23 +116,32 @@ int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool strea
 }
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
-  if (const auto* op = std::get_if<Delete>(&operation)) return remove(*op, prepared);
+  if (const auto* op = std::get_if<Delete>(&operation)) {
+    remove(*op, prepared);
+    trim_heaps();
+    return Done{};
+  }
   Result result = Done{};
-  const auto* const made = std::get_if<Create>(&operation);
-  if (made)
-    create(*made, prepared);
+  if (const auto* op = std::get_if<Create>(&operation))
+    create(*op, prepared);
   else
     result = run_on(tenant(tenant_of(operation)), operation, prepared);
-  const bool loaded = std::holds_alternative<Load>(operation) || (made && !made->directory.empty());
-  end_round(loaded ? &tenant_of(operation) : nullptr);
+  end_round();
   return result;
+}
+
+// What prepare() has read, or what is read now.
+template <class Read>
+Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read&& read) {
+  Loaded out = take(prepared, shape, read);
+  untrimmed_bytes_ += num_bytes(out);
+  return out;
 }
 
 // What other threads have read and this one has freed stays in their heaps. Not at every load: it
 // takes time in proportion to the heaps.
-void DecoderExecutor::trim_heaps(int64_t loaded_bytes) {
+void DecoderExecutor::trim_heaps() {
   constexpr int64_t kMaxUntrimmed = int64_t{64} << 20;
-  untrimmed_bytes_ += loaded_bytes;
   if (untrimmed_bytes_ < kMaxUntrimmed) return;
   untrimmed_bytes_ = 0;
   ::malloc_trim(0);
@@ -155,7 +164,7 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
-    return load_tenant(take(prepared, shape, [&] { return read_checkpoint(*op, shape, base_); }),
+    return load_tenant(taken(prepared, shape, [&] { return read_checkpoint(*op, shape, base_); }),
                        who, *decoder_);
   }
   return who.inspect(std::get<Inspect>(operation).tensors);
@@ -165,7 +174,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
     const lora::SavedAdapter saved =
-        *take(prepared, {.mode = Mode::kLora}, [&] {
+        *taken(prepared, {.mode = Mode::kLora}, [&] {
            return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears)};
          }).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
@@ -210,26 +219,25 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   tenants_.merge(made);  // takes no memory
 }
 
-Done DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
+void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
-    base = take(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+    base = taken(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
   const auto weights = decoder_->weights();  // before a change: it takes memory
   parking_.forget(gone);
   tenants_.erase(op.tenant);
   prefetch_.remove(op.tenant);
   graphs_->sweep();
-  if (base.weights.empty()) return {};
+  if (base.weights.empty()) return;
   for (size_t i = 0; i < weights.size(); ++i) model::assign(base.weights[i], *weights[i].value);
   pool_->base_changed();
-  return {};
 }
 
 // The operation before it has succeeded: a shortage of memory must not fail it.
-void DecoderExecutor::end_round(const std::string* loaded) {
+void DecoderExecutor::end_round() {
+  trim_heaps();
   try {
-    if (loaded) trim_heaps(look_up(*loaded).num_bytes());
     if (parking_.has_limit()) parking_.end_round(training_->tenants());
     graphs_->sweep();
   } catch (const std::bad_alloc&) {

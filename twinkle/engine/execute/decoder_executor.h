@@ -69,11 +69,11 @@ class DecoderExecutor : public Executor {
   void create(const Create& operation, Prepared* prepared);
   void require_room(const Create& operation) const;
   std::unique_ptr<lora::Adapter> new_adapter(const Create& operation, Prepared* prepared);
-  Done remove(const Delete& operation, Prepared* prepared);
-  void trim_heaps(int64_t loaded_bytes);
-  // After anything that may change the size of adapters' state; `loaded`: the tenant that has read
-  // files.
-  void end_round(const std::string* loaded = nullptr);
+  void remove(const Delete& operation, Prepared* prepared);
+  template <class Read>
+  Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
+  void trim_heaps();
+  void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
   Prefetch prefetch_{base_};
@@ -85,7 +85,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
-  int64_t untrimmed_bytes_ = 0;  // loaded since the last trim
+  int64_t untrimmed_bytes_ = 0;  // read since the last trim
   int num_threads_ = 1;          // of torch, for which exactness was proven
 };
 

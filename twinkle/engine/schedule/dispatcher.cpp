@@ -226,7 +226,8 @@ void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error) con
 void Dispatcher::loop() {
   executor_.begin();
   for (bool more = true; more;) {
-    // Memory ran out between operations: the newest fails, if there is one that has not begun.
+    // Memory ran out between operations: the newest fails, of those that have not begun if there
+    // are any.
     if (const auto error = attempt([&] { more = turn(); })) drop(newest(Job::kQueued), error);
   }
   while (const int64_t id = newest(Job::kQueued)) drop(id, closed_error_);

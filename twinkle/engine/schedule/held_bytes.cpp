@@ -18,30 +18,31 @@ struct HeldBytes::Room::Books {
   std::map<std::string, int64_t> of GUARDED_BY(mutex){};  // tenants that hold some
   int64_t in_all GUARDED_BY(mutex) = 0;
 
-  void change(const std::string& tenant, int64_t bytes);
+  void change(const std::string& tenant, int64_t from, int64_t to);
 };
 
-// By so many more, or fewer.
-void HeldBytes::Room::Books::change(const std::string& tenant, int64_t bytes) {
-  if (bytes == 0 || getpid() != process) return;  // a fork may have found the mutex locked
+// One room's bytes, from so many to so many.
+void HeldBytes::Room::Books::change(const std::string& tenant, int64_t from, int64_t to) {
+  if (from == to || getpid() != process) return;  // a fork may have found the mutex locked
   const Lock lock(mutex);
   const auto it = of.find(tenant);
-  const int64_t held = it == of.end() ? 0 : it->second;
-  require(bytes <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
-          "engine: an operation of tenant '", tenant, "' takes ", bytes,
-          " bytes with its result, max_queued_bytes is ", max_of_tenant,
-          " and max_queued_bytes_total ", max_in_all, "; submit less at once");
-  require(bytes < 0 || held <= max_of_tenant - bytes, Code::kBusy, "engine: tenant '", tenant,
-          "' holds ", held, " bytes in operations and results, this one takes ", bytes,
+  const int64_t others = (it == of.end() ? 0 : it->second) - from, all_others = in_all - from;
+  const bool more = to > from;
+  require(!more || to <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
+          "engine: an operation of tenant '", tenant, "' takes ", to,
+          " bytes with its files and its result, max_queued_bytes is ", max_of_tenant,
+          " and max_queued_bytes_total ", max_in_all, "; submit less at once, or raise them");
+  require(!more || others <= max_of_tenant - to, Code::kBusy, "engine: tenant '", tenant,
+          "' holds ", others, " bytes in operations and results, this one takes ", to,
           ", max_queued_bytes is ", max_of_tenant, "; take some of their results, or drop them");
-  require(bytes < 0 || in_all <= max_in_all - bytes, Code::kBusy, "engine: all tenants hold ",
-          in_all, " bytes in operations and results, this one of tenant '", tenant, "' takes ",
-          bytes, ", max_queued_bytes_total is ", max_in_all, "; try again later");
-  if (held + bytes > 0)
-    of[tenant] = held + bytes;
+  require(!more || all_others <= max_in_all - to, Code::kBusy, "engine: all tenants hold ",
+          all_others, " bytes in operations and results, this one of tenant '", tenant, "' takes ",
+          to, ", max_queued_bytes_total is ", max_in_all, "; try again later");
+  if (others + to > 0)
+    of[tenant] = others + to;
   else
     of.erase(it);
-  in_all += bytes;
+  in_all = all_others + to;
 }
 
 HeldBytes::HeldBytes(int64_t max_of_tenant, int64_t max_in_all)
@@ -53,7 +54,7 @@ HeldBytes::Room::Room(std::shared_ptr<Books> books, std::string tenant)
 HeldBytes::Room::~Room() { resize(0); }
 
 void HeldBytes::Room::resize(int64_t bytes) {
-  books_->change(tenant_, bytes - bytes_);
+  books_->change(tenant_, bytes_, bytes);
   bytes_ = bytes;
 }
 

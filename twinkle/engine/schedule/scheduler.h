@@ -1,9 +1,8 @@
 // Scheduler of training batches: deficit round robin by tokens over the ordered queues of many
 // tenants (base/fair_share.h), within strict priorities. Two tenants of one priority that always
 // have sequences to run differ, in tokens per weight, by at most the sum over both of (its longest
-// piece
-// + the longest sequence of all) / weight; a piece is a sequence, or an operation that joins. An
-// operation may take several batches; a tenant's next one begins when it has ended, or joins the
+// piece + the longest sequence of all) / weight; a piece is a sequence, or an operation that joins.
+// An operation may take several batches; a tenant's next one begins when it has ended, or joins the
 // batch that completes it, when both are of a kind that may and it fits whole.
 // docs/decisions/0011-windows.md proves the constant, 0005-scheduler.md says why it is done so.
 // Plain data: no model, no thread, no clock. The same calls give the same batches.
@@ -30,7 +29,8 @@ struct Slice {
   int64_t num_tokens = 0;
 };
 
-// What throws, for lack of memory, has changed nothing.
+// What throws, for lack of memory, has changed no batch; push() may leave a tenant without
+// operations, as set_share() makes one.
 class Scheduler {
  public:
   // Tokens of a batch, at least 1. A longer sequence is a batch of its own.
