@@ -121,8 +121,15 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
   job->request = std::move(request);
   job->decode = std::move(decode);
-  schedule_.add(std::make_unique<Sequence>(job.get(), 0));
-  jobs_.emplace(next_ticket_, std::move(job));
+  // The schedule never holds a sequence of a job that is not there, whatever throws.
+  auto sequence = std::make_unique<Sequence>(job.get(), 0);
+  const auto at = jobs_.emplace(next_ticket_, std::move(job)).first;
+  try {
+    schedule_.add(std::move(sequence));
+  } catch (...) {
+    jobs_.erase(at);
+    throw;
+  }
   return next_ticket_++;
 }
 

@@ -41,11 +41,11 @@ Truncation truncation_of(std::string_view name) {
        "', it must be raise, left, right, split or delete");
 }
 
-Template::Template(const std::filesystem::path& directory, TemplateOptions options)
-    : options_(std::move(options)), tokenizer_(directory) {
+Template::Template(const std::filesystem::path& model, TemplateOptions options)
+    : options_(std::move(options)), tokenizer_(model) {
   require(options_.max_length >= 0, Code::kInvalid, "text: max_length is ", options_.max_length,
           ", it must be at least 1, or 0 for no limit");
-  if (options_.use_chat_template) chat_.emplace(ChatTemplate::of_directory(directory));
+  if (options_.use_chat_template) chat_.emplace(ChatTemplate::of_directory(tokenizer_.directory()));
 }
 
 std::vector<InputFeature> Template::encode(const Json& trajectory,

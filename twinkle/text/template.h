@@ -46,7 +46,7 @@ class Template {
  public:
   // Error kNotFound: no tokenizer.json, or no chat template where one is to be used; kInvalid:
   // broken files, a negative max_length.
-  explicit Template(const std::filesystem::path& directory, TemplateOptions options = {});
+  explicit Template(const std::filesystem::path& model, TemplateOptions options = {});
 
   // One feature per row; with kSplit as many as it needs, with kDelete none for a row that is too
   // long. With the generation prompt there are no labels. Error kInvalid: a row without messages,

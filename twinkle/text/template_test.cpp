@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <numeric>
 
 #include "twinkle/text/tiny_model_test.h"
@@ -28,6 +29,13 @@ Ids joined(std::initializer_list<Ids> parts) {
 
 // "<s>user\nq</s>\n<s>assistant\n", the prompt of row("q", ..): 20 tokens.
 Ids prompt() { return joined({{258}, bytes("user\nq"), {259, '\n', 258}, bytes("assistant\n")}); }
+
+TEST(Template, OfOneFileIsWhatLiesBesideIt) {
+  const TinyModel model;
+  std::ofstream(model.directory() / "model.gguf") << "weights";
+  EXPECT_EQ(Template(model.directory() / "model.gguf").encode(row("q", "ab"))[0].input_ids,
+            Template(model.directory()).encode(row("q", "ab"))[0].input_ids);
+}
 
 TEST(Template, LabelsTheAnswerOnePositionEarly) {
   const TinyModel model;

@@ -246,3 +246,17 @@ def test_without_the_executable_it_says_what_makes_it(monkeypatch):
     monkeypatch.setattr(program, "path", lambda: None)
     with pytest.raises(SystemExit, match="bin/twinkle is not in the installed package: run `make"):
         program.main()
+
+
+def test_a_gguf_file_is_a_model_with_the_tokenizer_beside_it(call, tmp_path, smollm2_dir):
+    from twinkle import hub
+
+    (tmp_path / "m.gguf").symlink_to(hub._smollm2_gguf())
+    status, _, errors = call("sample", "m.gguf", "Hi", "--max-tokens", "2")
+    assert status == 1
+    assert errors.startswith("twinkle: text: cannot open tokenizer.json, "), errors
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(Path(smollm2_dir) / name)
+    status, out, errors = call("sample", "m.gguf", "Hi", "--max-tokens", "2", "--temperature", "0")
+    assert (status, errors) == (0, "")
+    assert out.strip()

@@ -159,9 +159,11 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
     config.as_object().erase("dtype");
     write_file_atomically(target.staging() / "config.json", pretty(config));
   }
+  std::error_code ignored;  // a .gguf file has them beside it
+  const fs::path from =
+      fs::is_regular_file(base.directory, ignored) ? base.directory.parent_path() : base.directory;
   for (const char* name : kCarried) {
-    if (is_there(base.directory / name))
-      copy_file_atomically(base.directory / name, target.staging() / name);
+    if (is_there(from / name)) copy_file_atomically(from / name, target.staging() / name);
   }
   if (operation.optimizer) write_training(tenant, training, target.staging());
   target.commit();

@@ -144,6 +144,50 @@ TEST_P(ShortOperations, ATenantIsDeletedOrStays) {
   create();  // it is gone
 }
 
+// One that could not begin would run all the same, as nobody's.
+TEST_P(ShortOperations, ASampleThatCannotBeginLeavesNothingOfItToTheNext) {
+  const Operation operation = Sample{.tenant = "me",
+                                     .prompts = {{3, 4, 5}, {6}},
+                                     .params = {{.max_tokens = 3,
+                                                 .temperature = 0,
+                                                 .num_samples = 2,
+                                                 .ignore_eos = true,
+                                                 .prompt_logprobs = true}}};
+  const auto& sample = std::get<Sample>(operation);
+  const auto finish = [&] {
+    for (int step = 0; step < 100; ++step) {
+      for (const Ended& ended : executor_.step()) {
+        EXPECT_EQ(ended.id, id_);
+        return std::get<SampleResult>(executor_.commit(ended.id));
+      }
+    }
+    ADD_FAILURE() << "it does not end";
+    return SampleResult{};
+  };
+  executor_.start(++id_, sample, {}, {});
+  const SampleResult want = finish();
+  int failed = 0;
+  for (bool done = false; !done && failed < 1000;) {
+    try {
+      const HeapShortage shortage(failed, 1);
+      executor_.start(++id_, sample, {}, {});
+      done = true;
+    } catch (const std::bad_alloc&) {
+      executor_.undo(id_);
+      EXPECT_EQ(executor_.newest(), 0) << "allocation " << failed;
+      ++failed;
+      executor_.start(++id_, sample, {}, {});
+    }
+    const SampleResult got = finish();
+    for (size_t p = 0; p < want.completions.size(); ++p) {
+      for (size_t s = 0; s < want.completions[p].size(); ++s)
+        ASSERT_EQ(got.completions[p][s].tokens, want.completions[p][s].tokens) << failed;
+    }
+  }
+  EXPECT_GT(failed, 10);
+  EXPECT_EQ(executor_.sampling().num_sequences, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(, ShortOperations, testing::Bool(), [](const auto& all_weights) {
   return all_weights.param ? "OfAllWeights" : "OfAnAdapter";
 });

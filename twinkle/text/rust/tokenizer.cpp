@@ -78,17 +78,23 @@ JsonArray added_tokens(const Json& config, const JsonObject& special_tokens) {
   return out;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& model) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(model, ignored) ? model.parent_path() : model;
+}
+
 }  // namespace
 
 void Tokenizer::Close::operator()(twinkle_tokenizer* handle) const {
   twinkle_tokenizer_close(handle);
 }
 
-Tokenizer::Tokenizer(const std::filesystem::path& directory) : directory_(directory) {
-  const auto file = directory / "tokenizer.json";
+Tokenizer::Tokenizer(const std::filesystem::path& model) : directory_(folder_of(model)) {
+  const auto file = directory_ / "tokenizer.json";
   const std::string text = read_tokenizer(file);
-  const Json config = read_if_there(directory / "tokenizer_config.json");
-  special_tokens_ = special_tokens_of(config, read_if_there(directory / "special_tokens_map.json"));
+  const Json config = read_if_there(directory_ / "tokenizer_config.json");
+  special_tokens_ =
+      special_tokens_of(config, read_if_there(directory_ / "special_tokens_map.json"));
   const JsonArray added = added_tokens(config, special_tokens_);
   twinkle_tokenizer* handle = nullptr;
   check(twinkle_tokenizer_open(view(text), view(boost::json::serialize(added)), &handle),

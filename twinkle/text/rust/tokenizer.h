@@ -28,9 +28,9 @@ struct Encoding {
 
 class Tokenizer {
  public:
-  // Error kNotFound: no tokenizer.json in `directory`; kInvalid: a broken file, with its name and
-  // cause.
-  explicit Tokenizer(const std::filesystem::path& directory);
+  // Of a model's directory, or beside its one file (.gguf). Error kNotFound: no tokenizer.json
+  // there; kInvalid: a broken file, with its name and cause.
+  explicit Tokenizer(const std::filesystem::path& model);
 
   // Token ids of UTF-8 text. `add_special_tokens`: what the post-processor adds (such as BOS).
   // Special tokens written out in the text become their ids. Error kInvalid: no UTF-8.
