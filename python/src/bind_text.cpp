@@ -15,6 +15,7 @@
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
+#include "twinkle/text/messages.h"
 #include "twinkle/text/template.h"
 
 namespace py = pybind11;
@@ -66,12 +67,29 @@ std::vector<py::dict> rows_of(const py::object& given) {
   return rows;
 }
 
+// The names of a row's fields, for errors.
+std::vector<std::string> fields_of(const py::dict& row) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : row)
+    if (py::isinstance<py::str>(key))
+      out.push_back(key.attr("encode")("utf-8", "replace").cast<std::string>());
+  return out;
+}
+
+py::object in_place_of_messages(const py::dict& row) {
+  const std::string text = text::in_place_of_messages(fields_of(row));
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));  // names are cut
+}
+
 // The fields that the template and its errors look at, of a row that may also carry tensors and
 // arrays. `where` opens the text of errors.
 Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
   JsonObject out;
   for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"})
     if (row.contains(name)) out[name] = to_json(row[name], where + name);
+  if (!row.contains("messages"))
+    for (const std::string& name : fields_of(row)) out.emplace(name, nullptr);
   return out;
 }
 
@@ -257,4 +275,6 @@ void bind_template(py::module_& m) {
 void bind_text(py::module_& m) {
   twinkle::python::bind_tokenizer(m);
   twinkle::python::bind_template(m);
+  m.def("in_place_of_messages", &twinkle::python::in_place_of_messages, pybind11::arg("row"),
+        "The end of an error about a row without messages: its fields, and what makes messages.");
 }

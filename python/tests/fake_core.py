@@ -15,6 +15,10 @@ from twinkle.errors import ConflictError, InvalidError
 VOCAB = 11
 
 
+def in_place_of_messages(row):
+    return f"; the row has {', '.join(row)}"
+
+
 class Done:
     def __init__(self, value):
         self.value = value

@@ -157,34 +157,37 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
   return out;
 }
 
-// The fields of a row without messages, and the names of data's preprocessors that convert it.
-std::string what_else(const Json& row) {
-  static constexpr std::array<std::array<std::string_view, 3>, 5> kForms = {
+}  // namespace
+
+std::string in_place_of_messages(const std::vector<std::string>& fields) {
+  static constexpr std::array<std::array<std::string_view, 3>, 6> kForms = {
       {{"instruction", "output", "AlpacaProcessor"},
        {"conversations", "conversations", "ShareGPTProcessor"},
        {"prompt", "completion", "PromptCompletionProcessor"},
+       {"prompt", "response", "PromptCompletionProcessor"},
        {"query", "response", "PromptCompletionProcessor"},
        {"question", "answer", "PromptCompletionProcessor"}}};
   constexpr size_t kMaxFields = 12, kMaxName = 40;
-  if (!row.is_object()) return "";
-  std::string names;
-  size_t count = 0;
-  for (const auto& [key, value] : row.get_object()) {
-    if (key == "messages" || ++count > kMaxFields) continue;
-    names += (names.empty() ? "" : ", ") + std::string(std::string_view(key).substr(0, kMaxName));
-  }
-  if (names.empty()) return "";
-  const std::string has = "; the row has " + names + (count > kMaxFields ? ", ..." : "") + ": ";
-  if (row.get_object().contains("chosen") && row.get_object().contains("rejected"))
+  if (fields.empty()) return "";
+  std::string has;
+  for (size_t i = 0; i < std::min(fields.size(), kMaxFields); ++i)
+    has += (i == 0 ? "; the row has " : ", ") + fields[i].substr(0, kMaxName);
+  has += fields.size() > kMaxFields ? ", ...: " : ": ";
+  const auto contains = [&fields](std::string_view name) {
+    return std::find(fields.begin(), fields.end(), name) != fields.end();
+  };
+  if (contains("chosen") && contains("rejected"))
     return has + "pairs are for preference optimization, see docs/preferences.md";
   for (const auto& [first, second, name] : kForms)
-    if (row.get_object().contains(first) && row.get_object().contains(second))
+    if (contains(first) && contains(second))
       return has + std::string(name) + " makes messages of them, dataset.map('" +
              std::string(name) + "') or twinkle train --preprocessor " + std::string(name);
-  return has + "make messages of it, [{\"role\": \"user\", \"content\": ...}, ...]";
+  has += "make messages of it, [{\"role\": \"user\", \"content\": ...}, ...]";
+  if (fields.size() == 1) return has;
+  return has +
+         "; if they are two of its columns, with dataset.map('PromptCompletionProcessor', "
+         "init_args={'prompt': NAME, 'completion': NAME})";
 }
-
-}  // namespace
 
 std::string plain_text(const Json& content, size_t message_index) {
   if (content.is_string()) return std::string(content.get_string());
@@ -220,7 +223,13 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
 
 Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   const Json* given = find(trajectory, "messages");
-  require(given, Code::kInvalid, "text: field 'messages' is missing", what_else(trajectory));
+  if (!given) {
+    std::vector<std::string> fields;
+    if (trajectory.is_object())
+      for (const auto& field : trajectory.get_object())
+        if (field.key() != "messages") fields.emplace_back(field.key());
+    fail(Code::kInvalid, "text: field 'messages' is missing", in_place_of_messages(fields));
+  }
   require(given->is_array(), Code::kInvalid, "text: field 'messages' is not a list");
   const JsonArray& rows = given->get_array();
   require(!rows.empty(), Code::kInvalid,

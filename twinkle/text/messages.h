@@ -37,6 +37,11 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options);
 // The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
 std::string plain_text(const Json& content, size_t message_index);
 
+// Ends the error about a row without messages that has these fields: "; the row has instruction,
+// output: ", and the preprocessor of data that makes messages of them, or what else to do. Empty
+// without fields.
+std::string in_place_of_messages(const std::vector<std::string>& fields);
+
 // user_data's value of `key`: user_data is a list of [key, value] pairs, or an object; a text that
 // is JSON is parsed.
 std::optional<Json> user_data_get(const Json& trajectory, std::string_view key);

@@ -112,10 +112,15 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
   EXPECT_EQ(error(R"({"text": "a"})"),
             "text: field 'messages' is missing; the row has text: make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");
+  EXPECT_TRUE(error(R"({"a": "b", "c": "d"})")
+                  .ends_with("; if they are two of its columns, with "
+                             "dataset.map('PromptCompletionProcessor', "
+                             "init_args={'prompt': NAME, 'completion': NAME})"));
   EXPECT_EQ(error(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"),
             "text: field 'messages' is missing; the row has prompt, chosen, rejected: pairs are "
             "for preference optimization, see docs/preferences.md");
-  for (const char* row : {R"({"conversations": []})", R"({"query": 1, "response": 2})"})
+  for (const char* row : {R"({"conversations": []})", R"({"query": 1, "response": 2})",
+                          R"({"prompt": 1, "response": 2})"})
     EXPECT_NE(error(row).find("Processor makes messages of them"), std::string::npos) << row;
   EXPECT_EQ(error(R"({"messages": "hi"})"), "text: field 'messages' is not a list");
   EXPECT_EQ(error(R"({"messages": []})"),

@@ -209,6 +209,7 @@ def test_a_dataset_without_tokens_is_not_encoded(tiny_llama_dir):
          r"the row has conversations: ShareGPTProcessor makes messages of them"),
         ({"prompt": "a", "completion": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
         ({"query": "a", "response": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
+        ({"prompt": "a", "response": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
         ({"text": "a"}, r"the row has text: make messages of it, "),
     ],
 )  # fmt: skip
@@ -217,6 +218,8 @@ def test_a_row_without_messages_is_told_with_what_makes_them(row, text, tiny_lla
     rows.set_template("Template", model_id=tiny_llama_dir)
     with pytest.raises(InvalidError, match=text) as error:
         rows.encode()
+    with pytest.raises(InvalidError, match=text):
+        rows.template.encode(row)
     named = [word for word in str(error.value).split() if word.endswith("Processor")]
     if named:
         rows.map(named[0])

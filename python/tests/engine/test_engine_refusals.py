@@ -99,6 +99,14 @@ def test_a_name_is_one_tenants(engine, tenant):
     [
         (lambda t: t.forward(5), "engine: inputs is 5, it must be a list of InputFeatures"),
         (lambda t: t.forward([{}]), r"inputs\[0\] must be an InputFeature with input_ids"),
+        (
+            lambda t: t.forward_backward([{"instruction": "a", "\ud800": 1, "output": "b"}]),
+            r"or a Trajectory with messages; the row has instruction, \?, output: AlpacaProcessor ",
+        ),
+        (
+            lambda t: t.forward_backward([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
+            r"the row has prompt, chosen, rejected: pairs are for preference optimization, see ",
+        ),
         (lambda t: t.forward([{"input_ids": [[1]]}]), r"input_ids of inputs\[0\] has shape"),
         (lambda t: t.forward([]), "the batch is empty"),
         (lambda t: t.forward([{"input_ids": [9999]}]), "token 9999 .*outside the vocabulary"),

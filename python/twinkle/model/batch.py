@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from twinkle import checks
+from twinkle.core import core
 from twinkle.data_format.names import refuse_misspelt
 from twinkle.errors import InvalidError, require
 from twinkle.logger import get_logger
@@ -38,11 +39,12 @@ def as_list(inputs):
         else:
             out.append(item)
     for index, item in enumerate(out):
-        require(
-            isinstance(item, dict) and ("input_ids" in item or "messages" in item),
-            f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory with "
-            "messages",
-        )
+        if not isinstance(item, dict) or not ("input_ids" in item or "messages" in item):
+            has = core().in_place_of_messages(item) if isinstance(item, dict) else ""
+            raise InvalidError(
+                f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory "
+                f"with messages{has}"
+            )
         if "input_ids" in item:  # of other rows the template makes the fields
             refuse_misspelt(f"model: inputs[{index}]", item)
     return out

@@ -80,6 +80,7 @@ TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreG
   const Json exchange({message("user", "a"), message("assistant", "b")});
   const char* name = "PromptCompletionProcessor";
   EXPECT_EQ(run(name, {{"prompt", "a"}, {"completion", "b"}}).at("messages"), exchange);
+  EXPECT_EQ(run(name, {{"prompt", "a"}, {"response", "b"}}).at("messages"), exchange);
   EXPECT_EQ(run(name, {{"query", "a"}, {"response", "b"}}).at("messages"), exchange);
   EXPECT_EQ(run(name, {{"question", "a"}, {"answer", "b"}}).at("messages"), exchange);
   EXPECT_EQ(

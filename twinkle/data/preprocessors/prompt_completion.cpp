@@ -1,6 +1,6 @@
 // A prompt and its completion in two columns, each a text or, as TRL has them, a list of messages.
-// Without arguments they are prompt and completion, query and response, or question and answer:
-// the first two that the row has.
+// Without arguments they are prompt and completion or response, query and response, or question and
+// answer: the first two that the row has.
 #include <array>
 #include <utility>
 
@@ -9,8 +9,10 @@
 namespace twinkle::data {
 namespace {
 
-constexpr std::array<std::pair<const char*, const char*>, 3> kPairs = {
-    {{"prompt", "completion"}, {"query", "response"}, {"question", "answer"}}};
+constexpr std::array<std::pair<const char*, const char*>, 4> kPairs = {{{"prompt", "completion"},
+                                                                        {"prompt", "response"},
+                                                                        {"query", "response"},
+                                                                        {"question", "answer"}}};
 
 std::pair<std::string, std::string> fields_of(const Row& row, const JsonObject& arguments) {
   std::pair<std::string, std::string> found = kPairs[0];
