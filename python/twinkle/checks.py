@@ -13,13 +13,18 @@ from twinkle.errors import InvalidError
 _INT64_MAX = 2**63 - 1
 
 
+class _Short(reprlib.Repr):
+    def repr_int(self, x, level):
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # of more digits than Python writes
+            return f"an integer of {x.bit_length()} bits"
+
+
 def short(value):
     """A value for an error's text: some levels and some characters of its repr, which may have no
     end, or fail."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        return f"a {type(value).__name__} of {value.bit_length()} bits"
+    return _Short().repr(value)
 
 
 def refuse(what, value, must):
@@ -135,19 +140,30 @@ def mapping(what, value, none=False):
     return value
 
 
-def ids(what, value):
-    """A list of token ids. InvalidError: not one sequence of integers, or one above 2^63 - 1."""
+def array(what, value, must):
+    """A NumPy array of a sequence. InvalidError: not of one shape; a masked array, whose mask would
+    be lost."""
     import numpy as np
 
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidError(
+            f"{what} is a masked array, it must be one without a mask: pass what its filled() or "
+            "compressed() returns"
+        )
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except (ValueError, TypeError):
-        refuse(what, value, "one sequence of integers")
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        refuse(what, value, "one sequence of integers")
-    if array.size and array.max() > _INT64_MAX:
-        refuse(what, value, f"one sequence of integers of at most {_INT64_MAX}")
-    return array.tolist()
+        refuse(what, value, must)
+
+
+def ids(what, value):
+    """A list of token ids. InvalidError: not one sequence of integers, or one above 2^63 - 1."""
+    must = f"one sequence of integers of at most {_INT64_MAX}"
+    values = array(what, value, must)
+    wrong = values.ndim != 1 or (values.size and values.dtype.kind not in "iu")
+    if wrong or (values.size and values.max() > _INT64_MAX):
+        refuse(what, value, must)
+    return values.tolist()
 
 
 def newest(name, revision):

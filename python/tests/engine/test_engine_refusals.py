@@ -107,6 +107,10 @@ def test_a_name_is_one_tenants(engine, tenant):
             lambda t: t.forward_backward([{"prompt": "a", "chosen": "b", "rejected": "c"}]),
             r"the row has prompt, chosen, rejected: pairs are for preference optimization, see ",
         ),
+        (
+            lambda t: t.sample([{"input_ids": np.ma.array([1, 2], mask=[0, 1])}]),
+            r"input_ids of prompts\[0\] is a masked array, it must be one without a mask",
+        ),
         (lambda t: t.forward([{"input_ids": [[1]]}]), r"input_ids of inputs\[0\] has shape"),
         (lambda t: t.forward([]), "the batch is empty"),
         (lambda t: t.forward([{"input_ids": [9999]}]), "token 9999 .*outside the vocabulary"),

@@ -7,6 +7,7 @@ from features import A, B, C, Squares, reference
 
 from twinkle import InvalidError
 from twinkle.metric import Metric
+from twinkle.model.batch import Batch
 from twinkle.processor import InputProcessor
 
 
@@ -87,6 +88,17 @@ def test_padding_that_users_bring_is_left_out_and_put_back(model):
     model.forward_backward(inputs=padded)
 
 
+def test_arrays_may_have_any_byte_order(model):
+    plain = {**A, "loss_scale": [1.0, 2.0, 3.0]}
+    swapped = {name: np.array(plain[name], dtype) for name, dtype in
+               [("input_ids", ">i4"), ("labels", ">i8"), ("loss_scale", ">f8")]}  # fmt: skip
+    for scored in (model.forward_only, model.forward_backward):
+        logps = [scored(inputs=[feature])["logps"] for feature in (plain, swapped)]
+        assert torch.equal(*logps)
+    tensors = [Batch([feature]).tensors() for feature in (plain, swapped)]
+    assert all(torch.equal(values, tensors[1][name]) for name, values in tensors[0].items())
+
+
 def test_trajectories_are_encoded_by_the_template(model):
     rows = [{"messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": "ab"}]}]
     out = model.forward_only(inputs=rows)
@@ -163,6 +175,22 @@ def test_other_fields_travel_along(model):
             r"labels of inputs\[1\] is 18446744073709551516 at position 1, it must be at most ",
         ),
         ([{"input_ids": [2**64 - 1]}], r"input_ids of inputs\[0\] is 18446744073709551615 at"),
+        (
+            [{"input_ids": [1, 2**63]}],  # fractions, to NumPy
+            r"input_ids of inputs\[0\] is 9223372036854775808 at position 1, it must be at most ",
+        ),
+        (
+            [{**A, "labels": (1, 2, -(2**63) - 1)}],
+            r"is -9223372036854775809 at position 2, it must",
+        ),
+        (
+            [{**A, "labels": [1, 10**5000, 2]}],
+            r"labels of inputs\[0\] is an integer of 16610 bits at position 1, it must be at most ",
+        ),
+        (
+            [{**A, "labels": np.ma.array([1, 2, 3], mask=[0, 1, 0])}],
+            r"labels of inputs\[0\] is a masked array, it must be one without a mask: pass what ",
+        ),
     ],
 )
 def test_bad_inputs_are_named(model, inputs, text):

@@ -32,6 +32,15 @@ def test_an_input_without_labels_is_warned_of_once(tiny_llama_dir, logged):
         assert logged == [TEXT]
 
 
+def test_after_the_warning_no_label_is_read(logged):
+    batch = Batch([{"input_ids": [1], "labels": [-100]}])
+    get_logger()._seen.discard("model: unlabelled")
+    batch.warn_of_unlabelled()
+    batch.sequences = None
+    batch.warn_of_unlabelled()
+    assert len(logged) == 1
+
+
 def test_the_warning_names_the_roles_that_are_texts(logged):
     messages = [{"role": ["a"]}, {"role": "gpt"}, {"role": None}, {}, "user", {"role": {}}]
     get_logger()._seen.discard("model: unlabelled")

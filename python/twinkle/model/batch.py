@@ -1,5 +1,6 @@
 """From users' inputs to the engine's sequences, and from its vectors to padded tensors."""
 
+import numbers
 from itertools import pairwise
 
 import numpy as np
@@ -51,30 +52,33 @@ def as_list(inputs):
 
 
 def _vector(feature, name, index):
-    values = feature.get(name)
-    if values is None:
+    given = feature.get(name)
+    if given is None:
         return None
-    try:
-        values = np.asarray(values)
-    except (ValueError, TypeError):
-        checks.refuse(f"model: {name} of inputs[{index}]", values, "one sequence [L] of numbers")
+    what = f"model: {name} of inputs[{index}]"
+    values = checks.array(what, given, "one sequence [L] of numbers")
+    if name != "loss_scale":
+        _check_size(what, given, values)
     if values.size and values.dtype.kind not in ("iuf" if name == "loss_scale" else _KINDS[name]):
-        checks.refuse(
-            f"model: {name} of inputs[{index}]", values.tolist(), "one sequence [L] of integers"
-        )
+        checks.refuse(what, values.tolist(), "one sequence [L] of integers")
     if values.ndim != 1:
-        raise InvalidError(
-            f"model: {name} of inputs[{index}] has shape {list(values.shape)}, it must be one "
-            "sequence [L]"
-        )
-    # Of uint64, in any byte order, int64 would make another number of a larger one.
-    if values.dtype.kind == "u" and values.dtype.itemsize == 8:
-        for i in np.flatnonzero(values > _INT64_MAX):
-            raise InvalidError(
-                f"model: {name} of inputs[{index}] is {values[i]} at position {i}, it must be at "
-                f"most {_INT64_MAX}"
-            )
-    return values
+        raise InvalidError(f"{what} has shape {list(values.shape)}, it must be one sequence [L]")
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _check_size(what, given, values):
+    """InvalidError: an integer that int64 does not hold. Of a list with one, NumPy makes fractions
+    or objects; of uint64, in any byte order, int64 would make another number."""
+    kind, suspects = values.dtype.kind, ()
+    if kind == "u" and values.dtype.itemsize == 8:
+        suspects = [(i, values[i]) for i in np.flatnonzero(values > _INT64_MAX)]
+    elif kind == "O" or (kind == "f" and isinstance(given, (list, tuple))):
+        suspects = enumerate(given if kind == "f" else values.reshape(-1))
+    for i, value in suspects:
+        if isinstance(value, numbers.Integral) and not -_INT64_MAX <= value <= _INT64_MAX:
+            must = f"at most {_INT64_MAX}" if value > 0 else f"at least {-_INT64_MAX}"
+            shown = checks.short(int(value))
+            raise InvalidError(f"{what} is {shown} at position {i}, it must be {must}")
 
 
 def _mask(feature, index):
@@ -210,6 +214,9 @@ class Batch:
     def warn_of_unlabelled(self):
         """Warns, once in this process, of an input with labels of -100 alone, which teaches
         nothing: its role names are most often wrong."""
+        once = "model: unlabelled"
+        if get_logger().has_logged(once):
+            return
         for index, sequence in enumerate(self.sequences):
             labels = sequence.get("labels")
             if labels is None or (labels != -100).any():
@@ -219,7 +226,7 @@ class Batch:
             get_logger().warning_once(
                 f"model: inputs[{index}] has no label to learn from{has if roles else ''}; further "
                 "ones are not reported",
-                hash_id="model: unlabelled",
+                hash_id=once,
             )
             return
 
@@ -302,14 +309,14 @@ class Batch:
         for name, pad in _PAD.items():
             if name == "loss_scale" and not any(name in f for f in self.features):
                 continue
-            kind = torch.float32 if isinstance(pad, float) else torch.int64
-            tensor = torch.full((len(self), longest), pad, dtype=kind)
+            kind = "float32" if isinstance(pad, float) else "int64"
+            tensor = torch.full((len(self), longest), pad, dtype=getattr(torch, kind))
             for row, (feature, length) in enumerate(zip(self.features, self.lengths, strict=True)):
                 fallback = np.ones(length) if name in ("attention_mask", "loss_scale") else None
                 values = feature.get(name)
                 values = fallback if values is None else np.asarray(values)
                 if values is not None:
-                    tensor[row, :length] = torch.as_tensor(values).to(kind)
+                    tensor[row, :length] = torch.from_numpy(values.astype(kind))
             out[name] = tensor
         return out
 
