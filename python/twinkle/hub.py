@@ -55,7 +55,7 @@ def get(model_id, *, weights=True):
 def local(model_id):
     """The path that `get` finds without a hub: given, aliased, or the built-in model's; or None.
 
-    NotFoundError: an alias of what does not exist, or neither a directory here nor an id
+    NotFoundError: an alias of what does not exist, or neither a path here nor an id
     owner/name; NotAvailableError: the built-in model, by a name without a prefix, while its package
     is missing; InvalidError: no path, another prefix than hf:// and ms://, or
     TWINKLE_MODEL_ID_ALIASES holds something else than id=path.
@@ -82,7 +82,7 @@ def local(model_id):
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         near = difflib.get_close_matches(name.lower(), ["smollm2", *aliases], n=1)
         raise NotFoundError(
-            f"hub: {model_id!r} is neither a directory here nor an id of the form owner/name"
+            f"hub: {model_id!r} is neither a path here nor an id of the form owner/name"
             + "".join(f"; did you mean {known}?" for known in near)
         )
     return None

@@ -131,13 +131,16 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
   const auto train = [](const char* option, const char* value) {
     return wrong({"train", "model", "rows.jsonl", option, value});
   };
-  for (const char* option : {"--rank", "--epochs", "--batch-size", "--max-length"}) {
-    EXPECT_EQ(train(option, "0"),
-              "cli: " + std::string(option) + " is 0, it must be an integer of at least 1");
+  const std::string range = " to 2147483647";
+  for (const std::string option : {"--rank", "--epochs", "--batch-size", "--max-length"}) {
+    for (const std::string value : {"0", "2147483648"})
+      EXPECT_EQ(train(option.c_str(), value.c_str()),
+                "cli: " + option + " is " + value + ", it must be an integer from 1" + range);
   }
-  for (const char* option : {"--warmup-steps", "--save-steps"}) {
-    EXPECT_EQ(train(option, "-1"),
-              "cli: " + std::string(option) + " is -1, it must be an integer of at least 0");
+  for (const std::string option : {"--warmup-steps", "--save-steps"}) {
+    for (const std::string value : {"-1", "99999999999999999999"})
+      EXPECT_EQ(train(option.c_str(), value.c_str()),
+                "cli: " + option + " is " + value + ", it must be an integer from 0" + range);
   }
   for (const char* value : {"0", "-1", "nan", "inf"}) {
     EXPECT_EQ(train("--alpha", value),
@@ -452,6 +455,13 @@ TEST_F(Commands, MistakesAreErrorsAndWriteNothing) {
             std::string::npos);
   EXPECT_NE(error_of([&] { run({"sample", model(), "a", "--top-p", "0"}); }).find("top_p"),
             std::string::npos);
+  const std::string remedy = "; name a directory that 'twinkle train' or peft saved an adapter to";
+  const auto sample = [this](const std::string& adapter) {
+    return error_of([&] { run({"sample", "no such model", "a", "--adapter", adapter}); });
+  };
+  EXPECT_EQ(sample(path("none")), "cli: --adapter " + path("none") + " does not exist" + remedy);
+  EXPECT_EQ(sample(model()),
+            "cli: --adapter " + model() + " holds no adapter_config.json" + remedy);
   EXPECT_FALSE(fs::exists(scratch_ / "out"));
   EXPECT_THROW(run({"train", model()}), CLI::ParseError);
   EXPECT_THROW(run({"info", model(), "--speed"}), CLI::ParseError);

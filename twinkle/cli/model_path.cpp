@@ -12,6 +12,8 @@
 #include <filesystem>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
+#include "twinkle/text/rows.h"
 
 namespace twinkle::cli {
 namespace {
@@ -21,17 +23,25 @@ namespace fs = std::filesystem;
 // An adapter is no model, and its folder has no config.json of one.
 void refuse_adapter(const std::string& path) {
   const fs::path folder = path;
-  require(!fs::exists(folder / "adapter_config.json") || fs::exists(folder / "config.json"),
+  require(!is_there(folder / "adapter_config.json") || is_there(folder / "config.json"),
           Code::kInvalid, "cli: model '", path,
           "' is the directory of an adapter; give as MODEL the model that it was trained on, and "
           "the adapter to 'twinkle sample' as --adapter ",
           path);
 }
 
+// `cause` is the hub tool's, which most often begins with the id, too.
+[[noreturn]] void refuse(const std::string& id, std::string_view cause) {
+  const std::string name = "'" + id + "'";
+  const bool named = cause.starts_with(name + " ");
+  fail(Code::kNotFound, "cli: model ", name, named ? "" : ": ",
+       named ? cause.substr(name.size()) : cause);
+}
+
 }  // namespace
 
 std::string model_path(const std::string& id) {
-  if (fs::exists(id)) {
+  if (is_there(id)) {
     refuse_adapter(id);
     return id;
   }
@@ -63,7 +73,7 @@ std::string model_path(const std::string& id) {
   ::waitpid(child, &status, 0);
   while (!out.empty() && out.back() == '\n') out.pop_back();
   const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  require(ended != 1 || out.empty(), Code::kNotFound, out);
+  if (ended == 1 && !out.empty()) refuse(id, text::without_folder(out));
   require(ended == 0 && !out.empty(), Code::kNotFound, "cli: model '", id,
           "' is not a path here, and the hub tool, ", python ? python : "python3",
           " -m twinkle.hub, failed");
@@ -71,7 +81,7 @@ std::string model_path(const std::string& id) {
 }
 
 std::string model_name(const std::string& id) {
-  if (fs::exists(id)) return id;
+  if (is_there(id)) return id;
   std::string lower = id;
   std::transform(id.begin(), id.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });

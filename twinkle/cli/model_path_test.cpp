@@ -21,13 +21,23 @@ TEST(ModelPath, APathIsItsOwnAnswerAndAnUnknownIdIsAnError) {
 TEST(ModelPath, WhatTheHubToolSaysIsTheErrorAndSaidOnce) {
   const ScratchDir dir;
   const std::string tool = (dir / "python").string();
-  write_text(tool, "#!/bin/sh\ntest \"$4\" = --errors-on-stdout && echo \"hub: no $5\"; exit 1\n");
+  write_text(tool, "#!/bin/sh\ntest \"$4\" = --errors-on-stdout && echo \"hub: $5\"; exit 1\n");
   std::filesystem::permissions(tool, std::filesystem::perms::owner_all);
   ::setenv("TWINKLE_PYTHON", tool.c_str(), 1);
   testing::internal::CaptureStderr();
-  EXPECT_EQ(error_of([] { model_path("smolm2"); }), "hub: no smolm2");
+  EXPECT_EQ(error_of([] { model_path("no such"); }), "cli: model 'no such': no such");
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   ::unsetenv("TWINKLE_PYTHON");
+}
+
+TEST(ModelPath, APathThatTheSystemRefusesIsLeftToTheReaderWhoseErrorNamesIt) {
+  const ScratchDir dir;
+  const std::string loop = (dir / "loop").string();
+  std::filesystem::create_symlink(loop, loop);
+  for (const std::string& path : {loop, std::string(300, 'n')}) {
+    EXPECT_EQ(model_path(path), path);
+    EXPECT_EQ(model_name(path), path);
+  }
 }
 
 TEST(ModelPath, TheDirectoryOfAnAdapterIsToldFromAModels) {

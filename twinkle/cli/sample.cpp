@@ -1,6 +1,7 @@
 // twinkle sample MODEL PROMPT...: answers of the model, with an adapter if one is given.
 #include <cstdio>
 
+#include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
@@ -18,7 +19,16 @@ struct Options {
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
 
+// Before the model is read, which may take long.
+void check_adapter(const std::filesystem::path& folder) {
+  if (folder.empty() || is_there(folder / "adapter_config.json")) return;
+  fail(Code::kNotFound, "cli: --adapter ", folder.string(),
+       is_there(folder) ? " holds no adapter_config.json" : " does not exist",
+       "; name a directory that 'twinkle train' or peft saved an adapter to");
+}
+
 void run(const Options& o) {
+  check_adapter(o.adapter);
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.max_length = 0, .default_system = o.system});
   engine::Engine engine({.model = path, .device = device_or_default(o.device)});

@@ -22,18 +22,20 @@ constexpr const char* kForms =
     "prints how to resume.\n"
     "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
 
-void check(const TrainingOptions& o) {
-  const auto at_least = [](int64_t least, const char* name, int64_t value) {
-    require(value >= least, Code::kInvalid, "cli: --", name, " is ", value,
-            ", it must be an integer of at least ", least);
+void check(const TrainingOptions& o, const CLI::App& given) {
+  // CLI11 makes the nearest int64 of a number beyond; a run has no use for one beyond int32.
+  const auto in_range = [&given](int64_t least, const std::string& name, int64_t value) {
+    require(value >= least && value <= INT32_MAX, Code::kInvalid, "cli: ", name, " is ",
+            given.get_option(name)->as<std::string>(), ", it must be an integer from ", least,
+            " to ", INT32_MAX);
   };
-  at_least(1, "rank", o.rank);
-  at_least(1, "epochs", o.epochs);
-  at_least(1, "batch-size", o.batch_size);
-  at_least(1, "max-length", o.max_length);
-  at_least(0, "warmup-steps", o.warmup_steps);
-  at_least(0, "save-steps", o.save_steps);
-  at_least(0, "validation-steps", o.validation_steps);
+  in_range(1, "--rank", o.rank);
+  in_range(1, "--epochs", o.epochs);
+  in_range(1, "--batch-size", o.batch_size);
+  in_range(1, "--max-length", o.max_length);
+  in_range(0, "--warmup-steps", o.warmup_steps);
+  in_range(0, "--save-steps", o.save_steps);
+  in_range(0, "--validation-steps", o.validation_steps);
   require(std::isfinite(o.alpha) && o.alpha > 0, Code::kInvalid, "cli: --alpha is ", o.alpha,
           ", it must be above 0 and finite");
   require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
@@ -138,7 +140,7 @@ void train(CLI::App& app, Action& action) {
     if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
     if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";
     if (command->count("--preprocessor") > 0) check_preprocessor(o->preprocessor);
-    check(*o);
+    check(*o, *command);
     action = [o, command](const std::string& program) {
       o->command_to_resume = command_to_resume(program, *command);
       run_training(*o);

@@ -96,7 +96,11 @@ void write_rows(const Rows& rows, const std::filesystem::path& file, std::string
   const std::string chosen =
       format.empty() && !extension.empty() ? extension.substr(1) : std::string(format);
   const std::string text = format_rows(rows, chosen);
-  if (!file.parent_path().empty()) std::filesystem::create_directories(file.parent_path());
+  std::error_code error;
+  const std::filesystem::path folder = file.parent_path();
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  require(!error, Code::kInvalid, "data: cannot make the folder ", folder.string(), ": ",
+          error.message());
   write_file_atomically(file, text);
 }
 

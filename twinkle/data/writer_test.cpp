@@ -128,7 +128,7 @@ TEST(Writer, CsvTakesAllRowsColumnsAndKeepsOneEmptyColumn) {
   EXPECT_EQ(format_rows({{{"a", ""}}}, "csv"), "a\n\"\"\n");
 }
 
-TEST(Writer, RefusesUnknownFormatsAndNanWithoutTouchingTheFile) {
+TEST(Writer, RefusesFormatsPlacesAndNanWithoutTouchingTheFile) {
   const Rows rows = {{{"a", 1}}};
   write_rows(rows, file_of("kept.jsonl"));
   const Rows bad = {
@@ -138,6 +138,9 @@ TEST(Writer, RefusesUnknownFormatsAndNanWithoutTouchingTheFile) {
   EXPECT_EQ(Dataset::read(file_of("kept.jsonl")).rows(), rows);
   EXPECT_EQ(error_of([&] { write_rows(rows, file_of("a.parquet")); }),
             "data: cannot write format 'parquet', it must be jsonl, json or csv");
+  const auto below = file_of("kept.jsonl") / "folder";
+  EXPECT_EQ(error_of([&] { write_rows(rows, below / "a.json"); }),
+            "data: cannot make the folder " + below.string() + ": Not a directory");
 }
 
 }  // namespace

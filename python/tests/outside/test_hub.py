@@ -59,7 +59,7 @@ def test_an_alias_stands_for_its_path_with_and_without_the_prefix(tmp_path, monk
 
 @pytest.mark.parametrize("model_id", ["./nothing", "/no/such/place", "nothing", "a/b/c", "hf://a"])
 def test_what_is_neither_directory_nor_id_is_named(model_id):
-    with pytest.raises(NotFoundError, match="neither a directory here nor an id of the form"):
+    with pytest.raises(NotFoundError, match="neither a path here nor an id of the form"):
         hub.get(model_id)
 
 
@@ -319,11 +319,11 @@ def test_the_command_prints_the_path_and_imports_neither_torch_nor_transformers(
     command = [sys.executable, "-m", "twinkle.hub", "get", "no such"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 1
-    assert run.stderr.startswith("twinkle: hub: 'no such' is neither a directory")
+    assert run.stderr.startswith("twinkle: hub: 'no such' is neither a path")
     assert run.stdout == ""
     run = subprocess.run([*command, "--errors-on-stdout"], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (1, "")
-    assert run.stdout.startswith("hub: 'no such' is neither a directory")
+    assert run.stdout.startswith("hub: 'no such' is neither a path")
 
 
 # Digits after several blanks are left out: transformers' reading of the GGUF knows no digit rule.

@@ -208,7 +208,7 @@ CASES = {
         lambda w: w.model.set_optimizer("SGD", adapter_name="a", lr=1e39), r"lr of SGD is 1e\+39"),
     "a checkpoint that is not there": (
         lambda w: w.model.load("gone", str(w.folder), adapter_name="a"),
-        "gone' is neither a directory here nor an id of the form owner/name"),
+        "gone' is neither a path here nor an id of the form owner/name"),
     "a checkpoint without an adapter": (
         lambda w: w.model.load("none", str(w.folder), adapter_name="a"),
         r"cannot open .*none/adapter_config\.json$"),

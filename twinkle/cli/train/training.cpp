@@ -9,6 +9,7 @@
 #include <optional>
 #include <sstream>
 
+#include "twinkle/base/file.h"
 #include "twinkle/base/random.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
@@ -113,8 +114,9 @@ JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
 void check_output(const TrainingOptions& o, const std::string& model) {
   engine::check_target(o.output, model, "cli: --output");  // the engine's own rule
   const fs::path output = o.output;
-  const bool holds_run = fs::exists(output) && !fs::is_empty(output);
-  const bool holds_state = fs::is_regular_file(output / kTrainerState);
+  std::error_code error;
+  const bool holds_run = !names_in(output, error).empty();
+  const bool holds_state = fs::is_regular_file(output / kTrainerState, error);
   if (o.overwrite || (o.resume ? holds_state : !holds_run)) return;
   require(holds_run, Code::kNotFound, "cli: --output ", o.output, " has no ", kTrainerState,
           ", so there is nothing to resume; name the directory of an interrupted run, or leave "
