@@ -186,6 +186,28 @@ def test_an_interrupt_that_has_nothing_to_save_is_one_line_and_status_1(
     assert errors.splitlines() == ["", f"twinkle: {text}"]
 
 
+# Gets the signal when nothing but the loading of the executable is left.
+INTERRUPTED = """
+import os, signal
+from twinkle import program
+start = os.execv
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGNAL)
+    start(*arguments)
+os.execv = interrupted
+program.main()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_while_the_executable_is_loaded_is_one_line_and_status_1(
+    call, monkeypatch, name
+):
+    command = [sys.executable, "-c", INTERRUPTED.replace("SIGNAL", name)]
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", command)
+    assert call("info", "nowhere") == (1, "", "\ntwinkle: interrupted\n")
+
+
 def train(model, output):
     return ["train", model, "rows.jsonl", "--output", output, "--epochs", 60, "--batch-size", 1,
             "--lr", 0.01, "--lr-schedule", "linear", "--warmup-steps", 3]  # fmt: skip

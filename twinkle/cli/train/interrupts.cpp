@@ -39,6 +39,11 @@ void handle_signals() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  sigset_t held;  // by the console script, until now (twinkle/program.py)
+  ::sigemptyset(&held);
+  ::sigaddset(&held, SIGINT);
+  ::sigaddset(&held, SIGTERM);
+  ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
 }
 
 }  // namespace

@@ -38,6 +38,20 @@ TEST_F(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALin
   }
 }
 
+TEST_F(InterruptsDeathTest, ASignalThatWasHeldBackEndsTheProcessOnceItIsHandled) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const auto held = [&] {
+      sigset_t one;
+      ::sigemptyset(&one);
+      ::sigaddset(&one, signal);
+      ::pthread_sigmask(SIG_BLOCK, &one, nullptr);
+      std::raise(signal);
+      end_on_interrupt("stopped");
+    };
+    EXPECT_EXIT(held(), testing::ExitedWithCode(1), "^\ntwinkle: stopped\n$");
+  }
+}
+
 TEST_F(InterruptsDeathTest, TheSecondOneEndsTheProcessAndSaysOnlyWhatIsTrueAfterASaveToo) {
   const auto twice = [] {
     finish_on_interrupt();
