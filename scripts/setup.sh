@@ -8,8 +8,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debian 12's names. Headers only, but for GoogleTest and the tools.
-packages=(g++ make cmake ninja-build ccache libboost1.81-dev libgtest-dev libcli11-dev)
+# Of Debian and Ubuntu, besides Boost's. Headers only, but for GoogleTest and the tools.
+packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev)
+boost_is_new="BOOST_VERSION >= 108100"
 # What a profile downloads at most, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
   [demo]="a model of 90 MB, peft and matplotlib: a minute" [test]="transformers and peft, 150 MB"
@@ -42,20 +43,33 @@ PY
   return 1
 }
 
+# has_header HEADER [CONDITION]: asks the compiler, so that a library installed elsewhere counts through
+# CPATH.
+has_header() {
+  printf '#include <%s>\n#if !(%s)\n#error too old\n#endif\n' "$1" "${2:-1}" \
+    | g++ -std=c++20 -E -x c++ - > /dev/null 2>&1
+}
+
+boost_package() {  # Debian 12's libboost-dev is too old; elsewhere there is no other
+  if apt-cache show libboost1.81-dev > /dev/null 2>&1; then echo libboost1.81-dev; else echo libboost-dev; fi
+}
+
 apt_install() {
-  local wanted=() package
+  local wanted=() boost=there package
   have dpkg-query && have apt-get || return 0
   for package in "${packages[@]}"; do
     installed "$package" || wanted+=("$package")
   done
   find_python > /dev/null || wanted+=(python3-venv python3-dev)
-  [ ${#wanted[@]} -gt 0 ] || return 0
+  has_header boost/json.hpp "$boost_is_new" || boost=missing
+  [ ${#wanted[@]} -gt 0 ] || [ $boost = missing ] || return 0
+  [ "$(id -u)" -ne 0 ] || apt-get update
+  [ $boost = there ] || wanted+=("$(boost_package)")
   if [ "$(id -u)" -ne 0 ]; then
     apt_hint="system packages: sudo apt-get install ${wanted[*]}"  # what is there counts wherever it is from
     return 0
   fi
   say "apt-get install ${wanted[*]}"
-  apt-get update
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${wanted[@]}"
 }
 
@@ -79,20 +93,16 @@ check_tools() {
   have cargo || [ -x "$HOME/.cargo/bin/cargo" ] || miss "cargo was not found: it comes with rustup"
   find_python > /dev/null || miss \
     "Python 3.11 or 3.12 with venv and headers was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
-  find_header boost/json.hpp "libboost1.81-dev"
-  find_header boost/version.hpp "libboost1.81-dev, 1.81 or newer" "BOOST_VERSION >= 108100"
+  find_header boost/json.hpp "libboost1.81-dev, or libboost-dev of 1.81 or newer" "$boost_is_new"
   find_header gtest/gtest.h libgtest-dev
   find_header CLI/CLI.hpp libcli11-dev
 }
-# find_header HEADER PACKAGE [CONDITION]: asks the compiler, so that a library installed elsewhere counts
-# through CPATH.
+# find_header HEADER PACKAGE [CONDITION]: notes one that is absent or too old.
 find_header() {
   have g++ || return 0
-  local preprocess=(g++ -std=c++20 -E -x c++ -)
-  if ! echo "#include <$1>" | "${preprocess[@]}" > /dev/null 2>&1; then
+  if ! has_header "$1"; then
     miss "header $1 was not found: Debian package $2"
-  elif ! printf '#include <%s>\n#if !(%s)\n#error too old\n#endif\n' "$1" "${3:-1}" \
-    | "${preprocess[@]}" > /dev/null 2>&1; then
+  elif ! has_header "$1" "${3:-1}"; then
     miss "header $1 is of a version that is too old: Debian package $2"
   fi
 }

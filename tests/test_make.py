@@ -107,39 +107,53 @@ def test_set_up_refuses_a_boost_that_is_too_old(tmp_path):
     environment = copy_of_the_scripts(tmp_path, {"g++": ""})
     (tmp_path / "tools/g++").write_text(OLD_BOOST)
     result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
-    text = (
-        "header boost/version.hpp is of a version that is too old: Debian package libboost1.81-dev"
-    )
+    text = "header boost/json.hpp is of a version that is too old: Debian package libboost1.81-dev"
     assert text in result.stderr and "header gtest" not in result.stderr
 
 
 # Of Debian's: g++ is installed, and what apt-get is asked for is noted.
 DPKG_QUERY = '#!/bin/bash\n[ "${*: -1}" != g++ ] || echo -n installed\n'
 APT_GET = '#!/bin/bash\necho "apt-get $*" >> apt.log\n'
-MISSING = (
-    "make cmake ninja-build ccache libboost1.81-dev libgtest-dev libcli11-dev "
-    "python3-venv python3-dev"
-)
+# It has one of Boost's packages.
+APT_CACHE = '#!/bin/bash\n[ "$2" = BOOST ]\n'
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(uid, tmp_path):
+@pytest.mark.parametrize("boost", ["libboost1.81-dev", "libboost-dev"])
+def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(uid, boost, tmp_path):
     environment = copy_of_the_scripts(tmp_path, {"id": uid})
-    for name, text in (("dpkg-query", DPKG_QUERY), ("apt-get", APT_GET)):
-        (tmp_path / "tools" / name).write_text(text)
+    for name, text in (("dpkg-query", DPKG_QUERY), ("apt-get", APT_GET), ("apt-cache", APT_CACHE)):
+        (tmp_path / "tools" / name).write_text(text.replace("BOOST", boost))
         (tmp_path / "tools" / name).chmod(0o755)
     result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
     assert result.returncode == 1  # the compiler is missing all the same
     log = tmp_path / "apt.log"
-    told = f"system packages: sudo apt-get install {MISSING}\n"
+    missing = (
+        "make cmake ninja-build ccache libgtest-dev libcli11-dev python3-venv python3-dev " + boost
+    )
+    told = f"system packages: sudo apt-get install {missing}\n"
     if uid == 0:
-        install = f"apt-get install -y --no-install-recommends {MISSING}"
+        install = f"apt-get install -y --no-install-recommends {missing}"
         assert log.read_text().splitlines() == ["apt-get update", install]
-        assert f"setup: apt-get install {MISSING}\n" in result.stdout
+        assert f"setup: apt-get install {missing}\n" in result.stdout
         assert told not in result.stderr
     else:
         assert told in result.stderr
         assert not log.exists()
+
+
+# Every header is there and new, from wherever.
+NEW_BOOST = '#!/bin/bash\n[ "$1" != -dumpfullversion ] || exec echo 12.2.0\nexec cat > /dev/null\n'
+
+
+def test_set_up_asks_apt_for_no_boost_where_one_that_is_new_enough_is_there(tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {"id": 0})
+    tools = {"dpkg-query": DPKG_QUERY, "apt-get": APT_GET, "g++": NEW_BOOST}
+    for name, text in tools.items():
+        (tmp_path / "tools" / name).write_text(text)
+        (tmp_path / "tools" / name).chmod(0o755)
+    run(tmp_path / "scripts/setup.sh", "base", env=environment)
+    assert "libboost" not in (tmp_path / "apt.log").read_text()
 
 
 # A Python whose pip installs everything but the CUDA compiler, and notes what it was asked for.
