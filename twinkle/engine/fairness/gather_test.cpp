@@ -1,6 +1,7 @@
 // A batch waits a little for the tenants of the one before it.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
 
 #include "twinkle/engine/schedule/dispatched_for_test.h"
@@ -134,34 +135,42 @@ TEST_F(Gathering, ClosingEndsTheWait) {
   EXPECT_THROW(future[0].get(), Error);
 }
 
-TEST(GatherOptions, TheExecutorsClockSaysWhenTheWaitIsOver) {
-  NullExecutor executor;
-  std::atomic<double> now = 0;
-  executor.clock = [&] { return now.load(); };
-  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1}, executor);
-  for (Future& future : dispatcher.submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
-    future.get();
-  auto future = dispatcher.submit({work("a", 1)});
-  EXPECT_EQ(future[0].wait_for(std::chrono::milliseconds(30)), std::future_status::timeout);
-  now = 0.002;
-  future[0].get();
+// Two tenants train; what comes then waits for the other, by a clock that the test sets.
+class GatherClock : public testing::Test {
+ protected:
+  GatherClock() {
+    executor_.clock = [this] { return now_.load(); };
+    dispatcher_.emplace(DispatcherOptions{.token_budget = 100, .gather_ms = 1}, executor_);
+    for (Future& future :
+         dispatcher_->submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
+      future.get();
+  }
+  Future submit() { return std::move(dispatcher_->submit({work("a", 1)})[0]); }
+  static void expect_waiting(const Future& future) {
+    EXPECT_EQ(future.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  }
+
+  std::atomic<double> now_ = 0;  // seconds
+  NullExecutor executor_;
+  std::optional<Dispatcher> dispatcher_;
+};
+
+TEST_F(GatherClock, SaysWhenTheWaitIsOver) {
+  Future future = submit();
+  expect_waiting(future);
+  now_ = 0.002;
+  future.get();
 }
 
-TEST(GatherOptions, ABatchThatIsCancelledWhileItWaitsTakesNothingOfTheNextOnesWait) {
-  NullExecutor executor;
-  std::atomic<double> now = 0;
-  executor.clock = [&] { return now.load(); };
-  Dispatcher dispatcher({.token_budget = 100, .gather_ms = 1}, executor);
-  for (Future& future : dispatcher.submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
-    future.get();
-  auto first = dispatcher.submit({work("a", 1)});
-  EXPECT_EQ(first[0].wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-  EXPECT_TRUE(dispatcher.cancel(first[0].id));
-  now = 1;
-  auto second = dispatcher.submit({work("a", 1)});
-  EXPECT_EQ(second[0].wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-  now = 2;
-  second[0].get();
+TEST_F(GatherClock, ABatchThatIsCancelledWhileItWaitsTakesNothingOfTheNextOnesWait) {
+  const Future first = submit();
+  expect_waiting(first);
+  EXPECT_TRUE(dispatcher_->cancel(first.id));
+  now_ = 1;
+  Future second = submit();
+  expect_waiting(second);
+  now_ = 2;
+  second.get();
 }
 
 TEST(GatherOptions, AreChecked) {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <fstream>
 
-#include "twinkle/engine/execute/decoder_executor.h"
+#include "twinkle/engine/memory/model_options_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/tiny_model.h"
@@ -61,20 +61,15 @@ class NewWeights : public testing::TestWithParam<std::string> {
     return std::get<SampleResult>(executor_.commit(id_)).completions[0][0].logprobs[0];
   }
 
+  ModelOptions options() const {
+    ModelOptions out = small_model(model_.path());
+    out.mixed_precision = GetParam();
+    return out;
+  }
   int64_t base_bytes() const { return kVocabulary * kWidth * (GetParam() == "no" ? 4 : 2); }
 
   const model::TinyModel model_{with_a_large_vocabulary()};
-  DecoderExecutor executor_{{.model = model_.path(),
-                             .mixed_precision = GetParam(),
-                             .device = "cpu",
-                             .kv_tokens = 256,
-                             .activation_bytes = 0,
-                             .max_sequences = 4,
-                             .prefill_tokens = 512,
-                             .parking = {},
-                             .deterministic = true,
-                             .decode_graphs = false,
-                             .train_graphs = false}};
+  DecoderExecutor executor_{options()};
   const std::atomic<bool> nobody_stops_ = false;
   int64_t id_ = 0;
 };

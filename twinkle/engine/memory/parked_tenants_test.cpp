@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/engine/engine.h"
-#include "twinkle/engine/execute/decoder_executor.h"
 #include "twinkle/engine/heap_shortage_for_test.h"
+#include "twinkle/engine/memory/model_options_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -99,18 +99,9 @@ TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) 
 
 // At each of its last allocations in turn, where the tenant enters the books.
 TEST_F(ParkedTenants, ACreateThatRunsOutOfMemoryLeavesNoTenant) {
-  DecoderExecutor executor({.model = model_.path(),
-                            .mixed_precision = "no",
-                            .device = "cpu",
-                            .value_head = false,
-                            .kv_tokens = 1024,
-                            .activation_bytes = 0,
-                            .max_sequences = 4,
-                            .prefill_tokens = 64,
-                            .parking = {int64_t{1} << 30, folder().string()},
-                            .deterministic = false,
-                            .decode_graphs = false,
-                            .train_graphs = false});
+  ModelOptions options = small_model(model_.path());
+  options.parking = {int64_t{1} << 30, folder().string()};
+  DecoderExecutor executor(options);
   const Operation create = Create{.tenant = "a tenant of a long name",
                                   .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"},
                   remove = Delete{"a tenant of a long name"};

@@ -2,8 +2,8 @@
 // changed nothing, or it has done all.
 #include <gtest/gtest.h>
 
-#include "twinkle/engine/execute/decoder_executor.h"
 #include "twinkle/engine/heap_shortage_for_test.h"
+#include "twinkle/engine/memory/model_options_for_test.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/engine/shortage_for_test.h"
 #include "twinkle/model/tiny_model.h"
@@ -71,18 +71,7 @@ class ShortOperations : public testing::TestWithParam<bool> {
 
   const model::TinyModel model_;
   const ScratchDir scratch_{memory_folder()};
-  DecoderExecutor executor_{{.model = model_.path(),
-                             .mixed_precision = "bf16",
-                             .device = "cpu",
-                             .value_head = false,
-                             .kv_tokens = 1024,
-                             .activation_bytes = 0,
-                             .max_sequences = 4,
-                             .prefill_tokens = 64,
-                             .parking = {},
-                             .deterministic = false,
-                             .decode_graphs = false,
-                             .train_graphs = false}};
+  DecoderExecutor executor_{small_model(model_.path())};
   int64_t id_ = 0;
   State saved_;
 };
