@@ -61,7 +61,7 @@ apt_install() {
     installed "$package" || wanted+=("$package")
   done
   find_python > /dev/null || wanted+=(python3-venv python3-dev)
-  has_header boost/json.hpp "$boost_is_new" || boost=missing
+  { has_header boost/json.hpp && has_header boost/version.hpp "$boost_is_new"; } || boost=missing
   [ ${#wanted[@]} -gt 0 ] || [ $boost = missing ] || return 0
   [ "$(id -u)" -ne 0 ] || apt-get update
   [ $boost = there ] || wanted+=("$(boost_package)")
@@ -93,7 +93,8 @@ check_tools() {
   have cargo || [ -x "$HOME/.cargo/bin/cargo" ] || miss "cargo was not found: it comes with rustup"
   find_python > /dev/null || miss \
     "Python 3.11 or 3.12 with venv and headers was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
-  find_header boost/json.hpp "libboost1.81-dev, or libboost-dev of 1.81 or newer" "$boost_is_new"
+  find_header boost/json.hpp "libboost1.81-dev or libboost-dev"
+  find_header boost/version.hpp "libboost1.81-dev, or libboost-dev of 1.81 or newer" "$boost_is_new"
   find_header gtest/gtest.h libgtest-dev
   find_header CLI/CLI.hpp libcli11-dev
 }

@@ -107,7 +107,9 @@ def test_set_up_refuses_a_boost_that_is_too_old(tmp_path):
     environment = copy_of_the_scripts(tmp_path, {"g++": ""})
     (tmp_path / "tools/g++").write_text(OLD_BOOST)
     result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
-    text = "header boost/json.hpp is of a version that is too old: Debian package libboost1.81-dev"
+    text = (
+        "header boost/version.hpp is of a version that is too old: Debian package libboost1.81-dev"
+    )
     assert text in result.stderr and "header gtest" not in result.stderr
 
 
@@ -142,18 +144,29 @@ def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(ui
         assert not log.exists()
 
 
-# Every header is there and new, from wherever.
-NEW_BOOST = '#!/bin/bash\n[ "$1" != -dumpfullversion ] || exec echo 12.2.0\nexec cat > /dev/null\n'
-
-
-def test_set_up_asks_apt_for_no_boost_where_one_that_is_new_enough_is_there(tmp_path):
+# The compiler itself reads these headers.
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize(
+    ("version", "packages"), [("107400", "libboost-dev"), ("108300", ""), (None, "libboost-dev")]
+)
+def test_set_up_asks_apt_for_boost_only_where_none_is_new_enough(version, packages, tmp_path):
     environment = copy_of_the_scripts(tmp_path, {"id": 0})
-    tools = {"dpkg-query": DPKG_QUERY, "apt-get": APT_GET, "g++": NEW_BOOST}
+    compiler = f'#!/bin/bash\nexec {shutil.which("g++")} -nostdinc "$@"\n'
+    tools = {"dpkg-query": DPKG_QUERY, "apt-get": APT_GET, "g++": compiler}
+    tools["apt-cache"] = APT_CACHE.replace("BOOST", "libboost-dev")
     for name, text in tools.items():
         (tmp_path / "tools" / name).write_text(text)
         (tmp_path / "tools" / name).chmod(0o755)
-    run(tmp_path / "scripts/setup.sh", "base", env=environment)
-    assert "libboost" not in (tmp_path / "apt.log").read_text()
+    headers = tmp_path / "include/boost"
+    headers.mkdir(parents=True)
+    if version is not None:
+        (headers / "json.hpp").write_text("")  # it does not tell Boost's version
+        (headers / "version.hpp").write_text(f"#define BOOST_VERSION {version}\n")
+    environment["CPATH"] = str(headers.parent)
+    result = run(tmp_path / "scripts/setup.sh", "base", env=environment)
+    install = (tmp_path / "apt.log").read_text().splitlines()[-1]
+    assert " ".join(word for word in install.split() if "boost" in word) == packages
+    assert ("boost/version.hpp is of a version" in result.stderr) == (version == "107400")
 
 
 # A Python whose pip installs everything but the CUDA compiler, and notes what it was asked for.
