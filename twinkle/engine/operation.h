@@ -1,8 +1,9 @@
 // Everything that the engine does is one of these values: what a script, the server or a journal
 // submits. An operation that fails changes nothing. Errors of all: kInvalid, an empty tenant;
 // kNotFound, but of Create, no tenant of this name. They hold no tensors and no pointers, and turn
-// into bytes and back (to_bytes, from_bytes), so that they can be stored, sent and replayed. A
-// field is added at the end of its struct together with a new kVersion.
+// into bytes and back (to_bytes, from_bytes), as results do, so that they can be stored, sent and
+// replayed. A new field gets the next tag of its struct; bytes that were written before then have
+// its default.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,11 +13,10 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields.h"
 #include "twinkle/sampler/params.h"
 
 namespace twinkle::engine {
-
-inline constexpr uint16_t kVersion = 8;
 
 // One sequence of a forward. All vectors have one entry per token.
 struct Example {
@@ -30,6 +30,16 @@ struct Example {
   // [tokens x vocabulary] d loss / d logits, as a Forward gives them, for a LinearLoss. All
   // sequences of an operation have it, and then no labels, or none has it.
   std::vector<float> logits_grad;
+
+  bool operator==(const Example&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "input_ids", &Example::input_ids),
+                      field(2, "labels", &Example::labels),
+                      field(3, "weights", &Example::weights),
+                      field(4, "extras", &Example::extras),
+                      field(5, "embedding_grad", &Example::embedding_grad),
+                      field(6, "logits_grad", &Example::logits_grad)};
+  }
 };
 
 // Creates a tenant: its adapter, or, with an empty `lora_json`, the right to train every
@@ -47,12 +57,24 @@ struct Create {
   double weight = 1.0;  // its share of every training batch, and of the sequences that are sampled,
                         // among tenants of its priority; 0.001 to 1000
   int32_t priority = 0;  // higher first: lower ones get what is left over
+
+  bool operator==(const Create&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{
+        field(1, "tenant", &Create::tenant),       field(2, "lora_json", &Create::lora_json),
+        field(3, "directory", &Create::directory), field(4, "seed", &Create::seed),
+        field(5, "frozen", &Create::frozen),       field(6, "weight", &Create::weight),
+        field(7, "priority", &Create::priority)};
+  }
 };
 
 // Forgets the tenant after its earlier operations; what it samples goes on. The base model's
 // weights are read again from their files when it trained them: errors of a Load then.
 struct Delete {
   std::string tenant;
+
+  bool operator==(const Delete&) const = default;
+  static constexpr auto fields() { return std::tuple{field(1, "tenant", &Delete::tenant)}; }
 };
 
 // Limit of all logits that one operation may ask for.
@@ -70,6 +92,18 @@ struct Forward {
   bool train = false;         // with the dropout of the tenant's next ForwardBackward
   bool logits = false;        // also return the logits of every token
   bool embedding = false;     // also return every sequence's embedding
+
+  bool operator==(const Forward&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Forward::tenant),
+                      field(2, "sequences", &Forward::sequences),
+                      field(3, "disable_lora", &Forward::disable_lora),
+                      field(4, "temperature", &Forward::temperature),
+                      field(5, "entropy", &Forward::entropy),
+                      field(6, "train", &Forward::train),
+                      field(7, "logits", &Forward::logits),
+                      field(8, "embedding", &Forward::embedding)};
+  }
 };
 
 // Adds the loss's gradient to the tenant's accumulated gradients and its token count to the
@@ -82,6 +116,16 @@ struct ForwardBackward {
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0
   bool logits = false;       // also return the logits of every token
+
+  bool operator==(const ForwardBackward&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &ForwardBackward::tenant),
+                      field(2, "sequences", &ForwardBackward::sequences),
+                      field(3, "loss", &ForwardBackward::loss),
+                      field(4, "loss_options", &ForwardBackward::loss_options),
+                      field(5, "temperature", &ForwardBackward::temperature),
+                      field(6, "logits", &ForwardBackward::logits)};
+  }
 };
 
 // Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
@@ -94,6 +138,14 @@ struct Step {
   std::string options;  // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
   double max_grad_norm = 0.0;  // 0 and infinity: no clipping
   double norm_type = 2.0;
+
+  bool operator==(const Step&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Step::tenant), field(2, "optimizer", &Step::optimizer),
+                      field(3, "options", &Step::options),
+                      field(4, "max_grad_norm", &Step::max_grad_norm),
+                      field(5, "norm_type", &Step::norm_type)};
+  }
 };
 
 // Norm of (accumulated gradients / token count), clipped in place unless max_grad_norm is 0 or
@@ -102,11 +154,21 @@ struct ClipGradNorm {
   std::string tenant;
   double max_grad_norm = 1.0;
   double norm_type = 2.0;
+
+  bool operator==(const ClipGradNorm&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &ClipGradNorm::tenant),
+                      field(2, "max_grad_norm", &ClipGradNorm::max_grad_norm),
+                      field(3, "norm_type", &ClipGradNorm::norm_type)};
+  }
 };
 
 // Forgets the accumulated gradients and their token count, if there are any.
 struct ZeroGrad {
   std::string tenant;
+
+  bool operator==(const ZeroGrad&) const = default;
+  static constexpr auto fields() { return std::tuple{field(1, "tenant", &ZeroGrad::tenant)}; }
 };
 
 using sampler::SamplingParams;
@@ -120,6 +182,12 @@ struct Sample {
   std::vector<SamplingParams> params;         // one for all prompts, or one each
   int64_t version = 0;  // of the weights: a published one; 0: as they are at the Sample's place in
                         // the tenant's order. Training goes on meanwhile
+
+  bool operator==(const Sample&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Sample::tenant), field(2, "prompts", &Sample::prompts),
+                      field(3, "params", &Sample::params), field(4, "version", &Sample::version)};
+  }
 };
 
 // Keeps the weights of an adapter as they are at its place in the tenant's order, for Samples that
@@ -127,6 +195,9 @@ struct Sample {
 // a tenant without an adapter.
 struct Publish {
   std::string tenant;
+
+  bool operator==(const Publish&) const = default;
+  static constexpr auto fields() { return std::tuple{field(1, "tenant", &Publish::tenant)}; }
 };
 
 // Lets a published version go. Samples that have begun with it keep it to their end. Error
@@ -134,6 +205,11 @@ struct Publish {
 struct Release {
   std::string tenant;
   int64_t version = 0;
+
+  bool operator==(const Release&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Release::tenant), field(2, "version", &Release::version)};
+  }
 };
 
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
@@ -146,6 +222,14 @@ struct Save {
   bool optimizer = false;
   std::string extra_json;       // kept in trainer_state.json
   int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
+
+  bool operator==(const Save&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Save::tenant), field(2, "directory", &Save::directory),
+                      field(3, "optimizer", &Save::optimizer),
+                      field(4, "extra_json", &Save::extra_json),
+                      field(5, "max_shard_bytes", &Save::max_shard_bytes)};
+  }
 };
 
 // Takes the weights of a saved directory of the same shapes, and the optimizer's state and the
@@ -157,6 +241,12 @@ struct Load {
   bool optimizer = false;
   bool exact = false;  // with the optimizer: to replay what followed the save. Refused in an engine
                        // that computes by other means than the one that saved
+
+  bool operator==(const Load&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Load::tenant), field(2, "directory", &Load::directory),
+                      field(3, "optimizer", &Load::optimizer), field(4, "exact", &Load::exact)};
+  }
 };
 
 // Checksums of the tenant's state, for tests and reports. Of a frozen tenant: the base model's
@@ -164,6 +254,11 @@ struct Load {
 struct Inspect {
   std::string tenant;
   bool tensors = false;  // also return the tensors (weights, gradients, optimizer), as float32
+
+  bool operator==(const Inspect&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &Inspect::tenant), field(2, "tensors", &Inspect::tensors)};
+  }
 };
 
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
@@ -175,7 +270,8 @@ inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;
 const std::string& tenant_of(const Operation& operation);
 int64_t num_bytes(const Operation& operation);  // that it takes in memory
 std::string to_bytes(const Operation& operation);
-// Error kInvalid: another version, truncated, unknown kind, a name twice, too long.
+// Error kInvalid: of another format, truncated, of an unknown kind, a field or name twice, too
+// long.
 Operation from_bytes(std::span<const char> bytes);
 
 // ---- results
@@ -190,12 +286,29 @@ struct ForwardResult {
   // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
   // a ForwardBackward with an embedding_grad too.
   std::vector<std::vector<float>> logits, embeddings;
+
+  bool operator==(const ForwardResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "loss", &ForwardResult::loss),
+                      field(2, "num_tokens", &ForwardResult::num_tokens),
+                      field(3, "logps", &ForwardResult::logps),
+                      field(4, "entropies", &ForwardResult::entropies),
+                      field(5, "logits", &ForwardResult::logits),
+                      field(6, "embeddings", &ForwardResult::embeddings)};
+  }
 };
 
 struct StepResult {
   double grad_norm = 0;  // before clipping
   double num_tokens = 0;
   int64_t step = 0;  // optimizer steps taken so far
+
+  bool operator==(const StepResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "grad_norm", &StepResult::grad_norm),
+                      field(2, "num_tokens", &StepResult::num_tokens),
+                      field(3, "step", &StepResult::step)};
+  }
 };
 
 using sampler::Completion;
@@ -203,24 +316,51 @@ using sampler::Completion;
 struct SampleResult {
   std::vector<std::vector<Completion>> completions;  // [prompt][sample]
   std::vector<sampler::PromptScores> prompts;        // [prompt]
+
+  bool operator==(const SampleResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "completions", &SampleResult::completions),
+                      field(2, "prompts", &SampleResult::prompts)};
+  }
 };
 
 struct PublishResult {
   int64_t version = 0;  // 1, 2, ... of this tenant
+
+  bool operator==(const PublishResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "version", &PublishResult::version)};
+  }
 };
 
 struct SaveResult {
   std::string directory;
+
+  bool operator==(const SaveResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "directory", &SaveResult::directory)};
+  }
 };
 
 struct LoadResult {
   std::string extra_json;
+
+  bool operator==(const LoadResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "extra_json", &LoadResult::extra_json)};
+  }
 };
 
 struct NamedTensor {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<float> values;
+
+  bool operator==(const NamedTensor&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "name", &NamedTensor::name), field(2, "shape", &NamedTensor::shape),
+                      field(3, "values", &NamedTensor::values)};
+  }
 };
 
 struct InspectResult {
@@ -228,13 +368,29 @@ struct InspectResult {
   int64_t num_parameters = 0, step = 0;
   double num_tokens = 0;  // accumulated since the last step
   std::vector<NamedTensor> tensors;
+
+  bool operator==(const InspectResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "weights", &InspectResult::weights),
+                      field(2, "gradients", &InspectResult::gradients),
+                      field(3, "optimizer", &InspectResult::optimizer),
+                      field(4, "num_parameters", &InspectResult::num_parameters),
+                      field(5, "step", &InspectResult::step),
+                      field(6, "num_tokens", &InspectResult::num_tokens),
+                      field(7, "tensors", &InspectResult::tensors)};
+  }
 };
 
-struct Done {};
+struct Done {
+  bool operator==(const Done&) const = default;
+  static constexpr auto fields() { return std::tuple<>(); }
+};
 
 using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult,
                             InspectResult, PublishResult>;
 
 int64_t num_bytes(const Result& result);  // that it takes in memory
+std::string to_bytes(const Result& result);
+Result result_from_bytes(std::span<const char> bytes);  // Error kInvalid: as from_bytes
 
 }  // namespace twinkle::engine

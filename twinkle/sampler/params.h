@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/fields.h"
+
 namespace twinkle::sampler {
 
 inline constexpr int64_t kMaxTopLogprobs = 128;  // distillation reads 64
@@ -27,6 +29,25 @@ struct SamplingParams {
                                     // under the distribution that `logprobs` has
   bool prompt_logprobs = false;     // of the prompt's tokens, under the same
   int64_t top_prompt_logprobs = 0;  // likeliest tokens that come with each of the prompt
+
+  bool operator==(const SamplingParams&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "max_tokens", &SamplingParams::max_tokens),
+                      field(2, "seed", &SamplingParams::seed),
+                      field(3, "stop", &SamplingParams::stop),
+                      field(4, "stop_token_ids", &SamplingParams::stop_token_ids),
+                      field(5, "temperature", &SamplingParams::temperature),
+                      field(6, "top_k", &SamplingParams::top_k),
+                      field(7, "top_p", &SamplingParams::top_p),
+                      field(8, "repetition_penalty", &SamplingParams::repetition_penalty),
+                      field(9, "num_samples", &SamplingParams::num_samples),
+                      field(10, "logprobs", &SamplingParams::logprobs),
+                      field(11, "ignore_eos", &SamplingParams::ignore_eos),
+                      field(12, "min_p", &SamplingParams::min_p),
+                      field(13, "top_logprobs", &SamplingParams::top_logprobs),
+                      field(14, "prompt_logprobs", &SamplingParams::prompt_logprobs),
+                      field(15, "top_prompt_logprobs", &SamplingParams::top_prompt_logprobs)};
+  }
 };
 
 struct TokenLogprob {
@@ -34,6 +55,12 @@ struct TokenLogprob {
   float logprob = 0;
 
   bool operator==(const TokenLogprob&) const = default;
+
+  static constexpr bool kPacked = true;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "id", &TokenLogprob::id),
+                      field(2, "logprob", &TokenLogprob::logprob)};
+  }
 };
 
 // Likeliest first, of equals the lowest id.
@@ -45,6 +72,15 @@ struct Completion {
   std::string stop_reason;                // "stop" or "length"
   std::string matched;                    // the stop string that ended it, if one did
   std::vector<TopLogprobs> top_logprobs;  // for each token; empty unless asked for
+
+  bool operator==(const Completion&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tokens", &Completion::tokens),
+                      field(2, "logprobs", &Completion::logprobs),
+                      field(3, "stop_reason", &Completion::stop_reason),
+                      field(4, "matched", &Completion::matched),
+                      field(5, "top_logprobs", &Completion::top_logprobs)};
+  }
 };
 
 // Scores of the prompt's second token and those behind it, each given those before it: P - 1 for a
@@ -52,6 +88,12 @@ struct Completion {
 struct PromptScores {
   std::vector<float> logprobs;
   std::vector<TopLogprobs> top_logprobs;
+
+  bool operator==(const PromptScores&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "logprobs", &PromptScores::logprobs),
+                      field(2, "top_logprobs", &PromptScores::top_logprobs)};
+  }
 };
 
 // Error kInvalid: a field outside its range; the text names field, value and limit.

@@ -1,0 +1,75 @@
+// The fields of a struct, listed once, by tag, name and place. Bytes (base/codec.h), sizes in
+// memory and Python's keyword arguments all come from the list:
+//   struct Release {
+//     std::string tenant;
+//     int64_t version = 0;
+//     static constexpr auto fields() {
+//       return std::tuple{field(1, "tenant", &Release::tenant),
+//                         field(2, "version", &Release::version)};
+//     }
+//   };
+// A tag is never given to another field, so that what was written before a field came or after it
+// went is read. A list that is not whole, or whose tags do not rise, does not compile.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+
+namespace twinkle {
+
+template <class Struct, class Type>
+struct Field {
+  uint16_t tag;
+  std::string_view name;
+  Type Struct::* member;
+};
+
+template <class Struct, class Type>
+constexpr Field<Struct, Type> field(uint16_t tag, std::string_view name, Type Struct::* member) {
+  return {tag, name, member};
+}
+
+namespace detail {
+
+struct Anything {
+  template <class T>
+  constexpr operator T() const;  // NOLINT(google-explicit-constructor): it stands for any value
+};
+
+template <class T, class... A>
+consteval size_t num_members() {
+  if constexpr (requires { T{A{}..., Anything{}}; })
+    return num_members<T, A..., Anything>();
+  else
+    return sizeof...(A);
+}
+
+template <class T>
+consteval bool tags_rise() {
+  return std::apply(
+      [](const auto&... f) {
+        [[maybe_unused]] uint16_t last = 0;
+        return ((f.tag > last && ((last = f.tag), true)) && ...);
+      },
+      T::fields());
+}
+
+}  // namespace detail
+
+template <class T>
+concept HasFields = requires { T::fields(); };
+
+// Calls f(field, value.*member) for each, in the order of the list.
+template <class T, class F>
+  requires HasFields<std::remove_const_t<T>>
+void for_each_field(T& value, F&& f) {
+  using U = std::remove_const_t<T>;
+  static_assert(std::tuple_size_v<decltype(U::fields())> == detail::num_members<U>(),
+                "fields() lists every member");
+  static_assert(detail::tags_rise<U>(), "the tags of fields() rise, from 1");
+  std::apply([&](const auto&... each) { (f(each, value.*each.member), ...); }, U::fields());
+}
+
+}  // namespace twinkle
