@@ -56,7 +56,7 @@ if(TWINKLE_TESTS)
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)
     list(APPEND scheduling ${part})
   endforeach()
-  add_executable(schedule_test EXCLUDE_FROM_ALL ${scheduling} ${CMAKE_SOURCE_DIR}/twinkle/engine/bytes.cpp)
+  add_executable(schedule_test EXCLUDE_FROM_ALL ${scheduling} ${CMAKE_SOURCE_DIR}/twinkle/engine/protocol/bytes.cpp)
   target_link_libraries(schedule_test PRIVATE twinkle_base GTest::gtest GTest::gtest_main)
 endif()
 

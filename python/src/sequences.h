@@ -6,7 +6,8 @@
 
 #include <vector>
 
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 
 namespace twinkle::python {
 

@@ -1,6 +1,6 @@
 // Operations' bytes.
 #include "tests/fuzz/fuzz.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
 
 namespace twinkle::fuzz {
 namespace {
@@ -39,9 +39,10 @@ void read(const std::string& bytes) {
 
 Reader operations() {
   std::vector<std::string> cases = corpus();
-  // Twenty thousand sequences are promised, and as many bytes follow.
-  const std::string many = cases[2].substr(0, 2 + 1 + 8 + 1);  // up to the count
-  cases.push_back(many + raw<uint64_t>(20000) + std::string(20000, '\0'));
+  // Twenty thousand sequences of no fields.
+  const std::string fields = raw<uint16_t>(1) + raw<uint64_t>(1) + "a" + raw<uint16_t>(2) +
+                             raw<uint64_t>(20000 * 8) + std::string(20000 * 8, '\0');
+  cases.push_back(cases[2].substr(0, 2) + raw<uint64_t>(fields.size()) + fields);
   return {.name = "operations",
           .corpus = std::move(cases),
           .words = {raw<uint64_t>(1000)},

@@ -13,7 +13,7 @@
 #include "twinkle/engine/execute/model_info.h"
 #include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/memory/parking_stats.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 
 namespace twinkle::engine {

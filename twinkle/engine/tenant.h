@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "twinkle/engine/checkpoint/training_state.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/optim/optimizer.h"

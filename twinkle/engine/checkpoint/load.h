@@ -11,7 +11,8 @@
 
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/checkpoint/training_state.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/tenant.h"
 #include "twinkle/lora/adapter.h"
 

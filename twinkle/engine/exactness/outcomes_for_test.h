@@ -9,7 +9,8 @@
 #include <string>
 
 #include "twinkle/base/error.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
 #include "twinkle/model/spec.h"
 
 namespace twinkle::engine {

@@ -5,7 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/tenant.h"
 #include "twinkle/loss/loss.h"
 

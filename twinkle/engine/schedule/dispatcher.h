@@ -15,7 +15,8 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"

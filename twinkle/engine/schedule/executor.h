@@ -11,7 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/hooks.h"
 #include "twinkle/engine/schedule/scheduler.h"
 

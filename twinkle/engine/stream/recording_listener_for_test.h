@@ -5,7 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/hooks.h"
 
 namespace twinkle::engine {

@@ -1,7 +1,8 @@
 // Operations and results as bytes: u8 format, u8 kind (its place in the variant), then the struct
 // as base/codec.h has it. And how much memory they take.
 #include "twinkle/base/codec.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 
 namespace twinkle::engine {
 namespace {

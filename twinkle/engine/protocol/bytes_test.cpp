@@ -5,7 +5,8 @@
 
 #include "twinkle/base/codec.h"
 #include "twinkle/base/random.h"
-#include "twinkle/engine/operation.h"
+#include "twinkle/engine/protocol/operation.h"
+#include "twinkle/engine/protocol/result.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {

@@ -1,0 +1,131 @@
+// What operations return: plain values that turn into bytes and back, as operations do.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "twinkle/base/fields.h"
+#include "twinkle/sampler/params.h"
+
+namespace twinkle::engine {
+
+struct ForwardResult {
+  double loss = 0;  // of a ForwardBackward: as its loss defines it (CrossEntropyLoss: the sum over
+                    // tokens, nats)
+  double num_tokens = 0;                  // what the step will divide by
+  std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
+  std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
+  // Only when asked for, per sequence: [tokens x vocabulary], already divided by the temperature;
+  // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
+  // a ForwardBackward with an embedding_grad too.
+  std::vector<std::vector<float>> logits, embeddings;
+
+  bool operator==(const ForwardResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "loss", &ForwardResult::loss),
+                      field(2, "num_tokens", &ForwardResult::num_tokens),
+                      field(3, "logps", &ForwardResult::logps),
+                      field(4, "entropies", &ForwardResult::entropies),
+                      field(5, "logits", &ForwardResult::logits),
+                      field(6, "embeddings", &ForwardResult::embeddings)};
+  }
+};
+
+struct StepResult {
+  double grad_norm = 0;  // before clipping
+  double num_tokens = 0;
+  int64_t step = 0;  // optimizer steps taken so far
+
+  bool operator==(const StepResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "grad_norm", &StepResult::grad_norm),
+                      field(2, "num_tokens", &StepResult::num_tokens),
+                      field(3, "step", &StepResult::step)};
+  }
+};
+
+using sampler::Completion;
+
+struct SampleResult {
+  std::vector<std::vector<Completion>> completions;  // [prompt][sample]
+  std::vector<sampler::PromptScores> prompts;        // [prompt]
+
+  bool operator==(const SampleResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "completions", &SampleResult::completions),
+                      field(2, "prompts", &SampleResult::prompts)};
+  }
+};
+
+struct PublishResult {
+  int64_t version = 0;  // 1, 2, ... of this tenant
+
+  bool operator==(const PublishResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "version", &PublishResult::version)};
+  }
+};
+
+struct SaveResult {
+  std::string directory;
+
+  bool operator==(const SaveResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "directory", &SaveResult::directory)};
+  }
+};
+
+struct LoadResult {
+  std::string extra_json;
+
+  bool operator==(const LoadResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "extra_json", &LoadResult::extra_json)};
+  }
+};
+
+struct NamedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+
+  bool operator==(const NamedTensor&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "name", &NamedTensor::name), field(2, "shape", &NamedTensor::shape),
+                      field(3, "values", &NamedTensor::values)};
+  }
+};
+
+struct InspectResult {
+  uint64_t weights = 0, gradients = 0, optimizer = 0;  // checksums of the bytes
+  int64_t num_parameters = 0, step = 0;
+  double num_tokens = 0;  // accumulated since the last step
+  std::vector<NamedTensor> tensors;
+
+  bool operator==(const InspectResult&) const = default;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "weights", &InspectResult::weights),
+                      field(2, "gradients", &InspectResult::gradients),
+                      field(3, "optimizer", &InspectResult::optimizer),
+                      field(4, "num_parameters", &InspectResult::num_parameters),
+                      field(5, "step", &InspectResult::step),
+                      field(6, "num_tokens", &InspectResult::num_tokens),
+                      field(7, "tensors", &InspectResult::tensors)};
+  }
+};
+
+struct Done {
+  bool operator==(const Done&) const = default;
+  static constexpr auto fields() { return std::tuple<>(); }
+};
+
+using Result = std::variant<Done, ForwardResult, StepResult, SampleResult, SaveResult, LoadResult,
+                            InspectResult, PublishResult>;
+
+int64_t num_bytes(const Result& result);  // that it takes in memory
+std::string to_bytes(const Result& result);
+Result result_from_bytes(std::span<const char> bytes);  // Error kInvalid: as from_bytes
+
+}  // namespace twinkle::engine
