@@ -1,5 +1,6 @@
-// The fields of a struct, listed once, by tag, name and place. Bytes (base/codec.h), sizes in
-// memory and Python's keyword arguments all come from the list:
+// The fields of a struct, listed once, by tag, name and place. Bytes and sizes in memory
+// (base/codec.h), JSON (base/json_codec.h) and Python's keyword arguments (python/src/fields.h) all
+// come from the list:
 //   struct Release {
 //     std::string tenant;
 //     int64_t version = 0;
@@ -13,6 +14,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -70,6 +72,20 @@ void for_each_field(T& value, F&& f) {
                 "fields() lists every member");
   static_assert(detail::tags_rise<U>(), "the tags of fields() rise, from 1");
   std::apply([&](const auto&... each) { (f(each, value.*each.member), ...); }, U::fields());
+}
+
+// "a, b and c".
+template <HasFields T>
+std::string names_of() {
+  std::string out;
+  size_t left = std::tuple_size_v<decltype(T::fields())>;
+  const auto add = [&](std::string_view name) {
+    if (!out.empty()) out += left == 1 ? " and " : ", ";
+    out += name;
+    --left;
+  };
+  std::apply([&](const auto&... each) { (add(each.name), ...); }, T::fields());
+  return out;
 }
 
 }  // namespace twinkle

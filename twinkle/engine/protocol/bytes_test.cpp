@@ -1,12 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <limits>
-#include <type_traits>
-
 #include "twinkle/base/codec.h"
-#include "twinkle/base/random.h"
-#include "twinkle/engine/protocol/operation.h"
-#include "twinkle/engine/protocol/result.h"
+#include "twinkle/engine/protocol/drawn_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {
@@ -16,56 +11,6 @@ template <class T>
 std::string raw(T value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
 }
-
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : seed_(seed) {}
-  uint64_t below(uint64_t n) { return key_of(seed_, count_++) % n; }
-
-  template <class T>
-  void fill(T& v) {
-    if constexpr (std::is_same_v<T, bool>)
-      v = below(2) == 1;
-    else if constexpr (std::is_integral_v<T>)
-      v = static_cast<T>(key_of(seed_, count_++));
-    else if constexpr (std::is_floating_point_v<T>)
-      v = below(9) == 0 ? std::numeric_limits<T>::infinity()
-                        : static_cast<T>(uniform_at(seed_, count_++) - 0.5);
-    else
-      for_each_field(v, [this](const auto&, auto& member) { fill(member); });
-  }
-  void fill(std::string& v) {
-    v.resize(below(20));
-    for (char& c : v) c = static_cast<char>(below(256));
-  }
-  template <class T>
-  void fill(std::vector<T>& v) {
-    v.resize(below(5));
-    for (T& item : v) fill(item);
-  }
-  template <class T>
-  void fill(std::map<std::string, T>& v) {
-    for (uint64_t n = below(4); n > 0; --n) {
-      std::string key;
-      fill(key);
-      fill(v[key]);
-    }
-  }
-
-  template <class Variant, size_t I = 0>
-  Variant any(size_t kind) {
-    if constexpr (I + 1 < std::variant_size_v<Variant>) {
-      if (kind != I) return any<Variant, I + 1>(kind);
-    }
-    std::variant_alternative_t<I, Variant> value;
-    fill(value);
-    return value;
-  }
-  Operation operation(size_t kind) { return any<Operation>(kind); }
-
- private:
-  uint64_t seed_, count_ = 0;
-};
 
 constexpr size_t kHeader = 1 + 1 + 8;  // format, kind, size
 constexpr size_t kKinds = std::variant_size_v<Operation>;

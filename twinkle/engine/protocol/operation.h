@@ -59,6 +59,7 @@ struct Create {
   int32_t priority = 0;  // higher first: lower ones get what is left over
 
   bool operator==(const Create&) const = default;
+  static constexpr std::string_view kName = "create";
   static constexpr auto fields() {
     return std::tuple{
         field(1, "tenant", &Create::tenant),       field(2, "lora_json", &Create::lora_json),
@@ -74,6 +75,7 @@ struct Delete {
   std::string tenant;
 
   bool operator==(const Delete&) const = default;
+  static constexpr std::string_view kName = "delete";
   static constexpr auto fields() { return std::tuple{field(1, "tenant", &Delete::tenant)}; }
 };
 
@@ -94,6 +96,7 @@ struct Forward {
   bool embedding = false;     // also return every sequence's embedding
 
   bool operator==(const Forward&) const = default;
+  static constexpr std::string_view kName = "forward";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Forward::tenant),
                       field(2, "sequences", &Forward::sequences),
@@ -118,6 +121,7 @@ struct ForwardBackward {
   bool logits = false;       // also return the logits of every token
 
   bool operator==(const ForwardBackward&) const = default;
+  static constexpr std::string_view kName = "forward_backward";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &ForwardBackward::tenant),
                       field(2, "sequences", &ForwardBackward::sequences),
@@ -140,6 +144,7 @@ struct Step {
   double norm_type = 2.0;
 
   bool operator==(const Step&) const = default;
+  static constexpr std::string_view kName = "step";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Step::tenant), field(2, "optimizer", &Step::optimizer),
                       field(3, "options", &Step::options),
@@ -156,6 +161,7 @@ struct ClipGradNorm {
   double norm_type = 2.0;
 
   bool operator==(const ClipGradNorm&) const = default;
+  static constexpr std::string_view kName = "clip_grad_norm";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &ClipGradNorm::tenant),
                       field(2, "max_grad_norm", &ClipGradNorm::max_grad_norm),
@@ -168,6 +174,7 @@ struct ZeroGrad {
   std::string tenant;
 
   bool operator==(const ZeroGrad&) const = default;
+  static constexpr std::string_view kName = "zero_grad";
   static constexpr auto fields() { return std::tuple{field(1, "tenant", &ZeroGrad::tenant)}; }
 };
 
@@ -182,11 +189,14 @@ struct Sample {
   std::vector<SamplingParams> params;         // one for all prompts, or one each
   int64_t version = 0;  // of the weights: a published one; 0: as they are at the Sample's place in
                         // the tenant's order. Training goes on meanwhile
+  std::string tokenizer;  // in whose text stop strings are found, as the engine's Decoders knows it
 
   bool operator==(const Sample&) const = default;
+  static constexpr std::string_view kName = "sample";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Sample::tenant), field(2, "prompts", &Sample::prompts),
-                      field(3, "params", &Sample::params), field(4, "version", &Sample::version)};
+                      field(3, "params", &Sample::params), field(4, "version", &Sample::version),
+                      field(5, "tokenizer", &Sample::tokenizer)};
   }
 };
 
@@ -197,6 +207,7 @@ struct Publish {
   std::string tenant;
 
   bool operator==(const Publish&) const = default;
+  static constexpr std::string_view kName = "publish";
   static constexpr auto fields() { return std::tuple{field(1, "tenant", &Publish::tenant)}; }
 };
 
@@ -207,6 +218,7 @@ struct Release {
   int64_t version = 0;
 
   bool operator==(const Release&) const = default;
+  static constexpr std::string_view kName = "release";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Release::tenant), field(2, "version", &Release::version)};
   }
@@ -224,6 +236,7 @@ struct Save {
   int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
 
   bool operator==(const Save&) const = default;
+  static constexpr std::string_view kName = "save";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Save::tenant), field(2, "directory", &Save::directory),
                       field(3, "optimizer", &Save::optimizer),
@@ -243,6 +256,7 @@ struct Load {
                        // that computes by other means than the one that saved
 
   bool operator==(const Load&) const = default;
+  static constexpr std::string_view kName = "load";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Load::tenant), field(2, "directory", &Load::directory),
                       field(3, "optimizer", &Load::optimizer), field(4, "exact", &Load::exact)};
@@ -256,6 +270,7 @@ struct Inspect {
   bool tensors = false;  // also return the tensors (weights, gradients, optimizer), as float32
 
   bool operator==(const Inspect&) const = default;
+  static constexpr std::string_view kName = "inspect";
   static constexpr auto fields() {
     return std::tuple{field(1, "tenant", &Inspect::tenant), field(2, "tensors", &Inspect::tensors)};
   }

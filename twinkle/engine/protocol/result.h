@@ -23,6 +23,7 @@ struct ForwardResult {
   std::vector<std::vector<float>> logits, embeddings;
 
   bool operator==(const ForwardResult&) const = default;
+  static constexpr std::string_view kName = "forward";
   static constexpr auto fields() {
     return std::tuple{field(1, "loss", &ForwardResult::loss),
                       field(2, "num_tokens", &ForwardResult::num_tokens),
@@ -39,6 +40,7 @@ struct StepResult {
   int64_t step = 0;  // optimizer steps taken so far
 
   bool operator==(const StepResult&) const = default;
+  static constexpr std::string_view kName = "step";
   static constexpr auto fields() {
     return std::tuple{field(1, "grad_norm", &StepResult::grad_norm),
                       field(2, "num_tokens", &StepResult::num_tokens),
@@ -53,6 +55,7 @@ struct SampleResult {
   std::vector<sampler::PromptScores> prompts;        // [prompt]
 
   bool operator==(const SampleResult&) const = default;
+  static constexpr std::string_view kName = "sample";
   static constexpr auto fields() {
     return std::tuple{field(1, "completions", &SampleResult::completions),
                       field(2, "prompts", &SampleResult::prompts)};
@@ -63,6 +66,7 @@ struct PublishResult {
   int64_t version = 0;  // 1, 2, ... of this tenant
 
   bool operator==(const PublishResult&) const = default;
+  static constexpr std::string_view kName = "publish";
   static constexpr auto fields() {
     return std::tuple{field(1, "version", &PublishResult::version)};
   }
@@ -72,6 +76,7 @@ struct SaveResult {
   std::string directory;
 
   bool operator==(const SaveResult&) const = default;
+  static constexpr std::string_view kName = "save";
   static constexpr auto fields() {
     return std::tuple{field(1, "directory", &SaveResult::directory)};
   }
@@ -81,6 +86,7 @@ struct LoadResult {
   std::string extra_json;
 
   bool operator==(const LoadResult&) const = default;
+  static constexpr std::string_view kName = "load";
   static constexpr auto fields() {
     return std::tuple{field(1, "extra_json", &LoadResult::extra_json)};
   }
@@ -105,6 +111,7 @@ struct InspectResult {
   std::vector<NamedTensor> tensors;
 
   bool operator==(const InspectResult&) const = default;
+  static constexpr std::string_view kName = "inspect";
   static constexpr auto fields() {
     return std::tuple{field(1, "weights", &InspectResult::weights),
                       field(2, "gradients", &InspectResult::gradients),
@@ -118,6 +125,7 @@ struct InspectResult {
 
 struct Done {
   bool operator==(const Done&) const = default;
+  static constexpr std::string_view kName = "done";
   static constexpr auto fields() { return std::tuple<>(); }
 };
 
