@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "python/src/fields.h"
@@ -14,6 +16,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -26,12 +29,6 @@ namespace {
 
 using engine::Engine;
 
-std::string text_of(const py::object& value, const char* name) {
-  require(py::isinstance<py::str>(value), Code::kInvalid, "engine: ", name, " is ",
-          std::string(py::repr(value)), ", it must be a text");
-  return value.cast<std::string>();
-}
-
 // All engines of the process, to be closed at its end. The GIL guards them.
 std::vector<std::weak_ptr<Engine>>& engines() {
   static std::vector<std::weak_ptr<Engine>> all;
@@ -43,10 +40,11 @@ EnginePointer make_engine(const engine::EngineOptions& options) {
   require(getpid() == first, Code::kInvalid, "engine: made in process ", first, " before its fork ",
           getpid(), ", which can't have another: its threads are gone; start workers by spawn");
   // The engine's end waits for its thread, without the GIL.
-  const EnginePointer engine(interruptible([&] { return new Engine(options); }), [](Engine* old) {
-    const ReleasedGil unlocked;
-    std::unique_ptr<Engine>(old).reset();
-  });
+  const EnginePointer engine(interruptible([&] { return new Engine(options, text::decoder_of); }),
+                             [](Engine* old) {
+                               const ReleasedGil unlocked;
+                               std::unique_ptr<Engine>(old).reset();
+                             });
   std::erase_if(engines(), [](const auto& old) { return old.expired(); });
   engines().push_back(engine);
   return engine;
@@ -77,32 +75,9 @@ py::dict model_info(const Engine& engine) {
 }
 
 engine::EngineOptions options_of(const py::object& model, const py::kwargs& given) {
-  engine::EngineOptions o;
-  o.model = text_of(model, "model");
-  if (given.contains("mixed_precision")) text_of(given["mixed_precision"], "mixed_precision");
-  if (given.contains("device")) text_of(given["device"], "device");
-  Fields fields(given, "engine: options");
-  fields.take("mixed_precision", o.mixed_precision);
-  fields.take("device", o.device);
-  fields.take("value_head", o.value_head);
-  fields.take("token_budget", o.token_budget);
-  fields.take("kv_tokens", o.kv_tokens);
-  fields.take("activation_bytes", o.activation_bytes);
-  fields.take("max_sequences", o.max_sequences);
-  fields.take("prefill_tokens", o.prefill_tokens);
-  fields.take("sampling_share", o.sampling_share);
-  fields.take("gather_ms", o.gather_ms);
-  fields.take("max_queued", o.max_queued);
-  fields.take("max_queued_total", o.max_queued_total);
-  fields.take("max_queued_bytes", o.max_queued_bytes);
-  fields.take("max_queued_bytes_total", o.max_queued_bytes_total);
-  fields.take("resident_bytes", o.resident_bytes);
-  fields.take("park_directory", o.park_directory);
-  fields.take("deterministic", o.deterministic);
-  fields.take("decode_graphs", o.decode_graphs);
-  fields.take("train_graphs", o.train_graphs);
-  fields.finish();
-  return o;
+  py::dict all = given;
+  all["model"] = model;
+  return from_python<engine::EngineOptions>(all, "engine: options");
 }
 
 py::dict batch(const engine::BatchStats& b) {
@@ -140,97 +115,19 @@ py::dict stats(const Engine& engine) {
       "last_parking_failure"_a = parking.last_failure, "tenants"_a = tenants_of(s));
 }
 
-void bind_training(py::class_<Engine, EnginePointer>& engine) {
-  engine
-      .def(
-          "create",
-          [](const EnginePointer& e, std::string tenant, std::string lora_json,
-             std::string directory, uint64_t seed, bool frozen, double weight, int32_t priority) {
-            return submit(
-                e, engine::Create{tenant, lora_json, directory, seed, frozen, weight, priority});
-          },
-          py::kw_only(), "tenant"_a, "lora_json"_a = "", "directory"_a = "", "seed"_a = 0,
-          "frozen"_a = false, "weight"_a = 1.0, "priority"_a = 0)
-      .def(
-          "delete",
-          [](const EnginePointer& e, std::string tenant) {
-            return submit(e, engine::Delete{tenant});
-          },
-          py::kw_only(), "tenant"_a)
-      .def(
-          "forward",
-          [](const EnginePointer& e, std::string tenant, const py::list& items, bool disable_lora,
-             double temperature, bool entropy, bool train, bool logits, bool embedding) {
-            return submit(e, engine::Forward{tenant, sequences(items), disable_lora, temperature,
-                                             entropy, train, logits, embedding});
-          },
-          py::kw_only(), "tenant"_a, "sequences"_a, "disable_lora"_a = false, "temperature"_a = 1.0,
-          "entropy"_a = false, "train"_a = false, "logits"_a = false, "embedding"_a = false)
-      .def(
-          "forward_backward",
-          [](const EnginePointer& e, std::string tenant, const py::list& items, std::string loss,
-             std::string loss_options, double temperature, bool logits) {
-            return submit(e, engine::ForwardBackward{tenant, sequences(items), loss, loss_options,
-                                                     temperature, logits});
-          },
-          py::kw_only(), "tenant"_a, "sequences"_a, "loss"_a = "CrossEntropyLoss",
-          "loss_options"_a = "", "temperature"_a = 1.0, "logits"_a = false)
-      .def(
-          "step",
-          [](const EnginePointer& e, std::string tenant, std::string optimizer, std::string options,
-             double max_grad_norm, double norm_type) {
-            return submit(e, engine::Step{tenant, optimizer, options, max_grad_norm, norm_type});
-          },
-          py::kw_only(), "tenant"_a, "optimizer"_a = "AdamW", "options"_a = "",
-          "max_grad_norm"_a = 0.0, "norm_type"_a = 2.0)
-      .def(
-          "clip_grad_norm",
-          [](const EnginePointer& e, std::string tenant, double max_grad_norm, double norm_type) {
-            return submit(e, engine::ClipGradNorm{tenant, max_grad_norm, norm_type});
-          },
-          py::kw_only(), "tenant"_a, "max_grad_norm"_a = 1.0, "norm_type"_a = 2.0)
-      .def(
-          "zero_grad",
-          [](const EnginePointer& e, std::string tenant) {
-            return submit(e, engine::ZeroGrad{tenant});
-          },
-          py::kw_only(), "tenant"_a);
-}
-
-void bind_state(py::class_<Engine, EnginePointer>& engine) {
-  engine
-      .def(
-          "publish",
-          [](const EnginePointer& e, std::string tenant) {
-            return submit(e, engine::Publish{tenant});
-          },
-          py::kw_only(), "tenant"_a)
-      .def(
-          "release",
-          [](const EnginePointer& e, std::string tenant, int64_t version) {
-            return submit(e, engine::Release{tenant, version});
-          },
-          py::kw_only(), "tenant"_a, "version"_a)
-      .def(
-          "save",
-          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer,
-             std::string extra_json, int64_t max_shard_bytes) {
-            return submit(e,
-                          engine::Save{tenant, directory, optimizer, extra_json, max_shard_bytes});
-          },
-          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "extra_json"_a = "",
-          "max_shard_bytes"_a = 0)
-      .def(
-          "load",
-          [](const EnginePointer& e, std::string tenant, std::string directory, bool optimizer,
-             bool exact) { return submit(e, engine::Load{tenant, directory, optimizer, exact}); },
-          py::kw_only(), "tenant"_a, "directory"_a, "optimizer"_a = false, "exact"_a = false)
-      .def(
-          "inspect",
-          [](const EnginePointer& e, std::string tenant, bool tensors) {
-            return submit(e, engine::Inspect{tenant, tensors});
-          },
-          py::kw_only(), "tenant"_a, "tensors"_a = false);
+// Each operation as a method that takes its fields by name.
+template <class... Kind>
+void bind_operations(py::class_<Engine, EnginePointer>& engine, const std::variant<Kind...>*) {
+  const auto bind = [&]<class T>(const T*) {
+    const std::string name(T::kName);
+    engine.def(
+        name.c_str(),
+        [where = "engine: " + name](const EnginePointer& e, const py::kwargs& given) {
+          return submit(e, from_python<T>(given, where));
+        },
+        ("By name: " + signature_of<T>() + ". A Future.").c_str());
+  };
+  (bind(static_cast<const Kind*>(nullptr)), ...);
 }
 
 }  // namespace
@@ -253,9 +150,9 @@ void bind_engine(py::module_& m) {
         return py::make_tuple(name, why_no_cuda);
       },
       "Where an engine runs if nobody names a device, and why a card that is there is not used.");
-  py::class_<Engine, here::EnginePointer> engine(
-      m, "Engine",
-      "Runs operations of many tenants on one model; engine.h and operation.h state each.");
+  py::class_<Engine, here::EnginePointer> engine(m, "Engine",
+                                                 "Runs operations of many tenants on one model; "
+                                                 "engine.h and protocol/operation.h state each.");
   engine
       .def(py::init([](const py::object& model, const py::kwargs& options) {
              return here::make_engine(here::options_of(model, options));
@@ -265,7 +162,6 @@ void bind_engine(py::module_& m) {
       .def("stats", &here::stats, "What has been done and what waits, as a dict.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache,
            "Samples submitted from here on share no keys and values with earlier ones.");
-  here::bind_training(engine);
-  here::bind_state(engine);
+  here::bind_operations(engine, static_cast<const twinkle::engine::Operation*>(nullptr));
   here::bind_sampling(m, engine);
 }

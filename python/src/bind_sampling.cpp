@@ -1,5 +1,4 @@
-// twinkle._core.Engine.sample and sample_stream: prompts and parameters in, a Future or a stream of
-// tokens out.
+// twinkle._core.Engine.sample_stream: a Sample's fields in, a stream of tokens out.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,76 +9,14 @@
 #include "python/src/fields.h"
 #include "python/src/future.h"
 #include "python/src/released_gil.h"
-#include "python/src/sequences.h"
 #include "twinkle/engine/stream/token_queue.h"
-#include "twinkle/text/template.h"
 
 namespace py = pybind11;
-using namespace py::literals;
 
 namespace twinkle::python {
 namespace {
 
 using engine::TokenEvent;
-
-engine::SamplingParams params_of(const py::dict& given) {
-  engine::SamplingParams p;
-  Fields fields(given, "engine: sampling parameters");
-  fields.take("max_tokens", p.max_tokens);
-  fields.take("seed", p.seed);
-  fields.take("stop", p.stop);
-  fields.take("stop_token_ids", p.stop_token_ids);
-  fields.take("temperature", p.temperature);
-  fields.take("top_k", p.top_k);
-  fields.take("top_p", p.top_p);
-  fields.take("repetition_penalty", p.repetition_penalty);
-  fields.take("num_samples", p.num_samples);
-  fields.take("logprobs", p.logprobs);
-  fields.take("ignore_eos", p.ignore_eos);
-  fields.take("min_p", p.min_p);
-  fields.take("top_logprobs", p.top_logprobs);
-  fields.take("prompt_logprobs", p.prompt_logprobs);
-  fields.take("top_prompt_logprobs", p.top_prompt_logprobs);
-  fields.finish();
-  return p;
-}
-
-struct Request {
-  engine::Sample sample;
-  engine::SampleHooks hooks;
-};
-
-// tenant, prompts (lists or arrays of token ids), params (dicts; one, or one for each prompt),
-// version, and template, whose tokenizer finds stop strings in the text with special tokens written
-// out.
-Request request_of(const py::kwargs& given) {
-  Fields fields(given, "engine: sample");
-  Request out;
-  py::list prompts;
-  std::vector<py::dict> params;
-  std::shared_ptr<text::Template> text;
-  fields.take("tenant", out.sample.tenant);
-  fields.take("prompts", prompts);
-  fields.take("params", params);
-  fields.take("version", out.sample.version);
-  fields.take("template", text);
-  fields.finish();
-  for (const py::handle prompt : prompts)
-    out.sample.prompts.push_back(
-        int32s(prompt, "engine: prompt " + std::to_string(out.sample.prompts.size())));
-  for (const py::dict& p : params) out.sample.params.push_back(params_of(p));
-  if (text) {
-    out.hooks.decode = [text](std::span<const int32_t> ids) {
-      return text->decode(std::vector<int64_t>(ids.begin(), ids.end()));
-    };
-  }
-  return out;
-}
-
-Future sample(const EnginePointer& engine, const py::kwargs& given) {
-  Request request = request_of(given);
-  return submit(engine, std::move(request.sample), request.hooks);
-}
 
 // The sample ends with it. Its tokens' bytes count until the last one was read, or it is closed:
 // unread ones wait in the queue when the result was taken.
@@ -133,10 +70,9 @@ class TokenStream {
 
 std::unique_ptr<TokenStream> sample_stream(const EnginePointer& engine, const py::kwargs& given) {
   auto queue = std::make_shared<engine::TokenQueue>();
-  Request request = request_of(given);
-  request.hooks.on_tokens = engine::TokenQueue::listener(queue);
-  return std::make_unique<TokenStream>(queue,
-                                       submit(engine, std::move(request.sample), request.hooks));
+  const engine::SampleHooks hooks{engine::TokenQueue::listener(queue)};
+  return std::make_unique<TokenStream>(
+      queue, submit(engine, from_python<engine::Sample>(given, "engine: sample"), hooks));
 }
 
 }  // namespace
@@ -151,11 +87,7 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
       .def("cancel", &TokenStream::cancel, "Ends the sampling.")
       .def("close", &TokenStream::close, "Ends the sampling, and frees what was not taken.")
       .def_readonly("future", &TokenStream::future);
-  engine
-      .def("sample", &sample,
-           "tenant, prompts, params, version=0, template=None, by name: a Future. template: whose "
-           "tokenizer finds stop strings.")
-      .def("sample_stream", &sample_stream, "As sample; a TokenStream.");
+  engine.def("sample_stream", &sample_stream, "As sample; a TokenStream.");
 }
 
 }  // namespace twinkle::python

@@ -265,6 +265,11 @@ void bind_template(py::module_& m) {
            "The text that encode tokenises.")
       .def_property_readonly("tokenizer", &Template::tokenizer,
                              py::return_value_policy::reference_internal)
+      .def_property_readonly(
+          "directory",
+          [](const Template& self) {
+            return std::filesystem::absolute(self.tokenizer().directory()).string();
+          })
       .def_property_readonly("max_length",
                              [](const Template& self) { return self.options().max_length; });
 }

@@ -1,40 +1,117 @@
-// Options as a Python dict, into a struct field by field: what is absent keeps its default.
+// A struct with a list of fields (twinkle/base/fields.h) from a Python dict, such as keyword
+// arguments: what is absent keeps its default. An error names the place and the field.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <string>
+#include <type_traits>
+#include <vector>
 
-#include "twinkle/base/error.h"
+#include "python/src/sequences.h"
+#include "twinkle/base/fields.h"
+#include "twinkle/base/json_codec.h"
 
 namespace twinkle::python {
 
-class Fields {
- public:
-  // `what` opens the text of errors.
-  Fields(pybind11::dict given, std::string what)
-      : left_(given.attr("copy")()), what_(std::move(what)) {}
+namespace py = pybind11;
 
-  template <class T>
-  void take(const char* name, T& value) {
-    if (!left_.contains(name)) return;
-    const pybind11::object given = left_.attr("pop")(name);
-    pybind11::detail::make_caster<T> caster;
-    require(caster.load(given, true), Code::kInvalid, what_, ": ", name, " is ",
-            std::string(pybind11::repr(given)).substr(0, 80),
+// Error kInvalid of all: a field that the struct does not have, a value of another type or out of
+// range. `what` names the value in the text: "engine: sequence 1: labels".
+template <class T>
+void from_python(const py::handle& given, const std::string& what, T& value);
+
+namespace detail {
+
+inline std::string shown(const py::handle& value) {
+  return std::string(py::repr(value)).substr(0, 80);
+}
+
+// What one of a list is called.
+inline const char* noun_of(const engine::Example&) { return "sequence"; }
+inline const char* noun_of(const engine::SamplingParams&) { return "sampling parameters"; }
+inline const char* noun_of(const std::vector<int32_t>&) { return "prompt"; }
+inline const char* noun_of(const std::string&) { return "text"; }
+
+template <HasFields T>
+void read(const py::handle& given, const std::string& what, T& value) {
+  require(py::isinstance<py::dict>(given), Code::kInvalid, what, ": it must be a dict");
+  const auto dict = py::reinterpret_borrow<py::dict>(given);
+  if constexpr (std::is_same_v<T, engine::Example>)
+    require(dict.contains("input_ids"), Code::kInvalid, what, ": input_ids is missing");
+  for (const auto& [key, item] : dict) {
+    bool known = false;
+    for_each_field(value, [&](const auto& field, auto& member) {
+      if (known || !key.equal(py::str(field.name.data(), field.name.size()))) return;
+      known = true;
+      from_python(item, what + ": " + std::string(field.name), member);
+    });
+    require(known, Code::kInvalid, what, ": ", shown(key), " is not a field, it has ",
+            names_of<T>());
+  }
+}
+inline void read(const py::handle& given, const std::string& what, std::vector<int32_t>& value) {
+  value = int32s(given, what);
+}
+inline void read(const py::handle& given, const std::string& what, std::vector<float>& value) {
+  value = floats(given, what);
+}
+template <class T>
+void read(const py::handle& given, const std::string& what, std::vector<T>& value) {
+  require(py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given), Code::kInvalid, what,
+          " is ", shown(given), ", it must be a list");
+  value.clear();
+  value.reserve(py::len(given));
+  for (const py::handle item : given) {
+    const std::string place = std::string(noun_of(T{})) + " " + std::to_string(value.size());
+    from_python(item, "engine: " + place, value.emplace_back());
+  }
+}
+template <class T>
+void read(const py::handle& given, const std::string& what, std::map<std::string, T>& value) {
+  require(py::isinstance<py::dict>(given), Code::kInvalid, what, ": it must be a dict");
+  value.clear();
+  for (const auto& [key, item] : py::reinterpret_borrow<py::dict>(given)) {
+    std::string name;
+    from_python(key, what + ": a name", name);
+    from_python(item, what + "." + name, value[name]);
+  }
+}
+
+}  // namespace detail
+
+template <class T>
+void from_python(const py::handle& given, const std::string& what, T& value) {
+  if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+    const bool may = !std::is_same_v<T, std::string> || py::isinstance<py::str>(given);
+    require(may, Code::kInvalid, what, " is ", detail::shown(given), ", it must be a text");
+    py::detail::make_caster<T> caster;
+    require(caster.load(given, true), Code::kInvalid, what, " is ", detail::shown(given),
             ", which is of a wrong type or too large");
-    value = pybind11::detail::cast_op<T>(std::move(caster));
+    value = py::detail::cast_op<T>(std::move(caster));
+  } else {
+    detail::read(given, what, value);
   }
+}
 
-  // Error kInvalid: a field that nobody took.
-  void finish() const {
-    for (const auto& [name, value] : left_)
-      fail(Code::kInvalid, what_, ": unknown field ", std::string(pybind11::repr(name)));
-  }
+template <class T>
+T from_python(const py::handle& given, const std::string& what) {
+  T out;
+  from_python(given, what, out);
+  return out;
+}
 
- private:
-  pybind11::dict left_;
-  std::string what_;
-};
+// "tenant="", version=0": the fields and their defaults, for a method's documentation.
+template <class T>
+std::string signature_of() {
+  std::string out;
+  const T defaults;
+  for_each_field(defaults, [&](const auto& field, const auto& member) {
+    if (!out.empty()) out += ", ";
+    out += std::string(field.name) + '=' + boost::json::serialize(JsonOf::of(member));
+  });
+  return out;
+}
 
 }  // namespace twinkle::python

@@ -1,7 +1,5 @@
 #include "python/src/sequences.h"
 
-#include <pybind11/stl.h>
-
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -133,50 +131,6 @@ std::vector<float> floats(py::handle values, const std::string& what) {
           " must be numbers");
   const auto narrow = py::array_t<float, py::array::c_style | py::array::forcecast>(array);
   return {narrow.data(), narrow.data() + narrow.size()};
-}
-
-namespace {
-
-// The other fields of users' rows stay behind in Python: one that is here is a mistake.
-void refuse_unknown(const py::dict& sequence, const std::string& where) {
-  for (const auto& [key, value] : sequence) {
-    bool known = false;
-    for (const char* name :
-         {"input_ids", "labels", "weights", "extras", "embedding_grad", "logits_grad"})
-      known = known || key.equal(py::str(name));
-    require(known, Code::kInvalid, where, std::string(py::repr(key)),
-            " is not a field of a sequence, it has input_ids, labels, weights, extras, "
-            "embedding_grad and logits_grad");
-  }
-}
-
-}  // namespace
-
-std::vector<engine::Example> sequences(const py::list& items) {
-  std::vector<engine::Example> out;
-  out.reserve(items.size());
-  for (const py::handle item : items) {
-    const std::string where = "engine: sequence " + std::to_string(out.size()) + ": ";
-    require(py::isinstance<py::dict>(item), Code::kInvalid, where, "it must be a dict");
-    const auto dict = py::reinterpret_borrow<py::dict>(item);
-    require(dict.contains("input_ids"), Code::kInvalid, where, "input_ids is missing");
-    refuse_unknown(dict, where);
-    engine::Example s;
-    s.input_ids = int32s(dict["input_ids"], where + "input_ids");
-    if (dict.contains("labels")) s.labels = int32s(dict["labels"], where + "labels");
-    if (dict.contains("weights")) s.weights = floats(dict["weights"], where + "weights");
-    if (dict.contains("embedding_grad"))
-      s.embedding_grad = floats(dict["embedding_grad"], where + "embedding_grad");
-    if (dict.contains("logits_grad"))
-      s.logits_grad = floats(dict["logits_grad"], where + "logits_grad");
-    if (dict.contains("extras"))
-      for (const auto& [name, values] : dict["extras"].cast<py::dict>()) {
-        const auto key = name.cast<std::string>();
-        s.extras[key] = floats(values, where + key);
-      }
-    out.push_back(std::move(s));
-  }
-  return out;
 }
 
 py::object to_python(const engine::Result& result, py::handle owner) {

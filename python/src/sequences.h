@@ -1,5 +1,4 @@
-// Lists, numpy arrays and CPU tensors of Python as the engine's sequences, and results back. An
-// error names the sequence and the field.
+// Lists, numpy arrays and CPU tensors of Python as the engine's vectors, and results back.
 #pragma once
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -11,13 +10,10 @@
 
 namespace twinkle::python {
 
-// A one-dimensional list of integers, each within 32 bits. `what` opens the error's text.
+// A one-dimensional list of integers, each within 32 bits. `what` opens the error's text:
+// "engine: sequence 1: labels".
 std::vector<int32_t> int32s(pybind11::handle values, const std::string& what);
 std::vector<float> floats(pybind11::handle values, const std::string& what);
-
-// A list of dicts {input_ids, labels, weights, extras: {name: values}}; all but input_ids optional,
-// others refused.
-std::vector<engine::Example> sequences(const pybind11::list& items);
 
 // What an operation returned, as dicts and lists; its arrays are views that keep `owner` alive.
 pybind11::object to_python(const engine::Result& result, pybind11::handle owner);

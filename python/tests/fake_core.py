@@ -257,7 +257,7 @@ class Engine:
     def sample_stream(self, *, params, **request):
         return Stream(self.sample(params=params, **request))
 
-    def sample(self, *, tenant, prompts, params, version=0, template=None):
+    def sample(self, *, tenant, prompts, params, version=0, tokenizer=""):
         self.calls.append(("sample", tenant, params))
         out = []
         for prompt, p in zip(prompts, params, strict=True):

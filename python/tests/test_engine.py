@@ -471,7 +471,7 @@ def test_a_future_can_be_asked_and_waited_for(fp32):
 def test_a_sequence_has_no_other_fields_than_the_engines(fp32):
     tenant, sequence = fp32.frozen_tenant(), drawn([3])[0]
     text = (
-        r"^engine: sequence 1: 'weigths' is not a field of a sequence, it has input_ids, labels, "
+        r"^engine: sequence 1: 'weigths' is not a field, it has input_ids, labels, "
         "weights, extras, embedding_grad and logits_grad$"
     )
     with pytest.raises(InvalidError, match=text):

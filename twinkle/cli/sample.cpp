@@ -7,6 +7,7 @@
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
@@ -31,10 +32,10 @@ void run(const Options& o) {
   check_adapter(o.adapter);
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.max_length = 0, .default_system = o.system});
-  engine::Engine engine({.model = path, .device = device_or_default(o.device)});
+  engine::Engine engine({.model = path, .device = device_or_default(o.device)}, text::decoder_of);
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
-  engine::Sample sample{.tenant = "me", .params = {o.params}};
+  engine::Sample sample{.tenant = "me", .params = {o.params}, .tokenizer = path};
   for (const std::string& prompt : o.prompts) {
     JsonObject message{{"role", "user"}, {"content", prompt}};
     const auto feature =
@@ -45,10 +46,7 @@ void run(const Options& o) {
             " the model's context has room for ", room, "; lower it or leave it out");
     sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
   }
-  const engine::SampleHooks hooks{.decode = [&tmpl](std::span<const int32_t> ids) {
-    return tmpl.decode(std::vector<int64_t>(ids.begin(), ids.end()));
-  }};
-  const auto result = engine.run<engine::SampleResult>(sample, hooks);
+  const auto result = engine.run<engine::SampleResult>(sample);
   for (size_t i = 0; i < o.prompts.size(); ++i) {
     for (const auto& completion : result.completions[i]) {
       const std::vector<int64_t> ids(completion.tokens.begin(), completion.tokens.end());

@@ -9,7 +9,7 @@
 namespace twinkle::engine {
 namespace {
 
-ModelOptions model_options(const EngineOptions& o) {
+ModelOptions model_options(const EngineOptions& o, Decoders decoders) {
   require(o.prefill_tokens >= 1, Code::kInvalid, "engine: prefill_tokens is ", o.prefill_tokens,
           ", it must be at least 1");
   require(o.max_sequences >= 1, Code::kInvalid, "engine: max_sequences is ", o.max_sequences,
@@ -25,7 +25,8 @@ ModelOptions model_options(const EngineOptions& o) {
           .parking = {o.resident_bytes, o.park_directory},
           .deterministic = o.deterministic,
           .decode_graphs = o.decode_graphs,
-          .train_graphs = o.train_graphs};
+          .train_graphs = o.train_graphs,
+          .decoders = std::move(decoders)};
 }
 
 DispatcherOptions dispatcher_options(const EngineOptions& o) {
@@ -43,8 +44,10 @@ DispatcherOptions dispatcher_options(const EngineOptions& o) {
 }  // namespace
 
 struct Engine::State {
-  explicit State(const EngineOptions& o)
-      : options(dispatcher_options(o)), executor(model_options(o)), dispatcher(options, executor) {}
+  State(const EngineOptions& o, Decoders decoders)
+      : options(dispatcher_options(o)),
+        executor(model_options(o, std::move(decoders))),
+        dispatcher(options, executor) {}
 
   // A fork has the caller's thread alone: it would wait for the engine's for ever.
   void require_own_process() const {
@@ -59,7 +62,8 @@ struct Engine::State {
   Dispatcher dispatcher;
 };
 
-Engine::Engine(const EngineOptions& options) : state_(std::make_unique<State>(options)) {}
+Engine::Engine(const EngineOptions& options, Decoders decoders)
+    : state_(std::make_unique<State>(options, std::move(decoders))) {}
 
 Engine::~Engine() {
   // A fork has no thread to join, and its parent's files are not its own: all is left where it is.

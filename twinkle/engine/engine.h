@@ -62,11 +62,35 @@ struct EngineOptions {
   // graphs and replayed; changes no number. Recordings hold at most activation_bytes of
   // activations, in addition to those of a pass that is not recorded.
   bool train_graphs = true;
+
+  static constexpr auto fields() {
+    return std::tuple{field(1, "model", &EngineOptions::model),
+                      field(2, "mixed_precision", &EngineOptions::mixed_precision),
+                      field(3, "device", &EngineOptions::device),
+                      field(4, "value_head", &EngineOptions::value_head),
+                      field(5, "token_budget", &EngineOptions::token_budget),
+                      field(6, "kv_tokens", &EngineOptions::kv_tokens),
+                      field(7, "activation_bytes", &EngineOptions::activation_bytes),
+                      field(8, "max_sequences", &EngineOptions::max_sequences),
+                      field(9, "prefill_tokens", &EngineOptions::prefill_tokens),
+                      field(10, "sampling_share", &EngineOptions::sampling_share),
+                      field(11, "gather_ms", &EngineOptions::gather_ms),
+                      field(12, "max_queued", &EngineOptions::max_queued),
+                      field(13, "max_queued_total", &EngineOptions::max_queued_total),
+                      field(14, "max_queued_bytes", &EngineOptions::max_queued_bytes),
+                      field(15, "max_queued_bytes_total", &EngineOptions::max_queued_bytes_total),
+                      field(16, "resident_bytes", &EngineOptions::resident_bytes),
+                      field(17, "park_directory", &EngineOptions::park_directory),
+                      field(18, "deterministic", &EngineOptions::deterministic),
+                      field(19, "decode_graphs", &EngineOptions::decode_graphs),
+                      field(20, "train_graphs", &EngineOptions::train_graphs)};
+  }
 };
 
 class Engine {
  public:
-  explicit Engine(const EngineOptions& options);
+  // `decoders` open the Samples' tokenizers; without, stop strings are refused.
+  explicit Engine(const EngineOptions& options, Decoders decoders = {});
   // Closes it. In a fork, where submit, cancel and stats raise kInvalid, it ends at once and leaves
   // all to the parent.
   ~Engine();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "twinkle/text/rows.h"
+#include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/turns.h"
 
 namespace twinkle::text {
@@ -42,10 +43,11 @@ Truncation truncation_of(std::string_view name) {
 }
 
 Template::Template(const std::filesystem::path& model, TemplateOptions options)
-    : options_(std::move(options)), tokenizer_(model) {
+    : options_(std::move(options)), tokenizer_(shared_tokenizer(model)) {
   require(options_.max_length >= 0, Code::kInvalid, "text: max_length is ", options_.max_length,
           ", it must be at least 1, or 0 for no limit");
-  if (options_.use_chat_template) chat_.emplace(ChatTemplate::of_directory(tokenizer_.directory()));
+  if (options_.use_chat_template)
+    chat_.emplace(ChatTemplate::of_directory(tokenizer_->directory()));
 }
 
 std::vector<InputFeature> Template::encode(const Json& trajectory,
@@ -95,12 +97,12 @@ InputFeature Template::concat_input_feature(const InputFeature& feature,
 }
 
 std::string Template::decode(std::span<const int64_t> ids, bool skip_special_tokens) const {
-  return tokenizer_.decode(ids, skip_special_tokens);
+  return tokenizer_->decode(ids, skip_special_tokens);
 }
 
 std::vector<std::string> Template::batch_decode(std::span<const std::vector<int64_t>> rows,
                                                 bool skip_special_tokens) const {
-  return tokenizer_.batch_decode(rows, skip_special_tokens);
+  return tokenizer_->batch_decode(rows, skip_special_tokens);
 }
 
 std::string Template::render(const Json& trajectory, bool add_generation_prompt) const {
@@ -118,7 +120,7 @@ MessageOptions Template::message_options() const {
 }
 
 Conversation Template::conversation(const Prepared& prepared) const {
-  Conversation out{prepared.messages, prepared.tools, tokenizer_.special_tokens()};
+  Conversation out{prepared.messages, prepared.tools, tokenizer_->special_tokens()};
   out.variables["enable_thinking"] = options_.enable_thinking;
   return out;
 }
@@ -128,14 +130,14 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
   const Conversation said = conversation(prepared);
   if (add_generation_prompt) {
     const std::string text = chat_->render(said, true);
-    Labelled out{tokenizer_.encode(text), {}};
+    Labelled out{tokenizer_->encode(text), {}};
     require_tokens(out.ids, text, prepared.messages);
     out.labels.assign(out.ids.size(), kIgnored);
     return out;
   }
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
-  Encoding encoding = tokenizer_.encode_with_offsets(turns.text, offsets);
+  Encoding encoding = tokenizer_->encode_with_offsets(turns.text, offsets);
   require_tokens(encoding.ids, turns.text, prepared.messages);
   auto labels = label_tokens(turns.text, encoding, turns.written, turns.rule);
   return {std::move(encoding.ids), std::move(labels)};
@@ -149,7 +151,7 @@ Template::Labelled Template::encode_plain(const Json& trajectory) const {
           messages.size(), messages.size() == 1 ? " of another role" : " messages");
   const Json* content = find(messages[0], "content");
   require(content, Code::kInvalid, "text: field 'messages[0].content' is missing");
-  const auto ids = tokenizer_.encode(plain_text(*content, 0), true);
+  const auto ids = tokenizer_->encode(plain_text(*content, 0), true);
   return {ids, ids};
 }
 

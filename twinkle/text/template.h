@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,7 +75,7 @@ class Template {
   // The text that encode tokenises. Error kInvalid: as encode; without a chat template.
   std::string render(const Json& trajectory, bool add_generation_prompt = false) const;
 
-  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
   const TemplateOptions& options() const { return options_; }
 
  private:
@@ -89,7 +90,7 @@ class Template {
   std::vector<InputFeature> fit(Labelled row) const;
 
   TemplateOptions options_;
-  Tokenizer tokenizer_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_;  // none when use_chat_template is false
 };
 

@@ -216,7 +216,8 @@ def test_wrong_arguments_of_operations_are_named_and_change_nothing(tenant, call
     [
         ({"token_budget": "many"}, "token_budget is 'many', which is of a wrong type or too large"),
         ({"kv_tokens": 2**80}, "kv_tokens is 1208925819614629174706176, which is of a wrong type"),
-        ({"colour": 1}, "unknown field 'colour'"),
+        ({"colour": 1}, "'colour' is not a field, it has model, mixed_precision, device, "),
+        ({"device": 1}, "device is 1, it must be a text"),
     ],
 )
 def test_the_compiled_engine_names_an_option_that_it_cannot_take(tiny_llama_dir, options, text):

@@ -9,6 +9,7 @@ from engine_batches import BATCH
 from features import drawn
 
 from twinkle import InvalidError, NotFoundError
+from twinkle.core import core
 from twinkle.data_format import SamplingParams
 from twinkle.engine import Engine
 
@@ -127,3 +128,37 @@ def test_decoded_is_there_whoever_came_first(tiny_llama_dir, tmp_path):
         (tmp_path / file).symlink_to(Path(tiny_llama_dir, file))
     bare = Engine(tmp_path).tenant("a").sample(ids, params).result()[0].sequences[0]
     assert bare.tokens == first.tokens and bare.decoded is None is bare.new_input_feature
+
+
+def test_stop_strings_are_found_by_the_tokenizer_that_the_operation_names(tiny_llama_dir):
+    engine = core().Engine(tiny_llama_dir)
+    engine.create(tenant="base", frozen=True).result()
+    request = {"tenant": "base", "prompts": [[1, 2, 3]], "tokenizer": tiny_llama_dir}
+    params = {"max_tokens": 20, "seed": 4, "ignore_eos": True}
+    ((free,),) = engine.sample(**request, params=[params]).result()
+    word = core().Template(tiny_llama_dir).decode(free["tokens"])[4:7]
+    ((stopped,),) = engine.sample(**request, params=[{**params, "stop": [word]}]).result()
+    assert stopped["matched"] == word and len(stopped["tokens"]) < 20
+    request["tokenizer"] = f"{tiny_llama_dir}/nowhere"
+    with pytest.raises(NotFoundError, match=r"nowhere/tokenizer\.json"):
+        engine.sample(**request, params=[{**params, "stop": [word]}])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"tmperature": 1}, "^engine: forward: 'tmperature' is not a field, it has tenant, seq"),
+        ({"temperature": "hot"}, "^engine: forward: temperature is 'hot', which is of a wrong t"),
+        ({"tenant": 5}, "^engine: forward: tenant is 5, it must be a text$"),
+        ({"sequences": 5}, "^engine: forward: sequences is 5, it must be a list$"),
+        (
+            {"sequences": [{"input_ids": [1], "extras": {"x": ["a"]}}]},
+            r"^engine: sequence 0: extras\.x m",
+        ),
+    ],
+)
+def test_the_compiled_engine_names_a_field_that_it_cannot_take(tiny_llama_dir, given, text):
+    engine = core().Engine(tiny_llama_dir)
+    with pytest.raises(InvalidError, match=text):
+        engine.forward(**{"tenant": "a", "sequences": [{"input_ids": [1]}], **given})
+    assert "weight=1E0, priority=0. A Future." in engine.create.__doc__

@@ -298,7 +298,7 @@ class Tenant:
         ]
         version = checks.integer("engine: version", version, 0, 2**63 - 1)
         stops = any(p.stop_texts for p in params)
-        template = self.engine.template()._template if stops else None
+        tokenizer = self.engine.template()._template.directory if stops else ""
         limit, run = self.engine.model_info()["max_positions"], current_run().seed
         rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
         call = next(self._num_samples)  # counts calls that were right
@@ -310,7 +310,7 @@ class Tenant:
                 for i, (p, room) in enumerate(zip(params, rooms, strict=True))
             ],
             "version": version,
-            "template": template,
+            "tokenizer": tokenizer,
         }
 
     def _features(self, prompts):

@@ -316,7 +316,7 @@ class TorchSampler(Sampler):
             "tenant": tenant,
             "prompts": prompts,
             "params": [self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
-            "template": self.template._template if params.stop_texts else None,
+            "tokenizer": self.template._template.directory if params.stop_texts else "",
         }
 
     def _features(self, inputs, params, return_encoded=False):

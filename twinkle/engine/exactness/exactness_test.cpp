@@ -148,11 +148,11 @@ EngineOptions options_of(const Setting& run) {
 // Some of its operations meet each other in batches, drawn from its index and the budget.
 Outcomes alone(const Setting& run, const Person& p) {
   const Threads threads(run.threads);
-  Engine engine(options_of(run));
+  Engine engine(options_of(run), in_letters);
   Outcomes out;
   std::vector<Future> waiting;
   for (const Operation& op : life_of(p)) {
-    waiting.push_back(engine.submit(op, {.decode = letters}));
+    waiting.push_back(engine.submit(op));
     if (key_of(p.seed, out.size() + static_cast<uint64_t>(run.budget)) % 2) continue;
     for (Future& future : waiting) out.push_back(outcome_of(future));
     waiting.clear();
@@ -167,7 +167,7 @@ using Meddle = std::function<void(Engine&, size_t who, const Future&)>;
 std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operation>> lives,
                                uint64_t seed, const Meddle& meddle = {}) {
   const Threads threads(run.threads);
-  Engine engine(options_of(run));
+  Engine engine(options_of(run), in_letters);
   std::vector<Outcomes> out(lives.size());
   std::deque<std::pair<size_t, Future>> waiting;
   for (uint64_t turn = 0;; ++turn) {
@@ -191,7 +191,7 @@ std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operat
       owners.push_back(who);
       lives[who].pop_front();
     }
-    auto futures = engine.submit(std::move(batch), {.decode = letters});
+    auto futures = engine.submit(std::move(batch));
     for (size_t k = 0; k < futures.size(); ++k) {
       if (meddle && key_of(seed, turn + k) % 4 == 0) meddle(engine, owners[k], futures[k]);
       waiting.emplace_back(owners[k], std::move(futures[k]));
@@ -331,7 +331,7 @@ TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
   const Setting run{model.path(), GetParam(), 2, 200};
   const auto calm = together(run, sixteen(), 8);
   const Threads threads(run.threads);
-  Engine engine(options_of(run));
+  Engine engine(options_of(run), in_letters);
   auto lives = sixteen();
   std::vector<Outcomes> scarce(lives.size());
   std::map<size_t, int> failed;  // by kind of operation
@@ -350,15 +350,14 @@ TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
     {
       const uint64_t key = key_of(12, turn);
       const Shortage shortage(key % (1 << key % 12), 1 << key / 12 % 11);
-      for (Future& future : engine.submit(batch, {.decode = letters}))
-        got.push_back(outcome_of(future));
+      for (Future& future : engine.submit(batch)) got.push_back(outcome_of(future));
     }
     const auto num_failed = std::ranges::count(got, "no memory");
     if (num_failed > 0) spared += static_cast<int>(std::ssize(got) - num_failed);
     for (size_t k = 0; k < batch.size(); ++k) {
       if (got[k] == "no memory") {
         ++failed[batch[k].index()];
-        auto future = engine.submit(batch[k], {.decode = letters});
+        auto future = engine.submit(batch[k]);
         got[k] = outcome_of(future);
       }
       scarce[owners[k]].push_back(got[k]);
@@ -394,7 +393,7 @@ TEST(Exactness, FullTrainingOfLongSequencesHasTheSameBitsWithOneThreadAndTwo) {
     std::vector<std::vector<std::string>> got;
     for (const int threads : {1, 2}) {
       const Threads set(threads);
-      Engine engine(options_of({model.path(), precision, threads, 4096}));
+      Engine engine(options_of({model.path(), precision, threads, 4096}), in_letters);
       auto& out = got.emplace_back();
       for (const Operation& op : std::vector<Operation>{
                Create{.tenant = "full"},
@@ -411,7 +410,8 @@ TEST(Exactness, FullTrainingOfLongSequencesHasTheSameBitsWithOneThreadAndTwo) {
 
 TEST(Exactness, AnEngineThatIsNotDeterministicTrainsToo) {
   const model::TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "bf16", .deterministic = false});
+  Engine engine({.model = model.path(), .mixed_precision = "bf16", .deterministic = false},
+                in_letters);
   engine.run<Done>(
       Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
   const double first = engine.run<ForwardResult>(work("a")).loss;

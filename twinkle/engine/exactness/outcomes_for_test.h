@@ -9,9 +9,9 @@
 #include <string>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/operations_for_test.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
-#include "twinkle/engine/operations_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -124,5 +124,6 @@ inline std::string letters(std::span<const int32_t> ids) {
   for (const int32_t id : ids) text += static_cast<char>('a' + id % 26);
   return text;
 }
+inline Decode in_letters(const std::string&) { return letters; }
 
 }  // namespace twinkle::engine

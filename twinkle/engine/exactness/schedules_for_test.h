@@ -211,19 +211,19 @@ class AtOnce {
     for (const Owned& item : schedule_) {
       out_.of.resize(std::max(out_.of.size(), item.tenant + 1));
       const bool listen = std::holds_alternative<Sample>(item.operation) && draw(key_, 2) == 0;
-      if (listen) flush({.decode = letters});
+      if (listen) flush();
       batch_.push_back(item.operation);
       if (listen) {
         RecordingListener& listener =
             *(listeners_[futures_.size()] = std::make_unique<RecordingListener>());
-        flush(listener.hooks(letters));
+        flush(listener.hooks());
       } else if (draw(key_, 3) == 0) {
-        flush({.decode = letters});
+        flush();
       }
     }
-    flush({.decode = letters});
+    flush();
   }
-  void flush(const SampleHooks& hooks) {
+  void flush(const SampleHooks& hooks = {}) {
     if (batch_.empty()) return;
     for (Future& future : engine_.submit(std::exchange(batch_, {}), hooks))
       futures_.push_back(std::move(future));
@@ -266,7 +266,7 @@ inline std::vector<std::string> one_by_one(Engine& engine, size_t tenant,
   std::vector<std::string> out;
   for (size_t i = 0; i < schedule.size(); ++i) {
     if (schedule[i].tenant != tenant || left_out.contains(i)) continue;
-    Future future = engine.submit(schedule[i].operation, {.decode = letters});
+    Future future = engine.submit(schedule[i].operation);
     out.push_back(without(outcome_of(future), folder));
   }
   return out;

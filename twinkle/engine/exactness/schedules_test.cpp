@@ -31,7 +31,7 @@ std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
 Outcomes all_at_once(const EngineOptions& options, uint64_t seed) {
   const ScratchDir scratch;
   const std::string folder = scratch.path().string();
-  Engine engine(options);
+  Engine engine(options, in_letters);
   return at_once(engine, schedule_of(seed, folder), folder, seed);
 }
 
@@ -41,7 +41,7 @@ std::vector<std::vector<std::string>> each_alone(const EngineOptions& options, u
   const std::string folder = scratch.path().string();
   std::vector<std::vector<std::string>> out;
   for (size_t t = 0; t < tenants_of(seed); ++t) {
-    Engine engine(options);
+    Engine engine(options, in_letters);
     out.push_back(one_by_one(engine, t, schedule_of(seed, folder), folder, left_out));
   }
   return out;
@@ -96,7 +96,7 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
     std::vector<std::string> journal;
     std::vector<std::string> want, names;
     {
-      Engine engine(options);
+      Engine engine(options, in_letters);
       for (size_t t = 0; t < tenants_of(seed); ++t) {
         const std::string name = names.emplace_back("t" + std::to_string(t));
         engine.run<Done>(created(seed, t, some_lora(key)));
@@ -112,7 +112,7 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
         const Operation op = some_operation(name, folder + "/" + name, key);
         ++kinds[op.index()];
         journal.push_back(to_bytes(op));
-        futures.push_back(engine.submit(op, {.decode = letters}));
+        futures.push_back(engine.submit(op));
       }
       for (const std::string& name : names) futures.push_back(engine.submit(Inspect{name}));
       for (auto& future : futures) want.push_back(outcome_of(future));
@@ -123,7 +123,7 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
       saved.push_back(files_of(folder + "/" + name));
       std::filesystem::remove_all(folder + "/" + name);  // as it was at the snapshot
     }
-    Engine fresh(options);
+    Engine fresh(options, in_letters);
     std::vector<std::string> got;
     for (size_t t = 0; t < names.size(); ++t) {
       const std::string snapshot = folder + "/snapshot/" + names[t];
@@ -134,8 +134,7 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
       if (!create.frozen) fresh.run<LoadResult>(Load{names[t], snapshot, true, /*exact=*/true});
     }
     std::vector<Future> futures;
-    for (const std::string& bytes : journal)
-      futures.push_back(fresh.submit(from_bytes(bytes), {.decode = letters}));
+    for (const std::string& bytes : journal) futures.push_back(fresh.submit(from_bytes(bytes)));
     for (const std::string& name : names) futures.push_back(fresh.submit(Inspect{name}));
     for (auto& future : futures) got.push_back(outcome_of(future));
     ASSERT_EQ(got, want) << "seed " << seed;

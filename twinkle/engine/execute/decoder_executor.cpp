@@ -34,9 +34,15 @@ void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::Scal
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
+// How the text of a Sample is read that has stop strings.
+struct PreparedText : Prepared {
+  Decode decode;
+};
+
 }  // namespace
 
-DecoderExecutor::DecoderExecutor(const ModelOptions& o) : parking_(o.parking) {
+DecoderExecutor::DecoderExecutor(const ModelOptions& o)
+    : decoders_(o.decoders), parking_(o.parking) {
   require(!o.model.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
   require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
@@ -113,6 +119,17 @@ bool DecoderExecutor::joins(const Operation& operation) const {
 
 int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool streams) const {
   return engine::max_result_bytes(operation, spec(), streams);
+}
+
+std::shared_ptr<Prepared> DecoderExecutor::prepare(const Operation& operation,
+                                                   const Reserve& reserve) {
+  const auto* sample = std::get_if<Sample>(&operation);
+  if (!sample) return prefetch_.prepare(operation, reserve);
+  const auto stops = [](const SamplingParams& p) { return !p.stop.empty(); };
+  if (!decoders_ || std::ranges::none_of(sample->params, stops)) return nullptr;
+  auto out = std::make_shared<PreparedText>();
+  out->decode = decoders_(sample->tokenizer);
+  return out;
 }
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
@@ -250,10 +267,13 @@ void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<b
   end_round();
 }
 
-void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) {
+void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+                            Prepared* prepared) {
+  const auto* text = dynamic_cast<const PreparedText*>(prepared);
   lora::AdapterRef pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
-  sampling_->start(id, sample, share, {std::move(pin), version}, std::move(hooks));
+  sampling_->start(id, sample, share, {std::move(pin), version},
+                   {std::move(hooks), text ? text->decode : Decode()});
   end_round();
 }
 

@@ -30,6 +30,7 @@ struct ModelOptions {
   bool deterministic;  // Decoder::set_exact
   bool decode_graphs;  // SamplerOptions::graphs
   bool train_graphs;   // lora::TrainGraphs
+  Decoders decoders;   // of the Samples' tokenizers
 };
 
 class DecoderExecutor : public Executor {
@@ -50,13 +51,12 @@ class DecoderExecutor : public Executor {
   bool changes_base(const Operation& operation) override;
   bool joins(const Operation& operation) const override;
   int64_t max_result_bytes(const Operation& operation, bool streams) const override;
-  std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override {
-    return prefetch_.prepare(operation, reserve);
-  }
+  std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;
-  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override;
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+             Prepared* prepared) override;
   std::vector<Ended> step() override;
   int64_t newest() const override { return sampling_->newest(); }
   Result commit(int64_t id) override;
@@ -77,6 +77,7 @@ class DecoderExecutor : public Executor {
 
   BaseModel base_;
   Prefetch prefetch_{base_};
+  const Decoders decoders_;
   ModelInfo model_info_;
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<lora::Pool> pool_;

@@ -5,11 +5,11 @@
 namespace twinkle::engine {
 
 void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weights,
-                     SampleHooks hooks) {
+                     Listening listening) {
   if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_);
   forget_if_asked();
   const size_t n = sample.prompts.size();
-  Begun begun{std::move(weights), std::move(hooks)};
+  Begun begun{std::move(weights), std::move(listening)};
   begun.result.completions.resize(n);
   begun.result.prompts.resize(n);
   begun.tickets.reserve(n);
@@ -18,11 +18,11 @@ void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weig
     for (size_t i = 0; i < n; ++i) {
       sampler::Request request{sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
                                begun.weights.adapter.slot(), begun.weights.version,
-                               static_cast<bool>(begun.hooks.on_tokens)};
+                               static_cast<bool>(begun.listening.hooks.on_tokens)};
       request.owner = sample.tenant;
       request.weight = share.weight;
       request.priority = share.priority;
-      begun.tickets.push_back(sampler_->add(std::move(request), begun.hooks.decode));
+      begun.tickets.push_back(sampler_->add(std::move(request), begun.listening.decode));
       requests_[begun.tickets.back()] = {id, i};
     }
     begun_.emplace(id, std::move(begun));
@@ -60,7 +60,7 @@ void Sampling::notify() {
   for (auto& [id, sample] : begun_) {
     if (sample.pending_events.empty()) continue;
     try {
-      sample.hooks.on_tokens(sample.pending_events);
+      sample.listening.hooks.on_tokens(sample.pending_events);
       sample.pending_events.clear();
     } catch (...) {
       failed.emplace_back(id, std::current_exception());

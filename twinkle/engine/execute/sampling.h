@@ -19,6 +19,12 @@ struct Weights {
   uint64_t version;          // as sampler::Request's
 };
 
+// Who hears of a Sample's tokens, and who reads them for its stop strings.
+struct Listening {
+  SampleHooks hooks;
+  Decode decode;
+};
+
 class Sampling {
  public:
   // The sampler, and its cache, exist from the first Sample on. The decoder outlives it.
@@ -27,7 +33,7 @@ class Sampling {
 
   // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong; then
   // none is taken.
-  void start(int64_t id, const Sample& sample, Share share, Weights weights, SampleHooks hooks);
+  void start(int64_t id, const Sample& sample, Share share, Weights weights, Listening listening);
   // As Executor says of them.
   std::vector<Ended> step();
   int64_t newest() const;
@@ -41,7 +47,7 @@ class Sampling {
  private:
   struct Begun {
     Weights weights;
-    SampleHooks hooks;
+    Listening listening;
     SampleResult result{};
     std::vector<int64_t> tickets{};            // the sampler's, by request
     size_t num_left = 0;                       // requests that have not ended

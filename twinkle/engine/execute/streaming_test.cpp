@@ -22,6 +22,19 @@ auto numbers(const std::string& open, const std::string& close) {
   };
 }
 
+// Of a tokenizer that is named by its brackets.
+Decode of_brackets(const std::string& tokenizer) {
+  if (tokenizer == "none") return {};
+  if (tokenizer == "broken")
+    return [](std::span<const int32_t>) -> std::string { fail(Code::kInvalid, "no text"); };
+  if (tokenizer == "first")
+    return [](std::span<const int32_t> ids) -> std::string {
+      throw std::runtime_error("token " + std::to_string(ids.front()));
+    };
+  require(tokenizer.size() == 2, Code::kNotFound, "no tokenizer at '", tokenizer, "'");
+  return numbers(tokenizer.substr(0, 1), tokenizer.substr(1));
+}
+
 Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_samples = 1) {
   Sample out{.tenant = tenant, .params = {{}}};
   for (uint64_t i = 0; i < 3; ++i) out.prompts.push_back(drawn(i + 50, 4 + i).input_ids);
@@ -34,7 +47,7 @@ Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_s
 
 class Streaming : public testing::Test {
  protected:
-  Streaming() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+  Streaming() : engine_({.model = model_.path(), .mixed_precision = "no"}, of_brackets) {
     engine_.run<Done>(Create{.tenant = "base", .frozen = true});
   }
   const model::TinyModel model_;
@@ -58,21 +71,19 @@ TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
 
 // The second is computed steps before the first, and the third never needs to be.
 TEST_F(Streaming, OfSeveralPromptsThatFailTheFirstInTheirOrderIsNamed) {
-  Engine engine({.model = model_.path(), .mixed_precision = "no", .prefill_tokens = 8});
+  Engine engine({.model = model_.path(), .mixed_precision = "no", .prefill_tokens = 8},
+                of_brackets);
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
-  Sample sample{.tenant = "base", .params = {{}}};
+  Sample sample{.tenant = "base", .params = {{}}, .tokenizer = "<>"};
   for (const size_t length : {60, 3, 90}) sample.prompts.push_back(drawn(length, length).input_ids);
   sample.params[0].max_tokens = 4;
   sample.params[0].stop = {"x"};
   sample.params[0].temperature = 0;
-  const auto want = engine.run<SampleResult>(sample, {.decode = numbers("<", ">")}).completions;
+  const auto want = engine.run<SampleResult>(sample).completions;
   const int32_t first = want[0][0].tokens[0], second = want[1][0].tokens[0];
   ASSERT_NE(first, second);
-  const SampleHooks failing{.decode = [](std::span<const int32_t> ids) -> std::string {
-    throw std::runtime_error("token " + std::to_string(ids.front()));
-  }};
-  EXPECT_EQ(error_of([&] { engine.submit(sample, failing).get(); }),
-            "token " + std::to_string(first));
+  sample.tokenizer = "first";
+  EXPECT_EQ(error_of([&] { engine.submit(sample).get(); }), "token " + std::to_string(first));
   EXPECT_EQ(engine.sampling().num_samples, 0);
 }
 
@@ -89,16 +100,22 @@ TEST_F(Streaming, StopStringsAreFoundInTheTextOfTheSamplesOwnTokenizer) {
   Sample round = sample, square = sample;
   round.params[0].stop = {word("(", at3, ")") + "(", word("[", at8, "]")};
   square.params[0].stop = {word("(", at8, ")"), word("[", at3, "]")};
-  auto a = engine_.submit(round, listener.hooks(numbers("(", ")")));
-  auto b = engine_.submit(square, other.hooks(numbers("[", "]")));
+  round.tokenizer = "()";
+  square.tokenizer = "[]";
+  auto a = engine_.submit(round, listener.hooks());
+  auto b = engine_.submit(square, other.hooks());
   const auto first = std::get<SampleResult>(a.get()), second = std::get<SampleResult>(b.get());
   EXPECT_EQ(first.completions[0][0].matched, round.params[0].stop[0]);
   EXPECT_EQ(second.completions[0][0].matched, square.params[0].stop[1]);
   EXPECT_EQ(second.completions[0][0].tokens.size(), 4u);
   EXPECT_EQ(listener.difference(first), "");
   EXPECT_EQ(other.difference(second), "");
+  round.tokenizer = "none";
   EXPECT_NE(error_of([&] { engine_.run<SampleResult>(round); }).find("no tokenizer"),
             std::string::npos);
+  round.tokenizer = "elsewhere";
+  EXPECT_EQ(error_of([&] { engine_.submit(round); }), "no tokenizer at 'elsewhere'");
+  EXPECT_EQ(engine_.stats().num_queued, 0);
 }
 
 TEST_F(Streaming, AListenerThatThrowsFailsItsOwnSampleWheneverItDoes) {
@@ -129,9 +146,8 @@ TEST_F(Streaming, ADecodeThatThrowsFailsItsOwnSample) {
   broken.params[0].stop = {"never"};
   const Sample sample = drawn_sample("base", 20);
   const auto want = engine_.run<SampleResult>(sample).completions;
-  SampleHooks hooks;
-  hooks.decode = [](std::span<const int32_t>) -> std::string { fail(Code::kInvalid, "no text"); };
-  Future first = engine_.submit(broken, hooks);
+  broken.tokenizer = "broken";
+  Future first = engine_.submit(broken);
   Future neighbour = engine_.submit(sample);
   EXPECT_EQ(error_of([&] { first.get(); }), "no text");
   EXPECT_EQ(std::get<SampleResult>(neighbour.get()).completions[2][0].tokens, want[2][0].tokens);

@@ -361,7 +361,8 @@ void Dispatcher::form_batch(Turn& turn) {
 
 void Dispatcher::run_head(Job& job) {
   if (const auto* sample = std::get_if<Sample>(&job.operation))
-    return executor_.start(job.id, *sample, job.share, std::exchange(job.hooks, {}));
+    return executor_.start(job.id, *sample, job.share, std::exchange(job.hooks, {}),
+                           job.prepared.get());
   const std::string& name = tenant_of(job.operation);
   Result result = executor_.run(job.operation, job.prepared.get());
   Jobs::node_type done;

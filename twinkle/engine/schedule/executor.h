@@ -77,7 +77,7 @@ class Executor {
   // lack of room is thrown here and refuses the operation. Destroyed before the result can be
   // taken.
   virtual std::shared_ptr<Prepared> prepare(const Operation&, const Reserve&) { return nullptr; }
-  // Any but Forward, ForwardBackward and Sample, with the result of prepare(). When it throws,
+  // Any but Forward, ForwardBackward and Sample, with what prepare() gave. When it throws,
   // nothing has changed.
   virtual Result run(const Operation& operation, Prepared* prepared) = 0;
 
@@ -89,8 +89,9 @@ class Executor {
                          BatchOutcome& outcome) = 0;
 
   // Takes all its requests, or throws the error of one. `share`: of the sampler, among the tenants
-  // that have requests waiting.
-  virtual void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) = 0;
+  // that have requests waiting; `prepared`: what prepare() gave.
+  virtual void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+                     Prepared* prepared) = 0;
   // One token of every sequence that runs. The Samples that ended. May throw when memory runs out;
   // the dispatcher then undoes the newest Sample and calls it again.
   virtual std::vector<Ended> step() = 0;

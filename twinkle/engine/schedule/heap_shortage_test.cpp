@@ -46,9 +46,10 @@ class ShortOfMemory : public NullExecutor {
     const Pause pause(*this);
     NullExecutor::run_batch(batch, stop, outcome);
   }
-  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override {
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+             Prepared* prepared) override {
     const Pause pause(*this);
-    NullExecutor::start(id, sample, share, std::move(hooks));
+    NullExecutor::start(id, sample, share, std::move(hooks), prepared);
   }
   std::vector<Ended> step() override {
     const Pause pause(*this);

@@ -1,6 +1,6 @@
-// Functions of the caller that go with a Sample; they are no part of its value, which is stored and
-// replayed. Both are called on the engine's thread, which waits for them: they must be quick. One
-// that throws fails its Sample. They are destroyed before the Sample's future is ready.
+// Functions of the caller. They are called on the engine's thread, which waits for them: they must
+// be quick. One that throws fails its Sample. They are destroyed before the Sample's future is
+// ready.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,9 +17,16 @@ struct TokenEvent {
   std::string stop_reason;  // of the completion, with its last token; else empty
 };
 
+// Token ids to text.
+using Decode = std::function<std::string(std::span<const int32_t>)>;
+
+// The decode of a Sample::tokenizer, for its stop strings; called on the thread that submits the
+// Sample, where it may read files. What it throws refuses the Sample. Belongs to the engine: a
+// Sample that is replayed finds its tokenizer again.
+using Decoders = std::function<Decode(const std::string& tokenizer)>;
+
+// With a Sample; no part of its value, which is stored and replayed.
 struct SampleHooks {
-  // Token ids to text, for stop strings: without it `stop` is refused.
-  std::function<std::string(std::span<const int32_t>)> decode = {};
   // Gets every token of the result, those of a completion in order, as soon as it is known; with
   // stop strings, when none can begin in it any more, or its completion ends. Nothing more comes
   // when the Sample fails or is cancelled. Empty: no listener.

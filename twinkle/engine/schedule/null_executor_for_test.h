@@ -95,7 +95,7 @@ class NullExecutor : public Executor {
     }
   }
 
-  void start(int64_t id, const Sample& sample, Share, SampleHooks) override {
+  void start(int64_t id, const Sample& sample, Share, SampleHooks, Prepared*) override {
     state_of(sample.tenant);
     require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
     samples_[id] = sample.params[0].max_tokens;

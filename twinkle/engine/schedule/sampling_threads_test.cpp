@@ -29,8 +29,9 @@ std::vector<int32_t> text_of(const Sample& sample) {
 // first token is -1 in a Sample that fails when its prompt has been computed.
 class PagedExecutor : public NullExecutor {
  public:
-  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks) override {
-    NullExecutor::start(id, sample, share, std::move(hooks));
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+             Prepared* prepared) override {
+    NullExecutor::start(id, sample, share, std::move(hooks), prepared);
     Begun& begun = samples_[id] = {&sample, share, {}, sample.prompts.size()};
     for (size_t index = 0; index < sample.prompts.size(); ++index) add(begun, index);
   }

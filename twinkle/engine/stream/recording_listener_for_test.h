@@ -14,8 +14,8 @@ namespace twinkle::engine {
 // Outlives the Sample.
 class RecordingListener {
  public:
-  SampleHooks hooks(std::function<std::string(std::span<const int32_t>)> decode = {}) {
-    return {std::move(decode), [this](std::span<const TokenEvent> events) { on_event(events); }};
+  SampleHooks hooks() {
+    return {[this](std::span<const TokenEvent> events) { on_event(events); }};
   }
 
   // Where the result differs from the recorded tokens; else empty.
