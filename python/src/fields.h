@@ -11,7 +11,7 @@
 
 #include "python/src/sequences.h"
 #include "twinkle/base/fields.h"
-#include "twinkle/base/json_codec.h"
+#include "twinkle/base/fields/json_codec.h"
 
 namespace twinkle::python {
 

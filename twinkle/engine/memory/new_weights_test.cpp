@@ -55,7 +55,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
   float next_logprob() {
     const Sample op{
         .tenant = "me", .prompts = {{5, 6, 7}}, .params = {{.max_tokens = 1, .seed = 4}}};
-    executor_.start(++id_, op, {}, {});
+    executor_.start(++id_, op, {}, {}, nullptr);
     while (executor_.step().empty()) {
     }
     return std::get<SampleResult>(executor_.commit(id_)).completions[0][0].logprobs[0];

@@ -153,19 +153,19 @@ TEST_P(ShortOperations, ASampleThatCannotBeginLeavesNothingOfItToTheNext) {
     ADD_FAILURE() << "it does not end";
     return SampleResult{};
   };
-  executor_.start(++id_, sample, {}, {});
+  executor_.start(++id_, sample, {}, {}, nullptr);
   const SampleResult want = finish();
   int failed = 0;
   for (bool done = false; !done && failed < 1000;) {
     try {
       const HeapShortage shortage(failed, 1);
-      executor_.start(++id_, sample, {}, {});
+      executor_.start(++id_, sample, {}, {}, nullptr);
       done = true;
     } catch (const std::bad_alloc&) {
       executor_.undo(id_);
       EXPECT_EQ(executor_.newest(), 0) << "allocation " << failed;
       ++failed;
-      executor_.start(++id_, sample, {}, {});
+      executor_.start(++id_, sample, {}, {}, nullptr);
     }
     const SampleResult got = finish();
     for (size_t p = 0; p < want.completions.size(); ++p) {

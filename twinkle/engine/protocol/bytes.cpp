@@ -1,6 +1,6 @@
 // Operations and results as bytes: u8 format, u8 kind (its place in the variant), then the struct
-// as base/codec.h has it. And how much memory they take.
-#include "twinkle/base/codec.h"
+// as base/fields/codec.h has it. And how much memory they take.
+#include "twinkle/base/fields/codec.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
 

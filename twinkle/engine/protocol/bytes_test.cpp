@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "twinkle/base/codec.h"
+#include "twinkle/base/fields/codec.h"
 #include "twinkle/engine/protocol/drawn_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 

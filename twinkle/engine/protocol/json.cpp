@@ -1,6 +1,6 @@
 #include "twinkle/engine/protocol/json.h"
 
-#include "twinkle/base/json_codec.h"
+#include "twinkle/base/fields/json_codec.h"
 
 namespace twinkle::engine {
 namespace {
