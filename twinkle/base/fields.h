@@ -1,5 +1,5 @@
 // The fields of a struct, listed once, by tag, name and place. Bytes and sizes in memory
-// (base/codec.h), JSON (base/json_codec.h) and Python's keyword arguments (python/src/fields.h) all
+// (base/fields/codec.h), JSON (base/fields/json_codec.h) and Python's keyword arguments all
 // come from the list:
 //   struct Release {
 //     std::string tenant;
