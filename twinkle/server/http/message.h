@@ -1,0 +1,63 @@
+// HTTP's requests and responses as the rest of the server sees them: values, without Beast.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace twinkle::server {
+
+// What is known before the body is read. Names of headers are lower case; of a header that comes
+// twice, the last counts.
+struct Head {
+  std::string method;  // "GET"
+  std::string path;    // of the target, percent-encoded as it came, without the query
+  std::string query;   // behind the '?', or empty
+  std::map<std::string, std::string> headers;
+  int64_t content_length = -1;  // bytes; -1: not told (a chunked body, or none)
+  std::string peer;             // its address
+
+  // The header's value, or "" where it is absent.
+  std::string header(const std::string& name) const {
+    const auto it = headers.find(name);
+    return it == headers.end() ? std::string() : it->second;
+  }
+};
+
+struct Request : Head {
+  std::string body;
+};
+
+struct Response {
+  int status = 200;
+  std::string body = "{}";
+  std::string content_type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers = {};  // e.g. {"Retry-After", "5"}
+  bool close = false;  // the connection, once it is written
+};
+
+// An error's response, with the body {"detail": text} that clients of this protocol expect.
+Response refusal(int status, const std::string& text);
+
+// Answers one request. May be called on any thread, once; later calls do nothing. One that is
+// dropped uncalled answers 500.
+using Reply = std::function<void(Response)>;
+
+// Told what a request's body may be: whether to read it, and how many bytes of it.
+struct Admission {
+  int64_t max_body_bytes = 0;
+  Response refused = {};  // where max_body_bytes is negative: the answer instead
+};
+using Admit = std::function<void(Admission)>;
+
+// What the server does with requests. Both are called on the server's own thread and must not
+// block it; both answer when they like.
+struct Handler {
+  // Before the body is read: a request that waits here costs a connection and no memory.
+  std::function<void(const Head&, Admit)> admit;
+  std::function<void(Request, Reply)> handle;
+};
+
+}  // namespace twinkle::server

@@ -1,0 +1,345 @@
+#include "twinkle/server/http/server.h"
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/json.h"
+
+namespace twinkle::server {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using asio::awaitable;
+using asio::use_awaitable;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+using Parser = http::request_parser<http::string_body>;
+
+const char* const kDropped = "the server dropped this request";
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
+  return out;
+}
+
+Head head_of(const Parser& parser, const std::string& peer) {
+  const auto& message = parser.get();
+  Head head{.method = std::string(message.method_string()), .peer = peer};
+  const std::string target(message.target());
+  const size_t mark = target.find('?');
+  head.path = target.substr(0, mark);
+  if (mark != std::string::npos) head.query = target.substr(mark + 1);
+  for (const auto& field : message)
+    head.headers[lower(field.name_string())] = std::string(field.value());
+  if (const auto length = parser.content_length())
+    head.content_length = static_cast<int64_t>(*length);
+  return head;
+}
+
+// A value that another thread sets once, for a coroutine of `context` to wait for. If all that
+// could set it are gone, it is `otherwise`.
+template <class T>
+class Answer {
+ public:
+  Answer(const std::shared_ptr<asio::io_context>& context, T otherwise)
+      : context_(context), state_(std::make_shared<State>(*context, std::move(otherwise))) {}
+
+  std::function<void(T)> setter() {
+    const auto shared = std::make_shared<Setter>(context_.lock(), state_);
+    return [shared](T value) { shared->set(std::move(value)); };
+  }
+
+  awaitable<T> wait() {
+    error_code cancelled;
+    if (!state_->is_set)
+      co_await state_->timer.async_wait(asio::redirect_error(use_awaitable, cancelled));
+    const std::lock_guard lock(state_->mutex);
+    co_return std::move(state_->value);
+  }
+
+ private:
+  struct State {
+    State(asio::io_context& context, T otherwise)
+        : timer(context, asio::steady_timer::time_point::max()), value(std::move(otherwise)) {}
+    asio::steady_timer timer;  // touched by the context's thread alone
+    std::mutex mutex;
+    T value;
+    std::atomic<bool> is_set = false;
+  };
+
+  // Keeps the context, which a coroutine that waits must not do: the context owns it.
+  struct Setter {
+    Setter(std::shared_ptr<asio::io_context> context, std::shared_ptr<State> state)
+        : context(std::move(context)), state(std::move(state)) {}
+    ~Setter() { set(std::nullopt); }
+
+    void set(std::optional<T> value) {
+      {
+        const std::lock_guard lock(state->mutex);
+        if (state->is_set) return;
+        if (value) state->value = std::move(*value);
+        state->is_set = true;
+      }
+      asio::post(*context, [state = state] { state->timer.cancel(); });
+    }
+
+    const std::shared_ptr<asio::io_context> context;
+    const std::shared_ptr<State> state;
+  };
+
+  std::weak_ptr<asio::io_context> context_;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace
+
+Response refusal(int status, const std::string& text) {
+  return {.status = status, .body = boost::json::serialize(JsonObject{{"detail", text}})};
+}
+
+class HttpServer::Impl {
+ public:
+  Impl(const HttpOptions& options, Handler handler)
+      : options_(options), handler_(std::move(handler)), acceptor_(*context_), room_(*context_) {
+    error_code error;
+    const auto address = asio::ip::make_address(options.address, error);
+    require(!error, Code::kInvalid, "server: host ", options.address,
+            " is no IP address; use 127.0.0.1 for this machine alone, 0.0.0.0 for every network");
+    const tcp::endpoint endpoint(address, options.port);
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    require(!error, Code::kInvalid, "server: cannot listen on ", options.address, ":", options.port,
+            ": ", error.message());
+    port_ = acceptor_.local_endpoint().port();
+    room_.expires_at(asio::steady_timer::time_point::max());
+    asio::co_spawn(*context_, accept(), asio::detached);
+    thread_ = std::thread([this] { context_->run(); });
+  }
+
+  ~Impl() {
+    context_->stop();
+    thread_.join();
+  }
+
+  void drain(std::chrono::milliseconds limit) {
+    asio::post(*context_, [this] {
+      draining_ = true;
+      error_code ignored;
+      acceptor_.close(ignored);
+      room_.cancel();
+      for (beast::tcp_stream* idle : idle_) idle->cancel();
+    });
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, limit, [&] { return num_connections_ == 0; });
+  }
+
+  uint16_t port() const { return port_; }
+  int64_t num_connections() const { return num_connections_; }
+
+ private:
+  awaitable<void> accept() {
+    while (!draining_) {
+      while (num_connections_ >= options_.max_connections && !draining_) {
+        error_code cancelled;
+        co_await room_.async_wait(asio::redirect_error(use_awaitable, cancelled));
+      }
+      error_code error;
+      tcp::socket socket =
+          co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
+      if (error == asio::error::operation_aborted || draining_) co_return;
+      if (error) {  // no file descriptors are left, for one: others may close
+        asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
+        co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
+        continue;
+      }
+      ++num_connections_;
+      asio::co_spawn(*context_, connection(beast::tcp_stream(std::move(socket))),
+                     [this](const std::exception_ptr&) { end_connection(); });
+    }
+  }
+
+  void end_connection() {
+    {
+      const std::lock_guard lock(mutex_);
+      --num_connections_;
+    }
+    ended_.notify_all();
+    room_.cancel_one();
+  }
+
+  awaitable<void> connection(beast::tcp_stream stream) {
+    error_code error;
+    stream.socket().set_option(tcp::no_delay(true), error);
+    const auto remote = stream.socket().remote_endpoint(error);
+    const std::string peer = error ? "" : remote.address().to_string();
+    beast::flat_buffer buffer;
+    while (!draining_ && co_await serve(stream, buffer, peer)) {
+    }
+    stream.socket().shutdown(tcp::socket::shutdown_send, error);
+  }
+
+  // One request; false ends the connection.
+  awaitable<bool> serve(beast::tcp_stream& stream, beast::flat_buffer& buffer,
+                        const std::string& peer) {
+    Parser parser;
+    parser.header_limit(static_cast<uint32_t>(options_.max_header_bytes));
+    parser.body_limit(boost::none);
+    error_code error;
+    if (buffer.size() == 0) co_await first_bytes(stream, buffer, error);
+    if (error) co_return false;
+    stream.expires_after(options_.patience);
+    co_await http::async_read_header(stream, buffer, parser,
+                                     asio::redirect_error(use_awaitable, error));
+    if (error) co_return co_await refuse_head(stream, error);
+    const bool keep_alive = parser.keep_alive();
+
+    Admission admission = co_await admitted(head_of(parser, peer), stream);
+    if (admission.max_body_bytes < 0)
+      co_return co_await write(stream, std::move(admission.refused),
+                               keep_alive && parser.is_done());
+    if (parser.get()[http::field::expect] == "100-continue") {
+      http::response<http::empty_body> go_on{http::status::continue_, 11};
+      co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
+      if (error) co_return false;
+    }
+    const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
+    if (refused) co_return co_await write(stream, *refused, false);
+
+    Request request{head_of(parser, peer), std::move(parser.get().body())};
+    const bool is_head = request.method == "HEAD";
+    stream.expires_never();
+    Answer<Response> answer(context_, refusal(500, kDropped));
+    try {
+      handler_.handle(std::move(request), answer.setter());
+    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
+    }
+    Response response = co_await answer.wait();
+    const bool stays = keep_alive && !response.close && !draining_;
+    co_return co_await write(stream, std::move(response), stays, is_head);
+  }
+
+  // Of a connection that waits for its next request; drain() ends that wait.
+  awaitable<void> first_bytes(beast::tcp_stream& stream, beast::flat_buffer& buffer,
+                              error_code& error) {
+    const auto at = idle_.insert(idle_.end(), &stream);
+    stream.expires_after(options_.keep_alive);
+    const size_t bytes = co_await stream.async_read_some(
+        buffer.prepare(16 << 10), asio::redirect_error(use_awaitable, error));
+    buffer.commit(bytes);
+    idle_.erase(at);
+  }
+
+  awaitable<Admission> admitted(const Head& head, beast::tcp_stream& stream) {
+    stream.expires_never();  // nothing of it is being read
+    Answer<Admission> answer(context_, Admission{-1, refusal(500, kDropped)});
+    try {
+      handler_.admit(head, answer.setter());
+    } catch (...) {  // as above
+    }
+    co_return co_await answer.wait();
+  }
+
+  // The refusal, if the body is longer than it may be or does not come.
+  awaitable<std::optional<Response>> read_body(beast::tcp_stream& stream,
+                                               beast::flat_buffer& buffer, Parser& parser,
+                                               const Admission& admission) {
+    const auto limit = static_cast<uint64_t>(admission.max_body_bytes);
+    const auto too_long = [&] {
+      return refusal(413, "the body is longer than " + std::to_string(limit) + " bytes");
+    };
+    if (parser.content_length().value_or(0) > limit) co_return too_long();
+    parser.body_limit(limit);
+    constexpr size_t kStep = 1 << 20;
+    for (size_t reached = 0; !parser.is_done();) {
+      stream.expires_after(options_.patience);
+      for (const size_t end = reached + kStep; !parser.is_done() && reached < end;) {
+        error_code error;
+        reached += co_await http::async_read_some(stream, buffer, parser,
+                                                  asio::redirect_error(use_awaitable, error));
+        if (error == http::error::body_limit) co_return too_long();
+        if (error) co_return refusal(408, "the body did not come whole: " + error.message());
+      }
+    }
+    co_return std::nullopt;
+  }
+
+  awaitable<bool> refuse_head(beast::tcp_stream& stream, const error_code& error) {
+    if (error == http::error::end_of_stream || error == asio::error::eof ||
+        error == asio::error::connection_reset || error == asio::error::operation_aborted)
+      co_return false;
+    if (error == beast::error::timeout) co_return false;
+    const int status = error == http::error::header_limit ? 431 : 422;
+    co_return co_await write(
+        stream, refusal(status, "not HTTP as it should be: " + error.message()), false);
+  }
+
+  // False where the connection ends with it.
+  awaitable<bool> write(beast::tcp_stream& stream, Response response, bool keep_alive,
+                        bool is_head = false) {
+    http::response<http::string_body> message;
+    message.result(static_cast<unsigned>(response.status));
+    message.version(11);
+    message.set(http::field::content_type, response.content_type);
+    for (const auto& [name, value] : response.headers) message.set(name, value);
+    message.keep_alive(keep_alive);
+    message.body() = std::move(response.body);
+    message.prepare_payload();
+    if (is_head) message.body().clear();  // its length stays
+    http::response_serializer<http::string_body> serializer(message);
+    error_code error;
+    while (!serializer.is_done()) {
+      stream.expires_after(options_.patience);
+      co_await http::async_write_some(stream, serializer,
+                                      asio::redirect_error(use_awaitable, error));
+      if (error) co_return false;
+    }
+    co_return keep_alive;
+  }
+
+  const HttpOptions options_;
+  const Handler handler_;
+  const std::shared_ptr<asio::io_context> context_ = std::make_shared<asio::io_context>(1);
+  tcp::acceptor acceptor_;
+  asio::steady_timer room_;  // for another connection
+  uint16_t port_ = 0;
+  bool draining_ = false;               // context's thread
+  std::list<beast::tcp_stream*> idle_;  // context's thread
+  std::atomic<int64_t> num_connections_ = 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::thread thread_;
+};
+
+HttpServer::HttpServer(const HttpOptions& options, Handler handler)
+    : impl_(std::make_unique<Impl>(options, std::move(handler))) {}
+HttpServer::~HttpServer() = default;
+uint16_t HttpServer::port() const { return impl_->port(); }
+int64_t HttpServer::num_connections() const { return impl_->num_connections(); }
+void HttpServer::drain(std::chrono::milliseconds limit) { impl_->drain(limit); }
+
+}  // namespace twinkle::server

@@ -1,0 +1,40 @@
+// An HTTP/1.1 server: one thread, coroutines, no thread per connection (RFC 9112).
+#pragma once
+#include <chrono>
+#include <memory>
+
+#include "twinkle/server/http/message.h"
+
+namespace twinkle::server {
+
+struct HttpOptions {
+  std::string address = "127.0.0.1";
+  uint16_t port = 0;  // 0: a free one
+  int64_t max_header_bytes = 64 << 10;
+  int64_t max_connections = 10000;  // one more waits until another closes
+  // For a request's head, for each MiB of its body, and until a peer takes more of a response.
+  std::chrono::milliseconds patience{30000};
+  std::chrono::milliseconds keep_alive{75000};  // between requests
+};
+
+class HttpServer {
+ public:
+  // Listens at once; Error kInvalid names the address and port that cannot be had.
+  HttpServer(const HttpOptions& options, Handler handler);
+  ~HttpServer();  // closes all connections
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  uint16_t port() const;
+  int64_t num_connections() const;  // any thread
+
+  // Takes no new connection and no new request; returns when those that have begun are answered,
+  // or after `limit`.
+  void drain(std::chrono::milliseconds limit);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace twinkle::server
