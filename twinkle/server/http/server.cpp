@@ -14,7 +14,7 @@
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <condition_variable>
-#include <list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -144,6 +144,8 @@ class HttpServer::Impl {
   ~Impl() {
     context_->stop();
     thread_.join();
+    error_code ignored;  // an answer that somebody keeps keeps its coroutine
+    for (const auto& [stream, is_idle] : streams_) stream->socket().close(ignored);
   }
 
   void drain(std::chrono::milliseconds limit) {
@@ -152,7 +154,8 @@ class HttpServer::Impl {
       error_code ignored;
       acceptor_.close(ignored);
       room_.cancel();
-      for (beast::tcp_stream* idle : idle_) idle->cancel();
+      for (const auto& [stream, is_idle] : streams_)
+        if (is_idle) stream->cancel();
     });
     std::unique_lock lock(mutex_);
     ended_.wait_for(lock, limit, [&] { return num_connections_ == 0; });
@@ -198,8 +201,10 @@ class HttpServer::Impl {
     const auto remote = stream.socket().remote_endpoint(error);
     const std::string peer = error ? "" : remote.address().to_string();
     beast::flat_buffer buffer;
+    streams_[&stream] = false;
     while (!draining_ && co_await serve(stream, buffer, peer)) {
     }
+    streams_.erase(&stream);
     stream.socket().shutdown(tcp::socket::shutdown_send, error);
   }
 
@@ -246,12 +251,12 @@ class HttpServer::Impl {
   // Of a connection that waits for its next request; drain() ends that wait.
   awaitable<void> first_bytes(beast::tcp_stream& stream, beast::flat_buffer& buffer,
                               error_code& error) {
-    const auto at = idle_.insert(idle_.end(), &stream);
+    streams_[&stream] = true;
     stream.expires_after(options_.keep_alive);
     const size_t bytes = co_await stream.async_read_some(
         buffer.prepare(16 << 10), asio::redirect_error(use_awaitable, error));
     buffer.commit(bytes);
-    idle_.erase(at);
+    streams_[&stream] = false;
   }
 
   awaitable<Admission> admitted(const Head& head, beast::tcp_stream& stream) {
@@ -282,7 +287,8 @@ class HttpServer::Impl {
         reached += co_await http::async_read_some(stream, buffer, parser,
                                                   asio::redirect_error(use_awaitable, error));
         if (error == http::error::body_limit) co_return too_long();
-        if (error) co_return refusal(408, "the body did not come whole: " + error.message());
+        if (error)
+          co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
       }
     }
     co_return std::nullopt;
@@ -327,8 +333,8 @@ class HttpServer::Impl {
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
   uint16_t port_ = 0;
-  bool draining_ = false;               // context's thread
-  std::list<beast::tcp_stream*> idle_;  // context's thread
+  bool draining_ = false;                       // context's thread
+  std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;

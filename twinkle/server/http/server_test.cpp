@@ -1,0 +1,269 @@
+// The server as a peer on a socket sees it.
+#include "twinkle/server/http/server.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::server {
+namespace {
+
+class Peer {
+ public:
+  explicit Peer(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval limit{.tv_sec = 20};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    connected_ = ::connect(socket_, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+  }
+  ~Peer() { ::close(socket_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  bool connected() const { return connected_; }
+  void send(const std::string& text) const {
+    ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  // One response with a Content-Length; "" where the connection has ended.
+  std::string receive() {
+    for (;;) {
+      const size_t head = text_.find("\r\n\r\n");
+      const size_t length = text_.find("Content-Length: ");
+      if (head != std::string::npos && length < head) {
+        const size_t whole = head + 4 + std::stoul(text_.substr(length + 16));
+        if (text_.size() >= whole) {
+          std::string out = text_.substr(0, whole);
+          text_.erase(0, whole);
+          return out;
+        }
+      } else if (head != std::string::npos) {  // 100 Continue
+        std::string out = text_.substr(0, head + 4);
+        text_.erase(0, head + 4);
+        return out;
+      }
+      char bytes[4096];
+      const ssize_t count = ::recv(socket_, bytes, sizeof bytes, 0);
+      if (count <= 0) return "";
+      text_.append(bytes, static_cast<size_t>(count));
+    }
+  }
+  std::string ask(const std::string& text) {
+    send(text);
+    return receive();
+  }
+
+ private:
+  const int socket_;
+  bool connected_ = false;
+  std::string text_;
+};
+
+std::string post(const std::string& path, const std::string& body) {
+  return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n\r\n" + body;
+}
+bool begins(const std::string& text, const std::string& with) { return text.rfind(with, 0) == 0; }
+
+class HttpServerTest : public testing::Test {
+ protected:
+  void start(HttpOptions options = {}) {
+    server_.emplace(options, Handler{[this](const Head& head, Admit admit) { admit_(head, admit); },
+                                     [this](Request request, Reply reply) {
+                                       handle_(std::move(request), std::move(reply));
+                                     }});
+  }
+  uint16_t port() const { return server_->port(); }
+
+  std::function<void(const Head&, Admit)> admit_ = [](const Head&, Admit admit) {
+    admit({.max_body_bytes = 100});
+  };
+  std::function<void(Request, Reply)> handle_ = [](Request request, Reply reply) {
+    reply({.body = request.method + " " + request.path + "?" + request.query + " " + request.body});
+  };
+  std::optional<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, AnswersRequestsOfOneConnectionInTurn) {
+  start();
+  Peer peer(port());
+  EXPECT_NE(peer.ask(post("/a/b%20c?d=1", "hello")).find("POST /a/b%20c?d=1 hello"),
+            std::string::npos);
+  peer.send(post("/1", "x") + post("/2", "y"));  // both at once
+  EXPECT_NE(peer.receive().find("POST /1? x"), std::string::npos);
+  EXPECT_NE(peer.receive().find("POST /2? y"), std::string::npos);
+}
+
+TEST_F(HttpServerTest, AnAnswerMayComeLaterAndFromAnotherThread) {
+  std::thread later;
+  handle_ = [&](Request, Reply reply) {
+    later = std::thread([reply] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      reply({.body = "late"});
+      reply({.body = "too late"});
+    });
+  };
+  start();
+  Peer peer(port());
+  EXPECT_NE(peer.ask(post("/", "")).find("late"), std::string::npos);
+  later.join();
+}
+
+TEST_F(HttpServerTest, ADroppedRequestIsAnsweredAndSoIsOneWhoseHandlerThrows) {
+  handle_ = [](Request request, Reply) {
+    if (request.path == "/throw") throw std::runtime_error("no");
+  };
+  start();
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(post("/", "")), "HTTP/1.1 500"));
+  EXPECT_TRUE(begins(peer.ask(post("/throw", "")), "HTTP/1.1 500"));
+}
+
+TEST_F(HttpServerTest, ABodyThatIsTooLongIsRefusedBeforeItIsReadChunkedOrNot) {
+  start();
+  Peer told(port());
+  const std::string refused = told.ask("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\n\r\n");
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 413")) << refused;
+  EXPECT_NE(refused.find(R"({"detail":"the body is longer than 100 bytes"})"), std::string::npos);
+  EXPECT_EQ(told.receive(), "");
+  Peer chunked(port());
+  EXPECT_TRUE(begins(chunked.ask("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                                 "65\r\n" +
+                                 std::string(101, 'x') + "\r\n0\r\n\r\n"),
+                     "HTTP/1.1 413"));
+}
+
+TEST_F(HttpServerTest, WhatIsNoHttpIsRefusedWithJsonNeverWith400) {
+  start({.max_header_bytes = 4096});
+  for (const std::string& text :
+       {std::string("nonsense\r\n\r\n"), std::string("GET / HTTP/9.9\r\n\r\n"),
+        std::string("POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n")}) {
+    Peer peer(port());
+    const std::string answer = peer.ask(text);
+    EXPECT_TRUE(begins(answer, "HTTP/1.1 422")) << text << answer;
+    EXPECT_NE(answer.find("{\"detail\":"), std::string::npos);
+  }
+  Peer chunk(port());
+  EXPECT_TRUE(begins(chunk.ask("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+                     "HTTP/1.1 422"));
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask("GET / HTTP/1.1\r\nX: " + std::string(9000, 'x') + "\r\n\r\n"),
+                     "HTTP/1.1 431"));
+}
+
+TEST_F(HttpServerTest, ABodyIsNotReadBeforeThereIsRoomForIt) {
+  std::mutex mutex;
+  std::vector<Admit> waiting;
+  admit_ = [&](const Head& head, Admit admit) {
+    EXPECT_EQ(head.content_length, 5);
+    const std::lock_guard lock(mutex);
+    waiting.push_back(std::move(admit));
+  };
+  std::atomic<int> handled = 0;
+  handle_ = [&](Request, Reply reply) {
+    ++handled;
+    reply({});
+  };
+  start();
+  Peer first(port()), second(port());
+  first.send(post("/", "12345"));
+  second.send(post("/", "12345"));
+  const auto num_waiting = [&] {
+    const std::lock_guard lock(mutex);
+    return waiting.size();
+  };
+  while (num_waiting() < 2) std::this_thread::yield();
+  EXPECT_EQ(handled, 0);
+  waiting[0]({.max_body_bytes = 5});
+  EXPECT_TRUE(begins(first.receive(), "HTTP/1.1 200"));
+  waiting[1]({-1, refusal(503, "there is no room")});
+  EXPECT_TRUE(begins(second.receive(), "HTTP/1.1 503"));
+  EXPECT_EQ(handled, 1);
+  waiting.clear();
+}
+
+TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {
+  start({.patience = std::chrono::milliseconds(50), .keep_alive = std::chrono::milliseconds(50)});
+  Peer silent(port()), head(port()), body(port());
+  head.send("POST / HT");
+  body.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12");
+  EXPECT_EQ(silent.receive(), "");
+  EXPECT_EQ(head.receive(), "");
+  EXPECT_EQ(body.receive(), "");
+}
+
+TEST_F(HttpServerTest, ManyWaitForAnAnswerAtOnceAndDrainingLetsThemHaveIt) {
+  std::mutex mutex;
+  std::vector<Reply> waiting;
+  handle_ = [&](Request, Reply reply) {
+    const std::lock_guard lock(mutex);
+    waiting.push_back(std::move(reply));
+  };
+  start();
+  constexpr size_t kPeers = 200;
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (size_t i = 0; i < kPeers; ++i) {
+    peers.push_back(std::make_unique<Peer>(port()));
+    peers.back()->send(post("/", ""));
+  }
+  Peer idle(port());
+  for (bool all = false; !all; std::this_thread::yield()) {
+    const std::lock_guard lock(mutex);
+    all = waiting.size() == kPeers;
+  }
+  std::thread draining([&] { server_->drain(std::chrono::seconds(20)); });
+  EXPECT_EQ(idle.receive(), "");  // it has asked for nothing
+  for (const Reply& reply : waiting) reply({.body = "done"});
+  waiting.clear();
+  for (const auto& peer : peers) {
+    const std::string answer = peer->receive();
+    EXPECT_NE(answer.find("done"), std::string::npos);
+    EXPECT_NE(answer.find("Connection: close"), std::string::npos);
+  }
+  draining.join();
+  EXPECT_EQ(server_->num_connections(), 0);
+  EXPECT_FALSE(Peer(port()).connected());
+}
+
+TEST_F(HttpServerTest, AnAnswerMayOutliveTheServer) {
+  Reply kept;
+  std::atomic<bool> has_it = false;
+  handle_ = [&](Request, Reply reply) {
+    kept = std::move(reply);
+    has_it = true;
+  };
+  start();
+  Peer peer(port());
+  peer.send(post("/", ""));
+  while (!has_it) std::this_thread::yield();
+  server_.reset();
+  EXPECT_EQ(peer.receive(), "");
+  kept({});
+}
+
+TEST_F(HttpServerTest, AnAddressThatCannotBeHadIsNamed) {
+  start();
+  const auto text = [](const HttpOptions& options) -> std::string {
+    try {
+      HttpServer server(options, {});
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(text({.port = port()}).find("Address already in use"), std::string::npos);
+  EXPECT_NE(text({.address = "somewhere"}).find("is no IP address"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace twinkle::server
