@@ -121,6 +121,7 @@ CATCHES = {
     # A trial save knows its folder alone; a signal must hide no error while the engine closes.
     "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
+    "twinkle/server/http/server.cpp": "is a dropped request: 500 on that one's connection",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
     "twinkle/lora/adapter.cpp": "boost tells of a bad expression in no other way",

@@ -4,6 +4,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -122,8 +123,8 @@ Response refusal(int status, const std::string& text) {
 
 class HttpServer::Impl {
  public:
-  Impl(const HttpOptions& options, Handler handler)
-      : options_(options), handler_(std::move(handler)), acceptor_(*context_), room_(*context_) {
+  explicit Impl(const HttpOptions& options)
+      : options_(options), acceptor_(*context_), room_(*context_) {
     error_code error;
     const auto address = asio::ip::make_address(options.address, error);
     require(!error, Code::kInvalid, "server: host ", options.address,
@@ -137,7 +138,6 @@ class HttpServer::Impl {
             ": ", error.message());
     port_ = acceptor_.local_endpoint().port();
     room_.expires_at(asio::steady_timer::time_point::max());
-    asio::co_spawn(*context_, accept(), asio::detached);
     thread_ = std::thread([this] { context_->run(); });
   }
 
@@ -146,6 +146,24 @@ class HttpServer::Impl {
     thread_.join();
     error_code ignored;  // an answer that somebody keeps keeps its coroutine
     for (const auto& [stream, is_idle] : streams_) stream->socket().close(ignored);
+  }
+
+  void serve(Handler handler) {
+    asio::post(*context_, [this, handler = std::move(handler)]() mutable {
+      handler_ = std::move(handler);
+      asio::co_spawn(*context_, accept(), asio::detached);
+    });
+  }
+
+  void post(std::function<void()> run) { asio::post(*context_, std::move(run)); }
+
+  void after(std::chrono::milliseconds time, std::function<void()> run) {
+    asio::post(*context_, [this, time, run = std::move(run)]() mutable {
+      const auto timer = std::make_shared<asio::steady_timer>(*context_, time);
+      timer->async_wait([timer, run = std::move(run)](const error_code& error) {
+        if (!error) run();
+      });
+    });
   }
 
   void drain(std::chrono::milliseconds limit) {
@@ -328,8 +346,10 @@ class HttpServer::Impl {
   }
 
   const HttpOptions options_;
-  const Handler handler_;
+  Handler handler_;  // context's thread
   const std::shared_ptr<asio::io_context> context_ = std::make_shared<asio::io_context>(1);
+  const asio::executor_work_guard<asio::io_context::executor_type> stays_ =
+      asio::make_work_guard(*context_);  // also while nothing is awaited
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
   uint16_t port_ = 0;
@@ -341,9 +361,13 @@ class HttpServer::Impl {
   std::thread thread_;
 };
 
-HttpServer::HttpServer(const HttpOptions& options, Handler handler)
-    : impl_(std::make_unique<Impl>(options, std::move(handler))) {}
+HttpServer::HttpServer(const HttpOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 HttpServer::~HttpServer() = default;
+void HttpServer::serve(Handler handler) { impl_->serve(std::move(handler)); }
+void HttpServer::post(std::function<void()> run) { impl_->post(std::move(run)); }
+void HttpServer::after(std::chrono::milliseconds time, std::function<void()> run) {
+  impl_->after(time, std::move(run));
+}
 uint16_t HttpServer::port() const { return impl_->port(); }
 int64_t HttpServer::num_connections() const { return impl_->num_connections(); }
 void HttpServer::drain(std::chrono::milliseconds limit) { impl_->drain(limit); }

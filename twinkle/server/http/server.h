@@ -2,8 +2,10 @@
 #pragma once
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "twinkle/server/http/message.h"
+#include "twinkle/server/loop.h"
 
 namespace twinkle::server {
 
@@ -17,13 +19,23 @@ struct HttpOptions {
   std::chrono::milliseconds keep_alive{75000};  // between requests
 };
 
-class HttpServer {
+class HttpServer : public Loop {
  public:
-  // Listens at once; Error kInvalid names the address and port that cannot be had.
-  HttpServer(const HttpOptions& options, Handler handler);
-  ~HttpServer();  // closes all connections
+  // Listens at once, and runs what is posted; Error kInvalid names the address and port that cannot
+  // be had.
+  explicit HttpServer(const HttpOptions& options);
+  HttpServer(const HttpOptions& options, Handler handler) : HttpServer(options) {
+    serve(std::move(handler));
+  }
+  ~HttpServer() override;  // closes all connections; what was posted or waits is dropped
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
+
+  // Takes requests from here on; those that came before have waited. Once.
+  void serve(Handler handler);
+
+  void post(std::function<void()> run) override;
+  void after(std::chrono::milliseconds time, std::function<void()> run) override;
 
   uint16_t port() const;
   int64_t num_connections() const;  // any thread

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -263,6 +264,41 @@ TEST_F(HttpServerTest, AnAddressThatCannotBeHadIsNamed) {
   };
   EXPECT_NE(text({.port = port()}).find("Address already in use"), std::string::npos);
   EXPECT_NE(text({.address = "somewhere"}).find("is no IP address"), std::string::npos);
+}
+
+TEST(HttpServer, RunsWhatIsPostedAndWhatWaitsOnOneThreadInOrder) {
+  HttpServer server({});
+  std::mutex mutex;
+  std::vector<std::pair<int, std::thread::id>> ran;
+  std::promise<void> all;
+  const auto note = [&](int number) {
+    return [&, number] {
+      const std::lock_guard lock(mutex);
+      ran.emplace_back(number, std::this_thread::get_id());
+      if (ran.size() == 4) all.set_value();
+    };
+  };
+  server.after(std::chrono::milliseconds(60), note(4));
+  server.after(std::chrono::milliseconds(10), note(3));
+  server.post(note(1));
+  server.post(note(2));
+  all.get_future().wait();
+  const std::lock_guard lock(mutex);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(ran[i].first, i + 1);
+    EXPECT_EQ(ran[i].second, ran[0].second);
+    EXPECT_NE(ran[i].second, std::this_thread::get_id());
+  }
+}
+
+TEST(HttpServer, AConnectionThatCameBeforeItServesWaits) {
+  HttpServer server({});
+  Peer peer(server.port());
+  ASSERT_TRUE(peer.connected());
+  peer.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  server.serve({.admit = [](const Head&, const Admit& admit) { admit({.max_body_bytes = 9}); },
+                .handle = [](const Request&, const Reply& reply) { reply({.body = "late"}); }});
+  EXPECT_NE(peer.receive().find("late"), std::string::npos);
 }
 
 }  // namespace
