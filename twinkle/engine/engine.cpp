@@ -72,10 +72,25 @@ Engine::~Engine() {
 
 const ModelInfo& Engine::model_info() const { return state_->executor.model_info(); }
 
+Accepted Engine::check(Operation operation, const SampleHooks& hooks) {
+  state_->require_own_process();
+  engine::check(operation, state_->executor.spec(), model_info().directory);
+  std::vector<Operation> one;
+  one.push_back(std::move(operation));
+  return std::move(state_->dispatcher.accept(std::move(one), hooks)[0]);
+}
+
+int64_t Engine::submit(Accepted accepted, OnDone on_done) {
+  state_->require_own_process();
+  std::vector<Accepted> one;
+  one.push_back(std::move(accepted));
+  return state_->dispatcher.submit(std::move(one), {std::move(on_done)})[0];
+}
+
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
   state_->require_own_process();
   for (const Operation& operation : operations)
-    check(operation, state_->executor.spec(), model_info().directory);
+    engine::check(operation, state_->executor.spec(), model_info().directory);
   return state_->dispatcher.submit(std::move(operations), hooks);
 }
 

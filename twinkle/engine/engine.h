@@ -3,7 +3,7 @@
 // of one tenant begin in the order of their submission, each when the one before it has ended, but
 // a Sample, which goes on with the weights that it began with; those of different tenants share
 // batches and sampling steps, and give each tenant the bits that it would get alone. An operation
-// that fails changes nothing and reports through its future. docs/decisions/0005-scheduler.md says
+// that fails changes nothing and tells why. docs/decisions/0005-scheduler.md says
 // who runs when.
 #pragma once
 #include <memory>
@@ -99,16 +99,22 @@ class Engine {
 
   const ModelInfo& model_info() const;
 
-  // Checks what can be checked at once (throws), queues the rest. `hooks` go with a Sample. Error
-  // kBusy: the tenant's queue, or that of all, is full, in operations or bytes; kInvalid: the
-  // operation and its result take more than max_queued_bytes alone.
+  // Checks what can be checked at once, and takes a place in the queue and memory. `hooks` go with
+  // a Sample. Error kInvalid: what check finds, or the operation and its result take more than
+  // max_queued_bytes alone; kBusy: the tenant's queue, or that of all, is full, in operations or
+  // bytes.
+  Accepted check(Operation operation, const SampleHooks& hooks = {});
+  // Queues what was checked, and returns its id; operations of one tenant in the order of these
+  // calls. Error kBusy: closed; then nothing is told.
+  int64_t submit(Accepted accepted, OnDone on_done);
+  // Both at once, with a future.
   Future submit(Operation operation, const SampleHooks& hooks = {});
   // All of them enter the queue together, so that they meet in one batch.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
-  // True: the operation's future fails with kConflict "engine: cancelled", and its tenant is as if
+  // True: the operation's outcome is kConflict "engine: cancelled", and its tenant is as if
   // it had never been. A training batch stops at its next layer if all its operations are
   // cancelled, a Sample at its next step; otherwise the batch goes on, and the operation is dropped
-  // at its end. False: it has ended, or can't be stopped any more; the future has its result.
+  // at its end. False: it has ended, or can't be stopped any more; the outcome is its result.
   bool cancel(int64_t id);
 
   // Samples that are submitted from here on share no keys and values with earlier ones. (With other

@@ -10,16 +10,6 @@ namespace {
 // step without missing one, and few enough not to hold up the others.
 constexpr int kMaxRounds = 8;
 
-std::vector<int64_t> tokens_of(const Operation& operation) {
-  std::vector<int64_t> out;
-  const auto add = [&](const std::vector<Example>& sequences) {
-    for (const Example& s : sequences) out.push_back(std::ssize(s.input_ids));
-  };
-  if (const auto* f = std::get_if<Forward>(&operation)) add(f->sequences);
-  if (const auto* b = std::get_if<ForwardBackward>(&operation)) add(b->sequences);
-  return out;
-}
-
 int64_t num_sampled(const Result& result) {
   int64_t out = 0;
   const auto* sampled = std::get_if<SampleResult>(&result);
@@ -81,91 +71,7 @@ void Dispatcher::close() {
   thread_.join();
 }
 
-// ---- submitting and cancelling
-
-// With the bytes that they hold, and no ids yet.
-std::vector<Dispatcher::Jobs::node_type> Dispatcher::jobs_of(std::vector<Operation> operations,
-                                                             const SampleHooks& hooks) {
-  const bool streams = static_cast<bool>(hooks.on_tokens);
-  std::map<std::string, int64_t> together;
-  std::vector<int64_t> bytes;
-  for (const Operation& operation : operations) {
-    bytes.push_back(num_bytes(operation) + executor_.max_result_bytes(operation, streams));
-    together[tenant_of(operation)] += bytes.back();
-  }
-  // Not merely busy: no waiting helps.
-  for (const auto& [tenant, sum] : together) {
-    require(operations.size() == 1 || sum <= held_.max(), Code::kInvalid,
-            "engine: ", operations.size(), " operations that are submitted together take ", sum,
-            " bytes of tenant '", tenant, "' with their results, max_queued_bytes is ",
-            options_.max_queued_bytes, " and max_queued_bytes_total ",
-            options_.max_queued_bytes_total, "; submit fewer at once");
-  }
-
-  std::vector<Jobs::node_type> out;
-  for (size_t i = 0; i < operations.size(); ++i) {
-    Jobs one;
-    Job& job = one[0];
-    job.operation = std::move(operations[i]);
-    job.room = held_.reserve(tenant_of(job.operation), bytes[i]);
-    job.prepared =
-        executor_.prepare(job.operation, [&](int64_t more) { job.room->resize(bytes[i] += more); });
-    if (std::holds_alternative<Sample>(job.operation)) {
-      job.hooks = hooks;
-      job.streams = streams;
-    }
-    out.push_back(one.extract(0));
-  }
-  return out;
-}
-
-void Dispatcher::require_room(std::span<const Jobs::node_type> jobs) const {
-  std::map<std::string, int64_t> more;
-  for (const auto& job : jobs) ++more[tenant_of(job.mapped().operation)];
-  for (const auto& [tenant, n] : more) {
-    const auto it = tenants_.find(tenant);
-    const int64_t queued = it == tenants_.end() ? 0 : it->second.num_queued;
-    require(queued + n <= options_.max_queued, Code::kBusy, "engine: tenant '", tenant, "' has ",
-            queued, " operations in its queue and submits ", n, ", max_queued is ",
-            options_.max_queued, "; wait for some of their results");
-  }
-  require(std::ssize(jobs_) + std::ssize(jobs) <= options_.max_queued_total, Code::kBusy,
-          "engine: tenant '", jobs.empty() ? "" : tenant_of(jobs[0].mapped().operation),
-          "' submits ", jobs.size(), " operations while ", jobs_.size(),
-          " of all tenants are queued, max_queued_total is ", options_.max_queued_total,
-          "; try again later");
-}
-
-std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
-                                       const SampleHooks& hooks) {
-  std::vector<Jobs::node_type> jobs = jobs_of(std::move(operations), hooks);
-  std::vector<Future> futures;
-  for (auto& job : jobs)
-    futures.push_back({job.mapped().promise.get_future(), 0, job.mapped().room});
-  {
-    const Lock lock(mutex_);
-    require(!closed_, Code::kBusy, "engine: closed");
-    require_room(jobs);
-    const int64_t first = next_id_;
-    try {
-      for (size_t i = 0; i < jobs.size(); ++i) {
-        Job& job = jobs[i].mapped();
-        const std::string& name = tenant_of(job.operation);
-        futures[i].id = job.id = jobs[i].key() = next_id_++;
-        Tenant& tenant = tenants_[name];
-        jobs_.insert(std::move(jobs[i]));
-        ++tenant.num_queued;
-        scheduler_.push(name, job.id, tokens_of(job.operation), executor_.joins(job.operation));
-      }
-    } catch (...) {
-      // Memory ran out. No caller has seen them.
-      for (int64_t id = first; id < next_id_; ++id) extract(id);
-      throw;
-    }
-  }
-  ready_.notify_one();
-  return futures;
-}
+// ---- cancelling, and what is told
 
 bool Dispatcher::cancel(int64_t id) {
   Jobs::node_type queued;
@@ -192,7 +98,7 @@ bool Dispatcher::cancel(int64_t id) {
 Stats Dispatcher::stats() const {
   const Lock lock(mutex_);
   Stats out = stats_;
-  out.num_queued = std::ssize(jobs_);
+  out.num_queued = num_queued_;
   out.queued_bytes = held_.in_all();
   for (const auto& [name, t] : tenants_)
     out.tenants[name] = {t.num_queued, scheduler_.num_tokens(name), t.num_sampled};
@@ -200,25 +106,30 @@ Stats Dispatcher::stats() const {
 }
 
 // Empty: it has ended.
-Dispatcher::Jobs::node_type Dispatcher::extract(int64_t id) {
+Jobs::node_type Dispatcher::extract(int64_t id) {
   Jobs::node_type job = jobs_.extract(id);
   if (!job) return job;
   scheduler_.remove(tenant_of(job.mapped().operation), id);
   num_sampling_ -= job.mapped().state == Job::kSampling;
-  const auto tenant = tenants_.find(tenant_of(job.mapped().operation));
-  if (--tenant->second.num_queued == 0 && tenant->second.created_by == 0) tenants_.erase(tenant);
+  count_out(tenant_of(job.mapped().operation));
   // The batch that waited is gone; the next one waits anew.
   if (gathers_until_ && !scheduler_.has_batch()) gathers_until_.reset();
   return job;
 }
 
+void Dispatcher::count_out(const std::string& name) {
+  --num_queued_;
+  const auto tenant = tenants_.find(name);
+  if (--tenant->second.num_queued == 0 && tenant->second.created_by == 0) tenants_.erase(tenant);
+}
+
 void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error) const {
   if (!node) return;
   Job& job = node.mapped();
-  job.hooks = {};  // before its future is ready, like all of this
+  job.hooks = {};
   job.prepared.reset();
   job.room->resize(0);
-  job.promise.set_exception(job.cancelled ? cancelled_error_ : error);
+  job.on_done({.id = job.id, .error = job.cancelled ? cancelled_error_ : error});
 }
 
 // ---- the dispatcher's thread: what runs next
@@ -290,7 +201,7 @@ std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
 }
 
 // Operations that run by themselves, each the next of its tenant.
-std::vector<Dispatcher::Job*> Dispatcher::heads() {
+std::vector<Job*> Dispatcher::heads() {
   std::vector<Job*> out;
   for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
   const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
@@ -448,8 +359,7 @@ void Dispatcher::succeed(Jobs::node_type node, Result result) {
   job.operation = {};
   job.hooks = {};
   job.prepared.reset();
-  job.room.reset();  // from here on the Future's alone: who has the result sees it given back
-  job.promise.set_value(std::move(result));
+  job.on_done({.id = job.id, .result = std::move(result), .room = std::move(job.room)});
 }
 
 // The newest in this state, or of all if none is; 0: there is none. Takes no memory.

@@ -1,11 +1,11 @@
-// Operations in, futures out: one thread that gives an Executor its batches, its sampling steps and
-// the operations that run by themselves, in the order that Scheduler and TimeShare decide.
-// submit(), cancel() and stats() may be called from any thread. Knows no model.
+// Operations in, outcomes out: one thread that gives an Executor its batches, its sampling steps
+// and the operations that run by themselves, in the order that Scheduler and TimeShare decide.
+// accept(), submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
 #include <atomic>
 #include <exception>
-#include <future>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,7 +17,9 @@
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
+#include "twinkle/engine/schedule/accepted.h"
 #include "twinkle/engine/schedule/executor.h"
+#include "twinkle/engine/schedule/future.h"
 #include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"
 #include "twinkle/engine/schedule/time_share.h"
@@ -40,18 +42,6 @@ struct DispatcherOptions {
 
 // Error kInvalid: an option outside its range.
 void validate(const DispatcherOptions& options);
-
-// The result of one operation, and the id to cancel it by. A caller that shares the future keeps
-// `room` until the result is taken.
-struct Future : std::future<Result> {
-  int64_t id = 0;
-  std::shared_ptr<HeldBytes::Room> room = {};  // the result's share of max_queued_bytes
-
-  Result get() {
-    const auto until_taken = std::move(room);
-    return std::future<Result>::get();
-  }
-};
 
 struct TenantStats {
   int64_t num_queued = 0;   // operations that have not ended
@@ -84,12 +74,17 @@ class Dispatcher {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  // All enter the queue together, or none. `hooks` go with each Sample. Error kBusy: a queue is
-  // full, or closed; kInvalid: one takes more than max_queued_bytes alone.
+  // Takes places in the queue and memory for all, or for none. `hooks` go with each Sample. Error
+  // kBusy: a queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone.
+  std::vector<Accepted> accept(std::vector<Operation> operations, const SampleHooks& hooks = {});
+  // All enter the queue together; returns their ids. `on_done` has one for each. Error kBusy:
+  // closed; then none is called.
+  std::vector<int64_t> submit(std::vector<Accepted> accepted, std::vector<OnDone> on_done);
+  // Both at once, with futures.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});
-  // True: the future fails with kConflict "engine: cancelled", and the tenant is as if the
+  // True: the outcome is kConflict "engine: cancelled", and the tenant is as if the
   // operation had never been; a batch stops when all its operations are cancelled. False: it has
-  // ended, or can't be stopped any more; the future has its result.
+  // ended, or can't be stopped any more; the outcome is its result.
   bool cancel(int64_t id);
   Stats stats() const;
   // Stops what runs, a batch at its next layer and a Sample at its next step. That, what waits and
@@ -97,21 +92,8 @@ class Dispatcher {
   void close();
 
  private:
-  struct Job {
-    int64_t id = 0;
-    Operation operation;
-    SampleHooks hooks = {};
-    bool streams = false;  // a Sample with a listener
-    Share share = {};      // of a Sample that begins
-    std::promise<Result> promise = {};
-    std::shared_ptr<HeldBytes::Room> room = {};
-    std::shared_ptr<Prepared> prepared = {};
-    // kTraining, kSampling: it has begun and can be undone; kFinal: it can't be stopped any more.
-    enum State { kQueued, kTraining, kSampling, kFinal } state = kQueued;
-    bool cancelled = false;
-  };
-  using Jobs = std::map<int64_t, Job>;
-  struct Tenant {  // one with operations that have not ended, or created
+  friend class Accepted;
+  struct Tenant {  // one with operations accepted that have not ended, or created
     int64_t num_queued = 0;
     int64_t created_by = 0;    // its Create; 0: it does not exist
     int64_t num_sampled = 0;   // since then
@@ -128,8 +110,9 @@ class Dispatcher {
   };
 
   // The caller's thread.
-  std::vector<Jobs::node_type> jobs_of(std::vector<Operation> operations, const SampleHooks& hooks);
-  void require_room(std::span<const Jobs::node_type> jobs) const REQUIRES(mutex_);
+  std::vector<Accepted> with_memory(std::vector<Operation> operations, const SampleHooks& hooks);
+  void require_room(std::span<const Accepted> accepted) const REQUIRES(mutex_);
+  void leave(const std::string& tenant);  // the queue, by one that was accepted and dropped
 
   // The dispatcher's thread.
   void loop();
@@ -149,6 +132,7 @@ class Dispatcher {
 
   // Both.
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
+  void count_out(const std::string& tenant) REQUIRES(mutex_);
   void fail(Jobs::node_type node, const std::exception_ptr& error) const;
 
   const DispatcherOptions options_;
@@ -167,6 +151,7 @@ class Dispatcher {
   TimeShare time_share_ GUARDED_BY(mutex_);
   Stats stats_ GUARDED_BY(mutex_);
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
+  int64_t num_queued_ GUARDED_BY(mutex_) = 0;    // accepted ones that have not ended
   int64_t num_sampling_ GUARDED_BY(mutex_) = 0;  // jobs
   int num_rounds_ GUARDED_BY(mutex_) = 0;        // of heads, while a batch could run
   bool draining_ GUARDED_BY(mutex_) = false;     // an operation waits until nothing reads the base

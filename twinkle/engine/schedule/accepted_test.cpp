@@ -1,0 +1,123 @@
+#include "twinkle/engine/schedule/accepted.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "twinkle/engine/schedule/dispatched_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+std::string text_of(const std::exception_ptr& error) {
+  if (!error) return "no error";
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+class AcceptedOperation : public Dispatched {
+ protected:
+  Accepted accept(Operation operation) {
+    std::vector<Operation> one;
+    one.push_back(std::move(operation));
+    return std::move(dispatcher_->accept(std::move(one))[0]);
+  }
+  void queue(Accepted accepted) {
+    std::vector<Accepted> one;
+    one.push_back(std::move(accepted));
+    dispatcher_->submit(std::move(one), {[this](Outcome outcome) {
+                          const Lock lock(mutex_);
+                          outcomes_.push_back(text_of(outcome.error));
+                        }});
+  }
+  std::vector<std::string> outcomes() {
+    const Lock lock(mutex_);
+    return outcomes_;
+  }
+
+  Mutex mutex_;
+  std::vector<std::string> outcomes_ GUARDED_BY(mutex_);
+};
+
+TEST_F(AcceptedOperation, IsNotRunBeforeItIsSubmitted) {
+  open();
+  create("a");
+  Accepted later = accept(work("a", 1));
+  submit(ZeroGrad{"a"}).get();
+  const std::vector<std::string> before = state("a");
+  queue(std::move(later));
+  EXPECT_EQ(state("a").size(), before.size() + 1);  // state() waits for what is before it
+}
+
+TEST_F(AcceptedOperation, KeepsItsPlaceSoThatSubmitCannotBeRefused) {
+  open({.token_budget = 100, .max_queued = 2});
+  create("a");
+  Accepted first = accept(ZeroGrad{"a"}), second = accept(ZeroGrad{"a"});
+  EXPECT_THROW(accept(ZeroGrad{"a"}), Error);
+  EXPECT_EQ(dispatcher_->stats().num_queued, 2);
+  queue(std::move(first));
+  queue(std::move(second));
+}
+
+TEST_F(AcceptedOperation, GivesItsPlaceAndItsBytesBackWhenDropped) {
+  open({.token_budget = 100, .max_queued = 1});
+  create("a");
+  {
+    const Accepted dropped = accept(work("a", 3));
+  }
+  EXPECT_EQ(dispatcher_->stats().num_queued, 0);
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, 0);
+  {
+    const Accepted unknown = accept(ZeroGrad{"nobody"});
+  }
+  EXPECT_EQ(dispatcher_->stats().tenants.size(), 1u);
+  submit(work("a", 1)).get();
+}
+
+TEST_F(AcceptedOperation, IsToldHowItEndedInTheOrderOfTheEnds) {
+  open();
+  create("a");
+  hold_batch();
+  queue(accept(work("a", 1)));
+  in_batch_.wait();
+  queue(accept(ZeroGrad{"nobody"}));
+  Future cancelled = submit(work("a", 1));
+  EXPECT_EQ(outcomes(), std::vector<std::string>{});
+  dispatcher_->cancel(cancelled.id);
+  EXPECT_EQ(error_of(cancelled), "engine: cancelled");
+  go_on_.count_down();
+  submit(ZeroGrad{"a"}).get();
+  dispatcher_->close();
+  const auto told = outcomes();
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(std::ranges::count(told, "no error"), 1);
+}
+
+TEST_F(AcceptedOperation, IsRefusedByAClosedDispatcherWithoutACall) {
+  open();
+  Accepted late = accept(ZeroGrad{"a"});
+  dispatcher_->close();
+  EXPECT_THROW(queue(std::move(late)), Error);
+  EXPECT_TRUE(outcomes().empty());
+  EXPECT_EQ(dispatcher_->stats().num_queued, 0);
+}
+
+TEST_F(AcceptedOperation, HoldsTheResultsBytesUntilTheOutcomeIsDropped) {
+  open();
+  create("a");
+  std::vector<Accepted> one;
+  one.push_back(accept(Inspect{"a"}));
+  std::promise<Outcome> promise;
+  dispatcher_->submit(std::move(one), {[&](Outcome o) { promise.set_value(std::move(o)); }});
+  {
+    const Outcome outcome = promise.get_future().get();
+    EXPECT_EQ(dispatcher_->stats().queued_bytes, num_bytes(outcome.result));
+  }
+  EXPECT_EQ(dispatcher_->stats().queued_bytes, 0);
+}
+
+}  // namespace
+}  // namespace twinkle::engine
