@@ -5,15 +5,16 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "twinkle/base/fair_share.h"
+#include "twinkle/engine/memory/held_bytes.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/executor.h"
-#include "twinkle/engine/schedule/held_bytes.h"
 
 namespace twinkle::engine {
 
@@ -67,6 +68,18 @@ class Accepted {
 
   Dispatcher* dispatcher_ = nullptr;  // in whose queues it has a place; null: none yet, or queued
   Jobs::node_type job_;
+};
+
+// The outcome as a future, for callers that wait. A caller that shares it keeps `room` until the
+// result is taken.
+struct Future : std::future<Result> {
+  int64_t id = 0;
+  std::shared_ptr<HeldBytes::Room> room = {};  // the result's share of max_queued_bytes
+
+  Result get() {
+    const auto until_taken = std::move(room);
+    return std::future<Result>::get();
+  }
 };
 
 }  // namespace twinkle::engine

@@ -15,12 +15,11 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
+#include "twinkle/engine/memory/held_bytes.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/accepted.h"
 #include "twinkle/engine/schedule/executor.h"
-#include "twinkle/engine/schedule/future.h"
-#include "twinkle/engine/schedule/held_bytes.h"
 #include "twinkle/engine/schedule/scheduler.h"
 #include "twinkle/engine/schedule/time_share.h"
 

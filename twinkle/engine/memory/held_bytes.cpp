@@ -1,4 +1,4 @@
-#include "twinkle/engine/schedule/held_bytes.h"
+#include "twinkle/engine/memory/held_bytes.h"
 
 #include <unistd.h>
 
