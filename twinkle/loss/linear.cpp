@@ -20,13 +20,7 @@ double parse_num_tokens(const Json& json) {
   return num_tokens;
 }
 
-at::Tensor of_rows(const Inputs& in, const std::string& name) {
-  at::Tensor given = in.extras.at(name);
-  require(given.numel() == in.weights.numel(), Code::kInvalid, "loss: ", name,
-          " of LinearLoss has ", given.numel(), " entries, it must have one per row (",
-          in.weights.numel(), ")");
-  return given;
-}
+at::Tensor of_rows(const Inputs& in, const std::string& name) { return in.extras.at(name); }
 
 at::Tensor entropy_grad_of(const Inputs& in, const Json&) {
   if (!in.extras.contains("entropy_grad")) return {};
@@ -76,12 +70,11 @@ Output run_all(const Inputs& in, const Json& json) {
 Loss linear() {
   return {.name = "linear",
           .class_name = "LinearLoss",
-          .extras = {"grad"},
+          .extras = {{.name = "grad"}, {.name = "entropy_grad", .optional = true}},
           .check = [](const Json& json) { parse_num_tokens(json); },
           .run = run_all,
           .prepare = prepare_rows,
-          .entropy_grad = entropy_grad_of,
-          .optional_extras = {"entropy_grad"}};
+          .entropy_grad = entropy_grad_of};
 }
 
 }  // namespace twinkle::loss

@@ -66,12 +66,11 @@ TEST(Linear, RefusesWhatItCannotUse) {
             "loss: LinearLoss has no option 'scale', it has num_tokens");
   Inputs in = example();
   in.extras["grad"] = at::zeros({2});
-  EXPECT_EQ(error_of(in, {}),
-            "loss: grad of LinearLoss has 2 entries, it must have one per row (4)");
+  EXPECT_EQ(error_of(in, {}), "loss: linear: grad has 2 entries, it must have one per row (4)");
   in = example();
   in.extras["entropy_grad"] = at::zeros({2});
   EXPECT_EQ(twinkle::error_of([&] { entropy_grad(find("linear"), in); }),
-            "loss: entropy_grad of LinearLoss has 2 entries, it must have one per row (4)");
+            "loss: linear: entropy_grad has 2 entries, it must have one per row (4)");
   in.extras["entropy_grad"] = at::zeros({4});
   EXPECT_EQ(error_of(in, {}),
             "loss: linear: entropies is missing, it must be a contiguous "

@@ -14,33 +14,45 @@ namespace twinkle::loss {
 
 namespace {
 
-void check_vector(const Loss& loss, std::string_view field, const at::Tensor& t) {
-  require(t.defined() && t.dim() == 1 && t.scalar_type() == at::kFloat && t.device().is_cpu() &&
-              t.is_contiguous(),
-          Code::kInvalid, "loss: ", loss.name, ": ", field, " is ",
-          t.defined() ? t.toString() : "missing",
+void check_vector(const Loss& loss, std::string_view field, const at::Tensor& t,
+                  bool doubles = false) {
+  const bool fits =
+      t.defined() && (t.scalar_type() == at::kFloat || (doubles && t.scalar_type() == at::kDouble));
+  require(fits && t.dim() == 1 && t.device().is_cpu() && t.is_contiguous(), Code::kInvalid,
+          "loss: ", loss.name, ": ", field, " is ", t.defined() ? t.toString() : "missing",
           ", it must be a contiguous one-dimensional float32 tensor on the CPU");
 }
 
 // One that is not read would be dropped without a word.
-void check_read(const Loss& loss, const std::string& extra) {
-  const auto has = [&](const std::vector<std::string_view>& names) {
-    return std::find(names.begin(), names.end(), extra) != names.end();
-  };
-  if (has(loss.extras) || has(loss.optional_extras)) return;
+const Extra& check_read(const Loss& loss, const std::string& name) {
+  if (const Extra* extra = loss.extra(name)) return *extra;
   std::string known;
-  for (const auto* names : {&loss.extras, &loss.optional_extras})
-    for (const std::string_view name : *names)
-      known += (known.empty() ? "it reads " : ", ") + std::string(name);
-  fail(Code::kInvalid, "loss: ", loss.class_name, " does not read '", extra, "', ",
+  for (const Extra& extra : loss.extras)
+    known += (known.empty() ? "it reads " : ", ") + std::string(extra.name);
+  fail(Code::kInvalid, "loss: ", loss.class_name, " does not read '", name, "', ",
        known.empty() ? "it reads none" : known);
+}
+
+void check_extras(const Loss& loss, const Inputs& in, int64_t n) {
+  for (const Extra& extra : loss.extras)
+    require(n == 0 || extra.optional || in.extras.contains(std::string(extra.name)), Code::kInvalid,
+            "loss: ", loss.name, " needs '", extra.name, "', pass it with the batch");
+  const auto sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
+  for (const auto& [name, t] : in.extras) {
+    const Extra& extra = check_read(loss, name);
+    check_vector(loss, name, t, loss.doubles);
+    const int64_t must = extra.per_sequence ? sequences : n;
+    require(t.numel() == must, Code::kInvalid, "loss: ", loss.name, ": ", name, " has ", t.numel(),
+            " entries, it must have one per ", extra.per_sequence ? "sequence" : "row", " (", must,
+            ")");
+  }
 }
 
 void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
   check_vector(loss, "weights", in.weights);
   const int64_t n = in.weights.numel();
   if (with_logprobs) {
-    check_vector(loss, "logprobs", in.logprobs);
+    check_vector(loss, "logprobs", in.logprobs, loss.doubles);
     require(in.logprobs.numel() == n, Code::kInvalid, "loss: ", loss.name, ": logprobs has ",
             in.logprobs.numel(), " rows, weights has ", n, ", they must be equally many");
   }
@@ -48,17 +60,7 @@ void check_inputs(const Loss& loss, const Inputs& in, bool with_logprobs) {
               std::is_sorted(in.cu_seqlens.begin(), in.cu_seqlens.end()),
           Code::kInvalid, "loss: ", loss.name, ": cu_seqlens must rise from 0 to the ", n,
           " rows of weights");
-  for (const std::string_view name : loss.extras)
-    require(n == 0 || in.extras.contains(std::string(name)), Code::kInvalid, "loss: ", loss.name,
-            " needs '", name, "', pass it with the batch");
-  const auto sequences = static_cast<int64_t>(in.cu_seqlens.size()) - 1;
-  for (const auto& [name, t] : in.extras) {
-    check_read(loss, name);
-    check_vector(loss, name, t);
-    require(t.numel() == n || t.numel() == sequences, Code::kInvalid, "loss: ", loss.name, ": ",
-            name, " has ", t.numel(), " entries, it must have one per row (", n,
-            ") or one per sequence (", sequences, ")");
-  }
+  check_extras(loss, in, n);
 }
 
 }  // namespace
@@ -70,6 +72,11 @@ const std::vector<Loss>& all() {
 #undef LOSS
   };
   return losses;
+}
+
+const Extra* Loss::extra(std::string_view name) const {
+  const auto it = std::ranges::find(extras, name, &Extra::name);
+  return it == extras.end() ? nullptr : &*it;
 }
 
 const Loss* look_up(std::string_view name) {
@@ -91,7 +98,7 @@ Output run(const Loss& loss, const Inputs& inputs, const Json& options) {
   loss.check(options);
   check_inputs(loss, inputs, true);
   if (entropy_grad(loss, inputs, options).defined()) {
-    check_vector(loss, "entropies", inputs.entropies);
+    check_vector(loss, "entropies", inputs.entropies, loss.doubles);
     require(inputs.entropies.numel() == inputs.weights.numel(), Code::kInvalid, "loss: ", loss.name,
             ": entropies has ", inputs.entropies.numel(), " rows, weights has ",
             inputs.weights.numel(), ", they must be equally many");
@@ -115,9 +122,7 @@ at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& opti
 }
 
 bool finite(const Output& output) {
-  const auto grad = elements(output.grad);
-  return std::isfinite(output.loss) &&
-         std::all_of(grad.begin(), grad.end(), [](float g) { return std::isfinite(g); });
+  return std::isfinite(output.loss) && output.grad.isfinite().all().item<bool>();
 }
 
 void check_known(const Json& options, std::string_view loss,
@@ -130,7 +135,7 @@ void check_known(const Json& options, std::string_view loss,
     for (const std::string_view name : known)
       names += (names.empty() ? "" : ", ") + std::string(name);
     fail(Code::kInvalid, "loss: ", loss, " has no option '", std::string_view(key), "', it has ",
-         names);
+         names.empty() ? "none" : names);
   }
 }
 

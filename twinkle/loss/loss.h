@@ -17,8 +17,8 @@
 
 namespace twinkle::loss {
 
-// Inputs of a loss in addition to log-probabilities, float32: [N] per token (old_logps, advantages,
-// ...) or [S] per sequence, as the loss's file says.
+// Inputs of a loss in addition to log-probabilities: [N] per row (old_logps, advantages, ...) or
+// [S] per sequence, as the loss declares.
 using Extras = std::map<std::string, at::Tensor>;
 
 struct Inputs {
@@ -42,21 +42,31 @@ struct Output {
 using TokenGrad =
     std::function<void(int64_t begin, std::span<const float> logprobs, std::span<float> grad)>;
 
+// An input that a loss reads, or may read.
+struct Extra {
+  std::string_view name;
+  bool per_sequence = false;  // one number a sequence, not one a row
+  bool optional = false;
+};
+
 struct Loss {
-  std::string_view name;                 // "cross_entropy": the file, and the function in it
-  std::string_view class_name;           // "CrossEntropyLoss": as scripts name it
-  std::vector<std::string_view> extras;  // which Extras must be there
-  void (*check)(const Json& options);    // throws what run() would throw for these options
-  Output (*run)(const Inputs& inputs, const Json& options);
+  std::string_view name;               // "cross_entropy": the file, and the function in it
+  std::string_view class_name;         // "CrossEntropyLoss": as scripts name it
+  std::vector<Extra> extras;           // others are refused
+  void (*check)(const Json& options);  // throws what run() would throw for these options
+  Output (*run)(const Inputs& inputs, const Json& options) = nullptr;
   // Null unless a row's derivative is known from that row alone. Then the head's forward and
   // backward can be one pass: prepare() before it, with `logprobs` undefined, and run() after it.
   TokenGrad (*prepare)(const Inputs& inputs, const Json& options) = nullptr;
   // Null unless the loss is linear in entropies: d loss / d entropies [N] float32, from the
   // weights, extras and options alone; undefined: all 0.
   at::Tensor (*entropy_grad)(const Inputs& inputs, const Json& options) = nullptr;
-  std::vector<std::string_view> optional_extras = {};  // which may be there besides
+  // True: it computes in double, and run() takes log-probabilities, entropies and extras of either
+  // type; the gradient has the log-probabilities'. The engine's are float32.
+  bool doubles = false;
 
   bool separable() const { return prepare != nullptr; }
+  const Extra* extra(std::string_view name) const;  // null: it does not read it
 };
 
 // By either name; null: unknown.

@@ -26,7 +26,8 @@ TEST(Loss, IsFoundByBothOfItsNames) {
 
 TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_EQ(invalid_of([] { find("HingeLoss"); }),
-            "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss");
+            "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss, "
+            "importance_sampling, ppo, cispo, dro");
 }
 
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
@@ -58,10 +59,12 @@ TEST(Loss, RefusesMissingAndMisshapenExtras) {
   Inputs in = two_sequences();
   EXPECT_EQ(invalid_of([&] { run(find("linear"), in); }),
             "loss: linear needs 'grad', pass it with the batch");
-  in.extras["grad"] = at::zeros({4});
-  EXPECT_EQ(
-      invalid_of([&] { run(find("linear"), in); }),
-      "loss: linear: grad has 4 entries, it must have one per row (3) or one per sequence (2)");
+  for (const int64_t size : {2, 4}) {  // of two sequences, but a gradient is a row's
+    in.extras["grad"] = at::zeros({size});
+    EXPECT_EQ(invalid_of([&] { run(find("linear"), in); }),
+              "loss: linear: grad has " + std::to_string(size) +
+                  " entries, it must have one per row (3)");
+  }
 }
 
 TEST(Loss, RefusesExtrasThatItDoesNotRead) {
@@ -96,14 +99,13 @@ TEST(Loss, ChunksOfASeparableLossGiveTheWholeRunsGradientBitForBit) {
   constexpr int64_t n = 257;
   at::Tensor weights = at::rand({n});
   weights.slice(0, 0, n, 3).zero_();
-  const Inputs given{.logprobs = -at::rand({n}) * 9,
-                     .weights = weights,
-                     .cu_seqlens = {0, 100, 100, n},
-                     .extras = {{"grad", at::randn({n})}}};
+  const Inputs given{
+      .logprobs = -at::rand({n}) * 9, .weights = weights, .cu_seqlens = {0, 100, 100, n}};
   for (const Loss& loss : all()) {
     if (!loss.separable()) continue;
     Inputs in = given;
-    if (loss.extras.empty()) in.extras.clear();
+    for (const Extra& extra : loss.extras)
+      if (!extra.optional) in.extras[std::string(extra.name)] = at::randn({n});
     Inputs before = in;
     before.logprobs = at::Tensor();
     const at::Tensor whole = run(loss, in).grad;

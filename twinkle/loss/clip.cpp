@@ -1,0 +1,45 @@
+#include "twinkle/loss/clip.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "twinkle/loss/options.h"
+#include "twinkle/loss/rows.h"
+
+namespace twinkle::loss {
+namespace {
+
+struct Bounds {
+  double low, high;
+};
+
+Bounds parse(const Json& json, std::string_view loss) {
+  check_known(json, loss, {"clip_low_threshold", "clip_high_threshold"});
+  const Bounds b{get_or<double>(json, "clip_low_threshold", 0.8),
+                 get_or<double>(json, "clip_high_threshold", 1.2)};
+  require(b.low >= 0 && b.high >= b.low && std::isfinite(b.high), Code::kInvalid, "loss: ", loss,
+          ": clip_low_threshold is ", b.low, " and clip_high_threshold ", b.high,
+          "; they bound the ratio, the first must be at least 0 and at most the second");
+  return b;
+}
+
+}  // namespace
+
+double ClippedRows::ratio(size_t row, double logprob) const { return std::exp(logprob - old[row]); }
+
+// As torch.clamp: where the bounds cross, the upper one holds.
+double ClippedRows::clipped(size_t row, double ratio) const {
+  return std::min(std::max(ratio, low[row]), high[row]);
+}
+
+void check_clip(const Json& options, std::string_view loss) { parse(options, loss); }
+
+ClippedRows clipped_rows(const Inputs& in, const Json& options, std::string_view loss) {
+  const Bounds b = parse(options, loss);
+  return {.old = doubles(in, "logprobs", 0),
+          .advantages = doubles(in, "advantages", 0),
+          .low = doubles(in, "clip_low_threshold", b.low),
+          .high = doubles(in, "clip_high_threshold", b.high)};
+}
+
+}  // namespace twinkle::loss

@@ -1,0 +1,41 @@
+// Direct reward optimization (Richemond et al. 2024, arXiv 2405.19107), with the advantage in place
+// of reward and value: the sum over rows of -(A log p - beta / 2 (log p - logprobs)^2). Tinker's
+// loss of this name. Extras per row: logprobs, advantages. Options: beta (default 0.05), at least
+// 0.
+#include <cmath>
+
+#include "twinkle/loss/options.h"
+#include "twinkle/loss/reduce.h"
+#include "twinkle/loss/rows.h"
+
+namespace twinkle::loss {
+namespace {
+
+double parse_beta(const Json& json) {
+  check_known(json, "dro", {"beta"});
+  const auto beta = get_or<double>(json, "beta", 0.05);
+  require(beta >= 0 && std::isfinite(beta), Code::kInvalid, "loss: beta of dro is ", beta,
+          ", it must be at least 0 and finite");
+  return beta;
+}
+
+RowLoss make(const Inputs& in, const Json& json) {
+  return {.term = [beta = parse_beta(json), old = doubles(in, "logprobs", 0),
+                   advantages = doubles(in, "advantages", 0)](int64_t row, double logprob) -> Term {
+            const auto t = static_cast<size_t>(row);
+            const double gap = logprob - old[t];
+            return {-advantages[t] * logprob + beta / 2 * gap * gap, -advantages[t] + beta * gap};
+          },
+          .num_tokens = num_scored(in.weights)};
+}
+
+}  // namespace
+
+Loss dro() {
+  return of_rows<make>({.name = "dro",
+                        .class_name = "dro",
+                        .extras = {{.name = "logprobs"}, {.name = "advantages"}},
+                        .check = [](const Json& json) { parse_beta(json); }});
+}
+
+}  // namespace twinkle::loss
