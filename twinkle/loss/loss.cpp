@@ -126,7 +126,7 @@ bool finite(const Output& output) {
 }
 
 void check_known(const Json& options, std::string_view loss,
-                 std::initializer_list<std::string_view> known) {
+                 const std::vector<std::string_view>& known) {
   if (options.is_null()) return;
   require(options.is_object(), Code::kInvalid, "loss: options of ", loss, " must be a JSON object");
   for (const auto& [key, value] : options.get_object()) {

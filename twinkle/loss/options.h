@@ -1,7 +1,7 @@
 // Refuses options that a loss does not know, by name.
 #pragma once
-#include <initializer_list>
 #include <string_view>
+#include <vector>
 
 #include "twinkle/base/json.h"
 
@@ -9,6 +9,6 @@ namespace twinkle::loss {
 
 // Null and {} are no options. Error kInvalid: not an object, or a key that is not in `known`.
 void check_known(const Json& options, std::string_view loss,
-                 std::initializer_list<std::string_view> known);
+                 const std::vector<std::string_view>& known);
 
 }  // namespace twinkle::loss

@@ -31,12 +31,15 @@ TokenGrad prepare_rows(const Inputs& inputs, const RowLoss& loss);
 // Sum of entropy_grad * entropy over rows, where the gradient is not 0; 0 without a gradient.
 double through_entropies(const Inputs& inputs, const at::Tensor& entropy_grad);
 
-// The three functions of a Loss from one that makes the RowLoss of its inputs and options.
+// The functions of a Loss from one that makes the RowLoss of its inputs and options.
 template <RowLoss (*make)(const Inputs&, const Json&)>
 Loss of_rows(Loss loss) {
   loss.run = [](const Inputs& in, const Json& json) { return run_rows(in, make(in, json)); };
   loss.prepare = [](const Inputs& in, const Json& json) {
     return prepare_rows(in, make(in, json));
+  };
+  loss.entropy_grad = [](const Inputs& in, const Json& json) {
+    return make(in, json).entropy_grad;
   };
   loss.doubles = true;
   return loss;

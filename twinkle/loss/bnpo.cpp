@@ -1,0 +1,26 @@
+// GRPO's terms, the mean over all rows of the batch, as TRL's loss_type "bnpo" and the token-level
+// loss of DAPO (Yu et al. 2025, arXiv 2503.14476). Extras and options: policy.h.
+#include "twinkle/loss/policy.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace twinkle::loss {
+namespace {
+
+RowLoss make(const Inputs& in, const Json& json) {
+  const PolicyOptions o = parse_policy(json, "BNPOLoss");
+  return of_policy(in, o, "BNPOLoss", mean_of_rows(in),
+                   [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
+}
+
+}  // namespace
+
+Loss bnpo() {
+  return of_rows<make>({.name = "bnpo",
+                        .class_name = "BNPOLoss",
+                        .extras = kPolicyExtras,
+                        .check = [](const Json& json) { parse_policy(json, "BNPOLoss"); }});
+}
+
+}  // namespace twinkle::loss

@@ -1,0 +1,26 @@
+// Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3): the clipped
+// surrogate, the mean over each sequence's rows, then over sequences. Extras and options: policy.h.
+#include "twinkle/loss/policy.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace twinkle::loss {
+namespace {
+
+RowLoss make(const Inputs& in, const Json& json) {
+  const PolicyOptions o = parse_policy(json, "GRPOLoss");
+  return of_policy(in, o, "GRPOLoss", mean_of_sequences(in),
+                   [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
+}
+
+}  // namespace
+
+Loss grpo() {
+  return of_rows<make>({.name = "grpo",
+                        .class_name = "GRPOLoss",
+                        .extras = kPolicyExtras,
+                        .check = [](const Json& json) { parse_policy(json, "GRPOLoss"); }});
+}
+
+}  // namespace twinkle::loss

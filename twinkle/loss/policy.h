@@ -1,0 +1,50 @@
+// What the losses of twinkle.loss's policies share. Notation: lp is log p of a row, r = exp(lp -
+// old_logps) the ratio to the policy that sampled it, with lp - old_logps within +-20, A its
+// advantage. Each row's loss is f(r, A) + beta KL - entropy_coef H, KL = exp(ref - lp) - (ref - lp)
+// - 1, H its entropy in nats; their mean is the loss's own.
+// Extras per row: advantages; old_logps, without which the policy itself sampled and r is 1;
+// ref_logps, where beta is above 0.
+#pragma once
+#include <vector>
+
+#include "twinkle/loss/rows.h"
+
+namespace twinkle::loss {
+
+struct PolicyOptions {
+  double epsilon = 0.2, epsilon_high = 0.2, beta = 0, entropy_coef = 0;
+};
+
+// Options epsilon, epsilon_high (null: epsilon), beta and entropy_coef, all at least 0. Error
+// kInvalid: they are not, or another than these and the loss's `own`.
+PolicyOptions parse_policy(const Json& options, std::string_view loss,
+                           std::vector<std::string_view> own = {});
+
+struct Ratio {
+  double value, slope;  // r, d r / d lp
+};
+Ratio ratio_of(double logprob, const double* old);  // old null: the policy itself sampled
+
+// -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+Term surrogate(const PolicyOptions& options, const Ratio& ratio, double advantage);
+Term divergence(double beta, double logprob, double reference);
+
+// What a row's loss is multiplied by, so that their sum is the mean over each sequence's scored
+// rows, then over sequences; or the mean over all scored rows.
+std::vector<double> mean_of_sequences(const Inputs& inputs);
+std::vector<double> mean_of_rows(const Inputs& inputs);
+
+using OfRatio = std::function<Term(const Ratio& ratio, double advantage, double logprob)>;
+// The loss of these rows. Error kInvalid: no ref_logps where beta is above 0.
+RowLoss of_policy(const Inputs& inputs, const PolicyOptions& options, std::string_view loss,
+                  std::vector<double> scale, OfRatio of_ratio);
+void check_reference(const Inputs& inputs, const PolicyOptions& options, std::string_view loss);
+// d loss / d entropy, [N] float32; undefined without a coefficient.
+at::Tensor entropy_bonus(const Inputs& inputs, double entropy_coef,
+                         const std::vector<double>& scale);
+
+inline const std::vector<Extra> kPolicyExtras = {{.name = "advantages"},
+                                                 {.name = "old_logps", .optional = true},
+                                                 {.name = "ref_logps", .optional = true}};
+
+}  // namespace twinkle::loss

@@ -1,0 +1,85 @@
+#include "twinkle/loss/preference.h"
+
+#include <cmath>
+
+#include "twinkle/loss/reduce.h"
+
+namespace twinkle::loss {
+
+std::vector<double> Replies::means() const {
+  std::vector<double> out;
+  for (size_t s = 0; s < sums.size(); ++s) out.push_back(sums[s] / counts[s]);
+  return out;
+}
+
+Replies replies_of(const Inputs& in, std::string_view loss) {
+  const size_t n = in.cu_seqlens.size() - 1;
+  require(n % 2 == 0, Code::kInvalid, "loss: ", loss,
+          " needs pairs, each chosen reply followed by its rejected one, but there are ", n,
+          " sequences: pass an even number of them");
+  Replies out{std::vector<double>(n), std::vector<double>(n)};
+  const std::vector<double> logprobs = doubles(in.logprobs);
+  const auto weights = elements(in.weights);
+  for (size_t s = 0; s < n; ++s) {
+    for (auto t = static_cast<size_t>(in.cu_seqlens[s]);
+         t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t) {
+      if (weights[t] == 0) continue;
+      require(weights[t] == 1, Code::kInvalid, "loss: ", loss, " weighs no rows, but a weight is ",
+              weights[t], ", it must be 0 or 1");
+      out.sums[s] += logprobs[t];
+      ++out.counts[s];
+    }
+    require(out.counts[s] > 0, Code::kInvalid, "loss: ", loss, " compares replies, but sequence ",
+            s, " has no label: every reply must have one");
+  }
+  return out;
+}
+
+void add_chosen_nll(const Replies& replies, double coefficient, OfReplies& out) {
+  out.grad.resize(replies.sums.size());
+  double sum = 0, count = 0;
+  for (size_t s = 0; s < replies.sums.size(); s += 2) {
+    sum += replies.sums[s];
+    count += replies.counts[s];
+  }
+  if (coefficient == 0 || count == 0) return;
+  out.loss -= coefficient * sum / count;
+  for (size_t s = 0; s < replies.sums.size(); s += 2) out.grad[s] -= coefficient / count;
+}
+
+void add_preferred(const std::vector<double>& margins, const std::vector<double>& slopes,
+                   double coefficient, OfReplies& out) {
+  out.grad.resize(slopes.size());
+  const double each = coefficient / static_cast<double>(margins.size());
+  for (size_t p = 0; p < margins.size(); ++p) {
+    out.loss -= each * log_sigmoid(margins[p]);
+    for (const size_t s : {2 * p, 2 * p + 1})
+      out.grad[s] -= each * sigmoid(-margins[p]) * slopes[s];
+  }
+}
+
+Output output_of(const Inputs& in, const OfReplies& of_replies) {
+  const auto weights = elements(in.weights);
+  std::vector<double> grad(weights.size());
+  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s)
+    for (auto t = static_cast<size_t>(in.cu_seqlens[s]);
+         t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t)
+      if (weights[t] != 0) grad[t] = of_replies.grad[s];
+  return {.loss = of_replies.loss,
+          .grad = at::tensor(grad, at::kDouble).to(in.logprobs.scalar_type()),
+          .num_tokens = weights.empty() ? 0.0 : 1.0};
+}
+
+double sigmoid(double x) { return std::exp(log_sigmoid(x)); }
+double log_sigmoid(double x) { return std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x))); }
+
+double coefficient(const Json& json, std::string_view loss, std::string_view name, double otherwise,
+                   bool above_zero) {
+  const auto value = get_or<double>(json, name, otherwise);
+  require((above_zero ? value > 0 : value >= 0) && std::isfinite(value), Code::kInvalid,
+          "loss: ", name, " of ", loss, " is ", value, ", it must be ",
+          above_zero ? "above 0" : "at least 0", " and finite");
+  return value;
+}
+
+}  // namespace twinkle::loss
