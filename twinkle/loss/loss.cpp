@@ -79,6 +79,11 @@ const Extra* Loss::extra(std::string_view name) const {
   return it == extras.end() ? nullptr : &*it;
 }
 
+bool per_sequence(const Loss& loss, std::string_view extra) {
+  const Extra* found = loss.extra(extra);
+  return found && found->per_sequence;
+}
+
 const Loss* look_up(std::string_view name) {
   for (const Loss& loss : all()) {
     if (loss.name == name || loss.class_name == name) return &loss;

@@ -69,6 +69,9 @@ struct Loss {
   const Extra* extra(std::string_view name) const;  // null: it does not read it
 };
 
+// True: the loss reads this extra, one of a sequence.
+bool per_sequence(const Loss& loss, std::string_view extra);
+
 // By either name; null: unknown.
 const Loss* look_up(std::string_view name);
 // The same. Error kInvalid: unknown, with the names that are known.

@@ -43,7 +43,7 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
       owners.slot.push_back(forward && forward->disable_lora ? -1 : op.tenant().slot());
       const bool random = !forward || forward->train;
       owners.key.push_back(random ? op.tenant().stream(static_cast<int64_t>(s), piece.later) : 0);
-      owners.learn.push_back(op.learns() ? 1 : 0);
+      owners.learn.push_back(piece.learns ? 1 : 0);
     }
     pass.cu_targets.push_back(std::ssize(pass.targets.rows));
     pass.cu_sequences.push_back(lengths.size());
@@ -157,6 +157,10 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
                     hi = std::min(end, pass.cu_targets[i + 1]);
       if (lo >= hi) continue;
       const auto from = static_cast<size_t>(lo - begin), n = static_cast<size_t>(hi - lo);
+      if (pieces[i].op->error) {
+        std::ranges::fill(out.subspan(from, n), 0.0f);
+        continue;
+      }
       pieces[i].op->derive(pieces[i].first, lo - pass.cu_targets[i], logprobs.subspan(from, n),
                            out.subspan(from, n));
       for (size_t k = from; k < from + n; ++k) {
@@ -173,6 +177,31 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
     if (!finite[i]) pieces[i].op->error = not_finite(pieces[i].op->tenant());
   }
   return out;
+}
+
+// The derivatives of losses that need all of an operation's log-probabilities, of operations that
+// are here as a whole: their rows are scored twice, but by one pass of the decoder.
+void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
+                   const at::Tensor& hidden, const nn::Linear& head) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    TrainingOp& op = *pieces[i].op;
+    if (op.derives()) continue;
+    const auto part = [&](const auto& all) {
+      if (all.empty()) return all;
+      return std::decay_t<decltype(all)>(all.begin() + pass.cu_targets[i],
+                                         all.begin() + pass.cu_targets[i + 1]);
+    };
+    const nn::HeadOutput scores = nn::head_forward(hidden, head,
+                                                   {.rows = part(pass.targets.rows),
+                                                    .ids = part(pass.targets.ids),
+                                                    .temperature = part(pass.targets.temperature)},
+                                                   {.entropy = op.wants_entropy()});
+    try {
+      op.prepare(scores.logprobs, scores.entropies);
+    } catch (const Error&) {
+      op.error = std::current_exception();
+    }
+  }
 }
 
 // The sequences of piece `i` learn nothing.
@@ -218,6 +247,7 @@ void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::Tra
   for (const OpSlice& piece : pieces) {
     if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
   }
+  prepare_whole(pieces, pass, hidden, decoder.head());
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
   add_embedding_grads(pieces, pass, hidden, out.dhidden);
   add_logits_grads(pieces, pass, hidden, decoder.head(), out.dhidden);

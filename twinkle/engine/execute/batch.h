@@ -16,8 +16,9 @@ namespace twinkle::engine {
 struct OpSlice {
   TrainingOp* op;
   size_t first, last;
-  int64_t later = 0;   // number of ForwardBackwards of its tenant before it in the pass
-  bool again = false;  // set by backward_pass: one of those failed, this one added nothing
+  bool learns = false;  // takes a backward pass
+  int64_t later = 0;    // number of ForwardBackwards of its tenant before it in the pass
+  bool again = false;   // set by backward_pass: one of those failed, this one added nothing
 };
 
 // The error of a tenant whose numbers are not finite; bad_alloc when there is no memory for it.

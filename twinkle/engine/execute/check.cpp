@@ -140,7 +140,8 @@ int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& s
   return static_cast<int64_t>(std::min(out, 1e18));
 }
 
-void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
+void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec,
+                     const loss::Loss* loss) {
   require(!sequences.empty(), Code::kInvalid,
           "engine: the batch is empty; give at least one sequence");
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -163,6 +164,11 @@ void check_sequences(const std::vector<Example>& sequences, const model::Decoder
     sized(s.weights.size(), "weights");
     check_embedding_grad(s, i, spec.hidden_size);
     for (const auto& [name, values] : s.extras) {
+      if (loss && loss::per_sequence(*loss, name)) {
+        require(values.size() == 1, Code::kInvalid, "engine: sequence ", i, " has ", values.size(),
+                " values of '", name, "', of which ", loss->class_name, " reads one a sequence");
+        continue;
+      }
       require(values.size() == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
               " tokens but ", values.size(), " values of '", name, "'");
     }
@@ -191,7 +197,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
           "engine: a forward takes no embedding_grad and no logits_grad, forward_backward does");
     }
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
-    check_sequences(b->sequences, spec);
+    check_sequences(b->sequences, spec, loss::look_up(b->loss));
     check_learns(b->sequences);
     check_logits_grads(b->sequences, spec);
     check_temperature(b->temperature);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "twinkle/engine/protocol/operation.h"
+#include "twinkle/loss/loss.h"
 #include "twinkle/model/spec.h"
 
 namespace twinkle::engine {
@@ -14,6 +15,8 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base);
 // As Executor::max_result_bytes. An Inspect's is not known.
 int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams);
-void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec);
+// loss: says which extras are one number a sequence; null: none.
+void check_sequences(const std::vector<Example>& sequences, const model::DecoderSpec& spec,
+                     const loss::Loss* loss = nullptr);
 
 }  // namespace twinkle::engine

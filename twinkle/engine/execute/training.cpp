@@ -30,7 +30,7 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
   for (const Work& work : batch) {
     try {
       TrainingOp& op = begun(work);
-      if (!op.learns()) {
+      if (!op.learns(work.first, work.last)) {
         forwards.push_back({&op, work.first, work.last});
         continue;
       }
@@ -40,7 +40,7 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
         outcome.rewound.push_back({work.id, false});
         running_.erase(work.id);
       } else {
-        backwards.push_back({&op, work.first, work.last, later});
+        backwards.push_back({&op, work.first, work.last, true, later});
       }
     } catch (...) {
       outcome.ended.push_back({work.id, std::current_exception()});
@@ -58,7 +58,7 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
   try {
     run(pieces);
     for (const OpSlice& piece : pieces) {
-      if (piece.op->learns()) overflowed[&piece.op->tenant()].push_back(piece);
+      if (piece.learns) overflowed[&piece.op->tenant()].push_back(piece);
     }
     std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
   } catch (const model::Stopped&) {
@@ -101,7 +101,7 @@ void Training::finish(TrainingOp& op, BatchOutcome& outcome) {
     if (!op.error && op.complete()) {
       if (op.forward()) {
         op.finish();
-      } else if (!op.learns()) {
+      } else if (!op.derives()) {
         op.prepare();
         outcome.rewound.push_back({op.id(), false});
         return;

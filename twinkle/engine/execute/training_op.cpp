@@ -11,7 +11,7 @@
 namespace twinkle::engine {
 namespace {
 
-at::Tensor copy_of(const std::vector<float>& values) {
+at::Tensor copy_of(std::span<const float> values) {
   at::Tensor out = at::empty({std::ssize(values)}, at::kFloat);
   std::copy(values.begin(), values.end(), out.mutable_data_ptr<float>());
   return out;
@@ -44,20 +44,26 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   if (backward_) tenant.require_unclipped();
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;
+  if (backward_) loss_ = &loss::find(backward_->loss);
   wants_embedding_ = forward_ && forward_->embedding;
   wants_logits_ = forward_ ? forward_->logits : backward_->logits;
+  const auto of_sequence = [&](const std::string& name) {
+    return loss_ && loss::per_sequence(*loss_, name);
+  };
   for (const Example& s : sequences()) {
     wants_embedding_ = wants_embedding_ || (backward_ && !s.embedding_grad.empty());
     wants_logits_ = wants_logits_ || (backward_ && !s.logits_grad.empty());
     for (size_t t = 0; t < s.labels.size(); ++t) {
       if (s.labels[t] == kIgnored) continue;
       weights.push_back(s.weights.empty() ? 1.0f : s.weights[t]);
-      for (const auto& [name, values] : s.extras) extras[name].push_back(values[t]);
+      for (const auto& [name, values] : s.extras)
+        if (!of_sequence(name)) extras[name].push_back(values[t]);
     }
+    for (const auto& [name, values] : s.extras)
+      if (of_sequence(name)) extras[name].push_back(values[0]);
     cu_.push_back(std::ssize(weights));
   }
   if (forward_) return;
-  loss_ = &loss::find(backward_->loss);
   const auto given = [](const Example& s) {
     return !s.embedding_grad.empty() || !s.logits_grad.empty();
   };
@@ -69,7 +75,8 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   inputs_.weights = copy_of(weights);
   inputs_.cu_seqlens = cu_;
   for (const auto& [name, values] : extras) {
-    require(values.size() == weights.size(), Code::kInvalid, "engine: extra '", name,
+    const size_t num_values = of_sequence(name) ? sequences().size() : weights.size();
+    require(values.size() == num_values, Code::kInvalid, "engine: extra '", name,
             "' must be given for every sequence of a forward_backward, or for none");
     inputs_.extras[name] = copy_of(values);
   }
@@ -117,14 +124,18 @@ void TrainingOp::begin_again() {
 }
 
 void TrainingOp::prepare() {
-  inputs_.logprobs = copy_of(logprobs_);
-  inputs_.entropies = copy_of(entropies_);
+  prepare(logprobs_, entropies_);
+  begin_again();
+}
+
+void TrainingOp::prepare(std::span<const float> logprobs, std::span<const float> entropies) {
+  inputs_.logprobs = copy_of(logprobs);
+  inputs_.entropies = copy_of(entropies);
   const loss::Output out = loss::run(*loss_, inputs_, options_);
   const float* values = out.grad.const_data_ptr<float>();
   grad_ = [kept = out.grad, values](int64_t begin, std::span<const float>, std::span<float> grad) {
     std::copy_n(values + begin, grad.size(), grad.begin());
   };
-  begin_again();
 }
 
 double TrainingOp::through_rows() const {

@@ -25,9 +25,15 @@ class TrainingOp {
   const std::vector<Example>& sequences() const;
   double temperature() const;
 
-  // True: its sequences take a backward pass too. A loss whose derivative needs the whole
-  // operation's log-probabilities takes all sequences forwards first, and again from the first one.
-  bool learns() const { return loss_ && grad_; }
+  // True: the loss's derivative is known for any row. One that needs the whole operation's
+  // log-probabilities is known after prepare().
+  bool derives() const { return backward_ && grad_; }
+  // True: sequences [first, last), the next ones, take a backward pass too: their derivatives are
+  // known, or will be when the pass has scored them, since they are all of the operation. Others
+  // take all sequences forwards first, and again from the first one.
+  bool learns(size_t first, size_t last) const {
+    return backward_ && (grad_ || (first == 0 && last == sequences().size()));
+  }
   // d loss / d logprob of the rows that follow row `row` of the sequences from `first_sequence` on.
   void derive(size_t first_sequence, int64_t row, std::span<const float> logprobs,
               std::span<float> grad) const;
@@ -47,8 +53,10 @@ class TrainingOp {
   };
   void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
-  // After the last row: the loss's derivative where it was not known yet; then learns().
+  // After the last row: the loss's derivative where it was not known yet; then derives().
   void prepare();
+  // The same from all rows at once, of which nothing is kept.
+  void prepare(std::span<const float> logprobs, std::span<const float> entropies);
   // After the last row: the result. Error kInvalid: it is not finite.
   void finish();
   const ForwardResult& result() const& { return result_; }

@@ -198,6 +198,63 @@ TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) 
   EXPECT_EQ(gradients("b"), whole);
 }
 
+// Whose derivatives need all rows of an operation, or of a sequence.
+TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationTakesOnePassWhereItFitsABatchAndTheSameBits) {
+  for (const char* loss : {"GSPOLoss", "DPOLoss"}) {
+    SCOPED_TRACE(loss);
+    ForwardBackward whole = work("a", 1);
+    whole.loss = loss;
+    for (Example& s : whole.sequences) {
+      if (whole.loss == "DPOLoss")
+        s.extras["ref_sums"] = {-20.0f};
+      else
+        s.extras["advantages"].assign(s.input_ids.size(), 0.7f);
+    }
+    const Operation mine = whole, theirs = work("b", 2);
+    int forwards = 0;
+    const auto watched = std::make_unique<Watched>(*decoder_.linears().at(0).linear,
+                                                   [&](bool backward) { forwards += !backward; });
+    const auto finish = [&](const BatchOutcome& outcome) {
+      EXPECT_TRUE(outcome.rewound.empty());
+      double value = 0;
+      for (const Ended& e : outcome.ended) {
+        EXPECT_FALSE(e.error);
+        const ForwardResult result = training_.commit(e.id);
+        if (e.id == 1) value = result.loss;
+      }
+      const std::pair out(value, gradients("a"));
+      tenants_.at("a")->zero_grad();
+      return out;
+    };
+    const auto alone = finish(run({{1, &mine, 0, 2}}));
+    EXPECT_EQ(forwards, 1);
+    EXPECT_NE(alone.first, 0);
+    EXPECT_EQ(finish(run({{2, &theirs, 0, 2}, {1, &mine, 0, 2}})), alone);
+    forwards = 0;
+    EXPECT_TRUE(run({{1, &mine, 0, 1}}).ended.empty());
+    EXPECT_EQ(run({{1, &mine, 1, 2}}).rewound.size(), 1u) << "all rows are known";
+    EXPECT_TRUE(run({{1, &mine, 0, 1}}).ended.empty());
+    EXPECT_EQ(finish(run({{1, &mine, 1, 2}})), alone);
+    EXPECT_EQ(forwards, 4);
+  }
+}
+
+TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationThatCannotBeFailsAlone) {
+  ForwardBackward odd = work("a", 1);
+  odd.loss = "CPOLoss";
+  odd.sequences.push_back(drawn(3, 5));
+  const Operation mine = odd, theirs = work("b", 2);
+  succeed(1, theirs);
+  const uint64_t before = gradients("a"), want = gradients("b");
+  tenants_.at("b")->zero_grad();
+  const BatchOutcome outcome = run({{2, &mine, 0, 3}, {3, &theirs, 0, 2}});
+  ASSERT_EQ(outcome.ended.size(), 2u);
+  for (const Ended& e : outcome.ended) EXPECT_EQ(e.error != nullptr, e.id == 2);
+  training_.commit(3);
+  EXPECT_EQ(gradients("a"), before);
+  EXPECT_EQ(gradients("b"), want);
+}
+
 TEST_F(TrainingOnADecoder, ABatchThatNobodyWantsAnyMoreBeginsNoOtherLayer) {
   const auto layers = static_cast<size_t>(decoder_.spec().num_layers);
   ASSERT_GE(layers, 2u);
