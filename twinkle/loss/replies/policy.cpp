@@ -1,4 +1,4 @@
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "twinkle/loss/options.h"
-#include "twinkle/loss/preference.h"
+#include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {

@@ -1,6 +1,6 @@
 // GRPO's terms, the mean over all rows of the batch, as TRL's loss_type "bnpo" and the token-level
 // loss of DAPO (Yu et al. 2025, arXiv 2503.14476). Extras and options: policy.h.
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

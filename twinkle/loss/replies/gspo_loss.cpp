@@ -3,8 +3,8 @@
 // derivative depends on its sequence's other rows. Extras and options: policy.h.
 #include <cmath>
 
-#include "twinkle/loss/policy.h"
 #include "twinkle/loss/reduce.h"
+#include "twinkle/loss/replies/policy.h"
 
 namespace twinkle::loss {
 namespace {

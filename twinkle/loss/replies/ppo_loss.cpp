@@ -1,7 +1,7 @@
 // Proximal policy optimization's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7)
 // as a mean. Extras and options: policy.h; loss_agg_mode "token-mean" (default, over all rows of
 // the batch) or "seq-mean-token-mean" (over each sequence's, then over sequences).
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

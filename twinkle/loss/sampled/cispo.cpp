@@ -1,9 +1,9 @@
 // Clipped importance sampling policy optimization (MiniMax 2025, arXiv 2506.13585, eq. 4): the sum
 // over rows of -clip(r, low, high) A log p, the first factor taken as a constant, so that every row
 // learns; r = exp(log p - logprobs). Tinker's loss of this name. Extras and options: clip.h.
-#include "twinkle/loss/clip.h"
 #include "twinkle/loss/reduce.h"
 #include "twinkle/loss/rows.h"
+#include "twinkle/loss/sampled/clip.h"
 
 namespace twinkle::loss {
 namespace {

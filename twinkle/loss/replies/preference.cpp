@@ -1,4 +1,4 @@
-#include "twinkle/loss/preference.h"
+#include "twinkle/loss/replies/preference.h"
 
 #include <cmath>
 

@@ -2,7 +2,7 @@
 // over all rows of the batch: -min(r, 1 + epsilon_high) A lp, the first factor taken as a constant.
 // As in the paper's runs, r has no lower limit. Extras and options: policy.h; num_items_in_batch,
 // in place of the number of rows.
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

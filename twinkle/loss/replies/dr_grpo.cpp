@@ -1,7 +1,7 @@
 // Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): GRPO's terms, their sum divided by the number of
 // sequences times max_completion_length (default 1024), in rows, so that long replies count as much
 // a row as short ones. Extras and options: policy.h.
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "twinkle/loss/options.h"
-#include "twinkle/loss/preference.h"
+#include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {

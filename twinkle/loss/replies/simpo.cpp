@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "twinkle/loss/options.h"
-#include "twinkle/loss/preference.h"
+#include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {

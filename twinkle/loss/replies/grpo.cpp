@@ -1,6 +1,6 @@
 // Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3): the clipped
 // surrogate, the mean over each sequence's rows, then over sequences. Extras and options: policy.h.
-#include "twinkle/loss/policy.h"
+#include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // (lw - ll)), the mean over pairs, and bc_coef times the chosen replies' -log p, a mean over their
 // rows. Options: beta (0.1), bc_coef (1). No extras.
 #include "twinkle/loss/options.h"
-#include "twinkle/loss/preference.h"
+#include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {

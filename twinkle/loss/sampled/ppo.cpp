@@ -1,9 +1,9 @@
 // Proximal policy optimization's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7):
 // the sum over rows of -min(r A, clip(r, low, high) A), r = exp(log p - logprobs). Tinker's loss of
 // this name. Extras and options: clip.h. On a tie the first is taken.
-#include "twinkle/loss/clip.h"
 #include "twinkle/loss/reduce.h"
 #include "twinkle/loss/rows.h"
+#include "twinkle/loss/sampled/clip.h"
 
 namespace twinkle::loss {
 namespace {

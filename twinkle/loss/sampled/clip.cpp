@@ -1,4 +1,4 @@
-#include "twinkle/loss/clip.h"
+#include "twinkle/loss/sampled/clip.h"
 
 #include <algorithm>
 #include <cmath>
