@@ -1,0 +1,317 @@
+#include "twinkle/store/journal.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::store {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMaxRecordsAtOnce = 64;
+constexpr size_t kProbeBytes = size_t{64} << 10;  // that must fit before appends are taken again
+
+void require_system(bool ok, const char* action, const fs::path& path) {
+  const int error = errno;
+  require(ok, Code::kInvalid, "store: cannot ", action, " ", path.string(), ": ",
+          std::strerror(error));
+}
+
+bool sync_folder(const fs::path& folder) {
+  const FileHandle opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some network mounts cannot sync folders and say EINVAL.
+  return opened.get() >= 0 && (::fsync(opened.get()) == 0 || errno == EINVAL);
+}
+
+// Opens a new segment, whose name survives a loss of power; -1, with errno, where that fails.
+int make_segment(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0 || sync_folder(path.parent_path())) return fd;
+  const int error = errno;
+  ::close(fd);
+  ::unlink(path.c_str());
+  errno = error;
+  return -1;
+}
+
+bool write_all(int fd, std::span<iovec> parts, int64_t offset) {
+  while (!parts.empty()) {
+    const ssize_t count = ::pwritev(fd, parts.data(), static_cast<int>(parts.size()), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    offset += count;
+    size_t left = static_cast<size_t>(count);
+    while (!parts.empty() && left >= parts.front().iov_len) {
+      left -= parts.front().iov_len;
+      parts = parts.subspan(1);
+    }
+    if (left == 0) continue;
+    parts.front().iov_base = static_cast<char*>(parts.front().iov_base) + left;
+    parts.front().iov_len -= left;
+  }
+  return true;
+}
+
+std::chrono::nanoseconds seconds(double value) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(value * 1e9));
+}
+
+}  // namespace
+
+Journal::Journal(const fs::path& folder, const Visitor& replay, JournalOptions options)
+    : folder_(fs::absolute(folder)), options_(options) {
+  std::error_code error;
+  const bool made = fs::create_directories(folder_, error);
+  require(!error, Code::kInvalid, "store: cannot make the folder ", folder_.string(), ": ",
+          error.message());
+  if (made) require_system(sync_folder(folder_.parent_path()), "sync", folder_.parent_path());
+  lock_folder();
+  open_last(replay);
+  writer_ = std::thread([this] { run(); });
+}
+
+Journal::~Journal() {
+  {
+    const Lock lock(mutex_);
+    stopping_ = true;
+  }
+  ready_.notify_all();
+  writer_.join();
+}
+
+void Journal::lock_folder() {
+  const fs::path path = folder_ / "lock";
+  lock_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  require_system(lock_.get() >= 0, "open", path);
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    require_system(errno == EWOULDBLOCK, "lock", path);
+    std::string pid(20, '\0');
+    pid.resize(
+        static_cast<size_t>(std::max<ssize_t>(0, ::pread(lock_.get(), pid.data(), pid.size(), 0))));
+    fail(Code::kConflict, "store: the folder ", folder_.string(), " is open in process ",
+         pid.empty() ? "(unknown)" : pid, "; end that one, or name another folder");
+  }
+  // For the text above alone: a full disk must not keep anybody from opening.
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(lock_.get(), 0) == 0)
+    std::ignore = ::pwrite(lock_.get(), pid.data(), pid.size(), 0);
+}
+
+void Journal::open_last(const Visitor& replay) {
+  std::vector<Segment> segments = segments_in(folder_);
+  End end;
+  if (!segments.empty()) end.next = segments.front().first;
+  for (const Segment& segment : segments) {
+    require(segment.first == end.next, Code::kInvalid, "store: ", segment.path.string(),
+            " begins with record ", segment.first, ", the segment before it ends before record ",
+            end.next, ": a segment is missing; restore a backup");
+    end = read_segment(segment, &segment == &segments.back(), replay);
+  }
+  if (segments.empty()) {
+    segments.push_back({1, segment_path(folder_, 1)});
+    file_.reset(make_segment(segments[0].path));
+  } else {
+    file_.reset(::open(segments.back().path.c_str(), O_RDWR | O_CLOEXEC));
+  }
+  path_ = segments.back().path;
+  require_system(file_.get() >= 0, "open", path_);
+  report_ = {.next = end.next, .cut_bytes = end.torn, .cut_file = end.torn > 0 ? path_ : ""};
+  // What a killed process wrote may never have been synced.
+  const bool cut = end.torn == 0 || ::ftruncate(file_.get(), end.bytes) == 0;
+  require_system(cut && ::fdatasync(file_.get()) == 0, "cut or sync", path_);
+  end_ = synced_end_ = end.bytes;
+  next_ = synced_next_ = end.next;
+  const Lock lock(mutex_);
+  segments_ = std::move(segments);
+}
+
+void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written) {
+  require(payload.size() <= kMaxPayloadBytes, Code::kInvalid, "store: a record has ",
+          payload.size(), " bytes, the limit is ", kMaxPayloadBytes);
+  {
+    const Lock lock(mutex_);
+    if (!trouble_.empty()) throw Error(Code::kBusy, trouble_);
+    queue_.push_back({kind, version, std::move(payload), std::move(on_written)});
+  }
+  ready_.notify_one();
+}
+
+void Journal::truncate_before(uint64_t sequence) {
+  const Lock lock(mutex_);
+  size_t removed = 0;
+  while (removed + 1 < segments_.size() && segments_[removed + 1].first <= sequence) {
+    // The oldest first, so that no gap is left whenever this ends.
+    const fs::path path = segments_.front().path;
+    require_system(::unlink(path.c_str()) == 0 || errno == ENOENT, "remove", path);
+    segments_.erase(segments_.begin());
+  }
+  require_system(sync_folder(folder_), "sync", folder_);
+}
+
+std::string Journal::trouble() const {
+  const Lock lock(mutex_);
+  return trouble_;
+}
+
+void Journal::run() {
+  std::vector<Pending> batch;
+  bool stopping = false;
+  while (!stopping) {
+    batch.clear();
+    wait_for_work(batch, stopping);
+    std::span<Pending> rest = batch;
+    while (!rest.empty() && !failing_) {
+      rest = rest.subspan(write_some(rest));
+      if (is_sync_due()) sync();
+    }
+    if (!rest.empty()) refuse("write to", 0, rest);  // appended before trouble() said why
+    if (failing_ && Clock::now() >= retry_at_) retry();
+    if (is_sync_due() || (stopping && !failing_)) sync();
+  }
+}
+
+bool Journal::is_sync_due() const {
+  return !failing_ && end_ != synced_end_ && Clock::now() >= sync_at_;
+}
+
+// Until there is something to write, to sync, to try again, or the end.
+void Journal::wait_for_work(std::vector<Pending>& batch, bool& stopping) {
+  Lock lock(mutex_);
+  while (queue_.empty() && !stopping_) {
+    if (!failing_ && end_ == synced_end_)
+      lock.wait(ready_);
+    else if (!lock.wait_until(ready_, failing_ ? retry_at_ : sync_at_))
+      break;
+  }
+  batch.swap(queue_);
+  stopping = stopping_;
+}
+
+// Ends the last segment and begins another. False, with errno: the system refuses.
+bool Journal::roll() {
+  if (!sync()) return false;
+  const fs::path path = segment_path(folder_, next_);
+  const int fd = make_segment(path);
+  if (fd < 0) {
+    must_roll_ = true;
+    return false;
+  }
+  must_roll_ = false;
+  file_.reset(fd);
+  path_ = path;
+  end_ = synced_end_ = 0;
+  const Lock lock(mutex_);
+  segments_.push_back({next_, path});
+  return true;
+}
+
+// Writes the first of these, as many as one call takes, and returns how many it has dealt with.
+size_t Journal::write_some(std::span<Pending> records) {
+  const auto size_of = [](const Pending& p) {
+    return static_cast<int64_t>(kHeaderBytes + p.payload.size());
+  };
+  if (end_ > 0 && end_ + size_of(records[0]) > options_.segment_bytes && !roll()) {
+    refuse("make a segment after", errno, records);
+    return records.size();
+  }
+  std::array<Header, kMaxRecordsAtOnce> headers;
+  std::array<iovec, 2 * kMaxRecordsAtOnce> parts;
+  size_t count = 0;
+  int64_t end = end_;
+  while (count < std::min(records.size(), kMaxRecordsAtOnce) &&
+         (count == 0 || end + size_of(records[count]) <= options_.segment_bytes)) {
+    Pending& p = records[count];
+    headers[count] = header_of({next_ + count, p.kind, p.version, p.payload});
+    parts[2 * count] = {headers[count].data(), kHeaderBytes};
+    parts[2 * count + 1] = {p.payload.data(), p.payload.size()};
+    end += size_of(p);
+    ++count;
+  }
+  if (!write_all(file_.get(), std::span(parts).first(2 * count), end_)) {
+    refuse("write to", errno, records);
+    return records.size();
+  }
+  if (end_ == synced_end_) sync_at_ = Clock::now() + seconds(options_.sync_seconds);
+  end_ = end;
+  for (Pending& p : records.first(count)) {
+    if (options_.durability == Durability::kProcess)
+      p.on_written(next_, nullptr);
+    else
+      unsynced_.push_back({.on_written = std::move(p.on_written)});
+    ++next_;
+  }
+  return count;
+}
+
+// After a refusal a second fdatasync() may succeed although the data are gone: what waited for the
+// first is cut off and told so.
+bool Journal::sync() {
+  const bool ok = end_ == synced_end_ || ::fdatasync(file_.get()) == 0;
+  const int error = errno;
+  std::vector<Pending> waiting;
+  waiting.swap(unsynced_);
+  if (ok) {
+    synced_end_ = end_;
+    for (Pending& p : waiting) p.on_written(synced_next_++, nullptr);
+    synced_next_ = next_;
+    return true;
+  }
+  if (options_.durability == Durability::kDisk) {
+    end_ = synced_end_;
+    next_ = synced_next_;
+  }
+  refuse("sync", error, waiting);
+  errno = error;
+  return false;
+}
+
+// Cuts off what is half written, and tells these why. What was written before is synced first, so
+// that its callbacks come first.
+void Journal::refuse(const char* action, int error, std::span<Pending> records) {
+  if (!unsynced_.empty()) sync();
+  // Where this fails, retry() does it; until then nothing is written after it.
+  std::ignore = ::ftruncate(file_.get(), end_);
+  std::exception_ptr refusal;
+  {
+    const Lock lock(mutex_);
+    if (trouble_.empty())
+      trouble_ = std::string("store: cannot ") + action + " " + path_.string() + ": " +
+                 std::strerror(error) + "; free space there or mend the disk, it is tried again";
+    refusal = std::make_exception_ptr(Error(Code::kBusy, trouble_));
+  }
+  if (!failing_) retry_at_ = Clock::now() + seconds(options_.retry_seconds);
+  failing_ = true;
+  for (Pending& p : records) p.on_written(0, refusal);
+}
+
+// Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a
+// process that is killed here leaves a torn tail.
+void Journal::retry() {
+  std::string zeros(kProbeBytes, '\0');
+  iovec probe{zeros.data(), zeros.size()};
+  const auto cut = [&] { return ::ftruncate(file_.get(), end_) == 0; };
+  const bool fits = cut() && write_all(file_.get(), {&probe, 1}, end_);
+  if (!cut() || !fits || ::fdatasync(file_.get()) != 0 || (must_roll_ && !roll())) {
+    retry_at_ = Clock::now() + seconds(options_.retry_seconds);
+    return;
+  }
+  synced_end_ = end_;
+  synced_next_ = next_;
+  failing_ = false;
+  const Lock lock(mutex_);
+  trouble_.clear();
+}
+
+}  // namespace twinkle::store

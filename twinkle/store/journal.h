@@ -1,0 +1,112 @@
+// The journal: what was accepted, in order, on disk before anybody is told. One process at a time
+// has a folder of segments (segment.h) open. One thread of the journal's own writes; everything
+// here may be called from any thread. Knows nothing of what records mean. docs/journal.md has the
+// promises.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "twinkle/base/file.h"
+#include "twinkle/base/guarded.h"
+#include "twinkle/store/segment.h"
+
+namespace twinkle::store {
+
+// When on_written is called: after write(), which a killed process survives, or after fdatasync(),
+// which a loss of power does.
+enum class Durability { kProcess, kDisk };
+
+struct JournalOptions {
+  Durability durability = Durability::kProcess;
+  int64_t segment_bytes = int64_t{64} << 20;  // a larger record has a segment of its own
+  double sync_seconds = 0.005;                // the longest that written records wait for a sync
+  double retry_seconds = 1;                   // between attempts on a disk that refuses
+};
+
+class Journal {
+ public:
+  using Visitor = std::function<void(const Record&)>;
+  // The record's sequence and null, or 0 and the Error, of code kBusy. Called in the order of the
+  // records by the writing thread, which waits for it; must not throw.
+  using OnWritten = std::function<void(uint64_t sequence, std::exception_ptr error)>;
+
+  // What opening found.
+  struct Report {
+    uint64_t next = 1;      // the sequence that the next record gets
+    int64_t cut_bytes = 0;  // of a torn tail; 0: none
+    std::filesystem::path cut_file;
+  };
+
+  // Makes the folder if there is none, gives every record to `replay` in order, and cuts a torn
+  // tail. Error kConflict: another process has it open; kInvalid: a damaged record, with file and
+  // byte, a missing segment, or the system refuses.
+  Journal(const std::filesystem::path& folder, const Visitor& replay, JournalOptions options = {});
+  ~Journal();  // writes and syncs what was appended
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+
+  const Report& report() const { return report_; }
+
+  // Error kBusy: the disk refuses (trouble()); kInvalid: a payload of 4 GiB.
+  void append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written);
+
+  // Removes the segments whose records all come before `sequence`. Error kInvalid: the system
+  // refuses.
+  void truncate_before(uint64_t sequence);
+
+  // False while the disk refuses; trouble() says why, and is empty otherwise.
+  bool healthy() const { return trouble().empty(); }
+  std::string trouble() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Pending {
+    uint8_t kind = 0;
+    uint16_t version = 0;
+    std::string payload;
+    OnWritten on_written;
+  };
+
+  void lock_folder();
+  void open_last(const Visitor& replay);
+  void run();
+  void wait_for_work(std::vector<Pending>& batch, bool& stopping);
+  bool is_sync_due() const;
+  bool roll();
+  size_t write_some(std::span<Pending> records);
+  bool sync();
+  void refuse(const char* action, int error, std::span<Pending> records);
+  void retry();
+
+  const std::filesystem::path folder_;
+  const JournalOptions options_;
+  Report report_;
+  FileHandle lock_;
+
+  // The writing thread's alone: the last segment.
+  FileHandle file_;
+  std::filesystem::path path_;
+  int64_t end_ = 0, synced_end_ = 0;     // bytes
+  uint64_t next_ = 1, synced_next_ = 1;  // sequences
+  std::vector<Pending> unsynced_;        // kDisk: written, not yet synced
+  bool failing_ = false, must_roll_ = false;
+  Clock::time_point sync_at_, retry_at_;
+
+  mutable Mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<Pending> queue_ GUARDED_BY(mutex_);
+  std::vector<Segment> segments_ GUARDED_BY(mutex_);
+  std::string trouble_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread writer_;
+};
+
+}  // namespace twinkle::store

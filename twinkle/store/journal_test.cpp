@@ -1,0 +1,358 @@
+#include "twinkle/store/journal.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/io/limit_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace {
+std::atomic<int> num_syncs = 0;
+std::atomic<bool> sync_fails = false;
+}  // namespace
+
+// In place of the system's, for every caller in this process.
+extern "C" int fdatasync(int fd) {
+  ++num_syncs;
+  if (!sync_fails) return static_cast<int>(::syscall(SYS_fdatasync, fd));
+  errno = EIO;
+  return -1;
+}
+
+namespace twinkle::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Kept {
+  uint64_t sequence;
+  int kind, version;
+  std::string payload;
+  bool operator==(const Kept&) const = default;
+};
+
+struct Opened {
+  explicit Opened(const fs::path& folder, JournalOptions options = {}) {
+    journal = std::make_unique<Journal>(
+        folder,
+        [this](const Record& r) {
+          kept.push_back({r.sequence, r.kind, r.version, std::string(r.payload)});
+        },
+        options);
+  }
+  std::vector<Kept> kept;
+  std::unique_ptr<Journal> journal;
+};
+
+// What was called back, which a test waits for.
+class Calls {
+ public:
+  Journal::OnWritten one() {
+    return [this](uint64_t sequence, std::exception_ptr error) {
+      const std::lock_guard lock(mutex_);
+      texts_.push_back(error ? error_of([&] { std::rethrow_exception(error); })
+                             : std::to_string(sequence));
+      ready_.notify_all();
+    };
+  }
+  std::vector<std::string> wait(size_t count) {
+    std::unique_lock lock(mutex_);
+    ready_.wait(lock, [&] { return texts_.size() >= count; });
+    return texts_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::vector<std::string> texts_;
+};
+
+std::string text_of(uint64_t i) { return "payload " + std::to_string(i); }
+
+// Appends `count` records, one after another, and closes.
+void write_records(const fs::path& folder, int count, JournalOptions options = {}) {
+  Calls calls;
+  Opened opened(folder, options);
+  for (int i = 0; i < count; ++i) opened.journal->append(1, 2, text_of(i + 1), calls.one());
+  for (const std::string& text : calls.wait(count)) EXPECT_EQ(text.find("store"), text.npos);
+}
+
+void wait_until_healthy(const Journal& journal) {
+  while (!journal.healthy()) ::usleep(1000);
+}
+
+TEST(Journal, GivesBackWhatWasAppended) {
+  const ScratchDir dir(memory_folder());
+  std::mt19937 random(1);
+  std::vector<Kept> all;
+  for (int round = 0; round < 4; ++round) {
+    Calls calls;
+    Opened opened(dir / "j", {.segment_bytes = 3000});
+    EXPECT_EQ(opened.kept, all);
+    EXPECT_EQ(opened.journal->report().next, all.size() + 1);
+    const size_t before = all.size();
+    for (int i = 0; i < 100; ++i) {
+      std::string payload(random() % 4 ? random() % 50 : random() % 5000, '\0');
+      for (char& c : payload) c = static_cast<char>(random());
+      all.push_back({all.size() + 1, static_cast<int>(random() % 256),
+                     static_cast<int>(random() % 65536), payload});
+      opened.journal->append(static_cast<uint8_t>(all.back().kind),
+                             static_cast<uint16_t>(all.back().version), payload, calls.one());
+    }
+    const std::vector<std::string> texts = calls.wait(100);
+    for (size_t i = 0; i < 100; ++i) EXPECT_EQ(texts[i], std::to_string(before + i + 1));
+  }
+}
+
+TEST(Journal, CutsATornTailAtEveryByteAndGoesOn) {
+  const ScratchDir dir(memory_folder());
+  write_records(dir / "j", 5);
+  const fs::path file = segment_path(dir / "j", 1);
+  const std::string bytes = read_text(file);
+  std::vector<size_t> ends = {0};
+  for (int i = 1; i <= 5; ++i) ends.push_back(ends.back() + kHeaderBytes + text_of(i).size());
+  ASSERT_EQ(ends.back(), bytes.size());
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    write_text(file, bytes.substr(0, cut));
+    size_t whole = 0;
+    while (whole < 5 && ends[whole + 1] <= cut) ++whole;
+    {
+      Opened opened(dir / "j");
+      ASSERT_EQ(opened.kept.size(), whole) << cut;
+      EXPECT_EQ(opened.journal->report().cut_bytes, static_cast<int64_t>(cut - ends[whole]));
+      EXPECT_EQ(opened.journal->report().cut_file.empty(), cut == ends[whole]);
+      EXPECT_EQ(fs::file_size(file), ends[whole]);
+      opened.journal->append(9, 9, "after", [](uint64_t, std::exception_ptr) {});
+    }
+    Opened again(dir / "j");
+    ASSERT_EQ(again.kept.size(), whole + 1);
+    EXPECT_EQ(again.kept.back(), (Kept{whole + 1, 9, 9, "after"}));
+  }
+}
+
+TEST(Journal, NamesADamagedRecordByFileAndByte) {
+  const ScratchDir dir(memory_folder());
+  write_records(dir / "j", 6, {.segment_bytes = 3 * (19 + 9)});
+  const size_t size = kHeaderBytes + text_of(1).size();
+  for (const uint64_t first : {1, 4}) {
+    const fs::path file = segment_path(dir / "j", first);
+    const std::string bytes = read_text(file);
+    ASSERT_EQ(bytes.size(), 3 * size);
+    for (size_t at = 0; at < bytes.size(); ++at) {
+      std::string flipped = bytes;
+      flipped[at] = static_cast<char>(flipped[at] ^ 1 << at % 8);
+      write_text(file, flipped);
+      const std::string error = error_of([&] { Opened opened(dir / "j"); });
+      // The last record of all cannot be told from one that was being written.
+      if (first == 4 && at / size == 2)
+        EXPECT_EQ(error, "no error");
+      else
+        EXPECT_NE(error.find(file.string() + " is damaged at byte " +
+                             std::to_string(at / size * size) + ","),
+                  error.npos)
+            << error;
+    }
+    write_text(file, bytes);
+  }
+  write_text(segment_path(dir / "j", 1), read_text(segment_path(dir / "j", 1)).substr(0, size));
+  expect_error("begins with record 4, the segment before it ends before record 2",
+               [&] { Opened opened(dir / "j"); });
+}
+
+TEST(Journal, ForgetsWholeSegmentsAlone) {
+  const ScratchDir dir(memory_folder());
+  const JournalOptions options{.segment_bytes = 3 * (19 + 9)};
+  write_records(dir / "j", 8, options);
+  const auto firsts = [&] {
+    std::vector<uint64_t> out;
+    for (const Segment& segment : segments_in(dir / "j")) out.push_back(segment.first);
+    return out;
+  };
+  EXPECT_EQ(firsts(), (std::vector<uint64_t>{1, 4, 7}));
+  {
+    Opened opened(dir / "j", options);
+    opened.journal->truncate_before(3);
+    EXPECT_EQ(firsts().size(), 3U);
+    opened.journal->truncate_before(4);
+    EXPECT_EQ(firsts(), (std::vector<uint64_t>{4, 7}));
+    opened.journal->truncate_before(100);
+    EXPECT_EQ(firsts(), (std::vector<uint64_t>{7}));
+  }
+  Opened opened(dir / "j", options);
+  EXPECT_EQ(opened.kept.size(), 2U);
+  EXPECT_EQ(opened.journal->report().next, 9U);
+}
+
+TEST(Journal, TakesARecordLargerThanASegment) {
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.segment_bytes = 100});
+    for (const size_t size : {10, 1000, 10})
+      opened.journal->append(1, 1, std::string(size, 'x'), calls.one());
+    calls.wait(3);
+  }
+  EXPECT_EQ(segments_in(dir / "j").size(), 3U);
+  EXPECT_EQ(Opened(dir / "j").kept[1].payload, std::string(1000, 'x'));
+}
+
+TEST(Journal, TakesAppendsOfManyThreadsInOneOrder) {
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.segment_bytes = 2000});
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 8; ++t)
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 200; ++i)
+          opened.journal->append(static_cast<uint8_t>(t), 1, std::to_string(i), calls.one());
+      });
+    for (std::thread& thread : threads) thread.join();
+    const std::vector<std::string> texts = calls.wait(1600);
+    for (size_t i = 0; i < texts.size(); ++i) ASSERT_EQ(texts[i], std::to_string(i + 1));
+  }
+  std::vector<int> seen(8);
+  const Opened opened(dir / "j");
+  for (const Kept& kept : opened.kept) EXPECT_EQ(kept.payload, std::to_string(seen[kept.kind]++));
+  EXPECT_EQ(opened.kept.size(), 1600U);
+}
+
+TEST(Journal, RefusesASecondOneByName) {
+  const ScratchDir dir(memory_folder());
+  const Opened opened(dir / "j");
+  expect_error("store: the folder " + (dir / "j").string() + " is open in process " +
+                   std::to_string(::getpid()),
+               [&] { Opened second(dir / "j"); });
+}
+
+TEST(Journal, RefusesAFolderThatIsNone) {
+  const ScratchDir dir(memory_folder());
+  write_text(dir / "file", "x");
+  expect_error("store: cannot make the folder", [&] { Opened opened(dir / "file"); });
+  fs::create_directories(dir / "j" / "lock");
+  expect_error("store: cannot open " + (dir / "j" / "lock").string(),
+               [&] { Opened opened(dir / "j"); });
+}
+
+TEST(Journal, AcknowledgesAfterTheSyncWhereToldTo) {
+  const ScratchDir dir(memory_folder());
+  for (const Durability durability : {Durability::kProcess, Durability::kDisk}) {
+    Calls calls;
+    Opened opened(dir / "j", {.durability = durability});
+    const int before = num_syncs;
+    for (int i = 0; i < 200; ++i) opened.journal->append(1, 1, "a", calls.one());
+    calls.wait(200);
+    const int after = num_syncs - before;
+    EXPECT_GE(after, durability == Durability::kDisk ? 1 : 0);
+    EXPECT_LT(after, 100) << "they are synced in groups";
+    while (num_syncs == before) ::usleep(1000);  // it comes in the other case, too
+  }
+}
+
+class Refusing : public ::testing::TestWithParam<Durability> {};
+INSTANTIATE_TEST_SUITE_P(Journal, Refusing,
+                         ::testing::Values(Durability::kProcess, Durability::kDisk));
+
+TEST_P(Refusing, AFullDiskLosesNothingAndHeals) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
+    opened.journal->append(1, 1, "first", calls.one());
+    calls.wait(1);
+    {
+      const LimitForTest full(RLIMIT_FSIZE, 1000);
+      opened.journal->append(1, 1, std::string(2000, 'x'), calls.one());
+      const std::string text = calls.wait(2)[1];
+      EXPECT_NE(text.find("store: cannot write to "), text.npos) << text;
+      EXPECT_NE(text.find("File too large; free space"), text.npos) << text;
+      EXPECT_FALSE(opened.journal->healthy());
+      EXPECT_EQ(opened.journal->trouble(), text);
+      EXPECT_EQ(fs::file_size(segment_path(dir / "j", 1)), kHeaderBytes + 5);
+      ::usleep(50000);  // some attempts
+      expect_error(text, [&] { opened.journal->append(1, 1, "y", calls.one()); });
+    }
+    wait_until_healthy(*opened.journal);
+    opened.journal->append(1, 1, "second", calls.one());
+    EXPECT_EQ(calls.wait(3)[2], "2");
+  }
+  EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
+}
+
+TEST_P(Refusing, ASegmentThatCannotBeMadeIsTriedAgain) {
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j",
+                  {.durability = GetParam(), .segment_bytes = 30, .retry_seconds = 0.02});
+    opened.journal->append(1, 1, "first", calls.one());
+    calls.wait(1);
+    fs::create_directory(segment_path(dir / "j", 2));
+    opened.journal->append(1, 1, "lost", calls.one());
+    EXPECT_NE(calls.wait(2)[1].find("store: cannot make a segment after"), std::string::npos);
+    ::usleep(50000);
+    EXPECT_FALSE(opened.journal->healthy());
+    fs::remove(segment_path(dir / "j", 2));
+    wait_until_healthy(*opened.journal);
+    opened.journal->append(1, 1, "second", calls.one());
+    EXPECT_EQ(calls.wait(3)[2], "2");
+  }
+  EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
+}
+
+TEST_P(Refusing, WhatCouldNotBeSyncedIsRefusedOrWasAcknowledgedBefore) {
+  const ScratchDir dir(memory_folder());
+  const bool disk = GetParam() == Durability::kDisk;
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
+    sync_fails = true;
+    opened.journal->append(1, 1, "first", calls.one());
+    const std::string text = calls.wait(1)[0];
+    while (opened.journal->healthy()) ::usleep(1000);
+    EXPECT_EQ(text, disk ? opened.journal->trouble() : "1");
+    sync_fails = false;
+    wait_until_healthy(*opened.journal);
+    opened.journal->append(1, 1, "second", calls.one());
+    EXPECT_EQ(calls.wait(2)[1], disk ? "1" : "2");
+  }
+  EXPECT_EQ(Opened(dir / "j").kept.size(), disk ? 1U : 2U);
+}
+
+TEST(Journal, KeepsWhatItAcknowledgedWhenItsProcessIsKilled) {
+  const ScratchDir dir(memory_folder());
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Opened opened(dir / "j", {.segment_bytes = 5000});
+    while (true)
+      opened.journal->append(1, 1, std::string(500, 'x'), [&](uint64_t s, std::exception_ptr) {
+        std::ignore = ::write(ends[1], &s, sizeof s);  // the parent reads the first hundred
+      });
+  }
+  uint64_t acknowledged = 0;
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(::read(ends[0], &acknowledged, 8), 8);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(ends[1]);
+  while (::read(ends[0], &acknowledged, 8) == 8) {
+  }
+  ::close(ends[0]);
+  EXPECT_GE(Opened(dir / "j").kept.size(), acknowledged);
+}
+
+}  // namespace
+}  // namespace twinkle::store

@@ -1,0 +1,115 @@
+#include "twinkle/store/segment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
+#include "twinkle/store/crc32c.h"
+
+namespace twinkle::store {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kDigits = 20;
+constexpr std::string_view kSuffix = ".journal";
+constexpr size_t kFixed = kHeaderBytes - 8;  // of a record's length
+
+template <class T>
+void put(char* out, T value) {
+  for (size_t i = 0; i < sizeof value; ++i) out[i] = static_cast<char>(value >> (8 * i) & 0xff);
+}
+
+template <class T>
+T get(const char* in) {
+  uint64_t value = 0;
+  for (size_t i = 0; i < sizeof(T); ++i) value |= uint64_t{static_cast<uint8_t>(in[i])} << (8 * i);
+  return static_cast<T>(value);
+}
+
+uint32_t crc_of(const char* header, std::string_view payload) {
+  return crc32c(payload, crc32c({header + 8, kFixed}, crc32c({header, 4})));
+}
+
+// The whole record that `bytes` begin with, if its sequence is from `low` to `high`.
+std::optional<Record> parse(std::string_view bytes, uint64_t low, uint64_t high) {
+  if (bytes.size() < kHeaderBytes) return std::nullopt;
+  const size_t length = get<uint32_t>(bytes.data());
+  if (length < kFixed || length > bytes.size() - 8) return std::nullopt;
+  const Record record{.sequence = get<uint64_t>(bytes.data() + 8),
+                      .kind = get<uint8_t>(bytes.data() + 16),
+                      .version = get<uint16_t>(bytes.data() + 17),
+                      .payload = bytes.substr(kHeaderBytes, length - kFixed)};
+  if (record.sequence < low || record.sequence > high) return std::nullopt;
+  if (get<uint32_t>(bytes.data() + 4) != crc_of(bytes.data(), record.payload)) return std::nullopt;
+  return record;
+}
+
+// True if a record later than `next` is somewhere in `bytes`: then what precedes it was damaged
+// after it had been written.
+bool record_follows(std::string_view bytes, uint64_t next) {
+  const uint64_t high = next + bytes.size() / kHeaderBytes;
+  for (size_t at = 1; at + kHeaderBytes <= bytes.size(); ++at)
+    if (parse(bytes.substr(at), next + 1, high)) return true;
+  return false;
+}
+
+}  // namespace
+
+Header header_of(const Record& record) {
+  Header out{};
+  put(out.data(), static_cast<uint32_t>(kFixed + record.payload.size()));
+  put(out.data() + 8, record.sequence);
+  put(out.data() + 16, record.kind);
+  put(out.data() + 17, record.version);
+  put(out.data() + 4, crc_of(out.data(), record.payload));
+  return out;
+}
+
+fs::path segment_path(const fs::path& folder, uint64_t first) {
+  const std::string digits = std::to_string(first);
+  return folder / (std::string(kDigits - digits.size(), '0') + digits + std::string(kSuffix));
+}
+
+std::vector<Segment> segments_in(const fs::path& folder) {
+  std::error_code error;
+  std::vector<Segment> out;
+  for (const std::string& name : names_in(folder, error)) {
+    if (name.size() != kDigits + kSuffix.size() || !name.ends_with(kSuffix)) continue;
+    uint64_t first = 0;
+    const auto read = std::from_chars(name.data(), name.data() + kDigits, first);
+    if (read.ec == std::errc{} && read.ptr == name.data() + kDigits && first > 0)
+      out.push_back({first, folder / name});
+  }
+  require(!error, Code::kInvalid, "store: cannot read the folder ", folder.string(), ": ",
+          error.message());
+  std::ranges::sort(out, {}, &Segment::first);
+  return out;
+}
+
+End read_segment(const Segment& segment, bool last,
+                 const std::function<void(const Record&)>& visit) {
+  const std::string bytes = read_file(segment.path, "store");
+  End end{.next = segment.first};
+  std::string_view rest = bytes;
+  while (const auto record = parse(rest, end.next, end.next)) {
+    visit(*record);
+    const size_t size = kHeaderBytes + record->payload.size();
+    rest.remove_prefix(size);
+    end.bytes += static_cast<int64_t>(size);
+    ++end.next;
+  }
+  end.torn = std::ssize(rest);
+  if (rest.empty() || (last && !record_follows(rest, end.next))) return end;
+  fail(Code::kInvalid, "store: ", segment.path.string(), " is damaged at byte ", end.bytes,
+       ", where record ", end.next, " should be; later records are whole, so that cutting it there",
+       " would lose them: restore a backup");
+}
+
+}  // namespace twinkle::store

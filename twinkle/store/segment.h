@@ -1,0 +1,51 @@
+// The journal's files: records one after another, little-endian, each u32 length (of what follows
+// the CRC), u32 CRC-32C (of all but itself), u64 sequence, u8 kind, u16 version, payload. A file is
+// named after the first sequence that it holds. Knows nothing of writing to them.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+namespace twinkle::store {
+
+// Sequences count from 1 without gaps. What kinds and versions mean is the writer's business.
+struct Record {
+  uint64_t sequence = 0;
+  uint8_t kind = 0;
+  uint16_t version = 0;
+  std::string_view payload;
+};
+
+constexpr size_t kHeaderBytes = 19;
+constexpr size_t kMaxPayloadBytes = 0xffffffffU - 11;
+using Header = std::array<char, kHeaderBytes>;
+
+Header header_of(const Record& record);
+
+struct Segment {
+  uint64_t first = 0;  // sequence
+  std::filesystem::path path;
+};
+
+std::filesystem::path segment_path(const std::filesystem::path& folder, uint64_t first);
+
+// Those of a folder, in order. Error kInvalid: the folder can't be read.
+std::vector<Segment> segments_in(const std::filesystem::path& folder);
+
+// Where a segment's whole records end.
+struct End {
+  uint64_t next = 1;  // the sequence after its last record
+  int64_t bytes = 0;
+  int64_t torn = 0;  // bytes after that, which are no record
+};
+
+// Gives every record to `visit`, in order; a view's bytes live as long as the call. Error kInvalid:
+// a record is damaged, or the file can't be read. In the `last` segment, what no whole record
+// follows is torn instead: a writer was stopped there.
+End read_segment(const Segment& segment, bool last,
+                 const std::function<void(const Record&)>& visit);
+
+}  // namespace twinkle::store
