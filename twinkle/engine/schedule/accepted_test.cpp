@@ -20,6 +20,8 @@ std::string text_of(const std::exception_ptr& error) {
 
 class AcceptedOperation : public Dispatched {
  protected:
+  // Before the outcomes go, which the dispatcher's thread writes.
+  void TearDown() override { dispatcher_.reset(); }
   Accepted accept(Operation operation) {
     std::vector<Operation> one;
     one.push_back(std::move(operation));
