@@ -112,10 +112,10 @@ TEST_F(AcceptedOperation, HoldsTheResultsBytesUntilTheOutcomeIsDropped) {
   create("a");
   std::vector<Accepted> one;
   one.push_back(accept(Inspect{"a"}));
-  std::promise<Outcome> promise;
-  dispatcher_->submit(std::move(one), {[&](Outcome o) { promise.set_value(std::move(o)); }});
+  const auto promise = std::make_shared<std::promise<Outcome>>();
+  dispatcher_->submit(std::move(one), {[promise](Outcome o) { promise->set_value(std::move(o)); }});
   {
-    const Outcome outcome = promise.get_future().get();
+    const Outcome outcome = promise->get_future().get();
     EXPECT_EQ(dispatcher_->stats().queued_bytes, num_bytes(outcome.result));
   }
   EXPECT_EQ(dispatcher_->stats().queued_bytes, 0);
