@@ -26,7 +26,6 @@ WIDE = {
     "python/twinkle/model/transformers_model.py: __init__",
     "python/twinkle/sampler/torch_sampler.py: sample",  # and the fields of SamplingParams by name
     "python/twinkle/template/template.py: __init__",
-    "twinkle/nn/head/head.cpp: head_backward",
     "tests/cuda_emulation/flash_emulated.cpp: forward",  # as ATen has them
     "tests/cuda_emulation/flash_emulated.cpp: backward",
 }

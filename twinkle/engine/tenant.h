@@ -34,6 +34,10 @@ class Tenant {
   const std::string& name() const { return name_; }
   Mode mode() const { return mode_; }
   int32_t slot() const { return pin_.slot(); }  // of its adapter; -1 without one
+  // True: the head's weight, or an adapter's factors on it, learn.
+  bool trains_head() const {
+    return mode_ == Mode::kFull || (mode_ == Mode::kLora && pool_.on_head(slot()));
+  }
 
   // Keeps the weights as they are now, whatever is trained later, and returns their number: 1, 2,
   // ... Nothing is copied before the weights change. Error kInvalid: a tenant without an adapter.

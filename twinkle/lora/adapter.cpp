@@ -46,6 +46,9 @@ std::vector<std::string> endings(std::span<const LinearShape> linears) {
   return seen;
 }
 
+// True if "all-linear" stands for it, too: as peft has it, for all but the output layer.
+bool is_among_all(const LinearShape& linear) { return linear.path != model::kHead; }
+
 std::string listed(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -115,7 +118,7 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   std::vector<size_t> out;
   std::vector<bool> used(names ? names->size() : 0, false);
   for (size_t i = 0; i < linears.size(); ++i) {
-    bool hit = !names && (!pattern || matches(linears[i].path, *pattern));
+    bool hit = !names && (pattern ? matches(linears[i].path, *pattern) : is_among_all(linears[i]));
     for (size_t t = 0; t < used.size(); ++t) {
       if (ends_with_target(linears[i].path, (*names)[t])) used[t] = hit = true;
     }
@@ -151,9 +154,25 @@ void Adapter::make_grads() {
   }
 }
 
+bool targets_head(const PeftConfig& config) {
+  if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    return std::ranges::any_of(
+        *names, [](const std::string& name) { return ends_with_target(model::kHead, name); });
+  }
+  const auto& text = std::get<std::string>(config.target_modules);
+  try {
+    return text != "all-linear" && matches(model::kHead, boost::regex(text, boost::regex::perl));
+  } catch (const std::exception&) {
+    return false;  // such an adapter is refused when it is made
+  }
+}
+
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
   const auto* text = std::get_if<std::string>(&config.target_modules);
-  if (text != nullptr && *text == "all-linear") config.target_modules = endings(linears);
+  if (text == nullptr || *text != "all-linear") return config;
+  std::vector<LinearShape> all;
+  std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
+  config.target_modules = endings(all);
   return config;
 }
 
@@ -184,7 +203,8 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 }
 
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
-                          const std::function<void(int64_t)>& reserve, const PeftConfig* target) {
+                          const std::function<void(int64_t)>& reserve, const PeftConfig* target,
+                          const IsBaseWeight& is_base_weight) {
   const PeftAdapter saved = read_peft(dir);
   check_options(saved.config);
   if (target) check_scale(saved.config, *target);
@@ -213,6 +233,12 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
   for (const size_t i : match_targets(target ? *target : saved.config, linears))
     wanted.insert(linears[i].path);
   check_modules(modules, std::move(wanted));
+  for (const auto& [name, copy] : saved.base_weights) {
+    require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: ", dir.string(),
+            ": tensor '", copy.name, "' is not this base model's ", name,
+            ": it is of another base model, or was trained or resized; only LoRA's factors are "
+            "loaded, save the adapter with save_embedding_layers=False");
+  }
   const auto read = [](const StoredTensor& view, const char* half, const std::string& module) {
     const at::Tensor t = model::to_float32(view);
     require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,

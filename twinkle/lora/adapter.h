@@ -47,6 +47,9 @@ struct SavedAdapter {
   std::vector<Module> modules;  // in the order of the linears
 };
 
+// True if a saved copy of the base model's weight of this name equals it.
+using IsBaseWeight = std::function<bool(const std::string& name, const StoredTensor& copy)>;
+
 // Reads a PEFT directory. Rank, scale, names and shapes are checked before any byte of a tensor is
 // read: they must fit `target`, or, without one, the directory's own config. Error kNotFound,
 // kInvalid: as read_peft; kInvalid: another rank or scale, a module or a shape that the linears do
@@ -55,7 +58,8 @@ struct SavedAdapter {
 // throw.
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve = {},
-                          const PeftConfig* target = nullptr);
+                          const PeftConfig* target = nullptr,
+                          const IsBaseWeight& is_base_weight = {});
 
 class Adapter {
  public:

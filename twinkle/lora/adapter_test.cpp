@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -69,7 +70,7 @@ TEST_F(AdapterTest, NamesMatchWholeEndingsOfPaths) {
   EXPECT_EQ(targets(Names{"v_proj", "self_attn.v_proj"}).size(), 2u) << "each once";
   EXPECT_EQ(error_of([&] { targets(Names{"proj"}); }),
             "lora: target module 'proj' matches nothing; there is: q_proj, k_proj, v_proj, o_proj, "
-            "gate_proj, up_proj, down_proj");
+            "gate_proj, up_proj, down_proj, lm_head");
 }
 
 TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
@@ -78,10 +79,25 @@ TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
             (Names{"model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"}));
   EXPECT_EQ(error_of([&] { targets(std::string("q_proj")); }),
             "lora: target_modules 'q_proj' matches nothing; there is: q_proj, k_proj, v_proj, "
-            "o_proj, gate_proj, up_proj, down_proj");
+            "o_proj, gate_proj, up_proj, down_proj, lm_head");
   const std::string broken = error_of([&] { targets(std::string("(q_proj")); });
   EXPECT_TRUE(broken.starts_with("lora: target_modules '(q_proj' is not a regular expression: "))
       << broken;
+}
+
+TEST_F(AdapterTest, TheHeadIsNamedOrMatchedAndIsNoneOfAllLinear) {
+  EXPECT_EQ(targets(Names{"lm_head"}), Names{"lm_head"});
+  EXPECT_EQ(targets(Names{"v_proj", "lm_head"}).back(), "lm_head");
+  EXPECT_EQ(targets(std::string(".*(v_proj|_head)")).size(), 3u);
+  for (const auto& of : {std::variant<Names, std::string>(Names{"v_proj", "lm_head"}),
+                         std::variant<Names, std::string>(".*_head")}) {
+    EXPECT_TRUE(targets_head({.target_modules = of}));
+  }
+  for (const auto& of : {std::variant<Names, std::string>(Names{"v_proj", "head"}),
+                         std::variant<Names, std::string>("all-linear"),
+                         std::variant<Names, std::string>("(lm_head")}) {
+    EXPECT_FALSE(targets_head({.target_modules = of}));
+  }
 }
 
 TEST_F(AdapterTest, AllLinearIsKeptAsTheNamesThatItStandsFor) {
@@ -97,7 +113,7 @@ TEST_F(AdapterTest, AllLinearIsKeptAsTheNamesThatItStandsFor) {
 TEST_F(AdapterTest, ATargetThatMatchesNothingIsNamedThoughOthersMatch) {
   EXPECT_EQ(error_of([&] { targets(Names{"q_proj", "query"}); }),
             "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
-            "o_proj, gate_proj, up_proj, down_proj");
+            "o_proj, gate_proj, up_proj, down_proj, lm_head");
   for (const auto& none : {std::variant<Names, std::string>(Names{}),
                            std::variant<Names, std::string>(std::string())}) {
     EXPECT_EQ(error_of([&] { targets(none); }),

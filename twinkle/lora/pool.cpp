@@ -57,7 +57,8 @@ class Pool::LoraDelta : public nn::Delta {
                        .factors = &entry->f,
                        .dropout = {p, drop ? key_of(owners.key[s], index_) | 1 : 0},
                        .grad_a = learn ? entry->grad_a : at::Tensor(),
-                       .grad_b = learn ? entry->grad_b : at::Tensor()});
+                       .grad_b = learn ? entry->grad_b : at::Tensor(),
+                       .first = owners.first.empty() ? 0 : owners.first[s]});
     }
     return parts;
   }
@@ -70,6 +71,9 @@ Pool::Pool(model::Decoder& decoder) : linears_(decoder.linears()) {
   for (size_t i = 0; i < linears_.size(); ++i)
     deltas_.push_back(std::make_unique<LoraDelta>(*this, i));
   num_adapters_.resize(linears_.size());
+  const auto head = std::ranges::find(linears_, &decoder.head(),
+                                      [](const auto& l) { return std::as_const(l.linear); });
+  if (head != linears_.end()) head_ = static_cast<size_t>(head - linears_.begin());
 }
 
 Pool::~Pool() {
@@ -115,6 +119,10 @@ Adapter& Pool::at(int32_t slot) {
   Adapter* const found = find(slot);
   require(found != nullptr, Code::kInternal, "lora: slot ", slot, " is empty");
   return *found;
+}
+
+bool Pool::on_head(int32_t slot) const {
+  return head_ && slots_.at(static_cast<size_t>(slot)).adapter->at(*head_) != nullptr;
 }
 
 void Pool::copy_on_write(AdapterRef& pin) {

@@ -3,6 +3,7 @@
 // r costs r. Used by the decoder's thread alone.
 #pragma once
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -51,8 +52,9 @@ class Pool {
 
   // Takes the lowest free slot.
   AdapterRef add(std::unique_ptr<Adapter> adapter);
-  Adapter& at(int32_t slot);    // Error kInternal: the slot is free
-  Adapter* find(int32_t slot);  // or nullptr: the slot is free
+  Adapter& at(int32_t slot);         // Error kInternal: the slot is free
+  Adapter* find(int32_t slot);       // or nullptr: the slot is free
+  bool on_head(int32_t slot) const;  // true: its adapter targets the decoder's head
 
   // Makes `pin` the only share of its slot. Where there are others, they keep the slot as it is,
   // and the pin moves to a fresh one with a copy of the weights; the gradients move with it.
@@ -82,6 +84,7 @@ class Pool {
   void attach(Adapter& adapter, int64_t change);
 
   std::vector<model::NamedLinear> linears_;
+  std::optional<size_t> head_;                      // its linear
   std::vector<std::unique_ptr<LoraDelta>> deltas_;  // one per linear
   std::vector<int64_t> num_adapters_;               // that target it, per linear
   std::vector<Slot> slots_;

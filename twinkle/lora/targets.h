@@ -11,4 +11,7 @@ namespace twinkle::lora {
 // peft writes it and as an Adapter's config() has it.
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
 
+// True if such an adapter works on the model's head.
+bool targets_head(const PeftConfig& config);
+
 }  // namespace twinkle::lora

@@ -134,7 +134,9 @@ nn::RopeTable Decoder::rope_table(int64_t positions) const {
 
 void Decoder::set_exact(bool exact) {
   std::vector<nn::Linear*> all{&head_};
-  for (const NamedLinear& linear : linears()) all.push_back(linear.linear);
+  for (const NamedLinear& linear : linears()) {
+    if (linear.linear != &head_) all.push_back(linear.linear);
+  }
   for (nn::Linear* linear : all) {
     linear->exact = exact;
     if (!exact) continue;
@@ -350,6 +352,7 @@ std::vector<NamedLinear> Decoder::linears() {
                            {mlp + "up_proj", &l.up},
                            {mlp + "down_proj", &l.down}});
   }
+  if (!spec_.value_head) out.push_back({kHead, &head_});
   return out;
 }
 

@@ -67,6 +67,9 @@ struct Tape {
   std::vector<Segment> segments;
 };
 
+// The causal model's head among linears(), tied to the embedding or not.
+inline constexpr const char* kHead = "lm_head";
+
 // The name of a value head's bias in a checkpoint; transformers' sequence classifiers have none.
 inline constexpr const char* kValueBias = "score.bias";
 

@@ -257,10 +257,11 @@ TEST(Decoder, LinearsAreNamedAsPeftNamesThem) {
   Model m(tiny_config());
   std::vector<std::string> paths;
   for (const NamedLinear& l : m.decoder.linears()) paths.push_back(l.path);
-  ASSERT_EQ(paths.size(), 14u);
+  ASSERT_EQ(paths.size(), 15u);
   EXPECT_EQ(paths[0], "model.layers.0.self_attn.q_proj");
   EXPECT_EQ(paths[3], "model.layers.0.self_attn.o_proj");
   EXPECT_EQ(paths[13], "model.layers.1.mlp.down_proj");
+  EXPECT_EQ(paths[14], "lm_head");
 }
 
 TEST(Decoder, MissingAndMisshapenTensorsAreNamed) {

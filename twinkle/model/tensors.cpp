@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "twinkle/base/error.h"
 
@@ -109,6 +110,26 @@ void assign(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Tensor to_float32(const StoredTensor& stored) { return read(stored).to(at::kFloat); }
+
+bool is_copy(const StoredTensor& copy, const StoredTensor& original) {
+  constexpr int64_t kBlock = 1 << 18;  // elements
+  if (copy.shape != original.shape) return false;
+  const auto block = [](const StoredTensor& from, int64_t begin, int64_t count) {
+    at::Tensor out = at::empty({count}, scalar_type(from.dtype, from.name));
+    from.read({static_cast<std::byte*>(out.mutable_data_ptr()), out.nbytes()},
+              begin * size_of(from.dtype));
+    return out;
+  };
+  const int64_t n = copy.num_bytes() / size_of(copy.dtype);
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, n - begin);
+    const at::Tensor mine = block(copy, begin, count);
+    const at::Tensor theirs = block(original, begin, count).to(mine.scalar_type());
+    if (std::memcmp(mine.const_data_ptr(), theirs.const_data_ptr(), mine.nbytes()) != 0)
+      return false;
+  }
+  return true;
+}
 
 TensorView view_of(const std::string& name, const at::Tensor& tensor) {
   TensorView view;

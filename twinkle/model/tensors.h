@@ -24,6 +24,10 @@ at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
 // Any float tensor as float32.
 at::Tensor to_float32(const StoredTensor& stored);
 
+// True if each value of `copy` is that of `original` in copy's type; holds little of them at a
+// time.
+bool is_copy(const StoredTensor& copy, const StoredTensor& original);
+
 // Writes the values of a float tensor into another, contiguous both and of one shape, in the type
 // of the second. On the CPU it takes no memory and so cannot fail: what has begun to change ends
 // changed.

@@ -39,6 +39,12 @@ Owners Owners::nobody(int64_t num_sequences) {
   return {std::vector<int32_t>(n, -1), std::vector<uint64_t>(n, 0), std::vector<uint8_t>(n, 0)};
 }
 
+Owners Owners::of_slot(int32_t slot) { return {{slot}, {0}, {0}}; }
+
+Owners Owners::only(size_t sequence) const {
+  return {{slot[sequence]}, {key[sequence]}, {learn[sequence]}};
+}
+
 at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linear& w,
                           const Packing& packing, const Owners& owners) {
   at::Tensor y = product(x, w);

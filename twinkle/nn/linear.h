@@ -14,13 +14,17 @@
 
 namespace twinkle::nn {
 
-// The adapter slots of a batch: one entry per sequence.
+// The adapter slots of a batch: one entry per sequence, or, where rows were gathered, per run of
+// consecutive tokens of one.
 struct Owners {
-  std::vector<int32_t> slot;   // -1: no adapter, no delta
-  std::vector<uint64_t> key;   // of the sequence's random streams; 0: none (no dropout)
-  std::vector<uint8_t> learn;  // 0: its gradients are not added to any buffer
+  std::vector<int32_t> slot;        // -1: no adapter, no delta
+  std::vector<uint64_t> key;        // of the sequence's random streams; 0: none (no dropout)
+  std::vector<uint8_t> learn;       // 0: its gradients are not added to any buffer
+  std::vector<int64_t> first = {};  // its first row is this token of its sequence; empty: 0
 
   static Owners nobody(int64_t num_sequences);
+  static Owners of_slot(int32_t slot);  // one sequence, which learns nothing
+  Owners only(size_t sequence) const;
 };
 
 // The adapters' part of one linear. Called on the thread that runs the model.

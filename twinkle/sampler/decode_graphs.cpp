@@ -82,7 +82,8 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
   fill(*mine, key, batch);
   const auto run = [this, at = mine.get()] {
     cache_.start(at->rows);
-    at->logits = nn::product(decoder_.forward(at->batch), decoder_.head());
+    at->logits = nn::linear(decoder_.forward(at->batch), decoder_.head(), at->batch.packing,
+                            at->batch.owners);
   };
   const bool again = mine->logits.defined();
   if (!mine->graph) run();

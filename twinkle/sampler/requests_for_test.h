@@ -35,7 +35,9 @@ inline std::vector<float> trainer_logprobs(model::Decoder& decoder,
     targets.ids.push_back(tokens[t]);
     targets.temperature.push_back(temperature);
   }
-  return nn::head_forward(decoder.forward(batch), decoder.head(), targets).logprobs;
+  return nn::head_forward(decoder.forward(batch), decoder.head(), targets,
+                          {batch.packing, batch.owners})
+      .logprobs;
 }
 
 inline std::vector<int32_t> joined(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {

@@ -171,8 +171,9 @@ void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence
       const SamplingParams& params = job.request.params;
       const auto ids = std::span(job.request.prompt)
                            .subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count));
-      score_tokens(hidden.narrow(0, row + begin - s->computed, count), decoder_.head(), ids,
-                   temperature_of(params), params.top_prompt_logprobs, job.prompt);
+      score_tokens(hidden.narrow(0, row + begin - s->computed, count),
+                   {decoder_.head(), job.request.slot}, ids,
+                   {temperature_of(params), params.top_prompt_logprobs}, job.prompt);
       for (; job.num_scored <= begin + count; ++job.num_scored) {
         if (std::isnan(job.prompt.logprobs[static_cast<size_t>(job.num_scored - 1)])) {
           fail_job(job, not_finite(job.num_scored));
@@ -186,14 +187,22 @@ void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence
 // Logits [R, V] of the batch's sequences whose last known token was computed; none: undefined.
 at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
   std::vector<int64_t> last;  // rows
+  nn::Packing packing{.cu_seqlens = {0}};
+  nn::Owners owners;
   int64_t end = 0;
   for (const Sequence* s : batch) {
     end += s->next - s->computed;
-    if (s->finishes()) last.push_back(end - 1);
+    if (!s->finishes()) continue;
+    last.push_back(end - 1);
+    packing.cu_seqlens.push_back(std::ssize(last));
+    owners.slot.push_back(s->job->request.slot);
   }
+  owners.key.resize(last.size());
+  owners.learn.resize(last.size());
   if (last.empty()) return {};
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
-  return nn::product(hidden.index_select(0, index.to(hidden.device())), decoder_.head());
+  return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), packing,
+                    owners);
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {

@@ -20,8 +20,9 @@ at::Tensor full_logits(model::Decoder& decoder, const std::vector<int32_t>& toke
   batch.packing = nn::pack(length);
   batch.owners = nn::Owners::nobody(1);
   batch.owners.slot[0] = slot;
-  return nn::batch_invariant_linear(decoder.forward(batch).slice(0, length[0] - 1),
-                                    decoder.head().weight);
+  const at::NoGradGuard no_grad;
+  return nn::linear(decoder.forward(batch), decoder.head(), batch.packing, batch.owners)
+      .slice(0, length[0] - 1);
 }
 
 class SamplerOf : public testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {

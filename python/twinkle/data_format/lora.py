@@ -41,7 +41,7 @@ _RANK = _Unsaid(8)
 @dataclass
 class LoraConfig:
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
-    expression.
+    expression; 'all-linear' leaves out the output layer, whose name is 'lm_head'.
 
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training. base_model_name_or_path: what

@@ -137,6 +137,18 @@ int64_t num_bytes(const Loaded& loaded) {
   return n;
 }
 
+lora::SavedAdapter read_adapter(const fs::path& directory, const BaseModel& base,
+                                const std::function<void(int64_t)>& reserve,
+                                const PeftConfig* target) {
+  const auto is_base_weight = [&](const std::string& name, const StoredTensor& copy) {
+    const Checkpoint checkpoint = Checkpoint::open(base.directory);
+    // A tied head need not be in the files.
+    return model::is_copy(
+        copy, checkpoint.at(checkpoint.contains(name) ? name : "model.embed_tokens.weight"));
+  };
+  return lora::read_adapter(directory, base.linears, reserve, target, is_base_weight);
+}
+
 Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const BaseModel& base,
                        const std::function<void(int64_t)>& reserve) {
   const fs::path directory = operation.directory;
@@ -147,7 +159,7 @@ Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const B
           "' is the frozen base model");
   Loaded out;
   if (tenant.mode == Mode::kLora)
-    out.adapter = lora::read_adapter(directory, base.linears, reserve, &tenant.adapter);
+    out.adapter = read_adapter(directory, base, reserve, &tenant.adapter);
   else
     out.weights = read_weights(directory, base);
   if (!operation.optimizer) return out;

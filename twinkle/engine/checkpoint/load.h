@@ -36,6 +36,11 @@ struct TenantShape {
 // The config of a Create with lora_json. Error kInvalid: as of peft_config.
 PeftConfig config_of(const Create& operation);
 
+// lora::read_adapter for this base model.
+lora::SavedAdapter read_adapter(const std::filesystem::path& directory, const BaseModel& base,
+                                const std::function<void(int64_t)>& reserve = {},
+                                const PeftConfig* target = nullptr);
+
 // Names, shapes, rank and scale are compared with the tenant's before any tensor is read. Error
 // kNotFound: no such checkpoint; kInvalid: of another model, rank or scale, damaged, a state that
 // no training leaves; or, with `exact`, saved where the arithmetic was another. `reserve`: as of

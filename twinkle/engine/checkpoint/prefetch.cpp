@@ -68,7 +68,6 @@ void Prefetch::remove(const std::string& tenant) {
   state_->tenants.erase(tenant);
 }
 
-// As it will be when what is submitted now runs.
 std::optional<TenantShape> Prefetch::shape_of(const std::string& tenant) const {
   const Lock lock(state_->mutex);
   const auto newest = state_->creates.upper_bound(tenant);
@@ -104,7 +103,7 @@ std::shared_ptr<Prefetched> Prefetch::read_create(const Create& op, const Reserv
   } else if (!op.directory.empty()) {
     if (!is_awaited(op.directory)) {
       attempt(*out, {.mode = Mode::kLora}, reserve, [&](const Reserve& asked) {
-        return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears, asked)};
+        return Loaded{.adapter = read_adapter(op.directory, base_, asked)};
       });
     }
     if (const auto& read = out->loaded.adapter)

@@ -43,12 +43,14 @@ class Prefetch {
   void add(const std::string& tenant, TenantShape shape);
   void remove(const std::string& tenant);
 
+  // The tenant as it will be when what is submitted now runs, as far as that is known.
+  std::optional<TenantShape> shape_of(const std::string& tenant) const;
+
  private:
   struct State;
   std::shared_ptr<Prefetched> read_create(const Create& operation, const Reserve& reserve) const;
   std::shared_ptr<Prefetched> read_load(const Load& operation, const Reserve& reserve) const;
   std::shared_ptr<Prefetched> read_delete(const Delete& operation) const;
-  std::optional<TenantShape> shape_of(const std::string& tenant) const;
   bool is_awaited(const std::string& directory) const;
   std::shared_ptr<void> hold_weights(const char* operation) const;  // null: another one does
 

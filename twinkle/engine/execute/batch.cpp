@@ -54,15 +54,21 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
 
-// One vector of each sequence of a piece, by `of_rows`, given the first of its rows and the next
-// sequence's first.
+nn::Sequences sequences_of(const PackedBatch& pass) {
+  return {pass.tape.batch.packing, pass.tape.batch.owners};
+}
+
+nn::LogitsOf logits_of(const PackedBatch& pass, size_t sequence, const TrainingOp& op) {
+  return {static_cast<float>(op.temperature()), pass.tape.batch.owners.only(sequence)};
+}
+
+// One vector of each sequence of a piece, by `of_sequence`.
 template <class F>
 std::vector<std::vector<float>> of_sequences(const PackedBatch& pass, size_t piece,
-                                             const F& of_rows) {
-  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+                                             const F& of_sequence) {
   std::vector<std::vector<float>> out;
   for (size_t s = pass.cu_sequences[piece]; s < pass.cu_sequences[piece + 1]; ++s)
-    out.push_back(of_rows(cu[s], cu[s + 1]));
+    out.push_back(of_sequence(s));
   return out;
 }
 
@@ -73,6 +79,7 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
 
 void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
           const nn::Linear& head, const nn::HeadOutput& out) {
+  const auto& cu = pass.tape.batch.packing.cu_seqlens;
   for (size_t i = 0; i < pieces.size(); ++i) {
     TrainingOp& op = *pieces[i].op;
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
@@ -80,15 +87,15 @@ void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Te
     TrainingOp::Outputs part{.logprobs = std::span(out.logprobs).subspan(begin, n)};
     if (op.wants_entropy()) part.entropies = std::span(out.entropies).subspan(begin, n);
     if (op.wants_logits())
-      part.logits = of_sequences(pass, i, [&](int64_t first, int64_t next) {
-        std::vector<float> logits(static_cast<size_t>((next - first) * head.weight.size(0)));
-        nn::head_logits(hidden.slice(0, first, next), head, static_cast<float>(op.temperature()),
-                        logits);
+      part.logits = of_sequences(pass, i, [&](size_t s) {
+        const at::Tensor rows = hidden.slice(0, cu[s], cu[s + 1]);
+        std::vector<float> logits(static_cast<size_t>(rows.size(0) * head.weight.size(0)));
+        nn::head_logits(rows, head, logits_of(pass, s, op), logits);
         return logits;
       });
     if (op.wants_embedding())
-      part.embeddings = of_sequences(
-          pass, i, [&](int64_t, int64_t next) { return embedding_of(hidden, next - 1); });
+      part.embeddings =
+          of_sequences(pass, i, [&](size_t s) { return embedding_of(hidden, cu[s + 1] - 1); });
     op.append(std::move(part), pieces[i].last);
   }
 }
@@ -138,9 +145,8 @@ void add_logits_grads(std::span<const OpSlice> pieces, const PackedBatch& pass,
       const std::vector<float>& grad = op.sequences()[pieces[i].first + s].logits_grad;
       const size_t at = pass.cu_sequences[i] + s;
       if (grad.empty()) continue;
-      nn::head_logits_backward(hidden.slice(0, cu[at], cu[at + 1]), head,
-                               static_cast<float>(op.temperature()), grad,
-                               dhidden.slice(0, cu[at], cu[at + 1]));
+      nn::head_logits_backward(hidden.slice(0, cu[at], cu[at + 1]), head, logits_of(pass, at, op),
+                               grad, dhidden.slice(0, cu[at], cu[at + 1]));
     }
   }
 }
@@ -169,8 +175,8 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
     }
   };
   const std::vector<float> of_entropies = entropy_grads(pieces, pass);
-  nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, pass.tape.batch.packing,
-                                         pass.tape.batch.owners, {.entropy_grad = of_entropies});
+  nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, sequences_of(pass),
+                                         {.entropy_grad = of_entropies});
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto of_piece = pieces[i].op->entropy_grad(pieces[i].first, pieces[i].last);
     if (!std::ranges::all_of(of_piece, [](float g) { return std::isfinite(g); })) finite[i] = 0;
@@ -191,11 +197,12 @@ void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
       return std::decay_t<decltype(all)>(all.begin() + pass.cu_targets[i],
                                          all.begin() + pass.cu_targets[i + 1]);
     };
-    const nn::HeadOutput scores = nn::head_forward(hidden, head,
-                                                   {.rows = part(pass.targets.rows),
-                                                    .ids = part(pass.targets.ids),
-                                                    .temperature = part(pass.targets.temperature)},
-                                                   {.entropy = op.wants_entropy()});
+    const nn::HeadOutput scores =
+        nn::head_forward(hidden, head,
+                         {.rows = part(pass.targets.rows),
+                          .ids = part(pass.targets.ids),
+                          .temperature = part(pass.targets.temperature)},
+                         sequences_of(pass), {.entropy = op.wants_entropy()});
     try {
       op.prepare(scores.logprobs, scores.entropies);
     } catch (const Error&) {
@@ -233,7 +240,7 @@ void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
   keep(pieces, pass, hidden, decoder.head(),
-       nn::head_forward(hidden, decoder.head(), pass.targets,
+       nn::head_forward(hidden, decoder.head(), pass.targets, sequences_of(pass),
                         {.entropy = any_wants_entropy(pieces)}));
 }
 
@@ -245,7 +252,7 @@ void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::Tra
   const at::Tensor hidden = graphs.forward(pass.tape);
   const at::NoGradGuard no_grad;
   for (const OpSlice& piece : pieces) {
-    if (piece.later == 0) piece.op->mark();  // now: a trained head adds its gradient at once
+    if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
   }
   prepare_whole(pieces, pass, hidden, decoder.head());
   nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());

@@ -12,6 +12,7 @@
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tensors.h"
 
@@ -114,7 +115,10 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   if (const auto* op = std::get_if<Forward>(&operation)) return !op->train;
   const auto* op = std::get_if<ForwardBackward>(&operation);
   const loss::Loss* loss = op ? loss::look_up(op->loss) : nullptr;
-  return loss && loss->separable();
+  if (!loss || !loss->separable()) return false;
+  // Where the head learns, one operation of a tenant has a pass.
+  const auto shape = prefetch_.shape_of(op->tenant);
+  return !shape || shape->mode != Mode::kLora || !lora::targets_head(shape->adapter);
 }
 
 int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool streams) const {
@@ -190,10 +194,9 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
 std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Prepared* prepared) {
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
-    const lora::SavedAdapter saved =
-        *taken(prepared, {.mode = Mode::kLora}, [&] {
-           return Loaded{.adapter = lora::read_adapter(op.directory, base_.linears)};
-         }).adapter;
+    const lora::SavedAdapter saved = *taken(prepared, {.mode = Mode::kLora}, [&] {
+                                        return Loaded{.adapter = read_adapter(op.directory, base_)};
+                                      }).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
     adapter->load(saved);
     return adapter;

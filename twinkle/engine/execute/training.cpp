@@ -35,8 +35,8 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
         continue;
       }
       const int64_t later = num_backwards[&op.tenant()]++;
-      if (later > 0 && op.tenant().mode() == Mode::kFull) {
-        // A trained head adds its gradient before it is known whether the loss is finite.
+      if (later > 0 && op.tenant().trains_head()) {
+        // The head adds its gradients before it is known whether the loss is finite.
         outcome.rewound.push_back({work.id, false});
         running_.erase(work.id);
       } else {

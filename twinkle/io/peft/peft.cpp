@@ -41,9 +41,21 @@ std::string_view module_of(std::string_view key, std::string_view suffix) {
   return key.substr(kPrefix.size(), key.size() - kPrefix.size() - suffix.size());
 }
 
+// The base model's weight of which a key is a copy; empty for another key.
+std::string base_weight_of(std::string_view key) {
+  for (const std::string_view module : {"lm_head", "model.embed_tokens"}) {
+    for (const std::string_view end : {".base_layer.weight", ".weight"}) {
+      if (key == std::string(kPrefix).append(module).append(end))
+        return std::string(module).append(".weight");
+    }
+  }
+  return {};
+}
+
 std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
   std::map<std::string, Pair> pairs;
   for (const StoredTensor& tensor : file.tensors()) {
+    if (!base_weight_of(tensor.name).empty()) continue;
     const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB);
     require(
         !of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(), ": tensor '",
@@ -83,7 +95,11 @@ PeftAdapter read_peft(const fs::path& dir) {
     check_half(*pair.b, 1, adapter.config, where + "': lora_B.weight");
     adapter.entries.push_back({module, std::move(*pair.a), std::move(*pair.b)});
   }
-  require(!adapter.entries.empty(), Code::kInvalid, "io: ", name, " holds no tensors");
+  require(!adapter.entries.empty(), Code::kInvalid, "io: ", name, " holds no LoRA factors");
+  for (const StoredTensor& tensor : file.tensors()) {
+    if (std::string weight = base_weight_of(tensor.name); !weight.empty())
+      adapter.base_weights.emplace_back(std::move(weight), tensor);
+  }
   return adapter;
 }
 

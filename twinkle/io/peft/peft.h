@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -45,6 +46,9 @@ struct StoredPeftEntry {
 struct PeftAdapter {
   PeftConfig config;
   std::vector<StoredPeftEntry> entries;  // sorted by module
+  // Weights of the base model, of which peft saves copies where the output layer is targeted:
+  // "lm_head.weight", "model.embed_tokens.weight", and their tensors.
+  std::vector<std::pair<std::string, StoredTensor>> base_weights = {};
 };
 
 // From and to the object of adapter_config.json. `what` names it in errors.

@@ -68,6 +68,16 @@ std::variant<std::vector<std::string>, std::string> targets_of(const Json& objec
   return names;
 }
 
+// Such an adapter changes a tied embedding, too.
+void refuse_tying(const Json& object, const PeftConfig& config, const std::string& what) {
+  const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
+  const bool off_head = names ? std::ranges::find(*names, "lm_head") == names->end()
+                              : std::get<std::string>(config.target_modules) == "all-linear";
+  refuse_unless(off_head || is_one_of(find(object, "ensure_weight_tying"), {false, nullptr}),
+                object, "ensure_weight_tying",
+                "false where target_modules may reach lm_head: embeddings are not adapted", what);
+}
+
 double number_or(const Json& object, std::string_view key, double fallback,
                  const std::string& what) {
   const Json* value = find(object, key);
@@ -96,6 +106,7 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
   refuse_unless(is_one_of(rslora, {true, false}), object, "use_rslora", "true or false", what);
   config.use_rslora = rslora != nullptr && rslora->get_bool();
   config.target_modules = targets_of(object, what);
+  refuse_tying(object, config, what);
   const Json* base = find(object, "base_model_name_or_path");
   if (base != nullptr && base->is_string()) config.base_model = base->get_string();
   return config;

@@ -155,7 +155,7 @@ TEST(Peft, RefusesTensorsThatAreNoPairsOfTheRank) {
     return error_of([&] { read_peft(dir.path()); });
   };
   const std::string a = "base_model.model.q.lora_A.weight", b = "base_model.model.q.lora_B.weight";
-  EXPECT_EQ(error({}), "io: " + file + " holds no tensors");
+  EXPECT_EQ(error({}), "io: " + file + " holds no LoRA factors");
   EXPECT_EQ(error({view({2, 3}, Dtype::kF32, a)}),
             "io: " + file + ": module 'q' has no lora_B.weight");
   EXPECT_EQ(error({view({3, 2}, Dtype::kF32, b)}),

@@ -74,7 +74,9 @@ void softmax_grad(Type type, const LogitRows& in, const void* stats, const Logit
 // One part for lora's kernels: a row of a table on the device. Factors are of the type of x,
 // gradients of the computing type.
 struct LoraRow {
-  int64_t begin, rows, rank;
+  int64_t begin, rows;
+  int64_t first;  // token of its sequence at row `begin`
+  int64_t rank;
   int64_t h;            // element of h where its [rows][rank] begin
   int64_t first_block;  // tiles of kLoraTileRows rows of all the parts before
   const void* a;        // [rank][inputs]

@@ -2,7 +2,7 @@
 // backward. The factors are read as the type of x, so rounded where that is bf16; sums and the
 // values between the two factors are float32 (float64 for double). Ragged: rank r costs r. T
 // tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
-// is reduced over the tokens of one sequence, in order, from zero, and the sequences' sums are
+// is reduced over the rows of one part, in order, from zero, and the parts' sums are
 // added in their order: the same bits whatever else is in the batch and however many threads run.
 // Error kInvalid: factors that were not packed for the type of x.
 #pragma once
@@ -37,12 +37,14 @@ struct LoraFactors {
   int64_t saved_bytes(int64_t tokens) const;
 };
 
-// One sequence, rows [begin, end) of the packed tensors, and the adapter that works on it.
+// Rows [begin, end) of the packed tensors, consecutive tokens of one sequence, and the adapter that
+// works on them.
 struct LoraPart {
   int64_t begin = 0, end = 0;
   const LoraFactors* factors = nullptr;
   LoraDropout dropout;
   at::Tensor grad_a, grad_b;  // [r, I], [O, r]: backward adds to them; undefined: not wanted
+  int64_t first = 0;          // row `begin` is this token of its sequence
 };
 
 // x [T, I], y [T, O] of one type, contiguous; adds to the rows of the parts. Returns

@@ -129,7 +129,7 @@ LoraRows<T> meeting_a(const RowTask& task, int64_t inputs) {
   return {.rows = task.rows,
           .width = inputs,
           .rank = task.part->factors->rank(),
-          .first = task.row,
+          .first = task.part->first + task.row,
           .factor = elements<T>(task.part->factors->a_read()),
           .next = elements<T>(task.next->a_read()),
           .dropout = task.part->dropout};
@@ -140,7 +140,7 @@ LoraRows<T> meeting_b(const RowTask& task, int64_t outputs) {
   return {.rows = task.rows,
           .width = outputs,
           .rank = task.part->factors->rank(),
-          .first = task.row,
+          .first = task.part->first + task.row,
           .factor = elements<T>(task.part->factors->b_rO),
           .next = elements<T>(task.next->b_rO),
           .scale = static_cast<Wide<T>>(task.part->factors->scale)};
@@ -185,7 +185,8 @@ void Call<T>::gradient(const ColumnTask& task, A* scratch) const {
       grad = mine;
       each(grad.mutable_data_ptr<A>(), [](A& from, A& to) { to = from; });
     }
-    LoraRows<T> of{.rows = part.end - part.begin, .width = width, .rank = rank};
+    LoraRows<T> of{
+        .rows = part.end - part.begin, .width = width, .rank = rank, .first = part.first};
     if (task.of_b) of.scale = static_cast<A>(part.factors->scale);
     if (!task.of_b) of.dropout = part.dropout;
     const T* in = (task.of_b ? dy : x) + part.begin * width;

@@ -30,6 +30,7 @@ LoraRow row_of(const LoraPart& part) {
   const LoraDropout& dropout = part.dropout;
   return {.begin = part.begin,
           .rows = part.end - part.begin,
+          .first = part.first,
           .rank = part.factors->rank(),
           .a = part.factors->a_read().const_data_ptr(),
           .b = part.factors->b_rO.const_data_ptr(),

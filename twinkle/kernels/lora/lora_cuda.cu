@@ -21,7 +21,8 @@ __device__ uint64_t mix(uint64_t z) {
 template <class A>
 __device__ A mask_of(const LoraRow& part, int64_t token, int64_t i) {
   if (part.key == 0) return A(1);
-  const uint64_t row = mix(part.key + 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(token + 1));
+  const uint64_t row =
+      mix(part.key + 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(part.first + token + 1));
   return (mix(row + static_cast<uint64_t>(i)) >> 32) < part.limit ? A(0) : A(part.keep);
 }
 

@@ -61,7 +61,8 @@ struct Batch {
     std::vector<LoraPart> out;
     for (const auto& [begin, end, i, dropout] : sequences) {
       const Adapter& adapter = adapters[i];
-      out.push_back({begin, end, &adapter.factors, dropout, adapter.grad_a, adapter.grad_b});
+      const int64_t first = 5 * std::ssize(out);  // some begin inside their sequences
+      out.push_back({begin, end, &adapter.factors, dropout, adapter.grad_a, adapter.grad_b, first});
     }
     return out;
   }

@@ -138,6 +138,25 @@ TEST_P(Lora, LeavesGradientsThatAreNotWantedAlone) {
   EXPECT_FALSE(at::equal(ga, at::ones_like(f.a)));
 }
 
+TEST_P(Lora, RowsThatBeginInsideTheirSequenceHaveItsMask) {
+  const LoraPart whole{.begin = 0, .end = 33, .factors = &f, .dropout = drop};
+  LoraPart head = whole, rest = whole;
+  head.end = rest.begin = rest.first = 20;
+  at::Tensor want = y.clone(), got = y.clone();
+  const at::Tensor h = lora_forward(x, std::span(&whole, 1), want);
+  EXPECT_TRUE(at::equal(lora_forward(x, std::vector{head, rest}, got), h));
+  EXPECT_TRUE(at::equal(got, want));
+  at::Tensor want_dx = dx.clone(), got_dx = dx.clone();
+  lora_backward({dy, x, h}, std::span(&whole, 1), want_dx);
+  lora_backward({dy, x, h}, std::vector{head, rest}, got_dx);
+  EXPECT_TRUE(at::equal(got_dx, want_dx));
+  LoraPart alone = rest;  // its rows gathered
+  alone.begin = 0, alone.end = 13;
+  at::Tensor mine = y.slice(0, 20, 33).clone();
+  lora_forward(x.slice(0, 20, 33).contiguous(), std::span(&alone, 1), mine);
+  EXPECT_TRUE(at::equal(mine, want.slice(0, 20, 33)));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, Lora,
     testing::Values(Case{at::kFloat, 8, 64, 48, 0}, Case{at::kFloat, 5, 37, 101, 0.1},

@@ -37,17 +37,36 @@ void put(at::Tensor& dhidden, const std::vector<int64_t>& rows, int64_t begin,
   dhidden.index_copy_(0, index.to(dhidden.device()), values);
 }
 
-// The end of the chunk that starts at `begin`. A trained head's chunks end with their sequence, the
-// unit of every sum.
-int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, const Packing* packing) {
+// Where the chunks of a backward may end.
+enum class ChunkCut {
+  kAnywhere,
+  kBetween,       // between sequences, or inside one that is longer than a chunk
+  kWithSequence,  // at a sequence's end at the latest: the unit of a trained head's sums
+};
+
+size_t sequence_of(const Packing& packing, int64_t row) {
+  const auto& cu = packing.cu_seqlens;
+  return static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
+}
+
+// The number of targets in rows before `row`.
+int64_t targets_before(const Targets& targets, int64_t row) {
+  return std::ranges::lower_bound(targets.rows, row) - targets.rows.begin();
+}
+
+// The end of the chunk that starts at `begin`.
+int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, ChunkCut cut,
+                  const Packing& packing) {
   const auto n = static_cast<int64_t>(targets.rows.size());
-  int64_t end = std::min(n, begin + chunk);
-  if (!packing) return end;
-  const auto& cu = packing->cu_seqlens;
-  const int64_t limit =
-      *std::upper_bound(cu.begin(), cu.end(), targets.rows[static_cast<size_t>(begin)]);
-  const auto stop = std::lower_bound(targets.rows.begin() + begin, targets.rows.end(), limit);
-  return std::min(end, static_cast<int64_t>(stop - targets.rows.begin()));
+  const int64_t end = std::min(n, begin + chunk);
+  const auto sequence_at = [&](int64_t target) {
+    return sequence_of(packing, targets.rows[static_cast<size_t>(target)]);
+  };
+  if (cut == ChunkCut::kWithSequence)
+    return std::min(end, targets_before(targets, packing.cu_seqlens[sequence_at(begin) + 1]));
+  if (cut == ChunkCut::kAnywhere || end == n) return end;
+  const int64_t start = targets_before(targets, packing.cu_seqlens[sequence_at(end)]);
+  return start > begin ? start : end;
 }
 
 int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
@@ -56,6 +75,59 @@ int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
   const int64_t bytes = weight.is_cpu() ? kLogitBytes : kDeviceLogitBytes;
   const int64_t most = std::max<int64_t>(1, bytes / row);
   return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
+}
+
+// The adapters' part of a chunk of rows.
+class ChunkDelta {
+ public:
+  // `rows`: the chunk's, ascending, of a packed batch.
+  ChunkDelta(const Linear& head, std::span<const int64_t> rows, const Sequences& of)
+      : delta_(head.delta) {
+    if (delta_) gather(rows, of);
+  }
+  // Rows [first, first + n) of one sequence.
+  ChunkDelta(const Linear& head, int64_t first, int64_t n, const Owners& owners)
+      : delta_(head.delta), owners_(owners) {
+    packing_.cu_seqlens = {0, n};
+    owners_.first = {first};
+  }
+
+  void add(const at::Tensor& x, at::Tensor& logits) {
+    if (delta_) saved_ = delta_->forward(x, packing_, owners_, logits);
+  }
+  void add_backward(const at::Tensor& dlogits, const at::Tensor& x, at::Tensor& dx) const {
+    if (delta_) delta_->backward(dlogits, x, saved_, packing_, owners_, dx);
+  }
+
+ private:
+  // An entry for each run of a sequence's consecutive tokens.
+  void gather(std::span<const int64_t> rows, const Sequences& of) {
+    const auto& cu = of.packing.cu_seqlens;
+    packing_.cu_seqlens = {0};
+    size_t s = sequence_of(of.packing, rows[0]);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const bool follows = i > 0 && rows[i] == rows[i - 1] + 1 && rows[i] < cu[s + 1];
+      if (follows) {
+        ++packing_.cu_seqlens.back();
+        continue;
+      }
+      while (rows[i] >= cu[s + 1]) ++s;
+      packing_.cu_seqlens.push_back(packing_.cu_seqlens.back() + 1);
+      owners_.slot.push_back(of.owners.slot[s]);
+      owners_.key.push_back(of.owners.key[s]);
+      owners_.learn.push_back(of.owners.learn[s]);
+      owners_.first.push_back(rows[i] - cu[s]);
+    }
+  }
+
+  Delta* delta_;
+  Packing packing_;
+  Owners owners_;
+  std::vector<at::Tensor> saved_;
+};
+
+std::span<const int64_t> part(const std::vector<int64_t>& all, int64_t begin, int64_t n) {
+  return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
 }
 
 void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
@@ -79,14 +151,16 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 }
 
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
-                        const HeadOptions& options) {
+                        const Sequences& sequences, const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
   const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   HeadOutput out;
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
-    const int64_t size = chunk_end(targets, begin, chunk, nullptr) - begin;
-    const at::Tensor logits = product(take(hidden, targets.rows, begin, size), head);
+    const int64_t size = std::min(chunk, n - begin);
+    const at::Tensor x = take(hidden, targets.rows, begin, size);
+    at::Tensor logits = product(x, head);
+    ChunkDelta(head, part(targets.rows, begin, size), sequences).add(x, logits);
     logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
                 options.entropy, stats);
     keep(out, stats, size, options.entropy);
@@ -95,7 +169,7 @@ HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targ
   return out;
 }
 
-void head_logits(const at::Tensor& hidden, const Linear& head, float temperature,
+void head_logits(const at::Tensor& hidden, const Linear& head, const LogitsOf& of,
                  std::span<float> out) {
   const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
   require(std::ssize(out) == n * width, Code::kInternal, "head: ", out.size(), " logits for ", n,
@@ -103,13 +177,16 @@ void head_logits(const at::Tensor& hidden, const Linear& head, float temperature
   at::Tensor logits = at::from_blob(out.data(), {n, width}, at::kFloat);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t size = std::min(chunk, n - begin);
+    const at::Tensor x = hidden.narrow(0, begin, size);
+    at::Tensor y = product(x, head);
+    ChunkDelta(head, begin, size, of.owners).add(x, y);
     at::Tensor part = logits.narrow(0, begin, size);
-    part.copy_(product(hidden.narrow(0, begin, size), head));
-    if (temperature != 1) part.div_(temperature);
+    part.copy_(y);
+    if (of.temperature != 1) part.div_(of.temperature);
   }
 }
 
-void head_logits_backward(const at::Tensor& hidden, const Linear& head, float temperature,
+void head_logits_backward(const at::Tensor& hidden, const Linear& head, const LogitsOf& of,
                           std::span<const float> grad, at::Tensor dhidden) {
   const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
   require(std::ssize(grad) == n * width, Code::kInternal, "head: ", grad.size(),
@@ -117,11 +194,18 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, float te
   const at::Tensor given = at::from_blob(const_cast<float*>(grad.data()), {n, width}, at::kFloat);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t size = std::min(chunk, n - begin);
-    const at::Tensor d = given.narrow(0, begin, size).div(temperature).to(hidden.options());
-    dhidden.narrow(0, begin, size).add_(transposed_product(d, head.weight, head.exact));
+    const at::Tensor x = hidden.narrow(0, begin, size);
+    const at::Tensor d = given.narrow(0, begin, size).div(of.temperature).to(hidden.options());
+    at::Tensor dx = transposed_product(d, head.weight, head.exact);
+    if (head.delta) {
+      ChunkDelta delta(head, begin, size, of.owners);
+      at::Tensor unread = at::zeros_like(d);
+      delta.add(x, unread);  // for what its backward reads
+      delta.add_backward(d, x, dx);
+    }
+    dhidden.narrow(0, begin, size).add_(dx);
     if (head.weight_grad)
-      add_thread_invariant_product(head.weight_grad->buffer(head.weight), d.t(),
-                                   hidden.narrow(0, begin, size));
+      add_thread_invariant_product(head.weight_grad->buffer(head.weight), d.t(), x);
     if (head.bias_grad) {
       at::Tensor sum = head.bias_grad->buffer(head.bias).unsqueeze(1);
       add_thread_invariant_product(sum, d.t(), at::ones({size, 1}, d.options()));
@@ -130,20 +214,25 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, float te
 }
 
 HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
-                         const TokenGrad& grad, const Packing& packing, const Owners& owners,
+                         const TokenGrad& grad, const Sequences& sequences,
                          const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
   const bool entropy = options.entropy || !options.entropy_grad.empty();
+  const ChunkCut cut = head.weight_grad ? ChunkCut::kWithSequence
+                       : head.delta     ? ChunkCut::kBetween
+                                        : ChunkCut::kAnywhere;
   HeadOutput out;
   out.dhidden = at::zeros_like(hidden);
   const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   std::vector<float> scale(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
-    const int64_t size =
-        chunk_end(targets, begin, chunk, head.weight_grad ? &packing : nullptr) - begin;
+    const size_t s = sequence_of(sequences.packing, targets.rows[static_cast<size_t>(begin)]);
+    const int64_t size = chunk_end(targets, begin, chunk, cut, sequences.packing) - begin;
     const at::Tensor x = take(hidden, targets.rows, begin, size);
     at::Tensor logits = product(x, head);
+    ChunkDelta delta(head, part(targets.rows, begin, size), sequences);
+    delta.add(x, logits);
     const auto ids = part(targets.ids, begin, size);
     const auto temperature = part(targets.temperature, begin, size);
     logprobs_of(logits, ids, temperature, entropy, stats);
@@ -151,15 +240,11 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     const auto g = std::span(scale).first(static_cast<size_t>(size));
     grad(begin, std::span(out.logprobs).last(static_cast<size_t>(size)), g);
     logits_grad_(logits, ids, temperature, stats, g, part(options.entropy_grad, begin, size));
-    put(out.dhidden, targets.rows, begin, transposed_product(logits, head.weight, head.exact));
-    if (head.weight_grad) {
-      const int64_t row = targets.rows[static_cast<size_t>(begin)];
-      const auto& cu = packing.cu_seqlens;
-      const auto s =
-          static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
-      if (owners.learn[s])
-        add_thread_invariant_product(head.weight_grad->buffer(head.weight), logits.t(), x);
-    }
+    at::Tensor dx = transposed_product(logits, head.weight, head.exact);
+    delta.add_backward(logits, x, dx);
+    put(out.dhidden, targets.rows, begin, dx);
+    if (head.weight_grad && sequences.owners.learn[s])
+      add_thread_invariant_product(head.weight_grad->buffer(head.weight), logits.t(), x);
     begin += size;
   }
   return out;

@@ -1,8 +1,8 @@
 // The language model's head: log p(target) and entropy of the rows that have a target, and their
 // backward, in chunks of rows, so that the T x V matrix of logits does not exist unless it is asked
-// for; rows without a
-// target cost nothing. Logits in the weight's type, probabilities in float32, their sums in
-// float64. N scored rows, D width, V vocabulary.
+// for; rows without a target cost nothing. Adapters add to the logits as to any linear. Logits in
+// the weight's type, probabilities in float32, their sums in float64. N scored rows, D width, V
+// vocabulary.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -20,6 +20,12 @@ struct Targets {
   std::vector<int64_t> rows;       // [N] ascending row indices
   std::vector<int32_t> ids;        // [N] 0 <= id < V
   std::vector<float> temperature;  // [N] logits are divided by it; empty: 1
+};
+
+// Of a packed batch: whose rows are whose.
+struct Sequences {
+  const Packing& packing;
+  const Owners& owners;
 };
 
 struct HeadOutput {
@@ -46,24 +52,31 @@ using TokenGrad =
 
 // Forward alone. hidden [T, D].
 HeadOutput head_forward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
-                        const HeadOptions& options = {});
+                        const Sequences& sequences, const HeadOptions& options = {});
 
 // Forward and backward in one pass over the logits, for losses whose derivative by a token's
 // log-probability is known as soon as that log-probability is. For others: head_forward, the loss,
-// and this with the finished derivatives. `head` carries the trained head's gradient buffer;
-// `packing` and `owners` say whose rows are whose.
+// and this with the finished derivatives. `head` carries the trained head's gradient buffer. Where
+// adapters work on the head, a chunk's end never divides a sequence that fits a chunk, and divides
+// a longer one by its own rows alone: their gradients have the same bits in any company.
 HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
-                         const TokenGrad& grad, const Packing& packing, const Owners& owners,
+                         const TokenGrad& grad, const Sequences& sequences,
                          const HeadOptions& options = {});
 
-// Logits of all rows of hidden [n, D], divided by `temperature` (> 0): `out` [n, V] float32 on the
-// CPU. In chunks, so that no second n x V matrix exists.
-void head_logits(const at::Tensor& hidden_nD, const Linear& head, float temperature,
+// Whose logits they are, and what they are divided by.
+struct LogitsOf {
+  float temperature = 1;  // > 0
+  Owners owners = Owners::nobody(1);
+};
+
+// Logits of all rows of one sequence's hidden [n, D]: `out` [n, V] float32 on the CPU. In chunks,
+// so that no second n x V matrix exists.
+void head_logits(const at::Tensor& hidden_nD, const Linear& head, const LogitsOf& of,
                  std::span<float> out);
 
 // Its backward: grad [n, V] float32 on the CPU is d loss / d out. Adds to dhidden [n, D], and to
-// the trained head's gradient, its bias's too.
-void head_logits_backward(const at::Tensor& hidden_nD, const Linear& head, float temperature,
+// the trained head's gradient, its bias's and its adapter's too.
+void head_logits_backward(const at::Tensor& hidden_nD, const Linear& head, const LogitsOf& of,
                           std::span<const float> grad, at::Tensor dhidden_nD);
 
 // The two halves of the above for one chunk of logits [n, V], for tests and the sampler: the

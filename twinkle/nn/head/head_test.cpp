@@ -73,9 +73,9 @@ Answers ours(const Problem& p, int64_t chunk) {
                       for (size_t i = 0; i < logprobs.size(); ++i)
                         grad[i] = static_cast<float>(p.grad[first + i]);
                     },
-                    p.packing, p.owners, {.entropy_grad = p.entropy_grad, .chunk = chunk});
-  const auto forward =
-      head_forward(p.hidden, Linear{p.weight}, p.targets, {.entropy = true, .chunk = chunk + 1});
+                    {p.packing, p.owners}, {.entropy_grad = p.entropy_grad, .chunk = chunk});
+  const auto forward = head_forward(p.hidden, Linear{p.weight}, p.targets, {p.packing, p.owners},
+                                    {.entropy = true, .chunk = chunk + 1});
   EXPECT_EQ(out.logprobs, forward.logprobs);
   EXPECT_EQ(out.entropies, forward.entropies);
   return {at::tensor(at::ArrayRef<float>(out.logprobs)),
@@ -175,11 +175,11 @@ TEST(Head, LogitsAndTheirGradientsOfOneRowAndItsBiasAreAutograds) {
   WeightGrad of_weight, of_bias;
   const Linear head{.weight = w, .bias = b, .weight_grad = &of_weight, .bias_grad = &of_bias};
   std::vector<float> out(12);
-  head_logits(h, head, 2, out);
+  head_logits(h, head, {2}, out);
   for (int64_t row = 0; row < 12; ++row)
     EXPECT_NEAR(out[static_cast<size_t>(row)], want[row].item<double>(), 1e-6);
   at::Tensor dhidden = at::ones_like(h);
-  head_logits_backward(h, head, 2, std::span(grad.const_data_ptr<float>(), 12), dhidden);
+  head_logits_backward(h, head, {2}, std::span(grad.const_data_ptr<float>(), 12), dhidden);
   EXPECT_TRUE(at::allclose(dhidden, slopes[0] + 1, 1e-12, 1e-12));
   EXPECT_TRUE(at::allclose(of_weight.sum, slopes[1], 1e-12, 1e-12));
   EXPECT_TRUE(at::allclose(of_bias.sum, slopes[2], 1e-12, 1e-12));
@@ -193,7 +193,7 @@ TEST(Head, ABiassGradientHasTheSameBitsOnAnyNumberOfThreads) {
     at::set_num_threads(threads);
     WeightGrad sum;
     const Linear head{.weight = at::zeros({1, 8}), .bias = at::zeros({1}), .bias_grad = &sum};
-    head_logits_backward(hidden, head, 1, std::span(grad.const_data_ptr<float>(), tokens),
+    head_logits_backward(hidden, head, {1}, std::span(grad.const_data_ptr<float>(), tokens),
                          at::zeros_like(hidden));
     return sum.sum;
   };
@@ -206,12 +206,11 @@ TEST(Head, ABiassGradientHasTheSameBitsOnAnyNumberOfThreads) {
 
 TEST(Head, RowsWithoutATargetGetNoGradient) {
   Problem p;
-  const auto out = head_backward(
-      p.hidden, {p.weight}, p.targets,
-      [](int64_t, std::span<const float>, std::span<float> grad) {
-        std::fill(grad.begin(), grad.end(), 1.0f);
-      },
-      p.packing, p.owners);
+  const auto out = head_backward(p.hidden, {p.weight}, p.targets,
+                                 [](int64_t, std::span<const float>, std::span<float> grad) {
+                                   std::fill(grad.begin(), grad.end(), 1.0f);
+                                 },
+                                 {p.packing, p.owners});
   for (const int64_t row : {2, 6, 7, 9}) EXPECT_EQ(out.dhidden[row].abs().max().item<double>(), 0);
 }
 
@@ -221,8 +220,10 @@ TEST(Head, HasTheSameBitsWhateverTheChunk) {
   Problem p;
   const auto hidden = at::randn({12, 64}).to(at::kBFloat16),
              weight = at::randn({500, 64}).to(at::kBFloat16);
-  const auto one = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 1});
-  const auto all = head_forward(hidden, Linear{weight}, p.targets, {.chunk = 512});
+  const auto one =
+      head_forward(hidden, Linear{weight}, p.targets, {p.packing, p.owners}, {.chunk = 1});
+  const auto all =
+      head_forward(hidden, Linear{weight}, p.targets, {p.packing, p.owners}, {.chunk = 512});
   EXPECT_EQ(one.logprobs, all.logprobs);
 }
 
@@ -263,8 +264,8 @@ Peaks peaks(const Problem& p, int64_t chunk, bool train) {
   };
   const HeadOptions options{.entropy = true, .entropy_grad = p.entropy_grad, .chunk = chunk};
   return {
-      peak([&] { head_forward(p.hidden, head, p.targets, options); }),
-      peak([&] { head_backward(p.hidden, head, p.targets, ones, p.packing, p.owners, options); }),
+      peak([&] { head_forward(p.hidden, head, p.targets, {p.packing, p.owners}, options); }),
+      peak([&] { head_backward(p.hidden, head, p.targets, ones, {p.packing, p.owners}, options); }),
   };
 }
 
@@ -307,7 +308,7 @@ TEST(Head, TakesAsManyRowsAtATimeAsTheLogitsMemoryHolds) {
     sizes.push_back(logprobs.size());
     std::fill(grad.begin(), grad.end(), 0.0f);
   };
-  head_backward(hidden, {weight}, p.targets, note, p.packing, p.owners);
+  head_backward(hidden, {weight}, p.targets, note, {p.packing, p.owners});
   EXPECT_EQ(sizes, std::vector<size_t>(4, 2));
 }
 

@@ -41,15 +41,19 @@ TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float te
   return out;
 }
 
-void score_tokens(const at::Tensor& hidden, const nn::Linear& head, std::span<const int32_t> ids,
-                  float temperature, int64_t k, PromptScores& out) {
+void score_tokens(const at::Tensor& hidden, const HeadOf& of, std::span<const int32_t> ids,
+                  const ScoreOptions& options, PromptScores& out) {
+  const at::NoGradGuard no_grad;
+  const int64_t k = options.k;
   const int64_t n = std::ssize(ids);
+  const nn::Owners owners = nn::Owners::of_slot(of.slot);
   for (int64_t begin = 0; begin < n; begin += kRows) {
     const int64_t count = std::min(kRows, n - begin);
-    const at::Tensor logits = nn::product(hidden.narrow(0, begin, count), head);
+    const at::Tensor logits =
+        nn::linear(hidden.narrow(0, begin, count), of.head, {.cu_seqlens = {0, count}}, owners);
     const auto targets = ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
     std::vector<kernels::RowStats> stats(static_cast<size_t>(count));
-    const std::vector<float> temperatures(stats.size(), temperature);
+    const std::vector<float> temperatures(stats.size(), options.temperature);
     kernels::softmax_stats(logits, targets, temperatures, false, stats);
     const at::Tensor host = k > 0 ? logits.cpu() : logits;
     const size_t first = out.logprobs.size();
@@ -60,7 +64,7 @@ void score_tokens(const at::Tensor& hidden, const nn::Linear& head, std::span<co
         const size_t at = first + static_cast<size_t>(r);
         const kernels::RowStats& row = stats[static_cast<size_t>(r)];
         out.logprobs[at] = static_cast<float>(row.logprob);
-        if (k > 0) out.top_logprobs[at] = likeliest(host, r, k, temperature, row);
+        if (k > 0) out.top_logprobs[at] = likeliest(host, r, k, options.temperature, row);
       }
     });
   }

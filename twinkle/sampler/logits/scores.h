@@ -18,9 +18,20 @@ namespace twinkle::sampler {
 TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float temperature,
                       const kernels::RowStats& stats);
 
-// Appends the scores of `ids` [N] at the states [N, D] behind which they stand, with the k
-// likeliest tokens at each. Logits exist for a few rows at a time.
-void score_tokens(const at::Tensor& hidden_ND, const nn::Linear& head, std::span<const int32_t> ids,
-                  float temperature, int64_t k, PromptScores& out);
+// The head, and whose adapter works on it; -1: nobody's.
+struct HeadOf {
+  const nn::Linear& head;
+  int32_t slot = -1;
+};
+
+struct ScoreOptions {
+  float temperature = 1;
+  int64_t k = 0;  // likeliest tokens at each place
+};
+
+// Appends the scores of `ids` [N] at the states [N, D] behind which they stand. Logits exist for a
+// few rows at a time.
+void score_tokens(const at::Tensor& hidden_ND, const HeadOf& of, std::span<const int32_t> ids,
+                  const ScoreOptions& options, PromptScores& out);
 
 }  // namespace twinkle::sampler

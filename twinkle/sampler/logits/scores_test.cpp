@@ -53,23 +53,25 @@ TEST_P(Scores, OfTokensAreTheTrainersHeadsBitForBit) {
     targets.ids.push_back(static_cast<int32_t>(t * 31 % 97));
     targets.temperature.push_back(0.7f);
   }
-  const auto want = nn::head_forward(hidden, head, targets).logprobs;
+  const nn::Packing packing = nn::pack(std::vector<int64_t>{kTokens});
+  const nn::Owners owners = nn::Owners::nobody(1);
+  const auto want = nn::head_forward(hidden, head, targets, {packing, owners}).logprobs;
   PromptScores whole, pieces;
-  score_tokens(hidden, head, targets.ids, 0.7f, 3, whole);
+  score_tokens(hidden, {head}, targets.ids, {0.7f, 3}, whole);
   EXPECT_EQ(whole.logprobs, want);
   ASSERT_EQ(whole.top_logprobs.size(), want.size());
   int64_t begin = 0;
   for (const int64_t end : {1, 2, 130, 131, 300}) {
-    score_tokens(hidden.slice(0, begin, end), head,
+    score_tokens(hidden.slice(0, begin, end), {head},
                  std::span(targets.ids)
                      .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-                 0.7f, 3, pieces);
+                 {0.7f, 3}, pieces);
     begin = end;
   }
   EXPECT_EQ(pieces.logprobs, want);
   EXPECT_EQ(pieces.top_logprobs, whole.top_logprobs);
   PromptScores none;
-  score_tokens(hidden, head, targets.ids, 0.7f, 0, none);
+  score_tokens(hidden, {head}, targets.ids, {0.7f}, none);
   EXPECT_TRUE(none.top_logprobs.empty());
 }
 
