@@ -14,51 +14,53 @@ class Pool::LoraDelta : public nn::Delta {
  public:
   LoraDelta(Pool& pool, size_t index) : pool_(pool), index_(index) {}
 
-  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
-    const auto parts = parts_of(x.scalar_type(), packing, owners, false);
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Rows& rows,
+                                  at::Tensor& y) override {
+    const auto parts = parts_of(x.scalar_type(), rows, false);
     if (parts.empty()) return {};
     return {kernels::lora_forward(x.contiguous(), parts, y)};
   }
 
-  int64_t saved_bytes(const nn::Packing& packing, const nn::Owners& owners) const override {
+  int64_t saved_bytes(const nn::Rows& rows) const override {
     int64_t bytes = 0;
-    for (size_t s = 0; s < owners.slot.size(); ++s) {
-      if (owners.slot[s] < 0) continue;
-      const Factors* entry = pool_.at(owners.slot[s]).at(index_);
-      if (entry) bytes += entry->f.saved_bytes(packing.cu_seqlens[s + 1] - packing.cu_seqlens[s]);
+    for (size_t s = 0; s < rows.segments.size(); ++s) {
+      const nn::Segment& segment = rows.segments[s];
+      if (segment.slot < 0) continue;
+      const Factors* entry = pool_.at(segment.slot).at(index_);
+      if (entry) bytes += entry->f.saved_bytes(rows.cu_seqlens[s + 1] - rows.cu_seqlens[s]);
     }
     return bytes;
   }
 
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
-                const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
-    const auto parts = parts_of(x.scalar_type(), packing, owners, true);
+                const nn::Rows& rows, at::Tensor& dx) override {
+    const auto parts = parts_of(x.scalar_type(), rows, true);
     if (!parts.empty()) kernels::lora_backward({dy, x.contiguous(), saved.at(0)}, parts, dx);
   }
 
  private:
   // One for each sequence whose owner has an adapter here, in the order of the batch.
-  std::vector<kernels::LoraPart> parts_of(at::ScalarType type, const nn::Packing& packing,
-                                          const nn::Owners& owners, bool with_grads) const {
+  std::vector<kernels::LoraPart> parts_of(at::ScalarType type, const nn::Rows& rows,
+                                          bool with_grads) const {
     std::vector<kernels::LoraPart> parts;
-    parts.reserve(owners.slot.size());
-    for (size_t s = 0; s < owners.slot.size(); ++s) {
-      if (owners.slot[s] < 0) continue;
-      Adapter& adapter = pool_.at(owners.slot[s]);
+    parts.reserve(rows.segments.size());
+    for (size_t s = 0; s < rows.segments.size(); ++s) {
+      const nn::Segment& segment = rows.segments[s];
+      if (segment.slot < 0) continue;
+      Adapter& adapter = pool_.at(segment.slot);
       Factors* entry = adapter.at(index_);
       if (!entry) continue;
       if (!entry->f.packed()) adapter.pack(type);
       const double p = adapter.config().dropout;
-      const bool drop = p > 0 && owners.key[s] != 0, learn = with_grads && owners.learn[s] != 0;
+      const bool drop = p > 0 && segment.key != 0, learn = with_grads && segment.learn;
       if (learn && !(entry->grad_a.defined() && entry->grad_b.defined())) adapter.make_grads();
-      parts.push_back({.begin = packing.cu_seqlens[s],
-                       .end = packing.cu_seqlens[s + 1],
+      parts.push_back({.begin = rows.cu_seqlens[s],
+                       .end = rows.cu_seqlens[s + 1],
                        .factors = &entry->f,
-                       .dropout = {p, drop ? key_of(owners.key[s], index_) | 1 : 0},
+                       .dropout = {p, drop ? key_of(segment.key, index_) | 1 : 0},
                        .grad_a = learn ? entry->grad_a : at::Tensor(),
                        .grad_b = learn ? entry->grad_b : at::Tensor(),
-                       .first = owners.first.empty() ? 0 : owners.first[s]});
+                       .first = segment.first});
     }
     return parts;
   }

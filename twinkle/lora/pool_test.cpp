@@ -7,6 +7,7 @@
 
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::lora {
 namespace {
@@ -50,8 +51,7 @@ TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
   const AdapterRef pin0 = pool.add(adapter(3, {"q_proj", "k_proj"}));
   const AdapterRef pin1 = pool.add(adapter(17, {"q_proj"}));
   const std::vector<int64_t> lengths{4, 2, 6, 3};
-  const auto packing = nn::pack(lengths);
-  const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
+  const nn::Rows rows = nn::rows_of(lengths, {1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0});
   for (const size_t index : {kQ, kK}) {
     const at::Tensor x = at::randn({15, 48}, at::kDouble).requires_grad_();
     std::vector<at::Tensor> a, b;  // of the two slots
@@ -61,24 +61,24 @@ TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
       b.push_back((f ? f->f.b : at::zeros({linear(index).weight.size(0), 1}, at::kDouble)).clone());
       b.back().requires_grad_();
     }
-    std::vector<at::Tensor> rows;
+    std::vector<at::Tensor> outputs;
     for (size_t s = 0; s < lengths.size(); ++s) {
-      const at::Tensor mine = x.slice(0, packing.cu_seqlens[s], packing.cu_seqlens[s + 1]);
+      const at::Tensor mine = x.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]);
       at::Tensor y = mine.matmul(linear(index).weight.t());
-      if (owners.slot[s] >= 0) {
-        const auto i = static_cast<size_t>(owners.slot[s]);
+      if (rows.segments[s].slot >= 0) {
+        const auto i = static_cast<size_t>(rows.segments[s].slot);
         // A sequence that does not learn has a delta, and its factors are constants.
-        const bool learn = owners.learn[s] != 0;
+        const bool learn = rows.segments[s].learn;
         y = y + 5.0 / (i == 0 ? 3 : 17) *
                     mine.matmul((learn ? a[i] : a[i].detach()).t())
                         .matmul((learn ? b[i] : b[i].detach()).t());
       }
-      rows.push_back(y);
+      outputs.push_back(y);
     }
-    const at::Tensor want = at::cat(rows), weights = at::randn_like(want);
+    const at::Tensor want = at::cat(outputs), weights = at::randn_like(want);
     (want * weights).sum().backward();
     const at::Tensor in = x.detach().clone().requires_grad_();
-    const at::Tensor got = nn::linear(in, linear(index), packing, owners);
+    const at::Tensor got = nn::linear(in, linear(index), rows);
     EXPECT_LT((got - want).abs().max().item<double>(), 1e-12);
     (got * weights).sum().backward();
     EXPECT_LT((in.grad() - x.grad()).abs().max().item<double>(), 1e-12);
@@ -96,11 +96,10 @@ TEST_F(PoolTest, DropoutIsKeyedBySequenceAndLinearAndOffWithoutAKey) {
   Pool pool(decoder_);
   const AdapterRef pin0 = pool.add(adapter(3, {"q_proj", "o_proj"}, 0.5));
   const std::vector<int64_t> lengths{5};
-  const auto packing = nn::pack(lengths);
   const at::Tensor x = at::randn({5, 48}, at::kDouble);
   const auto out = [&](size_t index, uint64_t key) {
-    const nn::Owners owners{{0}, {key}, {0}};
-    return nn::linear(x, linear(index), packing, owners) - x.matmul(linear(index).weight.t());
+    const nn::Rows rows = nn::rows_of(lengths, {0}, {key}, {0});
+    return nn::linear(x, linear(index), rows) - x.matmul(linear(index).weight.t());
   };
   const auto dense = [&](const at::Tensor& in) {
     const Factors& f = *pool.at(0).at(kQ);
@@ -117,15 +116,13 @@ TEST_F(PoolTest, TheBytesKeptForBackwardAreCountedWithoutRunning) {
   Pool pool(decoder_);
   const AdapterRef pin0 = pool.add(adapter(3, {"q_proj"}));
   const AdapterRef pin1 = pool.add(adapter(17, {"q_proj", "k_proj"}));
-  const auto packing = nn::pack(std::vector<int64_t>{4, 2, 6, 3});
-  const nn::Owners owners{{1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0}};
+  const nn::Rows rows = nn::rows_of({4, 2, 6, 3}, {1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0});
   for (const size_t index : {kQ, kK}) {
     const at::Tensor x = at::randn({15, 48}, at::kDouble);
     at::Tensor y = at::zeros({15, linear(index).weight.size(0)}, at::kDouble);
     size_t bytes = 0;
-    for (const at::Tensor& t : linear(index).delta->forward(x, packing, owners, y))
-      bytes += t.nbytes();
-    EXPECT_EQ(linear(index).delta->saved_bytes(packing, owners), static_cast<int64_t>(bytes));
+    for (const at::Tensor& t : linear(index).delta->forward(x, rows, y)) bytes += t.nbytes();
+    EXPECT_EQ(linear(index).delta->saved_bytes(rows), static_cast<int64_t>(bytes));
   }
 }
 
@@ -183,9 +180,8 @@ TEST_F(PoolTest, WeightsThatOthersShareAreCopiedBeforeAChangeAndNoneElse) {
   EXPECT_EQ(reader.num_shares(), 1);
   EXPECT_TRUE(pool.at(1).factors()[0].grad_a.defined()) << "gradients move along";
   const at::Tensor x = at::randn({4, 48}, at::kDouble);
-  const auto packing = nn::pack(std::vector<int64_t>{4});
   const auto run = [&](const AdapterRef& pin) {
-    return nn::linear(x, linear(kQ), packing, {{pin.slot()}, {0}, {0}});
+    return nn::linear(x, linear(kQ), nn::rows_of({4}, {pin.slot()}, {0}, {0}));
   };
   const at::Tensor before = run(reader);
   EXPECT_TRUE(at::equal(run(mine), before));

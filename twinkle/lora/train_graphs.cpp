@@ -22,8 +22,7 @@ struct TrainGraphs::Recorded {
 };
 
 struct TrainGraphs::Pass {
-  nn::Packing packing;  // on the CPU
-  nn::Owners owners;
+  nn::Rows rows;                // on the CPU
   RecordedCopies adapters;      // that have nothing but the weights as they lay
   int64_t times = 0, last = 0;  // that it came
   std::unique_ptr<Recorded> recorded;
@@ -52,8 +51,8 @@ class SwapScope {
   const RecordedCopies& recorded_copies_;
 };
 
-bool all_learn(const nn::Owners& owners) {
-  return std::ranges::find(owners.learn, uint8_t{0}) == owners.learn.end();
+bool all_learn(const nn::Rows& rows) {
+  return std::ranges::all_of(rows.segments, &nn::Segment::learn);
 }
 
 }  // namespace
@@ -66,11 +65,11 @@ TrainGraphs::~TrainGraphs() = default;
 bool TrainGraphs::can_record(const model::Batch& batch) const {
   if (!failure().empty()) return false;
   if (most_ == 0 || decoder_.device().is_cpu() || !decoder_.buffers().empty()) return false;
-  if (batch.kv != nullptr || !all_learn(batch.owners)) return false;
-  for (size_t s = 0; s < batch.owners.slot.size(); ++s) {
-    const int32_t slot = batch.owners.slot[s];
+  if (batch.kv != nullptr || !all_learn(batch.rows)) return false;
+  for (const nn::Segment& segment : batch.rows.segments) {
+    const int32_t slot = segment.slot;
     // Every pass has a mask of its own.
-    if (slot >= 0 && batch.owners.key[s] != 0 && pool_.at(slot).config().dropout > 0) return false;
+    if (slot >= 0 && segment.key != 0 && pool_.at(slot).config().dropout > 0) return false;
   }
   const int64_t limit = decoder_.activation_limit();
   return limit == 0 || decoder_.activation_bytes(batch) <= limit;
@@ -79,15 +78,16 @@ bool TrainGraphs::can_record(const model::Batch& batch) const {
 std::shared_ptr<TrainGraphs::Pass> TrainGraphs::find(const model::Batch& batch) {
   if (!can_record(batch)) return nullptr;
   const auto same = std::ranges::find_if(passes_, [&](const auto& pass) {
-    return pass->packing.cu_seqlens == batch.packing.cu_seqlens &&
-           pass->owners.slot == batch.owners.slot &&
-           pass->packing.position_ids.equal(batch.packing.position_ids);
+    return pass->rows.cu_seqlens == batch.rows.cu_seqlens &&
+           std::ranges::equal(pass->rows.segments, batch.rows.segments, {}, &nn::Segment::slot,
+                              &nn::Segment::slot) &&
+           pass->rows.position_ids.equal(batch.rows.position_ids);
   });
   if (same == passes_.end()) {
     if (passes_.size() == most_) passes_.erase(passes_.begin());
-    auto pass = std::make_shared<Pass>(Pass{.packing = batch.packing, .owners = batch.owners});
-    for (const int32_t slot : batch.owners.slot) {
-      if (slot >= 0) pass->adapters[slot] = pool_.at(slot).recorded_copy();
+    auto pass = std::make_shared<Pass>(Pass{.rows = batch.rows});
+    for (const nn::Segment& segment : batch.rows.segments) {
+      if (segment.slot >= 0) pass->adapters[segment.slot] = pool_.at(segment.slot).recorded_copy();
     }
     passes_.push_back(std::move(pass));
   } else {
@@ -116,7 +116,7 @@ void TrainGraphs::backward(model::Tape& tape, const at::Tensor& dhidden) {
     if (pass && pass->times > 1) record(*pass, dhidden);
     return;
   }
-  if (!all_learn(tape.batch.owners)) {
+  if (!all_learn(tape.batch.rows)) {
     // Not any more: a backward of its own, for which a replayed forward leaves nothing.
     decoder_.forward_train(tape);
     return decoder_.backward(tape, dhidden);
@@ -150,12 +150,11 @@ std::unique_ptr<TrainGraphs::Recorded> TrainGraphs::recorded(const Pass& pass,
                                                              const at::Tensor& dhidden) {
   auto out = std::make_unique<Recorded>();
   model::Batch& batch = out->tape.batch;
-  batch.packing = pass.packing;
-  batch.owners = pass.owners;
+  batch.rows = pass.rows;
   out->bytes = decoder_.activation_bytes(batch);
   if (!make_room(out->bytes)) return nullptr;
-  batch.packing.position_ids = pass.packing.position_ids.to(decoder_.device(), at::kLong);
-  batch.input_ids = at::zeros_like(batch.packing.position_ids);
+  batch.rows.position_ids = pass.rows.position_ids.to(decoder_.device(), at::kLong);
+  batch.input_ids = at::zeros_like(batch.rows.position_ids);
   out->dhidden = at::zeros_like(dhidden);
   for (const auto& [slot, weights] : pass.adapters) {
     auto& recorded_copy = out->recorded_copies[slot] = weights->recorded_copy();

@@ -10,6 +10,7 @@
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::lora {
 namespace {
@@ -64,16 +65,12 @@ struct Model {
     const at::NoGradGuard no_grad;
     model::Tape tape;
     model::Batch& batch = tape.batch;
-    batch.packing = nn::pack(lengths);
-    batch.input_ids = (at::arange(batch.packing.num_tokens()) * 7 + num_passes_++) % 131;
-    for (const int32_t slot : slots) {
-      batch.owners.slot.push_back(slot);
-      batch.owners.key.push_back(++key);
-      batch.owners.learn.push_back(1);
-    }
+    batch.rows = nn::pack(lengths);
+    batch.input_ids = (at::arange(batch.rows.num_tokens()) * 7 + num_passes_++) % 131;
+    for (size_t s = 0; s < slots.size(); ++s) batch.rows.segments[s] = {slots[s], ++key, true};
     const at::Tensor hidden = graphs.forward(tape);
     std::vector<at::Tensor> out{hidden.cpu()};
-    if (!learn) batch.owners.learn[0] = 0;
+    if (!learn) batch.rows.segments[0].learn = false;
     graphs.backward(tape, hidden.cos());
     for (const int32_t slot : std::set<int32_t>(slots.begin(), slots.end())) {
       for (const Factors& f : pool.at(slot).factors()) {
@@ -198,8 +195,7 @@ TEST_P(TrainGraphsOnDevice, DropoutAndBaseWeightsThatLearnAreNotRecorded) {
 
 TEST_P(TrainGraphsOnDevice, RecordingsStayTogetherWithinTheLimitOfActivations) {
   model::Batch batch;
-  batch.packing = nn::pack(Lengths{2, 1});
-  batch.owners = {{0, 1}, {0, 0}, {1, 1}};
+  batch.rows = nn::rows_of({2, 1}, {0, 1}, {0, 0}, {1, 1});
   const int64_t bytes = with_->decoder.activation_bytes(batch);
   both([&](Model& m) { m.decoder.limit_activations(bytes - 1); });
   EXPECT_EQ(replays(3, {2, 1}, {0, 1}), 0) << "its layers are computed again";

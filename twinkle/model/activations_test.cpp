@@ -18,11 +18,9 @@ JsonObject four_layers(const std::string& family) {
 }
 
 Batch batch_of(const std::vector<int64_t>& lengths) {
-  Batch batch{.input_ids = {},
-              .packing = nn::pack(lengths),
-              .owners = nn::Owners::nobody(std::ssize(lengths))};
-  batch.input_ids = at::arange(batch.packing.num_tokens(), at::kLong).mul_(37).remainder_(131);
-  batch.owners.learn.assign(lengths.size(), 1);
+  Batch batch{.input_ids = {}, .rows = nn::pack(lengths)};
+  batch.input_ids = at::arange(batch.rows.num_tokens(), at::kLong).mul_(37).remainder_(131);
+  for (nn::Segment& segment : batch.rows.segments) segment.learn = true;
   return batch;
 }
 
@@ -36,7 +34,7 @@ class Activations : public testing::TestWithParam<Case> {
         decoder_(read_spec(config_), Checkpoint::open(directory_.path()), std::get<1>(GetParam())) {
     const Batch inputs_alone = batch_of(lengths_);
     const int64_t row = 48 * static_cast<int64_t>(at::elementSize(decoder_.dtype()));
-    inputs_ = 6 * row * inputs_alone.packing.num_tokens();
+    inputs_ = 6 * row * inputs_alone.rows.num_tokens();
   }
 
   // Hidden states and all gradients under a limit; what the tape held in between.

@@ -151,8 +151,8 @@ at::Tensor Decoder::embed(const Batch& batch) const {
 
 void Decoder::grow_rope(const Batch& batch) {
   // A model may allow a million positions; the table holds what has been asked for.
-  if (!batch.packing.position_ids.is_cpu()) return;  // reserve_positions' business
-  const int64_t needed = batch.packing.position_ids.max().item<int64_t>() + 1;
+  if (!batch.rows.position_ids.is_cpu()) return;  // reserve_positions' business
+  const int64_t needed = batch.rows.position_ids.max().item<int64_t>() + 1;
   reserve_positions(needed);
 }
 
@@ -166,43 +166,42 @@ void Decoder::reserve_positions(int64_t needed) {
 // The host has looked at the batch by then.
 void Decoder::to_device(Batch& batch) const {
   batch.input_ids = batch.input_ids.to(device_);
-  batch.packing.position_ids = batch.packing.position_ids.to(device_, at::kLong);
+  batch.rows.position_ids = batch.rows.position_ids.to(device_, at::kLong);
 }
 
 at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch) {
   const Layer& layer = layers_[index];
   const int64_t tokens = x.size(0), head_dim = spec_.attention.head_dim;
   const auto project = [&](const nn::Linear& w) {
-    return nn::linear(x, w, batch.packing, batch.owners).view({tokens, -1, head_dim});
+    return nn::linear(x, w, batch.rows).view({tokens, -1, head_dim});
   };
   at::Tensor q = project(layer.q), k = project(layer.k);
   const at::Tensor v = project(layer.v);
   prefetch(layer.o);
   if (layer.q_norm.weight.defined()) {
-    q = nn::rms_norm(q, layer.q_norm, batch.packing, batch.owners);
-    k = nn::rms_norm(k, layer.k_norm, batch.packing, batch.owners);
+    q = nn::rms_norm(q, layer.q_norm, batch.rows);
+    k = nn::rms_norm(k, layer.k_norm, batch.rows);
   }
-  std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.packing.position_ids);
+  std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.rows.position_ids);
   const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window,
                                      head_.exact};
-  const at::Tensor mixed = batch.kv ? batch.kv->attend(index, q, k, v, batch.packing, options)
-                                    : nn::attention(q, k, v, batch.packing, options);
-  return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.packing, batch.owners);
+  const at::Tensor mixed = batch.kv ? batch.kv->attend(index, q, k, v, batch.rows, options)
+                                    : nn::attention(q, k, v, batch.rows, options);
+  return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.rows);
 }
 
 Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at::Tensor& normed_x,
                                      const Batch& batch) {
   const Layer& layer = layers_[index];
   const auto apply = [&](const at::Tensor& in, const nn::Linear& w) {
-    return nn::linear(in, w, batch.packing, batch.owners);
+    return nn::linear(in, w, batch.rows);
   };
   const at::Tensor mixed = attend(index, normed_x, batch);
   prefetch(layer.gate);
-  const auto [middle, normed] =
-      nn::add_rms_norm(x, mixed, layer.post_norm, batch.packing, batch.owners);
+  const auto [middle, normed] = nn::add_rms_norm(x, mixed, layer.post_norm, batch.rows);
   const at::Tensor gate = apply(normed, layer.gate), up = apply(normed, layer.up);
   prefetch(layer.down);
-  const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.packing, batch.owners);
+  const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.rows);
   prefetch(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
   return {middle, out};
 }
@@ -221,11 +220,11 @@ at::Tensor Decoder::forward(const Batch& from) {
     const auto norm_of = [&](size_t i) -> const nn::RmsNorm& {
       return i < layers_.size() ? layers_[i].input_norm : final_norm_;
     };
-    at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.packing, batch.owners);
+    at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.rows);
     for (size_t i = 0; i < layers_.size(); ++i) {
       go_on(batch);
       const auto [middle, out] = run_layer(i, x, normed, batch);
-      auto next = nn::add_rms_norm(middle, out, norm_of(i + 1), batch.packing, batch.owners);
+      auto next = nn::add_rms_norm(middle, out, norm_of(i + 1), batch.rows);
       x = std::move(next.sum), normed = std::move(next.normed);
     }
     x = normed;
@@ -239,9 +238,7 @@ at::Tensor Decoder::forward(const Batch& from) {
 }
 
 at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {
-  const auto norm = [&](const nn::RmsNorm& n) {
-    return nn::rms_norm(x, n, batch.packing, batch.owners);
-  };
+  const auto norm = [&](const nn::RmsNorm& n) { return nn::rms_norm(x, n, batch.rows); };
   if (index == layers_.size()) return norm(final_norm_);
   const auto [middle, out] = run_layer(index, x, norm(layers_[index].input_norm), batch);
   return middle + out;
@@ -255,7 +252,7 @@ int64_t Decoder::activation_bytes(const Batch& batch) const {
 
 int64_t Decoder::input_bytes(const Batch& batch) const {
   const int64_t row = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_));
-  return (spec_.num_layers + 2) * row * batch.packing.num_tokens();  // and the last one's output
+  return (spec_.num_layers + 2) * row * batch.rows.num_tokens();  // and the last one's output
 }
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
@@ -270,9 +267,9 @@ int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   if (l.gate.needs_input() || l.up.needs_input()) row += d;
   const int64_t size = static_cast<int64_t>(at::elementSize(dtype_));
   const int64_t sums = std::max<int64_t>(size, 4) * a.num_heads;  // attention's log-sum-exp
-  int64_t bytes = (row * size + sums) * batch.packing.num_tokens();
+  int64_t bytes = (row * size + sums) * batch.rows.num_tokens();
   for (const nn::Linear* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
-    if (w->delta) bytes += w->delta->saved_bytes(batch.packing, batch.owners);
+    if (w->delta) bytes += w->delta->saved_bytes(batch.rows);
   }
   return bytes;
 }
@@ -330,10 +327,10 @@ void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
   std::optional<kernels::Deterministic> in_order;
   if (!device_.is_cpu() && head_.exact) in_order.emplace();
   at::Tensor& sum = embedding_grad_->buffer(embedding_);
-  for (int64_t s = 0; s < batch.packing.num_sequences(); ++s) {
-    if (!batch.owners.learn[static_cast<size_t>(s)]) continue;
-    const int64_t begin = batch.packing.cu_seqlens[static_cast<size_t>(s)];
-    const int64_t end = batch.packing.cu_seqlens[static_cast<size_t>(s) + 1];
+  for (int64_t s = 0; s < batch.rows.num_segments(); ++s) {
+    if (!batch.rows.segments[static_cast<size_t>(s)].learn) continue;
+    const int64_t begin = batch.rows.cu_seqlens[static_cast<size_t>(s)];
+    const int64_t end = batch.rows.cu_seqlens[static_cast<size_t>(s) + 1];
     sum.index_add_(0, batch.input_ids.slice(0, begin, end),
                    dx.slice(0, begin, end).to(sum.scalar_type()));
   }

@@ -16,9 +16,9 @@
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/nn/attention/attention.h"
-#include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/nn/norm.h"
+#include "twinkle/nn/rows.h"
 
 namespace twinkle::model {
 
@@ -26,8 +26,7 @@ class KvCache;  // kv_cache.h
 
 struct Batch {
   at::Tensor input_ids;  // [T] int64
-  nn::Packing packing;
-  nn::Owners owners;
+  nn::Rows rows;
   KvCache* kv =
       nullptr;  // not owned; for sampling: keys and values are appended and the past is attended to
   // Not owned. Once it is true, the next layer is not begun: Stopped is thrown.

@@ -33,10 +33,8 @@ Batch pack_ids(const Ids& ids, bool learn = true) {
     all.insert(all.end(), sequence.begin(), sequence.end());
     lengths.push_back(std::ssize(sequence));
   }
-  Batch batch{.input_ids = at::tensor(all, at::kLong),
-              .packing = nn::pack(lengths),
-              .owners = nn::Owners::nobody(std::ssize(ids))};
-  batch.owners.learn.assign(ids.size(), learn);
+  Batch batch{.input_ids = at::tensor(all, at::kLong), .rows = nn::pack(lengths)};
+  for (nn::Segment& segment : batch.rows.segments) segment.learn = learn;
   return batch;
 }
 
@@ -211,12 +209,13 @@ TEST(Decoder, GradientsAddUpUntilTheyAreZeroed) {
   for (const at::Tensor& g : m.decoder.grads()) EXPECT_FALSE(g.defined());
 }
 
-// A norm does not ask owners: the engine passes zeros in the rows of those that do not learn.
+// A norm does not ask whose rows they are: the engine passes zeros in the rows of those that do not
+// learn.
 TEST(Decoder, MatricesLearnFromLearningSequencesAlone) {
   Model m(tiny_config());
   m.decoder.train_all();
   Batch second = pack_ids(draw({5, 3}));
-  second.owners.learn[1] = 0;
+  second.rows.segments[1].learn = 0;
   std::vector<at::Tensor> kept;
   for (const at::Tensor& g : grads_of(m.decoder, second)) kept.push_back(g.clone());
   m.decoder.zero_grads();
@@ -290,7 +289,7 @@ TEST(Decoder, PositionsGrowTheRopeTableUpToTheModelsLimit) {
   Model m(config, at::kFloat);
   const auto last = [&](int64_t position) {
     Batch batch = pack_ids({{1, 2}});
-    batch.packing.position_ids = at::tensor({position - 1, position}, at::kLong);
+    batch.rows.position_ids = at::tensor({position - 1, position}, at::kLong);
     return m.decoder.forward(batch);
   };
   const at::Tensor low = last(100), high = last(5999);

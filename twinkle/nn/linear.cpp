@@ -20,37 +20,26 @@ const T* pointer(AutogradContext* ctx, const char* name) {
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Linear* w,
-                            const Packing* packing, const Owners* owners) {
+                            const Rows* rows) {
     if (w->needs_input()) ctx->save_for_backward({x});
-    return linear_forward(ctx, x, *w, *packing, *owners);
+    return linear_forward(ctx, x, *w, *rows);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor x = saved.empty() ? at::Tensor() : saved[0];
-    return {linear_backward(ctx, grads[0], x, ctx->needs_input_grad(0)), {}, {}, {}};
+    return {linear_backward(ctx, grads[0], x, ctx->needs_input_grad(0)), {}, {}};
   }
 };
 
 }  // namespace
 
-Owners Owners::nobody(int64_t num_sequences) {
-  const auto n = static_cast<size_t>(num_sequences);
-  return {std::vector<int32_t>(n, -1), std::vector<uint64_t>(n, 0), std::vector<uint8_t>(n, 0)};
-}
-
-Owners Owners::of_slot(int32_t slot) { return {{slot}, {0}, {0}}; }
-
-Owners Owners::only(size_t sequence) const {
-  return {{slot[sequence]}, {key[sequence]}, {learn[sequence]}};
-}
-
 at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linear& w,
-                          const Packing& packing, const Owners& owners) {
+                          const Rows& rows) {
   at::Tensor y = product(x, w);
   c10::List<at::Tensor> saved;
   if (w.delta) {
-    for (at::Tensor& t : w.delta->forward(x, packing, owners, y)) saved.push_back(std::move(t));
+    for (at::Tensor& t : w.delta->forward(x, rows, y)) saved.push_back(std::move(t));
   }
   ctx->saved_data["saved"] = saved;
   ctx->saved_data["weight"] = w.weight;
@@ -60,16 +49,14 @@ at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linea
   ctx->saved_data["delta"] = reinterpret_cast<int64_t>(w.delta);
   ctx->saved_data["weight_grad"] = reinterpret_cast<int64_t>(w.weight_grad);
   ctx->saved_data["bias_grad"] = reinterpret_cast<int64_t>(w.bias_grad);
-  ctx->saved_data["packing"] = reinterpret_cast<int64_t>(&packing);
-  ctx->saved_data["owners"] = reinterpret_cast<int64_t>(&owners);
+  ctx->saved_data["rows"] = reinterpret_cast<int64_t>(&rows);
   return y;
 }
 
 at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
                            bool needs_dx) {
   const at::Tensor dy = grad.contiguous();
-  const auto* packing = pointer<Packing>(ctx, "packing");
-  const auto* owners = pointer<Owners>(ctx, "owners");
+  const auto* rows = pointer<Rows>(ctx, "rows");
   auto* delta = const_cast<Delta*>(pointer<Delta>(ctx, "delta"));
   auto* weight_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "weight_grad"));
   auto* bias_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "bias_grad"));
@@ -77,16 +64,14 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
   at::Tensor dx;
   if (needs_dx) dx = transposed_product(dy, weight, ctx->saved_data.at("exact").toBool());
   if (delta) {
-    delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *packing, *owners, dx);
+    delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *rows, dx);
   }
-  if (weight_grad) add_weight_grad(dy, x, weight, *packing, *owners, *weight_grad);
+  if (weight_grad) add_weight_grad(dy, x, weight, *rows, *weight_grad);
   if (bias_grad) {
     at::Tensor& sum = bias_grad->buffer(weight.select(1, 0));
-    for (int64_t s = 0; s < packing->num_sequences(); ++s) {
-      if (!owners->learn[s]) continue;
-      sum += dy.slice(0, packing->cu_seqlens[s], packing->cu_seqlens[s + 1])
-                 .to(sum.scalar_type())
-                 .sum(0);
+    for (int64_t s = 0; s < rows->num_segments(); ++s) {
+      if (!rows->segments[s].learn) continue;
+      sum += dy.slice(0, rows->cu_seqlens[s], rows->cu_seqlens[s + 1]).to(sum.scalar_type()).sum(0);
     }
   }
   return dx;
@@ -101,20 +86,19 @@ at::Tensor transposed_product(const at::Tensor& dy, const at::Tensor& weight, bo
 }
 
 void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                     const Packing& packing, const Owners& owners, WeightGrad& grad) {
+                     const Rows& rows, WeightGrad& grad) {
   at::Tensor& sum = grad.buffer(weight);
-  for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-    if (!owners.learn[s]) continue;
-    const int64_t begin = packing.cu_seqlens[s], end = packing.cu_seqlens[s + 1];
+  for (int64_t s = 0; s < rows.num_segments(); ++s) {
+    if (!rows.segments[s].learn) continue;
+    const int64_t begin = rows.cu_seqlens[s], end = rows.cu_seqlens[s + 1];
     add_thread_invariant_product(sum, dy.slice(0, begin, end).t(), x.slice(0, begin, end));
   }
 }
 
-at::Tensor linear(const at::Tensor& x, const Linear& w, const Packing& packing,
-                  const Owners& owners) {
-  if (at::GradMode::is_enabled()) return LinearFunction::apply(x, &w, &packing, &owners);
+at::Tensor linear(const at::Tensor& x, const Linear& w, const Rows& rows) {
+  if (at::GradMode::is_enabled()) return LinearFunction::apply(x, &w, &rows);
   at::Tensor y = product(x, w);
-  if (w.delta) w.delta->forward(x, packing, owners, y);
+  if (w.delta) w.delta->forward(x, rows, y);
   return y;
 }
 

@@ -9,7 +9,7 @@ namespace twinkle::nn {
 
 // As linear(); nothing is differentiated by autograd.
 at::Tensor linear_forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_TI,
-                          const Linear& w, const Packing& packing, const Owners& owners);
+                          const Linear& w, const Rows& rows);
 
 // d loss / d x, undefined unless it is needed; adds to the gradient buffers. `x` is read only when
 // the forward's Linear needs_input().

@@ -5,39 +5,39 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "twinkle/kernels/finite_difference_for_test.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
 namespace {
 
 // Adds 2 x[:, :1] to every column of sequences whose slot is not -1.
 struct Doubler : Delta {
-  std::vector<at::Tensor> forward(const at::Tensor& x, const Packing& packing, const Owners& owners,
-                                  at::Tensor& y) override {
-    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-      const int64_t a = packing.cu_seqlens[s], b = packing.cu_seqlens[s + 1];
-      if (owners.slot[s] >= 0) y.slice(0, a, b) += 2 * x.slice(0, a, b).narrow(1, 0, 1);
+  std::vector<at::Tensor> forward(const at::Tensor& x, const Rows& rows, at::Tensor& y) override {
+    for (int64_t s = 0; s < rows.num_segments(); ++s) {
+      const int64_t a = rows.cu_seqlens[s], b = rows.cu_seqlens[s + 1];
+      if (rows.segments[s].slot >= 0) y.slice(0, a, b) += 2 * x.slice(0, a, b).narrow(1, 0, 1);
     }
     return {x};
   }
   void backward(const at::Tensor& dy, const at::Tensor&, const std::vector<at::Tensor>& saved,
-                const Packing& packing, const Owners& owners, at::Tensor& dx) override {
+                const Rows& rows, at::Tensor& dx) override {
     EXPECT_EQ(saved.size(), 1u);
-    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-      const int64_t a = packing.cu_seqlens[s], b = packing.cu_seqlens[s + 1];
-      if (owners.slot[s] >= 0) dx.slice(0, a, b).select(1, 0) += 2 * dy.slice(0, a, b).sum(1);
+    for (int64_t s = 0; s < rows.num_segments(); ++s) {
+      const int64_t a = rows.cu_seqlens[s], b = rows.cu_seqlens[s + 1];
+      if (rows.segments[s].slot >= 0)
+        dx.slice(0, a, b).select(1, 0) += 2 * dy.slice(0, a, b).sum(1);
     }
   }
 };
 
 TEST(Linear, GivesDeltaAndWeightGradientsThatEqualPlainAutograd) {
   at::manual_seed(1);
-  const Packing packing = pack(std::vector<int64_t>{3, 4});
-  const Owners owners{{-1, 0}, {0, 0}, {1, 1}};
+  const Rows rows = rows_of({3, 4}, {-1, 0}, {0, 0}, {1, 1});
   Doubler doubler;
   WeightGrad dw, db;
   Linear w{at::randn({5, 6}, at::kDouble), at::randn({5}, at::kDouble), &dw, &db, &doubler};
   auto x = at::randn({7, 6}, at::kDouble).requires_grad_(true), g = at::randn({7, 5}, at::kDouble);
-  const auto dx = torch::autograd::grad({linear(x, w, packing, owners)}, {x}, {g})[0];
+  const auto dx = torch::autograd::grad({linear(x, w, rows)}, {x}, {g})[0];
 
   auto x2 = x.detach().requires_grad_(true), w2 = w.weight.clone().requires_grad_(true),
        b2 = w.bias.clone().requires_grad_(true);
@@ -52,13 +52,12 @@ TEST(Linear, GivesDeltaAndWeightGradientsThatEqualPlainAutograd) {
 
 TEST(Linear, HasTheGradientsOfFiniteDifferences) {
   at::manual_seed(2);
-  const Packing packing = pack(std::vector<int64_t>{3, 4});
-  const Owners owners{{-1, 0}, {0, 0}, {1, 1}};
+  const Rows rows = rows_of({3, 4}, {-1, 0}, {0, 0}, {1, 1});
   Doubler doubler;
   WeightGrad dw, db;
   Linear w{at::randn({5, 6}, at::kDouble), at::randn({5}, at::kDouble), &dw, &db, &doubler};
   const at::Tensor x = kernels::leaf({7, 6}), by = at::randn({7, 5}, at::kDouble);
-  const auto value = [&] { return (linear(x, w, packing, owners) * by).sum(); };
+  const auto value = [&] { return (linear(x, w, rows) * by).sum(); };
   const auto dx = torch::autograd::grad({value()}, {x})[0];
   const auto near = [&](const at::Tensor& ours, const at::Tensor& of) {
     EXPECT_LT((ours - kernels::finite_difference(value, of)).abs().max().item<double>(), 1e-7);
@@ -69,12 +68,11 @@ TEST(Linear, HasTheGradientsOfFiniteDifferences) {
 }
 
 TEST(Linear, AddsNoGradientForSequencesThatDoNotLearn) {
-  const Packing packing = pack(std::vector<int64_t>{2, 2});
-  const Owners owners{{-1, -1}, {0, 0}, {0, 1}};
+  const Rows rows = rows_of({2, 2}, {-1, -1}, {0, 0}, {0, 1});
   WeightGrad dw;
   const Linear w{at::ones({1, 1}), {}, &dw, nullptr, nullptr};
   auto x = at::ones({4, 1}).requires_grad_(true);
-  torch::autograd::grad({linear(x, w, packing, owners)}, {x}, {at::ones({4, 1})});
+  torch::autograd::grad({linear(x, w, rows)}, {x}, {at::ones({4, 1})});
   EXPECT_EQ(dw.sum.item<float>(), 2.0f);
 }
 

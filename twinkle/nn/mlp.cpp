@@ -11,10 +11,10 @@ using torch::autograd::variable_list;
 
 struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up,
-                            const Linear* down, const Packing* packing, const Owners* owners) {
+                            const Linear* down, const Rows* rows) {
     ctx->save_for_backward({gate, up});
     ctx->saved_data["needs_input"] = down->needs_input();
-    return linear_forward(ctx, kernels::swiglu(gate, up), *down, *packing, *owners);
+    return linear_forward(ctx, kernels::swiglu(gate, up), *down, *rows);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -25,21 +25,21 @@ struct SwigluLinear : torch::autograd::Function<SwigluLinear> {
     at::Tensor x;
     if (ctx->saved_data["needs_input"].toBool()) x = kernels::swiglu(gate, up);
     const at::Tensor dx = linear_backward(ctx, grads[0], x, needs_gate || needs_up);
-    if (!dx.defined()) return {{}, {}, {}, {}, {}};
+    if (!dx.defined()) return {{}, {}, {}, {}};
     const Needs needs = needs_gate && needs_up ? Needs::kBoth
                         : needs_gate           ? Needs::kGate
                                                : Needs::kUp;
     auto out = kernels::swiglu_backward(dx, gate, up, needs);
-    return {std::move(out.gate), std::move(out.up), {}, {}, {}};
+    return {std::move(out.gate), std::move(out.up), {}, {}};
   }
 };
 
 }  // namespace
 
 at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const Linear& down,
-                         const Packing& packing, const Owners& owners) {
-  if (!at::GradMode::is_enabled()) return linear(kernels::swiglu(gate, up), down, packing, owners);
-  return SwigluLinear::apply(gate, up, &down, &packing, &owners);
+                         const Rows& rows) {
+  if (!at::GradMode::is_enabled()) return linear(kernels::swiglu(gate, up), down, rows);
+  return SwigluLinear::apply(gate, up, &down, &rows);
 }
 
 }  // namespace twinkle::nn

@@ -9,8 +9,8 @@
 namespace twinkle::nn {
 
 // gate and up [T, F] of the weight's dtype, down [D, F] to [T, D]. The activation's arithmetic is
-// float32 (float64 for float64). `packing` and `owners` must outlive the backward pass.
+// float32 (float64 for float64). `rows` must outlive the backward pass.
 at::Tensor swiglu_linear(const at::Tensor& gate_TF, const at::Tensor& up_TF, const Linear& down,
-                         const Packing& packing, const Owners& owners);
+                         const Rows& rows);
 
 }  // namespace twinkle::nn

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/kernels/finite_difference_for_test.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -11,13 +12,12 @@ namespace {
 // Keeps what the linear hands its adapter as input in forward and in backward.
 struct Witness : Delta {
   at::Tensor forward_x, backward_x;
-  std::vector<at::Tensor> forward(const at::Tensor& x, const Packing&, const Owners&,
-                                  at::Tensor&) override {
+  std::vector<at::Tensor> forward(const at::Tensor& x, const Rows&, at::Tensor&) override {
     forward_x = x.clone();
     return {};
   }
-  void backward(const at::Tensor&, const at::Tensor& x, const std::vector<at::Tensor>&,
-                const Packing&, const Owners&, at::Tensor&) override {
+  void backward(const at::Tensor&, const at::Tensor& x, const std::vector<at::Tensor>&, const Rows&,
+                at::Tensor&) override {
     backward_x = x.clone();
   }
 };
@@ -25,10 +25,9 @@ struct Witness : Delta {
 class SwigluLinearTest : public testing::Test {
  protected:
   at::Tensor run(const at::Tensor& gate, const at::Tensor& up, const Linear& down) const {
-    return swiglu_linear(gate, up, down, packing_, owners_);
+    return swiglu_linear(gate, up, down, rows_);
   }
-  const Packing packing_ = pack(std::vector<int64_t>{2, 3});
-  const Owners owners_ = {{-1, -1}, {0, 0}, {1, 1}};
+  const Rows rows_ = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
 };
 
 TEST_F(SwigluLinearTest, gradients_equal_finite_differences) {

@@ -1,13 +1,13 @@
 // Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dim (Zhang and
 // Sennrich 2019, eq. 4). Differentiable in x through autograd; the weight's gradient goes to
 // `grad`, per sequence. T tokens, D width. Stateless; any thread. Error kInvalid: an x whose first
-// dim is not the packing's tokens, and those of kernels/rms_norm.h.
+// dim is not the rows' number, and those of kernels/rms_norm.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/kernels/rms_norm.h"
-#include "twinkle/nn/attention/packing.h"
 #include "twinkle/nn/linear.h"
+#include "twinkle/nn/rows.h"
 #include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {
@@ -19,13 +19,12 @@ struct RmsNorm {
 };
 
 // x [T, D], or [T, heads, D] for a norm of each head; bf16, float32 or float64, the sums in float32
-// (float64). `packing` gives the sequences over which a trained weight's gradient is summed,
-// `owners` those that learn; of a trained weight both must outlive the backward pass.
-at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Packing& packing,
-                    const Owners& owners);
+// (float64). A trained weight's gradient is summed over each segment of `rows` that
+// learns; for it `rows` must outlive the backward pass.
+at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Rows& rows);
 
 // x + delta, and its rms_norm; differentiable in both.
 kernels::AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const RmsNorm& norm,
-                                const Packing& packing, const Owners& owners);
+                                const Rows& rows);
 
 }  // namespace twinkle::nn

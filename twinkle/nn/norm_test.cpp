@@ -5,16 +5,16 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/finite_difference_for_test.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
 namespace {
 
-const Packing kPacking = pack(std::vector<int64_t>{2, 3});
-const Owners kOwners{{-1, -1}, {0, 0}, {1, 1}};  // both learn
+const Rows kRows = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});  // both learn
 
 TEST(RmsNorm, rows_have_unit_mean_square) {
   const RmsNorm norm{.weight = at::ones({8}), .eps = 0};
-  const auto y = rms_norm(at::randn({5, 8}), norm, kPacking, kOwners);
+  const auto y = rms_norm(at::randn({5, 8}), norm, kRows);
   EXPECT_TRUE(at::allclose(y.square().mean(-1), at::ones({5}), 1e-5, 1e-5));
 }
 
@@ -24,7 +24,7 @@ TEST(RmsNorm, gradients_equal_finite_differences) {
   WeightGrad grad;
   RmsNorm norm{.weight = weight, .eps = 1e-3, .grad = &grad};
   const auto weights = at::randn({5, 3, 10}, at::kDouble);
-  const auto value = [&] { return (rms_norm(x, norm, kPacking, kOwners) * weights).sum(); };
+  const auto value = [&] { return (rms_norm(x, norm, kRows) * weights).sum(); };
   value().backward();
   EXPECT_TRUE(at::allclose(x.grad(), kernels::finite_difference(value, x.detach()), 1e-6, 1e-7));
   EXPECT_TRUE(at::allclose(grad.sum, kernels::finite_difference(value, weight), 1e-6, 1e-7));
@@ -35,25 +35,25 @@ TEST(RmsNorm, a_second_backward_adds_to_the_weights_sum_and_a_frozen_weight_has_
   const auto x = at::randn({5, 8}).to(at::kBFloat16).requires_grad_();
   WeightGrad grad;
   const RmsNorm norm{.weight = at::ones({8}, at::kBFloat16), .eps = 1e-5, .grad = &grad};
-  rms_norm(x, norm, kPacking, kOwners).sum().backward();
+  rms_norm(x, norm, kRows).sum().backward();
   const auto once = grad.sum.clone();
-  rms_norm(x, norm, kPacking, kOwners).sum().backward();
+  rms_norm(x, norm, kRows).sum().backward();
   EXPECT_EQ(grad.sum.scalar_type(), at::kFloat);
   EXPECT_TRUE(at::allclose(grad.sum, 2 * once));
   const auto before = grad.sum.clone();
-  rms_norm(x, RmsNorm{.weight = norm.weight}, kPacking, kOwners).sum().backward();
+  rms_norm(x, RmsNorm{.weight = norm.weight}, kRows).sum().backward();
   EXPECT_TRUE(at::equal(grad.sum, before));
 }
 
 TEST(RmsNorm, only_learning_sequences_add_to_the_weights_sum) {
-  const Packing packing = pack(std::vector<int64_t>{2, 3, 1, 4});
+  const Rows rows = pack(std::vector<int64_t>{2, 3, 1, 4});
   const auto x = at::randn({10, 8}), weights = at::randn({10, 8});
   const auto grad_of = [&](const std::vector<uint8_t>& learn, const at::Tensor& loss_weights) {
     WeightGrad grad;
     const RmsNorm norm{.weight = at::ones({8}), .grad = &grad};
-    const Owners owners{std::vector<int32_t>(4, -1), std::vector<uint64_t>(4, 0), learn};
+    const Rows rows = rows_of({2, 3, 1, 4}, {-1, -1, -1, -1}, {0, 0, 0, 0}, learn);
     const auto in = x.clone().requires_grad_();
-    (rms_norm(in, norm, packing, owners) * loss_weights).sum().backward();
+    (rms_norm(in, norm, rows) * loss_weights).sum().backward();
     return std::pair(grad.sum, in.grad());
   };
   // A gradient that is no number, where nobody learns, must not get into the sum.
@@ -76,13 +76,12 @@ TEST(RmsNorm, bf16_is_no_farther_from_the_truth_than_the_plain_formula_in_bf16) 
   const auto truth = wide * formula(wide) * w.to(at::kDouble);
   const auto f32 = x.to(at::kFloat);
   const auto plain = w * (f32 * formula(f32)).to(at::kBFloat16);
-  const auto ours = rms_norm(x, RmsNorm{.weight = w}, kPacking, kOwners);
+  const auto ours = rms_norm(x, RmsNorm{.weight = w}, kRows);
   EXPECT_LE((ours - truth).norm().item<double>(), (plain - truth).norm().item<double>());
 }
 
-TEST(RmsNorm, a_packing_of_another_length_is_an_error) {
-  EXPECT_THROW(rms_norm(at::ones({4, 8}), RmsNorm{.weight = at::ones({8})}, kPacking, kOwners),
-               Error);
+TEST(RmsNorm, rows_of_another_number_is_an_error) {
+  EXPECT_THROW(rms_norm(at::ones({4, 8}), RmsNorm{.weight = at::ones({8})}, kRows), Error);
 }
 
 }  // namespace

@@ -41,11 +41,8 @@ std::shared_ptr<DecodeGraphs::Step> DecodeGraphs::make(const Key& key) const {
                 at::arange(rows, at::kLong).to(decoder_.device()), step->numbers.select(0, 1)};
   model::Batch& batch = step->batch;
   batch.input_ids = step->numbers.select(0, 0);
-  batch.packing.position_ids = step->numbers.select(0, 1);
-  for (int64_t row = 0; row <= rows; ++row) batch.packing.cu_seqlens.push_back(row);
-  batch.owners = nn::Owners::nobody(rows);
-  for (int64_t row = 0; row < rows; ++row)
-    batch.owners.slot[static_cast<size_t>(row)] = key.owners[static_cast<size_t>(row)].first;
+  batch.rows.position_ids = step->numbers.select(0, 1);
+  for (const auto& [slot, version] : key.owners) batch.rows.add(1, {.slot = slot});
   batch.kv = &cache_;
   return step;
 }
@@ -82,8 +79,7 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
   fill(*mine, key, batch);
   const auto run = [this, at = mine.get()] {
     cache_.start(at->rows);
-    at->logits = nn::linear(decoder_.forward(at->batch), decoder_.head(), at->batch.packing,
-                            at->batch.owners);
+    at->logits = nn::linear(decoder_.forward(at->batch), decoder_.head(), at->batch.rows);
   };
   const bool again = mine->logits.defined();
   if (!mine->graph) run();

@@ -11,7 +11,7 @@ namespace twinkle::sampler {
 struct Request {
   std::vector<int32_t> prompt;  // at least one token, 0 <= id < vocabulary
   SamplingParams params;
-  int32_t slot = -1;     // adapter of every token, as in nn::Owners; -1: the base model
+  int32_t slot = -1;     // adapter of every token, as in nn::Segment; -1: the base model
   uint64_t version = 0;  // names the weights, base and adapter: requests that give the same number
                          // share the pages of equal beginnings, now and later, so the caller never
                          // gives one number to two states of the weights. 0: nothing is shared

@@ -27,17 +27,14 @@ inline std::vector<float> trainer_logprobs(model::Decoder& decoder,
   model::Batch batch;
   const int64_t length[] = {std::ssize(tokens) - 1};
   batch.input_ids = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end() - 1), at::kLong);
-  batch.packing = nn::pack(length);
-  batch.owners = nn::Owners::nobody(1);
+  batch.rows = nn::pack(length);
   nn::Targets targets;
   for (int64_t t = first; t < std::ssize(tokens); ++t) {
     targets.rows.push_back(t - 1);
     targets.ids.push_back(tokens[t]);
     targets.temperature.push_back(temperature);
   }
-  return nn::head_forward(decoder.forward(batch), decoder.head(), targets,
-                          {batch.packing, batch.owners})
-      .logprobs;
+  return nn::head_forward(decoder.forward(batch), decoder.head(), targets, {batch.rows}).logprobs;
 }
 
 inline std::vector<int32_t> joined(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {

@@ -137,21 +137,18 @@ int64_t Sampler::add(Request request, Decode decode) {
 at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
   model::Batch packed;
   packed.input_ids = at::empty({num_tokens(batch)}, at::kLong);
-  packed.packing.position_ids = at::empty({num_tokens(batch)}, at::kLong);
-  packed.packing.cu_seqlens = {0};
-  packed.owners = nn::Owners::nobody(std::ssize(batch));
+  packed.rows.position_ids = at::empty({num_tokens(batch)}, at::kLong);
   packed.kv = &cache_;
   auto* id = packed.input_ids.mutable_data_ptr<int64_t>();
-  auto* position = packed.packing.position_ids.mutable_data_ptr<int64_t>();
+  auto* position = packed.rows.position_ids.mutable_data_ptr<int64_t>();
   std::vector<Chunk> chunks;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const Sequence& s = *batch[i];
+  for (const Sequence* each : batch) {
+    const Sequence& s = *each;
     for (int64_t t = s.computed; t < s.next; ++t) {
       *id++ = s.tokens[static_cast<size_t>(t)];
       *position++ = t;
     }
-    packed.packing.cu_seqlens.push_back(packed.packing.cu_seqlens.back() + s.next - s.computed);
-    packed.owners.slot[i] = s.job->request.slot;
+    packed.rows.add(s.next - s.computed, {.slot = s.job->request.slot});
     chunks.push_back({&s.blocks, s.computed, s.next});
   }
   cache_.start(chunks);
@@ -187,22 +184,17 @@ void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence
 // Logits [R, V] of the batch's sequences whose last known token was computed; none: undefined.
 at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
   std::vector<int64_t> last;  // rows
-  nn::Packing packing{.cu_seqlens = {0}};
-  nn::Owners owners;
+  nn::Rows rows;
   int64_t end = 0;
   for (const Sequence* s : batch) {
     end += s->next - s->computed;
     if (!s->finishes()) continue;
     last.push_back(end - 1);
-    packing.cu_seqlens.push_back(std::ssize(last));
-    owners.slot.push_back(s->job->request.slot);
+    rows.add(1, {.slot = s->job->request.slot});
   }
-  owners.key.resize(last.size());
-  owners.learn.resize(last.size());
   if (last.empty()) return {};
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
-  return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), packing,
-                    owners);
+  return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), rows);
 }
 
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {

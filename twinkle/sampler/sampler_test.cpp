@@ -17,12 +17,10 @@ at::Tensor full_logits(model::Decoder& decoder, const std::vector<int32_t>& toke
   model::Batch batch;
   const int64_t length[] = {std::ssize(tokens)};
   batch.input_ids = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end()), at::kLong);
-  batch.packing = nn::pack(length);
-  batch.owners = nn::Owners::nobody(1);
-  batch.owners.slot[0] = slot;
+  batch.rows = nn::pack(length);
+  batch.rows.segments[0].slot = slot;
   const at::NoGradGuard no_grad;
-  return nn::linear(decoder.forward(batch), decoder.head(), batch.packing, batch.owners)
-      .slice(0, length[0] - 1);
+  return nn::linear(decoder.forward(batch), decoder.head(), batch.rows).slice(0, length[0] - 1);
 }
 
 class SamplerOf : public testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {
@@ -223,16 +221,15 @@ TEST(Sampler, EndsWhereTheModelsPositionsEnd) {
 // Adds to every output a number that belongs to the slot.
 class SlotDelta final : public nn::Delta {
  public:
-  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
-    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-      if (owners.slot[s] < 0) continue;
-      y.slice(0, packing.cu_seqlens[s], packing.cu_seqlens[s + 1]) += 0.05 * (1 + owners.slot[s]);
+  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Rows& rows, at::Tensor& y) override {
+    for (int64_t s = 0; s < rows.num_segments(); ++s) {
+      if (rows.segments[s].slot < 0) continue;
+      y.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]) += 0.05 * (1 + rows.segments[s].slot);
     }
     return {};
   }
   void backward(const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&,
-                const nn::Packing&, const nn::Owners&, at::Tensor&) override {}
+                const nn::Rows&, at::Tensor&) override {}
 };
 
 TEST(Sampler, EachSequenceRunsWithTheAdapterOfItsSlot) {
@@ -295,17 +292,16 @@ TEST(Sampler, ACancelledRequestLeavesItsPagesAndNoOutcome) {
 // NaN for the sequences of slot 1.
 class Poison final : public nn::Delta {
  public:
-  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
-    for (int64_t s = 0; s < packing.num_sequences(); ++s) {
-      if (owners.slot[s] == 1) {
-        y.slice(0, packing.cu_seqlens[s], packing.cu_seqlens[s + 1]).fill_(NAN);
+  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Rows& rows, at::Tensor& y) override {
+    for (int64_t s = 0; s < rows.num_segments(); ++s) {
+      if (rows.segments[s].slot == 1) {
+        y.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]).fill_(NAN);
       }
     }
     return {};
   }
   void backward(const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&,
-                const nn::Packing&, const nn::Owners&, at::Tensor&) override {}
+                const nn::Rows&, at::Tensor&) override {}
 };
 
 TEST(Sampler, ANeighboursNanFailsItAloneAndItsPagesCanBeUsedAgain) {

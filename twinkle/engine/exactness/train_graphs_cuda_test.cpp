@@ -170,12 +170,12 @@ class Failing : public nn::Delta {
   }
   ~Failing() override { linear_.delta = inner_; }
 
-  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
-    return inner_->forward(x, packing, owners, y);
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Rows& rows,
+                                  at::Tensor& y) override {
+    return inner_->forward(x, rows, y);
   }
   void backward(const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&,
-                const nn::Packing&, const nn::Owners&, at::Tensor&) override {
+                const nn::Rows&, at::Tensor&) override {
     throw std::bad_alloc();
   }
 

@@ -23,7 +23,7 @@ struct PackedBatch {
 
 void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::vector<int64_t> lengths, ids;
-  nn::Owners& owners = pass.tape.batch.owners;
+  std::vector<nn::Segment> segments;
   bool tempered = false;
   for (const OpSlice& piece : pieces) {
     const TrainingOp& op = *piece.op;
@@ -40,26 +40,24 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
       }
       ids.insert(ids.end(), sequence.input_ids.begin(), sequence.input_ids.end());
       lengths.push_back(std::ssize(sequence.input_ids));
-      owners.slot.push_back(forward && forward->disable_lora ? -1 : op.tenant().slot());
       const bool random = !forward || forward->train;
-      owners.key.push_back(random ? op.tenant().stream(static_cast<int64_t>(s), piece.later) : 0);
-      owners.learn.push_back(piece.learns ? 1 : 0);
+      segments.push_back(
+          {.slot = forward && forward->disable_lora ? -1 : op.tenant().slot(),
+           .key = random ? op.tenant().stream(static_cast<int64_t>(s), piece.later) : 0,
+           .learn = piece.learns});
     }
     pass.cu_targets.push_back(std::ssize(pass.targets.rows));
     pass.cu_sequences.push_back(lengths.size());
   }
   if (!tempered) pass.targets.temperature.clear();
-  pass.tape.batch.packing = nn::pack(lengths);
+  pass.tape.batch.rows = nn::pack(lengths);
+  pass.tape.batch.rows.segments = std::move(segments);
   pass.tape.batch.input_ids = at::empty({std::ssize(ids)}, at::kLong);
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
 
-nn::Sequences sequences_of(const PackedBatch& pass) {
-  return {pass.tape.batch.packing, pass.tape.batch.owners};
-}
-
 nn::LogitsOf logits_of(const PackedBatch& pass, size_t sequence, const TrainingOp& op) {
-  return {static_cast<float>(op.temperature()), pass.tape.batch.owners.only(sequence)};
+  return {static_cast<float>(op.temperature()), pass.tape.batch.rows.segments[sequence]};
 }
 
 // One vector of each sequence of a piece, by `of_sequence`.
@@ -79,7 +77,7 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
 
 void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
           const nn::Linear& head, const nn::HeadOutput& out) {
-  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  const auto& cu = pass.tape.batch.rows.cu_seqlens;
   for (size_t i = 0; i < pieces.size(); ++i) {
     TrainingOp& op = *pieces[i].op;
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
@@ -109,7 +107,7 @@ void add_embedding_grads(std::span<const OpSlice> pieces, const PackedBatch& pas
     for (size_t s = 0; s < pieces[i].last - pieces[i].first; ++s) {
       const auto& grad = pieces[i].op->sequences()[pieces[i].first + s].embedding_grad;
       if (grad.empty()) continue;
-      last.push_back(pass.tape.batch.packing.cu_seqlens[pass.cu_sequences[i] + s + 1] - 1);
+      last.push_back(pass.tape.batch.rows.cu_seqlens[pass.cu_sequences[i] + s + 1] - 1);
       grads.insert(grads.end(), grad.begin(), grad.end());
     }
   }
@@ -138,7 +136,7 @@ std::vector<float> entropy_grads(std::span<const OpSlice> pieces, const PackedBa
 // d loss / d logits of the sequences that have one goes through the head.
 void add_logits_grads(std::span<const OpSlice> pieces, const PackedBatch& pass,
                       const at::Tensor& hidden, const nn::Linear& head, at::Tensor& dhidden) {
-  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  const auto& cu = pass.tape.batch.rows.cu_seqlens;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const TrainingOp& op = *pieces[i].op;
     for (size_t s = 0; s < pieces[i].last - pieces[i].first; ++s) {
@@ -175,7 +173,7 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
     }
   };
   const std::vector<float> of_entropies = entropy_grads(pieces, pass);
-  nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, sequences_of(pass),
+  nn::HeadOutput out = nn::head_backward(hidden, head, pass.targets, grad, pass.tape.batch.rows,
                                          {.entropy_grad = of_entropies});
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto of_piece = pieces[i].op->entropy_grad(pieces[i].first, pieces[i].last);
@@ -202,7 +200,7 @@ void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
                          {.rows = part(pass.targets.rows),
                           .ids = part(pass.targets.ids),
                           .temperature = part(pass.targets.temperature)},
-                         sequences_of(pass), {.entropy = op.wants_entropy()});
+                         pass.tape.batch.rows, {.entropy = op.wants_entropy()});
     try {
       op.prepare(scores.logprobs, scores.entropies);
     } catch (const Error&) {
@@ -214,10 +212,8 @@ void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
 // The sequences of piece `i` learn nothing.
 void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
-  auto& learn = pass.tape.batch.owners.learn;
-  std::fill(learn.begin() + static_cast<ptrdiff_t>(first),
-            learn.begin() + static_cast<ptrdiff_t>(last), uint8_t{0});
-  const auto& cu = pass.tape.batch.packing.cu_seqlens;
+  for (size_t s = first; s < last; ++s) pass.tape.batch.rows.segments[s].learn = false;
+  const auto& cu = pass.tape.batch.rows.cu_seqlens;
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }
 
@@ -240,7 +236,7 @@ void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop
   const at::Tensor hidden = decoder.forward(pass.tape.batch);
   const at::NoGradGuard no_grad;
   keep(pieces, pass, hidden, decoder.head(),
-       nn::head_forward(hidden, decoder.head(), pass.targets, sequences_of(pass),
+       nn::head_forward(hidden, decoder.head(), pass.targets, pass.tape.batch.rows,
                         {.entropy = any_wants_entropy(pieces)}));
 }
 

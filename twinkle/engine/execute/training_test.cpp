@@ -23,16 +23,16 @@ class Failing : public nn::Delta {
   }
   ~Failing() override { linear_.delta = inner_; }
 
-  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
-    return inner_->forward(x, packing, owners, y);
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Rows& rows,
+                                  at::Tensor& y) override {
+    return inner_->forward(x, rows, y);
   }
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
-                const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
-    for (const int32_t slot : owners.slot) {
+                const nn::Rows& rows, at::Tensor& dx) override {
+    for (const auto& [slot, key, learn, first] : rows.segments) {
       if (slot == slot_) throw std::bad_alloc();
     }
-    inner_->backward(dy, x, saved, packing, owners, dx);
+    inner_->backward(dy, x, saved, rows, dx);
   }
 
  private:
@@ -50,15 +50,15 @@ class Watched : public nn::Delta {
   }
   ~Watched() override { linear_.delta = inner_; }
 
-  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Packing& packing,
-                                  const nn::Owners& owners, at::Tensor& y) override {
+  std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Rows& rows,
+                                  at::Tensor& y) override {
     tell_(false);
-    return inner_->forward(x, packing, owners, y);
+    return inner_->forward(x, rows, y);
   }
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
-                const nn::Packing& packing, const nn::Owners& owners, at::Tensor& dx) override {
+                const nn::Rows& rows, at::Tensor& dx) override {
     tell_(true);
-    inner_->backward(dy, x, saved, packing, owners, dx);
+    inner_->backward(dy, x, saved, rows, dx);
   }
 
  private:

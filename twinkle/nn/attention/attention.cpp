@@ -40,8 +40,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 }  // namespace
 
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
-                     const Packing& packing, const AttentionOptions& options) {
-  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, packing.cu_seqlens, options);
+                     const Rows& rows, const AttentionOptions& options) {
+  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, rows.cu_seqlens, options);
 }
 
 }  // namespace twinkle::nn

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/kernels/attention/attention.h"
-#include "twinkle/nn/attention/packing.h"
+#include "twinkle/nn/rows.h"
 
 namespace twinkle::nn {
 
@@ -14,6 +14,6 @@ using kernels::AttentionOptions;  // scale, window, deterministic
 
 // q [T, H, d], k and v [T, K, d] of one dtype (bf16, float32, float64); returns [T, H, d] of it.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
-                     const Packing& packing, const AttentionOptions& options);
+                     const Rows& rows, const AttentionOptions& options);
 
 }  // namespace twinkle::nn

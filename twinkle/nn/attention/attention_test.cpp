@@ -9,12 +9,12 @@ namespace twinkle::nn {
 namespace {
 
 TEST(Attention, gradients_equal_finite_differences) {
-  const Packing packing = pack(std::vector<int64_t>{4, 1, 3});
+  const Rows rows = pack(std::vector<int64_t>{4, 1, 3});
   for (const int64_t window : {0, 2}) {
     const auto q = kernels::leaf({8, 4, 6}), k = kernels::leaf({8, 2, 6}),
                v = kernels::leaf({8, 2, 6});
     kernels::expect_gradients(
-        [&] { return attention(q, k, v, packing, {.scale = 0.5, .window = window}); }, {q, k, v});
+        [&] { return attention(q, k, v, rows, {.scale = 0.5, .window = window}); }, {q, k, v});
   }
 }
 
@@ -28,23 +28,23 @@ at::Tensor plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
 }
 
 TEST(Attention, equals_atens_in_float32_and_is_no_farther_from_the_truth_in_bf16) {
-  const Packing packing = pack(std::vector<int64_t>{100});
+  const Rows rows = pack(std::vector<int64_t>{100});
   const auto q = at::randn({100, 6, 32}), k = at::randn({100, 3, 32}), v = at::randn({100, 3, 32});
   const AttentionOptions options{.scale = 0.2};
-  EXPECT_TRUE(at::allclose(attention(q, k, v, packing, options), plain(q, k, v, 0.2), 1e-4, 1e-6));
+  EXPECT_TRUE(at::allclose(attention(q, k, v, rows, options), plain(q, k, v, 0.2), 1e-4, 1e-6));
   const auto b = at::kBFloat16;
   const auto round = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); };
   const auto truth = plain(round(q), round(k), round(v), 0.2);
-  const auto ours = attention(q.to(b), k.to(b), v.to(b), packing, options);
+  const auto ours = attention(q.to(b), k.to(b), v.to(b), rows, options);
   const auto theirs = plain(q.to(b), k.to(b), v.to(b), 0.2);
   EXPECT_LE((ours - truth).norm().item<double>(), (theirs - truth).norm().item<double>());
 }
 
 TEST(Attention, frozen_inputs_get_no_gradient) {
-  const Packing packing = pack(std::vector<int64_t>{5});
+  const Rows rows = pack(std::vector<int64_t>{5});
   const auto q = at::randn({5, 2, 8}), k = at::randn({5, 2, 8});
   const auto v = at::randn({5, 2, 8}).requires_grad_();
-  attention(q, k, v, packing, {}).sum().backward();
+  attention(q, k, v, rows, {}).sum().backward();
   EXPECT_TRUE(v.grad().defined() && !q.grad().defined() && !k.grad().defined());
 }
 

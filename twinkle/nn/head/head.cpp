@@ -44,11 +44,6 @@ enum class ChunkCut {
   kWithSequence,  // at a sequence's end at the latest: the unit of a trained head's sums
 };
 
-size_t sequence_of(const Packing& packing, int64_t row) {
-  const auto& cu = packing.cu_seqlens;
-  return static_cast<size_t>(std::upper_bound(cu.begin(), cu.end(), row) - cu.begin() - 1);
-}
-
 // The number of targets in rows before `row`.
 int64_t targets_before(const Targets& targets, int64_t row) {
   return std::ranges::lower_bound(targets.rows, row) - targets.rows.begin();
@@ -56,16 +51,16 @@ int64_t targets_before(const Targets& targets, int64_t row) {
 
 // The end of the chunk that starts at `begin`.
 int64_t chunk_end(const Targets& targets, int64_t begin, int64_t chunk, ChunkCut cut,
-                  const Packing& packing) {
+                  const Rows& rows) {
   const auto n = static_cast<int64_t>(targets.rows.size());
   const int64_t end = std::min(n, begin + chunk);
-  const auto sequence_at = [&](int64_t target) {
-    return sequence_of(packing, targets.rows[static_cast<size_t>(target)]);
+  const auto segment_at = [&](int64_t target) {
+    return rows.segment_of(targets.rows[static_cast<size_t>(target)]);
   };
   if (cut == ChunkCut::kWithSequence)
-    return std::min(end, targets_before(targets, packing.cu_seqlens[sequence_at(begin) + 1]));
+    return std::min(end, targets_before(targets, rows.cu_seqlens[segment_at(begin) + 1]));
   if (cut == ChunkCut::kAnywhere || end == n) return end;
-  const int64_t start = targets_before(targets, packing.cu_seqlens[sequence_at(end)]);
+  const int64_t start = targets_before(targets, rows.cu_seqlens[segment_at(end)]);
   return start > begin ? start : end;
 }
 
@@ -77,52 +72,25 @@ int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
   return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
 }
 
-// The adapters' part of a chunk of rows.
+// The adapters' part of a chunk.
 class ChunkDelta {
  public:
-  // `rows`: the chunk's, ascending, of a packed batch.
-  ChunkDelta(const Linear& head, std::span<const int64_t> rows, const Sequences& of)
-      : delta_(head.delta) {
-    if (delta_) gather(rows, of);
-  }
-  // Rows [first, first + n) of one sequence.
-  ChunkDelta(const Linear& head, int64_t first, int64_t n, const Owners& owners)
-      : delta_(head.delta), owners_(owners) {
-    packing_.cu_seqlens = {0, n};
-    owners_.first = {first};
+  // `chunk_of` gives the chunk's rows; not called without adapters.
+  template <class ChunkOf>
+  ChunkDelta(const Linear& head, ChunkOf&& chunk_of) : delta_(head.delta) {
+    if (delta_) rows_ = chunk_of();
   }
 
   void add(const at::Tensor& x, at::Tensor& logits) {
-    if (delta_) saved_ = delta_->forward(x, packing_, owners_, logits);
+    if (delta_) saved_ = delta_->forward(x, rows_, logits);
   }
   void add_backward(const at::Tensor& dlogits, const at::Tensor& x, at::Tensor& dx) const {
-    if (delta_) delta_->backward(dlogits, x, saved_, packing_, owners_, dx);
+    if (delta_) delta_->backward(dlogits, x, saved_, rows_, dx);
   }
 
  private:
-  // An entry for each run of a sequence's consecutive tokens.
-  void gather(std::span<const int64_t> rows, const Sequences& of) {
-    const auto& cu = of.packing.cu_seqlens;
-    packing_.cu_seqlens = {0};
-    size_t s = sequence_of(of.packing, rows[0]);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const bool follows = i > 0 && rows[i] == rows[i - 1] + 1 && rows[i] < cu[s + 1];
-      if (follows) {
-        ++packing_.cu_seqlens.back();
-        continue;
-      }
-      while (rows[i] >= cu[s + 1]) ++s;
-      packing_.cu_seqlens.push_back(packing_.cu_seqlens.back() + 1);
-      owners_.slot.push_back(of.owners.slot[s]);
-      owners_.key.push_back(of.owners.key[s]);
-      owners_.learn.push_back(of.owners.learn[s]);
-      owners_.first.push_back(rows[i] - cu[s]);
-    }
-  }
-
   Delta* delta_;
-  Packing packing_;
-  Owners owners_;
+  Rows rows_;
   std::vector<at::Tensor> saved_;
 };
 
@@ -151,7 +119,7 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 }
 
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
-                        const Sequences& sequences, const HeadOptions& options) {
+                        const Rows& rows, const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
   const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   HeadOutput out;
@@ -160,7 +128,7 @@ HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targ
     const int64_t size = std::min(chunk, n - begin);
     const at::Tensor x = take(hidden, targets.rows, begin, size);
     at::Tensor logits = product(x, head);
-    ChunkDelta(head, part(targets.rows, begin, size), sequences).add(x, logits);
+    ChunkDelta(head, [&] { return rows.gather(part(targets.rows, begin, size)); }).add(x, logits);
     logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
                 options.entropy, stats);
     keep(out, stats, size, options.entropy);
@@ -174,12 +142,14 @@ void head_logits(const at::Tensor& hidden, const Linear& head, const LogitsOf& o
   const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
   require(std::ssize(out) == n * width, Code::kInternal, "head: ", out.size(), " logits for ", n,
           " rows of ", width);
+  Rows whole;
+  whole.add(n, of.segment);
   at::Tensor logits = at::from_blob(out.data(), {n, width}, at::kFloat);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t size = std::min(chunk, n - begin);
     const at::Tensor x = hidden.narrow(0, begin, size);
     at::Tensor y = product(x, head);
-    ChunkDelta(head, begin, size, of.owners).add(x, y);
+    ChunkDelta(head, [&] { return whole.part(begin, size); }).add(x, y);
     at::Tensor part = logits.narrow(0, begin, size);
     part.copy_(y);
     if (of.temperature != 1) part.div_(of.temperature);
@@ -191,6 +161,8 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, const Lo
   const int64_t n = hidden.size(0), width = head.weight.size(0), chunk = chunk_rows(0, head.weight);
   require(std::ssize(grad) == n * width, Code::kInternal, "head: ", grad.size(),
           " gradients of logits for ", n, " rows of ", width);
+  Rows whole;
+  whole.add(n, of.segment);
   const at::Tensor given = at::from_blob(const_cast<float*>(grad.data()), {n, width}, at::kFloat);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t size = std::min(chunk, n - begin);
@@ -198,7 +170,7 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, const Lo
     const at::Tensor d = given.narrow(0, begin, size).div(of.temperature).to(hidden.options());
     at::Tensor dx = transposed_product(d, head.weight, head.exact);
     if (head.delta) {
-      ChunkDelta delta(head, begin, size, of.owners);
+      ChunkDelta delta(head, [&] { return whole.part(begin, size); });
       at::Tensor unread = at::zeros_like(d);
       delta.add(x, unread);  // for what its backward reads
       delta.add_backward(d, x, dx);
@@ -214,8 +186,7 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, const Lo
 }
 
 HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
-                         const TokenGrad& grad, const Sequences& sequences,
-                         const HeadOptions& options) {
+                         const TokenGrad& grad, const Rows& rows, const HeadOptions& options) {
   const auto n = static_cast<int64_t>(targets.rows.size());
   const bool entropy = options.entropy || !options.entropy_grad.empty();
   const ChunkCut cut = head.weight_grad ? ChunkCut::kWithSequence
@@ -227,11 +198,11 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   std::vector<float> scale(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
-    const size_t s = sequence_of(sequences.packing, targets.rows[static_cast<size_t>(begin)]);
-    const int64_t size = chunk_end(targets, begin, chunk, cut, sequences.packing) - begin;
+    const size_t s = rows.segment_of(targets.rows[static_cast<size_t>(begin)]);
+    const int64_t size = chunk_end(targets, begin, chunk, cut, rows) - begin;
     const at::Tensor x = take(hidden, targets.rows, begin, size);
     at::Tensor logits = product(x, head);
-    ChunkDelta delta(head, part(targets.rows, begin, size), sequences);
+    ChunkDelta delta(head, [&] { return rows.gather(part(targets.rows, begin, size)); });
     delta.add(x, logits);
     const auto ids = part(targets.ids, begin, size);
     const auto temperature = part(targets.temperature, begin, size);
@@ -243,7 +214,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     at::Tensor dx = transposed_product(logits, head.weight, head.exact);
     delta.add_backward(logits, x, dx);
     put(out.dhidden, targets.rows, begin, dx);
-    if (head.weight_grad && sequences.owners.learn[s])
+    if (head.weight_grad && rows.segments[s].learn)
       add_thread_invariant_product(head.weight_grad->buffer(head.weight), logits.t(), x);
     begin += size;
   }

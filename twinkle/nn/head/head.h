@@ -22,12 +22,6 @@ struct Targets {
   std::vector<float> temperature;  // [N] logits are divided by it; empty: 1
 };
 
-// Of a packed batch: whose rows are whose.
-struct Sequences {
-  const Packing& packing;
-  const Owners& owners;
-};
-
 struct HeadOutput {
   std::vector<float> logprobs;   // [N]
   std::vector<float> entropies;  // [N] in nats, only when asked for
@@ -52,7 +46,7 @@ using TokenGrad =
 
 // Forward alone. hidden [T, D].
 HeadOutput head_forward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
-                        const Sequences& sequences, const HeadOptions& options = {});
+                        const Rows& rows, const HeadOptions& options = {});
 
 // Forward and backward in one pass over the logits, for losses whose derivative by a token's
 // log-probability is known as soon as that log-probability is. For others: head_forward, the loss,
@@ -60,13 +54,12 @@ HeadOutput head_forward(const at::Tensor& hidden_TD, const Linear& head, const T
 // adapters work on the head, a chunk's end never divides a sequence that fits a chunk, and divides
 // a longer one by its own rows alone: their gradients have the same bits in any company.
 HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
-                         const TokenGrad& grad, const Sequences& sequences,
-                         const HeadOptions& options = {});
+                         const TokenGrad& grad, const Rows& rows, const HeadOptions& options = {});
 
 // Whose logits they are, and what they are divided by.
 struct LogitsOf {
   float temperature = 1;  // > 0
-  Owners owners = Owners::nobody(1);
+  Segment segment = {};
 };
 
 // Logits of all rows of one sequence's hidden [n, D]: `out` [n, V] float32 on the CPU. In chunks,

@@ -20,28 +20,27 @@ struct HeadDelta : Delta {
       : f{.a = a, .b = b, .scale = 0.5}, grad_a(at::zeros_like(a)), grad_b(at::zeros_like(b)) {
     f.repack(a.scalar_type());
   }
-  std::vector<kernels::LoraPart> parts(const Packing& packing, const Owners& owners, bool learn) {
+  std::vector<kernels::LoraPart> parts(const Rows& rows, bool learn) {
     std::vector<kernels::LoraPart> out;
-    for (size_t s = 0; s < owners.slot.size(); ++s) {
-      if (owners.slot[s] != 0) continue;
-      out.push_back({.begin = packing.cu_seqlens[s],
-                     .end = packing.cu_seqlens[s + 1],
+    for (size_t s = 0; s < rows.segments.size(); ++s) {
+      if (rows.segments[s].slot != 0) continue;
+      out.push_back({.begin = rows.cu_seqlens[s],
+                     .end = rows.cu_seqlens[s + 1],
                      .factors = &f,
-                     .dropout = {owners.key[s] != 0 ? 0.3 : 0.0, owners.key[s]},
-                     .first = owners.first.empty() ? 0 : owners.first[s]});
-      if (learn && owners.learn[s]) out.back().grad_a = grad_a, out.back().grad_b = grad_b;
+                     .dropout = {rows.segments[s].key != 0 ? 0.3 : 0.0, rows.segments[s].key},
+                     .first = rows.segments[s].first});
+      if (learn && rows.segments[s].learn) out.back().grad_a = grad_a, out.back().grad_b = grad_b;
     }
     return out;
   }
-  std::vector<at::Tensor> forward(const at::Tensor& x, const Packing& packing, const Owners& owners,
-                                  at::Tensor& y) override {
-    const auto mine = parts(packing, owners, false);
+  std::vector<at::Tensor> forward(const at::Tensor& x, const Rows& rows, at::Tensor& y) override {
+    const auto mine = parts(rows, false);
     if (mine.empty()) return {};
     return {kernels::lora_forward(x.contiguous(), mine, y)};
   }
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>& saved,
-                const Packing& packing, const Owners& owners, at::Tensor& dx) override {
-    const auto mine = parts(packing, owners, true);
+                const Rows& rows, at::Tensor& dx) override {
+    const auto mine = parts(rows, true);
     if (!mine.empty()) kernels::lora_backward({dy, x.contiguous(), saved.at(0)}, mine, dx);
   }
 };
@@ -60,32 +59,27 @@ class AdaptedHead : public testing::Test {
 
   // Of these sequences alone.
   Outcome run(const std::vector<size_t>& sequences, int64_t chunk, uint64_t key = 0) {
-    std::vector<int64_t> lengths;
-    std::vector<at::Tensor> rows;
-    Owners owners;
+    Rows rows;
+    std::vector<at::Tensor> hidden;
     Targets targets;
     for (const size_t s : sequences) {
-      const int64_t begin = lengths.empty() ? 0 : pack(lengths).num_tokens();
+      const int64_t begin = rows.num_tokens();
       for (int64_t t = 0; t < kLengths[s]; ++t) {
         if (t % 3 == 1) continue;
         targets.rows.push_back(begin + t);
         targets.ids.push_back(static_cast<int32_t>((7 * t + static_cast<int64_t>(s)) % kVocab));
       }
-      lengths.push_back(kLengths[s]);
-      rows.push_back(hidden_[s]);
-      owners.slot.push_back(s % 2 ? 0 : -1);
-      owners.key.push_back(key == 0 ? 0 : key + s);
-      owners.learn.push_back(1);
+      rows.add(kLengths[s], {s % 2 ? 0 : -1, key == 0 ? 0 : key + s, true});
+      hidden.push_back(hidden_[s]);
     }
     HeadDelta delta(a_, b_);
     const Linear head{.weight = weight_, .delta = &delta};
     const auto grad = [](int64_t, std::span<const float> logprobs, std::span<float> out) {
       for (size_t i = 0; i < out.size(); ++i) out[i] = 0.1f * logprobs[i];
     };
-    const Packing packing = pack(lengths);
     const HeadOutput out =
-        head_backward(at::cat(rows), head, targets, grad, {packing, owners}, {.chunk = chunk});
-    EXPECT_EQ(head_forward(at::cat(rows), head, targets, {packing, owners}).logprobs, out.logprobs);
+        head_backward(at::cat(hidden), head, targets, grad, rows, {.chunk = chunk});
+    EXPECT_EQ(head_forward(at::cat(hidden), head, targets, rows).logprobs, out.logprobs);
     return {out.logprobs, out.dhidden, delta.grad_a, delta.grad_b};
   }
 
@@ -143,7 +137,7 @@ TEST_F(AdaptedHead, GivesAutogradsGradients) {
 TEST_F(AdaptedHead, LogitsAreThoseOfTheLogProbabilitiesAndTheirGradientIsAutograds) {
   HeadDelta delta(a_, b_);
   const Linear head{.weight = weight_, .delta = &delta};
-  const LogitsOf of{2, {{0}, {0}, {1}}};
+  const LogitsOf of{2, {0, 0, true}};
   std::vector<float> out(12 * kVocab);
   head_logits(hidden_[0], head, of, out);
   at::Tensor x = hidden_[0].clone().requires_grad_(true), a = a_.clone().requires_grad_(true),

@@ -9,13 +9,13 @@
 
 #include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/kernels/finite_difference_for_test.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
 namespace {
 
 struct Problem {
-  Packing packing = pack(std::vector<int64_t>{4, 5, 3});
-  Owners owners{{-1, -1, -1}, {0, 0, 0}, {1, 1, 1}};
+  Rows rows = rows_of({4, 5, 3}, {-1, -1, -1}, {0, 0, 0}, {1, 1, 1});
   at::Tensor hidden = at::randn({12, 8}, at::kDouble), weight = at::randn({50, 8}, at::kDouble);
   Targets targets{{0, 1, 3, 4, 5, 8, 10, 11}, {3, 0, 49, 7, 7, 21, 30, 2}, {}};
   std::vector<double> grad{1, -2, 0.5, 3, 1, 1, -1, 2};
@@ -26,7 +26,7 @@ struct Problem {
 Problem drawn(at::ScalarType type) {
   at::manual_seed(7);
   Problem p;
-  p.packing = pack(std::vector<int64_t>{40, 33, 23});
+  p.rows = rows_of({40, 33, 23}, {-1, -1, -1}, {0, 0, 0}, {1, 1, 1});
   p.hidden = at::randn({96, 72}).to(type);
   p.weight = (at::randn({500, 72}) * 0.25).to(type);
   p.targets = {};
@@ -73,8 +73,8 @@ Answers ours(const Problem& p, int64_t chunk) {
                       for (size_t i = 0; i < logprobs.size(); ++i)
                         grad[i] = static_cast<float>(p.grad[first + i]);
                     },
-                    {p.packing, p.owners}, {.entropy_grad = p.entropy_grad, .chunk = chunk});
-  const auto forward = head_forward(p.hidden, Linear{p.weight}, p.targets, {p.packing, p.owners},
+                    p.rows, {.entropy_grad = p.entropy_grad, .chunk = chunk});
+  const auto forward = head_forward(p.hidden, Linear{p.weight}, p.targets, p.rows,
                                     {.entropy = true, .chunk = chunk + 1});
   EXPECT_EQ(out.logprobs, forward.logprobs);
   EXPECT_EQ(out.entropies, forward.entropies);
@@ -206,11 +206,12 @@ TEST(Head, ABiassGradientHasTheSameBitsOnAnyNumberOfThreads) {
 
 TEST(Head, RowsWithoutATargetGetNoGradient) {
   Problem p;
-  const auto out = head_backward(p.hidden, {p.weight}, p.targets,
-                                 [](int64_t, std::span<const float>, std::span<float> grad) {
-                                   std::fill(grad.begin(), grad.end(), 1.0f);
-                                 },
-                                 {p.packing, p.owners});
+  const auto out = head_backward(
+      p.hidden, {p.weight}, p.targets,
+      [](int64_t, std::span<const float>, std::span<float> grad) {
+        std::fill(grad.begin(), grad.end(), 1.0f);
+      },
+      p.rows);
   for (const int64_t row : {2, 6, 7, 9}) EXPECT_EQ(out.dhidden[row].abs().max().item<double>(), 0);
 }
 
@@ -220,10 +221,8 @@ TEST(Head, HasTheSameBitsWhateverTheChunk) {
   Problem p;
   const auto hidden = at::randn({12, 64}).to(at::kBFloat16),
              weight = at::randn({500, 64}).to(at::kBFloat16);
-  const auto one =
-      head_forward(hidden, Linear{weight}, p.targets, {p.packing, p.owners}, {.chunk = 1});
-  const auto all =
-      head_forward(hidden, Linear{weight}, p.targets, {p.packing, p.owners}, {.chunk = 512});
+  const auto one = head_forward(hidden, Linear{weight}, p.targets, p.rows, {.chunk = 1});
+  const auto all = head_forward(hidden, Linear{weight}, p.targets, p.rows, {.chunk = 512});
   EXPECT_EQ(one.logprobs, all.logprobs);
 }
 
@@ -231,8 +230,7 @@ constexpr int64_t kWidth = 16;
 
 Problem problem_of(int64_t tokens, int64_t vocab, at::ScalarType type) {
   Problem p;
-  p.packing = pack(std::vector<int64_t>{tokens});
-  p.owners = {{-1}, {0}, {1}};
+  p.rows = rows_of({tokens}, {-1}, {0}, {1});
   p.hidden = at::ones({tokens, kWidth}, type);
   p.weight = at::full({vocab, kWidth}, 0.01, type);
   p.targets.rows.resize(static_cast<size_t>(tokens));
@@ -264,8 +262,8 @@ Peaks peaks(const Problem& p, int64_t chunk, bool train) {
   };
   const HeadOptions options{.entropy = true, .entropy_grad = p.entropy_grad, .chunk = chunk};
   return {
-      peak([&] { head_forward(p.hidden, head, p.targets, {p.packing, p.owners}, options); }),
-      peak([&] { head_backward(p.hidden, head, p.targets, ones, {p.packing, p.owners}, options); }),
+      peak([&] { head_forward(p.hidden, head, p.targets, p.rows, options); }),
+      peak([&] { head_backward(p.hidden, head, p.targets, ones, p.rows, options); }),
   };
 }
 
@@ -308,7 +306,7 @@ TEST(Head, TakesAsManyRowsAtATimeAsTheLogitsMemoryHolds) {
     sizes.push_back(logprobs.size());
     std::fill(grad.begin(), grad.end(), 0.0f);
   };
-  head_backward(hidden, {weight}, p.targets, note, {p.packing, p.owners});
+  head_backward(hidden, {weight}, p.targets, note, p.rows);
   EXPECT_EQ(sizes, std::vector<size_t>(4, 2));
 }
 

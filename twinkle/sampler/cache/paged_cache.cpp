@@ -55,7 +55,7 @@ void PagedCache::start(const std::vector<Chunk>& chunks) {
 }
 
 at::Tensor PagedCache::attend(size_t layer, const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, const nn::Packing&,
+                              const at::Tensor& v, const nn::Rows&,
                               const nn::AttentionOptions& options) {
   kernels::PagedKeys& pages = layers_[layer];
   const int64_t rows = rows_.positions.numel();

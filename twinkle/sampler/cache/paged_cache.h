@@ -33,7 +33,7 @@ class PagedCache final : public model::KvCache {
   static kernels::PagedRows rows_of(const std::vector<Chunk>& chunks, int64_t least_pages = 1);
 
   at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
-                    const at::Tensor& v_TKd, const nn::Packing& packing,
+                    const at::Tensor& v_TKd, const nn::Rows& rows,
                     const nn::AttentionOptions& options) override;
 
   // All of page `from` to page `to`, in every layer.

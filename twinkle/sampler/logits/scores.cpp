@@ -46,11 +46,11 @@ void score_tokens(const at::Tensor& hidden, const HeadOf& of, std::span<const in
   const at::NoGradGuard no_grad;
   const int64_t k = options.k;
   const int64_t n = std::ssize(ids);
-  const nn::Owners owners = nn::Owners::of_slot(of.slot);
   for (int64_t begin = 0; begin < n; begin += kRows) {
     const int64_t count = std::min(kRows, n - begin);
     const at::Tensor logits =
-        nn::linear(hidden.narrow(0, begin, count), of.head, {.cu_seqlens = {0, count}}, owners);
+        nn::linear(hidden.narrow(0, begin, count), of.head,
+                   {.cu_seqlens = {0, count}, .segments = {{.slot = of.slot}}});
     const auto targets = ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
     std::vector<kernels::RowStats> stats(static_cast<size_t>(count));
     const std::vector<float> temperatures(stats.size(), options.temperature);

@@ -53,9 +53,8 @@ TEST_P(Scores, OfTokensAreTheTrainersHeadsBitForBit) {
     targets.ids.push_back(static_cast<int32_t>(t * 31 % 97));
     targets.temperature.push_back(0.7f);
   }
-  const nn::Packing packing = nn::pack(std::vector<int64_t>{kTokens});
-  const nn::Owners owners = nn::Owners::nobody(1);
-  const auto want = nn::head_forward(hidden, head, targets, {packing, owners}).logprobs;
+  const nn::Rows rows = nn::pack(std::vector<int64_t>{kTokens});
+  const auto want = nn::head_forward(hidden, head, targets, {rows}).logprobs;
   PromptScores whole, pieces;
   score_tokens(hidden, {head}, targets.ids, {0.7f, 3}, whole);
   EXPECT_EQ(whole.logprobs, want);

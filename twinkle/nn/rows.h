@@ -1,0 +1,45 @@
+// How the rows of one call are laid out, and whose they are: runs of consecutive tokens of
+// sequences, one after the other, never padded. A run is a whole sequence, or what was gathered of
+// one. Knows neither adapters nor tenants: a slot is a number that only a Delta understands. T
+// tokens, S runs.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace twinkle::nn {
+
+struct Segment {
+  int32_t slot = -1;   // of its adapter; -1: no adapter, no delta
+  uint64_t key = 0;    // of its sequence's random streams; 0: none (no dropout)
+  bool learn = false;  // false: its gradients are not added to any buffer
+  int64_t first = 0;   // its first row is this token of its sequence
+
+  bool operator==(const Segment&) const = default;
+};
+
+struct Rows {
+  // [T] int32 or int64: what rope sees, usually 0, 1, ... per sequence; undefined of gathered rows,
+  // which only linears take.
+  at::Tensor position_ids = {};
+  std::vector<int64_t> cu_seqlens = {0};  // [S + 1]: run s is rows cu_seqlens[s] ..< [s + 1]
+  std::vector<Segment> segments = {};     // [S]
+
+  int64_t num_segments() const { return static_cast<int64_t>(segments.size()); }
+  int64_t num_tokens() const { return cu_seqlens.back(); }
+  void add(int64_t num_tokens, const Segment& segment);
+  size_t segment_of(int64_t row) const;
+
+  // These rows, ascending, one after the other: a segment for each run of neighbours.
+  Rows gather(std::span<const int64_t> rows) const;
+  // `count` rows from `begin` on, all of one segment.
+  Rows part(int64_t begin, int64_t count) const;
+};
+
+// Sequences of these lengths (tokens), positions counted from 0 in each, without adapters. Error
+// kInvalid: a length below 1.
+Rows pack(std::span<const int64_t> lengths);
+
+}  // namespace twinkle::nn
