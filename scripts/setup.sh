@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Of Debian and Ubuntu, besides Boost's. Headers only, but for GoogleTest and the tools.
-packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev)
+packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev)
 boost_is_new="BOOST_VERSION >= 108100"
 # What a profile downloads at most, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
@@ -97,6 +97,7 @@ check_tools() {
   find_header boost/version.hpp "libboost1.81-dev, or libboost-dev of 1.81 or newer" "$boost_is_new"
   find_header gtest/gtest.h libgtest-dev
   find_header CLI/CLI.hpp libcli11-dev
+  find_header protozero/pbf_reader.hpp libprotozero-dev
 }
 # find_header HEADER PACKAGE [CONDITION]: notes one that is absent or too old.
 find_header() {

@@ -195,10 +195,10 @@ void Tenant::require_trainable(const char* what) const {
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
 }
 
-Tenant::Change Tenant::scaled(double max_norm, double norm_type) {
+Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_type) {
   require(max_norm >= 0, Code::kInvalid, "engine: max_grad_norm is ", max_norm,
           ", it must be at least 0; 0 and infinity do not clip");
-  const double per_token = 1.0 / std::max(1.0, num_tokens_);
+  const double per_token = 1.0 / std::max(1.0, num_tokens);
   const auto all = params();
   Change change{per_token, optim::grad_norm(all, norm_type, per_token)};
   const double factor = max_norm > 0 ? optim::clip_factor(change.norm, max_norm) : 1;
@@ -214,9 +214,16 @@ StepResult Tenant::step(const Step& operation) {
   require_trainable("step");
   require(pending_ > 0, Code::kConflict, "engine: step: tenant '", name_,
           "' has no accumulated gradients; run forward_backward first");
+  require(operation.divide || !clipped_, Code::kConflict,
+          "engine: step: divide is false, but the "
+          "gradients of tenant '",
+          name_,
+          "' have been divided by clip_grad_norm; give "
+          "max_grad_norm to the step instead");
   Json options = operation.options.empty() ? Json(JsonObject{})
                                            : parse_json(operation.options, "step options");
-  const Change change = scaled(operation.max_grad_norm, operation.norm_type);
+  const Change change =
+      scaled(operation.divide ? num_tokens_ : 1, operation.max_grad_norm, operation.norm_type);
   // Another optimizer starts afresh, whether this one was loaded or not: a replay from a snapshot
   // is to end where the first run did.
   const bool goes_on = optimizer_ && optimizer_->name() == operation.optimizer;
@@ -240,7 +247,7 @@ StepResult Tenant::clip(const ClipGradNorm& operation) {
   require_trainable("clip_grad_norm");
   require(pending_ > 0, Code::kConflict, "engine: clip_grad_norm: tenant '", name_,
           "' has no accumulated gradients; run forward_backward first");
-  const Change change = scaled(operation.max_grad_norm, operation.norm_type);
+  const Change change = scaled(num_tokens_, operation.max_grad_norm, operation.norm_type);
   const StepResult result{change.norm, num_tokens_, optimizer_ ? optimizer_->num_steps() : 0};
   optim::scale(grads(), change.scale);
   num_tokens_ = 1;

@@ -107,7 +107,8 @@ class Tenant {
   struct Change {
     double scale = 1, norm = 0;
   };
-  Change scaled(double max_norm, double norm_type);
+  // Of the accumulated gradients: what they are divided by, and clipped to max_norm.
+  Change scaled(double num_tokens, double max_norm, double norm_type);
   void require_trainable(const char* what) const;
   void weights_changed();
 

@@ -109,6 +109,36 @@ TEST_P(TenantTest, AStepDividesByTheTokensAndZeroesTheGradients) {
   }
 }
 
+TEST_P(TenantTest, AStepThatDoesNotDivideTakesTheSumsOfSplitAndOfCombinedRequestsAlike) {
+  const std::vector<Example> all{drawn(1, 5), drawn(2, 12), drawn(3, 1), drawn(4, 7)};
+  const auto stepped = [&](const std::vector<std::vector<Example>>& requests, bool divide) {
+    start();
+    for (const auto& sequences : requests)
+      engine_->run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = sequences});
+    const auto result = engine_->run<StepResult>(
+        Step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 0.001})", .divide = divide});
+    EXPECT_EQ(result.num_tokens, 25);
+    return std::pair(result.grad_norm, tensors());
+  };
+  const auto whole = stepped({all}, false);
+  const auto parts = stepped({{all[0]}, {all[1], all[2]}, {all[3]}}, false);
+  EXPECT_LT(distance(parts.second, whole.second), 1e-6);
+  EXPECT_NEAR(parts.first, whole.first, 1e-6 * whole.first);
+  const auto divided = stepped({all}, true);
+  EXPECT_NEAR(whole.first, 25 * divided.first, 1e-9 * whole.first);
+  EXPECT_GT(distance(divided.second, whole.second), 1e-4);
+}
+
+TEST_P(TenantTest, AStepThatDoesNotDivideRefusesWhatHasBeenDivided) {
+  engine_->run<ForwardResult>(work("me", 5));
+  engine_->run<StepResult>(ClipGradNorm{.tenant = "me"});
+  const State before = state_of(*engine_, "me");
+  EXPECT_EQ(error_of([&] { engine_->run<StepResult>(Step{.tenant = "me", .divide = false}); }),
+            "engine: step: divide is false, but the gradients of tenant 'me' have been divided by "
+            "clip_grad_norm; give max_grad_norm to the step instead");
+  EXPECT_EQ(state_of(*engine_, "me"), before);
+}
+
 TEST_P(TenantTest, ClippingFirstEqualsClippingInTheStep) {
   engine_->run<ForwardResult>(work("me", 5));
   const StepResult inside = step(0.01);

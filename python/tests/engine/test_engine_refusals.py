@@ -176,6 +176,7 @@ def test_a_name_is_one_tenants(engine, tenant):
             lambda t: t.clip_grad_norm(float("-inf")),
             "engine: max_grad_norm is -inf, it must be a number of at least 0",
         ),
+        (lambda t: t.step(divide="no"), "engine: divide is 'no', it must be True or False"),
         (lambda t: t.step(norm_type="a"), "engine: norm_type is 'a', it must be a number"),
         (lambda t: t.clip_grad_norm("a"), "engine: max_grad_norm is 'a', it must be a number"),
         (lambda t: t.sample(5), "engine: prompts is 5, it must be a list of InputFeatures"),

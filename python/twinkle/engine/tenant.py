@@ -122,13 +122,14 @@ class Tenant:
         )
         return Future(future, lambda result: _scores(batch, result))
 
-    def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, **options):
+    def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, divide=True, **options):
         """Divides the accumulated gradients by the accumulated token count, clips them to
         max_grad_norm (0 or inf: not at all), takes one optimizer step and zeroes them.
 
-        options: the optimizer's: lr, weight_decay, betas, eps, momentum, ... Future of a Result:
-        grad_norm before clipping, num_tokens, step (how many have been taken).
-        ConflictError: nothing is accumulated.
+        divide=False takes the sums of the gradients as they are, as Tinker does. options: the
+        optimizer's: lr, weight_decay, betas, eps, momentum, ... Future of a Result: grad_norm
+        before clipping, num_tokens, step (how many have been taken). ConflictError: nothing is
+        accumulated, or, with divide=False, clip_grad_norm has divided it.
         """
         checks.text("engine: optimizer", optimizer)
         max_grad_norm = checks.number(
@@ -143,6 +144,7 @@ class Tenant:
             options=options_json,
             max_grad_norm=max_grad_norm,
             norm_type=norm_type,
+            divide=checks.flag("engine: divide", divide),
         )
         return Future(future, Result)
 

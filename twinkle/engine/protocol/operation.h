@@ -132,24 +132,26 @@ struct ForwardBackward {
   }
 };
 
-// Divides the accumulated gradients by the accumulated token count, clips them, takes one optimizer
-// step, zeroes them. Weights may become so large (beyond 1e18) that no forward pass is finite; a
-// Save then refuses them. Error kConflict: nothing was accumulated; kInvalid: bad options, a step
-// that would leave NaN or infinity, a frozen tenant.
+// Divides the accumulated gradients by the accumulated token count, unless told not to, clips them,
+// takes one optimizer step, zeroes them. Weights may become so large (beyond 1e18) that no forward
+// pass is finite; a Save then refuses them. Error kConflict: nothing was accumulated, or,
+// undivided, a ClipGradNorm has divided it; kInvalid: bad options, a step that would leave NaN or
+// infinity, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
   std::string options;  // JSON object as text: lr, weight_decay, betas, eps, ...; empty: defaults
   double max_grad_norm = 0.0;  // 0 and infinity: no clipping
   double norm_type = 2.0;
+  bool divide = true;  // false: gradients as they were summed, of which losses make their own means
 
   bool operator==(const Step&) const = default;
   static constexpr std::string_view kName = "step";
   static constexpr auto fields() {
-    return std::tuple{field(1, "tenant", &Step::tenant), field(2, "optimizer", &Step::optimizer),
-                      field(3, "options", &Step::options),
-                      field(4, "max_grad_norm", &Step::max_grad_norm),
-                      field(5, "norm_type", &Step::norm_type)};
+    return std::tuple{
+        field(1, "tenant", &Step::tenant),       field(2, "optimizer", &Step::optimizer),
+        field(3, "options", &Step::options),     field(4, "max_grad_norm", &Step::max_grad_norm),
+        field(5, "norm_type", &Step::norm_type), field(6, "divide", &Step::divide)};
   }
 };
 

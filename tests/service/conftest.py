@@ -1,0 +1,51 @@
+"""A server of a tiny model, and clients of the real SDK."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = [sys.executable, "-c", "from twinkle.program import main; main()"]
+
+
+class Server:
+    """`twinkle serve` on a free port of loopback; ended by `stop`."""
+
+    def __init__(self, model, state, *arguments):
+        from twinkle import program
+
+        if program.path() is None:
+            pytest.skip("bin/twinkle is not built")
+        place = ["--name", "tiny", "--port", "0", "--state", state]
+        self.process = subprocess.Popen(
+            [*PROGRAM, "serve", "--model", model, *place, *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        line = self.process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, f"twinkle serve said {line!r}"
+        self.url = found[0]
+
+    def client(self, key="tml-test"):
+        """A client of the SDK."""
+        tinker = pytest.importorskip("tinker")
+        return tinker.ServiceClient(base_url=self.url, api_key=key)
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            return self.process.wait(60)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama_dir, tmp_path_factory):
+    os.environ.update(TINKER_TELEMETRY="0", HF_HUB_OFFLINE="1")
+    it = Server(tiny_llama_dir, tmp_path_factory.mktemp("state"))
+    yield it
+    assert it.stop() == 0

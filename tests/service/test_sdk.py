@@ -1,0 +1,125 @@
+"""The real `tinker` SDK against a server of its own, on a tiny model."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+tinker = pytest.importorskip("tinker")
+from tinker import types  # noqa: E402
+
+TOKENS = [1, 93, 198, 204, 75, 282, 49, 14, 42, 30, 2]
+ADAM = types.AdamParams(learning_rate=1e-2)
+
+
+def datum(tokens=TOKENS, **inputs):
+    inputs = inputs or {"weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
+    )
+
+
+@pytest.fixture(scope="module")
+def service(server):
+    return server.client()
+
+
+def trainer(service, **more):
+    return service.create_lora_training_client("tiny", rank=4, seed=1, **more)
+
+
+def loss_of(client, data=None):
+    return client.forward([data or datum()], "cross_entropy").result().metrics["loss:sum"]
+
+
+def steps(client, count, data=None):
+    """Trains; the loss before each step."""
+    out = []
+    for _ in range(count):
+        passed = client.forward_backward([data or datum()], "cross_entropy")
+        client.optim_step(ADAM).result()
+        out.append(passed.result().metrics["loss:sum"])
+    return out
+
+
+def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
+    client = trainer(service)
+    losses = steps(client, 8)
+    assert losses[-1] < losses[0] - 1
+
+    def custom(data, logprobs):
+        return -sum(row.sum() for row in logprobs), {"rows": float(len(logprobs))}
+
+    built_in = loss_of(client)
+    metrics = client.forward_backward_custom([datum()], custom).result().metrics
+    assert metrics["rows"] == 1
+    split = trainer(service)
+    whole = trainer(service)
+    split.forward_backward_custom([datum()], custom).result()
+    whole.forward_backward([datum()], "cross_entropy").result()
+    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert math.isfinite(built_in)
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro"])
+def test_losses_of_sampled_rows_run(service, loss):
+    client = trainer(service)
+    sampled = datum(logprobs=[-1.0] * 10, advantages=[0.5] * 10)
+    result = client.forward_backward([sampled], loss).result()
+    assert math.isfinite(result.metrics["loss:sum"])
+    assert len(result.loss_fn_outputs[0]["logprobs"].data) == 10
+
+
+def test_a_state_goes_on_as_its_run_would_have(service):
+    client = trainer(service)
+    steps(client, 2)
+    path = client.save_state("before").result().path
+    resumed = service.create_training_client_from_state_with_optimizer(path)
+    assert loss_of(resumed) == loss_of(client)
+    assert steps(resumed, 2) == steps(client, 2)
+
+
+def test_samplers_agree_with_the_trainer(service):
+    client = trainer(service)
+    steps(client, 2)
+    prompt = types.ModelInput.from_ints(TOKENS)
+    trained = client.forward([datum()], "cross_entropy").result()
+    expected = trained.loss_fn_outputs[0]["logprobs"].data
+    unnamed = client.save_weights_and_get_sampling_client()
+    path = client.save_weights_for_sampler("weights").result().path
+    named = service.create_sampling_client(model_path=path)
+    for sampler in (unnamed, named):
+        scores = sampler.compute_logprobs(prompt).result()
+        assert scores[0] is None
+        assert scores[1:] == pytest.approx(expected, abs=1e-4)
+    base = service.create_sampling_client(base_model="tiny").compute_logprobs(prompt).result()
+    assert base[1:] != pytest.approx(expected, abs=1e-4)
+    greedy = types.SamplingParams(max_tokens=6, temperature=0.0)
+    first, second = unnamed.sample(prompt, 2, greedy).result().sequences
+    assert first.tokens == second.tokens
+    steps(client, 2)  # what was published stays what it was
+    assert unnamed.sample(prompt, 1, greedy).result().sequences[0].tokens == first.tokens
+
+
+def test_a_wrong_request_is_told_at_once_and_its_window_is_dropped(service):
+    client, other = trainer(service), trainer(service)
+    good = client.forward_backward([datum()], "cross_entropy")
+    with pytest.raises(tinker.UnprocessableEntityError, match="token"):
+        client.forward_backward([datum([1, 10**6, 2])], "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match="a request of its window failed"):
+        client.optim_step(ADAM).result()
+    good.result()
+    assert steps(client, 3) == steps(other, 3)  # as if the window had not been
+
+
+def test_four_clients_at_once_get_what_one_gets(server):
+    def run(number):
+        client = trainer(server.client(f"tml-{number}"))
+        rows = datum([1 + number, *TOKENS[1:]])
+        return steps(client, 4, rows)
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, range(4)))
+    assert together == [run(number) for number in range(4)]

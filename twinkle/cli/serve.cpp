@@ -1,0 +1,96 @@
+// twinkle serve: the training service over HTTP, for the `tinker` SDK.
+#include <csignal>
+#include <cstdio>
+
+#include "twinkle/base/file.h"
+#include "twinkle/cli/command.h"
+#include "twinkle/cli/device.h"
+#include "twinkle/cli/model_path.h"
+#include "twinkle/engine/engine.h"
+#include "twinkle/server/http/server.h"
+#include "twinkle/server/routes.h"
+#include "twinkle/text/template.h"
+
+namespace twinkle::cli {
+namespace {
+
+struct ServeOptions {
+  std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
+  std::vector<std::string> names;
+  uint16_t port = 8000;
+};
+
+constexpr int64_t kMaxBodyBytes = int64_t{256} << 20;
+constexpr std::chrono::seconds kDrain{30};
+
+class EngineBackend : public server::Backend {
+ public:
+  EngineBackend(engine::Engine& engine, std::vector<std::string> names) : engine_(engine) {
+    const engine::ModelInfo& info = engine.model_info();
+    model_ = {.directory = info.directory,
+              .names = std::move(names),
+              .max_positions = info.max_positions,
+              .num_layers = info.num_layers,
+              .architecture = info.family};
+  }
+  const server::ModelFacts& model() const override { return model_; }
+  engine::Accepted check(engine::Operation operation) override {
+    return engine_.check(std::move(operation));
+  }
+  int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
+    return engine_.submit(std::move(accepted), std::move(on_done));
+  }
+
+ private:
+  engine::Engine& engine_;
+  server::ModelFacts model_;
+};
+
+// Ctrl-C and SIGTERM, which no other thread takes from here on.
+sigset_t hold_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+void run_service(const ServeOptions& o) {
+  const sigset_t signals = hold_signals();
+  server::HttpServer http({.address = o.host, .port = o.port});
+  engine::Engine engine({.model = model_path(o.model), .device = device_or_default(o.device)},
+                        text::decoder_of);
+  EngineBackend backend(engine, o.names.empty() ? std::vector{o.model} : o.names);
+  server::Services services(backend, http, std::filesystem::absolute(o.state));
+  http.serve({.admit = [](const server::Head&,
+                          const server::Admit& admit) { admit({.max_body_bytes = kMaxBodyBytes}); },
+              .handle = [&](const server::Request& request,
+                            const server::Reply& reply) { route(request, services, reply); }});
+  std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
+              o.host.c_str(), http.port());
+  std::fflush(stdout);
+  int signal = 0;
+  sigwait(&signals, &signal);
+  std::printf("twinkle ends\n");
+  http.drain(kDrain);
+  engine.close();
+}
+
+}  // namespace
+
+void serve(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("serve", "Serve training and sampling over HTTP");
+  auto o = std::make_shared<ServeOptions>();
+  command->add_option("--model", o->model, "smollm2, directory, .gguf file, or hub id")
+      ->capture_default_str();
+  command->add_option("--name", o->names, "name that clients ask for; may be given several times");
+  command->add_option("--host", o->host, "address to listen on")->capture_default_str();
+  command->add_option("--port", o->port, "port to listen on; 0 is a free one")
+      ->capture_default_str();
+  command->add_option("--state", o->state, "folder of checkpoints")->capture_default_str();
+  add_device(*command, o->device);
+  command->callback([o, &action] { action = [o](const std::string&) { run_service(*o); }; });
+}
+
+}  // namespace twinkle::cli

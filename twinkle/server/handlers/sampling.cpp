@@ -1,0 +1,164 @@
+// Samplers and their requests.
+#include <cmath>
+#include <limits>
+
+#include "twinkle/base/error.h"
+#include "twinkle/server/routes.h"
+#include "twinkle/server/tinker/results.h"
+
+namespace twinkle::server {
+namespace {
+
+constexpr int64_t kMaxSamples = 1024;  // of one request
+
+std::vector<int32_t> prompt_of(const Json& body) {
+  const Json* prompt = find(body, "prompt");
+  const Json* chunks = prompt ? find(*prompt, "chunks") : nullptr;
+  require(chunks && chunks->is_array(), Code::kInvalid, "server: prompt.chunks is missing");
+  std::vector<int32_t> out;
+  for (const Json& chunk : chunks->get_array()) {
+    const auto type = get_or<std::string>(chunk, "type", "encoded_text");
+    const Json* tokens = find(chunk, "tokens");
+    require(type == "encoded_text" && tokens && tokens->is_array(), Code::kInvalid,
+            "server: prompt has a chunk of type '", type,
+            "'; this server's models read encoded_text alone");
+    for (const Json& token : tokens->get_array()) {
+      require(
+          token.is_int64() && token.get_int64() >= 0 && std::in_range<int32_t>(token.get_int64()),
+          Code::kInvalid, "server: prompt holds ", boost::json::serialize(token),
+          ", it must be a token");
+      out.push_back(static_cast<int32_t>(token.get_int64()));
+    }
+  }
+  return out;
+}
+
+// stop: nothing: the model's ends; []: nothing ends it; texts or tokens.
+void read_stop(const Json& sampling, engine::Sample& sample, const std::string& tokenizer) {
+  const Json* stop = find(sampling, "stop");
+  if (!stop) return;
+  engine::SamplingParams& params = sample.params[0];
+  const JsonArray list = stop->is_array() ? stop->get_array() : JsonArray{*stop};
+  params.ignore_eos = true;
+  for (const Json& item : list) {
+    if (item.is_string())
+      params.stop.emplace_back(item.get_string());
+    else if (item.is_int64() && std::in_range<int32_t>(item.get_int64()))
+      params.stop_token_ids.push_back(static_cast<int32_t>(item.get_int64()));
+    else
+      fail(Code::kInvalid, "server: sampling_params.stop holds ", boost::json::serialize(item),
+           ", it must be a text or a token");
+  }
+  if (!params.stop.empty()) sample.tokenizer = tokenizer;
+}
+
+tinker::TopTokens top_of(const std::vector<sampler::TopLogprobs>& rows, int64_t k) {
+  tinker::TopTokens out{.k = k};
+  for (const auto& row : rows) {
+    auto& to = out.rows.emplace_back();
+    for (const auto& t : row) to.emplace_back(t.id, t.logprob);
+  }
+  return out;
+}
+
+Response answer_of(const engine::Result& r, const engine::SamplingParams& params) {
+  const auto& result = std::get<engine::SampleResult>(r);
+  tinker::SampleResponse out;
+  for (const engine::Completion& c : result.completions.at(0)) {
+    auto& s = out.sequences.emplace_back();
+    s = {.tokens = c.tokens, .logprobs = c.logprobs, .at_length = c.stop_reason == "length"};
+    if (params.top_logprobs > 0) s.top = top_of(c.top_logprobs, params.top_logprobs);
+  }
+  if (params.prompt_logprobs) {
+    const std::vector<float>& scores = result.prompts.at(0).logprobs;  // the first token has none
+    out.prompt_logprobs.emplace(1, std::numeric_limits<float>::quiet_NaN());
+    out.prompt_logprobs->insert(out.prompt_logprobs->end(), scores.begin(), scores.end());
+  }
+  return {.body = tinker::to_protobuf(out), .content_type = "application/x-protobuf"};
+}
+
+}  // namespace
+
+std::optional<Response> create_sampling_session(Call& call) {
+  Services& s = call.services;
+  Session& session = s.session(get<std::string>(call.body, "session_id"), call.owner);
+  const auto seq = get<int64_t>(call.body, "sampling_session_seq_id");
+  if (const auto known = session.samplers.find(seq); known != session.samplers.end())
+    return json({{"sampling_session_id", known->second}});
+  Sampler sampler{.id = session.id + ":sample:" + std::to_string(seq), .owner = call.owner};
+  sampler.model_path = get_or<std::string>(call.body, "model_path", "");
+  if (sampler.model_path.empty()) {
+    sampler.base_model = get<std::string>(call.body, "base_model");
+    s.require_model(sampler.base_model);
+    sampler.tenant = s.tenant_of_base();
+  } else {
+    const auto folder = s.folder_of(sampler.model_path);
+    sampler.base_model =
+        s.runs.find(folder.parent_path().parent_path().filename(), call.owner).base_model;
+    sampler.tenant = s.tenant_of(folder);
+  }
+  session.samplers[seq] = sampler.id;
+  const std::string id = sampler.id;
+  s.samplers[id] = std::move(sampler);
+  return json({{"sampling_session_id", id}});
+}
+
+std::optional<Response> get_sampler(Call& call) {
+  const Sampler& sampler = call.services.sampler(call.path.at("id"), call.owner);
+  JsonObject out{{"sampler_id", sampler.id}, {"base_model", sampler.base_model}};
+  if (!sampler.model_path.empty()) out["model_path"] = sampler.model_path;
+  return json(out);
+}
+
+std::optional<Response> asample(Call& call) {
+  Services& s = call.services;
+  Sampler& sampler = s.sampler(get<std::string>(call.body, "sampling_session_id"), call.owner);
+  const auto seq = get<int64_t>(call.body, "seq_id");
+  const auto num_samples = get_or<int64_t>(call.body, "num_samples", 1);
+  require(num_samples >= 1 && num_samples <= kMaxSamples, Code::kInvalid, "server: num_samples is ",
+          num_samples, ", it must be from 1 to ", kMaxSamples);
+  const std::string request_id = sampler.id + ":" + std::to_string(seq);
+  JsonArray sequences;
+  for (int64_t i = 0; i < num_samples; ++i)
+    sequences.push_back(Json(request_id + ":" + std::to_string(i)));
+  const Json told = {{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}};
+  if (sampler.requests.contains(seq)) return json(told);
+
+  const Json* sampling = find(call.body, "sampling_params");
+  const Json none = JsonObject{};
+  if (!sampling) sampling = &none;
+  for (const char* name : {"topk_prompt_logprobs", "prompt_alt_tokens_k"})
+    require(get_or<int64_t>(call.body, name, 0) == 0, Code::kInvalid, "server: ", name,
+            " is not there yet; leave it out");
+  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"})
+    require(!find(call.body, name), Code::kInvalid, "server: ", name,
+            " is not there yet; leave it out");
+  engine::Sample sample{.tenant = sampler.tenant, .params = {{}}, .version = sampler.version};
+  sample.prompts.push_back(prompt_of(call.body));
+  engine::SamplingParams& params = sample.params[0];
+  const ModelFacts& model = s.backend.model();
+  params.num_samples = num_samples;
+  params.max_tokens =
+      get_or<int64_t>(*sampling, "max_tokens", model.max_positions - std::ssize(sample.prompts[0]));
+  params.seed = find(*sampling, "seed") ? static_cast<uint64_t>(get<int64_t>(*sampling, "seed"))
+                                        : std::hash<std::string>{}(new_id());
+  params.temperature = get_or(*sampling, "temperature", 1.0);
+  params.top_k = get_or<int64_t>(*sampling, "top_k", -1);
+  params.top_p = get_or(*sampling, "top_p", 1.0);
+  params.prompt_logprobs = get_or(call.body, "prompt_logprobs", false);
+  params.top_logprobs = get_or<int64_t>(call.body, "topk_sample_logprobs", 0);
+  read_stop(*sampling, sample, model.directory);
+  s.promises.open(request_id, call.owner);
+  try {
+    s.submit(std::move(sample), request_id,
+             [params](const engine::Result& r) { return answer_of(r, params); });
+  } catch (const Error& e) {
+    s.promises.drop(request_id);
+    if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
+    throw;
+  }
+  sampler.requests[seq] = request_id;
+  return json(told);
+}
+
+}  // namespace twinkle::server

@@ -1,0 +1,46 @@
+// Configuration, sessions and what the SDK tells on the side.
+#include "twinkle/server/routes.h"
+
+namespace twinkle::server {
+
+std::optional<Response> healthz(Call&) { return json({{"status", "ok"}}); }
+
+std::optional<Response> client_config(Call&) { return json(JsonObject{}); }
+
+std::optional<Response> client_dynamic_config(Call&) { return json(JsonObject{}); }
+
+std::optional<Response> create_session(Call& call) {
+  const std::string id = new_id();
+  call.services.sessions[id] = {.id = id, .owner = call.owner};
+  return json({{"session_id", id}, {"type", "create_session"}});
+}
+
+std::optional<Response> session_heartbeat(Call& call) {
+  call.services.session(get<std::string>(call.body, "session_id"), call.owner);
+  return json({{"type", "session_heartbeat"}});
+}
+
+std::optional<Response> finish_session(Call& call) {
+  call.services.session(call.path.at("id"), call.owner).finished = true;
+  return json(JsonObject{});
+}
+
+std::optional<Response> telemetry(Call&) { return json({{"status", "accepted"}}); }
+
+std::optional<Response> get_server_capabilities(Call& call) {
+  JsonArray models;
+  const ModelFacts& model = call.services.backend.model();
+  for (const std::string& name : model.names)
+    models.push_back({{"model_name", name},
+                      {"max_context_length", model.max_positions},
+                      {"trainable", true},
+                      {"sampleable", true}});
+  return json({{"supported_models", std::move(models)}});
+}
+
+std::optional<Response> retrieve_future(Call& call) {
+  call.services.promises.poll(get<std::string>(call.body, "request_id"), call.owner, call.reply);
+  return std::nullopt;
+}
+
+}  // namespace twinkle::server

@@ -1,0 +1,189 @@
+// Training runs: their creation, forward_backward and optim_step.
+#include <cmath>
+
+#include "twinkle/base/error.h"
+#include "twinkle/server/routes.h"
+#include "twinkle/server/tinker/forward_backward_request.h"
+#include "twinkle/server/tinker/results.h"
+
+namespace twinkle::server {
+namespace {
+
+using tinker::Tensor;
+
+constexpr int64_t kLoraAlpha = 32;  // Tinker's, whatever the rank
+constexpr int64_t kMaxRank = 512;
+
+Json ack(const Run& run, const std::string& request_id) {
+  return {{"request_id", request_id}, {"model_id", run.id}};
+}
+
+std::vector<float> floats(const Tensor& tensor) {
+  return std::visit([](const auto& v) { return std::vector<float>(v.begin(), v.end()); },
+                    tensor.values);
+}
+
+engine::Example example(const tinker::Datum& datum, const std::string& loss, size_t number) {
+  const std::string where = "server: data[" + std::to_string(number) + "]";
+  engine::Example out{.input_ids = datum.tokens};
+  const bool weighted = loss == "cross_entropy";
+  for (const auto& [name, tensor] : datum.loss_fn_inputs) {
+    require(tensor.shape.size() == 1 && tensor.num_values() == std::ssize(datum.tokens),
+            Code::kInvalid, where, ".", name, " has ", tensor.num_values(), " values in ",
+            tensor.shape.size(), " dimensions, model_input has ", datum.tokens.size(),
+            " tokens: one for each is taken");
+    if (name == "target_tokens") {
+      const auto* ids = std::get_if<std::vector<int64_t>>(&tensor.values);
+      require(ids, Code::kInvalid, where, ".target_tokens must be int64");
+      for (const int64_t id : *ids) {
+        require(std::in_range<int32_t>(id) && id >= 0, Code::kInvalid, where,
+                ".target_tokens holds ", id, ", it must be a token");
+        out.labels.push_back(static_cast<int32_t>(id));
+      }
+    } else if (name == "weights" || name == "mask") {
+      if (weighted) out.weights = floats(tensor);  // other losses do not read them
+    } else {
+      out.extras[name] = floats(tensor);
+    }
+  }
+  require(!out.labels.empty() || datum.tokens.empty(), Code::kInvalid, where,
+          " has no target_tokens");
+  return out;
+}
+
+std::string options_of(const tinker::LossConfig& config) {
+  JsonObject out;
+  for (const auto& [name, value] : config) std::visit([&](const auto& v) { out[name] = v; }, value);
+  return out.empty() ? "" : boost::json::serialize(out);
+}
+
+Response output(const engine::ForwardResult& result, double loss) {
+  tinker::ForwardBackwardOutput out;
+  for (const auto& logps : result.logps) out.data.push_back({{"logprobs", {logps}}});
+  out.metrics["loss:sum"] = loss;
+  return {.body = to_protobuf(out), .content_type = "application/x-protobuf"};
+}
+
+engine::Operation forward_of(engine::ForwardBackward op, Answered& answer) {
+  require(op.loss == "cross_entropy", Code::kInvalid, "server: forward with the loss '", op.loss,
+          "' is not there yet, only with cross_entropy");
+  std::vector<std::vector<float>> weights;
+  for (const engine::Example& e : op.sequences) weights.push_back(e.weights);
+  answer = [weights](const engine::Result& r) {
+    const auto& result = std::get<engine::ForwardResult>(r);
+    double loss = 0;
+    for (size_t i = 0; i < result.logps.size(); ++i)
+      for (size_t t = 0; t < result.logps[i].size(); ++t)
+        loss -= double{result.logps[i][t]} * (weights[i].empty() ? 1.0 : double{weights[i][t]});
+    return output(result, loss);
+  };
+  return engine::Forward{.tenant = op.tenant, .sequences = std::move(op.sequences)};
+}
+
+}  // namespace
+
+std::optional<Response> create_model(Call& call) {
+  Services& s = call.services;
+  Session& session = s.session(get<std::string>(call.body, "session_id"), call.owner);
+  const auto seq = get<int64_t>(call.body, "model_seq_id");
+  const std::string id = session.id + ":train:" + std::to_string(seq);
+  if (const auto known = session.runs.find(seq); known != session.runs.end())
+    return json({{"request_id", known->second}, {"model_id", id}});
+  const auto base = get<std::string>(call.body, "base_model");
+  s.require_model(base);
+  const Json* config = find(call.body, "lora_config");
+  require(config, Code::kInvalid,
+          "server: lora_config is missing; this server trains LoRA adapters, not all weights");
+  const auto rank = get<int64_t>(*config, "rank");
+  require(rank >= 1 && rank <= kMaxRank, Code::kInvalid, "server: lora_config.rank is ", rank,
+          ", it must be from 1 to ", kMaxRank);
+  Run run{.id = id, .owner = call.owner, .base_model = base, .rank = rank};
+  run.train_attn = get_or(*config, "train_attn", true);
+  run.train_mlp = get_or(*config, "train_mlp", true);
+  run.train_unembed = get_or(*config, "train_unembed", true);
+  JsonArray targets;
+  if (run.train_attn)
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) targets.push_back(name);
+  if (run.train_mlp)
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) targets.push_back(name);
+  if (run.train_unembed) targets.push_back("lm_head");
+  require(
+      !targets.empty(), Code::kInvalid,
+      "server: train_attn, train_mlp and train_unembed are all false: nothing would be trained");
+  const JsonObject lora{
+      {"r", rank}, {"lora_alpha", kLoraAlpha}, {"target_modules", std::move(targets)}};
+  engine::Create create{.tenant = id, .lora_json = boost::json::serialize(lora)};
+  create.seed = get_or<int64_t>(*config, "seed", 0);
+  const std::string request_id = id + ":0";
+  s.promises.open(request_id, call.owner);
+  Run& added = s.runs.add(std::move(run));
+  session.runs[seq] = request_id;
+  s.runs.submit_first(added, request_id, std::move(create), [id](const engine::Result&) {
+    return json({{"model_id", id}, {"type", "create_model"}});
+  });
+  return json(ack(added, request_id));
+}
+
+std::optional<Response> get_info(Call& call) {
+  const Run& run = call.services.runs.find(get<std::string>(call.body, "model_id"), call.owner);
+  const ModelFacts& model = call.services.backend.model();
+  return json({{"type", "get_info"},
+               {"model_id", run.id},
+               {"model_data", {{"arch", model.architecture}, {"model_name", run.base_model}}},
+               {"is_lora", true},
+               {"lora_rank", run.rank},
+               {"model_name", run.base_model}});
+}
+
+std::optional<Response> forward_backward(Call& call) {
+  tinker::ForwardBackwardRequest request = tinker::read_forward_backward(call.request.body);
+  Run& run = call.services.runs.find(request.model_id, call.owner);
+  engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
+  Answered answer = [](const engine::Result& r) {
+    const auto& result = std::get<engine::ForwardResult>(r);
+    return output(result, result.loss);
+  };
+  engine::Operation operation;
+  try {
+    op.loss_options = options_of(request.loss_fn_config);
+    for (size_t i = 0; i < request.data.size(); ++i)
+      op.sequences.push_back(example(request.data[i], request.loss_fn, i));
+    if (request.forward_only)
+      operation = forward_of(std::move(op), answer);
+    else
+      operation = std::move(op);
+  } catch (const Error& e) {
+    call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
+    throw;
+  }
+  return json(ack(run, call.services.runs.submit(run, request.seq_id, std::move(operation),
+                                                 std::move(answer))));
+}
+
+std::optional<Response> optim_step(Call& call) {
+  Run& run = call.services.runs.find(get<std::string>(call.body, "model_id"), call.owner);
+  const auto seq_id = get<int64_t>(call.body, "seq_id");
+  engine::Step step{.tenant = run.id, .divide = false};
+  try {
+    const Json* adam = find(call.body, "adam_params");
+    require(adam, Code::kInvalid, "server: adam_params is missing; adamw is the optimizer here");
+    step.options = boost::json::serialize(
+        JsonObject{{"lr", get<double>(*adam, "learning_rate")},
+                   {"betas", JsonArray{get_or(*adam, "beta1", 0.9), get_or(*adam, "beta2", 0.95)}},
+                   {"eps", get_or(*adam, "eps", 1e-12)},
+                   {"weight_decay", get_or(*adam, "weight_decay", 0.0)}});
+    step.max_grad_norm = std::max(0.0, get_or(*adam, "grad_clip_norm", 0.0));
+  } catch (const Error& e) {
+    call.services.runs.refuse(run, seq_id, e.what(), true);
+    throw;
+  }
+  return json(
+      ack(run, call.services.runs.submit(run, seq_id, std::move(step), [](const engine::Result& r) {
+        const auto& result = std::get<engine::StepResult>(r);
+        return json({{"metrics",
+                      {{"unclipped_grad_l2:mean", result.grad_norm},
+                       {"step", static_cast<double>(result.step)}}}});
+      })));
+}
+
+}  // namespace twinkle::server

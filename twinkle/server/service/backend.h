@@ -1,0 +1,30 @@
+// The engine as the service sees it: check, then queue; facts of the one model that it serves.
+// Without torch, so that tests put a dispatcher over a null model behind it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "twinkle/engine/schedule/accepted.h"
+
+namespace twinkle::server {
+
+struct ModelFacts {
+  std::string directory;           // of the model's files
+  std::vector<std::string> names;  // under which clients ask for it; the first is told
+  int64_t max_positions = 0;       // tokens of a sequence
+  int64_t num_layers = 0;
+  std::string architecture;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const ModelFacts& model() const = 0;
+  // As Engine's of these names.
+  virtual engine::Accepted check(engine::Operation operation) = 0;
+  virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
+};
+
+}  // namespace twinkle::server

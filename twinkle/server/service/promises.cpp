@@ -1,0 +1,76 @@
+#include "twinkle/server/service/promises.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::server {
+namespace {
+
+Response not_yet() { return {.status = 408, .body = R"({"queue_state":"active"})"}; }
+
+}  // namespace
+
+Promises::Promises(const PromiseOptions& options, Loop& loop) : options_(options), loop_(loop) {}
+
+void Promises::open(const std::string& id, const std::string& owner) {
+  const bool made = promises_.try_emplace(id, Promise{.owner = owner}).second;
+  require(made, Code::kConflict, "server: request_id '", id, "' exists");
+  ++num_open_;
+}
+
+void Promises::settle(const std::string& id, Response response) {
+  const auto found = promises_.find(id);
+  if (found == promises_.end() || found->second.response) return;
+  Promise& promise = found->second;
+  num_bytes_ += std::ssize(response.body);
+  promise.response = std::move(response);
+  --num_open_;
+  const std::vector<Waiter> waiters = std::exchange(promise.waiters, {});
+  num_held_ -= std::ssize(waiters);
+  for (const Waiter& w : waiters) give(id, promise, w.reply);
+}
+
+void Promises::poll(const std::string& id, const std::string& owner, Reply reply) {
+  const auto found = promises_.find(id);
+  if (found == promises_.end() || found->second.owner != owner)
+    return reply(refusal(404, "server: request_id '" + id +
+                                  "' is not known; results that were "
+                                  "fetched are kept for ten minutes"));
+  Promise& promise = found->second;
+  if (promise.response) return give(id, promise, reply);
+  const int64_t number = next_waiter_++;
+  promise.waiters.push_back({number, std::move(reply)});
+  ++num_held_;
+  loop_.after(options_.hold, [this, id, number] {
+    const auto it = promises_.find(id);
+    if (it == promises_.end()) return;
+    std::vector<Waiter>& waiters = it->second.waiters;
+    const auto waiter = std::ranges::find(waiters, number, &Waiter::number);
+    if (waiter == waiters.end()) return;
+    const Reply late = std::move(waiter->reply);
+    waiters.erase(waiter);
+    --num_held_;
+    late(not_yet());
+  });
+}
+
+void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
+  reply(*promise.response);
+  if (std::exchange(promise.read, true)) return;
+  loop_.after(options_.keep_read, [this, id] { drop(id); });
+}
+
+void Promises::drop(const std::string& id) {
+  const auto node = promises_.extract(id);
+  if (!node) return;
+  const Promise& promise = node.mapped();
+  num_open_ -= !promise.response;
+  num_held_ -= std::ssize(promise.waiters);
+  if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
+  for (const Waiter& w : promise.waiters)
+    w.reply(refusal(410, "server: request_id '" + id + "' was given up"));
+}
+
+}  // namespace twinkle::server

@@ -1,0 +1,62 @@
+// Promises of results: a client that submitted work polls with the id that it was given, and is
+// answered when the work has ended. Used by the service's thread alone.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "twinkle/server/http/message.h"
+#include "twinkle/server/loop.h"
+
+namespace twinkle::server {
+
+struct PromiseOptions {
+  // A poll is held so long, then answered 408: come again. The SDK gives up at 45 s.
+  std::chrono::milliseconds hold{30000};
+  // A result that was given is kept so long, since its response may have been lost.
+  std::chrono::milliseconds keep_read{600000};
+};
+
+class Promises {
+ public:
+  Promises(const PromiseOptions& options, Loop& loop);
+
+  // Before anything is settled or polled for. Error kConflict: there is one of this id.
+  void open(const std::string& id, const std::string& owner);
+  // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
+  void settle(const std::string& id, Response response);
+  // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
+  // promise, or another owner's.
+  void poll(const std::string& id, const std::string& owner, Reply reply);
+
+  // Forgets it; polls that wait are answered 410, which makes the client give it up.
+  void drop(const std::string& id);
+  int64_t num_open() const { return num_open_; }    // not settled
+  int64_t num_held() const { return num_held_; }    // polls that wait
+  int64_t num_bytes() const { return num_bytes_; }  // of results
+
+ private:
+  struct Waiter {
+    int64_t number;
+    Reply reply;
+  };
+  struct Promise {
+    std::string owner;
+    std::optional<Response> response = {};
+    std::vector<Waiter> waiters = {};
+    bool read = false;
+  };
+
+  void give(const std::string& id, Promise& promise, const Reply& reply);
+
+  const PromiseOptions options_;
+  Loop& loop_;
+  std::map<std::string, Promise> promises_;
+  int64_t next_waiter_ = 1;
+  int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
+};
+
+}  // namespace twinkle::server

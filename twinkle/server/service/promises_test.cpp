@@ -1,0 +1,97 @@
+#include "twinkle/server/service/promises.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/base/error.h"
+#include "twinkle/server/service/loop_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+class PromisesTest : public testing::Test {
+ protected:
+  // What polls were answered, in order: "200 body".
+  Reply note() {
+    return [this](const Response& r) { told_.push_back(std::to_string(r.status) + " " + r.body); };
+  }
+
+  LoopForTest loop_;
+  Promises promises_{{}, loop_};
+  std::vector<std::string> told_;
+};
+
+TEST_F(PromisesTest, APollWaitsForItsResultAndALaterOneHasItAtOnce) {
+  promises_.open("r1", "a");
+  promises_.poll("r1", "a", note());
+  promises_.poll("r1", "a", note());
+  EXPECT_EQ(promises_.num_held(), 2);
+  EXPECT_TRUE(told_.empty());
+  promises_.settle("r1", {.body = "x"});
+  EXPECT_EQ(told_, (std::vector<std::string>{"200 x", "200 x"}));
+  EXPECT_EQ(promises_.num_held(), 0);
+  promises_.poll("r1", "a", note());
+  EXPECT_EQ(told_.back(), "200 x");
+}
+
+TEST_F(PromisesTest, APollIsHeldThirtySecondsThenToldToComeAgain) {
+  promises_.open("r1", "a");
+  promises_.poll("r1", "a", note());
+  loop_.pass(29s);
+  EXPECT_TRUE(told_.empty());
+  loop_.pass(1s);
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].substr(0, 3), "408");
+  promises_.settle("r1", {.body = "x"});
+  EXPECT_EQ(told_.size(), 1u);
+  EXPECT_EQ(promises_.num_held(), 0);
+}
+
+TEST_F(PromisesTest, AnUnreadResultStaysAndAReadOneGoesAfterTenMinutes) {
+  promises_.open("r1", "a");
+  promises_.settle("r1", {.body = "x"});
+  loop_.pass(1h);
+  promises_.poll("r1", "a", note());
+  loop_.pass(9min);
+  promises_.poll("r1", "a", note());  // its response was lost
+  EXPECT_EQ(told_.back(), "200 x");
+  EXPECT_EQ(promises_.num_bytes(), 1);
+  loop_.pass(1min);
+  promises_.poll("r1", "a", note());
+  EXPECT_EQ(told_.back().substr(0, 3), "404");
+  EXPECT_EQ(promises_.num_bytes(), 0);
+}
+
+TEST_F(PromisesTest, AnotherOwnersPromiseDoesNotExist) {
+  promises_.open("r1", "a");
+  promises_.poll("r1", "b", note());
+  promises_.poll("r2", "a", note());
+  for (const std::string& t : told_) EXPECT_EQ(t.substr(0, 3), "404");
+  EXPECT_EQ(promises_.num_held(), 0);
+}
+
+TEST_F(PromisesTest, TheFirstOutcomeStands) {
+  promises_.open("r1", "a");
+  promises_.settle("r1", {.body = "x"});
+  promises_.settle("r1", {.body = "y"});
+  promises_.settle("gone", {.body = "y"});
+  promises_.poll("r1", "a", note());
+  EXPECT_EQ(told_.back(), "200 x");
+  EXPECT_EQ(promises_.num_open(), 0);
+  EXPECT_THROW(promises_.open("r1", "a"), Error);
+}
+
+TEST_F(PromisesTest, ADroppedOneEndsThePollsThatWait) {
+  promises_.open("r1", "a");
+  promises_.poll("r1", "a", note());
+  promises_.drop("r1");
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].substr(0, 3), "410");
+  EXPECT_EQ(promises_.num_open(), 0);
+  loop_.pass(1h);
+  EXPECT_EQ(told_.size(), 1u);
+}
+
+}  // namespace
+}  // namespace twinkle::server

@@ -1,0 +1,52 @@
+// The body of Tinker's POST /api/v1/forward_backward: a protobuf of package tinker_public (message
+// ForwardBackwardRequest), as plain values. Knows no engine; docs/tinker.md has the schema.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace twinkle::server::tinker {
+
+// Row-major; a sparse one (CSR) has been filled with zeros.
+struct Tensor {
+  std::vector<int64_t> shape;  // of one dimension where the sender names none
+  std::variant<std::vector<float>, std::vector<int64_t>> values;
+
+  int64_t num_values() const {
+    return std::visit([](const auto& v) { return std::ssize(v); }, values);
+  }
+  bool operator==(const Tensor&) const = default;
+};
+
+struct Datum {
+  std::vector<int32_t> tokens;  // of all chunks of text, one after the other
+  std::map<std::string, Tensor> loss_fn_inputs;
+
+  bool operator==(const Datum&) const = default;
+};
+
+using LossConfig = std::map<std::string, std::variant<double, std::string>>;
+
+struct ForwardBackwardRequest {
+  std::string model_id;
+  int32_t seq_id = 0;  // >= 1
+  std::vector<Datum> data;
+  std::string loss_fn;
+  LossConfig loss_fn_config;
+  bool forward_only = false;
+
+  bool operator==(const ForwardBackwardRequest&) const = default;
+};
+
+// Values that the tensors of one request may have, zeros of sparse ones with them.
+inline constexpr int64_t kMaxValues = int64_t{1} << 26;
+
+// Error kInvalid: bytes that are no such message, a chunk that is no text, a tensor whose numbers
+// do not fit its shape, sparse indices that are out of range or out of order, a seq_id below 1,
+// more than kMaxValues; with the field and its place.
+ForwardBackwardRequest read_forward_backward(std::string_view bytes);
+
+}  // namespace twinkle::server::tinker
