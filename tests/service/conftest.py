@@ -18,9 +18,16 @@ class Server:
 
         if program.path() is None:
             pytest.skip("bin/twinkle is not built")
-        place = ["--name", "tiny", "--port", "0", "--state", state]
+        place = ["--model", model, "--name", "tiny", "--state", state]
+        self.command = [*PROGRAM, "serve", *place, *arguments]
+        self.url = None
+        self.start_again()
+
+    def start_again(self):
+        """A new process on the same state, at the same address."""
+        port = self.url.rpartition(":")[2] if self.url else "0"
         self.process = subprocess.Popen(
-            [*PROGRAM, "serve", "--model", model, *place, *arguments],
+            [*self.command, "--port", port],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -34,6 +41,12 @@ class Server:
         tinker = pytest.importorskip("tinker")
         return tinker.ServiceClient(base_url=self.url, api_key=key)
 
+    def kill(self):
+        """As SIGKILL does; returns when it is gone."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
     def stop(self):
         self.process.terminate()
         try:
@@ -43,9 +56,15 @@ class Server:
             self.process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def server(tiny_llama_dir, tmp_path_factory):
+@pytest.fixture(scope="session")
+def start():
+    """Starts a server: of a model, on a state's folder, with more arguments."""
     os.environ.update(TINKER_TELEMETRY="0", HF_HUB_OFFLINE="1")
-    it = Server(tiny_llama_dir, tmp_path_factory.mktemp("state"))
+    return Server
+
+
+@pytest.fixture(scope="module")
+def server(start, tiny_llama_dir, tmp_path_factory):
+    it = start(tiny_llama_dir, tmp_path_factory.mktemp("state"))
     yield it
     assert it.stop() == 0

@@ -1,6 +1,7 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
 #include <csignal>
 #include <cstdio>
+#include <memory>
 
 #include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
@@ -9,6 +10,7 @@
 #include "twinkle/engine/engine.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/routes.h"
+#include "twinkle/store/crc32c.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
@@ -18,6 +20,7 @@ struct ServeOptions {
   std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
   std::vector<std::string> names;
   uint16_t port = 8000;
+  bool accept_other_arithmetic = false;
 };
 
 constexpr int64_t kMaxBodyBytes = int64_t{256} << 20;
@@ -56,25 +59,54 @@ sigset_t hold_signals() {
   return signals;
 }
 
+// Whatever ends the service: nothing calls it when it is gone, and what the engine has not done is
+// not told as failed, but done by the next start.
+struct Ending {
+  server::Services& services;
+  engine::Engine& engine;
+  std::unique_ptr<server::HttpServer>& http;
+  ~Ending() {
+    services.operations.close();
+    engine.close();
+    services.history.close();
+    http.reset();
+  }
+};
+
+// Which weights a state belongs to.
+std::string identity_of(const engine::ModelInfo& info) {
+  return boost::json::serialize(JsonObject{{"family", info.family},
+                                           {"num_parameters", info.num_parameters},
+                                           {"config_crc32c", store::crc32c(info.config_json)}});
+}
+
 void run_service(const ServeOptions& o) {
   const sigset_t signals = hold_signals();
-  server::HttpServer http({.address = o.host, .port = o.port});
+  auto http =
+      std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});
   engine::Engine engine({.model = model_path(o.model), .device = device_or_default(o.device)},
                         text::decoder_of);
   EngineBackend backend(engine, o.names.empty() ? std::vector{o.model} : o.names);
-  server::Services services(backend, http, std::filesystem::absolute(o.state));
-  http.serve({.admit = [](const server::Head&,
-                          const server::Admit& admit) { admit({.max_body_bytes = kMaxBodyBytes}); },
-              .handle = [&](const server::Request& request,
-                            const server::Reply& reply) { route(request, services, reply); }});
+  server::Services services(backend, *http, std::filesystem::absolute(o.state));
+  const Ending ending{services, engine, http};
+  const engine::ModelInfo& info = engine.model_info();
+  services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
+                o.accept_other_arithmetic,
+                [&](const server::Command& c) { return server::replay(c, services); });
+  http->serve(
+      {.admit = [](const server::Head&,
+                   const server::Admit& admit) { admit({.max_body_bytes = kMaxBodyBytes}); },
+       .handle =
+           [&](server::Request request, server::Reply reply) {
+             server::route(std::move(request), services, std::move(reply));
+           }});
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
-              o.host.c_str(), http.port());
+              o.host.c_str(), http->port());
   std::fflush(stdout);
   int signal = 0;
   sigwait(&signals, &signal);
   std::printf("twinkle ends\n");
-  http.drain(kDrain);
-  engine.close();
+  http->drain(kDrain);
 }
 
 }  // namespace
@@ -88,7 +120,11 @@ void serve(CLI::App& app, Action& action) {
   command->add_option("--host", o->host, "address to listen on")->capture_default_str();
   command->add_option("--port", o->port, "port to listen on; 0 is a free one")
       ->capture_default_str();
-  command->add_option("--state", o->state, "folder of checkpoints")->capture_default_str();
+  command->add_option("--state", o->state, "folder of checkpoints and of all that was accepted")
+      ->capture_default_str();
+  command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,
+                    "go on with a state that another processor or version computed; what is done "
+                    "again gets other bits");
   add_device(*command, o->device);
   command->callback([o, &action] { action = [o](const std::string&) { run_service(*o); }; });
 }

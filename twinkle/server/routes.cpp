@@ -8,19 +8,22 @@
 
 namespace twinkle::server {
 
-#define ROUTE(verb, path, name) std::optional<Response> name(Call& call);
+#define ROUTE(verb, path, name, kind) std::optional<Response> name(Call& call);
 #include "twinkle/server/routes.def"
 #undef ROUTE
 
 namespace {
 
+enum Kind { kAnswered, kJournalled };
+
 struct Route {
   std::string_view verb, path;
   std::optional<Response> (*run)(Call&);
+  Kind kind;
 };
 
 constexpr std::array kRoutes = {
-#define ROUTE(verb, path, name) Route{#verb, path, name},
+#define ROUTE(verb, path, name, kind) Route{#verb, path, name, kind},
 #include "twinkle/server/routes.def"
 #undef ROUTE
 };
@@ -54,32 +57,94 @@ int status_of(Code code) {
   }
 }
 
+Response response_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    Response out = refusal(status_of(e.code), e.what());
+    if (e.code == Code::kBusy) out.headers.emplace_back("Retry-After", "1");
+    return out;
+  } catch (const std::exception&) {
+    return refusal(500, "internal error");
+  }
+}
+
+// A request and its route, until it is answered.
+struct Asked {
+  Request request;
+  const Route* route = nullptr;
+  std::map<std::string, std::string> path;
+  Json body;
+};
+
+// Error kNotFound: no such route; kInvalid: a body that is no object of JSON.
+std::shared_ptr<Asked> asked(Request request) {
+  const auto out = std::make_shared<Asked>();
+  out->request = std::move(request);
+  const Request& r = out->request;
+  for (const Route& route : kRoutes)
+    if (route.verb == r.method && matches(route.path, r.path, out->path)) out->route = &route;
+  require(out->route, Code::kNotFound, "server: there is no ", r.method, " ", r.path);
+  const bool is_json = r.header("content-type").find("protobuf") == std::string::npos;
+  if (r.method == "POST" && is_json && !r.body.empty()) {
+    out->body = parse_json(r.body, "server: the body");
+    require(out->body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
+  }
+  return out;
+}
+
+std::optional<Response> run(const Asked& asked, const std::string& owner, const std::string& chance,
+                            Services& services, const Reply& reply) {
+  try {
+    Call call{asked.request, asked.path, asked.body, owner, chance, services, reply};
+    return asked.route->run(call);
+  } catch (...) {
+    return response_of(std::current_exception());
+  }
+}
+
+bool is_later(const Response& response) { return response.status == 429 || response.status == 503; }
+
 }  // namespace
 
 Response json(const Json& body) { return {.body = boost::json::serialize(body)}; }
 
-void route(const Request& request, Services& services, const Reply& reply) {
+void route(Request request, Services& services, Reply reply) {
   try {
-    for (const Route& r : kRoutes) {
-      Call call{request, {}, {}, request.header("x-api-key"), services, reply};
-      if (r.verb != request.method || !matches(r.path, request.path, call.path)) continue;
-      const bool is_json = request.header("content-type").find("protobuf") == std::string::npos;
-      if (r.verb == "POST" && is_json && !request.body.empty()) {
-        call.body = parse_json(request.body, "server: the body");
-        require(call.body.is_object(), Code::kInvalid,
-                "server: the body must be an object of JSON");
-      }
-      if (auto response = r.run(call)) reply(std::move(*response));
+    const std::shared_ptr<Asked> a = asked(std::move(request));
+    const std::string owner = a->request.header("x-api-key");
+    if (a->route->kind == kAnswered) {
+      if (auto response = run(*a, owner, "", services, reply)) reply(std::move(*response));
       return;
     }
-    reply(refusal(404, "server: there is no " + request.method + " " + request.path));
-  } catch (const Error& e) {
-    Response out = refusal(status_of(e.code), e.what());
-    if (e.code == Code::kBusy) out.headers.emplace_back("Retry-After", "1");
-    reply(std::move(out));
-  } catch (const std::exception&) {
-    reply(refusal(500, "internal error"));
+    const Command command{.method = a->request.method,
+                          .path = a->request.path,
+                          .content_type = a->request.header("content-type"),
+                          .owner = owner,
+                          .body = a->request.body,
+                          .chance = new_id(),
+                          .time_ms = milliseconds_since_1970()};
+    services.history.append(command, [a, owner, chance = command.chance, &services, reply](
+                                         uint64_t sequence, const std::exception_ptr& error) {
+      Response response = error ? response_of(error) : *run(*a, owner, chance, services, reply);
+      if (!error && is_later(response))
+        services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
+      reply(std::move(response));
+    });
+  } catch (...) {
+    reply(response_of(std::current_exception()));
   }
+}
+
+bool replay(const Command& command, Services& services) {
+  Request request;
+  request.method = command.method;
+  request.path = command.path;
+  request.headers["content-type"] = command.content_type;
+  request.body = command.body;
+  const auto response =
+      run(*asked(std::move(request)), command.owner, command.chance, services, [](Response) {});
+  return !is_later(*response);
 }
 
 }  // namespace twinkle::server

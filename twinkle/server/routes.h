@@ -16,12 +16,17 @@ struct Call {
   std::map<std::string, std::string> path;  // the parameters of the path
   Json body;                                // of a JSON request, else null
   std::string owner;
+  std::string chance;  // of a journalled route: 32 hexadecimal digits, the same in a replay
   Services& services;
   Reply reply;  // for a handler that returns nothing and answers later
 };
 
-// Answers a request, perhaps later. On the service's thread.
-void route(const Request& request, Services& services, const Reply& reply);
+// Answers a request, perhaps later: one that is journalled when it is written down. On the
+// service's thread.
+void route(Request request, Services& services, Reply reply);
+
+// Does what a journalled request did; false: there is no room for it yet.
+bool replay(const Command& command, Services& services);
 
 Response json(const Json& body);
 

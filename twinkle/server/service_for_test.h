@@ -37,19 +37,49 @@ class NullBackend : public Backend {
   const ModelFacts model_{.directory = "null", .names = {"null"}, .max_positions = 64};
 };
 
+// ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.
+inline std::string forward_backward_bytes(const std::string& run, int64_t seq_id,
+                                          const std::string& loss) {
+  constexpr std::string_view kDatum =
+      "1a640a100a0e0a0c01000000020000000300000012300a0d7461726765745f746f6b656e73121f0a180200000000"
+      "0000"
+      "0003000000000000000400000000000000180222010312"
+      "1e0a077765696768747312130a0c000000000000803f0000803f1801220103";
+  std::string out = {'\x0a', static_cast<char>(run.size())};
+  out += run + '\x10' + static_cast<char>(seq_id);
+  for (size_t i = 0; i + 1 < kDatum.size(); i += 2)
+    out += static_cast<char>(std::stoi(std::string(kDatum.substr(i, 2)), nullptr, 16));
+  return out + '\x22' + static_cast<char>(loss.size()) + loss;
+}
+
 class ServiceTest : public testing::Test {
  protected:
   ServiceTest() { open(); }
   void open(engine::DispatcherOptions options = {}) {
     options.gather_ms = 0;
-    dispatcher_.reset();
-    dispatcher_ = std::make_unique<engine::Dispatcher>(options, executor_);
+    close();
+    loop_ = std::make_unique<LoopForTest>();
+    executor_ = std::make_unique<engine::NullExecutor>();
+    dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_);
-    services_ = std::make_unique<Services>(*backend_, loop_, dir_.path());
+    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path());
   }
-  ~ServiceTest() override {
+  ~ServiceTest() override { close(); }
+  // As a kill would end it: what has not ended, and what was not written, is not told.
+  void close() {
+    if (!services_) return;
+    services_->operations.close();
     dispatcher_->close();  // its thread posts to the loop
+    services_->history.close([this] { loop_->run(); });
+    services_.reset();
     dispatcher_.reset();
+  }
+  // With a journal: goes on with what it holds.
+  void go_on(const Opened& opened = {}, bool accept_other_arithmetic = false) {
+    services_->open(
+        opened, accept_other_arithmetic,
+        [this](const Command& command) { return replay(command, *services_); },
+        [this] { loop_->run(); });
   }
 
   // Sends one request; its answer when it comes.
@@ -62,7 +92,7 @@ class ServiceTest : public testing::Test {
   }
   Response answer(Request request) {
     const auto out = send(std::move(request));
-    EXPECT_TRUE(loop_.run_until([&] { return out->has_value(); }));
+    EXPECT_TRUE(loop_->run_until([&] { return out->has_value(); }));
     return out->value_or(Response{.status = -1});
   }
   Response post(const std::string& path, const Json& body, const std::string& key = "tml-a") {
@@ -85,9 +115,47 @@ class ServiceTest : public testing::Test {
     return parse_json(response.body, "the answer").as_object();
   }
 
+  std::string session(const std::string& key = "tml-a") {
+    return text(post("/api/v1/create_session", JsonObject{}, key), "session_id");
+  }
+  static std::string text(const Response& response, const char* name) {
+    return std::string(parse(response).at(name).as_string());
+  }
+  static Json model(const std::string& session) {
+    return {{"session_id", session},
+            {"model_seq_id", 0},
+            {"base_model", "null"},
+            {"lora_config", {{"rank", 8}, {"train_unembed", false}}}};
+  }
+  std::string run(const std::string& key = "tml-a") {
+    const Response ack = post("/api/v1/create_model", model(session(key)), key);
+    return text(result(ack, key), "model_id");
+  }
+  Response train(const std::string& run, int64_t seq_id,
+                 const std::string& loss = "cross_entropy") {
+    Request r =
+        request("/api/v1/forward_backward", forward_backward_bytes(run, seq_id, loss), "tml-a");
+    r.headers["content-type"] = "application/x-protobuf";
+    return answer(r);
+  }
+  Response step(const std::string& run, int64_t seq_id, double lr = 0.1) {
+    return post("/api/v1/optim_step",
+                {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", lr}}}});
+  }
+  // What has been done to the engine's tenant, in order.
+  std::vector<std::string> done(const std::string& run) {
+    std::vector<engine::Operation> one;
+    one.emplace_back(engine::Inspect{run});
+    const auto result =
+        std::get<engine::InspectResult>(dispatcher_->submit(std::move(one))[0].get());
+    std::vector<std::string> out;
+    for (const auto& t : result.tensors) out.push_back(t.name.substr(0, 4));
+    return out;
+  }
+
   ScratchDir dir_;
-  LoopForTest loop_;
-  engine::NullExecutor executor_;
+  std::unique_ptr<LoopForTest> loop_;
+  std::unique_ptr<engine::NullExecutor> executor_;
   std::unique_ptr<engine::Dispatcher> dispatcher_;
   std::unique_ptr<NullBackend> backend_;
   std::unique_ptr<Services> services_;

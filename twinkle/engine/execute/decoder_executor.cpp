@@ -66,6 +66,7 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o)
   pool_ = std::make_unique<lora::Pool>(*decoder_);
   model_info_ = facts_of(*decoder_, checkpoint);
   base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
+  model_info_.arithmetic = boost::json::serialize(base_.arithmetic);
   graphs_ = std::make_unique<lora::TrainGraphs>(*decoder_, *pool_,
                                                 o.train_graphs ? lora::TrainGraphs::kMax : 0);
   training_ = std::make_unique<Training>(

@@ -14,6 +14,7 @@ struct ModelInfo {
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
   std::vector<int32_t> eos_ids;
   std::string bf16_products;  // kernels::linear_bf16_best()
+  std::string arithmetic;     // JSON of arithmetic_of
 };
 
 // "bf16" or "no". Error kInvalid: neither.

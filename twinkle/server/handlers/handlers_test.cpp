@@ -4,61 +4,7 @@
 namespace twinkle::server {
 namespace {
 
-// ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.
-std::string forward_backward_bytes(const std::string& run, int64_t seq_id,
-                                   const std::string& loss) {
-  constexpr std::string_view kDatum =
-      "1a640a100a0e0a0c01000000020000000300000012300a0d7461726765745f746f6b656e73121f0a180200000000"
-      "0000"
-      "0003000000000000000400000000000000180222010312"
-      "1e0a077765696768747312130a0c000000000000803f0000803f1801220103";
-  std::string out = {'\x0a', static_cast<char>(run.size())};
-  out += run + '\x10' + static_cast<char>(seq_id);
-  for (size_t i = 0; i + 1 < kDatum.size(); i += 2)
-    out += static_cast<char>(std::stoi(std::string(kDatum.substr(i, 2)), nullptr, 16));
-  return out + '\x22' + static_cast<char>(loss.size()) + loss;
-}
-
-class HandlersTest : public ServiceTest {
- protected:
-  std::string session(const std::string& key = "tml-a") {
-    return text(post("/api/v1/create_session", JsonObject{}, key), "session_id");
-  }
-  static std::string text(const Response& response, const char* name) {
-    return std::string(parse(response).at(name).as_string());
-  }
-  static Json model(const std::string& session) {
-    return {{"session_id", session},
-            {"model_seq_id", 0},
-            {"base_model", "null"},
-            {"lora_config", {{"rank", 8}, {"train_unembed", false}}}};
-  }
-  std::string run(const std::string& key = "tml-a") {
-    const Response ack = post("/api/v1/create_model", model(session(key)), key);
-    return text(result(ack, key), "model_id");
-  }
-  Response train(const std::string& run, int64_t seq_id,
-                 const std::string& loss = "cross_entropy") {
-    Request r =
-        request("/api/v1/forward_backward", forward_backward_bytes(run, seq_id, loss), "tml-a");
-    r.headers["content-type"] = "application/x-protobuf";
-    return answer(r);
-  }
-  Response step(const std::string& run, int64_t seq_id, double lr = 0.1) {
-    return post("/api/v1/optim_step",
-                {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", lr}}}});
-  }
-  // What has been done to the engine's tenant, in order.
-  std::vector<std::string> done(const std::string& run) {
-    std::vector<engine::Operation> one;
-    one.emplace_back(engine::Inspect{run});
-    const auto result =
-        std::get<engine::InspectResult>(dispatcher_->submit(std::move(one))[0].get());
-    std::vector<std::string> out;
-    for (const auto& t : result.tensors) out.push_back(t.name.substr(0, 4));
-    return out;
-  }
-};
+using HandlersTest = ServiceTest;
 
 TEST_F(HandlersTest, ARunTrainsAndStepsInTheOrderOfItsNumbers) {
   const std::string id = run();
@@ -105,7 +51,7 @@ TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
 
 TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {
   std::atomic<bool> go = false;
-  executor_.on_batch = [&] {
+  executor_->on_batch = [&] {
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   const std::string id = run();
@@ -113,7 +59,7 @@ TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {
   const auto poll =
       send(request("/api/v1/retrieve_future",
                    boost::json::serialize(JsonObject{{"request_id", id + ":1"}}), "tml-a"));
-  loop_.pass(std::chrono::seconds(31));
+  loop_->pass(std::chrono::seconds(31));
   EXPECT_EQ((*poll)->status, 408);
   go = true;
   EXPECT_EQ(result(ack).status, 200);
@@ -166,7 +112,7 @@ TEST_F(HandlersTest, AFullQueueIs429OfAsampleAnd503OfTraining) {
   open({.max_queued = 1});
   std::atomic<bool> go = false;
   const std::string id = run();
-  executor_.on_batch = [&] {
+  executor_->on_batch = [&] {
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   std::vector<Response> acks{train(id, 1)};

@@ -92,11 +92,11 @@ std::optional<Response> create_sampling_session(Call& call) {
     s.require_model(sampler.base_model);
     sampler.tenant = s.tenant_of_base();
   } else {
-    const auto folder = s.folder_of(sampler.model_path);
-    sampler.base_model =
-        s.runs.find(folder.parent_path().parent_path().filename(), call.owner).base_model;
-    sampler.tenant = s.tenant_of(folder);
+    const Checkpoint& checkpoint = s.checkpoint(sampler.model_path, call.owner);
+    sampler.base_model = checkpoint.base_model;
+    sampler.tenant = s.tenant_of(checkpoint);
   }
+  s.make(sampler.tenant);
   session.samplers[seq] = sampler.id;
   const std::string id = sampler.id;
   s.samplers[id] = std::move(sampler);
@@ -141,7 +141,7 @@ std::optional<Response> asample(Call& call) {
   params.max_tokens =
       get_or<int64_t>(*sampling, "max_tokens", model.max_positions - std::ssize(sample.prompts[0]));
   params.seed = find(*sampling, "seed") ? static_cast<uint64_t>(get<int64_t>(*sampling, "seed"))
-                                        : std::hash<std::string>{}(new_id());
+                                        : std::stoull(call.chance.substr(0, 16), nullptr, 16);
   params.temperature = get_or(*sampling, "temperature", 1.0);
   params.top_k = get_or<int64_t>(*sampling, "top_k", -1);
   params.top_p = get_or(*sampling, "top_p", 1.0);
@@ -150,6 +150,7 @@ std::optional<Response> asample(Call& call) {
   read_stop(*sampling, sample, model.directory);
   s.promises.open(request_id, call.owner);
   try {
+    s.make(sampler.tenant);
     s.submit(std::move(sample), request_id,
              [params](const engine::Result& r) { return answer_of(r, params); });
   } catch (const Error& e) {

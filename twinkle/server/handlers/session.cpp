@@ -10,7 +10,7 @@ std::optional<Response> client_config(Call&) { return json(JsonObject{}); }
 std::optional<Response> client_dynamic_config(Call&) { return json(JsonObject{}); }
 
 std::optional<Response> create_session(Call& call) {
-  const std::string id = new_id();
+  const std::string& id = call.chance;
   call.services.sessions[id] = {.id = id, .owner = call.owner};
   return json({{"session_id", id}, {"type", "create_session"}});
 }

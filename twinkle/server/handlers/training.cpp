@@ -115,10 +115,11 @@ std::optional<Response> create_model(Call& call) {
   engine::Create create{.tenant = id, .lora_json = boost::json::serialize(lora)};
   create.seed = get_or<int64_t>(*config, "seed", 0);
   const std::string request_id = id + ":0";
+  engine::Accepted accepted = s.backend.check(std::move(create));
   s.promises.open(request_id, call.owner);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
-  s.runs.submit_first(added, request_id, std::move(create), [id](const engine::Result&) {
+  s.runs.submit_first(added, request_id, std::move(accepted), [id](const engine::Result&) {
     return json({{"model_id", id}, {"type", "create_model"}});
   });
   return json(ack(added, request_id));

@@ -1,6 +1,5 @@
 // Checkpoints: saved by a run, for itself or for samplers, and runs that begin with one.
 #include "twinkle/base/error.h"
-#include "twinkle/base/file.h"
 #include "twinkle/server/routes.h"
 
 namespace twinkle::server {
@@ -28,18 +27,29 @@ std::string tinker_path(const Run& run, const std::string& kind, const std::stri
 Json save(const Call& call, const std::string& kind, bool optimizer) {
   const auto [run, seq_id] = numbered(call);
   try {
+    Services& s = call.services;
     const auto name = get<std::string>(call.body, "path");
-    const auto folder = call.services.folder_of(run.id, kind, name);
-    const bool overwrite = get_or(call.body, "overwrite", false);
-    require(overwrite || run.requests.contains(seq_id) || !is_there(folder), Code::kInvalid,
-            "server: the checkpoint '", tinker_path(run, kind, name),
-            "' exists; choose another name, or overwrite");
+    const auto folder = s.new_folder(run.id, seq_id, kind, name);
     const std::string path = tinker_path(run, kind, name);
-    return ack(run, call.services.runs.submit(
+    const bool overwrite = get_or(call.body, "overwrite", false);
+    require(overwrite || run.requests.contains(seq_id) || !s.checkpoints.contains(path),
+            Code::kInvalid, "server: the checkpoint '", path,
+            "' exists; choose another name, or overwrite");
+    const Checkpoint made{.owner = run.owner,
+                          .base_model = run.base_model,
+                          .rank = run.rank,
+                          .train_attn = run.train_attn,
+                          .train_mlp = run.train_mlp,
+                          .train_unembed = run.train_unembed,
+                          .folder = folder};
+    return ack(run, s.runs.submit(
                         run, seq_id,
                         engine::Save{
                             .tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
-                        [path](const engine::Result&) { return json({{"path", path}}); }));
+                        [path](const engine::Result&) { return json({{"path", path}}); },
+                        [&s, path, made](const Ended& ended) {
+                          if (!ended.failed) s.checkpoints[path] = made;
+                        }));
   } catch (const Error& e) {
     if (e.code != Code::kBusy) call.services.runs.refuse(run, seq_id, e.what(), false);
     throw;
@@ -54,18 +64,18 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
   if (find(call.body, "path")) return json(save(call, "sampler_weights", false));
   const auto [run, seq_id] = numbered(call);
   Services& s = call.services;
-  const std::string request_id =
-      s.runs.submit(run, seq_id, engine::Publish{run.id},
-                    [&s, id = run.id, base = run.base_model, owner = run.owner,
-                     seq = seq_id](const engine::Result& r) {
-                      const std::string sampler = id + ":sample:" + std::to_string(seq);
-                      s.samplers[sampler] = {.id = sampler,
-                                             .owner = owner,
-                                             .base_model = base,
-                                             .tenant = id,
-                                             .version = std::get<engine::PublishResult>(r).version};
-                      return json({{"sampling_session_id", sampler}});
-                    });
+  const Sampler made{.id = run.id + ":sample:" + std::to_string(seq_id),
+                     .owner = run.owner,
+                     .base_model = run.base_model,
+                     .tenant = run.id};
+  const std::string request_id = s.runs.submit(
+      run, seq_id, engine::Publish{run.id},
+      [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); },
+      [&s, made](const Ended& ended) {
+        if (ended.failed) return;
+        Sampler& sampler = s.samplers[made.id] = made;
+        sampler.version = ++s.runs.find(made.tenant, made.owner).num_published;
+      });
   return json(ack(run, request_id));
 }
 
@@ -81,27 +91,41 @@ std::optional<Response> load_weights(Call& call) {
   if (const auto known = session.runs.find(seq); known != session.runs.end())
     return json({{"request_id", known->second}, {"model_id", id}});
   const auto path = get<std::string>(call.body, "path");
-  const auto folder = s.folder_of(path);
-  require(folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
+  const Checkpoint& from = s.checkpoint(path, call.owner);
+  require(from.folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
           "' is a sampler's checkpoint, which cannot be trained; save_state makes one that can");
-  const Run& source = s.runs.find(folder.parent_path().parent_path().filename(), call.owner);
   const bool optimizer = get_or(call.body, "optimizer", false);
-  Run run = {.id = id, .owner = call.owner, .base_model = source.base_model, .rank = source.rank};
-  const std::string request_id = id + ":0";
+  Run run = {.id = id,
+             .owner = call.owner,
+             .base_model = from.base_model,
+             .rank = from.rank,
+             .train_attn = from.train_attn,
+             .train_mlp = from.train_mlp,
+             .train_unembed = from.train_unembed};
+  const std::string folder = from.folder.string(), request_id = id + ":0";
+  std::vector<engine::Operation> operations;
+  operations.emplace_back(engine::Create{.tenant = id, .directory = folder});
+  if (optimizer) {
+    operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
+    // Tinker's state has no gradients that no step has taken; the folder has.
+    operations.emplace_back(engine::ZeroGrad{id});
+  }
+  std::vector<engine::Accepted> accepted;
+  for (engine::Operation& o : operations) accepted.push_back(s.backend.check(std::move(o)));
   s.promises.open(request_id, call.owner);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
   const Answered answer = [id, path](const engine::Result&) {
     return json({{"path", path}, {"model_id", id}, {"type", "load_weights"}});
   };
-  engine::Create create{.tenant = id, .directory = folder.string()};
-  if (!optimizer) {
-    s.runs.submit_first(added, request_id, std::move(create), answer);
-  } else {
-    s.runs.submit_first(added, request_id + ":create", std::move(create), answer);
-    s.runs.submit_first(added, request_id,
-                        engine::Load{.tenant = id, .directory = folder.string(), .optimizer = true},
-                        answer);
+  const auto tell_failure = [&s, request_id](const Ended& ended) {
+    if (ended.failed)
+      s.promises.settle(request_id, {.body = ended.body, .content_type = ended.content_type});
+  };
+  for (size_t i = 0; i < accepted.size(); ++i) {
+    const bool last = i + 1 == accepted.size();
+    s.runs.submit_first(added, last ? request_id : request_id + "." + std::to_string(i),
+                        std::move(accepted[i]), answer, tell_failure);
   }
   return json(ack(added, request_id));
 }

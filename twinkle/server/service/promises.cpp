@@ -12,7 +12,9 @@ Response not_yet() { return {.status = 408, .body = R"({"queue_state":"active"})
 
 }  // namespace
 
-Promises::Promises(const PromiseOptions& options, Loop& loop) : options_(options), loop_(loop) {}
+Promises::Promises(const PromiseOptions& options, Loop& loop,
+                   std::function<void(const std::string&)> on_read)
+    : options_(options), loop_(loop), on_read_(std::move(on_read)) {}
 
 void Promises::open(const std::string& id, const std::string& owner) {
   const bool made = promises_.try_emplace(id, Promise{.owner = owner}).second;
@@ -58,8 +60,19 @@ void Promises::poll(const std::string& id, const std::string& owner, Reply reply
 
 void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
   reply(*promise.response);
-  if (std::exchange(promise.read, true)) return;
+  if (promise.read) return;
+  drop_later(id, promise);
+  if (on_read_) on_read_(id);
+}
+
+void Promises::drop_later(const std::string& id, Promise& promise) {
+  promise.read = true;
   loop_.after(options_.keep_read, [this, id] { drop(id); });
+}
+
+void Promises::restore_read(const std::string& id) {
+  const auto found = promises_.find(id);
+  if (found != promises_.end() && found->second.response) drop_later(id, found->second);
 }
 
 void Promises::drop(const std::string& id) {

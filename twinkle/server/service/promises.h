@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,7 +23,9 @@ struct PromiseOptions {
 
 class Promises {
  public:
-  Promises(const PromiseOptions& options, Loop& loop);
+  // `on_read` is told when a result is given for the first time.
+  Promises(const PromiseOptions& options, Loop& loop,
+           std::function<void(const std::string& id)> on_read = {});
 
   // Before anything is settled or polled for. Error kConflict: there is one of this id.
   void open(const std::string& id, const std::string& owner);
@@ -31,6 +34,9 @@ class Promises {
   // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
   // promise, or another owner's.
   void poll(const std::string& id, const std::string& owner, Reply reply);
+
+  // A result that was given before the server's start; kept as long as if it were given now.
+  void restore_read(const std::string& id);
 
   // Forgets it; polls that wait are answered 410, which makes the client give it up.
   void drop(const std::string& id);
@@ -51,9 +57,11 @@ class Promises {
   };
 
   void give(const std::string& id, Promise& promise, const Reply& reply);
+  void drop_later(const std::string& id, Promise& promise);
 
   const PromiseOptions options_;
   Loop& loop_;
+  const std::function<void(const std::string&)> on_read_;
   std::map<std::string, Promise> promises_;
   int64_t next_waiter_ = 1;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;

@@ -9,31 +9,6 @@
 namespace twinkle::server {
 
 using engine::Accepted;
-using engine::Outcome;
-
-Response failure(const std::string& text, bool is_users) {
-  return {.body = boost::json::serialize(
-              JsonObject{{"error", text}, {"category", is_users ? "user" : "server"}})};
-}
-
-Response failure(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& e) {
-    return failure(e.what(), e.code != Code::kInternal && e.code != Code::kBusy);
-  } catch (const std::exception& e) {
-    return failure(e.what(), false);
-  }
-}
-
-Response response_of(Outcome outcome, const Answered& answer) {
-  if (outcome.error) return failure(outcome.error);
-  try {
-    return answer(std::move(outcome.result));
-  } catch (...) {
-    return failure(std::current_exception());
-  }
-}
 
 Run& Runs::find(const std::string& id, const std::string& owner) {
   const auto found = runs_.find(id);
@@ -47,7 +22,8 @@ Run& Runs::add(Run run) {
   return runs_.insert_or_assign(id, std::move(run)).first->second;
 }
 
-std::string Runs::submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer) {
+std::string Runs::submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer,
+                         Operations::OnEnd on_end) {
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
   if (const auto known = run.requests.find(seq_id); known != run.requests.end()) {
     require(!known->second.empty(), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
@@ -67,6 +43,7 @@ std::string Runs::submit(Run& run, int64_t seq_id, engine::Operation operation, 
   queued->seq_id = seq_id;
   queued->request_id = run.id + ":" + std::to_string(seq_id);
   queued->answer = std::move(answer);
+  queued->on_end = std::move(on_end);
   promises_.open(queued->request_id, run.owner);
   run.requests[seq_id] = queued->request_id;
   run.waiting[seq_id] = queued;
@@ -84,12 +61,13 @@ void Runs::refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_
   go_on(run);
 }
 
-void Runs::submit_first(Run& run, const std::string& request_id, engine::Operation operation,
-                        Answered answer) {
+void Runs::submit_first(Run& run, const std::string& request_id, Accepted accepted, Answered answer,
+                        Operations::OnEnd on_end) {
   const auto queued = std::make_shared<Run::Queued>();
-  queued->accepted.emplace(backend_.check(std::move(operation)));
+  queued->accepted.emplace(std::move(accepted));
   queued->request_id = request_id;
   queued->answer = std::move(answer);
+  queued->on_end = std::move(on_end);
   start(run, queued);
 }
 
@@ -126,25 +104,19 @@ void Runs::start(Run& run, const std::shared_ptr<Run::Queued>& queued) {
   ++run.num_running;
   Accepted accepted = std::move(*queued->accepted);
   queued->accepted.reset();
-  backend_.submit(std::move(accepted), [this, id = run.id, queued](Outcome outcome) {
-    const auto shared = std::make_shared<Outcome>(std::move(outcome));
-    loop_.post([this, id, queued, shared] { end(id, queued, std::move(*shared)); });
-  });
+  operations_.start(queued->request_id, std::move(accepted), queued->answer,
+                    [this, id = run.id, queued](const Ended& e) { end(id, *queued, e); });
 }
 
-void Runs::end(const std::string& run_id, const std::shared_ptr<Run::Queued>& queued,
-               Outcome outcome) {
-  const bool failed = outcome.error != nullptr;
-  Response response = response_of(std::move(outcome), queued->answer);
+void Runs::end(const std::string& run_id, const Run::Queued& queued, const Ended& ended) {
+  if (queued.on_end) queued.on_end(ended);
   const auto found = runs_.find(run_id);
-  if (found != runs_.end()) {
-    Run& run = found->second;
-    --run.num_running;
-    if (failed && queued->accumulates && run.broken.empty())
-      run.broken = "seq_id " + std::to_string(queued->seq_id) + ": " + response.body;
-    go_on(run);
-  }
-  promises_.settle(queued->request_id, std::move(response));
+  if (found == runs_.end()) return;
+  Run& run = found->second;
+  --run.num_running;
+  if (ended.failed && queued.accumulates && run.broken.empty())
+    run.broken = "seq_id " + std::to_string(queued.seq_id) + ": " + ended.body;
+  go_on(run);
 }
 
 }  // namespace twinkle::server

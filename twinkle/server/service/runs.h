@@ -10,19 +10,11 @@
 #include <optional>
 #include <string>
 
-#include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
+#include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
 
 namespace twinkle::server {
-
-// The answer of a promise from the operation's result.
-using Answered = std::function<Response(engine::Result)>;
-
-// What ended otherwise: Tinker's RequestFailedResponse.
-Response failure(const std::string& text, bool is_users);
-Response failure(const std::exception_ptr& error);
-Response response_of(engine::Outcome outcome, const Answered& answer);
 
 struct Run {
   std::string id, owner, base_model;
@@ -35,19 +27,21 @@ struct Run {
     // None: it was refused. The number is used up, and its window broken.
     std::optional<engine::Accepted> accepted = {};
     Answered answer = {};
+    Operations::OnEnd on_end = {};
     bool accumulates = false;  // or steps: its failure breaks the window
   };
   std::map<int64_t, std::string> requests;             // by seq_id, of all that came
   std::map<int64_t, std::shared_ptr<Queued>> waiting;  // that came before one with a lower number
   int64_t next = 1;                                    // the number that is next in order
   int64_t num_running = 0;                             // of the engine, of this window
+  int64_t num_published = 0;                           // versions, which the engine counts likewise
   std::string broken;                                  // why the window is dropped, or empty
 };
 
 class Runs {
  public:
-  Runs(Backend& backend, Promises& promises, Loop& loop)
-      : backend_(backend), promises_(promises), loop_(loop) {}
+  Runs(Backend& backend, Promises& promises, Operations& operations)
+      : backend_(backend), promises_(promises), operations_(operations) {}
 
   // Error kNotFound: none of this id, or another owner's.
   Run& find(const std::string& id, const std::string& owner);
@@ -56,22 +50,22 @@ class Runs {
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::check; the number is used up then.
-  std::string submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer);
+  std::string submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer,
+                     Operations::OnEnd on_end = {});
   // The number of a request that was refused before it became an operation.
   void refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window);
   // One that has no number: what creates the run. Later ones wait for it.
-  void submit_first(Run& run, const std::string& request_id, engine::Operation operation,
-                    Answered answer);
+  void submit_first(Run& run, const std::string& request_id, engine::Accepted accepted,
+                    Answered answer, Operations::OnEnd on_end = {});
 
  private:
   void go_on(Run& run);
   void start(Run& run, const std::shared_ptr<Run::Queued>& queued);
-  void end(const std::string& run_id, const std::shared_ptr<Run::Queued>& queued,
-           engine::Outcome outcome);
+  void end(const std::string& run_id, const Run::Queued& queued, const Ended& ended);
 
   Backend& backend_;
   Promises& promises_;
-  Loop& loop_;
+  Operations& operations_;
   std::map<std::string, Run> runs_;
 };
 

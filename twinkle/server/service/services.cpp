@@ -34,8 +34,14 @@ Services::Services(Backend& backend, Loop& loop, fs::path state)
     : backend(backend),
       loop(loop),
       state(std::move(state)),
-      promises({}, loop),
-      runs(backend, promises, loop) {}
+      history(loop),
+      promises({}, loop,
+               [this](const std::string& id) {
+                 // Told again after a crash, if this is lost: no harm.
+                 history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
+               }),
+      operations(backend, loop, history, promises),
+      runs(backend, promises, operations) {}
 
 Session& Services::session(const std::string& id, const std::string& owner) {
   const auto found = sessions.find(id);
@@ -52,61 +58,52 @@ Sampler& Services::sampler(const std::string& id, const std::string& owner) {
 }
 
 void Services::submit(engine::Operation operation, const std::string& request_id, Answered answer) {
-  backend.submit(backend.check(std::move(operation)),
-                 [this, request_id, answer = std::move(answer)](engine::Outcome outcome) {
-                   const auto shared = std::make_shared<engine::Outcome>(std::move(outcome));
-                   loop.post([this, request_id, answer, shared] {
-                     promises.settle(request_id, response_of(std::move(*shared), answer));
-                   });
-                 });
+  operations.start(request_id, backend.check(std::move(operation)), std::move(answer));
 }
 
-void Services::make(engine::Create create) {
-  if (!tenants_.insert(create.tenant).second) return;
-  const std::string name = create.tenant;
-  backend.submit(backend.check(std::move(create)), [this, name](const engine::Outcome& outcome) {
+void Services::make(const std::string& tenant) {
+  if (!history.is_replaying()) make_now(tenant);
+}
+
+void Services::make_now(const std::string& tenant) {
+  const auto found = sampled_.find(tenant);
+  if (found == sampled_.end() || made_.contains(tenant)) return;
+  engine::Accepted accepted = backend.check(found->second);
+  made_.insert(tenant);
+  backend.submit(std::move(accepted), [this, tenant](const engine::Outcome& outcome) {
     if (!outcome.error) return;
-    loop.post([this, name] { tenants_.erase(name); });  // the next who asks tries again
+    loop.post([this, tenant] { made_.erase(tenant); });  // the next who asks tries again
   });
 }
 
 std::string Services::tenant_of_base() {
-  make({.tenant = "base", .frozen = true});
+  sampled_["base"] = {.tenant = "base", .frozen = true};
   return "base";
 }
 
-std::string Services::tenant_of(const fs::path& checkpoint) {
-  const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
-  make({.tenant = name, .directory = checkpoint.string()});
+std::string Services::tenant_of(const Checkpoint& checkpoint) {
+  const std::string name = "sampler:" + checkpoint.folder.lexically_relative(state).string();
+  sampled_[name] = {.tenant = name, .directory = checkpoint.folder.string()};
   return name;
 }
 
-fs::path Services::folder_of(const std::string& run, const std::string& kind,
-                             const std::string& name) const {
-  require(is_name(name), Code::kInvalid, "server: the name '", name,
-          "' of a checkpoint must be 1 to 255 letters, digits, '.', '_' and '-'");
-  return state / "checkpoints" / run / kind / name;
-}
-
-fs::path Services::folder_of(const std::string& tinker_path) const {
-  constexpr std::string_view kScheme = "tinker://";
-  const std::string_view rest =
-      std::string_view(tinker_path)
-          .substr(tinker_path.starts_with(kScheme) ? kScheme.size() : tinker_path.size());
-  const size_t first = rest.find('/'), last = rest.rfind('/');
-  const std::string_view run = rest.substr(0, first);
-  const bool whole = first != std::string_view::npos && first < last &&
-                     runs.all().contains(std::string(run)) &&
-                     (rest.substr(first + 1, last - first - 1) == "weights" ||
-                      rest.substr(first + 1, last - first - 1) == "sampler_weights");
-  require(whole && is_name(rest.substr(last + 1)), Code::kNotFound, "server: the checkpoint '",
-          tinker_path,
+const Checkpoint& Services::checkpoint(const std::string& tinker_path,
+                                       const std::string& owner) const {
+  const auto found = checkpoints.find(tinker_path);
+  require(found != checkpoints.end() && found->second.owner == owner, Code::kNotFound,
+          "server: the checkpoint '", tinker_path,
           "' is not known; paths are tinker://RUN/weights/NAME and "
           "tinker://RUN/sampler_weights/NAME");
-  fs::path out = state / "checkpoints" / std::string(rest);
-  require(is_there(out), Code::kNotFound, "server: the checkpoint '", tinker_path,
-          "' is not known");
-  return out;
+  return found->second;
+}
+
+fs::path Services::new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
+                              const std::string& name) const {
+  require(is_name(name), Code::kInvalid, "server: the name '", name,
+          "' of a checkpoint must be 1 to 255 letters, digits, '.', '_' and '-'");
+  // What an earlier save of the name wrote stays: a replay may need it.
+  const bool again = checkpoints.contains("tinker://" + run + "/" + kind + "/" + name);
+  return state / "checkpoints" / run / kind / (again ? name + "@" + std::to_string(seq_id) : name);
 }
 
 void Services::require_model(const std::string& name) const {
@@ -115,6 +112,47 @@ void Services::require_model(const std::string& name) const {
   std::string known;
   for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
   fail(Code::kInvalid, "server: base_model '", name, "' is not served here, only ", known);
+}
+
+void Services::open(const Opened& opened, bool accept_other_arithmetic,
+                    const std::function<bool(const Command&)>& command,
+                    const std::function<void()>& turn) {
+  bool same = true, given = false;
+  int64_t kept_from_ms = 0;
+  const auto begin = [&](const History::Summary& summary) {
+    kept_from_ms = summary.last_ms - PromiseOptions{}.keep_read.count();
+    for (const Opened& start : summary.starts) {
+      require(start.model == opened.model, Code::kInvalid, "server: the state in ", state.string(),
+              " is of the model ", start.model, ", and this is ", opened.model,
+              "; name another folder");
+      same &= start.arithmetic == opened.arithmetic;
+    }
+    require(summary.starts.empty() || accept_other_arithmetic ||
+                summary.starts.back().arithmetic == opened.arithmetic,
+            Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
+            summary.starts.empty() ? "" : summary.starts.back().arithmetic, ", and this is ",
+            opened.arithmetic,
+            "; what is done again would get other bits. Accept that by accept_other_arithmetic");
+  };
+  const auto apply = [&](const AnyRecord& record) {
+    if (const auto* sent = std::get_if<Command>(&record)) return command(*sent);
+    if (const auto* ended = std::get_if<Ended>(&record)) operations.replay(*ended);
+    if (const auto* read = std::get_if<Read>(&record)) {
+      if (read->time_ms < kept_from_ms)
+        promises.drop(read->request_id);
+      else
+        promises.restore_read(read->request_id);
+    }
+    return true;
+  };
+  const auto finish = [&] {
+    if (!std::exchange(given, true)) {
+      history.append(opened, [](uint64_t, auto) {});
+      for (const std::string& tenant : operations.waiting_samplers()) make_now(tenant);
+    }
+    return operations.finish_replay(same);
+  };
+  history.open(state / "journal", {begin, apply, finish, turn});
 }
 
 }  // namespace twinkle::server

@@ -6,8 +6,10 @@
 #include <set>
 #include <string>
 
+#include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
+#include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
 #include "twinkle/server/service/runs.h"
 
@@ -28,6 +30,13 @@ struct Sampler {
   std::map<int64_t, std::string> requests;  // request_id by seq_id
 };
 
+struct Checkpoint {
+  std::string owner, base_model;
+  int64_t rank = 0;
+  bool train_attn = true, train_mlp = true, train_unembed = true;
+  std::filesystem::path folder;
+};
+
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.
 std::string new_id();
 
@@ -39,29 +48,47 @@ class Services {
   Sampler& sampler(const std::string& id, const std::string& owner);
   // Queues an operation that belongs to no run's order, and settles the promise with its answer.
   void submit(engine::Operation operation, const std::string& request_id, Answered answer);
-  // The tenant that samples the base model, or a checkpoint's adapter; made when first asked for.
+  // The tenant that samples the base model, or a checkpoint's adapter; the engine gets it by
+  // make().
   std::string tenant_of_base();
-  std::string tenant_of(const std::filesystem::path& checkpoint);
-  // The folder of tinker://RUN/KIND/NAME. Error kInvalid: no such path; kNotFound: no such
-  // checkpoint.
-  std::filesystem::path folder_of(const std::string& tinker_path) const;
-  std::filesystem::path folder_of(const std::string& run, const std::string& kind,
-                                  const std::string& name) const;
+  std::string tenant_of(const Checkpoint& checkpoint);
+  // If it is one of these, and the engine has not got it. A replay makes those alone for which work
+  // is left. Errors as of Backend::check.
+  void make(const std::string& tenant);
+  // tinker://RUN/KIND/NAME. Error kNotFound: none of this path, or another owner's.
+  const Checkpoint& checkpoint(const std::string& tinker_path, const std::string& owner) const;
+  // Where a run's next save of this name goes. Error kInvalid: no such name.
+  std::filesystem::path new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
+                                   const std::string& name) const;
+
+  // Does again what the journal in the state's folder holds, and writes down what follows; called
+  // by another thread than the service's. `command` runs a request that was journalled, and is
+  // false where there is no room for it yet. Error kInvalid: damaged, or of another model; or of
+  // `other_arithmetic`, unless that is accepted: results will differ from what they would have
+  // been.
+  void open(
+      const Opened& opened, bool accept_other_arithmetic,
+      const std::function<bool(const Command&)>& command,
+      const std::function<void()>& turn = [] {});
   // `name`: Error kInvalid: no model of this name is served, with those that are.
   void require_model(const std::string& name) const;
 
   Backend& backend;
   Loop& loop;
   const std::filesystem::path state;
+  History history;
   Promises promises;
+  Operations operations;
   Runs runs;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
+  std::map<std::string, Checkpoint> checkpoints;  // by their path
 
  private:
-  void make(engine::Create create);
+  void make_now(const std::string& tenant);
 
-  std::set<std::string> tenants_;
+  std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
+  std::set<std::string> made_;                     // that the engine has got
 };
 
 }  // namespace twinkle::server

@@ -1,0 +1,78 @@
+// The service's journal: what changes the service is written down first, and done in the order of
+// the records. Used by the service's thread, but for open() and close().
+#pragma once
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/fields/codec.h"
+#include "twinkle/server/history/records.h"
+#include "twinkle/server/loop.h"
+#include "twinkle/store/journal.h"
+
+namespace twinkle::server {
+
+int64_t milliseconds_since_1970();
+
+class History {
+ public:
+  // Of a record that is written: its sequence and null; or 0 and an Error of code kBusy, where the
+  // disk refuses.
+  using Then = std::function<void(uint64_t sequence, std::exception_ptr error)>;
+
+  // What a replay must know beforehand.
+  struct Summary {
+    std::vector<Opened> starts;
+    std::set<uint64_t> dropped;  // sequences of commands
+    int64_t last_ms = 0;         // since 1970; when the last record was written
+  };
+
+  struct Replay {
+    std::function<void(const Summary&)> begin;
+    // Does what a record says; false: not yet, ask again. Not called for a Dropped, nor for the
+    // command that it names.
+    std::function<bool(const AnyRecord&)> apply;
+    // All records were given, and what follows will be written; false: not yet, ask again.
+    std::function<bool()> finish;
+    // Called while another thread waits for the service's thread: a test runs its loop.
+    std::function<void()> turn = [] {};
+  };
+
+  explicit History(Loop& loop) : loop_(loop) {}
+
+  // Opens the folder's journal, and has the service's thread do again what it holds, while the
+  // caller waits. Before, or without it, nothing is kept, and what is appended is done at once.
+  // Errors as of store::Journal and of `replay`.
+  void open(const std::filesystem::path& folder, const Replay& replay,
+            store::JournalOptions options = {});
+  // Writes and syncs what was appended, and refuses what follows.
+  void close(const std::function<void()>& turn = [] {});
+
+  bool is_replaying() const { return replaying_; }
+  // Empty, or why the disk refuses.
+  std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
+
+  // Calls `then` on the service's thread when the record is written, or refused; calls come in the
+  // order of the records.
+  template <class R>
+  void append(const R& record, Then then) {
+    if (!journal_ && !closed_) return then(0, nullptr);
+    ByteWriter writer;
+    writer.put(record);
+    append(R::kKind, writer.take(), std::move(then));
+  }
+
+ private:
+  void append(uint8_t kind, std::string payload, Then then);
+  bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
+
+  Loop& loop_;
+  bool replaying_ = false, closed_ = false;
+  std::unique_ptr<store::Journal> journal_;
+};
+
+}  // namespace twinkle::server

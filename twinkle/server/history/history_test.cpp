@@ -1,0 +1,213 @@
+// The service, killed and started again on the same folder, over a null model.
+#include "twinkle/server/history/history.h"
+
+#include <random>
+
+#include "twinkle/base/error.h"
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class HistoryTest : public ServiceTest {
+ protected:
+  HistoryTest() { go_on(); }
+  void restart() {
+    open();
+    go_on();
+  }
+  Response poll(const std::string& request_id) {
+    return post("/api/v1/retrieve_future", {{"request_id", request_id}});
+  }
+  std::string sampler() {
+    return text(
+        post("/api/v1/create_sampling_session",
+             {{"session_id", session()}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+        "sampling_session_id");
+  }
+  Response sample(const std::string& sampler, int64_t seq_id) {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", sampler},
+                 {"seq_id", seq_id},
+                 {"num_samples", 1},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", {{"max_tokens", 3}}}});
+  }
+  // What has been done to a run, "train" or "step LR", in order.
+  std::vector<std::string> kinds(const std::string& run) {
+    std::vector<std::string> out;
+    for (const std::string& what : done(run)) out.push_back(what == "step" ? what : "train");
+    return out;
+  }
+  // The start refuses, and says this.
+  std::string refusal_of(const Opened& opened, bool accept_other_arithmetic = false) {
+    try {
+      open();
+      go_on(opened, accept_other_arithmetic);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(HistoryTest, WhatWasToldIsThereAfterAKillAndTheClientGoesOn) {
+  const std::string id = run();
+  const Response first = train(id, 1), stepped = step(id, 2);
+  const std::string told = result(first).body;
+  result(stepped);
+  restart();
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step"}));
+  EXPECT_EQ(train(id, 1).body, first.body);  // a retry of what was done
+  EXPECT_EQ(result(first).body, told);
+  result(train(id, 3));
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train"}));
+  restart();
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train"}));
+}
+
+TEST_F(HistoryTest, WhatWasAcceptedAndNotDoneIsDoneAfterAKill) {
+  const std::string id = run(), of_base = sampler();
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const Response third = train(id, 3), second = step(id, 2), first = train(id, 1),
+                 sampled = sample(of_base, 0);
+  services_->operations.close();
+  go = true;
+  restart();
+  EXPECT_EQ(result(first).status, 200);
+  EXPECT_TRUE(parse(result(second)).contains("metrics"));
+  EXPECT_EQ(result(third).status, 200);
+  EXPECT_EQ(result(sampled).content_type, "application/x-protobuf");
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train"}));
+}
+
+TEST_F(HistoryTest, WhatFailedIsNotTriedAgainAndFailsItsWindowAsBefore) {
+  const std::string id = run();
+  const Response bad = train(id, 1, "fail");
+  const std::string told = result(bad).body;
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(result(bad).body, told);
+  EXPECT_TRUE(parse(result(step(id, 2))).contains("error"));
+  EXPECT_TRUE(parse(result(step(id, 3))).contains("metrics"));
+}
+
+TEST_F(HistoryTest, ARefusedNumberIsUsedUpAfterAKillToo) {
+  const std::string id = run();
+  EXPECT_EQ(post("/api/v1/optim_step", {{"model_id", id}, {"seq_id", 1}}).status, 422);
+  restart();
+  EXPECT_EQ(step(id, 1).status, 422);
+  result(step(id, 2));
+  EXPECT_EQ(step(id, 1).status, 422);
+}
+
+TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomIsNotDoneByAReplay) {
+  open({.max_queued = 1});
+  go_on();
+  const std::string id = run();
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  int64_t seq = 0;
+  while (train(id, ++seq).status == 200) {
+  }
+  services_->operations.close();
+  go = true;
+  restart();
+  EXPECT_EQ(poll(id + ":" + std::to_string(seq)).status, 404);
+  result(train(id, seq));
+  EXPECT_EQ(std::ssize(kinds(id)), seq);
+}
+
+TEST_F(HistoryTest, AResultThatWasReadIsKeptTenMinutesOfTheServersTime) {
+  const std::string id = run();
+  const Response read = train(id, 1), unread = train(id, 2);
+  result(read);
+  loop_->run_until([&] { return services_->promises.num_open() == 0; });
+  restart();
+  EXPECT_EQ(poll(id + ":1").status, 200);
+  loop_->pass(std::chrono::seconds(601));
+  EXPECT_EQ(poll(id + ":1").status, 404);
+  EXPECT_EQ(poll(id + ":2").status, 200);
+}
+
+TEST_F(HistoryTest, IdsAreTheSameAndASampleWithoutASeedKeepsTheOneItGot) {
+  const std::string of_base = sampler();
+  const Response sampled = sample(of_base, 0);
+  const std::string told = result(sampled).body;
+  restart();
+  EXPECT_EQ(result(sampled).body, told);
+  EXPECT_EQ(sample(of_base, 0).body, sampled.body);
+  EXPECT_EQ(result(sample(of_base, 1)).status, 200);
+}
+
+TEST_F(HistoryTest, AStartThatWouldChangeWhatClientsWereToldIsRefusedByName) {
+  const Opened here{.arithmetic = "{\"torch\":1}", .model = "{\"a\":1}"};
+  open();
+  std::filesystem::remove_all(dir_.path());
+  go_on(here);
+  const std::string id = run();
+  result(train(id, 1));
+  EXPECT_NE(refusal_of({.arithmetic = here.arithmetic, .model = "b"}).find("is of the model"),
+            std::string::npos);
+  const Opened other{.arithmetic = "{\"torch\":2}", .model = here.model};
+  EXPECT_NE(refusal_of(other).find("{\"torch\":2}"), std::string::npos);
+  EXPECT_EQ(refusal_of(other, true), "");
+  EXPECT_EQ(kinds(id), std::vector<std::string>{"train"});
+  // It was computed with two kinds: what is done again is not compared.
+  open();
+  executor_->on_batch = [] { fail(Code::kInvalid, "null: not this time"); };
+  go_on(other);
+}
+
+TEST_F(HistoryTest, AnOperationThatEndsOtherwiseWhenItIsDoneAgainStopsTheStart) {
+  const std::string id = run();
+  result(train(id, 1));
+  open();
+  executor_->on_batch = [] { fail(Code::kInvalid, "null: not this time"); };
+  std::string said;
+  try {
+    go_on();
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  EXPECT_NE(said.find("'" + id + ":1' ended otherwise"), std::string::npos) << said;
+}
+
+// Requests in any order, killed at any moment: a client that sends again what it was not told of
+// gets what it would have got.
+TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    std::mt19937 random(seed);
+    const std::string id = run();
+    std::vector<std::string> expected;
+    bool broken = false;
+    for (int64_t seq = 1; seq <= 12; ++seq) {
+      const unsigned what = random() % 6;
+      const auto send = [&] {
+        return what == 0 ? step(id, seq) : train(id, seq, what == 1 ? "fail" : "cross_entropy");
+      };
+      if (random() % 4 == 0) {
+        send();
+        restart();
+      }
+      const Response ack = send();
+      if (random() % 4 == 0) restart();
+      if (random() % 2 == 0) result(ack);
+      if (random() % 4 == 0) restart();
+      if (what == 0 && !broken) expected.emplace_back("step");
+      if (what > 1) expected.emplace_back("train");
+      if (what < 2) broken = what == 1;
+    }
+    restart();
+    EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
+    EXPECT_EQ(kinds(id), expected) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::server

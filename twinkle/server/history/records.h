@@ -1,0 +1,82 @@
+// What the service writes into its journal. Its state is what these records make of nothing, one
+// after another: so a server that was killed has only to go through them again. Bytes are those of
+// base/fields/codec.h; a new field gets the next tag.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <variant>
+
+#include "twinkle/base/fields.h"
+
+namespace twinkle::server {
+
+// A start of the server, before all that it takes.
+struct Opened {
+  std::string arithmetic;  // JSON: what the bits of results depend on besides their inputs
+  std::string model;       // JSON: which model's weights
+
+  static constexpr uint8_t kKind = 1;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "arithmetic", &Opened::arithmetic),
+                      field(2, "model", &Opened::model)};
+  }
+};
+
+// A request that may change something, as it came, and all that came from chance or the clock.
+// Written before its handler runs.
+struct Command {
+  std::string method, path, content_type, owner, body;
+  std::string chance;   // 32 hexadecimal digits: ids and seeds that the client did not choose
+  int64_t time_ms = 0;  // since 1970
+
+  static constexpr uint8_t kKind = 2;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "method", &Command::method),
+                      field(2, "path", &Command::path),
+                      field(3, "content_type", &Command::content_type),
+                      field(4, "owner", &Command::owner),
+                      field(5, "body", &Command::body),
+                      field(6, "chance", &Command::chance),
+                      field(7, "time_ms", &Command::time_ms)};
+  }
+};
+
+// A command that was answered "later" (429, 503) and did nothing: whether there is room is a matter
+// of time, so it is not tried again.
+struct Dropped {
+  uint64_t sequence = 0;  // of its record
+
+  static constexpr uint8_t kKind = 3;
+  static constexpr auto fields() { return std::tuple{field(1, "sequence", &Dropped::sequence)}; }
+};
+
+// How an operation ended. Written before its end changes anything and before anybody is told.
+struct Ended {
+  std::string request_id;
+  bool failed = false;
+  std::string content_type, body;  // the answer
+
+  static constexpr uint8_t kKind = 4;
+  static constexpr auto fields() {
+    return std::tuple{
+        field(1, "request_id", &Ended::request_id), field(2, "failed", &Ended::failed),
+        field(3, "content_type", &Ended::content_type), field(4, "body", &Ended::body)};
+  }
+};
+
+// An answer was given for the first time.
+struct Read {
+  std::string request_id;
+  int64_t time_ms = 0;  // since 1970
+
+  static constexpr uint8_t kKind = 5;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "request_id", &Read::request_id),
+                      field(2, "time_ms", &Read::time_ms)};
+  }
+};
+
+using AnyRecord = std::variant<Opened, Command, Dropped, Ended, Read>;
+
+}  // namespace twinkle::server
