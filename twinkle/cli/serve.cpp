@@ -66,9 +66,8 @@ struct Ending {
   engine::Engine& engine;
   std::unique_ptr<server::HttpServer>& http;
   ~Ending() {
-    services.operations.close();
+    services.close();
     engine.close();
-    services.history.close();
     http.reset();
   }
 };

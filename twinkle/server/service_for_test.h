@@ -65,12 +65,11 @@ class ServiceTest : public testing::Test {
     services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path());
   }
   ~ServiceTest() override { close(); }
-  // As a kill would end it: what has not ended, and what was not written, is not told.
+  // As a kill would end it: what has not ended is not told.
   void close() {
     if (!services_) return;
-    services_->operations.close();
+    services_->close([this] { loop_->run(); });
     dispatcher_->close();  // its thread posts to the loop
-    services_->history.close([this] { loop_->run(); });
     services_.reset();
     dispatcher_.reset();
   }

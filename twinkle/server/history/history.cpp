@@ -92,8 +92,9 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
 }
 
-void History::close(const std::function<void()>& turn) {
-  on_loop(turn, [this] {
+void History::close(const std::function<void()>& also, const std::function<void()>& turn) {
+  on_loop(turn, [&] {
+    also();
     journal_.reset();
     return closed_ = true;
   });

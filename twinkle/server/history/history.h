@@ -49,8 +49,9 @@ class History {
   // Errors as of store::Journal and of `replay`.
   void open(const std::filesystem::path& folder, const Replay& replay,
             store::JournalOptions options = {});
-  // Writes and syncs what was appended, and refuses what follows.
-  void close(const std::function<void()>& turn = [] {});
+  // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
+  // service's thread.
+  void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
 
   bool is_replaying() const { return replaying_; }
   // Empty, or why the disk refuses.

@@ -74,7 +74,7 @@ TEST_F(HistoryTest, WhatWasAcceptedAndNotDoneIsDoneAfterAKill) {
   };
   const Response third = train(id, 3), second = step(id, 2), first = train(id, 1),
                  sampled = sample(of_base, 0);
-  services_->operations.close();
+  services_->close([this] { loop_->run(); });
   go = true;
   restart();
   EXPECT_EQ(result(first).status, 200);
@@ -115,7 +115,7 @@ TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomIsNotDoneByAReplay) {
   int64_t seq = 0;
   while (train(id, ++seq).status == 200) {
   }
-  services_->operations.close();
+  services_->close([this] { loop_->run(); });
   go = true;
   restart();
   EXPECT_EQ(poll(id + ":" + std::to_string(seq)).status, 404);

@@ -70,16 +70,17 @@ void Operations::start(const std::string& request_id, engine::Accepted accepted,
 }
 
 void Operations::give(Entry& entry, int64_t number) {
+  if (closing_) return;
   engine::Accepted accepted = std::move(*entry.accepted);
   entry.accepted.reset();
   backend_.submit(std::move(accepted), [this, number](Outcome outcome) {
-    if (closing_) return;  // it may have been cancelled by the engine's own end
     const auto shared = std::make_shared<Outcome>(std::move(outcome));
     loop_.post([this, number, shared] { came(number, std::move(*shared)); });
   });
 }
 
 void Operations::came(int64_t number, Outcome outcome) {
+  if (closing_) return;
   Entry& entry = *entries_.at(number);
   Response response = response_of(outcome, entry.answer);
   entry.came = Ended{.request_id = entry.request_id,

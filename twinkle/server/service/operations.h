@@ -2,7 +2,6 @@
 // written down before it changes anything; a replay takes the end from the record, and asks the
 // engine again only for what changes the engine. Used by the service's thread alone.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -46,7 +45,7 @@ class Operations {
   // kInvalid: it ended otherwise than the record says, and `must_agree`.
   bool finish_replay(bool must_agree);
 
-  // What ends from here on is not recorded, but done again by the next start. Any thread.
+  // The engine is given nothing more, and no end is recorded: the next start does it.
   void close() { closing_ = true; }
 
  private:
@@ -74,7 +73,7 @@ class Operations {
   Entries entries_;                         // in the order of their starts
   std::map<std::string, int64_t> numbers_;  // by request_id
   std::string differs_;                     // which operation did, in a replay
-  std::atomic<bool> closing_ = false;
+  bool closing_ = false;
 };
 
 }  // namespace twinkle::server

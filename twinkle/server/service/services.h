@@ -73,6 +73,12 @@ class Services {
   // `name`: Error kInvalid: no model of this name is served, with those that are.
   void require_model(const std::string& name) const;
 
+  // As a kill would end it, but in order: before the engine is closed, which then ends nothing that
+  // a client is told of. The next start does it.
+  void close(const std::function<void()>& turn = [] {}) {
+    history.close([this] { operations.close(); }, turn);
+  }
+
   Backend& backend;
   Loop& loop;
   const std::filesystem::path state;
