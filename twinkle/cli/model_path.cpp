@@ -40,7 +40,7 @@ void refuse_adapter(const std::string& path) {
 
 }  // namespace
 
-std::string model_path(const std::string& id) {
+std::string model_path(const std::string& id, Download download) {
   if (is_there(id)) {
     refuse_adapter(id);
     return id;
@@ -60,7 +60,7 @@ std::string model_path(const std::string& id) {
     const char* program = python ? python : "python3";
     // Its own name comes first, because an environment's Python finds its packages by it.
     ::execlp(program, program, "-m", "twinkle.hub", "get", "--errors-on-stdout", id.c_str(),
-             nullptr);
+             download == Download::kAll ? nullptr : "--no-weights", nullptr);
     ::_exit(127);
   }
   ::close(ends[1]);

@@ -5,10 +5,12 @@
 
 namespace twinkle::cli {
 
+enum class Download { kAll, kWithoutWeights };
+
 // Asks `python -m twinkle.hub get ID` for anything that is no path here: hubs are Python's
 // business. The interpreter is $TWINKLE_PYTHON, which the console script sets, else python3. Error
 // kNotFound with what it said; kInvalid: a directory that holds an adapter.
-std::string model_path(const std::string& id);
+std::string model_path(const std::string& id, Download download = Download::kAll);
 
 // The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id
 // without hf:// or ms://, the built-in model's own.

@@ -3,10 +3,11 @@
 #include <cstdio>
 #include <memory>
 
-#include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/serve/yaml.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/routes.h"
@@ -15,13 +16,6 @@
 
 namespace twinkle::cli {
 namespace {
-
-struct ServeOptions {
-  std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
-  std::vector<std::string> names;
-  uint16_t port = 8000;
-  bool accept_other_arithmetic = false;
-};
 
 constexpr int64_t kMaxBodyBytes = int64_t{256} << 20;
 constexpr std::chrono::seconds kDrain{30};
@@ -80,12 +74,12 @@ std::string identity_of(const engine::ModelInfo& info) {
 }
 
 void run_service(const ServeOptions& o) {
+  check_options(o);
   const sigset_t signals = hold_signals();
   auto http =
       std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});
-  engine::Engine engine({.model = model_path(o.model), .device = device_or_default(o.device)},
-                        text::decoder_of);
-  EngineBackend backend(engine, o.names.empty() ? std::vector{o.model} : o.names);
+  engine::Engine engine({.model = model_path(o.model), .device = o.device}, text::decoder_of);
+  EngineBackend backend(engine, o.names);
   server::Services services(backend, *http, std::filesystem::absolute(o.state));
   const Ending ending{services, engine, http};
   const engine::ModelInfo& info = engine.model_info();
@@ -97,6 +91,7 @@ void run_service(const ServeOptions& o) {
                    const server::Admit& admit) { admit({.max_body_bytes = kMaxBodyBytes}); },
        .handle =
            [&](server::Request request, server::Reply reply) {
+             request.path = without_root(request.path, o.root_path);
              server::route(std::move(request), services, std::move(reply));
            }});
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
@@ -108,6 +103,28 @@ void run_service(const ServeOptions& o) {
   http->drain(kDrain);
 }
 
+// Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.
+void settle(CLI::App& command, const std::string& option, const std::vector<std::string>& values) {
+  CLI::Option* o = command.get_option(option);
+  if (o->count() > 0) return;
+  o->add_result(values);
+  o->run_callback();
+}
+
+enum class Task { kServe, kCheck, kPrintConfig };
+
+void start(const ServeOptions& o, CLI::App& command, const std::string& config, Task task) {
+  if (!config.empty()) read_yaml(command, config);
+  settle(command, "--name", default_names(o.model));
+  settle(command, "--device", {device_or_default(o.device)});
+  if (task == Task::kPrintConfig)
+    std::printf("%s", as_yaml(command).c_str());
+  else if (task == Task::kCheck)
+    std::printf("ok: %s", check_service(o).c_str());
+  else
+    run_service(o);
+}
+
 }  // namespace
 
 void serve(CLI::App& app, Action& action) {
@@ -115,17 +132,34 @@ void serve(CLI::App& app, Action& action) {
   auto o = std::make_shared<ServeOptions>();
   command->add_option("--model", o->model, "smollm2, directory, .gguf file, or hub id")
       ->capture_default_str();
-  command->add_option("--name", o->names, "name that clients ask for; may be given several times");
+  command->add_option("--name,--names", o->names,
+                      "name that clients ask for; may be given several times [the model's]");
   command->add_option("--host", o->host, "address to listen on")->capture_default_str();
   command->add_option("--port", o->port, "port to listen on; 0 is a free one")
       ->capture_default_str();
+  command->add_option("--root-path", o->root_path,
+                      "path under which a proxy hands requests on, as /twinkle");
   command->add_option("--state", o->state, "folder of checkpoints and of all that was accepted")
       ->capture_default_str();
   command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,
                     "go on with a state that another processor or version computed; what is done "
                     "again gets other bits");
   add_device(*command, o->device);
-  command->callback([o, &action] { action = [o](const std::string&) { run_service(*o); }; });
+  auto config = std::make_shared<std::string>();
+  command->add_option("--config", *config, "YAML file of these options; those given here win")
+      ->configurable(false);
+  auto task = std::make_shared<Task>(Task::kServe);
+  const auto add_task = [&](const char* name, Task value, const char* help) {
+    return command->add_flag_callback(
+                      name, [task, value] { *task = value; }, help)
+        ->configurable(false);
+  };
+  CLI::Option* check = add_task("--check", Task::kCheck,
+                                "check the options and the model's files, without its weights");
+  add_task("--print-config", Task::kPrintConfig, "print all options as YAML for --config")
+      ->excludes(check);
+  command->callback(
+      [=, &action] { action = [=](const std::string&) { start(*o, *command, *config, *task); }; });
 }
 
 }  // namespace twinkle::cli

@@ -33,6 +33,10 @@ bool matches(std::string_view pattern, std::string_view path,
   while (!pattern.empty() && !path.empty()) {
     const size_t end = pattern.find('/', 1), path_end = path.find('/', 1);
     const std::string_view want = pattern.substr(1, end - 1), has = path.substr(1, path_end - 1);
+    if (want == "{path...}") {
+      parameters["path"] = path.substr(1);
+      return true;
+    }
     if (want.starts_with('{'))
       parameters[std::string(want.substr(1, want.size() - 2))] = has;
     else if (want != has)

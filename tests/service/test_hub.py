@@ -1,0 +1,81 @@
+"""The hub's read paths of a server, as real clients of the hub take them."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+TEXT = "Hello! Who are you?"
+LOAD = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+print(json.dumps([tokenizer(sys.argv[2])["input_ids"], chat]))
+"""
+ASK_THE_SDK = """
+import json, sys, tinker
+service = tinker.ServiceClient(base_url=sys.argv[3], api_key="tml-test")
+trained = service.create_lora_training_client(sys.argv[1], rank=4).get_tokenizer()
+sampled = service.create_sampling_client(base_model=sys.argv[1]).get_tokenizer()
+print(json.dumps([t(sys.argv[2])["input_ids"] for t in (trained, sampled)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def named(tiny_llama_dir, tmp_path_factory):
+    from service.conftest import Server
+
+    names = ["--name", "made-up/name", "--name", "made-up/name/variant"]
+    it = Server(tiny_llama_dir, tmp_path_factory.mktemp("state"), *names)
+    yield it
+    assert it.stop() == 0
+
+
+def run(script, home, endpoint, *arguments):
+    """A process that knows no hub but the server, with nothing in its cache."""
+    offline = {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"}
+    kept = {key: value for key, value in os.environ.items() if key not in offline}
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "TINKER_TELEMETRY": "0"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_transformers_loads_the_tokenizer_of_a_made_up_name(named, tiny_llama_dir, tmp_path):
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(tiny_llama_dir)
+    expected = [
+        own(TEXT)["input_ids"],
+        own.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False),
+    ]
+    for name in ("tiny", "made-up/name"):
+        assert run(LOAD, tmp_path, named.url + "/hf", name, TEXT) == expected
+
+
+def test_the_sdk_gives_the_tokenizer_of_every_served_name(named, tiny_llama_dir, tmp_path):
+    from transformers import AutoTokenizer
+
+    pytest.importorskip("tinker")
+    expected = AutoTokenizer.from_pretrained(tiny_llama_dir)(TEXT)["input_ids"]
+    name = "made-up/name/variant"
+    found = run(ASK_THE_SDK, tmp_path, named.url + "/hf", name, TEXT, named.url)
+    assert found == [expected, expected]
+
+
+def test_a_file_is_told_of_without_its_bytes(named, tiny_llama_dir):
+    url = f"{named.url}/hf/made-up/name/resolve/main/tokenizer.json"
+    with urllib.request.urlopen(urllib.request.Request(url, method="HEAD")) as told:
+        assert told.read() == b""
+        size = (Path(tiny_llama_dir) / "tokenizer.json").stat().st_size
+        assert int(told.headers["Content-Length"]) == size

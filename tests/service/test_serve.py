@@ -1,0 +1,98 @@
+"""`twinkle serve`: its options, from the command line and from YAML, and where it answers."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from service.conftest import PROGRAM, Server
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.yaml"
+
+
+def serve(*arguments):
+    from twinkle import program
+
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    return subprocess.run(
+        [*PROGRAM, "serve", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_the_example_is_eight_lines_and_would_be_served(tiny_llama_dir, tmp_path):
+    assert len(EXAMPLE.read_text().splitlines()) <= 8
+    place = ["--model", tiny_llama_dir, "--state", tmp_path / "state"]
+    result = serve("--config", EXAMPLE, "--check", *place)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"ok: llama of 2 layers from {tiny_llama_dir} on cpu",
+        "names: smollm2, my-team/assistant",
+        "address: http://127.0.0.1:8000",
+        f"state: {tmp_path / 'state'}",
+    ]
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    first = serve("--config", EXAMPLE, "--port", "8001", "--print-config")
+    assert first.returncode == 0, first.stderr
+    told = yaml.safe_load(first.stdout)
+    assert told == yaml.safe_load(EXAMPLE.read_text()) | {
+        "port": 8001,
+        "device": "cpu",
+        "root_path": "",
+        "accept_other_arithmetic": False,
+    }
+    file = tmp_path / "serve.yaml"
+    file.write_text(first.stdout)
+    assert serve("--config", file, "--print-config").stdout == first.stdout
+    options = {
+        re.split("[ ,]", line.strip())[0]
+        for line in serve("--help").stdout.splitlines()
+        if "--" in line[:4]
+    }
+    keys = {"--" + key.replace("_", "-") for key in told}
+    assert options == keys | {"--config", "--check", "--print-config"}
+
+
+def test_without_arguments_it_is_smollm2_by_both_names():
+    printed = serve("--print-config").stdout
+    assert "\nmodel: smollm2\n" in printed
+    assert "\nname: [smollm2, HuggingFaceTB/SmolLM2-135M-Instruct]\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot: 1\n", "serve.yaml:1: 'prot' is no key of `twinkle serve`; did you mean 'port'?"),
+        ("model: MODEL\nport: x\n", "serve.yaml:2: Could not convert: --port = x"),
+        ("model: MODEL\nroot_path: p\n", "root_path is 'p', it must begin with '/'"),
+        ("model: MODEL\nname: 'a:b'\n", "name 'a:b' must be a text without ':'"),
+        ("model: /no/model\n", "/no/model"),
+    ],
+)
+def test_a_check_fails_with_the_reason(text, said, tiny_llama_dir, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(text.replace("MODEL", tiny_llama_dir))
+    result = serve("--config", file, "--check", "--state", tmp_path)
+    assert result.returncode == 1
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path):
+    tinker = pytest.importorskip("tinker")
+    server = Server(tiny_llama_dir, tmp_path / "state", "--root-path", "/team/twinkle")
+    try:
+        for prefix in ("/team/twinkle", ""):
+            client = tinker.RestClient(base_url=server.url + prefix, api_key="tml-test")
+            models = client.get_server_capabilities().result().supported_models
+            assert [model.model_name for model in models] == ["tiny"]
+    finally:
+        assert server.stop() == 0

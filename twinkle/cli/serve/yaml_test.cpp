@@ -1,0 +1,109 @@
+#include "twinkle/cli/serve/yaml.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace twinkle::cli {
+namespace {
+
+// A command as `twinkle serve` is one: a text, a number, a list, a flag, and one that no file sets.
+class YamlTest : public testing::Test {
+ protected:
+  struct Values {
+    std::string host = "here", file;
+    std::vector<std::string> names;
+    uint16_t port = 80;
+    bool loud = false;
+  };
+
+  Values read(const std::string& text, std::vector<std::string> arguments = {}) {
+    write_text(path_, text);
+    return with(std::move(arguments), [&](CLI::App& command) { read_yaml(command, path_); });
+  }
+  template <class Use>
+  static Values with(std::vector<std::string> arguments, const Use& use) {
+    CLI::App app("", "twinkle");
+    Values out;
+    CLI::App* command = app.add_subcommand("serve");
+    command->add_option("--listen-host", out.host, "where")->capture_default_str();
+    command->add_option("--name", out.names, "who");
+    command->add_option("--port", out.port, "which")->capture_default_str();
+    command->add_flag("--loud", out.loud, "how");
+    command->add_option("--config", out.file)->configurable(false);
+    std::reverse(arguments.begin(), arguments.end());
+    arguments.emplace_back("serve");
+    app.parse(arguments);
+    use(*command);
+    return out;
+  }
+  // The error behind the file's name.
+  std::string error(const std::string& text) {
+    const std::string all = error_of([&] { read(text); });
+    const std::string begin = "cli: " + path_.string() + ":";
+    EXPECT_TRUE(all.starts_with(begin)) << all;
+    return all.substr(std::min(begin.size(), all.size()));
+  }
+
+  const ScratchDir dir_;
+  const std::filesystem::path path_ = dir_ / "serve.yaml";
+};
+
+TEST_F(YamlTest, SetsOptionsByTheirNames) {
+  const Values v = read(
+      "# a service\n"
+      "listen_host: 'a: b'\n"
+      "name: [one, \"t\\u0077o\"]\n"
+      "port: 8001   # not 80\n"
+      "loud: true\n");
+  EXPECT_EQ(v.host, "a: b");
+  EXPECT_EQ(v.names, (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(v.port, 8001);
+  EXPECT_TRUE(v.loud);
+  EXPECT_EQ(read("name:\n  - one\n  - two\n").names, v.names);
+  EXPECT_EQ(read("name: one\nlisten-host: there\n").host, "there");
+}
+
+TEST_F(YamlTest, WhatIsNotThereOrNullKeepsItsDefaultAndTheCommandLineWins) {
+  EXPECT_EQ(read("").port, 80);
+  EXPECT_EQ(read("port:\nlisten_host: null\nname: ~\n").host, "here");
+  EXPECT_EQ(read("port: 1\n", {"--port", "2"}).port, 2);
+  EXPECT_FALSE(read("loud: false\n").loud);
+}
+
+TEST_F(YamlTest, NamesWhatIsWrongAndWhere) {
+  EXPECT_EQ(error("loud: true\nprot: 3\n"),
+            "2: 'prot' is no key of `twinkle serve`; did you mean 'port'?");
+  EXPECT_EQ(error("elephant: 3\n"),
+            "1: 'elephant' is no key of `twinkle serve`; keys are listen_host, name, port, loud");
+  EXPECT_EQ(error("config: x\n").substr(0, 15), "1: 'config' is ");
+  EXPECT_EQ(error("port: 1\nport: 2\n"), "2: 'port' is there twice");
+  EXPECT_NE(error("\nport: many\n").find("2: Could not convert: --port = many"), std::string::npos);
+  EXPECT_NE(error("port: 70000\n").find("--port"), std::string::npos);
+  EXPECT_EQ(error("port: {a: 1}\n"), "1: the value of 'port' must be one word or text");
+  EXPECT_EQ(error("name: [[a]]\n"), "1: the value of 'name' must be one word or text");
+  EXPECT_EQ(error("- port\n"), "1: this must be lines of `key: value`");
+  EXPECT_EQ(error("port: 1\n---\nport: 2\n"), "2: a second document begins, one is read");
+  EXPECT_EQ(error("a: [\n").substr(0, 20), "2: this is no YAML: ");
+  EXPECT_NE(
+      error_of([&] { with({}, [](CLI::App& c) { read_yaml(c, "/no/file"); }); }).find("/no/file"),
+      std::string::npos);
+}
+
+TEST_F(YamlTest, WhatIsPrintedReadsBackToTheSame) {
+  std::string printed;
+  const Values first = with({"--listen-host", "null", "--name", "a,b", "--name", "c d\n", "--loud"},
+                            [&](CLI::App& command) { printed = as_yaml(command); });
+  EXPECT_EQ(printed,
+            "# where\nlisten_host: \"null\"\n# who\nname: [\"a,b\", \"c d\\n\"]\n"
+            "# which\nport: 80\n# how\nloud: true\n");
+  const Values second = read(printed);
+  EXPECT_EQ(second.host, first.host);
+  EXPECT_EQ(second.names, first.names);
+  EXPECT_EQ(second.port, first.port);
+  EXPECT_EQ(second.loud, first.loud);
+}
+
+}  // namespace
+}  // namespace twinkle::cli
