@@ -48,6 +48,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
         "device": "cpu",
         "root_path": "",
         "accept_other_arithmetic": False,
+        "compress": False,
     }
     file = tmp_path / "serve.yaml"
     file.write_text(first.stdout)
@@ -91,8 +92,43 @@ def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path)
     server = Server(tiny_llama_dir, tmp_path / "state", "--root-path", "/team/twinkle")
     try:
         for prefix in ("/team/twinkle", ""):
-            client = tinker.RestClient(base_url=server.url + prefix, api_key="tml-test")
-            models = client.get_server_capabilities().result().supported_models
-            assert [model.model_name for model in models] == ["tiny"]
+            url = server.url + prefix
+            with tinker.ServiceClient(base_url=url, api_key="tml-test") as client:
+                sampler = client.create_sampling_client(base_model="tiny")
+                assert sampler.get_base_model() == "tiny"
     finally:
         assert server.stop() == 0
+
+
+def test_a_client_compresses_when_it_is_asked_to(server, tiny_llama_dir, tmp_path, monkeypatch):
+    tinker = pytest.importorskip("tinker")
+    import tinker.resources.training as resource
+
+    sent = []
+
+    original = resource.zstd.ZstdCompressor
+
+    class Compressor:
+        def compress(self, body):
+            sent.append(body)
+            return original().compress(body)
+
+    monkeypatch.setattr(resource.zstd, "ZstdCompressor", Compressor)
+    row = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2, 3] * 40),
+        loss_fn_inputs={"target_tokens": [2, 3, 1] * 40, "weights": [1.0] * 120},
+    )
+
+    def loss(it):
+        with it.client() as service:
+            client = service.create_lora_training_client("tiny", rank=4, seed=1).result()
+            return client.forward_backward([row], "cross_entropy").result().metrics["loss:sum"]
+
+    plain = loss(server)
+    assert sent == []
+    compressing = Server(tiny_llama_dir, tmp_path / "state", "--compress")
+    try:
+        assert loss(compressing) == plain
+    finally:
+        assert compressing.stop() == 0
+    assert len(sent) == 1

@@ -9,6 +9,7 @@
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/server/http/body_room.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/store/crc32c.h"
@@ -17,7 +18,6 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr int64_t kMaxBodyBytes = int64_t{256} << 20;
 constexpr std::chrono::seconds kDrain{30};
 
 class EngineBackend : public server::Backend {
@@ -58,10 +58,12 @@ sigset_t hold_signals() {
 struct Ending {
   server::Services& services;
   engine::Engine& engine;
+  server::BodyRoom& room;
   std::unique_ptr<server::HttpServer>& http;
   ~Ending() {
     services.close();
     engine.close();
+    room.close();
     http.reset();
   }
 };
@@ -81,19 +83,20 @@ void run_service(const ServeOptions& o) {
   engine::Engine engine({.model = model_path(o.model), .device = o.device}, text::decoder_of);
   EngineBackend backend(engine, o.names);
   server::Services services(backend, *http, std::filesystem::absolute(o.state));
-  const Ending ending{services, engine, http};
+  if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
+  server::BodyRoom room({}, *http);
+  const Ending ending{services, engine, room, http};
   const engine::ModelInfo& info = engine.model_info();
   services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
                 o.accept_other_arithmetic,
                 [&](const server::Command& c) { return server::replay(c, services); });
-  http->serve(
-      {.admit = [](const server::Head&,
-                   const server::Admit& admit) { admit({.max_body_bytes = kMaxBodyBytes}); },
-       .handle =
-           [&](server::Request request, server::Reply reply) {
-             request.path = without_root(request.path, o.root_path);
-             server::route(std::move(request), services, std::move(reply));
-           }});
+  http->serve({.admit = [&](const server::Head& head,
+                            const server::Admit& admit) { room.admit(head, admit); },
+               .handle =
+                   [&](server::Request request, server::Reply reply) {
+                     request.path = without_root(request.path, o.root_path);
+                     server::route(std::move(request), services, std::move(reply));
+                   }});
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.host.c_str(), http->port());
   std::fflush(stdout);
@@ -139,6 +142,8 @@ void serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--root-path", o->root_path,
                       "path under which a proxy hands requests on, as /twinkle");
+  command->add_flag("--compress", o->compress,
+                    "ask clients to send training data compressed, for slow networks");
   command->add_option("--state", o->state, "folder of checkpoints and of all that was accepted")
       ->capture_default_str();
   command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,

@@ -11,6 +11,7 @@ struct ServeOptions {
   std::vector<std::string> names;
   uint16_t port = 8000;
   bool accept_other_arithmetic = false;  // of a state that another processor computed
+  bool compress = false;  // clients are asked to send training data compressed
   std::string root_path;  // in front of every path, where a proxy leaves it there; or empty
 };
 

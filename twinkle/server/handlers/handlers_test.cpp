@@ -108,6 +108,28 @@ TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
   EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
 }
 
+TEST_F(HandlersTest, TheRoomOfABodyIsHeldUntilItsWorkHasEnded) {
+  struct Held : HeldRoom {
+    void resize(int64_t) override {}
+  };
+  std::atomic<bool> go = false;
+  executor_.on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const std::string id = run();
+  auto held = std::make_shared<Held>();
+  const std::weak_ptr<Held> watched = held;
+  Request r =
+      request("/api/v1/forward_backward", forward_backward_bytes(id, 1, "cross_entropy"), "tml-a");
+  r.headers["content-type"] = "application/x-protobuf";
+  r.held = std::move(held);
+  const Response ack = answer(std::exchange(r, {}));
+  EXPECT_FALSE(watched.expired());
+  go = true;
+  result(ack);
+  EXPECT_TRUE(loop_.run_until([&] { return watched.expired(); }));
+}
+
 TEST_F(HandlersTest, AFullQueueIs429OfAsampleAnd503OfTraining) {
   open({.max_queued = 1});
   std::atomic<bool> go = false;

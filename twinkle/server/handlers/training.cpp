@@ -69,7 +69,7 @@ engine::Operation forward_of(engine::ForwardBackward op, Answered& answer) {
           "' is not there yet, only with cross_entropy");
   std::vector<std::vector<float>> weights;
   for (const engine::Example& e : op.sequences) weights.push_back(e.weights);
-  answer = [weights](const engine::Result& r) {
+  answer = [weights, held = std::move(answer)](const engine::Result& r) {
     const auto& result = std::get<engine::ForwardResult>(r);
     double loss = 0;
     for (size_t i = 0; i < result.logps.size(); ++i)
@@ -140,7 +140,8 @@ std::optional<Response> forward_backward(Call& call) {
   tinker::ForwardBackwardRequest request = tinker::read_forward_backward(call.request.body);
   Run& run = call.services.runs.find(request.model_id, call.owner);
   engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
-  Answered answer = [](const engine::Result& r) {
+  // The body's room is held until what was in it has been computed.
+  Answered answer = [held = call.request.held](const engine::Result& r) {
     const auto& result = std::get<engine::ForwardResult>(r);
     return output(result, result.loss);
   };

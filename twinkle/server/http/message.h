@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,8 +27,17 @@ struct Head {
   }
 };
 
+// Memory that a body may take, of what all may (body_room.h); given back when it is gone. Who keeps
+// what was in the body keeps it, too. Any thread.
+class HeldRoom {
+ public:
+  virtual ~HeldRoom() = default;
+  virtual void resize(int64_t bytes) = 0;
+};
+
 struct Request : Head {
-  std::string body;
+  std::string body;                     // decoded, whatever its Content-Encoding
+  std::shared_ptr<HeldRoom> held = {};  // or null
 };
 
 struct Response {
@@ -47,8 +57,9 @@ using Reply = std::function<void(Response)>;
 
 // Told what a request's body may be: whether to read it, and how many bytes of it.
 struct Admission {
-  int64_t max_body_bytes = 0;
-  Response refused = {};  // where max_body_bytes is negative: the answer instead
+  int64_t max_body_bytes = 0;  // and of what it decodes to
+  Response refused = {};       // where max_body_bytes is negative: the answer instead
+  std::shared_ptr<HeldRoom> held = {};
 };
 using Admit = std::function<void(Admission)>;
 

@@ -22,6 +22,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/http/zstd.h"
 
 namespace twinkle::server {
 
@@ -37,6 +38,8 @@ namespace {
 
 using Parser = http::request_parser<http::string_body>;
 
+// In which a peer that was refused may read why, although it still sends.
+constexpr std::chrono::seconds kLinger{2};
 const char* const kDropped = "the server dropped this request";
 
 std::string lower(std::string_view text) {
@@ -242,19 +245,27 @@ class HttpServer::Impl {
     const bool keep_alive = parser.keep_alive();
 
     Admission admission = co_await admitted(head_of(parser, peer), stream);
-    if (admission.max_body_bytes < 0)
-      co_return co_await write(stream, std::move(admission.refused),
-                               keep_alive && parser.is_done());
+    if (admission.max_body_bytes < 0) {
+      if (!parser.is_done()) co_return co_await refuse_unread(stream, std::move(admission.refused));
+      co_return co_await write(stream, std::move(admission.refused), keep_alive);
+    }
     if (parser.get()[http::field::expect] == "100-continue") {
       http::response<http::empty_body> go_on{http::status::continue_, 11};
       co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
     const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
-    if (refused) co_return co_await write(stream, *refused, false);
+    if (refused) co_return co_await refuse_unread(stream, *refused);
 
-    Request request{head_of(parser, peer), std::move(parser.get().body())};
+    Request request{head_of(parser, peer), std::move(parser.get().body()),
+                    std::move(admission.held)};
     const bool is_head = request.method == "HEAD";
+    const std::string wrong = decode_body(request.body, lower(request.header("content-encoding")),
+                                          admission.max_body_bytes);
+    if (!wrong.empty())
+      co_return co_await write(stream, refusal(422, "the body cannot be read: " + wrong),
+                               keep_alive);
+    if (request.held) request.held->resize(static_cast<int64_t>(request.body.size()));
     stream.expires_never();
     Answer<Response> answer(context_, refusal(500, kDropped));
     try {
@@ -320,6 +331,19 @@ class HttpServer::Impl {
     const int status = error == http::error::header_limit ? 431 : 422;
     co_return co_await write(
         stream, refusal(status, "not HTTP as it should be: " + error.message()), false);
+  }
+
+  // Of a request whose body was not read to its end. A connection that is closed with bytes unread
+  // is reset, and takes the response away from its peer; so they are read, and dropped.
+  awaitable<bool> refuse_unread(beast::tcp_stream& stream, Response response) {
+    error_code error;
+    co_await write(stream, std::move(response), false);
+    stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    std::vector<char> dropped(64 << 10);
+    for (stream.expires_after(kLinger); !error;)
+      co_await stream.async_read_some(asio::buffer(dropped),
+                                      asio::redirect_error(use_awaitable, error));
+    co_return false;
   }
 
   // False where the connection ends with it.

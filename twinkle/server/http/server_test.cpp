@@ -1,10 +1,7 @@
 // The server as a peer on a socket sees it.
 #include "twinkle/server/http/server.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <future>
@@ -13,68 +10,10 @@
 #include <thread>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/http/peer_for_test.h"
 
 namespace twinkle::server {
 namespace {
-
-class Peer {
- public:
-  explicit Peer(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_port = htons(port);
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval limit{.tv_sec = 20};
-    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    connected_ = ::connect(socket_, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
-  }
-  ~Peer() { ::close(socket_); }
-  Peer(const Peer&) = delete;
-  Peer& operator=(const Peer&) = delete;
-
-  bool connected() const { return connected_; }
-  void send(const std::string& text) const {
-    ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
-  }
-  // One response with a Content-Length; "" where the connection has ended.
-  std::string receive() {
-    for (;;) {
-      const size_t head = text_.find("\r\n\r\n");
-      const size_t length = text_.find("Content-Length: ");
-      if (head != std::string::npos && length < head) {
-        const size_t whole = head + 4 + std::stoul(text_.substr(length + 16));
-        if (text_.size() >= whole) {
-          std::string out = text_.substr(0, whole);
-          text_.erase(0, whole);
-          return out;
-        }
-      } else if (head != std::string::npos) {  // 100 Continue
-        std::string out = text_.substr(0, head + 4);
-        text_.erase(0, head + 4);
-        return out;
-      }
-      char bytes[4096];
-      const ssize_t count = ::recv(socket_, bytes, sizeof bytes, 0);
-      if (count <= 0) return "";
-      text_.append(bytes, static_cast<size_t>(count));
-    }
-  }
-  std::string ask(const std::string& text) {
-    send(text);
-    return receive();
-  }
-
- private:
-  const int socket_;
-  bool connected_ = false;
-  std::string text_;
-};
-
-std::string post(const std::string& path, const std::string& body) {
-  return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\n\r\n" + body;
-}
-bool begins(const std::string& text, const std::string& with) { return text.rfind(with, 0) == 0; }
 
 class HttpServerTest : public testing::Test {
  protected:
@@ -191,6 +130,62 @@ TEST_F(HttpServerTest, ABodyIsNotReadBeforeThereIsRoomForIt) {
   EXPECT_TRUE(begins(second.receive(), "HTTP/1.1 503"));
   EXPECT_EQ(handled, 1);
   waiting.clear();
+}
+
+TEST_F(HttpServerTest, ARefusedPeerReadsWhyAlthoughItStillSends) {
+  admit_ = [](const Head&, const Admit& admit) { admit({-1, refusal(503, "there is no room")}); };
+  start();
+  Peer peer(port());
+  const std::string body(4 << 20, 'x');  // more than sockets buffer
+  peer.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
+            "\r\n\r\n");
+  peer.send(body);
+  EXPECT_TRUE(begins(peer.receive(), "HTTP/1.1 503"));
+  EXPECT_EQ(peer.receive(), "");
+}
+
+TEST_F(HttpServerTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {
+  start();
+  // `zstd` of "hello hello hello hello": a frame without a content size.
+  const std::string frame(
+      "\050\265\057\375\000\130\145\000\000\060\150\145\154\154\157\040\001\000\231\113\021", 21);
+  Peer peer(port());
+  const auto encoded = [&](const std::string& encoding) {
+    return peer.ask("POST /z HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding +
+                    "\r\nContent-Length: " + std::to_string(frame.size()) + "\r\n\r\n" + frame);
+  };
+  EXPECT_NE(encoded("zstd").find("POST /z? hello hello hello hello"), std::string::npos);
+  const std::string refused = encoded("br");
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 422")) << refused;
+  EXPECT_NE(refused.find("the body cannot be read: its Content-Encoding is 'br', only zstd"),
+            std::string::npos);
+  EXPECT_NE(encoded("ZSTD").find("hello"), std::string::npos) << "the connection stays";
+}
+
+TEST_F(HttpServerTest, WhatABodyHoldsIsItsDecodedSizeAndEndsWithTheRequest) {
+  struct Held : HeldRoom {
+    explicit Held(std::atomic<int64_t>& bytes) : bytes(bytes) {}
+    ~Held() override { bytes = 0; }
+    void resize(int64_t now) override { bytes = now; }
+    std::atomic<int64_t>& bytes;
+  };
+  std::atomic<int64_t> bytes = 100;
+  admit_ = [&](const Head&, const Admit& admit) {
+    admit({.max_body_bytes = 100, .held = std::make_shared<Held>(bytes)});
+  };
+  std::promise<Request> kept;
+  handle_ = [&](Request request, const Reply& reply) {
+    kept.set_value(std::move(request));
+    reply({});
+  };
+  start();
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
+  {
+    const Request request = kept.get_future().get();
+    EXPECT_EQ(bytes, 5);
+  }
+  EXPECT_EQ(bytes, 0);
 }
 
 TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "twinkle/base/json.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
@@ -82,6 +83,7 @@ class Services {
   Backend& backend;
   Loop& loop;
   const std::filesystem::path state;
+  JsonObject client_flags;  // what client/config answers; the SDK's defaults where it is empty
   History history;
   Promises promises;
   Operations operations;

@@ -1,0 +1,72 @@
+// A client for tests: one connection of loopback, text in and text out.
+#pragma once
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+namespace twinkle::server {
+
+class Peer {
+ public:
+  explicit Peer(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval limit{.tv_sec = 20};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    connected_ = ::connect(socket_, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+  }
+  ~Peer() { ::close(socket_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  bool connected() const { return connected_; }
+  void send(const std::string& text) const {
+    ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  // One response with a Content-Length; "" where the connection has ended.
+  std::string receive() {
+    for (;;) {
+      const size_t head = text_.find("\r\n\r\n");
+      const size_t length = text_.find("Content-Length: ");
+      if (head != std::string::npos && length < head) {
+        const size_t whole = head + 4 + std::stoul(text_.substr(length + 16));
+        if (text_.size() >= whole) {
+          std::string out = text_.substr(0, whole);
+          text_.erase(0, whole);
+          return out;
+        }
+      } else if (head != std::string::npos) {  // 100 Continue
+        std::string out = text_.substr(0, head + 4);
+        text_.erase(0, head + 4);
+        return out;
+      }
+      char bytes[4096];
+      const ssize_t count = ::recv(socket_, bytes, sizeof bytes, 0);
+      if (count <= 0) return "";
+      text_.append(bytes, static_cast<size_t>(count));
+    }
+  }
+  std::string ask(const std::string& text) {
+    send(text);
+    return receive();
+  }
+
+ private:
+  const int socket_;
+  bool connected_ = false;
+  std::string text_;
+};
+
+inline std::string post(const std::string& path, const std::string& body) {
+  return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n\r\n" + body;
+}
+inline bool begins(const std::string& text, const std::string& with) {
+  return text.rfind(with, 0) == 0;
+}
+
+}  // namespace twinkle::server

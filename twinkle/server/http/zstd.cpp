@@ -1,0 +1,52 @@
+#include "twinkle/server/http/zstd.h"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace twinkle::server {
+namespace {
+
+constexpr int kWindowLog = 23;             // 8 MiB: what a frame may make a decoder hold
+constexpr size_t kStep = size_t{1} << 20;  // the output grows by so many bytes at first
+
+std::string inflate(std::string& body, size_t max_bytes) {
+  const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(),
+                                                                     ZSTD_freeDCtx);
+  if (!context) return "there is no memory to decode it";
+  ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLog);
+  std::string decoded;
+  ZSTD_inBuffer in{body.data(), body.size(), 0};
+  ZSTD_outBuffer out{nullptr, 0, 0};
+  for (size_t left = 1; in.pos < in.size || left > 0;) {
+    if (out.pos == out.size) {  // one byte above the limit tells that there is more
+      if (decoded.size() > max_bytes) break;
+      decoded.resize(std::min(max_bytes + 1, std::max(kStep, 2 * decoded.size())));
+      out = {decoded.data(), decoded.size(), out.pos};
+    }
+    const size_t read = in.pos, written = out.pos;
+    left = ZSTD_decompressStream(context.get(), &out, &in);
+    if (ZSTD_isError(left)) return std::string("it is broken: ") + ZSTD_getErrorName(left);
+    if (left > 0 && in.pos == read && out.pos == written && out.pos < out.size)
+      return "it is cut off";
+  }
+  if (out.pos > max_bytes)
+    return "it is longer than " + std::to_string(max_bytes) + " bytes when it is decoded";
+  decoded.resize(out.pos);
+  body = std::move(decoded);
+  return "";
+}
+
+}  // namespace
+
+std::string decode_body(std::string& body, const std::string& encoding, int64_t max_bytes) {
+  if (encoding.empty() || encoding == "identity") return "";
+  if (encoding != "zstd")
+    return "its Content-Encoding is '" + encoding + "', only zstd and identity are taken";
+  const std::string wrong = inflate(body, static_cast<size_t>(max_bytes));
+  return wrong.empty() ? "" : "its Content-Encoding is zstd, but " + wrong;
+}
+
+}  // namespace twinkle::server

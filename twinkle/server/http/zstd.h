@@ -1,0 +1,13 @@
+// Bodies that came compressed (Content-Encoding), decoded within a limit.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace twinkle::server {
+
+// Decodes `body` in place: "zstd" (RFC 8878, with the windows of RFC 9659, at most 8 MiB), and
+// "identity" or "", which is as it came. Returns what is wrong, else "": another encoding, broken
+// or cut off, or more than max_bytes, of which no more is decoded.
+std::string decode_body(std::string& body, const std::string& encoding, int64_t max_bytes);
+
+}  // namespace twinkle::server
