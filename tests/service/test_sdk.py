@@ -63,13 +63,31 @@ def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
     assert math.isfinite(built_in)
 
 
-@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro"])
-def test_losses_of_sampled_rows_run(service, loss):
+def clipped(lp, q):
+    return min(max(math.exp(lp - q), 0.8), 1.2)
+
+
+SAMPLED = {  # of a row's log p, the sampler's and the advantage
+    "importance_sampling": lambda lp, q, a: -math.exp(lp - q) * a,
+    "ppo": lambda lp, q, a: -min(math.exp(lp - q) * a, clipped(lp, q) * a),
+    "cispo": lambda lp, q, a: -clipped(lp, q) * lp * a,
+    "dro": lambda lp, q, a: -(lp * a - 0.5 * 0.05 * (lp - q) ** 2),
+}
+
+
+@pytest.mark.parametrize("loss", SAMPLED)
+def test_losses_of_sampled_rows_are_their_formulas_forwards_and_with_gradients(service, loss):
     client = trainer(service)
-    sampled = datum(logprobs=[-1.0] * 10, advantages=[0.5] * 10)
-    result = client.forward_backward([sampled], loss).result()
-    assert math.isfinite(result.metrics["loss:sum"])
-    assert len(result.loss_fn_outputs[0]["logprobs"].data) == 10
+    sampler, advantages = [-4.0 - 0.3 * t for t in range(10)], [(-0.5) ** t for t in range(10)]
+    sampled = datum(logprobs=sampler, advantages=advantages)
+    config = {"beta": 0.05} if loss == "dro" else None
+    told = client.forward([sampled], loss, config).result()
+    logprobs = told.loss_fn_outputs[0]["logprobs"].data
+    expected = sum(map(SAMPLED[loss], logprobs, sampler, advantages))
+    assert told.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
+    learned = client.forward_backward([sampled], loss, config).result()
+    assert learned.metrics["loss:sum"] == told.metrics["loss:sum"]
+    assert learned.loss_fn_outputs[0]["logprobs"].data == logprobs
 
 
 def test_a_state_goes_on_as_its_run_would_have(service):

@@ -51,6 +51,18 @@ def test_forward_scores_and_touches_nothing(tenant):
         _ = result.logits
 
 
+def test_forward_tells_a_loss_that_forward_backward_learns_from(tenant):
+    given = {"advantages": [0.5, -1.0, 2.0], "epsilon": 0.1}
+    told = tenant.forward(BATCH, loss="GRPOLoss", **given).result()
+    assert told.loss == pytest.approx(-(0.5 - 1.0 + 2.0) / 3) and told.num_tokens == 1
+    learned = tenant.forward_backward(BATCH, "GRPOLoss", **given).result()
+    assert (learned.loss, learned.num_tokens) == (told.loss, told.num_tokens)
+    with pytest.raises(InvalidError, match="forward without a loss: unknown argument 'advantages'"):
+        tenant.forward(BATCH, advantages=[1, 2, 3])
+    with pytest.raises(InvalidError, match="unknown loss 'grop'"):
+        tenant.forward(BATCH, loss="grop").result()
+
+
 def test_positions_that_are_masked_are_dropped_and_rows_keep_their_length(tenant):
     ids, labels = np.arange(3, 9), np.arange(4, 10)
     mask = np.array([1, 1, 1, 1, 0, 0])

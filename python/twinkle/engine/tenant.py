@@ -10,7 +10,7 @@ from twinkle.engine.arguments import as_json, features_of, params_of, room_for
 from twinkle.engine.future import Future, Result
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
-from twinkle.errors import require
+from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.model.batch import Batch, as_list
 from twinkle.seeding import stable_seed
@@ -43,21 +43,30 @@ class Tenant:
         train=False,
         logits=False,
         embedding=False,
+        loss=None,
+        **extras,
     ):
         """Scores inputs; no state changes. disable_lora: with the base model. entropy: also returns
         the entropy of each scored token's distribution, in nats. train: with the dropout of the
-        next forward_backward. Future of a Result:
+        next forward_backward. loss: the name of one of the engine's losses, whose value is told;
+        extras: its inputs and options, as forward_backward's. Future of a Result:
 
-        loss: None; logps: list of float32 arrays [L], log p(label) in nats, 0 where the label is
-        -100; num_tokens: scored tokens; and on request: entropies, shaped as logps; logits, a list
-        of float32 arrays [tokens, vocabulary] for all tokens that attention_mask keeps, divided by
-        the temperature; embeddings, a list of float32 arrays [width], the last token's final hidden
-        state divided by its L2 norm. InvalidError: an empty batch, a token or
-        label outside the vocabulary, more than 1 GiB of logits.
+        loss: None, or as forward_backward's; logps: list of float32 arrays [L], log p(label) in
+        nats, 0 where the label is -100; num_tokens: scored tokens, or as forward_backward's; and on
+        request: entropies, shaped as logps; logits, a list of float32 arrays [tokens, vocabulary]
+        for all tokens that attention_mask keeps, divided by the temperature; embeddings, a list of
+        float32 arrays [width], the last token's final hidden state divided by its L2 norm.
+        InvalidError: an empty batch, a token or label outside the vocabulary, more than 1 GiB of
+        logits; a wrong loss, option or extra.
         """
         batch = self._batch(inputs)
+        checks.text("engine: loss", loss, none=True)
+        if loss is None:
+            refuse_unknown("engine: forward without a loss", extras)
         future = self._core.forward(
             tenant=self.name,
+            loss=loss or "",
+            loss_options=as_json("extras", _add_extras(batch, extras)),
             sequences=batch.sequences,
             disable_lora=checks.flag("engine: disable_lora", disable_lora),
             temperature=checks.number("engine: temperature", temperature, above=0),
@@ -66,7 +75,9 @@ class Tenant:
             logits=checks.flag("engine: logits", logits),
             embedding=checks.flag("engine: embedding", embedding),
         )
-        return Future(future, lambda result: _scores(batch, {**result, "loss": None}))
+        return Future(
+            future, lambda result: _scores(batch, result if loss else {**result, "loss": None})
+        )
 
     def logprobs(self, inputs, **options):
         """As forward, but its Future gives only logps: a list of float32 arrays [L]."""
@@ -102,12 +113,7 @@ class Tenant:
         if embedding_grad is None and logits_grad is None:
             batch.warn_of_unlabelled()
         checks.text("engine: loss", loss)
-        options = {}
-        for name, value in extras.items():
-            if isinstance(value, (list, tuple, np.ndarray)):
-                batch.add_extra(name, value)
-            else:
-                options[name] = value
+        options = _add_extras(batch, extras)
         future = self._core.forward_backward(
             tenant=self.name,
             sequences=_with_grads(
@@ -334,6 +340,17 @@ def _scores(batch, result):
         if result[name]:
             out[name] = result[name]
     return out
+
+
+def _add_extras(batch, extras):
+    """Adds the lists to the batch; the rest, which are options of a loss."""
+    options = {}
+    for name, value in extras.items():
+        if isinstance(value, (list, tuple, np.ndarray)):
+            batch.add_extra(name, value)
+        else:
+            options[name] = value
+    return options
 
 
 def _with_grads(batch, grads, extras):

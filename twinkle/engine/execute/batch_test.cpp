@@ -6,6 +6,8 @@
 
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/execute/check.h"
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/loss/loss.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -79,6 +81,56 @@ TEST_F(BatchOnEngine, CrossEntropyIsTheWeightedSumOfTheLogProbabilities) {
   const auto result = engine_.run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = {s}});
   EXPECT_EQ(result.logps, logps);
   EXPECT_NEAR(result.loss, -(logps[0][0] + 0.5 * logps[0][2]), 1e-5);
+}
+
+// Two sequences with all that a loss reads.
+ForwardBackward read_by(const loss::Loss& loss) {
+  ForwardBackward out = work("me");
+  out.loss = loss.class_name;
+  for (Example& s : out.sequences) {
+    for (const loss::Extra& extra : loss.extras) {
+      auto& values = s.extras[std::string(extra.name)];
+      for (size_t t = 0; t < (extra.per_sequence ? 1 : s.input_ids.size()); ++t)
+        values.push_back(0.25f * static_cast<float>(t % 5) - 0.6f);
+    }
+    s.labels[1] = -100;
+  }
+  if (loss.extra("ref_logps") && loss.extra("advantages"))
+    out.loss_options = R"({"beta": 0.1, "entropy_coef": 0.05})";
+  return out;
+}
+
+TEST_F(BatchOnEngine, AForwardTellsTheValueOfEveryLossBitForBitAndLearnsNothing) {
+  for (const loss::Loss& loss : loss::all()) {
+    SCOPED_TRACE(loss.class_name);
+    const ForwardBackward op = read_by(loss);
+    const State before = state_of(engine_, "me");
+    const auto told = engine_.run<ForwardResult>(Forward{.tenant = "me",
+                                                         .sequences = op.sequences,
+                                                         .loss = op.loss,
+                                                         .loss_options = op.loss_options});
+    EXPECT_EQ(state_of(engine_, "me"), before);
+    const auto learned = engine_.run<ForwardResult>(op);
+    EXPECT_NE(told.loss, 0);
+    EXPECT_TRUE(told == learned) << told.loss << " and " << learned.loss;
+    EXPECT_EQ(told.entropies.empty(), op.loss_options.empty() && !loss.extra("entropy_grad"));
+    EXPECT_NE(state_of(engine_, "me"), before);
+  }
+}
+
+TEST_F(BatchOnEngine, ALossThatAForwardCannotTellIsNamed) {
+  Forward op{.tenant = "me", .sequences = {drawn(1, 4)}, .loss = "NoSuchLoss"};
+  const auto refused = [&] { return error_of([&] { engine_.run<ForwardResult>(op); }); };
+  EXPECT_NE(refused().find("unknown loss 'NoSuchLoss'"), std::string::npos);
+  op.loss = "CPOLoss";
+  EXPECT_NE(refused().find("CPOLoss needs pairs"), std::string::npos);
+  op.loss = "ppo";
+  EXPECT_EQ(refused(), "loss: ppo needs 'logprobs', pass it with the batch");
+  op.loss.clear();
+  op.loss_options = "{}";
+  EXPECT_EQ(refused(),
+            "engine: forward: loss_options is '{}', but there is no loss; name it, or leave them "
+            "out");
 }
 
 TEST_F(BatchOnEngine, LogitsAreWhatTheLogProbabilitiesAreOf) {

@@ -188,8 +188,11 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
            const std::filesystem::path& base) {
   require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
   if (const auto* f = std::get_if<Forward>(&operation)) {
-    check_sequences(f->sequences, spec);
+    check_sequences(f->sequences, spec, loss::look_up(f->loss));
     check_temperature(f->temperature);
+    require(!f->loss.empty() || f->loss_options.empty(), Code::kInvalid,
+            "engine: forward: loss_options is '", f->loss_options,
+            "', but there is no loss; name it, or leave them out");
     if (f->logits) check_logits(f->sequences, spec);
     for (const Example& s : f->sequences) {
       require(

@@ -44,7 +44,8 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   if (backward_) tenant.require_unclipped();
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;
-  if (backward_) loss_ = &loss::find(backward_->loss);
+  const std::string& loss = forward_ ? forward_->loss : backward_->loss;
+  if (backward_ || !loss.empty()) loss_ = &loss::find(loss);
   wants_embedding_ = forward_ && forward_->embedding;
   wants_logits_ = forward_ ? forward_->logits : backward_->logits;
   const auto of_sequence = [&](const std::string& name) {
@@ -63,25 +64,26 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
       if (of_sequence(name)) extras[name].push_back(values[0]);
     cu_.push_back(std::ssize(weights));
   }
-  if (forward_) return;
+  if (!loss_) return;
   const auto given = [](const Example& s) {
     return !s.embedding_grad.empty() || !s.logits_grad.empty();
   };
   require(loss_->name == "linear" || std::ranges::none_of(sequences(), given), Code::kInvalid,
-          "engine: loss is '", backward_->loss,
+          "engine: loss is '", loss,
           "' for sequences with an embedding_grad or a logits_grad, which are of LinearLoss alone");
-  if (!backward_->loss_options.empty())
-    options_ = parse_json(backward_->loss_options, "loss options");
+  const std::string& options = forward_ ? forward_->loss_options : backward_->loss_options;
+  if (!options.empty()) options_ = parse_json(options, "loss options");
   inputs_.weights = copy_of(weights);
   inputs_.cu_seqlens = cu_;
   for (const auto& [name, values] : extras) {
     const size_t num_values = of_sequence(name) ? sequences().size() : weights.size();
     require(values.size() == num_values, Code::kInvalid, "engine: extra '", name,
-            "' must be given for every sequence of a forward_backward, or for none");
+            "' must be given for every sequence of a ", forward_ ? "forward" : "forward_backward",
+            ", or for none");
     inputs_.extras[name] = copy_of(values);
   }
   entropy_grad_ = loss::entropy_grad(*loss_, inputs_, options_);
-  if (loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
+  if (backward_ && loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
 }
 
 const std::vector<Example>& TrainingOp::sequences() const {
@@ -98,7 +100,7 @@ void TrainingOp::derive(size_t first_sequence, int64_t row, std::span<const floa
 }
 
 bool TrainingOp::wants_entropy() const {
-  return forward_ ? forward_->entropy : entropy_grad_.defined();
+  return (forward_ && forward_->entropy) || entropy_grad_.defined();
 }
 
 std::span<const float> TrainingOp::entropy_grad(size_t first, size_t last) const {

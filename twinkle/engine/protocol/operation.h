@@ -82,9 +82,9 @@ struct Delete {
 // Limit of all logits that one operation may ask for.
 inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 
-// log p(label) of every token, in nats, without touching any state. Error kInvalid: an empty batch,
-// a token or label outside the vocabulary, a sequence beyond the model's positions, more logits
-// than kMaxLogitBytes.
+// log p(label) of every token, in nats, and a loss of them, without touching any state. Error
+// kInvalid: an empty batch, a token or label outside the vocabulary, a sequence beyond the model's
+// positions, more logits than kMaxLogitBytes; what the loss refuses, a loss that is not finite.
 struct Forward {
   std::string tenant;
   std::vector<Example> sequences;
@@ -94,6 +94,8 @@ struct Forward {
   bool train = false;         // with the dropout of the tenant's next ForwardBackward
   bool logits = false;        // also return the logits of every token
   bool embedding = false;     // also return every sequence's embedding
+  std::string loss;           // whose value to return, as a ForwardBackward does; empty: none
+  std::string loss_options;   // JSON object as text; empty: defaults
 
   bool operator==(const Forward&) const = default;
   static constexpr std::string_view kName = "forward";
@@ -105,7 +107,9 @@ struct Forward {
                       field(5, "entropy", &Forward::entropy),
                       field(6, "train", &Forward::train),
                       field(7, "logits", &Forward::logits),
-                      field(8, "embedding", &Forward::embedding)};
+                      field(8, "embedding", &Forward::embedding),
+                      field(9, "loss", &Forward::loss),
+                      field(10, "loss_options", &Forward::loss_options)};
   }
 };
 

@@ -47,6 +47,8 @@ TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
       request("/api/v1/optim_step", R"({"model_id":")" + id + R"(","seq_id":2})", "tml-a");
   EXPECT_EQ(answer(broken).status, 422);
   EXPECT_EQ(answer(broken).status, 422);
+  EXPECT_EQ(text(train(id, 3, ""), "detail"),
+            "server: loss_fn is missing; give a loss, such as cross_entropy");
 }
 
 TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {

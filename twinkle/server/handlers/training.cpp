@@ -57,27 +57,19 @@ std::string options_of(const tinker::LossConfig& config) {
   return out.empty() ? "" : boost::json::serialize(out);
 }
 
-Response output(const engine::ForwardResult& result, double loss) {
+Response output(const engine::Result& of_operation) {
+  const auto& result = std::get<engine::ForwardResult>(of_operation);
   tinker::ForwardBackwardOutput out;
   for (const auto& logps : result.logps) out.data.push_back({{"logprobs", {logps}}});
-  out.metrics["loss:sum"] = loss;
+  out.metrics["loss:sum"] = result.loss;
   return {.body = to_protobuf(out), .content_type = "application/x-protobuf"};
 }
 
-engine::Operation forward_of(engine::ForwardBackward op, Answered& answer) {
-  require(op.loss == "cross_entropy", Code::kInvalid, "server: forward with the loss '", op.loss,
-          "' is not there yet, only with cross_entropy");
-  std::vector<std::vector<float>> weights;
-  for (const engine::Example& e : op.sequences) weights.push_back(e.weights);
-  answer = [weights, held = std::move(answer)](const engine::Result& r) {
-    const auto& result = std::get<engine::ForwardResult>(r);
-    double loss = 0;
-    for (size_t i = 0; i < result.logps.size(); ++i)
-      for (size_t t = 0; t < result.logps[i].size(); ++t)
-        loss -= double{result.logps[i][t]} * (weights[i].empty() ? 1.0 : double{weights[i][t]});
-    return output(result, loss);
-  };
-  return engine::Forward{.tenant = op.tenant, .sequences = std::move(op.sequences)};
+engine::Operation forward_of(engine::ForwardBackward op) {
+  return engine::Forward{.tenant = std::move(op.tenant),
+                         .sequences = std::move(op.sequences),
+                         .loss = std::move(op.loss),
+                         .loss_options = std::move(op.loss_options)};
 }
 
 }  // namespace
@@ -141,25 +133,24 @@ std::optional<Response> forward_backward(Call& call) {
   Run& run = call.services.runs.find(request.model_id, call.owner);
   engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
   // The body's room is held until what was in it has been computed.
-  Answered answer = [held = call.request.held](const engine::Result& r) {
-    const auto& result = std::get<engine::ForwardResult>(r);
-    return output(result, result.loss);
-  };
+  const Answered answer = [held = call.request.held](const engine::Result& r) { return output(r); };
   engine::Operation operation;
   try {
+    require(!request.loss_fn.empty(), Code::kInvalid,
+            "server: loss_fn is missing; give a loss, such as cross_entropy");
     op.loss_options = options_of(request.loss_fn_config);
     for (size_t i = 0; i < request.data.size(); ++i)
       op.sequences.push_back(example(request.data[i], request.loss_fn, i));
     if (request.forward_only)
-      operation = forward_of(std::move(op), answer);
+      operation = forward_of(std::move(op));
     else
       operation = std::move(op);
   } catch (const Error& e) {
     call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
     throw;
   }
-  return json(ack(run, call.services.runs.submit(run, request.seq_id, std::move(operation),
-                                                 std::move(answer))));
+  return json(
+      ack(run, call.services.runs.submit(run, request.seq_id, std::move(operation), answer)));
 }
 
 std::optional<Response> optim_step(Call& call) {
