@@ -4,6 +4,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 tinker = pytest.importorskip("tinker")
 from tinker import types  # noqa: E402
@@ -88,6 +89,73 @@ def test_losses_of_sampled_rows_are_their_formulas_forwards_and_with_gradients(s
     learned = client.forward_backward([sampled], loss, config).result()
     assert learned.metrics["loss:sum"] == told.metrics["loss:sum"]
     assert learned.loss_fn_outputs[0]["logprobs"].data == logprobs
+
+
+TARGETS = [[TOKENS[t + 1], (7 * t) % 131, *[0] * 6] for t in range(10)]
+WEIGHTS = [[0.5, -0.25 * (t % 3), *[0.0] * 6] for t in range(10)]
+
+
+def several(make=types.TensorData.from_torch):
+    """A datum of eight targets a token, most of them of no weight."""
+    targets, weights = make(torch.tensor(TARGETS)), make(torch.tensor(WEIGHTS))
+    model_input = types.ModelInput.from_ints(TOKENS[:-1])
+    inputs = {"target_tokens": targets, "weights": weights}
+    return types.Datum(model_input=model_input, loss_fn_inputs=inputs)
+
+
+def column(k):
+    """Their k-th ones alone."""
+    data = datum(weights=[w[k] for w in WEIGHTS])
+    targets = types.TensorData(data=[t[k] for t in TARGETS], dtype="int64")
+    data.loss_fn_inputs["target_tokens"] = targets
+    return data
+
+
+def test_several_targets_of_a_token_learn_as_each_does_alone(service):
+    together, apart = trainer(service), trainer(service)
+    sparse = several(types.TensorData.from_torch_sparse)
+    assert sparse.loss_fn_inputs["weights"].sparse_crow_indices, "or the test would show nothing"
+    result = together.forward_backward([sparse, datum()], "cross_entropy").result()
+    logprobs = result.loss_fn_outputs[0]["logprobs"].to_torch()
+    assert logprobs.shape == (10, 8)
+    assert result.loss_fn_outputs[1]["logprobs"].to_torch().shape == (10,)
+    columns = [apart.forward_backward([column(k)], "cross_entropy").result() for k in range(3)]
+    plain = apart.forward_backward([datum()], "cross_entropy").result()
+    for k, of_column in enumerate(columns):
+        assert of_column.loss_fn_outputs[0]["logprobs"].data == logprobs[:, k].tolist()
+    expected = sum(c.metrics["loss:sum"] for c in [*columns, plain])
+    assert result.metrics["loss:sum"] == pytest.approx(expected, rel=1e-6)
+    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"]
+             for c in (together, apart)]  # fmt: skip
+    assert norms[0] == pytest.approx(norms[1], rel=2e-3)  # in bfloat16, rounded apart or together
+    dense = trainer(service).forward([several()], "cross_entropy").result()
+    assert torch.equal(dense.loss_fn_outputs[0]["logprobs"].to_torch(), logprobs)
+
+
+def test_a_custom_loss_of_several_targets_learns_as_the_built_in_one(service):
+    weights = torch.tensor(WEIGHTS)
+
+    def custom(data, logprobs):
+        return -(weights * logprobs[0]).sum(), {}
+
+    split, whole = trainer(service), trainer(service)
+    split.forward_backward_custom([several()], custom).result()
+    whole.forward_backward([several()], "cross_entropy").result()
+    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_targets_that_do_not_fit_are_named(service):
+    odd = several()
+    odd.loss_fn_inputs["weights"] = types.TensorData.from_torch(torch.ones(10))
+    short = datum(weights=[1.0] * 9)
+    for data, loss, text in (
+        (odd, "cross_entropy", r"weights has the shape \[10\], it must be \[10, 8\]"),
+        (short, "cross_entropy", r"weights has the shape \[9\], it must be \[10\]"),
+        (several(), "dro", "8 targets for each token, dro takes one; CrossEntropyLoss takes sev"),
+    ):
+        with pytest.raises(tinker.UnprocessableEntityError, match=text):
+            trainer(service).forward([data], loss).result()
 
 
 def test_a_state_goes_on_as_its_run_would_have(service):

@@ -76,7 +76,8 @@ Loss cross_entropy() {
           .extras = {},
           .check = [](const Json& json) { parse(json); },
           .run = run_all,
-          .prepare = prepare_rows};
+          .prepare = prepare_rows,
+          .many_targets = true};
 }
 
 }  // namespace twinkle::loss

@@ -64,6 +64,7 @@ struct Loss {
   // True: it computes in double, and run() takes log-probabilities, entropies and extras of either
   // type; the gradient has the log-probabilities'. The engine's are float32.
   bool doubles = false;
+  bool many_targets = false;  // rows may be several targets of one token: nothing else ties them
 
   bool separable() const { return prepare != nullptr; }
   const Extra* extra(std::string_view name) const;  // null: it does not read it

@@ -34,7 +34,8 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
       const Example& sequence = op.sequences()[s];
       for (size_t t = 0; t < sequence.labels.size(); ++t) {
         if (sequence.labels[t] == kIgnored) continue;
-        pass.targets.rows.push_back(static_cast<int64_t>(ids.size() + t));
+        pass.targets.rows.push_back(
+            static_cast<int64_t>(ids.size() + t / static_cast<size_t>(sequence.num_targets)));
         pass.targets.ids.push_back(sequence.labels[t]);
         pass.targets.temperature.push_back(temperature);
       }

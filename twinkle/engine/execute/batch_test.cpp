@@ -1,5 +1,6 @@
 #include "twinkle/engine/execute/batch.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,6 +39,16 @@ TEST(Batch, WhatAModelCannotTakeIsNamedWithItsPlace) {
             "engine: sequence 0 has 2 tokens but 3 weights");
   EXPECT_EQ(refusal({{.input_ids = {1, 2}, .extras = {{"advantages", {1}}}}}),
             "engine: sequence 0 has 2 tokens but 1 values of 'advantages'");
+  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {1, 2, 3}, .num_targets = 2}}),
+            "engine: sequence 0 has 2 tokens of 2 targets but 3 labels");
+  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {1, 2, 3, 10}, .num_targets = 2}}),
+            "engine: sequence 0: label 10 at position 1 is outside the vocabulary of 10 and is not "
+            "-100");
+  EXPECT_EQ(refusal({{.input_ids = {1}, .num_targets = 0}}),
+            "engine: sequence 0: num_targets is 0, it must be at least 1");
+  EXPECT_EQ(refusal({{.input_ids = {1}, .extras = {{"grad", {1}}}, .num_targets = 2}}),
+            "engine: sequence 0 has 2 targets for each token and 'grad', which is one number a "
+            "token; leave it out");
   for (const int32_t label : {-1, 10, -101}) {
     EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {3, label}}}),
               "engine: sequence 0: label " + std::to_string(label) +
@@ -131,6 +142,72 @@ TEST_F(BatchOnEngine, ALossThatAForwardCannotTellIsNamed) {
   EXPECT_EQ(refused(),
             "engine: forward: loss_options is '{}', but there is no loss; name it, or leave them "
             "out");
+}
+
+// Three targets of each of four tokens, some of them ignored, twice the same or of no weight.
+Example of_three_targets() {
+  return {.input_ids = {1, 2, 3, 4},
+          .labels = {5, 6, 5, -100, 8, -100, 9, 0, 0, 12, -100, 130},
+          .weights = {0.5f, 0.25f, 1, 1, -2, 1, 1, 0, 0, 1, 1, 0.75f},
+          .num_targets = 3};
+}
+// One of the three.
+Example column_of(const Example& all, size_t k) {
+  Example out{.input_ids = all.input_ids};
+  for (size_t t = 0; t < all.input_ids.size(); ++t) {
+    out.labels.push_back(all.labels[3 * t + k]);
+    out.weights.push_back(all.weights[3 * t + k]);
+  }
+  return out;
+}
+
+TEST_F(BatchOnEngine, SeveralTargetsOfATokenLearnAsEachDoesAlone) {
+  const Example all = of_three_targets();
+  const auto run = [&](const Example& s) {
+    return engine_.run<ForwardResult>(ForwardBackward{.tenant = "me", .sequences = {s}});
+  };
+  const auto gradients = [&] {
+    std::vector<NamedTensor> out;
+    for (auto& t : engine_.run<InspectResult>(Inspect{"me", true}).tensors)
+      if (t.name.starts_with("grad/")) out.push_back(t);
+    engine_.run<Done>(ZeroGrad{"me"});
+    return out;
+  };
+  const auto together = run(all);
+  const auto grads = gradients();
+  double loss = 0, num_tokens = 0;
+  for (size_t k = 0; k < 3; ++k) {
+    const auto alone = run(column_of(all, k));
+    loss += alone.loss;
+    num_tokens += alone.num_tokens;
+    for (size_t t = 0; t < 4; ++t) EXPECT_EQ(together.logps[0][3 * t + k], alone.logps[0][t]);
+  }
+  EXPECT_EQ(together.logps[0].size(), 12u);
+  EXPECT_NEAR(together.loss, loss, 1e-9);
+  EXPECT_EQ(together.num_tokens, num_tokens);
+  const auto sums = gradients();
+  ASSERT_EQ(grads.size(), sums.size());
+  ASSERT_FALSE(grads.empty());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto a = at::tensor(grads[i].values), b = at::tensor(sums[i].values);
+    EXPECT_LE((a - b).norm().item<float>(), 1e-5f * b.norm().item<float>()) << grads[i].name;
+  }
+  const auto told = engine_.run<ForwardResult>(
+      Forward{.tenant = "me", .sequences = {all}, .loss = "CrossEntropyLoss"});
+  EXPECT_TRUE(told == together);
+}
+
+TEST_F(BatchOnEngine, SeveralTargetsOfATokenAreOfCrossEntropyAlone) {
+  ForwardBackward op{.tenant = "me", .sequences = {of_three_targets()}, .loss = "SimPOLoss"};
+  const auto refused = [&] { return error_of([&] { engine_.run<ForwardResult>(op); }); };
+  EXPECT_EQ(refused(),
+            "engine: sequence 0 has 3 targets for each token, SimPOLoss takes one; "
+            "CrossEntropyLoss takes several");
+  op.loss = "CrossEntropyLoss";
+  op.logits = true;
+  EXPECT_EQ(refused(),
+            "engine: logits are asked for with 3 targets for each token; they come with one, leave "
+            "one of the two out");
 }
 
 TEST_F(BatchOnEngine, LogitsAreWhatTheLogProbabilitiesAreOf) {

@@ -49,7 +49,11 @@ void check_embedding_grad(const Example& s, size_t index, int64_t width) {
 
 void check_logits(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
   size_t tokens = 0;
-  for (const Example& s : sequences) tokens += s.input_ids.size();
+  for (const Example& s : sequences) {
+    tokens += s.input_ids.size();
+    require(s.num_targets == 1, Code::kInvalid, "engine: logits are asked for with ", s.num_targets,
+            " targets for each token; they come with one, leave one of the two out");
+  }
   const double bytes = static_cast<double>(tokens) * static_cast<double>(spec.num_logits()) * 4;
   constexpr double kMiB = 1 << 20;
   require(bytes <= static_cast<double>(kMaxLogitBytes), Code::kInvalid, "engine: logits of ",
@@ -90,6 +94,18 @@ void check_learns(const std::vector<Example>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
+void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
+  require(s.num_targets >= 1, Code::kInvalid, "engine: sequence ", index, ": num_targets is ",
+          s.num_targets, ", it must be at least 1");
+  if (s.num_targets == 1) return;
+  require(!loss || loss->many_targets, Code::kInvalid, "engine: sequence ", index, " has ",
+          s.num_targets, " targets for each token, ", loss ? loss->class_name : "",
+          " takes one; CrossEntropyLoss takes several");
+  require(s.extras.empty(), Code::kInvalid, "engine: sequence ", index, " has ", s.num_targets,
+          " targets for each token and '", s.extras.empty() ? "" : s.extras.begin()->first,
+          "', which is one number a token; leave it out");
+}
+
 constexpr double kVector = sizeof(std::vector<float>);
 
 double forward_bytes(const std::vector<Example>& sequences, bool logits, bool embedding,
@@ -97,7 +113,8 @@ double forward_bytes(const std::vector<Example>& sequences, bool logits, bool em
   double out = 0;
   for (const Example& s : sequences) {
     const auto tokens = static_cast<double>(s.input_ids.size());
-    out += 4 * kVector + tokens * 8;  // log-probabilities and entropies
+    // log-probabilities and entropies
+    out += 4 * kVector + std::max(tokens, static_cast<double>(s.labels.size())) * 8;
     if (logits || !s.logits_grad.empty())
       out += tokens * static_cast<double>(spec.num_logits()) * 4;
     if (embedding || !s.embedding_grad.empty()) out += static_cast<double>(spec.hidden_size) * 4;
@@ -156,9 +173,12 @@ void check_sequences(const std::vector<Example>& sequences, const model::Decoder
               "engine: sequence ", i, ": token ", s.input_ids[t], " at position ", t,
               " is outside the vocabulary of ", spec.vocab_size);
     }
+    check_num_targets(s, i, loss);
+    const auto k = static_cast<size_t>(s.num_targets);
     const auto sized = [&](size_t size, std::string_view what) {
-      require(size == 0 || size == n, Code::kInvalid, "engine: sequence ", i, " has ", n,
-              " tokens but ", size, " ", what);
+      require(size == 0 || size == n * k, Code::kInvalid, "engine: sequence ", i, " has ", n,
+              " tokens", k > 1 ? " of " + std::to_string(k) + " targets" : "", " but ", size, " ",
+              what);
     };
     sized(s.labels.size(), "labels");
     sized(s.weights.size(), "weights");
@@ -178,7 +198,7 @@ void check_sequences(const std::vector<Example>& sequences, const model::Decoder
               " has labels, but the model's value head gives them no log-probabilities; leave the "
               "labels out and ask for logits, which are the values");
       require(label == kIgnored || (label >= 0 && label < spec.vocab_size), Code::kInvalid,
-              "engine: sequence ", i, ": label ", label, " at position ", t,
+              "engine: sequence ", i, ": label ", label, " at position ", t / k,
               " is outside the vocabulary of ", spec.vocab_size, " and is not -100");
     }
   }

@@ -22,7 +22,7 @@ std::vector<std::vector<float>> spread(const std::vector<Example>& sequences,
   std::vector<std::vector<float>> out;
   size_t next = 0;
   for (const Example& s : sequences) {
-    std::vector<float> row(s.input_ids.size(), 0.0f);
+    std::vector<float> row(std::max(s.input_ids.size(), s.labels.size()), 0.0f);
     for (size_t t = 0; t < s.labels.size(); ++t) {
       if (s.labels[t] != kIgnored) row[t] = scored[next++];
     }

@@ -18,7 +18,8 @@
 
 namespace twinkle::engine {
 
-// One sequence of a forward. All vectors have one entry per token.
+// One sequence of a forward. All vectors have one entry per token, but labels and weights, which
+// have num_targets.
 struct Example {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
   std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
@@ -30,6 +31,9 @@ struct Example {
   // [tokens x vocabulary] d loss / d logits, as a Forward gives them, for a LinearLoss. All
   // sequences of an operation have it, and then no labels, or none has it.
   std::vector<float> logits_grad;
+  // Labels of each token, a token's one after the other; more than 1 for a loss of many_targets, or
+  // for a Forward without one. The sequence has no extras then.
+  int32_t num_targets = 1;
 
   bool operator==(const Example&) const = default;
   static constexpr auto fields() {
@@ -38,7 +42,8 @@ struct Example {
                       field(3, "weights", &Example::weights),
                       field(4, "extras", &Example::extras),
                       field(5, "embedding_grad", &Example::embedding_grad),
-                      field(6, "logits_grad", &Example::logits_grad)};
+                      field(6, "logits_grad", &Example::logits_grad),
+                      field(7, "num_targets", &Example::num_targets)};
   }
 };
 

@@ -14,8 +14,9 @@ namespace twinkle::engine {
 struct ForwardResult {
   double loss = 0;  // as the loss defines it (CrossEntropyLoss: the sum over tokens, nats); 0 of a
                     // Forward without one
-  double num_tokens = 0;                  // what the step will divide by; without a loss: of labels
-  std::vector<std::vector<float>> logps;  // per sequence and token; 0 where the label is ignored
+  double num_tokens = 0;  // what the step will divide by; without a loss: of labels
+  // Per sequence and token, or label of it; 0 where the label is ignored.
+  std::vector<std::vector<float>> logps;
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
   // Only when asked for, per sequence: [tokens x vocabulary], already divided by the temperature;
   // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of

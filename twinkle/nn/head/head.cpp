@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/softmax.h"
+#include "twinkle/nn/head/row_targets.h"
 
 namespace twinkle::nn {
 namespace {
@@ -98,13 +99,6 @@ std::span<const int64_t> part(const std::vector<int64_t>& all, int64_t begin, in
   return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
 }
 
-void keep(HeadOutput& out, const std::vector<RowStats>& stats, int64_t n, bool entropy) {
-  for (int64_t i = 0; i < n; ++i) {
-    out.logprobs.push_back(static_cast<float>(stats[static_cast<size_t>(i)].logprob));
-    if (entropy) out.entropies.push_back(static_cast<float>(stats[static_cast<size_t>(i)].entropy));
-  }
-}
-
 }  // namespace
 
 void logprobs_of(const at::Tensor& logits, std::span<const int32_t> ids,
@@ -120,18 +114,20 @@ void logits_grad_(at::Tensor& logits, std::span<const int32_t> ids,
 
 HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                         const Rows& rows, const HeadOptions& options) {
-  const auto n = static_cast<int64_t>(targets.rows.size());
+  const RowTargets by_row(targets);
+  const Targets& lead = by_row.lead();
+  const auto n = static_cast<int64_t>(lead.rows.size());
   const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   HeadOutput out;
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
   for (int64_t begin = 0; begin < n;) {
     const int64_t size = std::min(chunk, n - begin);
-    const at::Tensor x = take(hidden, targets.rows, begin, size);
+    const at::Tensor x = take(hidden, lead.rows, begin, size);
     at::Tensor logits = product(x, head);
-    ChunkDelta(head, [&] { return rows.gather(part(targets.rows, begin, size)); }).add(x, logits);
-    logprobs_of(logits, part(targets.ids, begin, size), part(targets.temperature, begin, size),
+    ChunkDelta(head, [&] { return rows.gather(part(lead.rows, begin, size)); }).add(x, logits);
+    logprobs_of(logits, part(lead.ids, begin, size), part(lead.temperature, begin, size),
                 options.entropy, stats);
-    keep(out, stats, size, options.entropy);
+    by_row.append(begin, logits, stats, options.entropy, out);
     begin += size;
   }
   return out;
@@ -187,7 +183,9 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, const Lo
 
 HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Targets& targets,
                          const TokenGrad& grad, const Rows& rows, const HeadOptions& options) {
-  const auto n = static_cast<int64_t>(targets.rows.size());
+  const RowTargets by_row(targets);
+  const Targets& lead = by_row.lead();
+  const auto n = static_cast<int64_t>(lead.rows.size());
   const bool entropy = options.entropy || !options.entropy_grad.empty();
   const ChunkCut cut = head.weight_grad ? ChunkCut::kWithSequence
                        : head.delta     ? ChunkCut::kBetween
@@ -196,24 +194,26 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
   out.dhidden = at::zeros_like(hidden);
   const int64_t chunk = std::min(n, chunk_rows(options.chunk, head.weight));
   std::vector<RowStats> stats(static_cast<size_t>(chunk));
-  std::vector<float> scale(static_cast<size_t>(chunk));
+  std::vector<float> slopes;
   for (int64_t begin = 0; begin < n;) {
-    const size_t s = rows.segment_of(targets.rows[static_cast<size_t>(begin)]);
-    const int64_t size = chunk_end(targets, begin, chunk, cut, rows) - begin;
-    const at::Tensor x = take(hidden, targets.rows, begin, size);
+    const size_t s = rows.segment_of(lead.rows[static_cast<size_t>(begin)]);
+    const int64_t size = chunk_end(lead, begin, chunk, cut, rows) - begin;
+    const at::Tensor x = take(hidden, lead.rows, begin, size);
     at::Tensor logits = product(x, head);
-    ChunkDelta delta(head, [&] { return rows.gather(part(targets.rows, begin, size)); });
+    ChunkDelta delta(head, [&] { return rows.gather(part(lead.rows, begin, size)); });
     delta.add(x, logits);
-    const auto ids = part(targets.ids, begin, size);
-    const auto temperature = part(targets.temperature, begin, size);
-    logprobs_of(logits, ids, temperature, entropy, stats);
-    keep(out, stats, size, entropy);
-    const auto g = std::span(scale).first(static_cast<size_t>(size));
-    grad(begin, std::span(out.logprobs).last(static_cast<size_t>(size)), g);
-    logits_grad_(logits, ids, temperature, stats, g, part(options.entropy_grad, begin, size));
+    logprobs_of(logits, part(lead.ids, begin, size), part(lead.temperature, begin, size), entropy,
+                stats);
+    by_row.append(begin, logits, stats, entropy, out);
+    const int64_t first = by_row.first(begin), num = by_row.first(begin + size) - first;
+    const auto logprobs = std::span(out.logprobs).last(static_cast<size_t>(num));
+    slopes.resize(static_cast<size_t>(num));
+    grad(first, logprobs, slopes);
+    by_row.logits_grad_(begin, logits, stats, logprobs, slopes,
+                        part(options.entropy_grad, first, num));
     at::Tensor dx = transposed_product(logits, head.weight, head.exact);
     delta.add_backward(logits, x, dx);
-    put(out.dhidden, targets.rows, begin, dx);
+    put(out.dhidden, lead.rows, begin, dx);
     if (head.weight_grad && rows.segments[s].learn)
       add_thread_invariant_product(head.weight_grad->buffer(head.weight), logits.t(), x);
     begin += size;

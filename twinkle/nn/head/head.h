@@ -2,7 +2,7 @@
 // backward, in chunks of rows, so that the T x V matrix of logits does not exist unless it is asked
 // for; rows without a target cost nothing. Adapters add to the logits as to any linear. Logits in
 // the weight's type, probabilities in float32, their sums in float64. N scored rows, D width, V
-// vocabulary.
+// vocabulary; N counts targets, where a row has several.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,9 +17,10 @@ namespace twinkle::nn {
 
 // The rows to score: those of a packed batch whose label is not ignored.
 struct Targets {
-  std::vector<int64_t> rows;       // [N] ascending row indices
+  std::vector<int64_t> rows;       // [N] ascending; a row's targets, of which there may be several,
+                                   // follow one another
   std::vector<int32_t> ids;        // [N] 0 <= id < V
-  std::vector<float> temperature;  // [N] logits are divided by it; empty: 1
+  std::vector<float> temperature;  // [N] logits are divided by it, the same of a row; empty: 1
 };
 
 struct HeadOutput {

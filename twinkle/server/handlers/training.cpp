@@ -23,31 +23,59 @@ std::vector<float> floats(const Tensor& tensor) {
                     tensor.values);
 }
 
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::string out;
+  for (const int64_t size : shape) out += (out.empty() ? "[" : ", ") + std::to_string(size);
+  return out + "]";
+}
+
+// [N], or, of cross_entropy's targets, [N, K].
+const Tensor& targets_of(const tinker::Datum& datum, const std::string& where) {
+  const auto found = datum.loss_fn_inputs.find("target_tokens");
+  require(found != datum.loss_fn_inputs.end(), Code::kInvalid, where, " has no target_tokens");
+  const std::vector<int64_t>& shape = found->second.shape;
+  require(shape[0] == std::ssize(datum.tokens) && (shape.size() == 1 || shape[1] > 0),
+          Code::kInvalid, where, ".target_tokens has the shape ", text_of(shape),
+          ", model_input has ", datum.tokens.size(),
+          " tokens: it must have one for each, or, of cross_entropy, a row for each");
+  return found->second;
+}
+
+std::vector<int32_t> labels_of(const Tensor& targets, const std::string& where) {
+  const auto* ids = std::get_if<std::vector<int64_t>>(&targets.values);
+  require(ids, Code::kInvalid, where, ".target_tokens must be int64");
+  std::vector<int32_t> out;
+  for (const int64_t id : *ids) {
+    require(std::in_range<int32_t>(id) && id >= 0, Code::kInvalid, where, ".target_tokens holds ",
+            id, ", it must be a token");
+    out.push_back(static_cast<int32_t>(id));
+  }
+  return out;
+}
+
+// 0: one a token, in one dimension.
+int64_t width_of(const tinker::Datum& datum) {
+  const std::vector<int64_t>& shape = datum.loss_fn_inputs.at("target_tokens").shape;
+  return shape.size() == 1 ? 0 : shape[1];
+}
+
 engine::Example example(const tinker::Datum& datum, const std::string& loss, size_t number) {
   const std::string where = "server: data[" + std::to_string(number) + "]";
-  engine::Example out{.input_ids = datum.tokens};
-  const bool weighted = loss == "cross_entropy";
+  const Tensor& targets = targets_of(datum, where);
+  engine::Example out{.input_ids = datum.tokens, .labels = labels_of(targets, where)};
+  out.num_targets = static_cast<int32_t>(std::max<int64_t>(1, width_of(datum)));
+  const std::vector<int64_t> of_tokens{std::ssize(datum.tokens)};
   for (const auto& [name, tensor] : datum.loss_fn_inputs) {
-    require(tensor.shape.size() == 1 && tensor.num_values() == std::ssize(datum.tokens),
-            Code::kInvalid, where, ".", name, " has ", tensor.num_values(), " values in ",
-            tensor.shape.size(), " dimensions, model_input has ", datum.tokens.size(),
-            " tokens: one for each is taken");
-    if (name == "target_tokens") {
-      const auto* ids = std::get_if<std::vector<int64_t>>(&tensor.values);
-      require(ids, Code::kInvalid, where, ".target_tokens must be int64");
-      for (const int64_t id : *ids) {
-        require(std::in_range<int32_t>(id) && id >= 0, Code::kInvalid, where,
-                ".target_tokens holds ", id, ", it must be a token");
-        out.labels.push_back(static_cast<int32_t>(id));
-      }
-    } else if (name == "weights" || name == "mask") {
-      if (weighted) out.weights = floats(tensor);  // other losses do not read them
-    } else {
+    if (name == "target_tokens") continue;
+    const bool weights = name == "weights" || name == "mask";
+    const std::vector<int64_t>& shape = weights ? targets.shape : of_tokens;
+    require(tensor.shape == shape, Code::kInvalid, where, ".", name, " has the shape ",
+            text_of(tensor.shape), ", it must be ", text_of(shape));
+    if (!weights)
       out.extras[name] = floats(tensor);
-    }
+    else if (loss == "cross_entropy")  // others do not read them
+      out.weights = floats(tensor);
   }
-  require(!out.labels.empty() || datum.tokens.empty(), Code::kInvalid, where,
-          " has no target_tokens");
   return out;
 }
 
@@ -57,10 +85,11 @@ std::string options_of(const tinker::LossConfig& config) {
   return out.empty() ? "" : boost::json::serialize(out);
 }
 
-Response output(const engine::Result& of_operation) {
-  const auto& result = std::get<engine::ForwardResult>(of_operation);
+// widths: of each datum's targets.
+Response output(const engine::ForwardResult& result, const std::vector<int64_t>& widths) {
   tinker::ForwardBackwardOutput out;
-  for (const auto& logps : result.logps) out.data.push_back({{"logprobs", {logps}}});
+  for (size_t i = 0; i < result.logps.size(); ++i)
+    out.data.push_back({{"logprobs", {result.logps[i], widths[i]}}});
   out.metrics["loss:sum"] = result.loss;
   return {.body = to_protobuf(out), .content_type = "application/x-protobuf"};
 }
@@ -135,12 +164,15 @@ std::optional<Response> forward_backward(Call& call) {
   // The body's room is held until what was in it has been computed.
   const Answered answer = [held = call.request.held](const engine::Result& r) { return output(r); };
   engine::Operation operation;
+  std::vector<int64_t> widths;
   try {
     require(!request.loss_fn.empty(), Code::kInvalid,
             "server: loss_fn is missing; give a loss, such as cross_entropy");
     op.loss_options = options_of(request.loss_fn_config);
-    for (size_t i = 0; i < request.data.size(); ++i)
+    for (size_t i = 0; i < request.data.size(); ++i) {
       op.sequences.push_back(example(request.data[i], request.loss_fn, i));
+      widths.push_back(width_of(request.data[i]));
+    }
     if (request.forward_only)
       operation = forward_of(std::move(op));
     else
@@ -149,6 +181,9 @@ std::optional<Response> forward_backward(Call& call) {
     call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
     throw;
   }
+  const auto answer = [widths = std::move(widths)](const engine::Result& result) {
+    return output(std::get<engine::ForwardResult>(result), widths);
+  };
   return json(
       ack(run, call.services.runs.submit(run, request.seq_id, std::move(operation), answer)));
 }
