@@ -1,9 +1,8 @@
-// twinkle._core.Schedule, and checks of optimizer and loss options at the time they are set.
+// twinkle._core.Schedule, and checks of an optimizer's options at the time they are set.
 #include <pybind11/pybind11.h>
 
 #include <string>
 
-#include "twinkle/loss/loss.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/schedules/schedule.h"
 
@@ -39,10 +38,4 @@ void bind_optim(py::module_& m) {
         return twinkle::optim::make(name, options_of(options))->lr();
       },
       "name"_a, "options"_a = "", "The learning rate of these options; raises what is wrong.");
-  m.def(
-      "check_loss",
-      [](const std::string& name, const std::string& options) {
-        twinkle::loss::find(name).check(options_of(options));
-      },
-      "name"_a, "options"_a = "", "Raises what is wrong with these options.");
 }

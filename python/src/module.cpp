@@ -14,6 +14,7 @@ namespace py = pybind11;
 void bind_text(py::module_& m);
 void bind_io(py::module_& m);
 void bind_data(py::module_& m);
+void bind_loss(py::module_& m);
 void bind_optim(py::module_& m);
 void bind_engine(py::module_& m);
 
@@ -67,6 +68,7 @@ PYBIND11_MODULE(_core, m) {
   bind_text(m);
   bind_io(m);
   bind_data(m);
+  bind_loss(m);
   bind_optim(m);
   bind_engine(m);
 }

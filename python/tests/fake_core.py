@@ -81,7 +81,7 @@ def check_optimizer(name, options=""):
 
 def check_loss(name, options=""):
     del options
-    if name not in ("CrossEntropyLoss", "LinearLoss"):
+    if name not in ("CrossEntropyLoss", "GRPOLoss", "LinearLoss"):
         raise InvalidError(f"loss: unknown loss '{name}'")
 
 

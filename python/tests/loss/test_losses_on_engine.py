@@ -11,12 +11,15 @@ from features import drawn
 from twinkle import InvalidError, LoraConfig, NotAvailableError
 from twinkle.loss import (
     ChunkedCrossEntropyLoss,
+    CISPOLoss,
     CrossEntropyLoss,
     DPOLoss,
     GKDLoss,
     GRPOLoss,
+    GSPOLoss,
     InfonceLoss,
     LigerFusedLinearCrossEntropyLoss,
+    SimPOLoss,
 )
 from twinkle.model import TransformersModel
 
@@ -119,6 +122,48 @@ def test_dpo_trains_as_autograd_says(fp32, reference):
     expected = expected - 0.3 * torch.cat([logps[0], logps[2]]).mean()
     assert out["loss"] == pytest.approx(expected.item(), rel=1e-4)
     assert_gradients_equal(fp32, reference, expected)
+
+
+LOSSES = {  # of the engine: the loss, its arguments
+    "policy": (GRPOLoss(entropy_coef=0.05), {"advantages": ADVANTAGES}),
+    "of sequences": (GSPOLoss(beta=0.1), {"advantages": ADVANTAGES, "ref_logps": [-2.0] * 4}),
+    "divided": (CISPOLoss(), {"advantages": ADVANTAGES, "num_items_in_batch": 7}),
+    "reference": (DPOLoss(sft_weight=0.2), {"ref_logps": [[-2.0] * n for n in COUNTS]}),
+    "sums": (DPOLoss(), {"ref_chosen_logps": [-9.0, -8.0], "ref_rejected_logps": [-9.5, -7.0]}),
+    "no reference": (SimPOLoss(gamma=0.2), {}),
+}
+
+
+def halved(loss):
+    """A loss of a user's own, of the same kind."""
+
+    class Halved(type(loss)):
+        def __call__(self, inputs, outputs, **kwargs):
+            return {"loss": super().__call__(inputs, outputs, **kwargs)["loss"] / 2}
+
+    own = Halved()
+    own.__dict__.update(loss.__dict__)
+    return own
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_the_engine_takes_one_pass_and_a_subclass_with_its_own_call_is_that_call(
+    fp32, name
+):
+    loss, kwargs = LOSSES[name]
+    passes = lambda: fp32.engine.stats()["num_passes"]  # noqa: E731
+    fp32.set_loss(loss)
+    before = passes()
+    out = fp32.forward_backward(inputs=BATCH, **kwargs)
+    assert passes() == before + 1
+    expected = gradients(fp32)
+    fp32.zero_grad()
+    fp32.set_loss(halved(loss))
+    own = fp32.forward_backward(inputs=BATCH, **kwargs)
+    assert passes() == before + 3
+    assert own["loss"] == pytest.approx(out["loss"] / 2, rel=1e-6)
+    for n, grad in gradients(fp32).items():
+        np.testing.assert_allclose(grad, expected[n] / 2, rtol=1e-3, atol=1e-7, err_msg=n)
 
 
 def test_gkd_trains_as_autograd_says(fp32, reference):

@@ -11,6 +11,8 @@ import twinkle.loss
 from twinkle import InvalidError
 from twinkle.loss import CISPOLoss, DRGRPOLoss, GRPOLoss, GSPOLoss, PPOLoss, SAPOLoss
 
+pytestmark = pytest.mark.usefixtures("engine_built")
+
 ADVANTAGES = [0.7, -1.3, 2.0, -0.4]
 NEW, OLD, REF = drawn_logps(1), drawn_logps(2).detach(), drawn_logps(3).detach()
 NAMES = ["GRPOLoss", "PPOLoss", "GSPOLoss", "SAPOLoss", "CISPOLoss", "BNPOLoss", "DRGRPOLoss"]

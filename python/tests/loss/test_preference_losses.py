@@ -11,6 +11,8 @@ import twinkle.loss
 from twinkle import InvalidError
 from twinkle.loss import CPOLoss, DPOLoss, ORPOLoss, SimPOLoss
 
+pytestmark = pytest.mark.usefixtures("engine_built")
+
 NEW, REF = drawn_logps(1), drawn_logps(2).detach()
 SUMS, REF_SUMS = ([sum(row) for row in ragged(logps)] for logps in (NEW, REF))
 MEANS = [np.mean(row) for row in ragged(NEW)]
@@ -144,16 +146,23 @@ def test_a_gradient_is_that_of_finite_differences(name):
 
 @pytest.mark.parametrize("log_p", [-1e-14, -1e-9, -0.69, -0.7, -50.0])
 def test_orpos_odds_are_finite_and_exact_at_both_ends(log_p):
-    """Against log p - log(1 - p) in 60 digits."""
+    """Against log p - log(1 - p) in 60 digits, from a loss that is log(1 + odds) of the rejected
+    reply but for the chosen one's -log p, which lambda_orpo makes small."""
     from decimal import Decimal, getcontext
 
     getcontext().prec = 60
-    mean = torch.tensor([log_p], dtype=torch.float64, requires_grad=True)
-    out = twinkle.loss.preference._log_odds(mean)
-    x = min(Decimal(log_p), Decimal("-1e-12"))
-    assert out.item() == pytest.approx(float(x - (1 - x.exp()).ln()), rel=1e-12)
+
+    def log_odds(x):
+        x = min(Decimal(x), Decimal("-1e-12"))
+        return x - (1 - x.exp()).ln()
+
+    inputs, even = {"labels": torch.tensor([[1], [1]])}, -math.log(2)  # of odds 1
+    logps = torch.tensor([[even], [log_p]], dtype=torch.float64, requires_grad=True)
+    out = ORPOLoss(lambda_orpo=1e30)(inputs, {"logps": logps})["loss"]
+    got = math.log(math.expm1((out.item() + even) / 1e30))
+    assert got == pytest.approx(float(log_odds(log_p) - log_odds(even)), rel=1e-12)
     out.backward()
-    assert torch.isfinite(mean.grad).all()
+    assert torch.isfinite(logps.grad).all()
 
 
 NAMES = ["DPOLoss", "SimPOLoss", "CPOLoss", "ORPOLoss"]

@@ -32,15 +32,33 @@ class Loss:
     # micro_batch_size leaves its numbers as they are
     whole_batch = False
 
-    engine_name = None  # of the engine's own losses: computed there, with engine_options
+    engine_name = None  # of the engine's own losses, which compute in its pass: see engine_loss
 
-    def engine_options(self):
-        """{option: JSON value} of the engine's loss engine_name."""
+    def engine_options(self, **kwargs):
+        """{option: JSON value} of the engine's loss engine_name; kwargs are those of __call__."""
+        del kwargs
+        return {}
+
+    def engine_inputs(self, inputs, **kwargs):
+        """{name: float64 tensor [B, L], or [B]} of what the engine's loss engine_name reads besides
+        labels. InvalidError: what __call__ refuses."""
+        del inputs, kwargs
         return {}
 
     def __call__(self, inputs, outputs, **kwargs):
         """A scalar tensor or a LossOutput; the class says of what."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
+
+
+def engine_loss(loss):
+    """The name of the engine's loss that this one is, or None. A class that overrides __call__ is
+    its user's own, whatever its base is."""
+    for cls in type(loss).__mro__:
+        if "engine_name" in vars(cls):
+            return cls.engine_name
+        if "__call__" in vars(cls):
+            return None
+    return None
 
 
 class FunctionLoss(Loss):
@@ -139,7 +157,7 @@ def check_kwargs(loss, kwargs):
     """InvalidError: keyword arguments that the loss's __call__ does not take, by name."""
     function = loss.function if isinstance(loss, FunctionLoss) else loss.__call__
     parameters = inspect.signature(function).parameters.values()
-    if loss.engine_name is None and any(p.kind is p.VAR_KEYWORD for p in parameters):
+    if engine_loss(loss) is None and any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = {p.name for p in parameters} - {"inputs", "outputs", "kwargs"}
     unknown = sorted(set(kwargs) - known)

@@ -1,18 +1,16 @@
 """Losses of reinforcement learning: a policy's tokens, weighed by advantages.
 
 Notation: lp is log p of a label, r = exp(lp - old) the ratio to the policy that sampled it, with
-lp - old within +-20, A its advantage. All are computed in float64.
+lp - old within +-20, A its advantage. The engine computes them, in float64.
 """
 
 from twinkle import checks
 from twinkle.errors import InvalidError
-from twinkle.loss.base import Loss
+from twinkle.loss.engine import EngineLoss
 from twinkle.loss.labels import check_ignore_index, reference, scored, spread
 
-_MOST_LOG_RATIO = 20.0
 
-
-class GRPOLoss(Loss):
+class GRPOLoss(EngineLoss):
     """Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3):
     -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL - entropy_coef H, the mean over
     each sequence's labels, then over the sequences. KL = exp(ref - lp) - (ref - lp) - 1, H is the
@@ -21,7 +19,8 @@ class GRPOLoss(Loss):
     epsilon_high: epsilon where it is None. InvalidError: a negative coefficient.
     """
 
-    whole_batch = True
+    engine_name = "GRPOLoss"
+    option_names = ("epsilon", "epsilon_high", "beta", "entropy_coef")
 
     def __init__(
         self, epsilon=0.2, epsilon_high=None, beta=0.0, entropy_coef=0.0, ignore_index=-100
@@ -44,55 +43,31 @@ class GRPOLoss(Loss):
         the reference's forward_only returned, in place of ref_logps. InvalidError: no advantages,
         beta without a reference, and as twinkle.loss.labels.
         """
-        import torch
+        return self._compute(
+            inputs,
+            outputs,
+            old_logps=old_logps,
+            advantages=advantages,
+            ref_logps=ref_logps,
+            ref_outputs=ref_outputs,
+        )
 
+    def engine_inputs(
+        self, inputs, *, old_logps=None, advantages=None, ref_logps=None, ref_outputs=None
+    ):
         name = f"loss: {type(self).__name__}"
         if advantages is None:
             raise InvalidError(
                 f"{name} needs advantages: pass advantages=[...], one for each sequence; "
                 "to score without learning call forward_only"
             )
-        mask = scored(inputs, name)
-        logps = outputs["logps"].double()
-        old = logps.detach()
+        given = [("advantages", "advantages", advantages)]
         if old_logps is not None:
-            old = spread("old_logps", old_logps, inputs, mask)
-        difference = torch.where(mask, logps - old, 0.0).clamp(-_MOST_LOG_RATIO, _MOST_LOG_RATIO)
-        ratio = self._log_ratio(difference, mask).exp()
-        each = self._of_tokens(ratio, spread("advantages", advantages, inputs, mask), logps)
+            given.append(("old_logps", "old_logps", old_logps))
         if self.beta > 0:
-            gap = spread(*reference(name, ref_logps, ref_outputs), inputs, mask) - logps
-            each = each + self.beta * (gap.exp() - gap - 1)
-        if self.entropy_coef > 0:
-            each = each - self.entropy_coef * outputs["entropies"].double()
-        return {"loss": self._mean(torch.where(mask, each, 0.0), mask), "num_tokens": 0}
-
-    def _log_ratio(self, difference, mask):
-        """[B, L] or [B, 1] of lp - old [B, L], which is 0 where no label counts."""
-        del mask
-        return difference
-
-    def _of_tokens(self, ratio, advantages, logps):
-        """Each label's loss [B, L]."""
-        import torch
-
-        del logps
-        clipped = ratio.clamp(1 - self.epsilon, 1 + self.epsilon_high)
-        return -torch.minimum(ratio * advantages, clipped * advantages)
-
-    def _mean(self, each, mask):
-        """The loss of each label's [B, L]."""
-        return of_sequences(each, mask).mean()
-
-
-def of_sequences(each, mask):
-    """[B]: the mean over each sequence's labels, 0 where it has none."""
-    return each.sum(-1) / mask.sum(-1).clamp(min=1)
-
-
-def of_labels(each, mask):
-    """The mean over all labels."""
-    return each.sum() / mask.sum().clamp(min=1)
+            given.append(("ref_logps", *reference(name, ref_logps, ref_outputs)))
+        mask = scored(inputs, name)
+        return {extra: spread(what, values, inputs, mask) for extra, what, values in given}
 
 
 class PPOLoss(GRPOLoss):
@@ -100,6 +75,9 @@ class PPOLoss(GRPOLoss):
     eq. 7): GRPOLoss's terms, averaged over all labels of the batch ('token-mean'), or over each
     sequence's and then over sequences ('seq-mean-token-mean'). InvalidError: another
     loss_agg_mode, and as GRPOLoss."""
+
+    engine_name = "PPOLoss"
+    option_names = (*GRPOLoss.option_names, "loss_agg_mode")
 
     def __init__(
         self,
@@ -117,18 +95,12 @@ class PPOLoss(GRPOLoss):
             )
         self.loss_agg_mode = loss_agg_mode
 
-    def _mean(self, each, mask):
-        if self.loss_agg_mode == "token-mean":
-            return of_labels(each, mask)
-        return super()._mean(each, mask)
-
 
 class GSPOLoss(GRPOLoss):
     """Group sequence policy optimization (Zheng et al. 2025, arXiv 2507.18071):
     GRPOLoss with one ratio for a sequence, the exponential of its mean lp - old."""
 
-    def _log_ratio(self, difference, mask):
-        return of_sequences(difference, mask)[:, None]
+    engine_name = "GSPOLoss"
 
 
 class SAPOLoss(GRPOLoss):
@@ -139,6 +111,9 @@ class SAPOLoss(GRPOLoss):
     a tau that is not above 0, and as GRPOLoss.
     """
 
+    engine_name = "SAPOLoss"
+    option_names = (*GRPOLoss.option_names, "tau_pos", "tau_neg")
+
     def __init__(
         self, epsilon=0.2, beta=0.0, tau_pos=1.0, tau_neg=1.0, entropy_coef=0.0, ignore_index=-100
     ):
@@ -146,19 +121,13 @@ class SAPOLoss(GRPOLoss):
         self.tau_pos = checks.number("loss: tau_pos", tau_pos, above=0)
         self.tau_neg = checks.number("loss: tau_neg", tau_neg, above=0)
 
-    def _of_tokens(self, ratio, advantages, logps):
-        import torch
-
-        del logps
-        taus = torch.tensor([self.tau_neg, self.tau_pos], dtype=torch.float64)
-        tau = taus[(advantages > 0).long()]
-        return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantages
-
 
 class CISPOLoss(GRPOLoss):
     """Clipped importance sampling policy optimization (MiniMax 2025, arXiv 2506.13585):
     -min(r, 1 + epsilon_high) A lp, the first factor taken as a constant, so that every label
     learns; averaged over all labels of the batch. As in the paper's runs, r has no lower limit."""
+
+    engine_name = "CISPOLoss"
 
     def __call__(
         self,
@@ -172,31 +141,41 @@ class CISPOLoss(GRPOLoss):
     ):
         """As GRPOLoss. num_items_in_batch: what the sum over labels is divided by, in place of
         their number. InvalidError: as GRPOLoss, or num_items_in_batch below 1."""
+        return self._compute(
+            inputs,
+            outputs,
+            old_logps=old_logps,
+            advantages=advantages,
+            ref_logps=ref_logps,
+            ref_outputs=ref_outputs,
+            num_items_in_batch=num_items_in_batch,
+        )
+
+    def engine_options(self, num_items_in_batch=None, **kwargs):
+        """As the engine's loss has them. InvalidError: num_items_in_batch below 1."""
         divisor = checks.integer("loss: num_items_in_batch", num_items_in_batch, least=1, none=True)
-        out = super().__call__(inputs, outputs, old_logps, advantages, ref_logps, ref_outputs)
-        if divisor is not None:
-            out["loss"] = out["loss"] * (int(scored(inputs, "loss: CISPOLoss").sum()) / divisor)
-        return out
+        options = super().engine_options(**kwargs)
+        return options if divisor is None else {**options, "num_items_in_batch": divisor}
 
-    def _of_tokens(self, ratio, advantages, logps):
-        return -ratio.detach().clamp(max=1 + self.epsilon_high) * advantages * logps
-
-    def _mean(self, each, mask):
-        return of_labels(each, mask)
+    def engine_inputs(self, inputs, *, num_items_in_batch=None, **kwargs):
+        del num_items_in_batch
+        return super().engine_inputs(inputs, **kwargs)
 
 
 class BNPOLoss(GRPOLoss):
     """GRPOLoss's terms, averaged over all labels of the batch, as TRL's loss_type 'bnpo' and the
     token-level loss of DAPO (Yu et al. 2025, arXiv 2503.14476)."""
 
-    def _mean(self, each, mask):
-        return of_labels(each, mask)
+    engine_name = "BNPOLoss"
 
 
 class DRGRPOLoss(GRPOLoss):
     """Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): GRPOLoss's terms, their sum divided by the
     number of sequences times max_completion_length, in tokens, so that long replies count as much
     a token as short ones. InvalidError: max_completion_length below 1, and as GRPOLoss."""
+
+    engine_name = "DRGRPOLoss"
+    option_names = (*GRPOLoss.option_names, "max_completion_length")
 
     def __init__(
         self,
@@ -211,6 +190,3 @@ class DRGRPOLoss(GRPOLoss):
         self.max_completion_length = checks.integer(
             "loss: max_completion_length", max_completion_length, least=1
         )
-
-    def _mean(self, each, mask):
-        return each.sum() / (len(mask) * self.max_completion_length)

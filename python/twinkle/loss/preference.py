@@ -1,25 +1,20 @@
 """Losses of preferences: pairs of a chosen and a rejected reply, adjacent in a batch.
 
 Notation: w is the chosen reply, l the rejected one, of a pair; lw and ll are the sums of log p over
-their labels, rw and rl the same of a reference model. All are computed in float64.
+their labels, rw and rl the same of a reference model. The engine computes them, in float64.
 """
-
-import math
 
 from twinkle import checks
 from twinkle.errors import InvalidError, require
-from twinkle.loss.base import Loss
+from twinkle.loss.engine import EngineLoss
 from twinkle.loss.labels import check_ignore_index, of_pairs, reference, scored, spread
 
 
 class Replies:
-    """The sums of log p over the labels of each sequence, [B] float64, and their numbers. reader:
-    who reads them, such as 'loss: DPOLoss'. InvalidError: an odd number of sequences, one without
-    labels."""
+    """The labels of pairs of sequences. reader: who reads them, such as 'loss: DPOLoss'.
+    InvalidError: an odd number of sequences, one without labels, as scored."""
 
-    def __init__(self, inputs, logps, reader):
-        import torch
-
+    def __init__(self, inputs, reader):
         self.inputs, self.reader, self.mask = inputs, reader, scored(inputs, reader)
         pairs, odd = divmod(len(self.mask), 2)
         require(
@@ -27,26 +22,27 @@ class Replies:
             f"{reader} needs pairs, each chosen reply followed by its rejected one, but there are "
             f"{2 * pairs + 1} sequences: pass an even number of them",
         )
-        self.counts = self.mask.sum(-1)
-        empty = (self.counts == 0).nonzero().flatten().tolist()
+        empty = (self.mask.sum(-1) == 0).nonzero().flatten().tolist()
         if empty:
             raise InvalidError(
                 f"{reader} compares replies, but inputs[{empty[0]}] has no label: every reply must "
                 "have one"
             )
-        self.sums = torch.where(self.mask, logps.double(), 0.0).sum(-1)
 
-    def per_label(self):
-        """[B]: the mean of log p."""
-        return self.sums / self.counts
+    def sums(self, logps):
+        """[B] float64 of log p [B, L] over the labels of each sequence."""
+        import torch
 
-    def chosen_nll(self):
-        """-log p of the chosen replies, the mean over all of their labels."""
-        return -self.sums[::2].sum() / self.counts[::2].sum()
+        return torch.where(self.mask, logps.double(), 0.0).sum(-1)
 
-    def reference_sums(self, ref_outputs, ref_logps, ref_chosen_logps, ref_rejected_logps):
-        """The reference's sums [B] float64. InvalidError: there are none, one of the two
-        of pairs is missing, and as at_labels and of_pairs."""
+    def reference_sums(self, *given):
+        """The reference's sums [B] float64, of what `references` takes. InvalidError: as it."""
+        (values,) = self.references(*given).values()
+        return values.sum(-1) if values.ndim == 2 else values
+
+    def references(self, ref_outputs, ref_logps, ref_chosen_logps, ref_rejected_logps):
+        """{'ref_logps': [B, L]} or {'ref_sums': [B]} of a reference, float64. InvalidError: there
+        are none, one of the two of pairs is missing, and as at_labels and of_pairs."""
         import torch
 
         given_sums = {
@@ -56,33 +52,31 @@ class Replies:
         missing = [name for name, given in given_sums.items() if given is None]
         if len(missing) == 2:
             name, given = reference(self.reader, ref_logps, ref_outputs)
-            return spread(name, given, self.inputs, self.mask).sum(-1)
+            return {"ref_logps": spread(name, given, self.inputs, self.mask)}
         require(
             not missing,
             f"loss: {''.join(missing)} is missing, pass both of {' and '.join(given_sums)}",
         )
         pairs = len(self.mask) // 2
         sums = [of_pairs(name, given, pairs) for name, given in given_sums.items()]
-        return torch.stack(sums, -1).flatten()
+        return {"ref_sums": torch.stack(sums, -1).flatten()}
 
 
-class _PreferenceLoss(Loss):
-    whole_batch = True
-
+class _PreferenceLoss(EngineLoss):
     def __call__(self, inputs, outputs, ref_outputs=None, ref_logps=None):
         """LossOutput of labels and logps [B, L]. ref_outputs and ref_logps, which scripts pass to
         any loss of preferences, are not looked at: this one has no reference. InvalidError: an odd
         number of sequences, one without labels, a loss_scale other than 0 and 1."""
         del ref_outputs, ref_logps
-        replies = Replies(inputs, outputs["logps"], f"loss: {type(self).__name__}")
-        return {"loss": self._of(replies), "num_tokens": 0}
+        return self._compute(inputs, outputs)
 
-    def _of(self, replies):
-        """The loss of Replies."""
-        raise NotImplementedError
+    def engine_inputs(self, inputs, **kwargs):
+        del kwargs
+        Replies(inputs, f"loss: {type(self).__name__}")  # checks them
+        return {}
 
 
-class DPOLoss(Loss):
+class DPOLoss(EngineLoss):
     """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290, eq. 7), the mean over
     pairs. With D = (lw - ll) - (rw - rl), loss_type:
 
@@ -97,7 +91,8 @@ class DPOLoss(Loss):
     label_smoothing outside [0, 0.5] or of another loss_type than 'sigmoid', a negative sft_weight.
     """
 
-    whole_batch = True
+    engine_name = "DPOLoss"
+    option_names = ("beta", "label_smoothing", "loss_type", "reference_free", "sft_weight")
 
     def __init__(
         self,
@@ -143,37 +138,28 @@ class DPOLoss(Loss):
         sums rw and rl [B / 2]. InvalidError: none of them, an odd number of sequences, one without
         labels, and as twinkle.loss.labels.
         """
-        import torch
+        return self._compute(
+            inputs,
+            outputs,
+            ref_outputs=ref_outputs,
+            ref_logps=ref_logps,
+            ref_chosen_logps=ref_chosen_logps,
+            ref_rejected_logps=ref_rejected_logps,
+        )
 
-        replies = Replies(inputs, outputs["logps"], "loss: DPOLoss")
-        gains = replies.sums
-        if not self.reference_free:
-            gains = gains - replies.reference_sums(
-                ref_outputs, ref_logps, ref_chosen_logps, ref_rejected_logps
-            )
-        rewards = self.beta * gains
-        margins = rewards[::2] - rewards[1::2]
-        if self.loss_type == "sigmoid":
-            smooth = self.label_smoothing
-            log_sigmoid = torch.nn.functional.logsigmoid
-            each = -(1 - smooth) * log_sigmoid(margins) - smooth * log_sigmoid(-margins)
-        elif self.loss_type == "hinge":
-            each = torch.relu(1 - margins)
-        elif self.loss_type == "ipo":
-            each = (margins - 1 / (2 * self.beta)) ** 2
-        else:
-            each = 1 - torch.sigmoid(rewards[::2]) + torch.sigmoid(rewards[1::2])
-        loss = each.mean()
-        if self.sft_weight > 0:
-            loss = loss + self.sft_weight * replies.chosen_nll()
-        return {"loss": loss, "num_tokens": 0}
-
-
-def _preferred(margins):
-    """-log sigmoid of the margins, their mean (Bradley and Terry)."""
-    import torch
-
-    return -torch.nn.functional.logsigmoid(margins).mean()
+    def engine_inputs(
+        self,
+        inputs,
+        *,
+        ref_outputs=None,
+        ref_logps=None,
+        ref_chosen_logps=None,
+        ref_rejected_logps=None,
+    ):
+        replies = Replies(inputs, f"loss: {type(self).__name__}")
+        if self.reference_free:
+            return {}
+        return replies.references(ref_outputs, ref_logps, ref_chosen_logps, ref_rejected_logps)
 
 
 class SimPOLoss(_PreferenceLoss):
@@ -181,14 +167,13 @@ class SimPOLoss(_PreferenceLoss):
     -log sigmoid(beta (lw / |w| - ll / |l|) - gamma), |w| and |l| being numbers of labels.
     InvalidError: beta not above 0, a gamma that is no number."""
 
+    engine_name = "SimPOLoss"
+    option_names = ("beta", "gamma")
+
     def __init__(self, beta=2.5, gamma=0.5, ignore_index=-100):
         check_ignore_index(ignore_index)
         self.beta = checks.number("loss: beta", beta, above=0)
         self.gamma = checks.number("loss: gamma", gamma)
-
-    def _of(self, replies):
-        means = replies.per_label()
-        return _preferred(self.beta * (means[::2] - means[1::2]) - self.gamma)
 
 
 class CPOLoss(_PreferenceLoss):
@@ -196,14 +181,13 @@ class CPOLoss(_PreferenceLoss):
     -log sigmoid(beta (lw - ll)), and bc_coef times the chosen replies' -log p, a mean over their
     labels. InvalidError: beta not above 0, a negative bc_coef."""
 
+    engine_name = "CPOLoss"
+    option_names = ("beta", "bc_coef")
+
     def __init__(self, beta=0.1, bc_coef=1.0, ignore_index=-100):
         check_ignore_index(ignore_index)
         self.beta = checks.number("loss: beta", beta, above=0)
         self.bc_coef = checks.number("loss: bc_coef", bc_coef, least=0)
-
-    def _of(self, replies):
-        margins = self.beta * (replies.sums[::2] - replies.sums[1::2])
-        return _preferred(margins) + self.bc_coef * replies.chosen_nll()
 
 
 class ORPOLoss(_PreferenceLoss):
@@ -212,24 +196,9 @@ class ORPOLoss(_PreferenceLoss):
     log odds(l)), odds(y) = p / (1 - p) of p = exp(mean log p). InvalidError: a negative
     lambda_orpo."""
 
+    engine_name = "ORPOLoss"
+    option_names = ("lambda_orpo",)
+
     def __init__(self, lambda_orpo=0.1, ignore_index=-100):
         check_ignore_index(ignore_index)
         self.lambda_orpo = checks.number("loss: lambda_orpo", lambda_orpo, least=0)
-
-    def _of(self, replies):
-        log_odds = _log_odds(replies.per_label())
-        margins = log_odds[::2] - log_odds[1::2]
-        return replies.chosen_nll() + self.lambda_orpo * _preferred(margins)
-
-
-def _log_odds(log_p):
-    """log(p / (1 - p)). The two forms of log(1 - p) are exact near p = 1 and near p = 0; p itself
-    stays below 1, where the odds are infinite."""
-    import torch
-
-    log_p = log_p.clamp(max=-1e-12)
-    near_one = log_p > -math.log(2)
-    # where each form is not used it gets a harmless value, so that no gradient is nan
-    exact = torch.log(-torch.expm1(torch.where(near_one, log_p, -1.0)))
-    other = torch.log1p(-torch.exp(torch.where(near_one, -1.0, log_p)))
-    return log_p - torch.where(near_one, exact, other)

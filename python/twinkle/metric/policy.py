@@ -4,7 +4,6 @@ import math
 
 from twinkle import checks
 from twinkle.loss.labels import scored, spread
-from twinkle.loss.policy import of_sequences
 from twinkle.metric.base import Metric
 
 
@@ -142,9 +141,10 @@ class GSPOMetric(GRPOMetric):
     the mean of their advantages."""
 
     def _clipped(self, d, advantages, mask):
-        some = mask.any(-1)
-        ratio = of_sequences(d, mask)[some].exp()
-        advantages = of_sequences(advantages, mask)[some]
+        counts = mask.sum(-1)
+        some = counts > 0
+        ratio = (d.sum(-1)[some] / counts[some]).exp()
+        advantages = advantages.sum(-1)[some] / counts[some]
         return (
             (ratio < 1 - self.epsilon) & (advantages < 0),
             (ratio > 1 + self.epsilon_high) & (advantages > 0),

@@ -64,7 +64,8 @@ class DPOMetric(Metric):
 def _read(inputs, logps, kwargs):
     """The sums [B] of log p and of the reference's, None without one."""
     references = [kwargs.get(name) for name in _REFERENCES]
-    replies = Replies(inputs, logps, "metric: DPOMetric")
+    replies = Replies(inputs, "metric: DPOMetric")
+    sums = replies.sums(logps)
     if all(given is None for given in references):
-        return replies.sums, None
-    return replies.sums, replies.reference_sums(*references)
+        return sums, None
+    return sums, replies.reference_sums(*references)

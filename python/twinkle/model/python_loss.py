@@ -22,6 +22,18 @@ def _labelled(sequence):
     return np.zeros(len(sequence["input_ids"]), bool) if labels is None else labels != -100
 
 
+def with_extras(loss, batch, kwargs):
+    """The sequences with what a loss of the engine reads besides their labels."""
+    columns = {
+        name: batch.unpadded(values) if values.ndim == 2 else values.float()[:, None].numpy()
+        for name, values in loss.engine_inputs(batch.tensors(), **kwargs).items()
+    }
+    return [
+        {**sequence, "extras": {name: rows[i] for name, rows in columns.items()}}
+        for i, sequence in enumerate(batch.sequences)
+    ]
+
+
 def learnable(loss, outputs):
     """The entries of a ModelOutput with a gradient: all that a loss sees in training. A loss
     with require_logits learns through these alone: what it reads else is computed from them."""

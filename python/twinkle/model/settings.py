@@ -10,7 +10,7 @@ import twinkle.template
 from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
-from twinkle.loss.base import FunctionLoss, Loss, check_usable
+from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
 from twinkle.plugin import construct_class
@@ -69,8 +69,8 @@ class Settings(TwinkleModel):
             loss_cls = twinkle.loss.torch_loss_mapping.get(loss_cls.lower(), loss_cls)
         loss = construct_class(loss_cls, Loss, twinkle.loss, **kwargs)
         check_usable(loss, self._value_head)
-        if loss.engine_name is not None:
-            core().check_loss(loss.engine_name, json.dumps(loss.engine_options()))
+        if engine_loss(loss) is not None:
+            core().check_loss(engine_loss(loss), json.dumps(loss.engine_options()))
         self._group(adapter_name).loss = loss
 
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):

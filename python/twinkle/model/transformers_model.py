@@ -10,7 +10,7 @@ from twinkle import checks
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
 from twinkle.ledger import Ledger
-from twinkle.loss.base import check_kwargs, evaluate
+from twinkle.loss.base import check_kwargs, engine_loss, evaluate
 from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
     KWARGS,
@@ -24,7 +24,13 @@ from twinkle.model.arguments import (
 from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, check_options
 from twinkle.model.predictions import predictions
-from twinkle.model.python_loss import evaluate_in_parts, learnable, outputs_of, with_values
+from twinkle.model.python_loss import (
+    evaluate_in_parts,
+    learnable,
+    outputs_of,
+    with_extras,
+    with_values,
+)
 
 
 def _outputs(loss, batch, result):
@@ -262,13 +268,13 @@ class TransformersModel(Adapters):
         started = time.perf_counter()
         tenant = self._tenant(group)
         common = {"tenant": tenant, "temperature": task.temperature}
-        if group.loss.engine_name is not None:
+        if engine_loss(group.loss) is not None:
             result = group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
-                sequences=batch.sequences,
-                loss=group.loss.engine_name,
-                loss_options=json.dumps(group.loss.engine_options()),
+                sequences=with_extras(group.loss, batch, loss_kwargs),
+                loss=engine_loss(group.loss),
+                loss_options=json.dumps(group.loss.engine_options(**loss_kwargs)),
                 logits=task.logits,
                 **common,
             )
