@@ -161,8 +161,6 @@ std::optional<Response> forward_backward(Call& call) {
   tinker::ForwardBackwardRequest request = tinker::read_forward_backward(call.request.body);
   Run& run = call.services.runs.find(request.model_id, call.owner);
   engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
-  // The body's room is held until what was in it has been computed.
-  const Answered answer = [held = call.request.held](const engine::Result& r) { return output(r); };
   engine::Operation operation;
   std::vector<int64_t> widths;
   try {
@@ -181,7 +179,9 @@ std::optional<Response> forward_backward(Call& call) {
     call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
     throw;
   }
-  const auto answer = [widths = std::move(widths)](const engine::Result& result) {
+  // The body's room is held until what was in it has been computed.
+  const Answered answer = [widths = std::move(widths),
+                           held = call.request.held](const engine::Result& result) {
     return output(std::get<engine::ForwardResult>(result), widths);
   };
   return json(
