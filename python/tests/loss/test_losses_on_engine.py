@@ -125,6 +125,7 @@ def test_dpo_trains_as_autograd_says(fp32, reference):
 
 
 LOSSES = {  # of the engine: the loss, its arguments
+    "sum": (CrossEntropyLoss(), {}),
     "policy": (GRPOLoss(entropy_coef=0.05), {"advantages": ADVANTAGES}),
     "of sequences": (GSPOLoss(beta=0.1), {"advantages": ADVANTAGES, "ref_logps": [-2.0] * 4}),
     "divided": (CISPOLoss(), {"advantages": ADVANTAGES, "num_items_in_batch": 7}),

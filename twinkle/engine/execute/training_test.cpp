@@ -239,6 +239,38 @@ TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationTakesOnePassWhereItFitsABatch
   }
 }
 
+TEST_F(TrainingOnADecoder, SeveralTargetsOfATokenAndTheirNeighboursHaveTheBitsThatTheyHaveAlone) {
+  ForwardBackward several = work("a", 1);
+  for (Example& s : several.sequences) {
+    s.num_targets = 3;
+    s.labels.clear();
+    for (const int32_t id : s.input_ids) s.labels.insert(s.labels.end(), {id, 7, 130 - id});
+  }
+  const Operation mine = several, theirs = work("b", 2);
+  const auto run_all = [&](const std::vector<Work>& batch) {
+    std::map<int64_t, double> losses;
+    for (const Ended& e : run(batch).ended) {
+      EXPECT_FALSE(e.error);
+      losses[e.id] = training_.commit(e.id).loss;
+    }
+    const std::tuple out(losses, gradients("a"), gradients("b"));
+    for (const char* name : {"a", "b"}) tenants_.at(name)->zero_grad();
+    return out;
+  };
+  const auto [loss_a, grad_a, none_b] = run_all({{1, &mine, 0, 2}});
+  const auto [loss_b, none_a, grad_b] = run_all({{2, &theirs, 0, 2}});
+  EXPECT_NE(grad_a, none_a);
+  for (const bool first : {true, false}) {
+    std::vector<Work> both{{1, &mine, 0, 2}, {2, &theirs, 0, 2}};
+    if (!first) std::swap(both[0], both[1]);
+    const auto [losses, a, b] = run_all(both);
+    EXPECT_EQ(losses.at(1), loss_a.at(1));
+    EXPECT_EQ(losses.at(2), loss_b.at(2));
+    EXPECT_EQ(a, grad_a);
+    EXPECT_EQ(b, grad_b);
+  }
+}
+
 TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationThatCannotBeFailsAlone) {
   ForwardBackward odd = work("a", 1);
   odd.loss = "CPOLoss";
