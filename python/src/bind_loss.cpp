@@ -55,6 +55,13 @@ void bind_loss(py::module_& m) {
         twinkle::loss::find(name).check(loss_options(options));
       },
       "name"_a, "options"_a = "", "Raises what is wrong with these options.");
+  m.def(
+      "per_sequence",
+      [](const std::string& name, const std::string& extra) {
+        const twinkle::loss::Loss* loss = twinkle::loss::look_up(name);
+        return loss && twinkle::loss::per_sequence(*loss, extra);
+      },
+      "name"_a, "extra"_a, "Whether the loss reads one number a sequence of it, not one a label.");
   m.def("run_loss", &run_loss, "name"_a, "options"_a, "counts"_a, "extras"_a, "logps"_a,
         "entropies"_a = py::none(),
         "The loss of rows of weight 1, so many a sequence, and its gradients by log-probabilities "

@@ -63,6 +63,19 @@ def test_forward_tells_a_loss_that_forward_backward_learns_from(tenant):
         tenant.forward(BATCH, loss="grop").result()
 
 
+def test_an_extra_of_a_sequence_is_one_number_for_itself(tenant):
+    pairs = drawn([7, 9])
+    counts = [int((f["labels"] != -100).sum()) for f in pairs]
+    sums, each = [-5.0, -8.0], [-5.0 / counts[0], -8.0 / counts[1]]
+    told = [
+        tenant.forward(pairs, loss="DPOLoss", beta=0.3, **{name: given}).result().loss
+        for name, given in (("ref_sums", sums), ("ref_logps", each))
+    ]
+    assert told[0] == pytest.approx(told[1], rel=1e-6)
+    with pytest.raises(InvalidError, match=r"ref_sums of inputs\[0\] must be a number$"):
+        tenant.forward_backward(pairs, "DPOLoss", ref_sums=[[-5.0], [-8.0]])
+
+
 def test_positions_that_are_masked_are_dropped_and_rows_keep_their_length(tenant):
     ids, labels = np.arange(3, 9), np.arange(4, 10)
     mask = np.array([1, 1, 1, 1, 0, 0])

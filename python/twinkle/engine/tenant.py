@@ -66,7 +66,7 @@ class Tenant:
         future = self._core.forward(
             tenant=self.name,
             loss=loss or "",
-            loss_options=as_json("extras", _add_extras(batch, extras)),
+            loss_options=as_json("extras", _add_extras(batch, loss, extras)),
             sequences=batch.sequences,
             disable_lora=checks.flag("engine: disable_lora", disable_lora),
             temperature=checks.number("engine: temperature", temperature, above=0),
@@ -99,9 +99,10 @@ class Tenant:
         engine's losses.
 
         extras: further inputs of the loss. A list with one item per input has an array [L] for each
-        input, or a number for all its tokens (LinearLoss: grad, entropy_grad). Anything else is an
-        option of the loss: reduction='mean', num_tokens=12. embedding_grad, with LinearLoss:
-        d loss / d embedding, an array [width] for each input; labels then count only with a grad.
+        input, or a number for all its tokens (LinearLoss: grad, entropy_grad), or for itself
+        (DPOLoss: ref_sums). Anything else is an option of the loss: reduction='mean',
+        num_tokens=12. embedding_grad, with LinearLoss: d loss / d embedding, an array [width] for
+        each input; labels then count only with a grad.
         logits_grad, with LinearLoss: d loss / d logits as forward returns them, an array [tokens,
         vocabulary] for each input; labels then do not count, and have no extras.
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
@@ -113,7 +114,7 @@ class Tenant:
         if embedding_grad is None and logits_grad is None:
             batch.warn_of_unlabelled()
         checks.text("engine: loss", loss)
-        options = _add_extras(batch, extras)
+        options = _add_extras(batch, loss, extras)
         future = self._core.forward_backward(
             tenant=self.name,
             sequences=_with_grads(
@@ -342,12 +343,12 @@ def _scores(batch, result):
     return out
 
 
-def _add_extras(batch, extras):
+def _add_extras(batch, loss, extras):
     """Adds the lists to the batch; the rest, which are options of a loss."""
     options = {}
     for name, value in extras.items():
         if isinstance(value, (list, tuple, np.ndarray)):
-            batch.add_extra(name, value)
+            batch.add_extra(name, value, core().per_sequence(loss, name))
         else:
             options[name] = value
     return options

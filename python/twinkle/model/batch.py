@@ -230,10 +230,10 @@ class Batch:
             )
             return
 
-    def add_extra(self, name, values):
-        """A loss's per-token inputs: for each sequence a vector as long as its input_ids, or
-        one number for all of its tokens. InvalidError: another number of values than sequences, or
-        of another length or kind."""
+    def add_extra(self, name, values, per_sequence=False):
+        """A loss's inputs: for each sequence a vector as long as its input_ids, or one number for
+        all of its tokens; per_sequence: one number for itself. InvalidError: another number of
+        values than sequences, or of another length or kind."""
         require(
             len(values) == len(self),
             f"model: {name} has {len(values)} entries for {len(self)} inputs, they must be equally "
@@ -242,9 +242,14 @@ class Batch:
         for index, given in enumerate(values):
             value = np.asarray(given)
             require(
-                value.dtype.kind in "fiub" and value.ndim <= 1,
-                f"model: {name} of inputs[{index}] must be a number or a list of numbers",
+                value.dtype.kind in "fiub" and value.ndim <= (0 if per_sequence else 1),
+                f"model: {name} of inputs[{index}] must be a number"
+                + ("" if per_sequence else " or a list of numbers"),
             )
+            extras = self.sequences[index].setdefault("extras", {})
+            if per_sequence:
+                extras[name] = value.reshape(1)
+                continue
             if value.ndim == 0:
                 value = np.full(self.lengths[index], value, dtype=np.float32)
             require(
@@ -253,7 +258,6 @@ class Batch:
                 f"{self.lengths[index]}, they must be equally many",
             )
             kept = self._kept[index]
-            extras = self.sequences[index].setdefault("extras", {})
             extras[name] = value if kept is None else value[kept]
 
     def rows(self, vectors):
