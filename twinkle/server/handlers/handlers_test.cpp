@@ -115,7 +115,7 @@ TEST_F(HandlersTest, TheRoomOfABodyIsHeldUntilItsWorkHasEnded) {
     void resize(int64_t) override {}
   };
   std::atomic<bool> go = false;
-  executor_.on_batch = [&] {
+  executor_->on_batch = [&] {
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
   const std::string id = run();
@@ -129,7 +129,7 @@ TEST_F(HandlersTest, TheRoomOfABodyIsHeldUntilItsWorkHasEnded) {
   EXPECT_FALSE(watched.expired());
   go = true;
   result(ack);
-  EXPECT_TRUE(loop_.run_until([&] { return watched.expired(); }));
+  EXPECT_TRUE(loop_->run_until([&] { return watched.expired(); }));
 }
 
 TEST_F(HandlersTest, AFullQueueIs429OfAsampleAnd503OfTraining) {

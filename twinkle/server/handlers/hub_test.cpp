@@ -27,7 +27,7 @@ class HubTest : public ServiceTest {
   }
   Response get(const std::string& path) {
     Named backend(*dispatcher_, facts_);
-    Services services(backend, loop_, dir_.path());
+    Services services(backend, *loop_, dir_.path());
     Request asked;
     asked.method = "GET";
     asked.path = path;
