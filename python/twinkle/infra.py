@@ -12,6 +12,7 @@ from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
 from twinkle.platform import GPU, Platform
 from twinkle.seeding import seed_everything
+from twinkle.service import Service
 
 
 @dataclass
@@ -79,6 +80,7 @@ class _Run:
     mesh: DeviceMesh | None = None
     name: str | None = None
     hook: FatalHook | None = None  # calls the notifier when the process fails
+    service: Service | None = None  # in mode 'http'
     objects: list = field(default_factory=list)  # (class name, mesh, device) of what was built
 
 
@@ -132,25 +134,30 @@ def initialize(
     lazy_collect=True,
     name=None,
     notifier=None,
+    **options,
 ):
     """Fixes mode, seed, groups and mesh of this process. Optional on one device.
 
-    mode: 'local' (this process, or torchrun's), or 'ray' with groups of one rank together, for
-    which this process is all that is needed. seed: of `random`, numpy, torch, and of every
-    adapter and sampler that is given none. full_determinism: deterministic kernels.
+    mode: 'local' (this process, or torchrun's); 'ray' with groups of one rank together, for which
+    this process is all that is needed; or 'http', which starts `twinkle serve` as a child of this
+    process and returns its URL. options, of mode 'http': those of `twinkle serve` with '_' for '-'
+    (model, names, port, state, config, ...); smollm2 on a free port without any. TINKER_BASE_URL
+    and TWINKLE_SERVER_URL are set to the URL, so that tinker.ServiceClient() finds it. The service
+    ends with this process, or with the next initialize(). seed: of `random`, numpy, torch, and of
+    every adapter and sampler that is given none. full_determinism: deterministic kernels.
     global_device_mesh: of every object that is built without its own; its size must be the number
     of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
     exception that ends the process.
     A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
     number of processes below 1, groups that are no list of DeviceGroups or share a name, a mesh of
     another size, a notifier that cannot be called, a name that is no text, full_determinism that is
-    neither True nor False; NotAvailableError: mode 'http', 'ray' with any other groups, a mesh of
-    several ranks.
+    neither True nor False, options in another mode than 'http', options that `twinkle serve`
+    refuses; NotAvailableError: mode 'ray' with any other groups, a mesh of several ranks.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
         checks.refuse("infra: groups", groups, "a list of DeviceGroups")
-    _check_mode(mode, groups)
+    _check_mode(mode, groups, options)
     seed = checks.integer("infra: seed", seed, 0, 2**32 - 1)
     full_determinism = checks.flag("infra: full_determinism", full_determinism)
     checks.integer("infra: nproc_per_node", nproc_per_node, least=1)
@@ -169,25 +176,35 @@ def initialize(
     hook = _hook(notifier, name)
     if _run.hook is not None:
         _run.hook.remove()
+    if _run.service is not None:
+        _run.service.stop()
     _run = _Run(mode, seed, full_determinism, list(groups), global_device_mesh, name, hook)
     if name:
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
     seed_everything(seed, full_determinism)
+    if mode != "http":
+        return None
+    _run.service = Service(options)
+    return _run.service.url
 
 
-def _check_mode(mode, groups):
+def _check_mode(mode, groups, options):
     require(
         mode in ("local", "ray", "http"),
         f"infra: mode is {mode!r}, it must be 'local', 'ray' or 'http'",
     )
-    if mode == "local":
+    require(
+        mode == "http" or not options,
+        f"infra: initialize has no {', '.join(options)} in mode {mode!r}; mode 'http' has",
+    )
+    if mode in ("local", "http"):
         return
     alone = mode == "ray" and groups and all(isinstance(group, DeviceGroup) for group in groups)
     if not alone or sum(group.num_ranks for group in groups) > 1:
         raise NotAvailableError(
-            f"infra: mode {mode!r} is not available in this version; mode 'local' is"
-            + ("" if mode == "http" else ", and 'ray' with groups of one rank together")
+            f"infra: mode {mode!r} is not available in this version; mode 'local' is, and "
+            "'ray' with groups of one rank together"
         )
 
 

@@ -59,7 +59,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
         if "--" in line[:4]
     }
     keys = {"--" + key.replace("_", "-") for key in told}
-    assert options == keys | {"--config", "--check", "--print-config"}
+    assert options == keys | {"--config", "--check", "--print-config", "--until-stdin-ends"}
 
 
 def test_without_arguments_it_is_smollm2_by_both_names():

@@ -1,8 +1,14 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 
+#include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
@@ -53,6 +59,20 @@ sigset_t hold_signals() {
   return signals;
 }
 
+// Returns on a signal, or when standard input ends, if that counts: a parent that is gone has
+// closed its end of it.
+void wait_for_end(const sigset_t& signals, bool until_stdin_ends) {
+  const FileHandle signalled(::signalfd(-1, &signals, SFD_CLOEXEC));
+  std::array<pollfd, 2> ends{{{.fd = signalled.get(), .events = POLLIN},
+                              {.fd = until_stdin_ends ? STDIN_FILENO : -1, .events = POLLIN}}};
+  std::array<char, 256> ignored{};
+  for (;;) {
+    if (::poll(ends.data(), ends.size(), -1) < 0) continue;
+    if (ends[0].revents != 0) return;
+    if (ends[1].revents != 0 && ::read(STDIN_FILENO, ignored.data(), ignored.size()) <= 0) return;
+  }
+}
+
 // Whatever ends the service: nothing calls it when it is gone, and what the engine has not done is
 // not told as failed, but done by the next start.
 struct Ending {
@@ -75,7 +95,7 @@ std::string identity_of(const engine::ModelInfo& info) {
                                            {"config_crc32c", store::crc32c(info.config_json)}});
 }
 
-void run_service(const ServeOptions& o) {
+void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   const sigset_t signals = hold_signals();
   auto http =
@@ -100,8 +120,7 @@ void run_service(const ServeOptions& o) {
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.host.c_str(), http->port());
   std::fflush(stdout);
-  int signal = 0;
-  sigwait(&signals, &signal);
+  wait_for_end(signals, until_stdin_ends);
   std::printf("twinkle ends\n");
   http->drain(kDrain);
 }
@@ -116,16 +135,23 @@ void settle(CLI::App& command, const std::string& option, const std::vector<std:
 
 enum class Task { kServe, kCheck, kPrintConfig };
 
-void start(const ServeOptions& o, CLI::App& command, const std::string& config, Task task) {
-  if (!config.empty()) read_yaml(command, config);
+// What only the command line says.
+struct How {
+  std::string config;
+  Task task = Task::kServe;
+  bool until_stdin_ends = false;
+};
+
+void start(const ServeOptions& o, CLI::App& command, const How& how) {
+  if (!how.config.empty()) read_yaml(command, how.config);
   settle(command, "--name", default_names(o.model));
   settle(command, "--device", {device_or_default(o.device)});
-  if (task == Task::kPrintConfig)
+  if (how.task == Task::kPrintConfig)
     std::printf("%s", as_yaml(command).c_str());
-  else if (task == Task::kCheck)
+  else if (how.task == Task::kCheck)
     std::printf("ok: %s", check_service(o).c_str());
   else
-    run_service(o);
+    run_service(o, how.until_stdin_ends);
 }
 
 }  // namespace
@@ -150,21 +176,23 @@ void serve(CLI::App& app, Action& action) {
                     "go on with a state that another processor or version computed; what is done "
                     "again gets other bits");
   add_device(*command, o->device);
-  auto config = std::make_shared<std::string>();
-  command->add_option("--config", *config, "YAML file of these options; those given here win")
+  auto how = std::make_shared<How>();
+  command->add_option("--config", how->config, "YAML file of these options; those given here win")
       ->configurable(false);
-  auto task = std::make_shared<Task>(Task::kServe);
   const auto add_task = [&](const char* name, Task value, const char* help) {
-    return command->add_flag_callback(
-                      name, [task, value] { *task = value; }, help)
-        ->configurable(false);
+    const auto take = [how, value] { how->task = value; };
+    return command->add_flag_callback(name, take, help)->configurable(false);
   };
   CLI::Option* check = add_task("--check", Task::kCheck,
                                 "check the options and the model's files, without its weights");
   add_task("--print-config", Task::kPrintConfig, "print all options as YAML for --config")
       ->excludes(check);
+  command
+      ->add_flag("--until-stdin-ends", how->until_stdin_ends,
+                 "end when standard input does, as for SIGTERM: with the process that holds it")
+      ->configurable(false);
   command->callback(
-      [=, &action] { action = [=](const std::string&) { start(*o, *command, *config, *task); }; });
+      [=, &action] { action = [=](const std::string&) { start(*o, *command, *how); }; });
 }
 
 }  // namespace twinkle::cli

@@ -1,0 +1,90 @@
+"""initialize(mode='http'): the service as a child of a Python process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import twinkle
+from twinkle import program
+from twinkle.errors import InvalidError
+
+
+@pytest.fixture(autouse=True)
+def local_again():
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    yield
+    twinkle.initialize()
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=10) as response:
+            return response.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def test_it_starts_a_service_that_clients_find_and_ends_it(tiny_llama_dir, tmp_path):
+    tinker = pytest.importorskip("tinker")
+    names = ["tiny", "team/tiny"]
+    url = twinkle.initialize(
+        mode="http", model=tiny_llama_dir, names=names, state=tmp_path / "state", groups=[]
+    )
+    assert os.environ["TINKER_BASE_URL"] == os.environ["TWINKLE_SERVER_URL"] == url
+    with tinker.ServiceClient(api_key="tml-test") as client:
+        sampler = client.create_sampling_client(base_model="team/tiny").result()
+        assert sampler.get_base_model() == "team/tiny"
+    twinkle.initialize()
+    assert not answers(url)
+    assert "TINKER_BASE_URL" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "/no/such"}, "/no/such"),
+        ({"root_path": "x", "model": "tiny"}, "root_path is 'x', it must begin with '/'"),
+        ({"prot": 3}, "--prot"),
+        ({"port": 1.5}, "service: port is 1.5, it must be a text or a number"),
+    ],
+)
+def test_what_the_service_refuses_is_the_error(options, said, tmp_path):
+    with pytest.raises(InvalidError, match=said):
+        twinkle.initialize(mode="http", state=tmp_path, **options)
+
+
+def test_options_are_of_mode_http_alone():
+    with pytest.raises(InvalidError, match="initialize has no port in mode 'local'"):
+        twinkle.initialize(port=3)
+
+
+@pytest.mark.parametrize("end", [None, signal.SIGKILL])
+def test_it_ends_with_its_process_however_that_ends(end, tiny_llama_dir, tmp_path):
+    script = f"""
+import sys, twinkle
+print(twinkle.initialize(mode="http", model={tiny_llama_dir!r}, state={str(tmp_path)!r}))
+sys.stdout.flush()
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        url = parent.stdout.readline().strip()
+        assert answers(url)
+        if end is None:
+            parent.stdin.close()
+            assert parent.wait(60) == 0
+        else:
+            parent.send_signal(end)
+            parent.wait(60)
+    limit = time.monotonic() + 30
+    while answers(url) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not answers(url)
