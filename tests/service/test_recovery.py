@@ -61,7 +61,7 @@ def undisturbed(start, tiny_llama_dir, tmp_path_factory):
 def test_four_clients_see_no_error_and_their_adapters_are_those_of_an_undisturbed_run(
     undisturbed, start, tiny_llama_dir, tmp_path
 ):
-    server = start(tiny_llama_dir, tmp_path)
+    server = start(tiny_llama_dir, tmp_path, "--snapshot-seconds", "1")
     done = threading.Event()
     kills = 0
 

@@ -48,6 +48,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
         "device": "cpu",
         "root_path": "",
         "accept_other_arithmetic": False,
+        "snapshot_seconds": 60,
         "compress": False,
     }
     file = tmp_path / "serve.yaml"

@@ -102,7 +102,9 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
       std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});
   engine::Engine engine({.model = model_path(o.model), .device = o.device}, text::decoder_of);
   EngineBackend backend(engine, o.names);
-  server::Services services(backend, *http, std::filesystem::absolute(o.state));
+  server::Services services(
+      backend, *http, std::filesystem::absolute(o.state),
+      {.every = std::chrono::milliseconds(static_cast<int64_t>(o.snapshot_seconds * 1000))});
   if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
   server::BodyRoom room({}, *http);
   const Ending ending{services, engine, room, http};
@@ -171,6 +173,12 @@ void serve(CLI::App& app, Action& action) {
   command->add_flag("--compress", o->compress,
                     "ask clients to send training data compressed, for slow networks");
   command->add_option("--state", o->state, "folder of checkpoints and of all that was accepted")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--snapshot-seconds", o->snapshot_seconds,
+          "how often a run that steps is saved, so that a start has less to compute again; "
+          "0: at each step")
       ->capture_default_str();
   command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,
                     "go on with a state that another processor or version computed; what is done "

@@ -62,7 +62,7 @@ class ServiceTest : public testing::Test {
     executor_ = std::make_unique<engine::NullExecutor>();
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_);
-    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path());
+    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), snapshots_);
   }
   ~ServiceTest() override { close(); }
   // As a kill would end it: what has not ended is not told.
@@ -152,6 +152,7 @@ class ServiceTest : public testing::Test {
     return out;
   }
 
+  SnapshotOptions snapshots_;
   ScratchDir dir_;
   std::unique_ptr<LoopForTest> loop_;
   std::unique_ptr<engine::NullExecutor> executor_;

@@ -17,6 +17,8 @@
 namespace twinkle::cli {
 namespace {
 
+constexpr double kDay = 86400;
+
 namespace fs = std::filesystem;
 
 // A folder that is not there yet is made where its nearest one can be written.
@@ -50,6 +52,8 @@ void check_options(const ServeOptions& o) {
                                   !o.root_path.ends_with('/')),
           Code::kInvalid, "cli: root_path is '", o.root_path,
           "', it must begin with '/' and not end with it, as /twinkle");
+  require(o.snapshot_seconds >= 0 && o.snapshot_seconds <= kDay, Code::kInvalid,
+          "cli: snapshot_seconds is ", o.snapshot_seconds, ", it must be from 0 to ", kDay);
   check_state(o.state);
 }
 

@@ -10,8 +10,9 @@ struct ServeOptions {
   std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
   std::vector<std::string> names;
   uint16_t port = 8000;
+  double snapshot_seconds = 60;
   bool accept_other_arithmetic = false;  // of a state that another processor computed
-  bool compress = false;  // clients are asked to send training data compressed
+  bool compress = false;                 // clients are asked to send training data compressed
   std::string root_path;  // in front of every path, where a proxy leaves it there; or empty
 };
 

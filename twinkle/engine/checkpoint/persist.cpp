@@ -130,12 +130,13 @@ SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& de
   require(operation.max_shard_bytes == 0 || tenant.mode() != Mode::kLora, Code::kInvalid,
           "engine: save: max_shard_bytes is ", operation.max_shard_bytes, ", but tenant '",
           tenant.name(), "' is an adapter, which is one file; leave it out");
+  const lora::AdapterRef pin = tenant.pinned(operation.version);
   const std::string training =
       operation.optimizer ? training_text(operation, tenant, base.arithmetic) : "";
   SaveResult result{fs::absolute(operation.directory).lexically_normal().string()};
   AtomicDirectory target(operation.directory);
   if (tenant.mode() == Mode::kLora) {
-    lora::Adapter& adapter = pool.at(tenant.slot());
+    lora::Adapter& adapter = pool.at(pin.slot());
     PeftConfig config = adapter.config();
     if (config.base_model.empty()) config.base_model = base.directory.string();
     for (const lora::Factors& e : adapter.factors()) {

@@ -231,6 +231,10 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     check_target(to->directory, base);
     require(to->max_shard_bytes >= 0, Code::kInvalid, "engine: save: max_shard_bytes is ",
             to->max_shard_bytes, ", it must be at least 0, which means 5 GiB");
+    require(to->version >= 0 && (to->version == 0 || !to->optimizer), Code::kInvalid,
+            "engine: save: version is ", to->version,
+            ", it must be at least 0, and 0 with the optimizer, which is that of the present "
+            "weights");
   } else if (const auto* from = std::get_if<Load>(&operation)) {
     require(from->optimizer || !from->exact, Code::kInvalid,
             "engine: load: exact is true and optimizer false; a replay needs the optimizer, load "

@@ -5,6 +5,7 @@
 
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
@@ -95,6 +96,25 @@ TEST_P(Versions, ALongPromptIsReadWithTheWeightsOfItsOwnVersionThoughAnotherRead
   }
   EXPECT_EQ(run(fresh, 0), second);
   EXPECT_NE(first, second);
+}
+
+TEST_P(Versions, APublishedOneIsSavedAsItWasAndReadByAnotherTenant) {
+  const auto want = sampled(0);
+  publish();
+  train(8);
+  const ScratchDir dir;
+  const std::string folder = (dir.path() / "v1").string();
+  engine_.run<SaveResult>(Save{.tenant = "me", .directory = folder, .version = 1});
+  engine_.run<Done>(Create{.tenant = "reader", .directory = folder});
+  Sample op = sample(0);
+  op.tenant = "reader";
+  EXPECT_EQ(logprobs(engine_.submit(op).get()), want);
+  EXPECT_NE(sampled(0), want);
+  for (const Save& wrong :
+       {Save{.tenant = "me", .directory = folder, .version = 2},
+        Save{.tenant = "me", .directory = folder, .version = -1},
+        Save{.tenant = "me", .directory = folder, .optimizer = true, .version = 1}})
+    EXPECT_THROW(engine_.run<SaveResult>(wrong), Error);
 }
 
 TEST_P(Versions, ADeletedTenantsRunningSampleEndsWithItsWeights) {

@@ -238,21 +238,24 @@ struct Release {
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
 // directory appears whole or not at all, in place of an older one. Error kInvalid: weights that are
 // not finite, a name that no folder can have, a disk that is full or cannot be written, a
-// max_shard_bytes for an adapter.
+// max_shard_bytes for an adapter, a version with the optimizer's state; kNotFound: no such version.
 struct Save {
   std::string tenant;
   std::string directory;
   bool optimizer = false;
   std::string extra_json;       // kept in trainer_state.json
   int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
+  int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
   static constexpr auto fields() {
-    return std::tuple{field(1, "tenant", &Save::tenant), field(2, "directory", &Save::directory),
+    return std::tuple{field(1, "tenant", &Save::tenant),
+                      field(2, "directory", &Save::directory),
                       field(3, "optimizer", &Save::optimizer),
                       field(4, "extra_json", &Save::extra_json),
-                      field(5, "max_shard_bytes", &Save::max_shard_bytes)};
+                      field(5, "max_shard_bytes", &Save::max_shard_bytes),
+                      field(6, "version", &Save::version)};
   }
 };
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -46,7 +48,7 @@ class NullExecutor : public Executor {
     const std::string& name = tenant_of(operation);
     if (std::holds_alternative<Create>(operation)) {
       require(!state_.contains(name), Code::kConflict, "null: '", name, "' exists");
-      state_[name];
+      state_[name] = saved_in(std::get<Create>(operation).directory);
       return Done{};
     }
     auto& state = state_of(name);
@@ -58,6 +60,10 @@ class NullExecutor : public Executor {
       require(step->optimizer != "fail", Code::kInvalid, "null: failed");
       state.push_back("step " + step->options);
       return StepResult{};
+    } else if (const auto* save = std::get_if<Save>(&operation)) {
+      std::filesystem::create_directories(save->directory);
+      std::ofstream out(std::filesystem::path(save->directory) / "null");
+      for (const std::string& done : state) out << done << '\n';
     } else if (std::holds_alternative<Publish>(operation)) {
       return PublishResult{};
     } else if (std::holds_alternative<Inspect>(operation)) {
@@ -138,6 +144,12 @@ class NullExecutor : public Executor {
     const Operation* operation;
     size_t before, done;
   };
+  static std::vector<std::string> saved_in(const std::filesystem::path& directory) {
+    std::vector<std::string> out;
+    std::ifstream in(directory / "null");
+    for (std::string line; std::getline(in, line);) out.push_back(line);
+    return out;
+  }
   std::vector<std::string>& state_of(const std::string& name) {
     const auto it = state_.find(name);
     require(it != state_.end(), Code::kNotFound, "null: no tenant '", name, "'");

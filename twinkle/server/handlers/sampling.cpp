@@ -94,7 +94,7 @@ std::optional<Response> create_sampling_session(Call& call) {
   } else {
     const Checkpoint& checkpoint = s.checkpoint(sampler.model_path, call.owner);
     sampler.base_model = checkpoint.base_model;
-    sampler.tenant = s.tenant_of(checkpoint);
+    sampler.tenant = s.tenant_of(checkpoint.folder);
   }
   s.make(sampler.tenant);
   session.samplers[seq] = sampler.id;

@@ -75,6 +75,10 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
         if (ended.failed) return;
         Sampler& sampler = s.samplers[made.id] = made;
         sampler.version = ++s.runs.find(made.tenant, made.owner).num_published;
+        if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
+          sampler.tenant = s.tenant_of(*folder);
+          sampler.version = 0;
+        }
       });
   return json(ack(run, request_id));
 }

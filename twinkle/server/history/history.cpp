@@ -27,12 +27,8 @@ AnyRecord decoded(const store::Record& record) {
   require(record.version == kVersion, Code::kInvalid, "server: record ", record.sequence,
           " of the journal is of version ", record.version, ", this program reads ", kVersion);
   switch (record.kind) {
-    case Opened::kKind:
-      return read_as<Opened>(record);
     case Command::kKind:
       return read_as<Command>(record);
-    case Dropped::kKind:
-      return read_as<Dropped>(record);
     case Ended::kKind:
       return read_as<Ended>(record);
     case Read::kKind:
@@ -50,6 +46,10 @@ History::Summary summary_of(const std::filesystem::path& folder) {
   for (const store::Segment& segment : segments)
     store::read_segment(segment, &segment == &segments.back(), [&](const store::Record& record) {
       if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
+      if (record.kind == Snapshotted::kKind) {
+        auto snapshot = read_as<Snapshotted>(record);
+        out.snapshots.insert_or_assign(snapshot.run, std::move(snapshot));
+      }
       if (record.kind == Dropped::kKind) out.dropped.insert(read_as<Dropped>(record).sequence);
       if (record.kind == Command::kKind)
         out.last_ms = std::max(out.last_ms, read_as<Command>(record).time_ms);
@@ -70,12 +70,15 @@ int64_t milliseconds_since_1970() {
 void History::open(const std::filesystem::path& folder, const Replay& replay,
                    store::JournalOptions options) {
   const Summary summary = summary_of(folder);
-  on_loop(replay.turn, [&] {
-    replay.begin(summary);
-    return replaying_ = true;
-  });
+  const auto begin = [&] {
+    replaying_ = true;
+    return replay.begin(summary);
+  };
+  while (!on_loop(replay.turn, begin)) std::this_thread::sleep_for(kAskAgain);
   const auto apply = [&](const store::Record& record) {
-    if (record.kind == Dropped::kKind || summary.dropped.contains(record.sequence)) return;
+    if (record.kind == Opened::kKind || record.kind == Dropped::kKind ||
+        record.kind == Snapshotted::kKind || summary.dropped.contains(record.sequence))
+      return;
     const AnyRecord known = decoded(record);
     while (!on_loop(replay.turn, [&] { return replay.apply(known); }))
       std::this_thread::sleep_for(kAskAgain);

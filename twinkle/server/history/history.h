@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -27,14 +28,16 @@ class History {
   // What a replay must know beforehand.
   struct Summary {
     std::vector<Opened> starts;
-    std::set<uint64_t> dropped;  // sequences of commands
-    int64_t last_ms = 0;         // since 1970; when the last record was written
+    std::set<uint64_t> dropped;                    // sequences of commands
+    std::map<std::string, Snapshotted> snapshots;  // each run's last
+    int64_t last_ms = 0;                           // since 1970; when the last record was written
   };
 
   struct Replay {
-    std::function<void(const Summary&)> begin;
-    // Does what a record says; false: not yet, ask again. Not called for a Dropped, nor for the
-    // command that it names.
+    // Before the first record; false: not yet, ask again.
+    std::function<bool(const Summary&)> begin;
+    // Does what a record says; false: not yet, ask again. Called for what changes something:
+    // neither for a Dropped and the command that it names, nor for an Opened or a Snapshotted.
     std::function<bool(const AnyRecord&)> apply;
     // All records were given, and what follows will be written; false: not yet, ask again.
     std::function<bool()> finish;
@@ -54,6 +57,7 @@ class History {
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
 
   bool is_replaying() const { return replaying_; }
+  bool keeps() const { return journal_ && !replaying_; }
   // Empty, or why the disk refuses.
   std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
 

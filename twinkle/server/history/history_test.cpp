@@ -178,11 +178,37 @@ TEST_F(HistoryTest, AnOperationThatEndsOtherwiseWhenItIsDoneAgainStopsTheStart) 
   EXPECT_NE(said.find("'" + id + ":1' ended otherwise"), std::string::npos) << said;
 }
 
+TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
+  snapshots_.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string id = run();
+  result(train(id, 1));
+  result(step(id, 2));
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  const Response published =
+      post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 3}});
+  result(published);
+  result(train(id, 4));
+  restart();
+  EXPECT_EQ(executor_->num_batches, 1);
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train"}));
+  result(step(id, 5));
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train", "step"}));
+  EXPECT_EQ(result(published).status, 200);
+  const std::string folder = (dir_.path() / "snapshots" / id).string();
+  EXPECT_FALSE(std::filesystem::exists(folder + "/2")) << "the older one goes";
+  std::filesystem::remove_all(folder);
+}
+
 // Requests in any order, killed at any moment: a client that sends again what it was not told of
-// gets what it would have got.
+// gets what it would have got. With a snapshot at each step, and without.
 TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     std::mt19937 random(seed);
+    snapshots_.every = std::chrono::milliseconds(seed % 2 * 60000);
     const std::string id = run();
     std::vector<std::string> expected;
     bool broken = false;

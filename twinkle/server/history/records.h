@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 #include <variant>
+#include <vector>
 
 #include "twinkle/base/fields.h"
 
@@ -77,6 +78,23 @@ struct Read {
   }
 };
 
-using AnyRecord = std::variant<Opened, Command, Dropped, Ended, Read>;
+// A run's state as it was when the request of this number had ended lies in a folder: a replay does
+// not do again what came before.
+struct Snapshotted {
+  std::string run, folder;  // of a Save with the optimizer
+  int64_t seq_id = 0;       // of an optim_step
+  // Folders of the published versions, 1 and on.
+  std::vector<std::string> versions;
+
+  static constexpr uint8_t kKind = 6;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "run", &Snapshotted::run), field(2, "folder", &Snapshotted::folder),
+                      field(3, "seq_id", &Snapshotted::seq_id),
+                      field(4, "versions", &Snapshotted::versions)};
+  }
+};
+
+// What a replay does, one after another. The others tell it how.
+using AnyRecord = std::variant<Command, Ended, Read>;
 
 }  // namespace twinkle::server

@@ -53,7 +53,7 @@ Response failure(const std::exception_ptr& error) {
 }
 
 void Operations::start(const std::string& request_id, engine::Accepted accepted, Answered answer,
-                       OnEnd on_end) {
+                       OnEnd on_end, bool covered) {
   const int64_t number = next_++;
   const Operation& operation = accepted.operation();
   const auto entry = std::make_shared<Entry>();
@@ -63,7 +63,8 @@ void Operations::start(const std::string& request_id, engine::Accepted accepted,
   entry->samples = std::holds_alternative<engine::Sample>(operation);
   entry->answer = std::move(answer);
   entry->on_end = std::move(on_end);
-  entry->accepted.emplace(std::move(accepted));
+  entry->covered = covered;
+  if (!covered) entry->accepted.emplace(std::move(accepted));
   entries_[number] = entry;
   numbers_[request_id] = number;
   if (!history_.is_replaying()) give(*entry, number);
@@ -120,7 +121,7 @@ void Operations::replay(const Ended& record) {
   numbers_.erase(known);
   const std::shared_ptr<Entry> entry = entries_.at(number);
   entry->recorded = record;
-  if (entry->accepted && (record.failed || !entry->changes_engine)) {
+  if (entry->covered || (entry->accepted && (record.failed || !entry->changes_engine))) {
     entries_.erase(number);
   } else {
     for (const auto& [n, before] : entries_)
@@ -141,8 +142,11 @@ std::set<std::string> Operations::waiting_samplers() const {
 }
 
 bool Operations::finish_replay(bool must_agree) {
-  for (const auto& [number, entry] : entries_)
+  for (const auto& [number, entry] : entries_) {
+    require(!entry->covered, Code::kInvalid, "server: the journal has a snapshot behind '",
+            entry->request_id, "', which did not end");
     if (entry->accepted) give(*entry, number);
+  }
   require(!must_agree || differs_.empty(), Code::kInvalid, "server: '", differs_,
           "' ended otherwise when it was done again than the journal says; the state is not what "
           "clients were told");

@@ -33,9 +33,10 @@ class Operations {
   Operations(Backend& backend, Loop& loop, History& history, Promises& promises)
       : backend_(backend), loop_(loop), history_(history), promises_(promises) {}
 
-  // Operations of one tenant in the order of these calls.
+  // Operations of one tenant in the order of these calls. `covered`: of a replay whose engine has
+  // already been given what it changed.
   void start(const std::string& request_id, engine::Accepted accepted, Answered answer,
-             OnEnd on_end = {});
+             OnEnd on_end = {}, bool covered = false);
 
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
@@ -52,7 +53,7 @@ class Operations {
   struct Entry {
     std::optional<engine::Accepted> accepted;  // until the engine has it
     std::string request_id, tenant;
-    bool changes_engine = false, samples = false;
+    bool changes_engine = false, samples = false, covered = false;
     Answered answer;
     OnEnd on_end;
     std::optional<Ended> recorded, came;

@@ -94,6 +94,7 @@ void Runs::go_on(Run& run) {
         };
       }
       start(run, queued);
+      if (steps) snapshots_.stepped(run.id, queued->seq_id, run.num_published, queued->request_id);
     }
     run.waiting.erase(it);
     ++run.next;
@@ -104,12 +105,15 @@ void Runs::start(Run& run, const std::shared_ptr<Run::Queued>& queued) {
   ++run.num_running;
   Accepted accepted = std::move(*queued->accepted);
   queued->accepted.reset();
-  operations_.start(queued->request_id, std::move(accepted), queued->answer,
-                    [this, id = run.id, queued](const Ended& e) { end(id, *queued, e); });
+  operations_.start(
+      queued->request_id, std::move(accepted), queued->answer,
+      [this, id = run.id, queued](const Ended& e) { end(id, *queued, e); },
+      snapshots_.covers(run.id, queued->seq_id));
 }
 
 void Runs::end(const std::string& run_id, const Run::Queued& queued, const Ended& ended) {
   if (queued.on_end) queued.on_end(ended);
+  snapshots_.ended(queued.request_id);
   const auto found = runs_.find(run_id);
   if (found == runs_.end()) return;
   Run& run = found->second;

@@ -13,6 +13,7 @@
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
+#include "twinkle/server/service/snapshots.h"
 
 namespace twinkle::server {
 
@@ -40,8 +41,8 @@ struct Run {
 
 class Runs {
  public:
-  Runs(Backend& backend, Promises& promises, Operations& operations)
-      : backend_(backend), promises_(promises), operations_(operations) {}
+  Runs(Backend& backend, Promises& promises, Operations& operations, Snapshots& snapshots)
+      : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
 
   // Error kNotFound: none of this id, or another owner's.
   Run& find(const std::string& id, const std::string& owner);
@@ -66,6 +67,7 @@ class Runs {
   Backend& backend_;
   Promises& promises_;
   Operations& operations_;
+  Snapshots& snapshots_;
   std::map<std::string, Run> runs_;
 };
 

@@ -30,7 +30,7 @@ std::string new_id() {
   return out;
 }
 
-Services::Services(Backend& backend, Loop& loop, fs::path state)
+Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions snapshot_options)
     : backend(backend),
       loop(loop),
       state(std::move(state)),
@@ -41,7 +41,8 @@ Services::Services(Backend& backend, Loop& loop, fs::path state)
                  history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
                }),
       operations(backend, loop, history, promises),
-      runs(backend, promises, operations) {}
+      snapshots(backend, loop, history, this->state / "snapshots", snapshot_options),
+      runs(backend, promises, operations, snapshots) {}
 
 Session& Services::session(const std::string& id, const std::string& owner) {
   const auto found = sessions.find(id);
@@ -81,9 +82,9 @@ std::string Services::tenant_of_base() {
   return "base";
 }
 
-std::string Services::tenant_of(const Checkpoint& checkpoint) {
-  const std::string name = "sampler:" + checkpoint.folder.lexically_relative(state).string();
-  sampled_[name] = {.tenant = name, .directory = checkpoint.folder.string()};
+std::string Services::tenant_of(const fs::path& checkpoint) {
+  const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
+  sampled_[name] = {.tenant = name, .directory = checkpoint.string()};
   return name;
 }
 
@@ -133,6 +134,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
             summary.starts.empty() ? "" : summary.starts.back().arithmetic, ", and this is ",
             opened.arithmetic,
             "; what is done again would get other bits. Accept that by accept_other_arithmetic");
+    return snapshots.restore(summary.snapshots, same);
   };
   const auto apply = [&](const AnyRecord& record) {
     if (const auto* sent = std::get_if<Command>(&record)) return command(*sent);
@@ -150,7 +152,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
       history.append(opened, [](uint64_t, auto) {});
       for (const std::string& tenant : operations.waiting_samplers()) make_now(tenant);
     }
-    return operations.finish_replay(same);
+    return snapshots.finish_restore() && operations.finish_replay(same);
   };
   history.open(state / "journal", {begin, apply, finish, turn});
 }

@@ -13,6 +13,7 @@
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
 #include "twinkle/server/service/runs.h"
+#include "twinkle/server/service/snapshots.h"
 
 namespace twinkle::server {
 
@@ -43,7 +44,8 @@ std::string new_id();
 
 class Services {
  public:
-  Services(Backend& backend, Loop& loop, std::filesystem::path state);
+  Services(Backend& backend, Loop& loop, std::filesystem::path state,
+           SnapshotOptions snapshots = {});
 
   Session& session(const std::string& id, const std::string& owner);
   Sampler& sampler(const std::string& id, const std::string& owner);
@@ -52,7 +54,7 @@ class Services {
   // The tenant that samples the base model, or a checkpoint's adapter; the engine gets it by
   // make().
   std::string tenant_of_base();
-  std::string tenant_of(const Checkpoint& checkpoint);
+  std::string tenant_of(const std::filesystem::path& checkpoint);
   // If it is one of these, and the engine has not got it. A replay makes those alone for which work
   // is left. Errors as of Backend::check.
   void make(const std::string& tenant);
@@ -87,6 +89,7 @@ class Services {
   History history;
   Promises promises;
   Operations operations;
+  Snapshots snapshots;
   Runs runs;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;

@@ -1,0 +1,80 @@
+// Snapshots of runs, so that a start does not have to do all of their training again: the weights,
+// the optimizer and the published versions as they are right behind an optim_step, where no
+// gradients wait. Used by the service's thread alone.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "twinkle/server/history/history.h"
+#include "twinkle/server/loop.h"
+#include "twinkle/server/service/backend.h"
+
+namespace twinkle::server {
+
+struct SnapshotOptions {
+  std::chrono::milliseconds every{60000};  // of a run that steps; 0: at each step
+};
+
+class Snapshots {
+ public:
+  Snapshots(Backend& backend, Loop& loop, History& history, std::filesystem::path folder,
+            SnapshotOptions options)
+      : backend_(backend),
+        loop_(loop),
+        history_(history),
+        folder_(std::move(folder)),
+        options_(options) {}
+
+  // The engine has just been given the optim_step `seq_id` of the run, which has published so many
+  // versions. Saves it if it is time. One that fails is not there, and the next step tries again.
+  void stepped(const std::string& run, int64_t seq_id, int64_t num_published,
+               const std::string& request_id);
+  // An end is written down.
+  void ended(const std::string& request_id);
+
+  bool is_saving(const std::string& run) const { return saving_.contains(run); }
+
+  // At the beginning of a replay: gives the engine the runs as they were saved. `exact`: they go on
+  // bit for bit, which takes the arithmetic that saved them. False: there is no room yet, ask
+  // again.
+  bool restore(const std::map<std::string, Snapshotted>& snapshots, bool exact);
+  // Whether what the run's request changed is in its snapshot. Of a replay; the creation is 0.
+  bool covers(const std::string& run, int64_t seq_id) const;
+  // The folder of a version that was published before the snapshot; or nothing.
+  std::optional<std::string> version(const std::string& run, int64_t version) const;
+  // Error kInvalid: a snapshot could not be read, with its folder and why. False: not yet.
+  bool finish_restore();
+
+ private:
+  struct State {
+    std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
+    Snapshotted last;
+  };
+  struct Saving {
+    std::string request_id;  // of the step
+    Snapshotted record;
+    int64_t left = 0;  // saves, and the step's own end
+    bool failed = false;
+  };
+
+  void progress(const std::string& run, bool failed);
+
+  Backend& backend_;
+  Loop& loop_;
+  History& history_;
+  const std::filesystem::path folder_;
+  const SnapshotOptions options_;
+  std::map<std::string, State> states_;
+  std::map<std::string, Saving> saving_;  // by run
+  std::map<std::string, Snapshotted> restored_, to_restore_;
+  int64_t num_restoring_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace twinkle::server
