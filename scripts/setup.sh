@@ -9,7 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Of Debian and Ubuntu, besides Boost's. Headers only, but for GoogleTest, YAML, zstd and the tools.
-packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev libyaml-dev libzstd-dev)
+packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev libyaml-dev libzstd-dev
+  libspdlog-dev)
 boost_is_new="BOOST_VERSION >= 108100"
 # What a profile downloads at most, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
@@ -100,6 +101,7 @@ check_tools() {
   find_header protozero/pbf_reader.hpp libprotozero-dev
   find_header yaml.h libyaml-dev
   find_header zstd.h libzstd-dev
+  find_header spdlog/spdlog.h libspdlog-dev
 }
 # find_header HEADER PACKAGE [CONDITION]: notes one that is absent or too old.
 find_header() {

@@ -132,7 +132,7 @@ def test_set_up_installs_system_packages_as_root_and_tells_others_the_command(ui
     log = tmp_path / "apt.log"
     missing = (
         "make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev libyaml-dev "
-        "libzstd-dev python3-venv python3-dev " + boost
+        "libzstd-dev libspdlog-dev python3-venv python3-dev " + boost
     )
     told = f"system packages: sudo apt-get install {missing}\n"
     if uid == 0:

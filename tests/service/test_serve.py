@@ -47,6 +47,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
         "port": 8001,
         "device": "cpu",
         "root_path": "",
+        "log_level": "info",
         "accept_other_arithmetic": False,
         "snapshot_seconds": 60,
         "compress": False,
@@ -74,6 +75,10 @@ def test_without_arguments_it_is_smollm2_by_both_names():
     [
         ("prot: 1\n", "serve.yaml:1: 'prot' is no key of `twinkle serve`; did you mean 'port'?"),
         ("model: MODEL\nport: x\n", "serve.yaml:2: Could not convert: --port = x"),
+        (
+            "log_level: loud\n",
+            "serve.yaml:1: --log-level: loud not in {debug,info,warning,error,off}",
+        ),
         ("model: MODEL\nroot_path: p\n", "root_path is 'p', it must begin with '/'"),
         ("model: MODEL\nname: 'a:b'\n", "name 'a:b' must be a text without ':'"),
         ("model: /no/model\n", "/no/model"),

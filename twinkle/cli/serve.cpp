@@ -16,6 +16,7 @@
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/server/http/body_room.h"
+#include "twinkle/server/http/request_log.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/store/crc32c.h"
@@ -98,6 +99,7 @@ std::string identity_of(const engine::ModelInfo& info) {
 void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   const sigset_t signals = hold_signals();
+  Log log(level_named(o.log_level));
   auto http =
       std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});
   engine::Engine engine({.model = model_path(o.model), .device = o.device}, text::decoder_of);
@@ -118,7 +120,8 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
                    [&](server::Request request, server::Reply reply) {
                      request.path = without_root(request.path, o.root_path);
                      server::route(std::move(request), services, std::move(reply));
-                   }});
+                   },
+               .answered = [&](const auto&... told) { server::note_request(log, told...); }});
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.host.c_str(), http->port());
   std::fflush(stdout);
@@ -184,6 +187,10 @@ void serve(CLI::App& app, Action& action) {
                     "go on with a state that another processor or version computed; what is done "
                     "again gets other bits");
   add_device(*command, o->device);
+  command->add_option("--log-level", o->log_level, "of the requests' lines on standard error")
+      ->check(CLI::IsMember(level_names()))
+      ->type_name("NAME")
+      ->capture_default_str();
   auto how = std::make_shared<How>();
   command->add_option("--config", how->config, "YAML file of these options; those given here win")
       ->configurable(false);

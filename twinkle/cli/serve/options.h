@@ -13,6 +13,7 @@ struct ServeOptions {
   double snapshot_seconds = 60;
   bool accept_other_arithmetic = false;  // of a state that another processor computed
   bool compress = false;                 // clients are asked to send training data compressed
+  std::string log_level = "info";
   std::string root_path;  // in front of every path, where a proxy leaves it there; or empty
 };
 

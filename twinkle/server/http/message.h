@@ -1,5 +1,6 @@
 // HTTP's requests and responses as the rest of the server sees them: values, without Beast.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -63,12 +64,15 @@ struct Admission {
 };
 using Admit = std::function<void(Admission)>;
 
-// What the server does with requests. Both are called on the server's own thread and must not
-// block it; both answer when they like.
+// What the server does with requests. All are called on the server's own thread and must not
+// block it; the first two answer when they like.
 struct Handler {
   // Before the body is read: a request that waits here costs a connection and no memory.
   std::function<void(const Head&, Admit)> admit;
   std::function<void(Request, Reply)> handle;
+  // May be empty. After a response was written, or could not be: its status, and the time since
+  // the head was read.
+  std::function<void(const Head&, int status, std::chrono::microseconds)> answered = {};
 };
 
 }  // namespace twinkle::server

@@ -22,6 +22,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/zstd.h"
 
 namespace twinkle::server {
@@ -62,61 +63,6 @@ Head head_of(const Parser& parser, const std::string& peer) {
     head.content_length = static_cast<int64_t>(*length);
   return head;
 }
-
-// A value that another thread sets once, for a coroutine of `context` to wait for. If all that
-// could set it are gone, it is `otherwise`.
-template <class T>
-class Answer {
- public:
-  Answer(const std::shared_ptr<asio::io_context>& context, T otherwise)
-      : context_(context), state_(std::make_shared<State>(*context, std::move(otherwise))) {}
-
-  std::function<void(T)> setter() {
-    const auto shared = std::make_shared<Setter>(context_.lock(), state_);
-    return [shared](T value) { shared->set(std::move(value)); };
-  }
-
-  awaitable<T> wait() {
-    error_code cancelled;
-    if (!state_->is_set)
-      co_await state_->timer.async_wait(asio::redirect_error(use_awaitable, cancelled));
-    const std::lock_guard lock(state_->mutex);
-    co_return std::move(state_->value);
-  }
-
- private:
-  struct State {
-    State(asio::io_context& context, T otherwise)
-        : timer(context, asio::steady_timer::time_point::max()), value(std::move(otherwise)) {}
-    asio::steady_timer timer;  // touched by the context's thread alone
-    std::mutex mutex;
-    T value;
-    std::atomic<bool> is_set = false;
-  };
-
-  // Keeps the context, which a coroutine that waits must not do: the context owns it.
-  struct Setter {
-    Setter(std::shared_ptr<asio::io_context> context, std::shared_ptr<State> state)
-        : context(std::move(context)), state(std::move(state)) {}
-    ~Setter() { set(std::nullopt); }
-
-    void set(std::optional<T> value) {
-      {
-        const std::lock_guard lock(state->mutex);
-        if (state->is_set) return;
-        if (value) state->value = std::move(*value);
-        state->is_set = true;
-      }
-      asio::post(*context, [state = state] { state->timer.cancel(); });
-    }
-
-    const std::shared_ptr<asio::io_context> context;
-    const std::shared_ptr<State> state;
-  };
-
-  std::weak_ptr<asio::io_context> context_;
-  std::shared_ptr<State> state_;
-};
 
 }  // namespace
 
@@ -242,10 +188,26 @@ class HttpServer::Impl {
     co_await http::async_read_header(stream, buffer, parser,
                                      asio::redirect_error(use_awaitable, error));
     if (error) co_return co_await refuse_head(stream, error);
-    const bool keep_alive = parser.keep_alive();
 
-    Admission admission = co_await admitted(head_of(parser, peer), stream);
+    const auto begin = std::chrono::steady_clock::now();
+    const Head head = head_of(parser, peer);
+    int status = 0;
+    const bool stays = co_await exchange(stream, buffer, parser, head, status);
+    if (handler_.answered) {
+      const auto time = std::chrono::steady_clock::now() - begin;
+      handler_.answered(head, status, std::chrono::duration_cast<std::chrono::microseconds>(time));
+    }
+    co_return stays;
+  }
+
+  // From behind the head to the response, whose status is set.
+  awaitable<bool> exchange(beast::tcp_stream& stream, beast::flat_buffer& buffer, Parser& parser,
+                           const Head& head, int& status) {
+    error_code error;
+    const bool keep_alive = parser.keep_alive();
+    Admission admission = co_await admitted(head, stream);
     if (admission.max_body_bytes < 0) {
+      status = admission.refused.status;
       if (!parser.is_done()) co_return co_await refuse_unread(stream, std::move(admission.refused));
       co_return co_await write(stream, std::move(admission.refused), keep_alive);
     }
@@ -255,16 +217,18 @@ class HttpServer::Impl {
       if (error) co_return false;
     }
     const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
-    if (refused) co_return co_await refuse_unread(stream, *refused);
-
-    Request request{head_of(parser, peer), std::move(parser.get().body()),
-                    std::move(admission.held)};
-    const bool is_head = request.method == "HEAD";
+    if (refused) {
+      status = refused->status;
+      co_return co_await refuse_unread(stream, *refused);
+    }
+    Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const std::string wrong = decode_body(request.body, lower(request.header("content-encoding")),
                                           admission.max_body_bytes);
-    if (!wrong.empty())
-      co_return co_await write(stream, refusal(422, "the body cannot be read: " + wrong),
+    if (!wrong.empty()) {
+      status = 422;
+      co_return co_await write(stream, refusal(status, "the body cannot be read: " + wrong),
                                keep_alive);
+    }
     if (request.held) request.held->resize(static_cast<int64_t>(request.body.size()));
     stream.expires_never();
     Answer<Response> answer(context_, refusal(500, kDropped));
@@ -273,8 +237,9 @@ class HttpServer::Impl {
     } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
     }
     Response response = co_await answer.wait();
+    status = response.status;
     const bool stays = keep_alive && !response.close && !draining_;
-    co_return co_await write(stream, std::move(response), stays, is_head);
+    co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
   }
 
   // Of a connection that waits for its next request; drain() ends that wait.

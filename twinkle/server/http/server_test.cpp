@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 #include <mutex>
@@ -21,6 +22,10 @@ class HttpServerTest : public testing::Test {
     server_.emplace(options, Handler{[this](const Head& head, Admit admit) { admit_(head, admit); },
                                      [this](Request request, Reply reply) {
                                        handle_(std::move(request), std::move(reply));
+                                     },
+                                     [this](const Head& head, int status, auto) {
+                                       const std::lock_guard lock(told_mutex_);
+                                       told_.push_back(head.path + " " + std::to_string(status));
                                      }});
   }
   uint16_t port() const { return server_->port(); }
@@ -31,6 +36,8 @@ class HttpServerTest : public testing::Test {
   std::function<void(Request, Reply)> handle_ = [](Request request, Reply reply) {
     reply({.body = request.method + " " + request.path + "?" + request.query + " " + request.body});
   };
+  std::mutex told_mutex_;
+  std::vector<std::string> told_;
   std::optional<HttpServer> server_;
 };
 
@@ -245,6 +252,20 @@ TEST_F(HttpServerTest, AnAnswerMayOutliveTheServer) {
   server_.reset();
   EXPECT_EQ(peer.receive(), "");
   kept({});
+}
+
+TEST_F(HttpServerTest, TellsOfEveryRequestHowItWasAnswered) {
+  admit_ = [](const Head& head, const Admit& admit) {
+    admit({head.path == "/full" ? -1 : 5, refusal(503, "there is no room")});
+  };
+  start();
+  Peer(port()).ask(post("/well", "12345"));
+  Peer(port()).ask(post("/full", "12345"));
+  Peer(port()).ask(post("/long", "123456"));
+  Peer(port()).ask("POST /code HTTP/1.1\r\nContent-Encoding: br\r\nContent-Length: 0\r\n\r\n");
+  server_->drain(std::chrono::seconds(20));
+  std::ranges::sort(told_);  // a refused peer may linger
+  EXPECT_EQ(told_, (std::vector<std::string>{"/code 422", "/full 503", "/long 413", "/well 200"}));
 }
 
 TEST_F(HttpServerTest, AnAddressThatCannotBeHadIsNamed) {

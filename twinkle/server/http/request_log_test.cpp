@@ -1,0 +1,41 @@
+#include "twinkle/server/http/request_log.h"
+
+#include <gtest/gtest.h>
+
+namespace twinkle::server {
+namespace {
+
+// What a log that takes everything says of a request, behind the time.
+std::string said(const std::string& method, const std::string& path, int status) {
+  Head head;
+  head.method = method;
+  head.path = path;
+  head.query = "key=secret";
+  head.headers["x-api-key"] = "tml-secret";
+  testing::internal::CaptureStderr();
+  {
+    Log log(Level::kDebug);
+    note_request(log, head, status, std::chrono::microseconds(1250));
+  }
+  const std::string line = testing::internal::GetCapturedStderr();
+  return line.substr(line.find(' ') + 1);
+}
+
+TEST(RequestLog, SaysWhatWasAskedAndHowItEndedAndNoSecrets) {
+  EXPECT_EQ(said("POST", "/api/v1/create_model", 200),
+            "info POST /api/v1/create_model 200 1.2 ms\n");
+  EXPECT_EQ(said("GET", "/" + std::string(5000, 'x'), 404),
+            "info GET /" + std::string(299, 'x') + " 404 1.2 ms\n");
+}
+
+TEST(RequestLog, TheLevelIsThatOfTheStatusAndWhatComesAllTheTimeIsDebug) {
+  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", 408).starts_with("debug "));
+  EXPECT_TRUE(said("POST", "/api/v1/session_heartbeat", 200).starts_with("debug "));
+  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", 404).starts_with("info "));
+  EXPECT_TRUE(said("POST", "/api/v1/asample", 429).starts_with("warning "));
+  EXPECT_TRUE(said("POST", "/api/v1/optim_step", 503).starts_with("warning "));
+  EXPECT_TRUE(said("GET", "/api/v1/healthz", 500).starts_with("error "));
+}
+
+}  // namespace
+}  // namespace twinkle::server
