@@ -56,11 +56,13 @@ class Server:
             self.process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start():
     """Starts a server: of a model, on a state's folder, with more arguments."""
-    os.environ.update(TINKER_TELEMETRY="0", HF_HUB_OFFLINE="1")
-    return Server
+    with pytest.MonkeyPatch.context() as patch:  # other files' tests of hubs are online
+        patch.setenv("TINKER_TELEMETRY", "0")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield Server
 
 
 @pytest.fixture(scope="module")
