@@ -39,6 +39,8 @@ AnyRecord decoded(const store::Record& record) {
   }
 }
 
+}  // namespace
+
 History::Summary summary_of(const std::filesystem::path& folder) {
   History::Summary out;
   if (!std::filesystem::is_directory(folder)) return out;
@@ -58,8 +60,6 @@ History::Summary summary_of(const std::filesystem::path& folder) {
     });
   return out;
 }
-
-}  // namespace
 
 int64_t milliseconds_since_1970() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(

@@ -80,4 +80,7 @@ class History {
   std::unique_ptr<store::Journal> journal_;
 };
 
+// Of the journal in this folder, which a server may be writing. Errors as of store::read_segment.
+History::Summary summary_of(const std::filesystem::path& folder);
+
 }  // namespace twinkle::server

@@ -81,9 +81,9 @@ struct Read {
 // A run's state as it was when the request of this number had ended lies in a folder: a replay does
 // not do again what came before.
 struct Snapshotted {
-  std::string run, folder;  // of a Save with the optimizer
+  std::string run, folder;  // of a Save with the optimizer, below the folder of snapshots
   int64_t seq_id = 0;       // of an optim_step
-  // Folders of the published versions, 1 and on.
+  // Folders of the published versions, 1 and on, likewise.
   std::vector<std::string> versions;
 
   static constexpr uint8_t kKind = 6;

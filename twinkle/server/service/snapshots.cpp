@@ -18,16 +18,16 @@ void Snapshots::stepped(const std::string& run, int64_t seq_id, int64_t num_publ
   Saving saving{.request_id = request_id, .record = state.last};
   saving.record.run = run;
   saving.record.seq_id = seq_id;
-  saving.record.folder = (folder_ / run / std::to_string(seq_id)).string();
+  saving.record.folder = run + "/" + std::to_string(seq_id);
   std::vector<engine::Accepted> accepted;
   try {
-    accepted.push_back(backend_.check(
-        engine::Save{.tenant = run, .directory = saving.record.folder, .optimizer = true}));
+    accepted.push_back(backend_.check(engine::Save{
+        .tenant = run, .directory = path_of(saving.record.folder), .optimizer = true}));
     for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_published; ++v) {
-      const std::string folder = (folder_ / run / ("version-" + std::to_string(v))).string();
+      const std::string folder = run + "/version-" + std::to_string(v);
       saving.record.versions.push_back(folder);
       accepted.push_back(
-          backend_.check(engine::Save{.tenant = run, .directory = folder, .version = v}));
+          backend_.check(engine::Save{.tenant = run, .directory = path_of(folder), .version = v}));
     }
   } catch (const Error&) {
     return;  // the queue is full, or a folder cannot be written; the next step tries again
@@ -56,8 +56,12 @@ void Snapshots::progress(const std::string& run, bool failed) {
   history_.append(done.record, [this, run, record = done.record](uint64_t, const auto& error) {
     if (error) return;
     const std::string before = std::exchange(states_[run].last, record).folder;
+    if (before.empty()) return;
+    // Renamed first: a folder that a backup still sees has all of its files.
+    const fs::path gone = path_of(before) + ".old";
     std::error_code ignored;  // what stays takes room, and nothing else
-    if (!before.empty()) fs::remove_all(before, ignored);
+    fs::rename(path_of(before), gone, ignored);
+    fs::remove_all(gone, ignored);
   });
 }
 
@@ -67,10 +71,10 @@ bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, boo
     const Snapshotted& snapshot = to_restore_.begin()->second;
     std::vector<engine::Accepted> accepted;
     try {
-      accepted.push_back(
-          backend_.check(engine::Create{.tenant = snapshot.run, .directory = snapshot.folder}));
+      accepted.push_back(backend_.check(
+          engine::Create{.tenant = snapshot.run, .directory = path_of(snapshot.folder)}));
       accepted.push_back(backend_.check(engine::Load{.tenant = snapshot.run,
-                                                     .directory = snapshot.folder,
+                                                     .directory = path_of(snapshot.folder),
                                                      .optimizer = true,
                                                      .exact = exact}));
     } catch (const Error& e) {
@@ -100,7 +104,7 @@ bool Snapshots::covers(const std::string& run, int64_t seq_id) const {
 std::optional<std::string> Snapshots::version(const std::string& run, int64_t version) const {
   const auto found = restored_.find(run);
   if (found == restored_.end() || version > std::ssize(found->second.versions)) return std::nullopt;
-  return found->second.versions[static_cast<size_t>(version - 1)];
+  return path_of(found->second.versions[static_cast<size_t>(version - 1)]);
 }
 
 bool Snapshots::finish_restore() {

@@ -63,6 +63,7 @@ class Snapshots {
     bool failed = false;
   };
 
+  std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
   void progress(const std::string& run, bool failed);
 
   Backend& backend_;

@@ -1,0 +1,25 @@
+// Copies of a service's state, from a server that runs, and back.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+namespace twinkle::server {
+
+struct Copied {
+  int64_t num_files = 0, num_bytes = 0;
+};
+
+// Copies what a start on `state` would find now: the journal up to here, and all that it names.
+// Nothing is stopped; `to` appears whole or not at all. `on_progress` is told after each file.
+// Error kInvalid: no state, `to` is there, the system refuses; kBusy: snapshots were replaced
+// faster than they could be copied.
+Copied backup(const std::filesystem::path& state, const std::filesystem::path& to,
+              const std::function<void(const Copied&)>& on_progress = {});
+
+// Makes a new state of a backup, which stays. Error kInvalid: it is no backup or its journal is
+// damaged, `state` is there, the system refuses.
+Copied restore(const std::filesystem::path& from, const std::filesystem::path& state,
+               const std::function<void(const Copied&)>& on_progress = {});
+
+}  // namespace twinkle::server
