@@ -54,7 +54,7 @@ Repository open(const ModelFacts& model) {
   Repository out{.folder = model.directory};
   std::error_code ignored;  // what cannot be read is not listed
   if (fs::is_regular_file(out.folder, ignored)) out.folder = out.folder.parent_path();
-  intmax_t newest = 0;
+  intmax_t newest = INTMAX_MIN;  // times before their clock's epoch are negative
   uintmax_t bytes = 0;
   std::array<char, 64> text{};
   auto names = names_in(out.folder, ignored);

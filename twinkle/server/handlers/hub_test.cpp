@@ -68,7 +68,10 @@ TEST_F(HubTest, ListsTheSameFilesAndNoOthers) {
 
 TEST_F(HubTest, AChangedFileHasAnotherTagAndCommit) {
   const Response before = get("/hf/plain/resolve/main/config.json");
-  write("config.json", R"({"a": 1, "b": 2})");
+  write("config.json", R"({"a": 2})");  // of the same length
+  std::filesystem::last_write_time(
+      folder_ / "config.json",
+      std::filesystem::last_write_time(folder_ / "tokenizer.json") + std::chrono::seconds(1));
   const Response after = get("/hf/plain/resolve/main/config.json");
   EXPECT_NE(header(before, "ETag"), header(after, "ETag"));
   EXPECT_NE(header(before, "X-Repo-Commit"), header(after, "X-Repo-Commit"));
