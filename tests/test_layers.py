@@ -122,6 +122,7 @@ CATCHES = {
     # A trial save knows its folder alone; a signal must hide no error while the engine closes.
     "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
+    "twinkle/server/auth/access.cpp": "is told to the operator; callers get 503 meanwhile",
     "twinkle/server/http/server.cpp": "is a dropped request: 500 on that one's connection",
     "twinkle/server/handlers/": "uses up the number of its request; a full queue is 429",
     "twinkle/server/routes.cpp": "becomes a status of HTTP",

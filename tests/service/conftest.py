@@ -10,6 +10,10 @@ import pytest
 PROGRAM = [sys.executable, "-c", "from twinkle.program import main; main()"]
 
 
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+
+
 class Server:
     """`twinkle serve` on a free port of loopback; ended by `stop`."""
 
@@ -28,8 +32,7 @@ class Server:
         port = self.url.rpartition(":")[2] if self.url else "0"
         self.process = subprocess.Popen(
             [*self.command, "--port", port],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-            stdout=subprocess.PIPE, text=True,
+            env=environment(), stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         line = self.process.stdout.readline()
         found = re.search(r"http://\S+", line)
@@ -63,6 +66,17 @@ def start():
         patch.setenv("TINKER_TELEMETRY", "0")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield Server
+
+
+@pytest.fixture(scope="session")
+def twinkle():
+    """twinkle(*arguments): the program, until it ends; its status and what it printed."""
+
+    def run(*arguments):
+        command = [*PROGRAM, *map(str, arguments)]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True)
+
+    return run
 
 
 @pytest.fixture(scope="module")

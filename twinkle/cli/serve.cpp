@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
@@ -96,8 +97,16 @@ std::string identity_of(const engine::ModelInfo& info) {
                                            {"config_crc32c", store::crc32c(info.config_json)}});
 }
 
+server::Access access_of(const ServeOptions& o) {
+  if (o.auth == "open") return {};
+  return server::Access(store::KeyFile(o.state), {.warn = [](const std::string& text) {
+                          std::fprintf(stderr, "twinkle: %s\n", text.c_str());
+                        }});
+}
+
 void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
+  server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
   Log log(level_named(o.log_level));
   auto http =
@@ -108,6 +117,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
       backend, *http, std::filesystem::absolute(o.state),
       {.every = std::chrono::milliseconds(static_cast<int64_t>(o.snapshot_seconds * 1000))});
   if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
+  services.access = std::move(access);
   server::BodyRoom room({}, *http);
   const Ending ending{services, engine, room, http};
   const engine::ModelInfo& info = engine.model_info();
@@ -150,6 +160,7 @@ struct How {
 void start(const ServeOptions& o, CLI::App& command, const How& how) {
   if (!how.config.empty()) read_yaml(command, how.config);
   settle(command, "--name", default_names(o.model));
+  settle(command, "--auth", {default_auth(o)});
   settle(command, "--device", {device_or_default(o.device)});
   if (how.task == Task::kPrintConfig)
     std::printf("%s", as_yaml(command).c_str());
@@ -175,7 +186,7 @@ void serve(CLI::App& app, Action& action) {
                       "path under which a proxy hands requests on, as /twinkle");
   command->add_flag("--compress", o->compress,
                     "ask clients to send training data compressed, for slow networks");
-  command->add_option("--state", o->state, "folder of checkpoints and of all that was accepted")
+  command->add_option("--state", o->state, "folder of checkpoints, keys and all that was accepted")
       ->capture_default_str();
   command
       ->add_option(
@@ -186,6 +197,11 @@ void serve(CLI::App& app, Action& action) {
   command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,
                     "go on with a state that another processor or version computed; what is done "
                     "again gets other bits");
+  command
+      ->add_option("--auth", o->auth,
+                   "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
+                   "[keys if the state has any]")
+      ->check(CLI::IsMember({"keys", "open"}));
   add_device(*command, o->device);
   command->add_option("--log-level", o->log_level, "of the requests' lines on standard error")
       ->check(CLI::IsMember(level_names()))

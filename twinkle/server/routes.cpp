@@ -3,27 +3,21 @@
 #include <array>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::server {
 
-#define ROUTE(verb, path, name, kind) std::optional<Response> name(Call& call);
+#define ROUTE(verb, path, name, kind, touches, scope) std::optional<Response> name(Call& call);
 #include "twinkle/server/routes.def"
 #undef ROUTE
 
 namespace {
 
-enum Kind { kAnswered, kJournalled };
-
-struct Route {
-  std::string_view verb, path;
-  std::optional<Response> (*run)(Call&);
-  Kind kind;
-};
-
 constexpr std::array kRoutes = {
-#define ROUTE(verb, path, name, kind) Route{#verb, path, name, kind},
+#define ROUTE(verb, path, name, kind, touches, scope) \
+  Route{#verb, path, name, Kind::kind, touches, Scope::scope},
 #include "twinkle/server/routes.def"
 #undef ROUTE
 };
@@ -81,7 +75,7 @@ struct Asked {
   Json body;
 };
 
-// Error kNotFound: no such route; kInvalid: a body that is no object of JSON.
+// Without its body. Error kNotFound: no such route.
 std::shared_ptr<Asked> asked(Request request) {
   const auto out = std::make_shared<Asked>();
   out->request = std::move(request);
@@ -89,48 +83,77 @@ std::shared_ptr<Asked> asked(Request request) {
   for (const Route& route : kRoutes)
     if (route.verb == r.method && matches(route.path, r.path, out->path)) out->route = &route;
   require(out->route, Code::kNotFound, "server: there is no ", r.method, " ", r.path);
-  const bool is_json = r.header("content-type").find("protobuf") == std::string::npos;
-  if (r.method == "POST" && is_json && !r.body.empty()) {
-    out->body = parse_json(r.body, "server: the body");
-    require(out->body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
-  }
   return out;
 }
 
-std::optional<Response> run(const Asked& asked, const std::string& owner, const std::string& chance,
+// Error kInvalid: a body that is no object of JSON.
+void read_body(Asked& asked) {
+  const Request& r = asked.request;
+  const bool is_json = r.header("content-type").find("protobuf") == std::string::npos;
+  if (r.method != "POST" || !is_json || r.body.empty()) return;
+  asked.body = parse_json(r.body, "server: the body");
+  require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
+}
+
+// Who asks, or its refusal, before anything of the request is read or written down.
+std::variant<Caller, Response> enter(const Asked& asked, Services& services) {
+  auto out = services.access.enter(asked.request.header("x-api-key"), asked.route->scope,
+                                   services.promises.num_ever());
+  const auto* caller = std::get_if<Caller>(&out);
+  if (caller && caller->revoked_at && asked.route->touches != kPromise) return revoked(*caller);
+  return out;
+}
+
+std::optional<Response> run(const Asked& asked, const Caller& caller, const std::string& chance,
                             Services& services, const Reply& reply) {
   try {
-    Call call{asked.request, asked.path, asked.body, owner, chance, services, reply};
+    Call call{asked.request, asked.path, asked.body, caller.owner, chance, services, reply};
+    if (auto refused = touch(call, asked.route->touches, caller)) return refused;
     return asked.route->run(call);
   } catch (...) {
     return response_of(std::current_exception());
   }
 }
 
+template <class T>
+T& named(T* found, const char* field) {
+  require(found, Code::kInvalid, "server: ", field, " is missing");
+  return *found;
+}
+
 bool is_later(const Response& response) { return response.status == 429 || response.status == 503; }
 
 }  // namespace
+
+std::span<const Route> routes() { return kRoutes; }
+
+Session& Call::session() const { return named(touched.session, "session_id"); }
+Run& Call::run() const { return named(touched.run, "model_id"); }
+Sampler& Call::sampler() const { return named(touched.sampler, "sampling_session_id"); }
 
 Response json(const Json& body) { return {.body = boost::json::serialize(body)}; }
 
 void route(Request request, Services& services, Reply reply) {
   try {
     const std::shared_ptr<Asked> a = asked(std::move(request));
-    const std::string owner = a->request.header("x-api-key");
-    if (a->route->kind == kAnswered) {
-      if (auto response = run(*a, owner, "", services, reply)) reply(std::move(*response));
+    const auto entered = enter(*a, services);
+    if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
+    const Caller caller = std::get<Caller>(entered);
+    read_body(*a);
+    if (a->route->kind == Kind::kAnswered) {
+      if (auto response = run(*a, caller, "", services, reply)) reply(std::move(*response));
       return;
     }
     const Command command{.method = a->request.method,
                           .path = a->request.path,
                           .content_type = a->request.header("content-type"),
-                          .owner = owner,
+                          .owner = caller.owner,
                           .body = a->request.body,
                           .chance = new_id(),
                           .time_ms = milliseconds_since_1970()};
-    services.history.append(command, [a, owner, chance = command.chance, &services, reply](
+    services.history.append(command, [a, caller, chance = command.chance, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
-      Response response = error ? response_of(error) : *run(*a, owner, chance, services, reply);
+      Response response = error ? response_of(error) : *run(*a, caller, chance, services, reply);
       if (!error && is_later(response))
         services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
       reply(std::move(response));
@@ -146,8 +169,10 @@ bool replay(const Command& command, Services& services) {
   request.path = command.path;
   request.headers["content-type"] = command.content_type;
   request.body = command.body;
+  const std::shared_ptr<Asked> a = asked(std::move(request));
+  read_body(*a);
   const auto response =
-      run(*asked(std::move(request)), command.owner, command.chance, services, [](Response) {});
+      run(*a, {.owner = command.owner}, command.chance, services, [](Response) {});
   return !is_later(*response);
 }
 

@@ -3,10 +3,14 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "twinkle/base/json.h"
+#include "twinkle/server/auth/access.h"
 #include "twinkle/server/http/message.h"
+#include "twinkle/server/owners.h"
 #include "twinkle/server/service/services.h"
 
 namespace twinkle::server {
@@ -19,7 +23,24 @@ struct Call {
   std::string chance;  // of a journalled route: 32 hexadecimal digits, the same in a replay
   Services& services;
   Reply reply;  // for a handler that returns nothing and answers later
+  Touched touched = {};
+
+  // What the request names. Error kInvalid: it names none.
+  Session& session() const;
+  Run& run() const;
+  Sampler& sampler() const;
 };
+
+enum class Kind { kAnswered, kJournalled };
+
+struct Route {
+  std::string_view verb, path;
+  std::optional<Response> (*run)(Call&);
+  Kind kind;
+  unsigned touches;  // of Touches
+  Scope scope;
+};
+std::span<const Route> routes();
 
 // Answers a request, perhaps later: one that is journalled when it is written down. On the
 // service's thread.

@@ -7,11 +7,11 @@
 namespace twinkle::cli {
 namespace {
 
-struct Options {
+struct BackupOptions {
   std::string state = "twinkle-state", folder;
 };
 
-void print(const char* what, const std::string& folder, const server::Copied& copied) {
+void print_copied(const char* what, const std::string& folder, const server::Copied& copied) {
   std::printf("%s %s: %lld files, %.1f MB\n", what, folder.c_str(),
               static_cast<long long>(copied.num_files),
               static_cast<double>(copied.num_bytes) / 1e6);
@@ -22,25 +22,25 @@ void print(const char* what, const std::string& folder, const server::Copied& co
 void backup(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("backup", "Copy a server's state, also while the server runs");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BackupOptions>();
   command->add_option("folder", o->folder, "new folder of the copy")->required();
   command->add_option("--state", o->state, "the server's folder")->capture_default_str();
   command->callback([o, &action] {
     action = [o](const std::string&) {
-      print("backup in", o->folder, server::backup(o->state, o->folder));
+      print_copied("backup in", o->folder, server::backup(o->state, o->folder));
     };
   });
 }
 
 void restore(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("restore", "Make a new server's state of a backup");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BackupOptions>();
   command->add_option("folder", o->folder, "of the backup, which stays")->required();
   command->add_option("--state", o->state, "new folder, for twinkle serve --state")
       ->capture_default_str();
   command->callback([o, &action] {
     action = [o](const std::string&) {
-      print("state in", o->state, server::restore(o->folder, o->state));
+      print_copied("state in", o->state, server::restore(o->folder, o->state));
     };
   });
 }

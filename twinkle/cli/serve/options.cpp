@@ -12,6 +12,7 @@
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/family.h"
 #include "twinkle/server/http/server.h"
+#include "twinkle/store/keys/keys.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
@@ -54,7 +55,15 @@ void check_options(const ServeOptions& o) {
           "', it must begin with '/' and not end with it, as /twinkle");
   require(o.snapshot_seconds >= 0 && o.snapshot_seconds <= kDay, Code::kInvalid,
           "cli: snapshot_seconds is ", o.snapshot_seconds, ", it must be from 0 to ", kDay);
+  require(o.auth == "keys" || server::is_loopback(o.host), Code::kInvalid,
+          "cli: auth is open, which lets everybody in, and host '", o.host,
+          "' is no loopback address; make keys (twinkle keys create --state ", o.state,
+          " --tenant NAME), or listen on 127.0.0.1");
   check_state(o.state);
+}
+
+std::string default_auth(const ServeOptions& o) {
+  return is_there(store::KeyFile(o.state).path()) ? "keys" : "open";
 }
 
 std::string check_service(const ServeOptions& o) {

@@ -8,6 +8,7 @@ namespace twinkle::cli {
 
 struct ServeOptions {
   std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
+  std::string auth;  // "keys" or "open"; empty: default_auth
   std::vector<std::string> names;
   uint16_t port = 8000;
   double snapshot_seconds = 60;
@@ -20,7 +21,11 @@ struct ServeOptions {
 // Under which clients ask for a model where no name is given: its id, and what others know it by.
 std::vector<std::string> default_names(const std::string& model);
 
-// Error kInvalid: a name, root_path, host or state that cannot be.
+// Keys if the state has any.
+std::string default_auth(const ServeOptions& options);
+
+// Error kInvalid: a name, root_path, host or state that cannot be; a host that others reach, and
+// everybody is let in.
 void check_options(const ServeOptions& options);
 
 // What would be served. Errors as of check_options; and those of a model whose files, config.json

@@ -81,7 +81,7 @@ Response answer_of(const engine::Result& r, const engine::SamplingParams& params
 
 std::optional<Response> create_sampling_session(Call& call) {
   Services& s = call.services;
-  Session& session = s.session(get<std::string>(call.body, "session_id"), call.owner);
+  Session& session = call.session();
   const auto seq = get<int64_t>(call.body, "sampling_session_seq_id");
   if (const auto known = session.samplers.find(seq); known != session.samplers.end())
     return json({{"sampling_session_id", known->second}});
@@ -92,7 +92,7 @@ std::optional<Response> create_sampling_session(Call& call) {
     s.require_model(sampler.base_model);
     sampler.tenant = s.tenant_of_base();
   } else {
-    const Checkpoint& checkpoint = s.checkpoint(sampler.model_path, call.owner);
+    const Checkpoint& checkpoint = *call.touched.checkpoint;
     sampler.base_model = checkpoint.base_model;
     sampler.tenant = s.tenant_of(checkpoint.folder);
   }
@@ -104,7 +104,7 @@ std::optional<Response> create_sampling_session(Call& call) {
 }
 
 std::optional<Response> get_sampler(Call& call) {
-  const Sampler& sampler = call.services.sampler(call.path.at("id"), call.owner);
+  const Sampler& sampler = call.sampler();
   JsonObject out{{"sampler_id", sampler.id}, {"base_model", sampler.base_model}};
   if (!sampler.model_path.empty()) out["model_path"] = sampler.model_path;
   return json(out);
@@ -112,7 +112,7 @@ std::optional<Response> get_sampler(Call& call) {
 
 std::optional<Response> asample(Call& call) {
   Services& s = call.services;
-  Sampler& sampler = s.sampler(get<std::string>(call.body, "sampling_session_id"), call.owner);
+  Sampler& sampler = call.sampler();
   const auto seq = get<int64_t>(call.body, "seq_id");
   const auto num_samples = get_or<int64_t>(call.body, "num_samples", 1);
   require(num_samples >= 1 && num_samples <= kMaxSamples, Code::kInvalid, "server: num_samples is ",

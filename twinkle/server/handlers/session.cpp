@@ -1,4 +1,5 @@
 // Configuration, sessions and what the SDK tells on the side.
+#include "twinkle/base/error.h"
 #include "twinkle/server/routes.h"
 
 namespace twinkle::server {
@@ -16,12 +17,12 @@ std::optional<Response> create_session(Call& call) {
 }
 
 std::optional<Response> session_heartbeat(Call& call) {
-  call.services.session(get<std::string>(call.body, "session_id"), call.owner);
+  call.session();
   return json({{"type", "session_heartbeat"}});
 }
 
 std::optional<Response> finish_session(Call& call) {
-  call.services.session(call.path.at("id"), call.owner).finished = true;
+  call.session().finished = true;
   return json(JsonObject{});
 }
 
@@ -39,7 +40,8 @@ std::optional<Response> get_server_capabilities(Call& call) {
 }
 
 std::optional<Response> retrieve_future(Call& call) {
-  call.services.promises.poll(get<std::string>(call.body, "request_id"), call.owner, call.reply);
+  require(!call.touched.promise.empty(), Code::kInvalid, "server: request_id is missing");
+  call.services.promises.poll(call.touched.promise, call.reply);
   return std::nullopt;
 }
 

@@ -105,7 +105,7 @@ engine::Operation forward_of(engine::ForwardBackward op) {
 
 std::optional<Response> create_model(Call& call) {
   Services& s = call.services;
-  Session& session = s.session(get<std::string>(call.body, "session_id"), call.owner);
+  Session& session = call.session();
   const auto seq = get<int64_t>(call.body, "model_seq_id");
   const std::string id = session.id + ":train:" + std::to_string(seq);
   if (const auto known = session.runs.find(seq); known != session.runs.end())
@@ -147,7 +147,7 @@ std::optional<Response> create_model(Call& call) {
 }
 
 std::optional<Response> get_info(Call& call) {
-  const Run& run = call.services.runs.find(get<std::string>(call.body, "model_id"), call.owner);
+  const Run& run = call.run();
   const ModelFacts& model = call.services.backend.model();
   return json({{"type", "get_info"},
                {"model_id", run.id},
@@ -158,8 +158,8 @@ std::optional<Response> get_info(Call& call) {
 }
 
 std::optional<Response> forward_backward(Call& call) {
+  Run& run = call.run();
   tinker::ForwardBackwardRequest request = tinker::read_forward_backward(call.request.body);
-  Run& run = call.services.runs.find(request.model_id, call.owner);
   engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
   engine::Operation operation;
   std::vector<int64_t> widths;
@@ -189,7 +189,7 @@ std::optional<Response> forward_backward(Call& call) {
 }
 
 std::optional<Response> optim_step(Call& call) {
-  Run& run = call.services.runs.find(get<std::string>(call.body, "model_id"), call.owner);
+  Run& run = call.run();
   const auto seq_id = get<int64_t>(call.body, "seq_id");
   engine::Step step{.tenant = run.id, .divide = false};
   try {

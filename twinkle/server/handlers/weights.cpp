@@ -10,10 +10,7 @@ struct Numbered {
   int64_t seq_id;
 };
 
-Numbered numbered(const Call& call) {
-  Run& run = call.services.runs.find(get<std::string>(call.body, "model_id"), call.owner);
-  return {run, get<int64_t>(call.body, "seq_id")};
-}
+Numbered numbered(const Call& call) { return {call.run(), get<int64_t>(call.body, "seq_id")}; }
 
 Json ack(const Run& run, const std::string& request_id) {
   return {{"request_id", request_id}, {"model_id", run.id}};
@@ -74,7 +71,7 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
       [&s, made](const Ended& ended) {
         if (ended.failed) return;
         Sampler& sampler = s.samplers[made.id] = made;
-        sampler.version = ++s.runs.find(made.tenant, made.owner).num_published;
+        sampler.version = ++s.runs.find(made.tenant)->num_published;
         if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
           sampler.tenant = s.tenant_of(*folder);
           sampler.version = 0;
@@ -89,13 +86,14 @@ std::optional<Response> load_weights(Call& call) {
   require(!find(call.body, "model_id"), Code::kInvalid,
           "server: LoadWeights is not permitted in a run that exists; use "
           "create_training_client_from_state");
-  Session& session = s.session(get<std::string>(call.body, "session_id"), call.owner);
+  Session& session = call.session();
   const auto seq = get<int64_t>(call.body, "model_seq_id");
   const std::string id = session.id + ":train:" + std::to_string(seq);
   if (const auto known = session.runs.find(seq); known != session.runs.end())
     return json({{"request_id", known->second}, {"model_id", id}});
+  require(call.touched.checkpoint, Code::kInvalid, "server: path is missing");
   const auto path = get<std::string>(call.body, "path");
-  const Checkpoint& from = s.checkpoint(path, call.owner);
+  const Checkpoint& from = *call.touched.checkpoint;
   require(from.folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
           "' is a sampler's checkpoint, which cannot be trained; save_state makes one that can");
   const bool optimizer = get_or(call.body, "optimizer", false);

@@ -70,6 +70,12 @@ Response refusal(int status, const std::string& text) {
   return {.status = status, .body = boost::json::serialize(JsonObject{{"detail", text}})};
 }
 
+bool is_loopback(const std::string& address) {
+  error_code error;
+  const auto it = asio::ip::make_address(address, error);
+  return !error && it.is_loopback();
+}
+
 class HttpServer::Impl {
  public:
   explicit Impl(const HttpOptions& options)

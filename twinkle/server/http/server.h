@@ -2,6 +2,7 @@
 #pragma once
 #include <chrono>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "twinkle/server/http/message.h"
@@ -18,6 +19,9 @@ struct HttpOptions {
   std::chrono::milliseconds patience{30000};
   std::chrono::milliseconds keep_alive{75000};  // between requests
 };
+
+// Whether only this machine reaches an address: 127.0.0.0/8 and ::1. False for what is none.
+bool is_loopback(const std::string& address);
 
 class HttpServer : public Loop {
  public:

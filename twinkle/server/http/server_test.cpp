@@ -317,5 +317,12 @@ TEST(HttpServer, AConnectionThatCameBeforeItServesWaits) {
   EXPECT_NE(peer.receive().find("late"), std::string::npos);
 }
 
+TEST(HttpServer, LoopbackIsWhatThisMachineAloneReaches) {
+  for (const char* const own : {"127.0.0.1", "127.8.9.10", "::1"})
+    EXPECT_TRUE(is_loopback(own)) << own;
+  for (const char* const other : {"0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "localhost", ""})
+    EXPECT_FALSE(is_loopback(other)) << other;
+}
+
 }  // namespace
 }  // namespace twinkle::server

@@ -17,9 +17,15 @@ Promises::Promises(const PromiseOptions& options, Loop& loop,
     : options_(options), loop_(loop), on_read_(std::move(on_read)) {}
 
 void Promises::open(const std::string& id, const std::string& owner) {
-  const bool made = promises_.try_emplace(id, Promise{.owner = owner}).second;
+  const bool made = promises_.try_emplace(id, Promise{.made = {owner, num_ever_ + 1}}).second;
   require(made, Code::kConflict, "server: request_id '", id, "' exists");
   ++num_open_;
+  ++num_ever_;
+}
+
+const Promises::Made* Promises::find(const std::string& id) const {
+  const auto found = promises_.find(id);
+  return found == promises_.end() ? nullptr : &found->second.made;
 }
 
 void Promises::settle(const std::string& id, Response response) {
@@ -34,9 +40,9 @@ void Promises::settle(const std::string& id, Response response) {
   for (const Waiter& w : waiters) give(id, promise, w.reply);
 }
 
-void Promises::poll(const std::string& id, const std::string& owner, Reply reply) {
+void Promises::poll(const std::string& id, Reply reply) {
   const auto found = promises_.find(id);
-  if (found == promises_.end() || found->second.owner != owner)
+  if (found == promises_.end())
     return reply(refusal(404, "server: request_id '" + id +
                                   "' is not known; results that were "
                                   "fetched are kept for ten minutes"));

@@ -32,8 +32,15 @@ class Promises {
   // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response);
   // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
-  // promise, or another owner's.
-  void poll(const std::string& id, const std::string& owner, Reply reply);
+  // promise.
+  void poll(const std::string& id, Reply reply);
+  // Whose it is, and how many there had been when it was opened; null: no such promise.
+  struct Made {
+    std::string owner;
+    int64_t number = 0;  // from 1 on
+  };
+  const Made* find(const std::string& id) const;
+  int64_t num_ever() const { return num_ever_; }
 
   // A result that was given before the server's start; kept as long as if it were given now.
   void restore_read(const std::string& id);
@@ -50,7 +57,7 @@ class Promises {
     Reply reply;
   };
   struct Promise {
-    std::string owner;
+    Made made;
     std::optional<Response> response = {};
     std::vector<Waiter> waiters = {};
     bool read = false;
@@ -63,7 +70,7 @@ class Promises {
   Loop& loop_;
   const std::function<void(const std::string&)> on_read_;
   std::map<std::string, Promise> promises_;
-  int64_t next_waiter_ = 1;
+  int64_t next_waiter_ = 1, num_ever_ = 0;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
 };
 

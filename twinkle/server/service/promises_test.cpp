@@ -24,20 +24,20 @@ class PromisesTest : public testing::Test {
 
 TEST_F(PromisesTest, APollWaitsForItsResultAndALaterOneHasItAtOnce) {
   promises_.open("r1", "a");
-  promises_.poll("r1", "a", note());
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
+  promises_.poll("r1", note());
   EXPECT_EQ(promises_.num_held(), 2);
   EXPECT_TRUE(told_.empty());
   promises_.settle("r1", {.body = "x"});
   EXPECT_EQ(told_, (std::vector<std::string>{"200 x", "200 x"}));
   EXPECT_EQ(promises_.num_held(), 0);
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   EXPECT_EQ(told_.back(), "200 x");
 }
 
 TEST_F(PromisesTest, APollIsHeldThirtySecondsThenToldToComeAgain) {
   promises_.open("r1", "a");
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   loop_.pass(29s);
   EXPECT_TRUE(told_.empty());
   loop_.pass(1s);
@@ -52,22 +52,29 @@ TEST_F(PromisesTest, AnUnreadResultStaysAndAReadOneGoesAfterTenMinutes) {
   promises_.open("r1", "a");
   promises_.settle("r1", {.body = "x"});
   loop_.pass(1h);
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   loop_.pass(9min);
-  promises_.poll("r1", "a", note());  // its response was lost
+  promises_.poll("r1", note());  // its response was lost
   EXPECT_EQ(told_.back(), "200 x");
   EXPECT_EQ(promises_.num_bytes(), 1);
   loop_.pass(1min);
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   EXPECT_EQ(told_.back().substr(0, 3), "404");
   EXPECT_EQ(promises_.num_bytes(), 0);
 }
 
-TEST_F(PromisesTest, AnotherOwnersPromiseDoesNotExist) {
+TEST_F(PromisesTest, OneIsFoundWithItsOwnerAndAnUnknownOneIs404) {
   promises_.open("r1", "a");
-  promises_.poll("r1", "b", note());
-  promises_.poll("r2", "a", note());
-  for (const std::string& t : told_) EXPECT_EQ(t.substr(0, 3), "404");
+  promises_.open("r2", "b");
+  ASSERT_TRUE(promises_.find("r1") && promises_.find("r2"));
+  EXPECT_EQ(promises_.find("r1")->owner, "a");
+  EXPECT_EQ(promises_.find("r2")->owner, "b");
+  EXPECT_EQ(promises_.find("r1")->number, 1);
+  EXPECT_EQ(promises_.find("r2")->number, promises_.num_ever());
+  EXPECT_EQ(promises_.find("r3"), nullptr);
+  promises_.poll("r3", note());
+  ASSERT_EQ(told_.size(), 1u);
+  EXPECT_EQ(told_[0].substr(0, 3), "404");
   EXPECT_EQ(promises_.num_held(), 0);
 }
 
@@ -76,7 +83,7 @@ TEST_F(PromisesTest, TheFirstOutcomeStands) {
   promises_.settle("r1", {.body = "x"});
   promises_.settle("r1", {.body = "y"});
   promises_.settle("gone", {.body = "y"});
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   EXPECT_EQ(told_.back(), "200 x");
   EXPECT_EQ(promises_.num_open(), 0);
   EXPECT_THROW(promises_.open("r1", "a"), Error);
@@ -84,7 +91,7 @@ TEST_F(PromisesTest, TheFirstOutcomeStands) {
 
 TEST_F(PromisesTest, ADroppedOneEndsThePollsThatWait) {
   promises_.open("r1", "a");
-  promises_.poll("r1", "a", note());
+  promises_.poll("r1", note());
   promises_.drop("r1");
   ASSERT_EQ(told_.size(), 1u);
   EXPECT_EQ(told_[0].substr(0, 3), "410");

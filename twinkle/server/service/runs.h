@@ -44,10 +44,8 @@ class Runs {
   Runs(Backend& backend, Promises& promises, Operations& operations, Snapshots& snapshots)
       : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
 
-  // Error kNotFound: none of this id, or another owner's.
-  Run& find(const std::string& id, const std::string& owner);
+  Run* find(const std::string& id);  // null: none of this id
   Run& add(Run run);
-  const std::map<std::string, Run>& all() const { return runs_; }
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::check; the number is used up then.

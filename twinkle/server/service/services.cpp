@@ -44,20 +44,6 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions
       snapshots(backend, loop, history, this->state / "snapshots", snapshot_options),
       runs(backend, promises, operations, snapshots) {}
 
-Session& Services::session(const std::string& id, const std::string& owner) {
-  const auto found = sessions.find(id);
-  require(found != sessions.end() && found->second.owner == owner, Code::kNotFound,
-          "server: session_id '", id, "' is not known");
-  return found->second;
-}
-
-Sampler& Services::sampler(const std::string& id, const std::string& owner) {
-  const auto found = samplers.find(id);
-  require(found != samplers.end() && found->second.owner == owner, Code::kNotFound,
-          "server: sampling_session_id '", id, "' is not known");
-  return found->second;
-}
-
 void Services::submit(engine::Operation operation, const std::string& request_id, Answered answer) {
   operations.start(request_id, backend.check(std::move(operation)), std::move(answer));
 }
@@ -86,16 +72,6 @@ std::string Services::tenant_of(const fs::path& checkpoint) {
   const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
   sampled_[name] = {.tenant = name, .directory = checkpoint.string()};
   return name;
-}
-
-const Checkpoint& Services::checkpoint(const std::string& tinker_path,
-                                       const std::string& owner) const {
-  const auto found = checkpoints.find(tinker_path);
-  require(found != checkpoints.end() && found->second.owner == owner, Code::kNotFound,
-          "server: the checkpoint '", tinker_path,
-          "' is not known; paths are tinker://RUN/weights/NAME and "
-          "tinker://RUN/sampler_weights/NAME");
-  return found->second;
 }
 
 fs::path Services::new_folder(const std::string& run, int64_t seq_id, const std::string& kind,

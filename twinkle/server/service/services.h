@@ -7,6 +7,7 @@
 #include <string>
 
 #include "twinkle/base/json.h"
+#include "twinkle/server/auth/access.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
@@ -47,8 +48,6 @@ class Services {
   Services(Backend& backend, Loop& loop, std::filesystem::path state,
            SnapshotOptions snapshots = {});
 
-  Session& session(const std::string& id, const std::string& owner);
-  Sampler& sampler(const std::string& id, const std::string& owner);
   // Queues an operation that belongs to no run's order, and settles the promise with its answer.
   void submit(engine::Operation operation, const std::string& request_id, Answered answer);
   // The tenant that samples the base model, or a checkpoint's adapter; the engine gets it by
@@ -58,8 +57,6 @@ class Services {
   // If it is one of these, and the engine has not got it. A replay makes those alone for which work
   // is left. Errors as of Backend::check.
   void make(const std::string& tenant);
-  // tinker://RUN/KIND/NAME. Error kNotFound: none of this path, or another owner's.
-  const Checkpoint& checkpoint(const std::string& tinker_path, const std::string& owner) const;
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
@@ -86,6 +83,7 @@ class Services {
   Loop& loop;
   const std::filesystem::path state;
   JsonObject client_flags;  // what client/config answers; the SDK's defaults where it is empty
+  Access access;            // who may come in; everybody, unless it is set
   History history;
   Promises promises;
   Operations operations;

@@ -297,14 +297,33 @@ class Reader {
   int64_t num_values_ = 0;
 };
 
-}  // namespace
-
-ForwardBackwardRequest read_forward_backward(std::string_view bytes) {
+template <class Read>
+auto reading(const Read& read) {
   try {
-    return Reader().read(bytes);
+    return read();
   } catch (const protozero::exception& e) {
     fail(Code::kInvalid, "forward_backward: the body is no ForwardBackwardRequest: ", e.what());
   }
+}
+
+}  // namespace
+
+ForwardBackwardRequest read_forward_backward(std::string_view bytes) {
+  return reading([&] { return Reader().read(bytes); });
+}
+
+std::string model_id_of(std::string_view bytes) {
+  return reading([&] {
+    std::string out;
+    pbf_reader in(bytes.data(), bytes.size());
+    while (in.next()) {
+      if (in.tag_and_type() == bytes_at(1))
+        out = text(in.get_view());  // the last counts
+      else
+        in.skip();
+    }
+    return out;
+  });
 }
 
 }  // namespace twinkle::server::tinker

@@ -49,4 +49,7 @@ inline constexpr int64_t kMaxValues = int64_t{1} << 26;
 // more than kMaxValues; with the field and its place.
 ForwardBackwardRequest read_forward_backward(std::string_view bytes);
 
+// Its model_id alone, "" where it has none; the rest is skipped. Error kInvalid: no such message.
+std::string model_id_of(std::string_view bytes);
+
 }  // namespace twinkle::server::tinker

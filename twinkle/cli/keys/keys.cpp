@@ -1,0 +1,133 @@
+// twinkle keys: makes, lists and revokes the keys of a server's tenants. A running server sees it
+// within a second.
+#include <chrono>
+#include <cstdio>
+
+#include "twinkle/base/error.h"
+#include "twinkle/cli/command.h"
+#include "twinkle/store/keys/keys.h"
+
+namespace twinkle::cli {
+namespace {
+
+struct KeysOptions {
+  std::string state = "twinkle-state", tenant, expires, id;
+  std::vector<std::string> scopes = {std::begin(store::kScopes), std::end(store::kScopes)};
+};
+
+int64_t now() {
+  const auto time = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(time).count();
+}
+
+// "30d", "12h" from now on, or "2027-01-31", of which the first second is the end. UTC.
+int64_t time_of(const std::string& text, int64_t from) {
+  constexpr int64_t kMost = 36500;
+  int64_t count = 0;
+  char unit = 0, more = 0;
+  int year = 0;
+  unsigned month = 0, day = 0;
+  if (std::sscanf(text.c_str(), "%4d-%2u-%2u%c", &year, &month, &day, &more) == 3) {
+    const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
+                                           std::chrono::day(day)};
+    const int64_t out = std::chrono::sys_days(date).time_since_epoch().count() * 86400;
+    require(date.ok() && out > from, Code::kInvalid, "cli: --expires ", text,
+            date.ok() ? " is past; choose a later day" : " is no day of the calendar");
+    return out;
+  }
+  const int read = std::sscanf(text.c_str(), "%5ld%c%c", &count, &unit, &more);
+  require(read == 2 && count >= 1 && count <= kMost && (unit == 'd' || unit == 'h'), Code::kInvalid,
+          "cli: --expires ", text,
+          " must be days (30d), hours (12h), at most 36500 of them, or a day (2027-01-31)");
+  return from + count * (unit == 'd' ? 86400 : 3600);
+}
+
+std::string text_of(int64_t time) {
+  const std::chrono::sys_seconds at{std::chrono::seconds(time)};
+  const auto days = std::chrono::floor<std::chrono::days>(at);
+  const std::chrono::year_month_day date(days);
+  const std::chrono::hh_mm_ss clock(at - days);
+  char out[32];
+  std::snprintf(out, sizeof(out), "%04d-%02u-%02uT%02d:%02dZ", static_cast<int>(date.year()),
+                static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                static_cast<int>(clock.hours().count()), static_cast<int>(clock.minutes().count()));
+  return out;
+}
+
+std::string joined(const std::vector<std::string>& scopes) {
+  std::string out;
+  for (const std::string& scope : scopes) out += (out.empty() ? "" : ",") + scope;
+  return out;
+}
+
+// The key alone on standard output, so that a script can take it from there.
+void create(const KeysOptions& o) {
+  const int64_t time = now();
+  const auto [text, key] =
+      store::KeyFile(o.state).create({.tenant = o.tenant,
+                                      .scopes = o.scopes,
+                                      .created = time,
+                                      .expires = o.expires.empty() ? 0 : time_of(o.expires, time)});
+  std::fprintf(stderr, "key %s of tenant %s for %s, %s; it is shown this once:\n", key.id.c_str(),
+               key.tenant.c_str(), joined(key.scopes).c_str(),
+               key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
+  std::printf("%s\n", text.c_str());
+}
+
+std::string status_of(const store::Key& key) {
+  if (key.revoked != 0) return "revoked " + text_of(key.revoked);
+  if (key.expires == 0) return "valid";
+  return (key.expires <= now() ? "expired " : "valid until ") + text_of(key.expires);
+}
+
+void list(const KeysOptions& o) {
+  std::printf("%-10s%-24s%-14s%-19s%s\n", "id", "tenant", "scopes", "created", "status");
+  for (const store::Key& key : store::KeyFile(o.state).read())
+    if (o.tenant.empty() || o.tenant == key.tenant)
+      std::printf("%-10s%-24s%-14s%-19s%s\n", key.id.c_str(), key.tenant.c_str(),
+                  joined(key.scopes).c_str(), text_of(key.created).c_str(), status_of(key).c_str());
+}
+
+void revoke(const KeysOptions& o) {
+  require(!o.id.empty() || !o.tenant.empty(), Code::kInvalid,
+          "cli: name the id of a key, or --tenant for all of its keys; 'twinkle keys list' has "
+          "the ids");
+  const auto revoked = store::KeyFile(o.state).revoke(
+      [&](const store::Key& key) {
+        return (o.id.empty() || o.id == key.id) && (o.tenant.empty() || o.tenant == key.tenant);
+      },
+      now());
+  require(!revoked.empty(), Code::kNotFound, "cli: there is no key ", o.id,
+          o.id.empty() || o.tenant.empty() ? "" : " ",
+          o.tenant.empty() ? "" : "of tenant " + o.tenant, " in ", o.state,
+          " that is not revoked already; 'twinkle keys list' has those that are");
+  for (const store::Key& key : revoked)
+    std::printf("revoked %s of tenant %s\n", key.id.c_str(), key.tenant.c_str());
+}
+
+}  // namespace
+
+void keys(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("keys", "Make, list and revoke the keys of a server's tenants");
+  command->require_subcommand(1);
+  auto o = std::make_shared<KeysOptions>();
+  const auto add = [&](const char* name, const char* what, void (*run)(const KeysOptions&)) {
+    CLI::App* out = command->add_subcommand(name, what);
+    out->add_option("--state", o->state, "the server's folder")->capture_default_str();
+    out->callback([o, &action, run] { action = [o, run](const std::string&) { run(*o); }; });
+    return out;
+  };
+  CLI::App* made = add("create", "Make a key and print it, this once", create);
+  made->add_option("--tenant", o->tenant, "owner of what is made with it")->required();
+  made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
+  made->add_option("--scope", o->scopes, "train or sample; may be given twice")
+      ->capture_default_str();
+  add("list", "Print the keys' ids and what they are for, not the keys", list)
+      ->add_option("--tenant", o->tenant, "only its keys");
+  CLI::App* ended = add("revoke", "End a key, or all keys of a tenant", revoke);
+  ended->add_option("id", o->id, "id of the key");
+  ended->add_option("--tenant", o->tenant, "its tenant; without an id all of its keys");
+}
+
+}  // namespace twinkle::cli

@@ -1,0 +1,122 @@
+// `twinkle keys` as the program runs it: arguments in, printed text and a file out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "twinkle/cli/command.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/store/keys/keys.h"
+#include "twinkle/store/keys/sha256.h"
+
+namespace twinkle::cli {
+
+void keys(CLI::App& app, Action& action);
+
+namespace {
+
+class KeysCommand : public testing::Test {
+ protected:
+  // What it prints on standard output. Errors pass.
+  std::string run(std::vector<std::string> arguments) {
+    CLI::App app("", "twinkle");
+    Action action;
+    keys(app, action);
+    for (const std::string& more : {std::string("--state"), state_}) arguments.push_back(more);
+    arguments.insert(arguments.begin(), "keys");
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
+    app.parse(arguments);
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    std::string error;
+    try {
+      action("twinkle");
+    } catch (const Error& e) {
+      error = e.what();
+    }
+    std::fflush(stdout);
+    std::string out = testing::internal::GetCapturedStdout();
+    told_ = testing::internal::GetCapturedStderr();
+    require(error.empty(), Code::kInvalid, error);
+    return out;
+  }
+  std::vector<store::Key> read() const { return store::KeyFile(state_).read(); }
+
+  const ScratchDir dir_;
+  const std::string state_ = (dir_ / "state").string();
+  std::string told_;
+};
+
+TEST_F(KeysCommand, CreatePrintsTheKeyAloneAndTellsItsIdOnTheSide) {
+  const std::string out = run({"create", "--tenant", "alice", "--expires", "2d"});
+  const store::Key key = read().at(0);
+  EXPECT_EQ(key.sha256, store::sha256(out.substr(0, 68)));
+  EXPECT_EQ(out.substr(68), "\n");
+  EXPECT_EQ(told_.find("key " + key.id + " of tenant alice for train,sample, until "), 0u) << told_;
+  EXPECT_EQ(key.expires - key.created, 2 * 86400);
+  EXPECT_EQ(key.scopes, (std::vector<std::string>{"train", "sample"}));
+}
+
+TEST_F(KeysCommand, ScopesAndEndsAreAsAsked) {
+  run({"create", "--tenant", "a", "--scope", "sample", "--expires", "2999-12-31"});
+  run({"create", "--tenant", "a", "--expires", "12h"});
+  run({"create", "--tenant", "a"});
+  const auto keys = read();
+  EXPECT_EQ(keys[0].scopes, std::vector<std::string>{"sample"});
+  EXPECT_EQ(keys[0].expires, 32503593600);  // as `date -d 2999-12-31T00:00Z +%s` says
+  EXPECT_EQ(keys[1].expires - keys[1].created, 12 * 3600);
+  EXPECT_EQ(keys[2].expires, 0);
+}
+
+TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
+  const std::string text = run({"create", "--tenant", "alice", "--expires", "2999-12-31"});
+  run({"create", "--tenant", "bob", "--scope", "train"});
+  const auto keys = read();
+  run({"revoke", keys[1].id});
+  std::istringstream lines(run({"list"}));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_EQ(line, "id        tenant                  scopes        created            status");
+  std::getline(lines, line);
+  EXPECT_EQ(line.find(keys[0].id + "  alice                   train,sample  "), 0u) << line;
+  EXPECT_NE(line.find("Z  valid until 2999-12-31T00:00Z"), std::string::npos) << line;
+  std::getline(lines, line);
+  EXPECT_EQ(line.find(keys[1].id + "  bob                     train         "), 0u) << line;
+  EXPECT_NE(line.find("Z  revoked "), std::string::npos) << line;
+  const std::string bobs = run({"list", "--tenant", "bob"});
+  EXPECT_EQ(bobs.find("alice"), std::string::npos);
+  EXPECT_EQ(run({"list"}).find(text.substr(4, 20)), std::string::npos);
+}
+
+TEST_F(KeysCommand, RevokeEndsOneKeyOrATenantsAndSaysWhich) {
+  for (const char* tenant : {"a", "a", "b"}) run({"create", "--tenant", tenant});
+  const auto made = read();
+  EXPECT_EQ(run({"revoke", made[0].id}), "revoked " + made[0].id + " of tenant a\n");
+  EXPECT_EQ(error_of([&] { run({"revoke", made[2].id, "--tenant", "a"}); }),
+            "cli: there is no key " + made[2].id + " of tenant a in " + state_ +
+                " that is not revoked already; 'twinkle keys list' has those that are");
+  EXPECT_EQ(run({"revoke", "--tenant", "a"}), "revoked " + made[1].id + " of tenant a\n");
+  const auto keys = read();
+  EXPECT_TRUE(keys[0].revoked != 0 && keys[1].revoked != 0 && keys[2].revoked == 0);
+}
+
+TEST_F(KeysCommand, MistakesAreNamed) {
+  const auto expires = [&](const char* text) {
+    return error_of([&] { run({"create", "--tenant", "a", "--expires", text}); });
+  };
+  for (const char* text : {"30", "d", "0d", "-1d", "30m", "36501d", "30days", "tomorrow"})
+    EXPECT_EQ(expires(text),
+              std::string("cli: --expires ") + text +
+                  " must be days (30d), hours (12h), at most 36500 of them, or a day (2027-01-31)");
+  EXPECT_EQ(expires("2999-02-30"), "cli: --expires 2999-02-30 is no day of the calendar");
+  EXPECT_EQ(expires("2001-01-31"), "cli: --expires 2001-01-31 is past; choose a later day");
+  EXPECT_FALSE(std::filesystem::exists(state_));
+  EXPECT_EQ(error_of([&] { run({"revoke"}); }),
+            "cli: name the id of a key, or --tenant for all of its keys; 'twinkle keys list' has "
+            "the ids");
+  EXPECT_THROW(run({"create"}), CLI::ParseError);
+  EXPECT_THROW(run({}), CLI::ParseError);
+}
+
+}  // namespace
+}  // namespace twinkle::cli

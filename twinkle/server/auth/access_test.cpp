@@ -1,0 +1,156 @@
+#include "twinkle/server/auth/access.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/base/error.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class AccessTest : public testing::Test {
+ protected:
+  std::string make(const std::string& tenant, std::vector<std::string> scopes = {"train", "sample"},
+                   int64_t expires = 0) {
+    return file_.create({.tenant = tenant, .scopes = std::move(scopes), .expires = expires}).text;
+  }
+  void revoke(const std::string& tenant) {
+    file_.revoke([&](const store::Key& key) { return key.tenant == tenant; }, now_);
+  }
+  Access access() {
+    return Access(file_, {.now = [this] { return now_; },
+                          .warn = [this](const std::string& text) { warnings_.push_back(text); }});
+  }
+  // "tenant", or "status text".
+  static std::string enter(Access& access, const std::string& key, Scope scope = Scope::kAny,
+                           int64_t mark = 0) {
+    const auto in = access.enter(key, scope, mark);
+    if (const auto* caller = std::get_if<Caller>(&in))
+      return caller->owner + (caller->revoked_at ? ", revoked" : "");
+    const auto& refused = std::get<Response>(in);
+    return std::to_string(refused.status) + " " + refused.body;
+  }
+  std::string id(const std::string& tenant) const {
+    for (const store::Key& key : file_.read())
+      if (key.tenant == tenant) return key.id;
+    return "none";
+  }
+
+  int64_t now_ = 1000;
+  std::vector<std::string> warnings_;
+  const ScratchDir dir_;
+  const store::KeyFile file_{dir_.path()};
+};
+
+TEST_F(AccessTest, AKeyIsItsTenantsAndNoOtherTextIs) {
+  const std::string a = make("alice"), b = make("bob");
+  Access in = access();
+  EXPECT_EQ(enter(in, a), "alice");
+  EXPECT_EQ(enter(in, b), "bob");
+  EXPECT_EQ(
+      enter(in, ""),
+      R"(401 {"detail":"server: the header x-api-key is missing; send a key of this server"})");
+  const std::string unknown =
+      R"(401 {"detail":"server: the key in x-api-key is not known here; ask the operator for one"})";
+  EXPECT_EQ(enter(in, "tml-a"), unknown);
+  EXPECT_EQ(enter(in, a.substr(0, 67)), unknown);
+  EXPECT_EQ(enter(in, file_.read()[0].sha256), unknown);
+  const auto refused = in.enter("", Scope::kAny, 0);
+  EXPECT_EQ(std::get<Response>(refused).headers[0].first, "WWW-Authenticate");
+}
+
+TEST_F(AccessTest, AKeyEndsAtTheSecondOfItsExpiry) {
+  const std::string a = make("alice", {"train"}, 1010);
+  Access in = access();
+  now_ = 1009;
+  EXPECT_EQ(enter(in, a), "alice");
+  now_ = 1010;
+  EXPECT_EQ(enter(in, a), "401 {\"detail\":\"server: the key " + id("alice") +
+                              " has expired; ask the operator for another\"}");
+}
+
+TEST_F(AccessTest, AKeyWithoutTheScopeIs403AndSaysWhichItLacks) {
+  const std::string trains = make("a", {"train"}), samples = make("b", {"sample"});
+  Access in = access();
+  EXPECT_EQ(enter(in, trains, Scope::kTrain), "a");
+  EXPECT_EQ(enter(in, samples, Scope::kSample), "b");
+  EXPECT_EQ(enter(in, trains, Scope::kSample),
+            "403 {\"detail\":\"server: the key " + id("a") +
+                " lacks the scope 'sample'; ask the operator for a key that has it\"}");
+  EXPECT_EQ(enter(in, samples, Scope::kTrain).substr(0, 3), "403");
+  EXPECT_EQ(enter(in, samples, Scope::kAny), "b");
+  EXPECT_EQ(enter(in, "", Scope::kPublic), "");
+}
+
+TEST_F(AccessTest, ChangesAreSeenInTheNextSecond) {
+  const std::string a = make("alice");
+  Access in = access();
+  const std::string b = make("bob");
+  EXPECT_EQ(enter(in, b).substr(0, 3), "401");
+  now_ = 1001;
+  EXPECT_EQ(enter(in, b), "bob");
+  revoke("alice");
+  EXPECT_EQ(enter(in, a), "alice");
+  now_ = 1002;
+  EXPECT_EQ(enter(in, a), "alice, revoked");
+  EXPECT_EQ(enter(in, b), "bob");
+}
+
+TEST_F(AccessTest, ARevokedKeyKeepsTheMarkOfItsEndAndIs401AfterARestart) {
+  const std::string a = make("alice");
+  Access in = access();
+  revoke("alice");
+  now_ = 1001;
+  for (const int64_t mark : {7, 9}) {
+    const auto caller = in.enter(a, Scope::kAny, mark);
+    EXPECT_EQ(std::get<Caller>(caller).revoked_at, 7);
+    make("bob");  // a change, after which the file is read again
+    ++now_;
+  }
+  Access later = access();
+  EXPECT_EQ(enter(later, a), "401 {\"detail\":\"server: the key " + id("alice") +
+                                 " is revoked; ask the operator for another\"}");
+}
+
+TEST_F(AccessTest, WhileTheFileCannotBeReadNobodyComesInAndTheOperatorIsToldOnce) {
+  const std::string a = make("alice");
+  const std::string good = read_text(file_.path());
+  Access in = access();
+  const auto busy = [&] {
+    try {
+      return enter(in, a);
+    } catch (const Error& e) {
+      return std::string(e.code == Code::kBusy ? "busy: " : "") + e.what();
+    }
+  };
+  for (const char* const broken : {"{", "{\"keys\":3}"}) {
+    write_text(file_.path(), broken);
+    for (int i = 0; i < 2; ++i) {
+      ++now_;
+      EXPECT_EQ(busy(),
+                "busy: server: the keys of this server cannot be read at present; its "
+                "operator was told");
+    }
+    EXPECT_EQ(warnings_.size(), 1u);
+    EXPECT_NE(warnings_[0].find("keys.json"), std::string::npos) << warnings_[0];
+    write_text(file_.path(), good);
+    ++now_;
+    EXPECT_EQ(busy(), "alice");
+    warnings_.clear();
+  }
+  std::filesystem::remove(file_.path());
+  ++now_;
+  EXPECT_EQ(busy().substr(0, 5), "busy:");
+  EXPECT_EQ(error_of([&] { access(); }),
+            "store: " + file_.path().string() + " does not exist; 'twinkle keys create' makes it");
+}
+
+TEST_F(AccessTest, OpenEverybodyComesInAndOwnersAreNotTheKeysThemselves) {
+  Access open;
+  EXPECT_EQ(enter(open, "tml-a", Scope::kTrain), enter(open, "tml-a", Scope::kSample));
+  EXPECT_NE(enter(open, "tml-a"), enter(open, "tml-b"));
+  EXPECT_EQ(enter(open, "tml-a").find("tml-a"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace twinkle::server

@@ -1,0 +1,65 @@
+// The keys of a server's tenants, in STATE/keys.json: `twinkle keys` changes the file, a running
+// server reads it. A key's text is in no file, only its SHA-256: 256 random bits need no slower
+// hash. A revoked key stays, so that logs which name it can be read. Any thread and any process.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "twinkle/base/fields.h"
+
+namespace twinkle::store {
+
+// What a key may be for: training runs and their checkpoints; samplers.
+inline constexpr std::array<const char*, 2> kScopes = {"train", "sample"};
+
+// Times are seconds since 1970.
+struct Key {
+  std::string id;      // by which logs and `twinkle keys revoke` name it: 8 hexadecimal digits
+  std::string tenant;  // who owns what is made with it
+  std::string sha256;  // of the key's text
+  std::vector<std::string> scopes;
+  int64_t created = 0;
+  int64_t expires = 0;  // 0: never
+  int64_t revoked = 0;  // 0: not
+
+  static constexpr auto fields() {
+    return std::tuple{
+        field(1, "id", &Key::id),           field(2, "tenant", &Key::tenant),
+        field(3, "sha256", &Key::sha256),   field(4, "scopes", &Key::scopes),
+        field(5, "created", &Key::created), field(6, "expires", &Key::expires),
+        field(7, "revoked", &Key::revoked),
+    };
+  }
+};
+
+class KeyFile {
+ public:
+  struct Created {
+    std::string text;  // "tml-" and 64 hexadecimal digits; told once
+    Key key;
+  };
+
+  explicit KeyFile(const std::filesystem::path& state) : path_(state / "keys.json") {}
+  const std::filesystem::path& path() const { return path_; }
+
+  // In the order of their creation. Error kNotFound: no such file; kInvalid: it is broken.
+  std::vector<Key> read() const;
+  // Adds a key of this tenant, scopes, created and expires; makes file and folder if there are
+  // none. Error kInvalid: a tenant's name that is none, no scope or an unknown one, an end that is
+  // not after its beginning.
+  Created create(Key wanted) const;
+  // Revokes those of `which` that are not revoked, and returns them. Errors as of read().
+  std::vector<Key> revoke(const std::function<bool(const Key&)>& which, int64_t now) const;
+
+ private:
+  void write(const std::vector<Key>& keys) const;
+
+  std::filesystem::path path_;
+};
+
+}  // namespace twinkle::store

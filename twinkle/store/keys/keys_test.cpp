@@ -1,0 +1,100 @@
+#include "twinkle/store/keys/keys.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <thread>
+
+#include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/store/keys/sha256.h"
+
+namespace twinkle::store {
+namespace {
+
+class Keys : public testing::Test {
+ protected:
+  static Key wanted(const std::string& tenant) {
+    return {.tenant = tenant, .scopes = {"train", "sample"}, .created = 1000, .expires = 2000};
+  }
+
+  const ScratchDir dir_;
+  const KeyFile file_{dir_ / "state"};
+};
+
+TEST_F(Keys, AKeyIsReadAsItWasMadeAndItsTextIsInNoFile) {
+  const auto [text, key] = file_.create(wanted("alice"));
+  EXPECT_EQ(text.size(), 68u);
+  EXPECT_TRUE(text.starts_with("tml-"));
+  EXPECT_EQ(text.find_first_not_of("0123456789abcdef", 4), std::string::npos);
+  const std::vector<Key> keys = file_.read();
+  ASSERT_EQ(keys.size(), 1u);
+  EXPECT_EQ(keys[0].id, key.id);
+  EXPECT_EQ(keys[0].tenant, "alice");
+  EXPECT_EQ(keys[0].sha256, sha256(text));
+  EXPECT_EQ(keys[0].scopes, (std::vector<std::string>{"train", "sample"}));
+  EXPECT_EQ(keys[0].created, 1000);
+  EXPECT_EQ(keys[0].expires, 2000);
+  EXPECT_EQ(keys[0].revoked, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(dir_ / "state"))
+    EXPECT_EQ(read_text(entry.path()).find(text.substr(4)), std::string::npos) << entry.path();
+}
+
+TEST_F(Keys, RevokingMarksThoseThatAreMeantOnceAndKeepsThem) {
+  const std::string a = file_.create(wanted("a")).key.id, b = file_.create(wanted("b")).key.id;
+  const auto is_a = [&](const Key& key) { return key.id == a; };
+  ASSERT_EQ(file_.revoke(is_a, 1500).size(), 1u);
+  EXPECT_TRUE(file_.revoke(is_a, 1600).empty());
+  const std::vector<Key> keys = file_.read();
+  ASSERT_EQ(keys.size(), 2u);
+  EXPECT_EQ(keys[0].revoked, 1500);
+  EXPECT_EQ(keys[1].id, b);
+  EXPECT_EQ(keys[1].revoked, 0);
+}
+
+TEST_F(Keys, ThoseWhoMakeKeysAtTheSameTimeLoseNone) {
+  {
+    std::vector<std::jthread> makers;
+    for (int i = 0; i < 4; ++i)
+      makers.emplace_back([&] {
+        for (int n = 0; n < 5; ++n) file_.create(wanted("a"));
+      });
+  }
+  std::set<std::string> ids, hashes;
+  for (const Key& key : file_.read()) ids.insert(key.id), hashes.insert(key.sha256);
+  EXPECT_EQ(ids.size(), 20u);
+  EXPECT_EQ(hashes.size(), 20u);
+}
+
+TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
+  const auto error = [&](Key key) { return invalid_of([&] { file_.create(std::move(key)); }); };
+  EXPECT_EQ(error(wanted("a/b")),
+            "store: the tenant 'a/b' must be 1 to 64 letters, digits, '.', '_' and '-'");
+  EXPECT_NE(error(wanted("")).find("the tenant ''"), std::string::npos);
+  Key key = wanted("a");
+  key.scopes = {"train", "admin"};
+  EXPECT_EQ(error(key), "store: scope 'admin' is not known, there are train and sample");
+  key.scopes = {};
+  EXPECT_EQ(error(key), "store: the key has no scope; give train, sample or both");
+  key = wanted("a");
+  key.expires = 999;
+  EXPECT_EQ(error(key), "store: the key would expire before it is made; choose a later time");
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "state"));
+}
+
+TEST_F(Keys, AFileThatIsNotThereOrBrokenIsNamedWithItsPlace) {
+  const std::string path = file_.path().string();
+  EXPECT_EQ(error_of([&] { file_.read(); }),
+            "store: " + path + " does not exist; 'twinkle keys create' makes it");
+  EXPECT_EQ(error_of([&] { file_.revoke([](const Key&) { return true; }, 1); }),
+            "store: " + path + " does not exist; 'twinkle keys create' makes it");
+  std::filesystem::create_directory(dir_ / "state");
+  write_text(file_.path(), R"({"keys":[{"id":"a","scopes":["train"],"expires":"soon"}]})");
+  EXPECT_NE(error_of([&] { file_.read(); }).find(path + ".keys[0].expires is \"soon\""),
+            std::string::npos);
+  write_text(file_.path(), "{");
+  EXPECT_NE(error_of([&] { file_.create(wanted("a")); }).find("keys.json"), std::string::npos);
+  EXPECT_EQ(read_text(file_.path()), "{");
+}
+
+}  // namespace
+}  // namespace twinkle::store
