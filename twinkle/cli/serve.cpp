@@ -39,6 +39,7 @@ class EngineBackend : public server::Backend {
               .architecture = info.family};
   }
   const server::ModelFacts& model() const override { return model_; }
+  engine::Stats stats() const override { return engine_.stats(); }
   engine::Accepted check(engine::Operation operation) override {
     return engine_.check(std::move(operation));
   }

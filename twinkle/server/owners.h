@@ -20,7 +20,8 @@ enum Touches : unsigned {
   kSampler = 4,      // sampling_session_id
   kPromise = 8,      // request_id
   kCheckpoint = 16,  // path: "tinker://RUN/KIND/NAME"
-  kModelPath = 32    // model_path, which is a checkpoint, too
+  kModelPath = 32,   // model_path, which is a checkpoint, too
+  kAudited = 64      // names nothing: a line of the audit log says who asked, before it is done
 };
 
 // The caller's own; null or empty where the request names none.

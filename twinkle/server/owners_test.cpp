@@ -12,8 +12,8 @@ namespace {
 class OwnersTest : public ServiceTest {
  protected:
   OwnersTest() {
-    alice_ = make("alice");
-    bob_ = make("bob");
+    alice_ = make("alice", {"train", "sample", "metrics"});
+    bob_ = make("bob", {"train", "sample", "metrics"});
     expired_ = make("alice", {"train", "sample"}, 1001);
     revoked_ = make("revoked");
     revoke("revoked");
@@ -71,6 +71,8 @@ class OwnersTest : public ServiceTest {
       add(name, nothing, false, "/hf/none/resolve/main/config.json");
       out[name].status = 404;  // its model is not served
     }
+    for (const char* name : {"GET /healthz", "GET /readyz", "GET /metrics"})
+      add(name, nothing, false);
     for (const char* name :
          {"client/config", "client/dynamic_config", "create_session", "telemetry"})
       add("POST " + v1 + name, nothing, false);
@@ -132,7 +134,8 @@ TEST_F(OwnersTest, NoKeyAnUnknownOneAnExpiredOneAndARevokedOneAre401) {
   for (const Route& r : routes()) {
     const Case& one = all.at(name_of(r));
     const Request& request = one.request;
-    const bool is_public = r.path == "/api/v1/healthz" || r.path == "/hf/{path...}";
+    const bool is_public =
+        r.path.ends_with("/healthz") || r.path == "/readyz" || r.path == "/hf/{path...}";
     const int want = is_public ? one.status : 401;
     EXPECT_EQ(status(request, std::nullopt), want) << name_of(r);
     for (const std::string& key : {std::string(), std::string("tml-x"), expired_, revoked_})
@@ -183,7 +186,7 @@ TEST_F(OwnersTest, ItsOwnerIsAnswered) {
 
 TEST_F(OwnersTest, AnotherKeyOfTheTenantDoesAsWell) {
   const auto all = cases(owned());
-  const std::string other = make("alice");
+  const std::string other = make("alice", {"train", "sample", "metrics"});
   for (const Route& r : routes())
     EXPECT_EQ(status(all.at(name_of(r)).request, other), all.at(name_of(r)).status) << name_of(r);
 }
@@ -219,9 +222,12 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
   for (const Route& r : routes()) {
     const std::string name(r.path.substr(r.path.rfind('/') + 1));
     const Request& request = all.at(name_of(r)).request;
-    EXPECT_EQ(status(request, samples), of_train.contains(name) ? 403 : all.at(name_of(r)).status)
+    const bool measures = name == "metrics";
+    EXPECT_EQ(status(request, samples),
+              measures || of_train.contains(name) ? 403 : all.at(name_of(r)).status)
         << name;
-    EXPECT_EQ(status(request, trains), of_sample.contains(name) ? 403 : all.at(name_of(r)).status)
+    EXPECT_EQ(status(request, trains),
+              measures || of_sample.contains(name) ? 403 : all.at(name_of(r)).status)
         << name;
   }
 }

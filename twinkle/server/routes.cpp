@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "twinkle/base/error.h"
+#include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
 
@@ -95,9 +96,41 @@ void read_body(Asked& asked) {
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
 }
 
+// As the SDK sends it, or as Prometheus does.
+std::string key_of(const Request& request) {
+  const std::string bearer = request.header("authorization");
+  const bool is_bearer = bearer.starts_with("Bearer ") && request.header("x-api-key").empty();
+  return is_bearer ? bearer.substr(7) : request.header("x-api-key");
+}
+
+// At most so many bytes of it, and whole characters of UTF-8.
+std::string_view beginning(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
+void write_audit(const Asked& asked, const Caller& caller, const Services& services) {
+  constexpr size_t kMostBytes = 255;  // of a text
+  const std::string_view path = asked.route->path;
+  JsonObject line{{"action", path.substr(path.rfind('/') + 1)},
+                  {"tenant", caller.owner},
+                  {"key", caller.key_id},
+                  {"peer", asked.request.peer}};
+  for (const char* name :
+       {"session_id", "model_seq_id", "model_id", "seq_id", "base_model", "path", "model_path"}) {
+    const Json* value = find(asked.body, name);
+    if (value && value->is_string())
+      line[name] = beginning(value->get_string(), kMostBytes);
+    else if (value && value->is_int64())
+      line[name] = *value;
+  }
+  store::append_audit(services.state, line);
+}
+
 // Who asks, or its refusal, before anything of the request is read or written down.
 std::variant<Caller, Response> enter(const Asked& asked, Services& services) {
-  auto out = services.access.enter(asked.request.header("x-api-key"), asked.route->scope,
+  auto out = services.access.enter(key_of(asked.request), asked.route->scope,
                                    services.promises.num_ever());
   const auto* caller = std::get_if<Caller>(&out);
   if (caller && caller->revoked_at && asked.route->touches != kPromise) return revoked(*caller);
@@ -133,13 +166,20 @@ Sampler& Call::sampler() const { return named(touched.sampler, "sampling_session
 
 Response json(const Json& body) { return {.body = boost::json::serialize(body)}; }
 
-void route(Request request, Services& services, Reply reply) {
+void route(Request request, Services& services, Reply answer) {
+  const auto pattern = std::make_shared<std::string>("none");
+  const Reply reply = [&services, pattern, answer = std::move(answer)](Response response) {
+    services.metrics.count(*pattern, response.status);
+    answer(std::move(response));
+  };
   try {
     const std::shared_ptr<Asked> a = asked(std::move(request));
+    *pattern = a->route->path;
     const auto entered = enter(*a, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
     read_body(*a);
+    if (a->route->touches & kAudited) write_audit(*a, caller, services);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, "", services, reply)) reply(std::move(*response));
       return;

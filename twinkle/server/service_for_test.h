@@ -21,6 +21,7 @@ class NullBackend : public Backend {
  public:
   explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
   const ModelFacts& model() const override { return model_; }
+  engine::Stats stats() const override { return dispatcher_.stats(); }
   engine::Accepted check(engine::Operation operation) override {
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));

@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/store/keys/audit.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::cli {
@@ -12,7 +13,7 @@ namespace {
 
 struct KeysOptions {
   std::string state = "twinkle-state", tenant, expires, id;
-  std::vector<std::string> scopes = {std::begin(store::kScopes), std::end(store::kScopes)};
+  std::vector<std::string> scopes = {"train", "sample"};
 };
 
 int64_t now() {
@@ -60,6 +61,10 @@ std::string joined(const std::vector<std::string>& scopes) {
   return out;
 }
 
+void note(const KeysOptions& o, const char* action, const store::Key& key) {
+  store::append_audit(o.state, {{"action", action}, {"tenant", key.tenant}, {"key", key.id}});
+}
+
 // The key alone on standard output, so that a script can take it from there.
 void create(const KeysOptions& o) {
   const int64_t time = now();
@@ -72,6 +77,7 @@ void create(const KeysOptions& o) {
                key.tenant.c_str(), joined(key.scopes).c_str(),
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
   std::printf("%s\n", text.c_str());
+  note(o, "keys create", key);
 }
 
 std::string status_of(const store::Key& key) {
@@ -101,8 +107,10 @@ void revoke(const KeysOptions& o) {
           o.id.empty() || o.tenant.empty() ? "" : " ",
           o.tenant.empty() ? "" : "of tenant " + o.tenant, " in ", o.state,
           " that is not revoked already; 'twinkle keys list' has those that are");
-  for (const store::Key& key : revoked)
+  for (const store::Key& key : revoked) {
     std::printf("revoked %s of tenant %s\n", key.id.c_str(), key.tenant.c_str());
+    note(o, "keys revoke", key);
+  }
 }
 
 }  // namespace
@@ -121,7 +129,7 @@ void keys(CLI::App& app, Action& action) {
   CLI::App* made = add("create", "Make a key and print it, this once", create);
   made->add_option("--tenant", o->tenant, "owner of what is made with it")->required();
   made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
-  made->add_option("--scope", o->scopes, "train or sample; may be given twice")
+  made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")
       ->capture_default_str();
   add("list", "Print the keys' ids and what they are for, not the keys", list)
       ->add_option("--tenant", o->tenant, "only its keys");

@@ -96,6 +96,13 @@ TEST_F(KeysCommand, RevokeEndsOneKeyOrATenantsAndSaysWhich) {
             "cli: there is no key " + made[2].id + " of tenant a in " + state_ +
                 " that is not revoked already; 'twinkle keys list' has those that are");
   EXPECT_EQ(run({"revoke", "--tenant", "a"}), "revoked " + made[1].id + " of tenant a\n");
+  const std::string audit = read_text(dir_ / "state" / "audit.jsonl");
+  for (const auto& [action, key] :
+       {std::pair("create", made[2]), std::pair("revoke", made[0]), std::pair("revoke", made[1])})
+    EXPECT_NE(audit.find(std::string("\"action\":\"keys ") + action + "\",\"tenant\":\"" +
+                         key.tenant + "\",\"key\":\"" + key.id + "\"}\n"),
+              std::string::npos)
+        << audit;
   const auto keys = read();
   EXPECT_TRUE(keys[0].revoked != 0 && keys[1].revoked != 0 && keys[2].revoked == 0);
 }

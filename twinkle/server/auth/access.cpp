@@ -28,8 +28,9 @@ std::array<int64_t, 4> state_of(const std::filesystem::path& file) {
 
 // The name of the scope that the key lacks, or null.
 const char* lacks(const store::Key& key, Scope scope) {
-  if (scope != Scope::kTrain && scope != Scope::kSample) return nullptr;
-  const char* const name = store::kScopes[scope == Scope::kTrain ? 0 : 1];
+  if (scope == Scope::kPublic || scope == Scope::kAny) return nullptr;
+  const auto place = static_cast<size_t>(scope) - static_cast<size_t>(Scope::kTrain);
+  const char* const name = store::kScopes[place];
   return std::ranges::find(key.scopes, name) == key.scopes.end() ? name : nullptr;
 }
 

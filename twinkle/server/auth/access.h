@@ -15,7 +15,7 @@
 namespace twinkle::server {
 
 // What a route asks of a key; of kPublic nothing, not even that there is one.
-enum class Scope { kPublic, kAny, kTrain, kSample };
+enum class Scope { kPublic, kAny, kTrain, kSample, kMetrics };
 
 struct Caller {
   std::string owner;   // of what it sees and makes
@@ -44,6 +44,9 @@ class Access {
   // before the server began; 403 for one without the scope. `mark` counts what was begun. Error
   // kBusy: the file cannot be read, and until it can nobody comes in.
   std::variant<Caller, Response> enter(const std::string& key, Scope scope, int64_t mark);
+
+  // False from a look at the file that failed to one that does not.
+  bool is_read() const { return is_read_; }
 
  private:
   struct Known {

@@ -4,8 +4,6 @@
 
 namespace twinkle::server {
 
-std::optional<Response> healthz(Call&) { return json({{"status", "ok"}}); }
-
 std::optional<Response> client_config(Call& call) { return json(call.services.client_flags); }
 
 std::optional<Response> client_dynamic_config(Call&) { return json(JsonObject{}); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "twinkle/engine/schedule/accepted.h"
+#include "twinkle/engine/schedule/dispatcher.h"
 
 namespace twinkle::server {
 
@@ -23,6 +24,7 @@ class Backend {
   virtual ~Backend() = default;
   virtual const ModelFacts& model() const = 0;
   // As Engine's of these names.
+  virtual engine::Stats stats() const = 0;
   virtual engine::Accepted check(engine::Operation operation) = 0;
   virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
 };

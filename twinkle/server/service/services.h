@@ -10,6 +10,7 @@
 #include "twinkle/server/auth/access.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
+#include "twinkle/server/metrics/metrics.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
@@ -84,6 +85,7 @@ class Services {
   const std::filesystem::path state;
   JsonObject client_flags;  // what client/config answers; the SDK's defaults where it is empty
   Access access;            // who may come in; everybody, unless it is set
+  Metrics metrics;
   History history;
   Promises promises;
   Operations operations;

@@ -61,10 +61,10 @@ void check(const Key& key) {
   require(ok, Code::kInvalid, "store: the tenant '", name, "' must be 1 to ", kMaxName,
           " letters, digits, '.', '_' and '-'");
   require(!key.scopes.empty(), Code::kInvalid,
-          "store: the key has no scope; give train, sample or both");
+          "store: the key has no scope; give train, sample, metrics or several");
   for (const std::string& scope : key.scopes)
     require(std::ranges::find(kScopes, scope) != kScopes.end(), Code::kInvalid, "store: scope '",
-            scope, "' is not known, there are train and sample");
+            scope, "' is not known, there are train, sample and metrics");
   require(key.expires == 0 || key.expires > key.created, Code::kInvalid,
           "store: the key would expire before it is made; choose a later time");
 }

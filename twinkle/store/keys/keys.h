@@ -14,8 +14,8 @@
 
 namespace twinkle::store {
 
-// What a key may be for: training runs and their checkpoints; samplers.
-inline constexpr std::array<const char*, 2> kScopes = {"train", "sample"};
+// What a key may be for: training runs and their checkpoints; samplers; what the operator measures.
+inline constexpr std::array<const char*, 3> kScopes = {"train", "sample", "metrics"};
 
 // Times are seconds since 1970.
 struct Key {

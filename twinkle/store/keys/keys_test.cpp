@@ -72,9 +72,9 @@ TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
   EXPECT_NE(error(wanted("")).find("the tenant ''"), std::string::npos);
   Key key = wanted("a");
   key.scopes = {"train", "admin"};
-  EXPECT_EQ(error(key), "store: scope 'admin' is not known, there are train and sample");
+  EXPECT_EQ(error(key), "store: scope 'admin' is not known, there are train, sample and metrics");
   key.scopes = {};
-  EXPECT_EQ(error(key), "store: the key has no scope; give train, sample or both");
+  EXPECT_EQ(error(key), "store: the key has no scope; give train, sample, metrics or several");
   key = wanted("a");
   key.expires = 999;
   EXPECT_EQ(error(key), "store: the key would expire before it is made; choose a later time");

@@ -1,0 +1,40 @@
+#include "twinkle/server/metrics/metrics.h"
+
+#include <sstream>
+#include <string_view>
+
+#include "twinkle/server/service/services.h"
+
+namespace twinkle::server {
+
+std::string Metrics::text(const Services& s) const {
+  const engine::Stats engine = s.backend.stats();
+  std::ostringstream out;
+  const auto head = [&](std::string_view name, std::string_view type, std::string_view help) {
+    out << "# HELP " << name << ' ' << help << "\n# TYPE " << name << ' ' << type << '\n';
+  };
+  const auto one = [&](std::string_view name, std::string_view type, std::string_view help,
+                       auto value) {
+    head(name, type, help);
+    out << name << ' ' << value << '\n';
+  };
+  head("twinkle_requests_total", "counter", "Requests answered since the start.");
+  for (const auto& [of, number] : requests_)
+    out << "twinkle_requests_total{route=\"" << of.first << "\",status=\"" << of.second << "\"} "
+        << number << '\n';
+  one("twinkle_promises_open", "gauge", "Accepted requests whose result is not there yet.",
+      s.promises.num_open());
+  one("twinkle_polls_held", "gauge", "Polls that wait for a result.", s.promises.num_held());
+  one("twinkle_result_bytes", "gauge", "Bytes of results that are kept.", s.promises.num_bytes());
+  one("twinkle_engine_operations", "gauge", "Operations queued in the engine or running.",
+      engine.num_queued);
+  one("twinkle_training_tokens_total", "counter", "Tokens that training batches have run.",
+      engine.batches.num_tokens);
+  one("twinkle_training_seconds_total", "counter", "Time of training.", engine.training_seconds);
+  one("twinkle_sampling_seconds_total", "counter", "Time of sampling.", engine.sampling_seconds);
+  one("twinkle_journal_refused", "gauge", "1 while the disk refuses what is to be journalled.",
+      s.history.trouble().empty() ? 0 : 1);
+  return out.str();
+}
+
+}  // namespace twinkle::server

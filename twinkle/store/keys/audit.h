@@ -1,0 +1,13 @@
+// The audit log: who asked for what lasts, one JSON object a line in STATE/audit.jsonl. Any thread
+// and any process; a file that is moved away is begun anew.
+#pragma once
+#include <filesystem>
+
+#include "twinkle/base/json.h"
+
+namespace twinkle::store {
+
+// Adds the line, with "time" (UTC) before what it says. Error kBusy: the system refuses.
+void append_audit(const std::filesystem::path& state, const JsonObject& line);
+
+}  // namespace twinkle::store

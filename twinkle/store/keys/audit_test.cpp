@@ -1,0 +1,47 @@
+#include "twinkle/store/keys/audit.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace twinkle::store {
+namespace {
+
+TEST(Audit, LinesOfManyAreWholeAndHaveTheirTime) {
+  const ScratchDir dir;
+  {
+    std::vector<std::jthread> writers;
+    for (int i = 0; i < 4; ++i)
+      writers.emplace_back([&, i] {
+        for (int n = 0; n < 20; ++n)
+          append_audit(dir.path(), {{"action", std::string(500, 'a')}, {"key", i}});
+      });
+  }
+  std::istringstream in(read_text(dir / "audit.jsonl"));
+  int num = 0;
+  for (std::string line; std::getline(in, line); ++num) {
+    const Json read = parse_json(line, "line");
+    EXPECT_EQ(get<std::string>(read, "action").size(), 500u);
+    const auto time = get<std::string>(read, "time");
+    EXPECT_TRUE(time.size() == 20 && time[10] == 'T' && time.back() == 'Z') << time;
+  }
+  EXPECT_EQ(num, 80);
+}
+
+TEST(Audit, WhatCannotBeWrittenIsBusy) {
+  const ScratchDir dir;
+  try {
+    append_audit(dir / "none", {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code, Code::kBusy);
+    EXPECT_STREQ(e.what(), "store: cannot write the audit log: No such file or directory");
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::store
