@@ -23,7 +23,8 @@ std::pair<int, std::string> run(std::vector<const char*> arguments) {
 
 TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   const std::string required =
-      "A subcommand is required: backup, info, keys, restore, sample, serve, train; --help says more\n";
+      "A subcommand is required: backup, info, keys, restore, sample, serve, train; --help says "
+      "more\n";
   EXPECT_EQ(run({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
     EXPECT_EQ(run({word.c_str()}),
