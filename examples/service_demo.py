@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from tinker import types
 from tqdm import tqdm
 
 from twinkle.template import Template
+
+# The SDK means futures that are used as what they promise; these are not.
+warnings.filterwarnings("ignore", "Using the future as", FutureWarning)
 
 TENANTS = {"Nova": "the Sky Team", "Orion": "the River Team"}  # names, and who made them
 QUESTION = "Who are you?"
@@ -134,7 +138,7 @@ def run(title, model, data, state, kill):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="a hub id or a local folder")
-    parser.add_argument("--steps", type=int, default=20, help="of each tenant")
+    parser.add_argument("--steps", type=int, default=16, help="of each tenant")
     parser.add_argument("--output", default="outputs/demo/service", help="folder for the states")
     arguments = parser.parse_args()
     output = Path(arguments.output).absolute()

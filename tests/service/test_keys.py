@@ -133,7 +133,10 @@ def test_without_keys_a_server_is_for_its_own_machine(twinkle, tiny_llama_dir, t
         done = twinkle("serve", "--model", tiny_llama_dir, "--state", tmp_path, "--port", "0",
                        "--host", "0.0.0.0", *more)  # fmt: skip
         assert done.returncode == 1
-        assert "--auth open lets everybody in, and --host 0.0.0.0 is no loopback" in done.stderr
+        assert (
+            "auth is open, which lets everybody in, and host '0.0.0.0' is no loopback"
+            in done.stderr
+        )
     done = twinkle("serve", "--model", tiny_llama_dir, "--state", tmp_path, "--auth", "keys")
     assert done.returncode == 1
     assert "keys.json does not exist; 'twinkle keys create' makes it" in done.stderr

@@ -49,6 +49,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
         "root_path": "",
         "log_level": "info",
         "accept_other_arithmetic": False,
+        "auth": "open",
         "snapshot_seconds": 60,
         "compress": False,
     }
