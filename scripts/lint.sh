@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, and the include rule.
+# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, and docs/api.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH:$HOME/.cargo/bin"
@@ -22,4 +22,7 @@ if [ -f rust/text/Cargo.toml ] && command -v cargo-fmt > /dev/null; then
   run cargo fmt --manifest-path rust/text/Cargo.toml $check
 fi
 run python3 tools/layers.py twinkle tools/layers.txt
+api=--check
+[ "${1:-}" = --fix ] && api=
+[ ! -f twinkle/server/routes.def ] || run python3 tools/api_reference.py $api
 exit $status
