@@ -128,6 +128,7 @@ CATCHES = {
     "twinkle/server/routes.cpp": "becomes a status of HTTP",
     "twinkle/server/history/history.cpp": "goes to who waits for the record",
     "twinkle/server/service/operations.cpp": "becomes the answer of a promise",
+    "twinkle/server/service/services.cpp": "is a version that stays for now",
     "twinkle/server/service/snapshots.cpp": "is a snapshot that is not taken, or names its run",
     "twinkle/server/service/runs.cpp": "uses up the number of its request",
     "twinkle/server/tinker/forward_backward_request.cpp": "protozero tells of broken bytes by it",

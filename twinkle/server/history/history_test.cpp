@@ -203,6 +203,30 @@ TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
   std::filesystem::remove_all(folder);
 }
 
+TEST_F(HistoryTest, TheEngineLetsVersionsGoThatASnapshotHolds) {
+  snapshots_.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string id = run();
+  std::vector<std::string> samplers;
+  for (int64_t seq = 1; seq <= 6; seq += 2) {
+    const Response published =
+        post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", seq}});
+    samplers.push_back(text(result(published), "sampling_session_id"));
+    result(step(id, seq + 1));
+    EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  }
+  const auto is_released = [&](size_t i) {
+    return services_->samplers.at(samplers[i]).version == 0;
+  };
+  EXPECT_TRUE(loop_->run_until([&] { return is_released(1); }));
+  EXPECT_TRUE(is_released(0));
+  EXPECT_FALSE(is_released(2)) << "the newest stays";
+  for (const std::string& s : samplers) EXPECT_EQ(result(sample(s, 0)).status, 200);
+  restart();
+  EXPECT_TRUE(is_released(2)) << "the engine has it no more";
+  for (const std::string& s : samplers) EXPECT_EQ(result(sample(s, 1)).status, 200);
+}
+
 // Requests in any order, killed at any moment: a client that sends again what it was not told of
 // gets what it would have got. With a snapshot at each step, and without.
 TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {

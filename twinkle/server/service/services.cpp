@@ -41,7 +41,8 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions
                  history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
                }),
       operations(backend, loop, history, promises),
-      snapshots(backend, loop, history, this->state / "snapshots", snapshot_options),
+      snapshots(backend, loop, history, this->state / "snapshots", snapshot_options,
+                [this](const Snapshotted& s) { release_saved(s); }),
       runs(backend, promises, operations, snapshots) {}
 
 void Services::submit(engine::Operation operation, const std::string& request_id, Answered answer) {
@@ -72,6 +73,25 @@ std::string Services::tenant_of(const fs::path& checkpoint) {
   const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
   sampled_[name] = {.tenant = name, .directory = checkpoint.string()};
   return name;
+}
+
+void Services::release_saved(const Snapshotted& snapshot) {
+  for (auto& [id, sampler] : samplers) {
+    if (sampler.tenant != snapshot.run || sampler.version == 0 ||
+        sampler.version >= std::ssize(snapshot.versions))
+      continue;
+    const std::string& folder = snapshot.versions[static_cast<size_t>(sampler.version - 1)];
+    try {
+      // Behind the Samples that have been given the version.
+      backend.submit(
+          backend.check(engine::Release{.tenant = snapshot.run, .version = sampler.version}),
+          [](const engine::Outcome&) {});
+    } catch (const Error&) {
+      return;  // there is no room now; the next snapshot comes
+    }
+    sampler.tenant = tenant_of(snapshots.path_of(folder));
+    sampler.version = 0;
+  }
 }
 
 fs::path Services::new_folder(const std::string& run, int64_t seq_id, const std::string& kind,

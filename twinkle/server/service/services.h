@@ -97,6 +97,9 @@ class Services {
 
  private:
   void make_now(const std::string& tenant);
+  // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
+  // the versions go; but for the newest, which is sampled most.
+  void release_saved(const Snapshotted& snapshot);
 
   std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
   std::set<std::string> made_;                     // that the engine has got

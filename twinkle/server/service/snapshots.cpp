@@ -56,6 +56,7 @@ void Snapshots::progress(const std::string& run, bool failed) {
   history_.append(done.record, [this, run, record = done.record](uint64_t, const auto& error) {
     if (error) return;
     const std::string before = std::exchange(states_[run].last, record).folder;
+    on_taken_(record);
     if (before.empty()) return;
     // Renamed first: a folder that a backup still sees has all of its files.
     const fs::path gone = path_of(before) + ".old";

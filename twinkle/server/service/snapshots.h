@@ -23,13 +23,15 @@ struct SnapshotOptions {
 
 class Snapshots {
  public:
+  // `on_taken` is told of each that is there.
   Snapshots(Backend& backend, Loop& loop, History& history, std::filesystem::path folder,
-            SnapshotOptions options)
+            SnapshotOptions options, std::function<void(const Snapshotted&)> on_taken)
       : backend_(backend),
         loop_(loop),
         history_(history),
         folder_(std::move(folder)),
-        options_(options) {}
+        options_(options),
+        on_taken_(std::move(on_taken)) {}
 
   // The engine has just been given the optim_step `seq_id` of the run, which has published so many
   // versions. Saves it if it is time. One that fails is not there, and the next step tries again.
@@ -39,6 +41,9 @@ class Snapshots {
   void ended(const std::string& request_id);
 
   bool is_saving(const std::string& run) const { return saving_.contains(run); }
+
+  // Of a folder that a record names.
+  std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
 
   // At the beginning of a replay: gives the engine the runs as they were saved. `exact`: they go on
   // bit for bit, which takes the arithmetic that saved them. False: there is no room yet, ask
@@ -63,7 +68,6 @@ class Snapshots {
     bool failed = false;
   };
 
-  std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
   void progress(const std::string& run, bool failed);
 
   Backend& backend_;
@@ -71,6 +75,7 @@ class Snapshots {
   History& history_;
   const std::filesystem::path folder_;
   const SnapshotOptions options_;
+  const std::function<void(const Snapshotted&)> on_taken_;
   std::map<std::string, State> states_;
   std::map<std::string, Saving> saving_;  // by run
   std::map<std::string, Snapshotted> restored_, to_restore_;
