@@ -26,6 +26,14 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/twinkle/cli/main.cpp)
   add_dependencies(twinkle_product twinkle_program)
 endif()
 
+# bin/twinkle that kills itself where a test says: the same libraries and one file more.
+if(TWINKLE_TESTS)
+  add_executable(twinkle_with_faults ${CMAKE_SOURCE_DIR}/twinkle/cli/main.cpp
+    ${CMAKE_SOURCE_DIR}/tests/service/faults.cpp)
+  target_link_libraries(twinkle_with_faults PRIVATE twinkle_cli)
+  target_compile_definitions(twinkle_with_faults PRIVATE TWINKLE_VERSION="${TWINKLE_VERSION}")
+endif()
+
 if(TARGET twinkle_cuda)
   add_dependencies(twinkle_product twinkle_cuda)
 endif()

@@ -28,7 +28,7 @@ fi
 # Programs beside each other: one that spins while it waits for its threads takes another's core.
 export OMP_WAIT_POLICY=passive
 # Tests of what is not there skip: of what the build should have left, none may.
-for built in .venv/bin/twinkle build/release/{example_finetune,engine_soak}; do
+for built in .venv/bin/twinkle build/release/{example_finetune,engine_soak,twinkle_with_faults}; do
   [ -x $built ] || { echo "test: $built is not built: make build" >&2; status=1; }
 done
 .venv/bin/python -c 'import twinkle._core' > /dev/null || status=1

@@ -293,8 +293,8 @@ def fake_runners(folder, ctest_ends, pytest_ends):
     environment = copy_of_the_scripts(folder, {})
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / "build/release").mkdir(parents=True)
-    for name in ("build/release/example_finetune", "build/release/engine_soak"):
-        (folder / name).touch(0o755)
+    for name in ("example_finetune", "engine_soak", "twinkle_with_faults"):
+        (folder / "build/release" / name).touch(0o755)
     (folder / ".venv/bin/twinkle").touch(0o755)
     for path, last, status in (
         (folder / "tools/ctest", "Total Test time (real) = 2.00 sec", ctest_ends),

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 PROGRAM = [sys.executable, "-c", "from twinkle.program import main; main()"]
+WITH_FAULTS = Path(__file__).parents[2] / "build/release/twinkle_with_faults"
 
 
 def environment():
@@ -17,23 +19,27 @@ def environment():
 class Server:
     """`twinkle serve` on a free port of loopback; ended by `stop`."""
 
-    def __init__(self, model, state, *arguments):
+    def __init__(self, model, state, *arguments, command=PROGRAM):
         from twinkle import program
 
         if program.path() is None:
             pytest.skip("bin/twinkle is not built")
         place = ["--model", model, "--name", "tiny", "--state", state]
-        self.command = [*PROGRAM, "serve", *place, *arguments]
+        self.command = [*command, "serve", *place, *arguments]
         self.url = None
         self.start_again()
 
-    def start_again(self):
-        """A new process on the same state, at the same address."""
+    def launch(self, variables=None):
+        """A new process on the same state, at the same address, which may not serve yet."""
         port = self.url.rpartition(":")[2] if self.url else "0"
         self.process = subprocess.Popen(
             [*self.command, "--port", port],
-            env=environment(), stdout=subprocess.PIPE, text=True,
+            env={**environment(), **(variables or {})}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+
+    def start_again(self, variables=None):
+        """A new process, which serves."""
+        self.launch(variables)
         line = self.process.stdout.readline()
         found = re.search(r"http://\S+", line)
         assert found, f"twinkle serve said {line!r}"
@@ -77,6 +83,14 @@ def twinkle():
         return subprocess.run(command, env=environment(), capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def with_faults():
+    """The command that starts bin/twinkle with faults.cpp."""
+    if not WITH_FAULTS.is_file():
+        pytest.skip("build/release/twinkle_with_faults is not built: make build")
+    return [WITH_FAULTS]
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,37 @@
 """The server is killed while clients of the real SDK work: they notice nothing, nothing is lost."""
 
+import errno
+import functools
 import hashlib
-import threading
+import json
+import os
+import random
+import re
+import resource
+import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
 tinker = pytest.importorskip("tinker")
 from tinker import types  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 ADAM = types.AdamParams(learning_rate=1e-2)
 STEPS = 20
-KILLS = 10
+
+# What tests/service/faults.cpp can end the program at: before and after each.
+POINTS = ("journal write", "apply", "acknowledgement", "outcome", "rename")
+CLOCK = "wall clock"
+KILLS = 5 * (len(POINTS) + 1)
+SOAK_KILLS = 200
+LIMIT_SECONDS = 120  # for one kill: clients wait for up to 30 s before they try again
 
 
 def datum(seed):
@@ -23,11 +42,11 @@ def datum(seed):
     )
 
 
-def work(service, seed):
+def work(service, seed, steps):
     """Trains, samples and saves; what came of it: texts that a disturbed run must repeat."""
     client = service.create_lora_training_client("tiny", rank=4, seed=seed)
     said = []
-    for step in range(STEPS):
+    for step in range(steps):
         passed = client.forward_backward([datum(seed), datum(seed + 1)], "cross_entropy")
         stepped = client.optim_step(ADAM)
         said.append(repr(passed.result().metrics["loss:sum"]))
@@ -48,43 +67,193 @@ def adapters(state):
     return sorted(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(start, tiny_llama_dir, tmp_path_factory):
-    state = tmp_path_factory.mktemp("undisturbed")
-    server = start(tiny_llama_dir, state)
-    with ThreadPoolExecutor(4) as pool:
-        said = list(pool.map(lambda seed: work(server.client(f"tml-{seed}"), seed), range(1, 5)))
+@contextmanager
+def four_clients(server, steps=STEPS):
+    """Four threads that work; a Future of what they said."""
+    with ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(1) as waiting:
+        each = [pool.submit(work, server.client(f"tml-{s}"), s, steps) for s in range(1, 5)]
+        yield waiting.submit(lambda: [one.result() for one in each])
+
+
+def run_undisturbed(start, model, state, steps=STEPS):
+    server = start(model, state)
+    with four_clients(server, steps) as result:
+        said = result.result(600)
     assert server.stop() == 0
     return said, adapters(state)
 
 
-def test_four_clients_see_no_error_and_their_adapters_are_those_of_an_undisturbed_run(
-    undisturbed, start, tiny_llama_dir, tmp_path
-):
-    server = start(tiny_llama_dir, tmp_path, "--snapshot-seconds", "1")
-    done = threading.Event()
-    kills = 0
+@pytest.fixture(scope="module")
+def undisturbed(start, tiny_llama_dir, tmp_path_factory):
+    return run_undisturbed(start, tiny_llama_dir, tmp_path_factory.mktemp("undisturbed"))
 
-    def clients():
+
+def plan(count):
+    """(point, the how many-th time or after how many seconds), equally many of each."""
+    draw = random.Random(1)
+    for i in range(count):
+        turn, kind = divmod(i, len(POINTS) + 1)
+        if kind == len(POINTS):
+            yield CLOCK, draw.uniform(0.1, 1.5)  # of which the start takes a part
+        else:
+            times = 3 if POINTS[kind] == "rename" else 8
+            yield f"{('before', 'after')[turn % 2]} {POINTS[kind]}", draw.randint(1, times)
+
+
+def kill_at(server, point, when, result):
+    """Starts the server, which is killed there: while it starts, or while it serves."""
+    server.launch({} if point == CLOCK else {"TWINKLE_FAULT": f"{point}:{when}"})
+    end = time.monotonic() + (when if point == CLOCK else LIMIT_SECONDS)
+    while server.process.poll() is None and time.monotonic() < end:
+        assert not result.done(), f"the clients ended before {point}: {result.exception()}"
+        time.sleep(0.01)
+    if point == CLOCK:
+        server.process.kill()
+    assert server.process.wait(1) == -signal.SIGKILL, (point, when)
+    server.process.stdout.close()
+
+
+def run_killed(server, count, steps):
+    """What the clients said, of a server that was killed so often."""
+    killed = Counter()
+    with four_clients(server, steps) as result:
+        server.kill()  # which has only just begun
         try:
-            with ThreadPoolExecutor(4) as pool:
-                return list(
-                    pool.map(lambda seed: work(server.client(f"tml-{seed}"), seed), range(1, 5))
-                )
+            for point, when in plan(count):
+                kill_at(server, point, when, result)
+                killed[point] += 1
         finally:
-            done.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(clients)
-        while not done.wait(0.1 + 0.15 * (kills % 4)) and kills < KILLS:
-            server.kill()
             server.start_again()
-            kills += 1
-        said = result.result(timeout=300)
+            print(f"{killed.total()} kills: {dict(killed)}")
+        said = result.result(600)
     assert server.stop() == 0
-    print(f"{kills} kills")
-    assert kills >= 3
+    return said
+
+
+def test_four_clients_see_no_error_and_their_adapters_are_those_of_an_undisturbed_run(
+    undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+):
+    options = ["--snapshot-seconds", "0"]
+    server = start(tiny_llama_dir, tmp_path, *options, command=with_faults)
+    said = run_killed(server, KILLS, STEPS)
     assert (said, adapters(tmp_path)) == undisturbed
+
+
+@pytest.mark.soak
+def test_two_hundred_kills(start, with_faults, tiny_llama_dir, tmp_path, capfd):
+    """TWINKLE_SOAK_KILLS says how many."""
+    kills = int(os.environ.get("TWINKLE_SOAK_KILLS", SOAK_KILLS))
+    steps = STEPS + kills // 2
+    undisturbed = run_undisturbed(start, tiny_llama_dir, tmp_path / "undisturbed", steps)
+    server = start(
+        tiny_llama_dir, tmp_path / "killed", "--snapshot-seconds", "1", command=with_faults
+    )
+    with capfd.disabled():
+        said = run_killed(server, kills, steps)
+    assert (said, adapters(tmp_path / "killed")) == undisturbed
+
+
+def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
+    texts = [(ROOT / path).read_text() for path in tracked("twinkle/*.cpp", "twinkle/*.h")]
+    named = re.findall(r'\bfault\("([^"]+)"\);', "".join(texts))
+    points = {f"{side} {point}" for point in POINTS for side in ("before", "after")}
+    assert points <= set(named) <= points | {"before this", "after this"}  # of fault_test.cpp
+
+
+def test_the_program_that_is_installed_has_no_faults(with_faults):
+    from twinkle import program
+
+    assert b"TWINKLE_FAULT" in with_faults[0].read_bytes()
+    assert b"TWINKLE_FAULT" not in program.path().read_bytes()
+
+
+def asked(server, path, body=None):
+    """The status of an answer, its text, and how many seconds it took."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"x-api-key": "tml-probe", "content-type": "application/json"}
+    begun = time.monotonic()
+    try:
+        with urlopen(Request(f"{server.url}{path}", data, headers), timeout=60) as answer:
+            return answer.status, answer.read().decode(), time.monotonic() - begun
+    except HTTPError as answer:
+        return answer.code, answer.read().decode(), time.monotonic() - begun
+
+
+def wait_until(is_so):
+    end = time.monotonic() + LIMIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def journal_bytes(state):
+    return sum(path.stat().st_size for path in (state / "journal").glob("*.journal"))
+
+
+def answers_a_new_session(server):
+    return asked(server, "/api/v1/create_session", {})[0]
+
+
+@contextmanager
+def full(server, state, _):
+    """No file of the server may grow."""
+    change = functools.partial(resource.prlimit, server.process.pid, resource.RLIMIT_FSIZE)
+    before = change()
+    change((journal_bytes(state) // 2, before[1]))
+    yield errno.EFBIG
+    change(before)
+
+
+@contextmanager
+def read_only(_server, _state, control):
+    control.write_text(f"refuse {errno.EROFS}")
+    yield errno.EROFS
+    control.unlink()
+
+
+@pytest.mark.parametrize("refusing", [full, read_only])
+def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
+    refusing, undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+):
+    control, state = tmp_path / "disk", tmp_path / "state"
+    variables = {"TWINKLE_FAULT_DISK": str(control)}
+    server = start(tiny_llama_dir, state, command=with_faults)
+    server.kill()
+    server.start_again(variables)
+    with four_clients(server) as result:
+        wait_until(lambda: journal_bytes(state) > 20_000)  # they are at work
+        with refusing(server, state, control) as error:
+            wait_until(lambda: answers_a_new_session(server) == 503)
+            time.sleep(1.5)  # the journal tries again each second
+            status, text, _ = asked(server, "/api/v1/create_session", {})
+            assert status == 503 and os.strerror(error) in text
+            assert asked(server, "/api/v1/healthz")[0] == 200
+            assert not result.done()
+        wait_until(lambda: answers_a_new_session(server) == 200)
+        said = result.result(600)
+    server.kill()
+    server.start_again()  # which compares what it does again with what was told
+    assert server.stop() == 0
+    assert (said, adapters(state)) == undisturbed
+
+
+def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
+    undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+):
+    control, state = tmp_path / "disk", tmp_path / "state"
+    server = start(tiny_llama_dir, state, command=with_faults)
+    server.kill()
+    server.start_again({"TWINKLE_FAULT_DISK": str(control)})
+    with four_clients(server) as result:
+        wait_until(lambda: journal_bytes(state) > 20_000)
+        control.write_text("slow 2000")
+        status, _, seconds = asked(server, "/api/v1/create_session", {})
+        assert status == 200 and seconds > 1
+        assert all(asked(server, "/api/v1/healthz")[2] < 1 for _ in range(10))
+        control.write_text("slow 20")
+        said = result.result(600)
+    assert server.stop() == 0
+    assert (said, adapters(state)) == undisturbed
 
 
 def test_what_was_trained_before_a_kill_is_there_after_it(start, tiny_llama_dir, tmp_path):

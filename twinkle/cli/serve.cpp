@@ -52,8 +52,10 @@ class EngineBackend : public server::Backend {
   server::ModelFacts model_;
 };
 
-// Ctrl-C and SIGTERM, which no other thread takes from here on.
+// Ctrl-C and SIGTERM, which no other thread takes from here on. A limit on the size of files
+// refuses a write, as a full disk does.
 sigset_t hold_signals() {
+  std::signal(SIGXFSZ, SIG_IGN);
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);

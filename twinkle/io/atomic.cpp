@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault.h"
 
 namespace twinkle {
 
@@ -280,7 +281,9 @@ AtomicDirectory::~AtomicDirectory() {
 void AtomicDirectory::commit() {
   assert(!staging_.empty());
   sync_tree(staging_);
+  fault("before rename");
   if (move_or_exchange(staging_, target_)) {
+    fault("after rename");
     sync_entry(target_);
     remove_tree(staging_);  // the old one, under the staging name
   } else {

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -193,7 +194,9 @@ void route(Request request, Services& services, Reply answer) {
                           .time_ms = milliseconds_since_1970()};
     services.history.append(command, [a, caller, chance = command.chance, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
+      fault("before apply");
       Response response = error ? response_of(error) : *run(*a, caller, chance, services, reply);
+      fault("after apply");
       if (!error && is_later(response))
         services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
       reply(std::move(response));

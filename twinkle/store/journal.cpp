@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault.h"
 
 namespace twinkle::store {
 
@@ -239,10 +240,12 @@ size_t Journal::write_some(std::span<Pending> records) {
     end += size_of(p);
     ++count;
   }
+  fault("before journal write");
   if (!write_all(file_.get(), std::span(parts).first(2 * count), end_)) {
     refuse("write to", errno, records);
     return records.size();
   }
+  fault("after journal write");
   if (end_ == synced_end_) sync_at_ = Clock::now() + seconds(options_.sync_seconds);
   end_ = end;
   for (Pending& p : records.first(count)) {

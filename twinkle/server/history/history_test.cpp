@@ -1,9 +1,11 @@
 // The service, killed and started again on the same folder, over a null model.
 #include "twinkle/server/history/history.h"
 
+#include <csignal>
 #include <random>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -257,6 +259,18 @@ TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
     EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
     EXPECT_EQ(kinds(id), expected) << "seed " << seed;
   }
+}
+
+TEST_F(HistoryTest, AStartWhoseDiskRefusesEndsByName) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  const std::string id = run();
+  {
+    const LimitForTest full(RLIMIT_FSIZE, 1);
+    const std::string refusal = refusal_of({});
+    EXPECT_EQ(refusal.find("store: cannot write to " + dir_.path().string()), 0U) << refusal;
+  }
+  restart();
+  EXPECT_EQ(step(id, 1).status, 200);
 }
 
 }  // namespace

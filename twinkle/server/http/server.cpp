@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/zstd.h"
@@ -330,6 +331,7 @@ class HttpServer::Impl {
     message.prepare_payload();
     if (is_head) message.body().clear();  // its length stays
     http::response_serializer<http::string_body> serializer(message);
+    fault("before acknowledgement");
     error_code error;
     while (!serializer.is_done()) {
       stream.expires_after(options_.patience);
@@ -337,6 +339,7 @@ class HttpServer::Impl {
                                       asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
+    fault("after acknowledgement");
     co_return keep_alive;
   }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault.h"
 #include "twinkle/base/json.h"
 
 namespace twinkle::server {
@@ -96,11 +97,13 @@ void Operations::came(int64_t number, Outcome outcome) {
 
 // Until the disk takes it: the engine has done it, and nobody may be told before.
 void Operations::write(int64_t number) {
+  fault("before outcome");
   history_.append(*entries_.at(number)->came, [this, number](uint64_t, std::exception_ptr error) {
     if (error) return loop_.after(kWriteAgain, [this, number] { write(number); });
     const std::shared_ptr<Entry> entry = entries_.extract(number).mapped();
     numbers_.erase(entry->request_id);
     apply(*entry, *entry->came);
+    fault("after outcome");
   });
 }
 

@@ -1,6 +1,9 @@
 #include "twinkle/server/service/services.h"
 
 #include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -115,6 +118,8 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
                     const std::function<bool(const Command&)>& command,
                     const std::function<void()>& turn) {
   bool same = true, given = false;
+  // Outlives this call: the journal may tell of the record when a replay has failed.
+  const auto written = std::make_shared<std::optional<std::exception_ptr>>();
   int64_t kept_from_ms = 0;
   const auto begin = [&](const History::Summary& summary) {
     kept_from_ms = summary.last_ms - PromiseOptions{}.keep_read.count();
@@ -145,10 +150,11 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
   };
   const auto finish = [&] {
     if (!std::exchange(given, true)) {
-      history.append(opened, [](uint64_t, auto) {});
+      history.append(opened, [written](uint64_t, const auto& error) { *written = error; });
       for (const std::string& tenant : operations.waiting_samplers()) make_now(tenant);
     }
-    return snapshots.finish_restore() && operations.finish_replay(same);
+    if (*written && **written) std::rethrow_exception(**written);
+    return *written && snapshots.finish_restore() && operations.finish_replay(same);
   };
   history.open(state / "journal", {begin, apply, finish, turn});
 }
