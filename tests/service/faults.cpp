@@ -17,7 +17,7 @@
 #include <string>
 #include <thread>
 
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 
 namespace {
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 
 namespace twinkle {
 

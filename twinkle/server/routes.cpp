@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {

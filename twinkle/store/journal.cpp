@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 
 namespace twinkle::store {
 

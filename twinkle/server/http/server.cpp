@@ -21,7 +21,7 @@
 #include <thread>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/zstd.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
 
 namespace twinkle::server {

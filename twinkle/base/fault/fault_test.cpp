@@ -1,4 +1,4 @@
-#include "twinkle/base/fault.h"
+#include "twinkle/base/fault/fault.h"
 
 #include <gtest/gtest.h>
 
