@@ -1,10 +1,12 @@
 // The service, killed and started again on the same folder, over a null model.
 #include "twinkle/server/history/history.h"
 
+#include <algorithm>
 #include <csignal>
 #include <random>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 #include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
@@ -259,6 +261,26 @@ TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
     EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
     EXPECT_EQ(kinds(id), expected) << "seed " << seed;
   }
+}
+
+TEST_F(HistoryTest, AStartRemovesSnapshotsThatNoRecordNames) {
+  snapshots_.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string id = run();
+  result(train(id, 1));
+  result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 2}}));
+  result(step(id, 3));
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  const auto folder = dir_.path() / "snapshots" / id;
+  for (const char* left : {"2.old", ".3.partial-0123456789ab", "99", "version-2"})
+    std::filesystem::create_directories(folder / left / "x");
+  std::filesystem::create_directories(dir_.path() / "snapshots/other/1");
+  restart();
+  std::error_code error;
+  std::vector<std::string> names = names_in(folder, error);
+  std::ranges::sort(names);
+  EXPECT_EQ(names, (std::vector<std::string>{"3", "version-1"}));
+  EXPECT_TRUE(names_in(dir_.path() / "snapshots/other", error).empty());
 }
 
 TEST_F(HistoryTest, AStartWhoseDiskRefusesEndsByName) {

@@ -1,9 +1,11 @@
 #include "twinkle/server/service/snapshots.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 
 namespace twinkle::server {
 
@@ -111,7 +113,22 @@ std::optional<std::string> Snapshots::version(const std::string& run, int64_t ve
 bool Snapshots::finish_restore() {
   require(trouble_.empty(), Code::kInvalid, "server: the snapshot of the run '", trouble_, "' in ",
           folder_.string(), " cannot be read");
-  return num_restoring_ == 0;
+  if (num_restoring_ > 0) return false;
+  if (!std::exchange(has_removed_, true)) remove_leftovers();
+  return true;
+}
+
+// The journal is this process's by now, so that no other is saving here.
+void Snapshots::remove_leftovers() const {
+  std::set<std::string> named;
+  for (const auto& [run, snapshot] : restored_) {
+    named.insert(snapshot.folder);
+    named.insert(snapshot.versions.begin(), snapshot.versions.end());
+  }
+  std::error_code ignored;  // what stays takes room, and nothing else
+  for (const std::string& run : names_in(folder_, ignored))
+    for (const std::string& name : names_in(folder_ / run, ignored))
+      if (!named.contains(run + "/" + name)) remove_tree(folder_ / run / name);
 }
 
 }  // namespace twinkle::server

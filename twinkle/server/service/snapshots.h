@@ -53,7 +53,8 @@ class Snapshots {
   bool covers(const std::string& run, int64_t seq_id) const;
   // The folder of a version that was published before the snapshot; or nothing.
   std::optional<std::string> version(const std::string& run, int64_t version) const;
-  // Error kInvalid: a snapshot could not be read, with its folder and why. False: not yet.
+  // Error kInvalid: a snapshot could not be read, with its folder and why. False: not yet. Removes
+  // what no record names: a kill left it.
   bool finish_restore();
 
  private:
@@ -69,6 +70,7 @@ class Snapshots {
   };
 
   void progress(const std::string& run, bool failed);
+  void remove_leftovers() const;
 
   Backend& backend_;
   Loop& loop_;
@@ -80,6 +82,7 @@ class Snapshots {
   std::map<std::string, Saving> saving_;  // by run
   std::map<std::string, Snapshotted> restored_, to_restore_;
   int64_t num_restoring_ = 0;
+  bool has_removed_ = false;
   std::string trouble_;
 };
 
