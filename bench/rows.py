@@ -34,6 +34,9 @@ NOW = {
     "C12": "memory and latency of 64 resident tenants",
     "F1": "training of all weights",
     "R2": "from a step to the first token with the new weights",
+    "S1": "the service: from a request to its result",
+    "S2": "the service: small requests",
+    "S3": "the service: a large result",
 }
 GPU = {
     "G1": "LoRA training, Qwen3-4B's shape",
@@ -51,7 +54,7 @@ GPU = {
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
     "R1, R3, R4": "reinforcement learning",
-    "S1-S5": "the server: latency, requests per second, fairness",
+    "S4-S6": "the service: many clients, a step's added time, a burst",
     "K1-K3": "loading, saving, swapping adapters in",
     "D1-D3": "communication of distributed training",
 }

@@ -51,6 +51,10 @@ endfunction()
 if(TWINKLE_TESTS)
   twinkle_programs(examples example_)
   twinkle_programs(bench "")
+  foreach(program null_service http_rate)  # without tensors
+    add_executable(${program} ${CMAKE_SOURCE_DIR}/bench/service/${program}.cpp)
+    target_link_libraries(${program} PRIVATE twinkle_server)
+  endforeach()
   twinkle_programs(tests/soak "")
 endif()
 

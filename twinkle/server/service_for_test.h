@@ -12,31 +12,11 @@
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/service/loop_for_test.h"
 
 namespace twinkle::server {
-
-class NullBackend : public Backend {
- public:
-  explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
-  const ModelFacts& model() const override { return model_; }
-  engine::Stats stats() const override { return dispatcher_.stats(); }
-  engine::Accepted check(engine::Operation operation) override {
-    std::vector<engine::Operation> one;
-    one.push_back(std::move(operation));
-    return std::move(dispatcher_.accept(std::move(one))[0]);
-  }
-  int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
-    std::vector<engine::Accepted> one;
-    one.push_back(std::move(accepted));
-    return dispatcher_.submit(std::move(one), {std::move(on_done)})[0];
-  }
-
- private:
-  engine::Dispatcher& dispatcher_;
-  const ModelFacts model_{.directory = "null", .names = {"null"}, .max_positions = 64};
-};
 
 // ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.
 inline std::string forward_backward_bytes(const std::string& run, int64_t seq_id,
