@@ -37,6 +37,7 @@ NOW = {
     "S1": "the service: from a request to its result",
     "S2": "the service: small requests",
     "S3": "the service: a large result",
+    "S6": "the service: a burst",
 }
 GPU = {
     "G1": "LoRA training, Qwen3-4B's shape",
@@ -54,7 +55,7 @@ GPU = {
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
     "R1, R3, R4": "reinforcement learning",
-    "S4-S6": "the service: many clients, a step's added time, a burst",
+    "S4, S5": "the service: many clients, a step's added time",
     "K1-K3": "loading, saving, swapping adapters in",
     "D1-D3": "communication of distributed training",
 }

@@ -1,10 +1,10 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1, R2 and S1 to S3, and needs the variable TWINKLE_TEST_DATA: a
-folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on models of drawn weights.
-Writes bench/results/cpu.json, or the GPU's file beside it (rows with id, ours, peer, ratio, limit),
-and the table of docs/benchmarks.md; with --quick and --rehearse files in outputs/bench alone, with
---out a file of DIR and a table on the screen.
+On the CPU it measures C1 to C12, F1, R2, S1 to S3 and S6, and needs the variable
+TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on
+models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows with id,
+ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse files in
+outputs/bench alone, with --out a file of DIR and a table on the screen.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from device import name_of_gpu
 from foreign import PATIENCE
 from gpu import run as gpu_run
 from service import questions as service
+from service import sdk
 from worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,9 +46,10 @@ QUESTIONS = {
     "C12": tenants.c12,
     "F1": training.f1,
     "R2": publishing.r2,
-    "S1": service.s1,
+    "S1": sdk.both_s1,
     "S2": service.s2,
     "S3": service.s3,
+    "S6": sdk.s6,
 }
 
 

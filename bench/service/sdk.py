@@ -1,0 +1,90 @@
+"""S1 by the real SDK, and S6: a burst of its requests beside other clients' heartbeats."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rows import make_row
+from service.client import KEY, Client
+from service.questions import in_turn, is_quick, row, s1, servers, share
+from verdict import IDLE
+
+ADDED_MS, HEARTBEAT_MS = 0.5, 50.0  # goals
+BURST = 208, 512  # forward_backwards of 3.3 MB, samples
+
+
+def trainer(url):
+    """The SDK's, and the data of a small forward_backward."""
+    os.environ["TINKER_TELEMETRY"] = "0"
+    import tinker
+    from tinker import types
+
+    tokens = types.ModelInput.from_ints([1, 2, 3])
+    inputs = {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]}
+    data = [types.Datum(model_input=tokens, loss_fn_inputs=inputs)]
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    return service.create_lora_training_client("null", rank=8).result(), data
+
+
+def both_s1(run):
+    yield from s1(run)
+    yield from s1_sdk(run)
+
+
+def s1_sdk(run):
+    count = 20 if is_quick(run) else 300
+    with servers() as at:
+        trainers = {name: trainer(server.url) for name, server in at.items()}
+
+        def p50_ms(name):
+            client, data = trainers[name]
+            times = []
+            for _ in range(count):
+                start = time.perf_counter()
+                client.forward_backward(data, "cross_entropy").result()
+                times.append(1e3 * (time.perf_counter() - start))
+            return statistics.median(times)
+
+        times = in_turn(run, "S1", p50_ms)
+    least = 0.01  # what is less is none
+    added = [max(least, a - b) for a, b in zip(times["ours"], times["peer"], strict=True)]
+    what = "what the service adds to the SDK's own submit to result, p50"
+    yield row(run, "S1", what, {"ours": added, "peer": times["peer"]}, ADDED_MS, "ms")
+
+
+def heartbeats_ms(client, session, goes_on):
+    """Of one heartbeat after the other, 2 ms apart, as long as goes_on()."""
+    out = []
+    while goes_on():
+        start = time.perf_counter()
+        client.post("session_heartbeat", session_id=session)
+        out.append(1e3 * (time.perf_counter() - start))
+        time.sleep(0.002)
+    return out
+
+
+def s6(run):
+    """One burst: it takes long, and its samples are its heartbeats' p99."""
+    num_passes, num_samples = (4, 16) if is_quick(run) else BURST
+    with servers() as at, Client(at["ours"].port) as client:
+        session = client.post("create_session")["session_id"]
+        end = time.monotonic() + (0.5 if is_quick(run) else 5)
+        idle = heartbeats_ms(client, session, lambda: time.monotonic() < end)
+        script = Path(__file__).with_name("burst.py")
+        command = [sys.executable, script, at["ours"].url, KEY, str(num_passes), str(num_samples)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as burst:
+            busy = heartbeats_ms(client, session, lambda: burst.poll() is None)
+            said = burst.stdout.read().strip()
+        run.progress("S6")(None)
+    if burst.returncode != 0 or said != str(num_passes + num_samples):
+        raise RuntimeError(f"bench: the burst ended with {burst.returncode} and said {said!r}")
+    yield make_row(
+        "S6", f"a heartbeat beside {num_passes} forward_backwards and {num_samples} samples, p99",
+        IDLE, {"ours": [share(busy, 0.99)], "peer": [share(idle, 0.99)]}, HEARTBEAT_MS,
+        lower_is_better=True, unit="ms", noisy=False, valid=True,
+        notes=["the limit is the goal", f"load average {os.getloadavg()[0]:.1f}"],
+        **run.machine_fields(),
+    )  # fmt: skip
