@@ -1,5 +1,6 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -51,6 +52,14 @@ class EngineBackend : public server::Backend {
   engine::Engine& engine_;
   server::ModelFacts model_;
 };
+
+// Each connection is a file; shells often allow 1024, and up to a higher number whoever asks.
+void allow_connections() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 // Ctrl-C and SIGTERM, which no other thread takes from here on. A limit on the size of files
 // refuses a write, as a full disk does.
@@ -111,6 +120,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
+  allow_connections();
   Log log(level_named(o.log_level));
   auto http =
       std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});

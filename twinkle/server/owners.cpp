@@ -10,7 +10,8 @@ namespace {
 // What the request has under that name, or "".
 std::string named(const Call& call, const std::string& field) {
   if (const auto it = call.path.find(field); it != call.path.end()) return it->second;
-  if (field == "model_id" && call.body.is_null()) return tinker::model_id_of(call.request.body);
+  if (field == "model_id" && call.body.is_null())
+    return tinker::address_of(call.request.body).model_id;
   return get_or<std::string>(call.body, field, "");
 }
 

@@ -213,6 +213,9 @@ bool replay(const Command& command, Services& services) {
   request.headers["content-type"] = command.content_type;
   request.body = command.body;
   const std::shared_ptr<Asked> a = asked(std::move(request));
+  require(a->route->kind == Kind::kJournalled, Code::kInvalid,
+          "server: the journal holds a request to ", command.path,
+          ", which changes nothing; it is damaged");
   read_body(*a);
   const auto response =
       run(*a, {.owner = command.owner}, command.chance, services, [](Response) {});

@@ -1,6 +1,7 @@
 // What a request is answered before a handler sees it.
 #include "twinkle/server/routes.h"
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -25,6 +26,15 @@ TEST_F(RoutesTest, AMethodIsPartOfTheRoute) {
   EXPECT_EQ(get("/api/v1/healthz").status, 200);
   EXPECT_EQ(post("/api/v1/healthz", JsonObject{}).status, 404);
   EXPECT_EQ(get("/api/v1/healthz/more").status, 404);
+}
+
+TEST_F(RoutesTest, WhatIsNotJournalledIsNotDoneAgain) {
+  const Command poll{
+      .method = "POST", .path = "/api/v1/retrieve_future", .body = R"({"request_id":"a"})"};
+  EXPECT_EQ(
+      error_of([&] { replay(poll, *services_); }),
+      "server: the journal holds a request to /api/v1/retrieve_future, which changes nothing; "
+      "it is damaged");
 }
 
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {

@@ -18,21 +18,6 @@
 
 namespace twinkle::server {
 
-// ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.
-inline std::string forward_backward_bytes(const std::string& run, int64_t seq_id,
-                                          const std::string& loss) {
-  constexpr std::string_view kDatum =
-      "1a640a100a0e0a0c01000000020000000300000012300a0d7461726765745f746f6b656e73121f0a180200000000"
-      "0000"
-      "0003000000000000000400000000000000180222010312"
-      "1e0a077765696768747312130a0c000000000000803f0000803f1801220103";
-  std::string out = {'\x0a', static_cast<char>(run.size())};
-  out += run + '\x10' + static_cast<char>(seq_id);
-  for (size_t i = 0; i + 1 < kDatum.size(); i += 2)
-    out += static_cast<char>(std::stoi(std::string(kDatum.substr(i, 2)), nullptr, 16));
-  return out + '\x22' + static_cast<char>(loss.size()) + loss;
-}
-
 class ServiceTest : public testing::Test {
  protected:
   ServiceTest() { open(); }

@@ -51,6 +51,56 @@ TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
             "server: loss_fn is missing; give a loss, such as cross_entropy");
 }
 
+TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) {
+  const std::string id = run();
+  Request broken = request("/api/v1/forward_backward",
+                           forward_backward_bytes(id, 1, "cross_entropy") + "\x1a\x7f", "tml-a");
+  broken.headers["content-type"] = "application/x-protobuf";
+  EXPECT_EQ(answer(broken).status, 422);
+  EXPECT_EQ(text(result(step(id, 2)), "error").substr(0, 43),
+            "optim_step: a request of its window failed,");
+  EXPECT_EQ(text(train(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
+  result(train(id, 3));
+  EXPECT_TRUE(parse(result(step(id, 4))).contains("metrics"));
+  broken.body = forward_backward_bytes("another", 1, "cross_entropy") + "\x1a\x7f";
+  EXPECT_EQ(answer(broken).status, 404);
+}
+
+TEST_F(HandlersTest, NumbersThatAreNotFiniteAreRefusedByTheirField) {
+  const std::string id = run();
+  std::string bytes = forward_backward_bytes(id, 1, "cross_entropy");
+  const size_t at = bytes.rfind("\x80\x3f", std::string::npos);  // the last weight's half
+  bytes[at + 1] = '\x7f';                                        // 0x7f800000
+  Request r = request("/api/v1/forward_backward", bytes, "tml-a");
+  r.headers["content-type"] = "application/x-protobuf";
+  EXPECT_EQ(text(answer(r), "detail"),
+            "server: data[0].weights holds inf at 2, its numbers must be finite");
+}
+
+TEST_F(HandlersTest, APromptWithoutTokensIsNamed) {
+  const std::string s = session();
+  const std::string id =
+      text(post("/api/v1/create_sampling_session",
+                {{"session_id", s}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+           "sampling_session_id");
+  EXPECT_EQ(text(post("/api/v1/asample", {{"sampling_session_id", id},
+                                          {"seq_id", 0},
+                                          {"prompt", {{"chunks", {{{"type", "encoded_text"}}}}}}}),
+                 "detail"),
+            "server: prompt has a chunk whose tokens are missing; give an array");
+}
+
+TEST_F(HandlersTest, NamesOfCheckpointsLeaveRoomForWhatIsAddedToThem) {
+  const std::string id = run();
+  const auto save = [&](int64_t seq_id, size_t length) {
+    return post("/api/v1/save_weights",
+                {{"model_id", id}, {"seq_id", seq_id}, {"path", std::string(length, 'a')}});
+  };
+  EXPECT_EQ(save(1, 200).status, 200);
+  const std::string detail = text(save(2, 201), "detail");
+  EXPECT_NE(detail.find("must be 1 to 200 letters"), std::string::npos) << detail;
+}
+
 TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {
   std::atomic<bool> go = false;
   executor_->on_batch = [&] {

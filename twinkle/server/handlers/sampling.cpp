@@ -19,14 +19,15 @@ std::vector<int32_t> prompt_of(const Json& body) {
   for (const Json& chunk : chunks->get_array()) {
     const auto type = get_or<std::string>(chunk, "type", "encoded_text");
     const Json* tokens = find(chunk, "tokens");
-    require(type == "encoded_text" && tokens && tokens->is_array(), Code::kInvalid,
-            "server: prompt has a chunk of type '", type,
+    require(type == "encoded_text", Code::kInvalid, "server: prompt has a chunk of type '", type,
             "'; this server's models read encoded_text alone");
+    require(tokens && tokens->is_array(), Code::kInvalid,
+            "server: prompt has a chunk whose tokens are missing; give an array");
     for (const Json& token : tokens->get_array()) {
       require(
           token.is_int64() && token.get_int64() >= 0 && std::in_range<int32_t>(token.get_int64()),
-          Code::kInvalid, "server: prompt holds ", boost::json::serialize(token),
-          ", it must be a token");
+          Code::kInvalid, "server: prompt.chunks has tokens with ", boost::json::serialize(token),
+          ", each must be an id of a token");
       out.push_back(static_cast<int32_t>(token.get_int64()));
     }
   }
@@ -147,6 +148,9 @@ std::optional<Response> asample(Call& call) {
   params.top_p = get_or(*sampling, "top_p", 1.0);
   params.prompt_logprobs = get_or(call.body, "prompt_logprobs", false);
   params.top_logprobs = get_or<int64_t>(call.body, "topk_sample_logprobs", 0);
+  require(params.top_logprobs >= 0 && params.top_logprobs <= sampler::kMaxTopLogprobs,
+          Code::kInvalid, "server: topk_sample_logprobs is ", params.top_logprobs,
+          ", it must be from 0 to ", sampler::kMaxTopLogprobs);
   read_stop(*sampling, sample, model.directory);
   s.promises.open(request_id, call.owner);
   try {

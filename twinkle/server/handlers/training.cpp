@@ -1,4 +1,5 @@
 // Training runs: their creation, forward_backward and optim_step.
+#include <algorithm>
 #include <cmath>
 
 #include "twinkle/base/error.h"
@@ -18,9 +19,13 @@ Json ack(const Run& run, const std::string& request_id) {
   return {{"request_id", request_id}, {"model_id", run.id}};
 }
 
-std::vector<float> floats(const Tensor& tensor) {
-  return std::visit([](const auto& v) { return std::vector<float>(v.begin(), v.end()); },
-                    tensor.values);
+std::vector<float> floats(const Tensor& tensor, const std::string& where) {
+  auto out = std::visit([](const auto& v) { return std::vector<float>(v.begin(), v.end()); },
+                        tensor.values);
+  const auto wrong = std::ranges::find_if_not(out, [](float x) { return std::isfinite(x); });
+  require(wrong == out.end(), Code::kInvalid, where, " holds ", wrong == out.end() ? 0 : *wrong,
+          " at ", wrong - out.begin(), ", its numbers must be finite");
+  return out;
 }
 
 std::string text_of(const std::vector<int64_t>& shape) {
@@ -72,16 +77,21 @@ engine::Example example(const tinker::Datum& datum, const std::string& loss, siz
     require(tensor.shape == shape, Code::kInvalid, where, ".", name, " has the shape ",
             text_of(tensor.shape), ", it must be ", text_of(shape));
     if (!weights)
-      out.extras[name] = floats(tensor);
+      out.extras[name] = floats(tensor, where + "." + name);
     else if (loss == "cross_entropy")  // others do not read them
-      out.weights = floats(tensor);
+      out.weights = floats(tensor, where + "." + name);
   }
   return out;
 }
 
 std::string options_of(const tinker::LossConfig& config) {
   JsonObject out;
-  for (const auto& [name, value] : config) std::visit([&](const auto& v) { out[name] = v; }, value);
+  for (const auto& [name, value] : config) {
+    const auto* number = std::get_if<double>(&value);
+    require(!number || std::isfinite(*number), Code::kInvalid, "server: loss_fn_config.", name,
+            " is ", number ? *number : 0, ", it must be finite");
+    std::visit([&](const auto& v) { out[name] = v; }, value);
+  }
   return out.empty() ? "" : boost::json::serialize(out);
 }
 
@@ -92,6 +102,17 @@ Response output(const engine::ForwardResult& result, const std::vector<int64_t>&
     out.data.push_back({{"logprobs", {result.logps[i], widths[i]}}});
   out.metrics["loss:sum"] = result.loss;
   return {.body = to_protobuf(out), .content_type = "application/x-protobuf"};
+}
+
+// One that cannot be read uses its number up, too: what follows it must not wait for it.
+tinker::ForwardBackwardRequest read(const Call& call, Run& run) {
+  try {
+    return tinker::read_forward_backward(call.request.body);
+  } catch (const Error& e) {
+    const tinker::Address to = tinker::address_of(call.request.body);
+    call.services.runs.refuse(run, to.seq_id, e.what(), !to.forward_only);
+    throw;
+  }
 }
 
 engine::Operation forward_of(engine::ForwardBackward op) {
@@ -159,7 +180,7 @@ std::optional<Response> get_info(Call& call) {
 
 std::optional<Response> forward_backward(Call& call) {
   Run& run = call.run();
-  tinker::ForwardBackwardRequest request = tinker::read_forward_backward(call.request.body);
+  tinker::ForwardBackwardRequest request = read(call, run);
   engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
   engine::Operation operation;
   std::vector<int64_t> widths;

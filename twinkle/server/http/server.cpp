@@ -67,8 +67,17 @@ Head head_of(const Parser& parser, const std::string& peer) {
 
 }  // namespace
 
+// Texts quote what was sent, however long it was and whether or not it was UTF-8.
 Response refusal(int status, const std::string& text) {
-  return {.status = status, .body = boost::json::serialize(JsonObject{{"detail", text}})};
+  constexpr size_t kMost = 4096;
+  std::string detail = text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+  std::string body = boost::json::serialize(JsonObject{{"detail", detail}});
+  if (!json_in(body)) {
+    for (char& c : detail)
+      if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+    body = boost::json::serialize(JsonObject{{"detail", detail}});
+  }
+  return {.status = status, .body = std::move(body)};
 }
 
 bool is_loopback(const std::string& address) {
@@ -195,6 +204,16 @@ class HttpServer::Impl {
     co_await http::async_read_header(stream, buffer, parser,
                                      asio::redirect_error(use_awaitable, error));
     if (error) co_return co_await refuse_head(stream, error);
+
+    // Where its body ends is not known: what follows must not be taken for another request.
+    if (parser.get().find(http::field::transfer_encoding) != parser.get().end() &&
+        !parser.chunked())
+      co_return co_await write(
+          stream,
+          refusal(422,
+                  "not HTTP as it should be: of transfer encodings chunked alone is "
+                  "taken"),
+          false);
 
     const auto begin = std::chrono::steady_clock::now();
     const Head head = head_of(parser, peer);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/json.h"
 #include "twinkle/server/http/peer_for_test.h"
 
 namespace twinkle::server {
@@ -40,6 +41,16 @@ class HttpServerTest : public testing::Test {
   std::vector<std::string> told_;
   std::optional<HttpServer> server_;
 };
+
+TEST(Refusal, QuotesAnyBytesWithinAFewThousandAndIsJson) {
+  const auto detail = [](const std::string& text) {
+    return std::string(parse_json(refusal(422, text).body, "it").at("detail").as_string());
+  };
+  EXPECT_EQ(detail("a \xc3\xbc"), "a \xc3\xbc");
+  EXPECT_EQ(detail("a \xff\xfe"), "a ??");
+  EXPECT_EQ(detail(std::string(5000, 'x')), std::string(4096, 'x') + "...");
+  EXPECT_EQ(detail(std::string(4095, 'x') + "\xc3\xbc"), std::string(4095, 'x') + "?...");
+}
 
 TEST_F(HttpServerTest, AnswersRequestsOfOneConnectionInTurn) {
   start();
@@ -149,6 +160,16 @@ TEST_F(HttpServerTest, ARefusedPeerReadsWhyAlthoughItStillSends) {
   peer.send(body);
   EXPECT_TRUE(begins(peer.receive(), "HTTP/1.1 503"));
   EXPECT_EQ(peer.receive(), "");
+}
+
+TEST_F(HttpServerTest, AnUnknownTransferEncodingEndsTheConnection) {
+  start();
+  Peer peer(port());
+  peer.send("POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: x\r\n\r\n" + post("/2", "y"));
+  const std::string answer = peer.receive();
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 422")) << answer;
+  EXPECT_NE(answer.find("chunked alone"), std::string::npos) << answer;
+  EXPECT_EQ(peer.receive(), "");  // the second is not answered
 }
 
 TEST_F(HttpServerTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {

@@ -16,8 +16,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// With room for '@', a number and what a folder is called while it is written: files' names have at
+// most 255 bytes.
+constexpr size_t kMaxName = 200;
+
 bool is_name(std::string_view name) {
-  return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
+  return !name.empty() && name.size() <= kMaxName && name != "." && name != ".." &&
          std::ranges::all_of(name, [](char c) {
            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                   c == '.' || c == '_' || c == '-';
@@ -100,7 +104,7 @@ void Services::release_saved(const Snapshotted& snapshot) {
 fs::path Services::new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
                               const std::string& name) const {
   require(is_name(name), Code::kInvalid, "server: the name '", name,
-          "' of a checkpoint must be 1 to 255 letters, digits, '.', '_' and '-'");
+          "' of a checkpoint must be 1 to ", kMaxName, " letters, digits, '.', '_' and '-'");
   // What an earlier save of the name wrote stays: a replay may need it.
   const bool again = checkpoints.contains("tinker://" + run + "/" + kind + "/" + name);
   return state / "checkpoints" / run / kind / (again ? name + "@" + std::to_string(seq_id) : name);

@@ -110,6 +110,34 @@ TEST(ForwardBackwardRequest, RefusesByName) {
             "read text alone");
 }
 
+TEST(ForwardBackwardRequest, WhatTakesMemoryWithoutValuesIsBounded) {
+  const std::string head = from_hex("0a09733a747261696e3a301001");
+  const auto many = [&](const std::string& hex) {
+    std::string bytes = head;
+    for (int64_t i = 0; i <= kMaxValues / kItemValues; ++i) bytes += from_hex(hex);
+    return error_of([&] { read_forward_backward(bytes); });
+  };
+  const std::string limit = "forward_backward: the request has more than 67108864 values with ";
+  EXPECT_EQ(many("1a00"), limit + "data; send fewer at once");
+  EXPECT_EQ(many("2a00"), limit + "loss_fn_config; send fewer at once");
+  EXPECT_EQ(many("3a00"), limit + "loss_fn_config; send fewer at once");
+  // A tensor with the shape [1, 1, 1], packed.
+  EXPECT_EQ(
+      error_of([&] { read_forward_backward(head + from_hex("1a0c120a0a017812052203010101")); }),
+      "forward_backward: data[0].x has more than 2 dimensions, the limit is 2");
+}
+
+TEST(ForwardBackwardRequest, TellsWhoseItIsAlsoWhereItIsBroken) {
+  const std::string whole = from_hex(kPpo);
+  for (size_t size = 0; size < whole.size(); ++size) {
+    const Address told = address_of(whole.substr(0, size));
+    EXPECT_EQ(told.model_id, size < 11 ? "" : "s:train:0") << size;
+    EXPECT_EQ(told.seq_id, size < 13 ? 0 : 2) << size;
+  }
+  EXPECT_TRUE(address_of(whole).forward_only);
+  EXPECT_FALSE(address_of(from_hex(kCrossEntropy)).forward_only);
+}
+
 TEST(ForwardBackwardOutput, IsWhatTheSdkReads) {
   const ForwardBackwardOutput output{.data = {{{"logprobs", {{-1, -2}}}}, {{"logprobs", {{-0.5}}}}},
                                      .metrics = {{"loss:sum", 3.5}}};

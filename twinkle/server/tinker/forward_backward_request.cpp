@@ -84,6 +84,7 @@ class Reader {
           seq_id = in.get_int32();
           break;
         case bytes_at(3):
+          count(kItemValues, "data");
           out.data.push_back(
               datum(in.get_message(), "data[" + std::to_string(out.data.size()) + "]"));
           break;
@@ -91,12 +92,14 @@ class Reader {
           out.loss_fn = text(in.get_view());
           break;
         case bytes_at(5):
+          count(kItemValues, "loss_fn_config");
           config(in.get_message(), old_config);
           break;
         case varint_at(6):
           out.forward_only = in.get_bool();
           break;
         case bytes_at(7):
+          count(kItemValues, "loss_fn_config");
           config_v2(in.get_message(), out.loss_fn_config);
           break;
         default:
@@ -159,6 +162,7 @@ class Reader {
       else
         in.skip();
     }
+    count(kItemValues, where);
     out[name] = tensor(pbf_reader(bytes), where + "." + name);  // the last of a name counts
   }
 
@@ -177,9 +181,9 @@ class Reader {
       } else if (in.tag_and_type() == varint_at(3)) {
         type = in.get_enum();
       } else if (in.tag_and_type() == varint_at(4)) {
-        out.shape.push_back(in.get_int64());
+        add_size(out.shape, in.get_int64(), where);
       } else if (in.tag_and_type() == bytes_at(4)) {
-        for (const int64_t size : in.get_packed_int64()) out.shape.push_back(size);
+        for (const int64_t size : in.get_packed_int64()) add_size(out.shape, size, where);
       } else {
         in.skip();
       }
@@ -194,8 +198,13 @@ class Reader {
     return out;
   }
 
+  // Refused here, so that no memory goes into a shape.
+  static void add_size(std::vector<int64_t>& shape, int64_t size, const std::string& where) {
+    check(shape.size() < 2, where, " has more than 2 dimensions, the limit is 2");
+    shape.push_back(size);
+  }
+
   static int64_t size_of(const std::vector<int64_t>& shape, const std::string& where) {
-    check(shape.size() <= 2, where, " has ", shape.size(), " dimensions, the limit is 2");
     int64_t out = 1;
     for (const int64_t size : shape) {
       check(size >= 0 && size <= kMaxValues && out * size <= kMaxValues, where,
@@ -297,33 +306,33 @@ class Reader {
   int64_t num_values_ = 0;
 };
 
-template <class Read>
-auto reading(const Read& read) {
+}  // namespace
+
+ForwardBackwardRequest read_forward_backward(std::string_view bytes) {
   try {
-    return read();
+    return Reader().read(bytes);
   } catch (const protozero::exception& e) {
     fail(Code::kInvalid, "forward_backward: the body is no ForwardBackwardRequest: ", e.what());
   }
 }
 
-}  // namespace
-
-ForwardBackwardRequest read_forward_backward(std::string_view bytes) {
-  return reading([&] { return Reader().read(bytes); });
-}
-
-std::string model_id_of(std::string_view bytes) {
-  return reading([&] {
-    std::string out;
+Address address_of(std::string_view bytes) {
+  Address out;
+  try {
     pbf_reader in(bytes.data(), bytes.size());
     while (in.next()) {
       if (in.tag_and_type() == bytes_at(1))
-        out = text(in.get_view());  // the last counts
+        out.model_id = text(in.get_view());
+      else if (in.tag_and_type() == varint_at(2))
+        out.seq_id = in.get_int32();
+      else if (in.tag_and_type() == varint_at(6))
+        out.forward_only = in.get_bool();
       else
         in.skip();
     }
-    return out;
-  });
+  } catch (const protozero::exception&) {  // what came before it counts
+  }
+  return out;
 }
 
 }  // namespace twinkle::server::tinker

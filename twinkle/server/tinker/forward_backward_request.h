@@ -41,15 +41,23 @@ struct ForwardBackwardRequest {
   bool operator==(const ForwardBackwardRequest&) const = default;
 };
 
-// Values that the tensors of one request may have, zeros of sparse ones with them.
+// Values that the tensors of one request may have, zeros of sparse ones with them. What takes
+// memory without values counts as some: kItemValues for each datum, input and option.
 inline constexpr int64_t kMaxValues = int64_t{1} << 26;
+inline constexpr int64_t kItemValues = 16;
 
 // Error kInvalid: bytes that are no such message, a chunk that is no text, a tensor whose numbers
 // do not fit its shape, sparse indices that are out of range or out of order, a seq_id below 1,
 // more than kMaxValues; with the field and its place.
 ForwardBackwardRequest read_forward_backward(std::string_view bytes);
 
-// Its model_id alone, "" where it has none; the rest is skipped. Error kInvalid: no such message.
-std::string model_id_of(std::string_view bytes);
+// Whose request of which number the bytes are, as far as can be told where they are broken: empty
+// and 0 where it cannot.
+struct Address {
+  std::string model_id;
+  int32_t seq_id = 0;
+  bool forward_only = false;
+};
+Address address_of(std::string_view bytes);
 
 }  // namespace twinkle::server::tinker
