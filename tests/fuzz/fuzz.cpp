@@ -221,9 +221,13 @@ int main(std::span<const std::string> arguments) {
 
 }  // namespace
 
-fs::path file_of(const std::string& bytes, const std::string& name) {
+fs::path scratch_folder() {
   fs::create_directories(scratch());
-  const fs::path file = scratch() / name;
+  return scratch();
+}
+
+fs::path file_of(const std::string& bytes, const std::string& name) {
+  const fs::path file = scratch_folder() / name;
   std::ofstream(file, std::ios::binary | std::ios::trunc)
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   return file;

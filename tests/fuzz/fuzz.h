@@ -18,6 +18,9 @@ struct Reader {
   std::function<void(const std::string& bytes)> read;
 };
 
+// A folder in memory, this process's own.
+std::filesystem::path scratch_folder();
+
 // A file in memory with these bytes; the name is this process's own.
 std::filesystem::path file_of(const std::string& bytes, const std::string& name);
 
