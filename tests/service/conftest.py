@@ -26,6 +26,7 @@ class Server:
             pytest.skip("bin/twinkle is not built")
         place = ["--model", model, "--name", "tiny", "--state", state]
         self.command = [*command, "serve", *place, *arguments]
+        self.state = state
         self.url = None
         self.start_again()
 
@@ -98,3 +99,23 @@ def server(start, tiny_llama_dir, tmp_path_factory):
     it = start(tiny_llama_dir, tmp_path_factory.mktemp("state"))
     yield it
     assert it.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def attacked(start, tiny_llama_dir, tmp_path_factory):
+    """A server for hostile requests; what became of it and of its quiet tenant is checked last."""
+    from service.attacked import Attacked
+
+    pytest.importorskip("tinker")
+
+    def alone():
+        return start(tiny_llama_dir, tmp_path_factory.mktemp("alone"), "--log-level", "off")
+
+    it = Attacked(start, tiny_llama_dir, tmp_path_factory.mktemp("hostile") / "state")
+    yield it
+    it.end(alone)
+
+
+@pytest.fixture
+def wire(attacked):
+    return attacked.wire()
