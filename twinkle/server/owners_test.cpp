@@ -281,6 +281,10 @@ TEST_F(OwnersTest, WhatIsRefusedForItsKeyIsNotWrittenDown) {
       out += part.file_size();
     return out;
   };
+  bool written = false;  // what came before, of which a result's reading is not waited for
+  services_->history.append(Read{.request_id = "none"},
+                            [&](uint64_t, const auto&) { written = true; });
+  ASSERT_TRUE(loop_->run_until([&] { return written; }));
   const uintmax_t before = size();
   const std::string samples = make("alice", {"sample"});
   const Request request = cases(a).at("POST /api/v1/create_model").request;

@@ -65,6 +65,9 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
             "llama of 2 layers from " + o.model +
                 " on cpu\nnames: a/b, c\naddress: http://127.0.0.1:8000\nstate: " + o.state + "\n");
   o.host = "somewhere";
+  EXPECT_NE(error_of([&] { check_service(o); }).find("'somewhere' is no loopback"),
+            std::string::npos);
+  o.auth = "keys";
   EXPECT_NE(error_of([&] { check_service(o); }).find("somewhere is no IP address"),
             std::string::npos);
   o.host = "127.0.0.1";
