@@ -97,7 +97,7 @@ def below(body, at):
 
 def test_each_field_of_each_route_is_read_or_refused_by_its_name(attacked, wire):
     bodies = good(wire)
-    known = {re.sub(r"sessions/\w+/", "sessions/{id}/", route) for route in bodies}
+    known = {re.sub(r"sessions/\w+/", "sessions/{session_id}/", route) for route in bodies}
     listed = re.findall(r'ROUTE\(POST, "/api/v1/(.*?)"', ROUTES.read_text())
     assert known == set(listed) - {"forward_backward"}, "a route has no good body here"
     next_number = dict.fromkeys(("run", "other"), 2)
@@ -148,7 +148,7 @@ def test_a_body_that_is_no_object_of_json_is_refused(wire, body):
             answer.body
         )
         if answer.status == 422:
-            assert re.search("body|field|seq_id", answer.detail), answer.detail
+            assert re.search("body|field|seq_id|_id is missing", answer.detail), answer.detail
 
 
 NAMES = [
@@ -182,4 +182,4 @@ def test_names_of_checkpoints_never_leave_the_folder(attacked, wire):
         seq_id += 1
     assert sorted(above.iterdir()) == before
     assert {p.name for p in attacked.server.state.iterdir()} <= {
-        "checkpoints", "journal", "snapshots"}  # fmt: skip
+        "audit.jsonl", "checkpoints", "journal", "snapshots"}  # fmt: skip
