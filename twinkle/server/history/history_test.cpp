@@ -127,6 +127,37 @@ TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomIsNotDoneByAReplay) {
   EXPECT_EQ(std::ssize(kinds(id)), seq);
 }
 
+// As a kill between the answer "later" and its record would leave the journal.
+TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomDoesNotHoldAStartUp) {
+  open({.max_queued = 1});
+  go_on();
+  const std::string id = run();
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  int64_t seq = 0;
+  while (train(id, ++seq).status == 200) {
+  }
+  services_->close([this] { loop_->run(); });
+  go = true;
+  close();
+  const store::Segment segment = store::segments_in(dir_ / "journal").at(0);
+  uintmax_t kept = 0;
+  bool is_dropped = false;
+  store::read_segment(segment, true, [&](const store::Record& record) {
+    is_dropped |= record.kind == Dropped::kKind;
+    if (!is_dropped) kept += store::kHeaderBytes + record.payload.size();
+  });
+  ASSERT_TRUE(is_dropped);
+  std::filesystem::resize_file(segment.path, kept);
+  open({.max_queued = 1});
+  go_on();
+  EXPECT_EQ(poll(id + ":" + std::to_string(seq)).status, 404);
+  EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
+  EXPECT_EQ(std::ssize(kinds(id)), seq - 1);
+}
+
 TEST_F(HistoryTest, AResultThatWasReadIsKeptTenMinutesOfTheServersTime) {
   const std::string id = run();
   const Response read = train(id, 1), unread = train(id, 2);

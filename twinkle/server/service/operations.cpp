@@ -1,5 +1,6 @@
 #include "twinkle/server/service/operations.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -135,6 +136,13 @@ void Operations::replay(const Ended& record) {
     }
   }
   apply(*entry, record);
+}
+
+bool Operations::is_running() const {
+  return std::ranges::any_of(entries_, [](const auto& e) {
+    const Entry& entry = *e.second;
+    return !entry.covered && !entry.accepted && !entry.came;
+  });
 }
 
 std::set<std::string> Operations::waiting_samplers() const {

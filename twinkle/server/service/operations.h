@@ -40,6 +40,8 @@ class Operations {
 
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
+  // Whether the engine does something that will end.
+  bool is_running() const;
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;
   // Gives the engine what has no recorded end; false while what has one is not done again. Error

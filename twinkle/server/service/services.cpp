@@ -142,7 +142,9 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     return snapshots.restore(summary.snapshots, same);
   };
   const auto apply = [&](const AnyRecord& record) {
-    if (const auto* sent = std::get_if<Command>(&record)) return command(*sent);
+    // There was no room, and a kill came before that was written down, if none will come.
+    if (const auto* sent = std::get_if<Command>(&record))
+      return command(*sent) || !(operations.is_running() || snapshots.is_restoring());
     if (const auto* ended = std::get_if<Ended>(&record)) operations.replay(*ended);
     if (const auto* read = std::get_if<Read>(&record)) {
       if (read->time_ms < kept_from_ms)

@@ -113,7 +113,7 @@ std::optional<std::string> Snapshots::version(const std::string& run, int64_t ve
 bool Snapshots::finish_restore() {
   require(trouble_.empty(), Code::kInvalid, "server: the snapshot of the run '", trouble_, "' in ",
           folder_.string(), " cannot be read");
-  if (num_restoring_ > 0) return false;
+  if (is_restoring()) return false;
   if (!std::exchange(has_removed_, true)) remove_leftovers();
   return true;
 }

@@ -49,6 +49,7 @@ class Snapshots {
   // bit for bit, which takes the arithmetic that saved them. False: there is no room yet, ask
   // again.
   bool restore(const std::map<std::string, Snapshotted>& snapshots, bool exact);
+  bool is_restoring() const { return num_restoring_ > 0; }
   // Whether what the run's request changed is in its snapshot. Of a replay; the creation is 0.
   bool covers(const std::string& run, int64_t seq_id) const;
   // The folder of a version that was published before the snapshot; or nothing.
