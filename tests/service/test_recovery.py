@@ -131,27 +131,29 @@ def run_killed(server, count, steps):
     return said
 
 
+def check_kills(start, with_faults, model, folder, kills, seconds):
+    """Of clients that have work for so many kills, however fast they are."""
+    steps = STEPS + 2 * kills
+    undisturbed = run_undisturbed(start, model, folder / "undisturbed", steps)
+    options = ["--snapshot-seconds", seconds, "--log-level", "off"]
+    server = start(model, folder / "killed", *options, command=with_faults)
+    said = run_killed(server, kills, steps)
+    assert (said, adapters(folder / "killed")) == undisturbed
+
+
 def test_four_clients_see_no_error_and_their_adapters_are_those_of_an_undisturbed_run(
-    undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+    start, with_faults, tiny_llama_dir, tmp_path, capfd
 ):
-    options = ["--snapshot-seconds", "0"]
-    server = start(tiny_llama_dir, tmp_path, *options, command=with_faults)
-    said = run_killed(server, KILLS, STEPS)
-    assert (said, adapters(tmp_path)) == undisturbed
+    with capfd.disabled():
+        check_kills(start, with_faults, tiny_llama_dir, tmp_path, KILLS, "0")
 
 
 @pytest.mark.soak
 def test_two_hundred_kills(start, with_faults, tiny_llama_dir, tmp_path, capfd):
     """TWINKLE_SOAK_KILLS says how many."""
     kills = int(os.environ.get("TWINKLE_SOAK_KILLS", SOAK_KILLS))
-    steps = STEPS + 2 * kills
-    undisturbed = run_undisturbed(start, tiny_llama_dir, tmp_path / "undisturbed", steps)
-    server = start(
-        tiny_llama_dir, tmp_path / "killed", "--snapshot-seconds", "0.2", command=with_faults
-    )
     with capfd.disabled():
-        said = run_killed(server, kills, steps)
-    assert (said, adapters(tmp_path / "killed")) == undisturbed
+        check_kills(start, with_faults, tiny_llama_dir, tmp_path, kills, "0.2")
 
 
 def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
