@@ -20,7 +20,7 @@ std::optional<Response> session_heartbeat(Call& call) {
 }
 
 std::optional<Response> finish_session(Call& call) {
-  call.session().finished = true;
+  call.session();
   return json(JsonObject{});
 }
 

@@ -140,15 +140,12 @@ std::optional<Response> create_model(Call& call) {
   require(rank >= 1 && rank <= kMaxRank, Code::kInvalid, "server: lora_config.rank is ", rank,
           ", it must be from 1 to ", kMaxRank);
   Run run{.id = id, .owner = call.owner, .base_model = base, .rank = rank};
-  run.train_attn = get_or(*config, "train_attn", true);
-  run.train_mlp = get_or(*config, "train_mlp", true);
-  run.train_unembed = get_or(*config, "train_unembed", true);
   JsonArray targets;
-  if (run.train_attn)
+  if (get_or(*config, "train_attn", true))
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) targets.push_back(name);
-  if (run.train_mlp)
+  if (get_or(*config, "train_mlp", true))
     for (const char* name : {"gate_proj", "up_proj", "down_proj"}) targets.push_back(name);
-  if (run.train_unembed) targets.push_back("lm_head");
+  if (get_or(*config, "train_unembed", true)) targets.push_back("lm_head");
   require(
       !targets.empty(), Code::kInvalid,
       "server: train_attn, train_mlp and train_unembed are all false: nothing would be trained");

@@ -26,27 +26,23 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
   try {
     Services& s = call.services;
     const auto name = get<std::string>(call.body, "path");
-    const auto folder = s.new_folder(run.id, seq_id, kind, name);
+    const auto folder = s.new_folder(run, seq_id, kind, name);
     const std::string path = tinker_path(run, kind, name);
     const bool overwrite = get_or(call.body, "overwrite", false);
     require(overwrite || run.requests.contains(seq_id) || !s.checkpoints.contains(path),
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists; choose another name, or overwrite");
-    const Checkpoint made{.owner = run.owner,
-                          .base_model = run.base_model,
-                          .rank = run.rank,
-                          .train_attn = run.train_attn,
-                          .train_mlp = run.train_mlp,
-                          .train_unembed = run.train_unembed,
-                          .folder = folder};
-    return ack(run, s.runs.submit(
-                        run, seq_id,
-                        engine::Save{
-                            .tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
-                        [path](const engine::Result&) { return json({{"path", path}}); },
-                        [&s, path, made](const Ended& ended) {
-                          if (!ended.failed) s.checkpoints[path] = made;
-                        }));
+    const Checkpoint made{
+        .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
+    const std::string request_id = s.runs.submit(
+        run, seq_id,
+        engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
+        [path](const engine::Result&) { return json({{"path", path}}); },
+        [&s, path, made](const Ended& ended) {
+          if (!ended.failed) s.checkpoints[path] = made;
+        });
+    run.saved.insert(kind + "/" + name);
+    return ack(run, request_id);
   } catch (const Error& e) {
     if (e.code != Code::kBusy) call.services.runs.refuse(run, seq_id, e.what(), false);
     throw;
@@ -97,13 +93,12 @@ std::optional<Response> load_weights(Call& call) {
   require(from.folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
           "' is a sampler's checkpoint, which cannot be trained; save_state makes one that can");
   const bool optimizer = get_or(call.body, "optimizer", false);
-  Run run = {.id = id,
-             .owner = call.owner,
-             .base_model = from.base_model,
-             .rank = from.rank,
-             .train_attn = from.train_attn,
-             .train_mlp = from.train_mlp,
-             .train_unembed = from.train_unembed};
+  Run run = {
+      .id = id,
+      .owner = call.owner,
+      .base_model = from.base_model,
+      .rank = from.rank,
+  };
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;
   operations.emplace_back(engine::Create{.tenant = id, .directory = folder});

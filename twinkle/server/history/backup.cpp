@@ -1,14 +1,12 @@
 #include "twinkle/server/history/backup.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/server/history/history.h"
 
 namespace twinkle::server {
@@ -18,62 +16,52 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMaxTries = 10;
-using OnProgress = std::function<void(const Copied&)>;
 
-void require_done(const std::error_code& error, const char* action, const fs::path& path) {
+// Whether it was done; false: what it was to be done to has gone. Error kInvalid: the system
+// refuses.
+bool done(const std::error_code& error, const char* action, const fs::path& path) {
+  if (error == std::errc::no_such_file_or_directory) return false;
   require(!error, Code::kInvalid, "server: cannot ", action, " ", path.string(), ": ",
           error.message());
+  return true;
 }
 
-void sync(const fs::path& path) {
-  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  require_done(file.get() >= 0 && ::fsync(file.get()) == 0
-                   ? std::error_code()
-                   : std::error_code(errno, std::system_category()),
-               "sync", path);
-}
-
-// Files that go while they are copied are left out; whoever needs one sees that it is not there.
+// What goes while it is copied is left out; whoever needs it sees that it is not there. So are
+// entries of `from` named `without`.
 void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
-               const OnProgress& on_progress) {
+               const std::string& without = "") {
   std::error_code error;
-  if (!fs::is_directory(from, error)) return;
-  fs::create_directories(to, error);
-  require_done(error, "make", to);
-  std::vector<fs::path> entries;
+  std::vector<fs::directory_entry> entries;
   for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error))
-    entries.push_back(it->path());
-  for (const fs::path& path : entries) {
-    if (path.extension() == ".old" || path.filename() == "lock") continue;
-    const fs::path target = to / path.filename();
-    if (fs::is_directory(path, error)) {
-      copy_tree(path, target, copied, on_progress);
+    entries.push_back(*it);
+  if (!done(error, "read", from)) return;
+  fs::create_directories(to, error);
+  done(error, "make", to);
+  for (const fs::directory_entry& entry : entries) {
+    const fs::path name = entry.path().filename();
+    if (name.extension() == ".old" || name == "lock" || name == without) continue;
+    if (entry.is_directory(error)) {
+      copy_tree(entry.path(), to / name, copied);
       continue;
     }
-    fs::copy_file(path, target, fs::copy_options::overwrite_existing, error);
-    if (error == std::errc::no_such_file_or_directory) continue;
-    require_done(error, "copy to", target);
-    sync(target);
+    fs::copy_file(entry.path(), to / name, error);
+    if (!done(error, "copy", entry.path())) continue;
     ++copied.num_files;
-    copied.num_bytes += static_cast<int64_t>(fs::file_size(target, error));
-    if (on_progress) on_progress(copied);
+    copied.num_bytes += static_cast<int64_t>(fs::file_size(to / name, error));
   }
-  sync(to);
 }
 
-// The folders of snapshots that a start needs, below the state.
-std::vector<fs::path> needed(const fs::path& state) {
-  std::vector<fs::path> out;
-  for (const auto& [run, snapshot] : summary_of(state / "journal").snapshots) {
-    out.push_back(fs::path("snapshots") / snapshot.folder);
-    for (const std::string& v : snapshot.versions) out.push_back(fs::path("snapshots") / v);
-  }
-  return out;
-}
-
+// Of the snapshots that the journal in `state` names, all are in `state` and still in `source`.
 bool has_all(const fs::path& state, const fs::path& source) {
-  for (const fs::path& folder : needed(state))
-    if (!is_there(state / folder) || !is_there(source / folder)) return false;
+  const auto is_whole = [&](const std::string& folder) {
+    const fs::path path = fs::path("snapshots") / folder;
+    return is_there(state / path) && is_there(source / path);
+  };
+  for (const auto& [run, snapshot] : summary_of(state / "journal").snapshots) {
+    if (!is_whole(snapshot.folder)) return false;
+    for (const std::string& version : snapshot.versions)
+      if (!is_whole(version)) return false;
+  }
   return true;
 }
 
@@ -83,64 +71,36 @@ void require_new(const fs::path& to) {
           " is there; name a new folder");
 }
 
-// Under another name until it is whole.
-void appear(const fs::path& staging, const fs::path& to) {
-  std::error_code error;
-  fs::remove(to, error);  // an empty folder
-  fs::rename(staging, to, error);
-  require_done(error, "rename the copy to", to);
-  sync(fs::absolute(to).parent_path());
-}
-
 }  // namespace
 
-Copied backup(const fs::path& state, const fs::path& to, const OnProgress& on_progress) {
+Copied backup(const fs::path& state, const fs::path& to) {
   require(is_there(state / "journal"), Code::kInvalid, "server: ", state.string(),
           " is no state of a server: it has no journal");
   require_new(to);
-  const fs::path staging = to.string() + ".partial";
-  std::error_code error;
-  Copied copied;
   for (int tries = 0; tries < kMaxTries; ++tries) {
-    fs::remove_all(staging, error);
-    require_done(error, "remove", staging);
-    copied = {};
+    AtomicDirectory copy(to);
+    Copied copied;
     // The journal first: what it names is there, and stays but for snapshots that were replaced.
-    copy_tree(state / "journal", staging / "journal", copied, on_progress);
-    for (fs::directory_iterator it(state, error), end; !error && it != end; it.increment(error)) {
-      const fs::path& path = it->path();
-      if (path.filename() == "journal") continue;
-      if (it->is_directory()) {
-        copy_tree(path, staging / path.filename(), copied, on_progress);
-      } else {
-        fs::copy_file(path, staging / path.filename(), error);
-        require_done(error, "copy", path);
-        ++copied.num_files;
-      }
-    }
-    if (has_all(staging, state)) {
-      appear(staging, to);
-      return copied;
-    }
+    copy_tree(state / "journal", copy.staging() / "journal", copied);
+    copy_tree(state, copy.staging(), copied, "journal");
+    if (!has_all(copy.staging(), state)) continue;
+    copy.commit();
+    return copied;
   }
-  fs::remove_all(staging, error);
   fail(Code::kBusy, "server: snapshots in ", state.string(), " were replaced ", kMaxTries,
        " times while they were copied; try again, or serve with a longer --snapshot-seconds");
 }
 
-Copied restore(const fs::path& from, const fs::path& state, const OnProgress& on_progress) {
+Copied restore(const fs::path& from, const fs::path& state) {
   require(is_there(from / "journal"), Code::kInvalid, "server: ", from.string(),
           " is no backup: it has no journal");
   require_new(state);
   require(has_all(from, from), Code::kInvalid, "server: ", from.string(),
           " lacks a snapshot that its journal names; take another backup");
-  const fs::path staging = state.string() + ".partial";
-  std::error_code error;
-  fs::remove_all(staging, error);
-  require_done(error, "remove", staging);
+  AtomicDirectory copy(state);
   Copied copied;
-  copy_tree(from, staging, copied, on_progress);
-  appear(staging, state);
+  copy_tree(from, copy.staging(), copied);
+  copy.commit();
   return copied;
 }
 

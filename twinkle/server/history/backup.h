@@ -2,7 +2,6 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 
 namespace twinkle::server {
 
@@ -11,15 +10,12 @@ struct Copied {
 };
 
 // Copies what a start on `state` would find now: the journal up to here, and all that it names.
-// Nothing is stopped; `to` appears whole or not at all. `on_progress` is told after each file.
-// Error kInvalid: no state, `to` is there, the system refuses; kBusy: snapshots were replaced
-// faster than they could be copied.
-Copied backup(const std::filesystem::path& state, const std::filesystem::path& to,
-              const std::function<void(const Copied&)>& on_progress = {});
+// Nothing is stopped; `to` appears whole or not at all. Error kInvalid: no state, `to` is there,
+// the system refuses; kBusy: snapshots were replaced faster than they could be copied.
+Copied backup(const std::filesystem::path& state, const std::filesystem::path& to);
 
-// Makes a new state of a backup, which stays. Error kInvalid: it is no backup or its journal is
-// damaged, `state` is there, the system refuses.
-Copied restore(const std::filesystem::path& from, const std::filesystem::path& state,
-               const std::function<void(const Copied&)>& on_progress = {});
+// Makes a new state of a backup, which stays. Error kInvalid: it is no backup, lacks a snapshot or
+// its journal is damaged, `state` is there, the system refuses.
+Copied restore(const std::filesystem::path& from, const std::filesystem::path& state);
 
 }  // namespace twinkle::server

@@ -43,6 +43,23 @@ class HistoryTest : public ServiceTest {
     for (const std::string& what : done(run)) out.push_back(what == "step" ? what : "train");
     return out;
   }
+  // Of a new run: the number of the request for which there is no room; then the server is killed.
+  int64_t refused_for_room(std::string& id) {
+    open({.max_queued = 1});
+    go_on();
+    id = run();
+    std::atomic<bool> go = false;
+    executor_->on_batch = [&] {
+      while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    int64_t seq = 0;
+    while (train(id, ++seq).status == 200) {
+    }
+    services_->close([this] { loop_->run(); });
+    go = true;
+    close();
+    return seq;
+  }
   // The start refuses, and says this.
   std::string refusal_of(const Opened& opened, bool accept_other_arithmetic = false) {
     try {
@@ -109,18 +126,8 @@ TEST_F(HistoryTest, ARefusedNumberIsUsedUpAfterAKillToo) {
 }
 
 TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomIsNotDoneByAReplay) {
-  open({.max_queued = 1});
-  go_on();
-  const std::string id = run();
-  std::atomic<bool> go = false;
-  executor_->on_batch = [&] {
-    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  int64_t seq = 0;
-  while (train(id, ++seq).status == 200) {
-  }
-  services_->close([this] { loop_->run(); });
-  go = true;
+  std::string id;
+  const int64_t seq = refused_for_room(id);
   restart();
   EXPECT_EQ(poll(id + ":" + std::to_string(seq)).status, 404);
   result(train(id, seq));
@@ -129,19 +136,8 @@ TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomIsNotDoneByAReplay) {
 
 // As a kill between the answer "later" and its record would leave the journal.
 TEST_F(HistoryTest, ARequestForWhichThereWasNoRoomDoesNotHoldAStartUp) {
-  open({.max_queued = 1});
-  go_on();
-  const std::string id = run();
-  std::atomic<bool> go = false;
-  executor_->on_batch = [&] {
-    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  int64_t seq = 0;
-  while (train(id, ++seq).status == 200) {
-  }
-  services_->close([this] { loop_->run(); });
-  go = true;
-  close();
+  std::string id;
+  const int64_t seq = refused_for_room(id);
   const store::Segment segment = store::segments_in(dir_ / "journal").at(0);
   uintmax_t kept = 0;
   bool is_dropped = false;
@@ -168,6 +164,18 @@ TEST_F(HistoryTest, AResultThatWasReadIsKeptTenMinutesOfTheServersTime) {
   loop_->pass(std::chrono::seconds(601));
   EXPECT_EQ(poll(id + ":1").status, 404);
   EXPECT_EQ(poll(id + ":2").status, 200);
+}
+
+TEST_F(HistoryTest, TwoSavesOfANameThatAreUnderWayHaveTheirOwnFolders) {
+  const std::string id = run();
+  const auto save = [&](int64_t seq) {
+    return post("/api/v1/save_weights",
+                {{"model_id", id}, {"seq_id", seq}, {"path", "a"}, {"overwrite", true}});
+  };
+  const Response second = save(2), first = save(1);
+  result(first), result(second);
+  for (const char* folder : {"a", "a@1"})
+    EXPECT_TRUE(std::filesystem::exists(dir_ / "checkpoints" / id / "weights" / folder)) << folder;
 }
 
 TEST_F(HistoryTest, IdsAreTheSameAndASampleWithoutASeedKeepsTheOneItGot) {

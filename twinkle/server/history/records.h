@@ -58,6 +58,7 @@ struct Ended {
   bool failed = false;
   std::string content_type, body;  // the answer
 
+  bool operator==(const Ended&) const = default;
   static constexpr uint8_t kKind = 4;
   static constexpr auto fields() {
     return std::tuple{

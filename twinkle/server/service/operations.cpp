@@ -33,10 +33,6 @@ Response response_of(const Outcome& outcome, const Answered& answer) {
   }
 }
 
-bool agree(const Ended& a, const Ended& b) {
-  return a.failed == b.failed && a.content_type == b.content_type && a.body == b.body;
-}
-
 }  // namespace
 
 Response failure(const std::string& text, bool is_users) {
@@ -114,7 +110,7 @@ void Operations::apply(const Entry& entry, const Ended& ended) {
 }
 
 void Operations::compare(const Entry& entry) {
-  if (differs_.empty() && !agree(*entry.recorded, *entry.came)) differs_ = entry.request_id;
+  if (differs_.empty() && *entry.recorded != *entry.came) differs_ = entry.request_id;
 }
 
 void Operations::replay(const Ended& record) {

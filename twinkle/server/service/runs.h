@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "twinkle/server/service/backend.h"
@@ -20,7 +21,6 @@ namespace twinkle::server {
 struct Run {
   std::string id, owner, base_model;
   int64_t rank = 0;
-  bool train_attn = true, train_mlp = true, train_unembed = true;
 
   struct Queued {
     int64_t seq_id = 0;
@@ -36,6 +36,7 @@ struct Run {
   int64_t next = 1;                                    // the number that is next in order
   int64_t num_running = 0;                             // of the engine, of this window
   int64_t num_published = 0;                           // versions, which the engine counts likewise
+  std::set<std::string> saved;                         // KIND/NAME of saves that were accepted
   std::string broken;                                  // why the window is dropped, or empty
 };
 

@@ -4,11 +4,10 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/file.h"
+#include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
 
@@ -20,22 +19,9 @@ namespace {
 // most 255 bytes.
 constexpr size_t kMaxName = 200;
 
-bool is_name(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxName && name != "." && name != ".." &&
-         std::ranges::all_of(name, [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                  c == '.' || c == '_' || c == '-';
-         });
-}
-
 }  // namespace
 
-std::string new_id() {
-  std::random_device device;
-  std::string out;
-  for (int i = 0; i < 32; ++i) out += "0123456789abcdef"[device() % 16];
-  return out;
-}
+std::string new_id() { return store::random_hex(16); }
 
 Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions snapshot_options)
     : backend(backend),
@@ -101,13 +87,15 @@ void Services::release_saved(const Snapshotted& snapshot) {
   }
 }
 
-fs::path Services::new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
+fs::path Services::new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                               const std::string& name) const {
-  require(is_name(name), Code::kInvalid, "server: the name '", name,
-          "' of a checkpoint must be 1 to ", kMaxName, " letters, digits, '.', '_' and '-'");
-  // What an earlier save of the name wrote stays: a replay may need it.
-  const bool again = checkpoints.contains("tinker://" + run + "/" + kind + "/" + name);
-  return state / "checkpoints" / run / kind / (again ? name + "@" + std::to_string(seq_id) : name);
+  require(store::is_plain_name(name, kMaxName) && name != "." && name != "..", Code::kInvalid,
+          "server: the name '", name, "' of a checkpoint must be 1 to ", kMaxName,
+          " letters, digits, '.', '_' and '-'");
+  // What an earlier save of the name wrote, or will write, stays: a replay may need it.
+  const bool again = run.saved.contains(kind + "/" + name);
+  return state / "checkpoints" / run.id / kind /
+         (again ? name + "@" + std::to_string(seq_id) : name);
 }
 
 void Services::require_model(const std::string& name) const {

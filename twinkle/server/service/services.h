@@ -23,7 +23,6 @@ struct Session {
   std::string id, owner;
   std::map<int64_t, std::string> runs;      // request_id by model_seq_id
   std::map<int64_t, std::string> samplers;  // sampler id by sampling_session_seq_id
-  bool finished = false;
 };
 
 struct Sampler {
@@ -37,7 +36,6 @@ struct Sampler {
 struct Checkpoint {
   std::string owner, base_model;
   int64_t rank = 0;
-  bool train_attn = true, train_mlp = true, train_unembed = true;
   std::filesystem::path folder;
 };
 
@@ -59,7 +57,7 @@ class Services {
   // is left. Errors as of Backend::check.
   void make(const std::string& tenant);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
-  std::filesystem::path new_folder(const std::string& run, int64_t seq_id, const std::string& kind,
+  std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
 
   // Does again what the journal in the state's folder holds, and writes down what follows; called

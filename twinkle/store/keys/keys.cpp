@@ -29,19 +29,6 @@ struct Keys {
   static constexpr auto fields() { return std::tuple{field(1, "keys", &Keys::keys)}; }
 };
 
-// So many random bytes of the system, as hexadecimal digits.
-std::string random_hex(size_t num_bytes) {
-  std::array<unsigned char, kKeyBytes> bytes;
-  require(::getentropy(bytes.data(), num_bytes) == 0, Code::kInternal,
-          "store: the system gives no random numbers: ", std::strerror(errno));
-  std::string out;
-  for (const unsigned char b : std::span(bytes).first(num_bytes)) {
-    out += "0123456789abcdef"[b >> 4];
-    out += "0123456789abcdef"[b & 15];
-  }
-  return out;
-}
-
 // Held while the file is read and replaced, so that two who change it do not lose a key. The file
 // itself is no lock: it is another one after each change.
 FileHandle locked(fs::path file) {
@@ -54,12 +41,8 @@ FileHandle locked(fs::path file) {
 
 void check(const Key& key) {
   const std::string& name = key.tenant;
-  const bool ok = !name.empty() && name.size() <= kMaxName && std::ranges::all_of(name, [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-           c == '_' || c == '-';
-  });
-  require(ok, Code::kInvalid, "store: the tenant '", name, "' must be 1 to ", kMaxName,
-          " letters, digits, '.', '_' and '-'");
+  require(is_plain_name(name, kMaxName), Code::kInvalid, "store: the tenant '", name,
+          "' must be 1 to ", kMaxName, " letters, digits, '.', '_' and '-'");
   require(!key.scopes.empty(), Code::kInvalid,
           "store: the key has no scope; give train, sample, metrics or several");
   for (const std::string& scope : key.scopes)
@@ -70,6 +53,25 @@ void check(const Key& key) {
 }
 
 }  // namespace
+
+std::string random_hex(size_t num_bytes) {
+  std::array<unsigned char, kKeyBytes> bytes;
+  require(::getentropy(bytes.data(), num_bytes) == 0, Code::kInternal,
+          "store: the system gives no random numbers: ", std::strerror(errno));
+  std::string out;
+  for (const unsigned char b : std::span(bytes).first(num_bytes)) {
+    out += "0123456789abcdef"[b >> 4];
+    out += "0123456789abcdef"[b & 15];
+  }
+  return out;
+}
+
+bool is_plain_name(std::string_view text, size_t most) {
+  return !text.empty() && text.size() <= most && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+  });
+}
 
 std::vector<Key> KeyFile::read() const {
   require(is_there(path_), Code::kNotFound, "store: ", path_.string(),

@@ -7,12 +7,18 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "twinkle/base/fields.h"
 
 namespace twinkle::store {
+
+// So many random bytes of the system, at most 32, as hexadecimal digits.
+std::string random_hex(size_t num_bytes);
+// 1 to `most` letters, digits, '.', '_' and '-'.
+bool is_plain_name(std::string_view text, size_t most);
 
 // What a key may be for: training runs and their checkpoints; samplers; what the operator measures.
 inline constexpr std::array<const char*, 3> kScopes = {"train", "sample", "metrics"};
