@@ -58,8 +58,22 @@ if(TWINKLE_TESTS)
   twinkle_programs(tests/soak "")
 endif()
 
-# The scheduling of engine and sampler alone, without torch: what ThreadSanitizer can watch (scripts/sanitize.sh).
+# The scheduling of engine and sampler, and the service over a null model, without torch: what ThreadSanitizer
+# can watch and a fuzzer of another compiler can link (scripts/sanitize.sh, scripts/fuzz.sh).
 if(TWINKLE_TESTS)
+  # twinkle_without_torch_test(NAME LIBRARY LINK FILE...): tests and what they test, neither of them in `all`.
+  function(twinkle_without_torch_test name library link)
+    set(tests ${ARGN})
+    set(sources ${ARGN})
+    list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+    list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+    add_library(${library} STATIC EXCLUDE_FROM_ALL ${sources})
+    target_link_libraries(${library} PUBLIC ${link})
+    target_include_directories(${library} PUBLIC ${CMAKE_SOURCE_DIR})
+    add_executable(${name} EXCLUDE_FROM_ALL ${tests})
+    target_link_libraries(${name} PRIVATE ${library} GTest::gtest GTest::gtest_main)
+  endfunction()
+
   set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)
   file(GLOB scheduling CONFIGURE_DEPENDS ${engine}/schedule/*.cpp ${engine}/fairness/*.cpp
     ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp)
@@ -68,8 +82,12 @@ if(TWINKLE_TESTS)
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)
     list(APPEND scheduling ${part})
   endforeach()
-  add_executable(schedule_test EXCLUDE_FROM_ALL ${scheduling} ${CMAKE_SOURCE_DIR}/twinkle/engine/protocol/bytes.cpp)
-  target_link_libraries(schedule_test PRIVATE twinkle_base GTest::gtest GTest::gtest_main)
+  list(APPEND scheduling ${engine}/protocol/bytes.cpp)
+  twinkle_without_torch_test(schedule_test twinkle_scheduling twinkle_base ${scheduling})
+
+  file(GLOB service CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/server/*.cpp
+    ${CMAKE_SOURCE_DIR}/twinkle/server/*/*.cpp)
+  twinkle_without_torch_test(service_test twinkle_service "twinkle_scheduling;twinkle_store;${ZSTD}" ${service})
 endif()
 
 # Readers of what others wrote, given damaged cases: a test of 20 s each; longer in scripts/sanitize.sh.

@@ -2,7 +2,7 @@
 # sanitize.sh [asan|tsan]: builds and runs C++ tests under sanitizers; both without an argument.
 # asan: memory errors, leaks and undefined behaviour (build/sanitizers), then of readers that are
 # fuzzed. tsan: data races, in what runs without torch, whose own threads are not built for it
-# (build/tsan): the scheduling of engine and sampler over a null model, among others.
+# (build/tsan): the scheduling of engine and sampler and the service over a null model, among others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:$HOME/.cargo/bin"
@@ -29,10 +29,10 @@ fuzz() {  # every reader for TWINKLE_FUZZ_SECONDS, 600 unless told, as many besi
 
 case "${1:-both}" in asan | both)
   check sanitizers base_test io_test store_test text_test data_test kernels_test cuda_emulation_test nn_test \
-      loss_test optim_test model_test lora_test sampler_test engine_test
+      loss_test optim_test model_test lora_test sampler_test engine_test service_test
     fuzz
 esac
 case "${1:-both}" in tsan | both)
-  check tsan base_test io_test text_test data_test store_test schedule_test
+  check tsan base_test io_test text_test data_test store_test schedule_test service_test
 esac
 exit $status

@@ -63,10 +63,15 @@ def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, fl
         assert flag in command and "-fno-omit-frame-pointer" in command, source
 
 
-def test_the_scheduling_of_engine_and_sampler_has_no_data_race(tmp_path):
-    """Over a null model, without torch, under ThreadSanitizer; more programs in make soak."""
-    configured("tsan", tmp_path)
-    run("cmake", "--build", tmp_path, "--target", "schedule_test")
+@pytest.mark.parametrize(
+    ("program", "suite"), [("schedule_test", "SamplingThreads"), ("service_test", "HttpServer")]
+)
+def test_scheduling_and_the_service_have_no_data_race_slow(program, suite):
+    """Over a null model, without torch, under ThreadSanitizer: engine and sampler's scheduling, and
+    the service with its connections and its journal's writer; more programs in make soak."""
+    folder = ROOT / "build/tsan"  # kept: the service takes minutes to build
+    configured("tsan", folder)
+    run("cmake", "--build", folder, "--target", program)
     options = f"suppressions={ROOT / 'scripts/tsan.supp'} halt_on_error=1"
-    told = run(tmp_path / "schedule_test", TSAN_OPTIONS=options)
-    assert "[  PASSED  ]" in told and "SamplingThreads" in told
+    told = run(folder / program, TSAN_OPTIONS=options)
+    assert "[  PASSED  ]" in told and suite in told
