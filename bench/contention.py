@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from foreign import TICK_S, warmed_rounds
+from foreign import cpu_seconds, warmed_rounds
 from rows import make_row
 from training import LENGTH, SIZE, SYSTEMS, foreign_of, limit_tokens_s, num_tokens, start, step
 
@@ -29,8 +29,7 @@ class Thief:
 
     def seconds(self):
         """CPU time that it has used."""
-        text = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(text[11]) + int(text[12])) * TICK_S
+        return cpu_seconds(self._process.pid)
 
 
 def disturbed(worker, batch):

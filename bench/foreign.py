@@ -21,6 +21,12 @@ def busy_seconds(stat_text):
     return (user + nice + system + irq + softirq + steal) * TICK_S
 
 
+def cpu_seconds(pid):
+    """CPU time that a process has used, all of its threads."""
+    text = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(text[11]) + int(text[12])) * TICK_S
+
+
 class Meter:
     """Measures a `with` block: wall_s, and foreign (cores). wait: called at its begin and end."""
 

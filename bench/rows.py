@@ -37,6 +37,8 @@ NOW = {
     "S1": "the service: from a request to its result",
     "S2": "the service: small requests",
     "S3": "the service: a large result",
+    "S4": "the service: many clients that train",
+    "S5": "the service: a step's added time",
     "S6": "the service: a burst",
 }
 GPU = {
@@ -55,7 +57,6 @@ GPU = {
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
     "R1, R3, R4": "reinforcement learning",
-    "S4, S5": "the service: many clients, a step's added time",
     "K1-K3": "loading, saving, swapping adapters in",
     "D1-D3": "communication of distributed training",
 }

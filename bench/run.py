@@ -1,6 +1,6 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1, R2, S1 to S3 and S6, and needs the variable
+On the CPU it measures C1 to C12, F1, R2 and S1 to S6, and needs the variable
 TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on
 models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows with id,
 ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse files in
@@ -28,6 +28,7 @@ from foreign import PATIENCE
 from gpu import run as gpu_run
 from service import questions as service
 from service import sdk
+from service import training as of_service
 from worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,8 @@ QUESTIONS = {
     "S1": sdk.both_s1,
     "S2": service.s2,
     "S3": service.s3,
+    "S4": of_service.s4,
+    "S5": of_service.s5,
     "S6": sdk.s6,
 }
 

@@ -46,6 +46,29 @@ class System:
         else:
             self.create("train", directory=adapter)
 
+    def start_as_service(self, rank, seed):
+        """The adapter of the service's create_model with these, but for the head's."""
+        linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        config = {"r": rank, "lora_alpha": 32, "target_modules": linears}
+        self.create("train", lora_json=json.dumps(config), seed=seed)
+
+    def step_as_service(self, rows, adam):
+        """The work of its forward_backward and optim_step; rows: of (tokens, targets, weights)."""
+        names = "input_ids", "labels", "weights"
+        options = {"lr": adam["learning_rate"], "betas": [adam["beta1"], adam["beta2"]]}
+        options = json.dumps(options | {"eps": adam["eps"], "weight_decay": 0.0})
+        with self.device.meter() as meter:
+            batch = [dict(zip(names, map(np.array, row), strict=True)) for row in rows]
+            passed = self.engine.forward_backward(
+                tenant="train", sequences=batch, loss="cross_entropy"
+            )
+            stepped = self.engine.step(
+                tenant="train", optimizer="AdamW", options=options, divide=False
+            )
+            loss = passed.result()["loss"]
+            stepped.result()
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "loss": loss}
+
     def start_full_training(self):
         self.create("train")
 

@@ -7,6 +7,9 @@ LCPP, PEFT = "llama.cpp", "transformers"
 SER, ONE = "Twinkle, one tenant after the other", "Twinkle, one tenant with all sequences"
 STUB = "a server of asyncio that does nothing"
 IDLE = "the same service without the burst"
+ONE_CLIENT = "one client with all sequences"
+EVEN = "the median of the same steps"
+IN_PROCESS = "the engine in process"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 
@@ -64,6 +67,9 @@ AIMS = [
     Aim("S2", STUB, None, None, "healthz", of_limit=20 / 50),
     Aim("S2", STUB, None, None, "results", of_limit=20 / 50),
     Aim("S3", STUB, None, None, of_limit=6 / 20),
+    Aim("S4", ONE_CLIENT, 0.8, 0.92),
+    Aim("S4", EVEN, None, 0.667),  # a p99 of 1.5 medians
+    Aim("S5", IN_PROCESS, 0.952, 0.985),  # 5 and 1.5 % more time
     Aim("S6", IDLE, None, None, of_limit=50 / 200),
 ]
 # On one GPU, whose limits are measured as the CPU's are. Rates that are wanted of an H200 stand as

@@ -220,12 +220,15 @@ def test_what_a_row_must_reach_and_what_is_wanted_of_it(id_, peer, what, floor, 
 
 
 def test_every_floor_is_of_a_row_that_the_last_results_have_with_that_floor():
+    """A question that was never measured has none; the table says so then."""
     results = ROOT / "bench/results/cpu.json"
     found = json.loads(results.read_text())
+    table = (ROOT / "docs/benchmarks.md").read_text()
     for aim in verdict.AIMS:
         if aim.floor is not None:
             floors = [row["floor"] for row in found if aim.holds_for(row)]
-            assert floors and set(floors) == {aim.floor}, aim
+            absent = f"| {aim.id} | {rows.NOW[aim.id]} | not measured yet" in table
+            assert set(floors) == (set() if absent else {aim.floor}), aim
 
 
 def test_training_of_all_weights_takes_two_more_products_for_each():

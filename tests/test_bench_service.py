@@ -1,5 +1,7 @@
 """bench/service: its client, the server that does nothing, its rows' floors; ours if built."""
 
+import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,15 +9,27 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
+import limits  # noqa: E402
 import run  # noqa: E402
 import verdict  # noqa: E402
+from foreign import PATIENCE  # noqa: E402
+from inputs import RandomInputs  # noqa: E402
 from service import client, questions, stub  # noqa: E402
+from service import training as of_service  # noqa: E402
 
 
 class QuickRun:
-    rounds, processes = 2, 1
+    rounds, attempts, processes, threads = 2, 2, 1, 2
+    device, options, kept, patience = "cpu", {}, None, PATIENCE
+    machine = limits.Machine(gemm_gflops=100.0, read_gb_s=10.0, note="fast")
 
-    def progress(self, label):
+    def __init__(self, model=None):
+        self.model = model
+        if model is not None:
+            self.shape = limits.Shape.of(model)
+            self.inputs = RandomInputs(self.shape.vocab, 64, seed=1)
+
+    def progress(self, label, patience=None):
         return lambda round_: None
 
     def machine_fields(self):
@@ -34,6 +48,25 @@ def test_the_clients_bytes_are_the_sdks_messages():
     }
     out = tinker_pb.ForwardBackwardOutput.FromString(stub.passed(1000))
     assert out.loss_fn_output_type == "ArrayRecord"
+    out.metrics["loss:sum"] = 3.25
+    assert client.loss_of(out.SerializeToString()) == 3.25
+
+
+def test_rows_of_a_batch_are_the_sdks_data():
+    tinker_pb = pytest.importorskip("tinker.proto.tinker_public_pb2")
+    rows = of_service.scored({"ids": [[5, 6, 7]], "labels": [[6, 7, -100]]})
+    assert rows == [([5, 6, 7], [6, 7, 0], [1.0, 1.0, 0.0])]
+    body = client.forward_backward_of("s:train:0", 1, rows).split(b"\r\n\r\n", 1)[1]
+    (datum,) = tinker_pb.ForwardBackwardRequest.FromString(body).data
+    from tinker import types
+
+    inputs = {"target_tokens": rows[0][1], "weights": rows[0][2]}
+    tokens = types.ModelInput.from_ints(rows[0][0])
+    sdks = types.Datum(model_input=tokens, loss_fn_inputs=inputs)
+    for name, tensor in sdks.loss_fn_inputs.items():
+        kinds = {"int64": "<q", "float32": "<f"}
+        data = b"".join(struct.pack(kinds[tensor.dtype], value) for value in tensor.data)
+        assert datum.loss_fn_inputs[name].dense == data
 
 
 def test_the_server_that_does_nothing_answers_as_the_service_does():
@@ -89,3 +122,46 @@ def test_the_service_over_a_model_that_computes_nothing_is_measured(id_):
         assert row["id"] == id_ and row["ours"] > 0 and row["peer"] > 0
         assert len(row["samples"]["ours"]) == len(row["samples"]["peer"])
         assert len(row["samples"]["ours"]) == (1 if id_ == "S6" else QuickRun.rounds)
+
+
+@pytest.mark.parametrize("id_", ["S4", "S5"])
+def test_training_through_the_service_is_measured_beside_the_engine(id_, tiny_llama_dir):
+    from twinkle import program
+
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    if id_ == "S5":
+        pytest.importorskip("tinker")
+    made = list(run.QUESTIONS[id_](QuickRun(str(tiny_llama_dir))))
+    assert [row["id"] for row in made] == [id_] * (2 if id_ == "S4" else 1)
+    for row in made:
+        assert row["valid"], row["notes"]
+        assert len(row["samples"]["ours"]) == len(row["foreign"]) == QuickRun.rounds
+        assert row["ours"] > 0 and row["peer"] > 0 and row["limit"] > 0
+
+
+def test_what_the_service_costs_training_has_its_floors():
+    fields = {"unit": "x", "noisy": False, "valid": True, "notes": []}
+    for id_, peer, least in (
+        ("S4", verdict.ONE_CLIENT, 0.8),
+        ("S5", verdict.IN_PROCESS, 0.952),
+    ):
+        for ratio, missed in ((least, []), (least - 0.01, [id_])):
+            samples = {"ours": [1000 * ratio], "peer": [1000.0]}
+            row = questions.make_row(id_, "training", peer, samples, 2000.0, **fields)
+            assert [miss.id for miss in verdict.misses([row], [id_])] == missed
+
+
+def test_the_servers_own_work_is_not_foreign():
+    class Server:
+        def __init__(self, *seconds):
+            self.cpu_seconds = iter(seconds).__next__
+
+    foreign = []
+    for server in (Server(0.0, 1e6), Server(5.0, 5.0)):
+        sample = {}
+        with of_service.beside(server, sample):
+            spin = "import time\nwhile time.process_time() < 0.3: pass"
+            subprocess.run([sys.executable, "-c", spin], check=True)
+        foreign.append(sample["foreign"])
+    assert foreign[0] == 0 and foreign[1] > 0.1
