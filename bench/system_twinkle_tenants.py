@@ -6,18 +6,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+from worker import rss_mib
 
 from twinkle.core import core
 
 TOKENS = 8  # of each tenant's one step: enough to make its optimizer's state
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0, "logprobs": False, "ignore_eos": True}
-
-
-def rss_mib():
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError("bench: /proc/self/status has no VmRSS")
 
 
 class System:

@@ -108,10 +108,19 @@ class Kept:
 
 def peak_rss_mib():
     """VmHWM of this process, MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+    return status_mib("self", "VmHWM")
+
+
+def rss_mib(pid="self"):
+    """VmRSS of a process, MiB."""
+    return status_mib(pid, "VmRSS")
+
+
+def status_mib(pid, name):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024
-    raise WorkerError("bench: /proc/self/status has no VmHWM")
+    raise WorkerError(f"bench: /proc/{pid}/status has no {name}")
 
 
 def serve(system):

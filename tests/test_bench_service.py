@@ -1,5 +1,6 @@
 """bench/service: its client, the server that does nothing, its rows' floors; ours if built."""
 
+import re
 import struct
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import run  # noqa: E402
 import verdict  # noqa: E402
 from foreign import PATIENCE  # noqa: E402
 from inputs import RandomInputs  # noqa: E402
-from service import client, questions, stub  # noqa: E402
+from service import client, questions, sizing, stub  # noqa: E402
 from service import training as of_service  # noqa: E402
 
 
@@ -138,6 +139,21 @@ def test_training_through_the_service_is_measured_beside_the_engine(id_, tiny_ll
         assert row["valid"], row["notes"]
         assert len(row["samples"]["ours"]) == len(row["foreign"]) == QuickRun.rounds
         assert row["ours"] > 0 and row["peer"] > 0 and row["limit"] > 0
+
+
+def test_what_tenants_take_is_measured_beside_the_formulas(tiny_llama_dir, capsys):
+    from twinkle import program
+
+    if program.path() is None:
+        pytest.skip("bin/twinkle is not built")
+    sizing.measure(str(tiny_llama_dir), 8)
+    told = re.findall(r"^rank 8: (.*?) {2,}(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(told) == 4
+    for what, measured, formula in told:
+        if what.startswith("disk"):  # a tokenizer and the file's header lie beside the tensors
+            assert float(formula) < float(measured) < float(formula) + 0.2, what
+        if what.startswith("journal"):
+            assert float(formula) < float(measured) < float(formula) + 4, what
 
 
 def test_what_the_service_costs_training_has_its_floors():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from foreign import cpu_seconds
 from service.stub import field
+from worker import rss_mib
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "tml-bench"
@@ -43,6 +44,9 @@ class Server:
         self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
+
+    def rss_mib(self):
+        return rss_mib(self._process.pid)
 
     def cpu_seconds(self):
         """What it has used of the cores."""

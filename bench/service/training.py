@@ -4,12 +4,14 @@ S4's clients are of plain sockets: 64 programs with the SDK would keep more core
 are, and would be what is measured. S5's client is the real SDK.
 """
 
+import json
 import os
 import re
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from foreign import Meter, warmed_rounds
 from rows import make_row
@@ -46,6 +48,7 @@ def service(run):
         how = ["--device", run.device, "--log-level", "warning", "--until-stdin-ends"]
         command = [str(program.path()), "serve", *map(str, what), *how]
         with Server(*command, OMP_NUM_THREADS=str(run.threads)) as server:
+            server.state = Path(state)
             yield server
 
 
@@ -60,10 +63,10 @@ def scored(batch):
 class Tenant:
     """A run, and the client that trains it: a connection a step, for a server closes idle ones."""
 
-    def __init__(self, server, seed):
+    def __init__(self, server, seed, rank=RANK):
         self._port, self._next = server.port, 1
         with Client(self._port) as client:
-            self._run = client.new_run(NAME, RANK, seed)
+            self._run = client.new_run(NAME, rank, seed)
 
     def step(self, rows):
         """forward_backward and optim_step, both sent before either's result: (loss, seconds)."""
@@ -78,6 +81,13 @@ class Tenant:
             loss = loss_of(client.result(passed))
             client.result(stepped)
         return loss, time.perf_counter() - start
+
+    def save(self, route, **body):
+        """The result of save_weights and its like."""
+        with Client(self._port) as client:
+            body |= {"model_id": self._run, "seq_id": self._next}
+            self._next += 1
+            return json.loads(client.result(client.post(route, **body)["request_id"]))
 
 
 def engine_seconds(server):
