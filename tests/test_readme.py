@@ -168,3 +168,8 @@ def path_text(path):
 
 def readme():
     return path_text("README.md")
+
+
+def test_the_readme_leads_to_every_page():
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        assert f"(docs/{page.name})" in readme(), page.name
