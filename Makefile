@@ -40,6 +40,7 @@ soak: ## the tests that are too long for CI, and the C++ tests under sanitizers
 	@scripts/build.sh
 	@scripts/test.sh --soak
 	@scripts/sanitize.sh
+	@scripts/fuzz.sh
 
 clean: ## remove build folders, caches and outputs; .venv stays
 	@rm -rf build dist outputs .pytest_cache .ruff_cache

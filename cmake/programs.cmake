@@ -102,3 +102,12 @@ if(TWINKLE_TESTS)
     add_test(NAME fuzz_${reader} COMMAND fuzz ${reader} 20)
   endforeach()
 endif()
+
+# The same readers where no torch is in the way, driven by libFuzzer, which is Clang's: scripts/fuzz.sh.
+if(TWINKLE_TESTS AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  set(guided guided/guided bodies journal json operations scratch service)
+  list(TRANSFORM guided REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/tests/fuzz/\\1.cpp")
+  add_executable(guided EXCLUDE_FROM_ALL ${guided})
+  target_link_libraries(guided PRIVATE twinkle_service)
+  target_link_options(guided PRIVATE -fsanitize=fuzzer)
+endif()

@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 # Of Debian and Ubuntu, besides Boost's. Headers only, but for GoogleTest, YAML, zstd and the tools.
 packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev libyaml-dev libzstd-dev
   libspdlog-dev)
+fuzzer=(clang-19 libclang-rt-19-dev)
 boost_is_new="BOOST_VERSION >= 108100"
 # What a profile downloads at most, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
@@ -72,6 +73,17 @@ apt_install() {
   fi
   say "apt-get install ${wanted[*]}"
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${wanted[@]}"
+}
+
+# The compiler of scripts/fuzz.sh, optional: the tests that need it say why they skip.
+apt_install_fuzzer() {
+  have clang++-19 && return 0
+  if have apt-get && [ "$(id -u)" -eq 0 ]; then
+    say "apt-get install ${fuzzer[*]}"
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${fuzzer[@]}" \
+      && return 0
+  fi
+  say "no guided fuzzing: clang++-19 was not found: Debian packages ${fuzzer[*]}" >&2
 }
 
 # check NAME WANTED FOUND HOW: notes a tool that is absent (FOUND is empty) or too old.
@@ -160,6 +172,7 @@ elif ! find_python > /dev/null; then
   miss "Python 3.11 or 3.12 with venv was not found: Debian packages python3-venv python3-dev, or PYTHON=/path"
   stop_if_missing
 fi
+[[ " ${todo[*]} " != *" test "* ]] || apt_install_fuzzer
 make_venv
 ready=()
 for profile in "${todo[@]}"; do

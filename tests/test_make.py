@@ -221,6 +221,25 @@ def test_a_set_up_replaces_its_stamp_and_leaves_that_of_a_linked_copy_alone(tmp_
     assert copy.read_text() == before != stamp.read_text()
 
 
+@pytest.mark.parametrize(("uid", "ends"), [(0, 0), (0, 1), (1000, 0)])
+def test_the_fuzzers_compiler_is_installed_where_that_can_be_and_is_not_needed(uid, ends, tmp_path):
+    environment = copy_of_the_scripts(tmp_path, {"id": uid})
+    for tool in ("mkdir", "cp"):
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    for name, text in (("python3.11", PYTHON), ("apt-get", APT_GET + f"exit {ends}\n")):
+        (tmp_path / "tools" / name).write_text(text)
+        (tmp_path / "tools" / name).chmod(0o755)
+    result = run(tmp_path / "scripts/setup.sh", "test", env=environment)
+    assert result.returncode == 0, result.stderr
+    packages = "clang-19 libclang-rt-19-dev"
+    log = tmp_path / "apt.log"
+    asked = log.read_text().splitlines() if log.exists() else []
+    install = f"apt-get install -y --no-install-recommends {packages}"
+    assert asked == ([] if uid else ["apt-get update", install][: 1 if ends else 2])
+    told = f"clang++-19 was not found: Debian packages {packages}" in result.stderr
+    assert told == (uid != 0 or ends != 0)
+
+
 @pytest.mark.parametrize("card", [True, False])
 def test_the_demo_takes_the_cuda_compiler_only_where_a_card_is(card, tmp_path):
     environment = copy_of_the_scripts(tmp_path, {"nvidia-smi": ""} if card else {})

@@ -147,23 +147,13 @@ bool watch(pid_t child, const Reader& reader, const Shared& shared) {
   }
 }
 
-// The child inherits its name, so that it can be removed whatever becomes of the child.
-fs::path scratch() {
-  static const fs::path dir = [] {
-    const fs::path memory = "/dev/shm";
-    return (fs::is_directory(memory) ? memory : fs::temp_directory_path()) /
-           ("twinkle-fuzz-" + std::to_string(::getpid()));
-  }();
-  return dir;
-}
-
 int fuzz(const Reader& reader, double seconds, uint64_t seed) {
   void* memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(memory != MAP_FAILED, Code::kInternal, "fuzz: no memory");
   auto& shared = *new (memory) Shared{};
   shared.peak = peak_bytes();
-  fs::create_directories(scratch());
+  scratch_folder();  // the child's, too
   const auto begin = Clock::now();
   const pid_t child = ::fork();
   if (child == 0) {
@@ -176,7 +166,7 @@ int fuzz(const Reader& reader, double seconds, uint64_t seed) {
     }
   }
   const bool good = watch(child, reader, shared);
-  fs::remove_all(scratch());
+  fs::remove_all(scratch_folder());
   const double took = std::chrono::duration<double>(Clock::now() - begin).count();
   std::printf("fuzz: %s: seed %llu, %llu cases (%.0f a second), %llu accepted\n",
               reader.name.c_str(), static_cast<unsigned long long>(seed),
@@ -220,18 +210,6 @@ int main(std::span<const std::string> arguments) {
 }
 
 }  // namespace
-
-fs::path scratch_folder() {
-  fs::create_directories(scratch());
-  return scratch();
-}
-
-fs::path file_of(const std::string& bytes, const std::string& name) {
-  const fs::path file = scratch_folder() / name;
-  std::ofstream(file, std::ios::binary | std::ios::trunc)
-      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return file;
-}
 
 }  // namespace twinkle::fuzz
 

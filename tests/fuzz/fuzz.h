@@ -18,7 +18,8 @@ struct Reader {
   std::function<void(const std::string& bytes)> read;
 };
 
-// A folder in memory, this process's own.
+// A folder in memory, that of the process that asked first: a child inherits it, so that it can be
+// removed whatever becomes of the child.
 std::filesystem::path scratch_folder();
 
 // A file in memory with these bytes; the name is this process's own.
