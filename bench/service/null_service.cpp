@@ -72,8 +72,9 @@ void serve(const std::string& state) {
   server::Services services(backend, *http, std::filesystem::absolute(state));
   server::BodyRoom room({}, *http);
   const Ending ending{services, dispatcher, room, http};
-  services.open({}, false,
-                [&](const server::Command& command) { return server::replay(command, services); });
+  services.open({}, false, [&](uint64_t sequence, const server::Command& command) {
+    return server::replay(sequence, command, services);
+  });
   http->serve({.admit = [&](const server::Head& head,
                             const server::Admit& admit) { room.admit(head, admit); },
                .handle =

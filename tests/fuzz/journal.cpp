@@ -18,8 +18,10 @@ void read(const std::string& bytes) {
   const std::filesystem::path folder = file_of(bytes, "00000000000000000001.journal").parent_path();
   uint64_t records[2] = {0, 0};
   for (uint64_t& count : records) {
-    const store::Journal journal(folder, [&](const store::Record&) { ++count; });
-    if (journal.report().next != count + 1) throw std::logic_error("a record was skipped");
+    store::Journal journal(folder);
+    const auto& report = journal.open([&](const store::Record&) { ++count; });
+    if (report.next != count + 1) throw std::logic_error("a record was skipped");
+    for (uint64_t i = 1; i <= count; ++i) journal.read(i);
   }
   if (records[0] != records[1]) throw std::logic_error("the second opening read other records");
 }

@@ -25,7 +25,7 @@ struct Service {
     services.close([this] { loop.run(); });
     dispatcher.close();
   }
-  bool replays(const Command& command) { return server::replay(command, services); }
+  bool replays(const Command& command) { return server::replay(0, command, services); }
 
   LoopForTest loop;
   engine::NullExecutor executor;
@@ -148,7 +148,10 @@ void read_records(const std::string& bytes) {
   for (int i = 0; i < 2; ++i) {
     Service service(state);
     service.services.open(
-        {}, true, [&](const Command& c) { return service.replays(c); },
+        {}, true,
+        [&](uint64_t sequence, const Command& c) {
+          return server::replay(sequence, c, service.services);
+        },
         [&] { service.loop.run(); });
   }
 }

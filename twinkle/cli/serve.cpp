@@ -41,6 +41,7 @@ class EngineBackend : public server::Backend {
   }
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }
+  void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
   engine::Accepted check(engine::Operation operation) override {
     return engine_.check(std::move(operation));
   }
@@ -131,12 +132,17 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
       {.every = std::chrono::milliseconds(static_cast<int64_t>(o.snapshot_seconds * 1000))});
   if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
   services.access = std::move(access);
-  server::BodyRoom room({}, *http);
+  server::BodyRoom room(
+      {.max_bytes = o.max_body_bytes_total,
+       .max_body_bytes = o.max_body_bytes,
+       .patience = std::chrono::milliseconds(static_cast<int64_t>(o.body_patience_seconds * 1000))},
+      *http);
   const Ending ending{services, engine, room, http};
   const engine::ModelInfo& info = engine.model_info();
   services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
-                o.accept_other_arithmetic,
-                [&](const server::Command& c) { return server::replay(c, services); });
+                o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
+                  return server::replay(sequence, command, services);
+                });
   http->serve({.admit = [&](const server::Head& head,
                             const server::Admit& admit) { room.admit(head, admit); },
                .handle =
@@ -215,6 +221,17 @@ void serve(CLI::App& app, Action& action) {
                    "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
                    "[keys if the state has any]")
       ->check(CLI::IsMember({"keys", "open"}));
+  command->add_option("--max-body-bytes", o->max_body_bytes, "bytes of one request; more is 413")
+      ->capture_default_str();
+  command
+      ->add_option("--max-body-bytes-total", o->max_body_bytes_total,
+                   "bytes of all requests that are being read or written down; one more is not "
+                   "read until there is room")
+      ->capture_default_str();
+  command
+      ->add_option("--body-patience-seconds", o->body_patience_seconds,
+                   "the longest that a request waits for room, then 503: come again")
+      ->capture_default_str();
   add_device(*command, o->device);
   command->add_option("--log-level", o->log_level, "of the requests' lines on standard error")
       ->check(CLI::IsMember(level_names()))

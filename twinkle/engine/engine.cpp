@@ -80,6 +80,12 @@ Accepted Engine::check(Operation operation, const SampleHooks& hooks) {
   return std::move(state_->dispatcher.accept(std::move(one), hooks)[0]);
 }
 
+void Engine::validate(const Operation& operation) const {
+  state_->require_own_process();
+  engine::check(operation, state_->executor.spec(), model_info().directory);
+  state_->dispatcher.require_possible(operation);
+}
+
 int64_t Engine::submit(Accepted accepted, OnDone on_done) {
   state_->require_own_process();
   std::vector<Accepted> one;

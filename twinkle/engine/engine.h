@@ -104,6 +104,8 @@ class Engine {
   // max_queued_bytes alone; kBusy: the tenant's queue, or that of all, is full, in operations or
   // bytes.
   Accepted check(Operation operation, const SampleHooks& hooks = {});
+  // Error kInvalid where check would refuse the operation however much room there was.
+  void validate(const Operation& operation) const;
   // Queues what was checked, and returns its id; operations of one tenant in the order of these
   // calls. Error kBusy: closed; then nothing is told.
   int64_t submit(Accepted accepted, OnDone on_done);

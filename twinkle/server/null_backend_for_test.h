@@ -13,6 +13,9 @@ class NullBackend : public Backend {
   explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
   const ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
+  void validate(const engine::Operation& operation) const override {
+    dispatcher_.require_possible(operation);
+  }
   engine::Accepted check(engine::Operation operation) override {
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));

@@ -138,10 +138,17 @@ std::variant<Caller, Response> enter(const Asked& asked, Services& services) {
   return out;
 }
 
-std::optional<Response> run(const Asked& asked, const Caller& caller, const std::string& chance,
+// What is journalled of a request besides itself.
+struct Written {
+  std::string chance = {};
+  uint64_t sequence = 0;
+};
+
+std::optional<Response> run(const Asked& asked, const Caller& caller, const Written& written,
                             Services& services, const Reply& reply) {
   try {
-    Call call{asked.request, asked.path, asked.body, caller.owner, chance, services, reply};
+    Call call{asked.request,  asked.path,       asked.body, caller.owner,
+              written.chance, written.sequence, services,   reply};
     if (auto refused = touch(call, asked.route->touches, caller)) return refused;
     return asked.route->run(call);
   } catch (...) {
@@ -182,7 +189,7 @@ void route(Request request, Services& services, Reply answer) {
     read_body(*a);
     if (a->route->touches & kAudited) write_audit(*a, caller, services);
     if (a->route->kind == Kind::kAnswered) {
-      if (auto response = run(*a, caller, "", services, reply)) reply(std::move(*response));
+      if (auto response = run(*a, caller, {}, services, reply)) reply(std::move(*response));
       return;
     }
     const Command command{.method = a->request.method,
@@ -195,7 +202,8 @@ void route(Request request, Services& services, Reply answer) {
     services.history.append(command, [a, caller, chance = command.chance, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
       fault("before apply");
-      Response response = error ? response_of(error) : *run(*a, caller, chance, services, reply);
+      Response response =
+          error ? response_of(error) : *run(*a, caller, {chance, sequence}, services, reply);
       fault("after apply");
       if (!error && is_later(response))
         services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
@@ -206,7 +214,7 @@ void route(Request request, Services& services, Reply answer) {
   }
 }
 
-bool replay(const Command& command, Services& services) {
+bool replay(uint64_t sequence, const Command& command, Services& services) {
   Request request;
   request.method = command.method;
   request.path = command.path;
@@ -218,7 +226,7 @@ bool replay(const Command& command, Services& services) {
           ", which changes nothing; it is damaged");
   read_body(*a);
   const auto response =
-      run(*a, {.owner = command.owner}, command.chance, services, [](Response) {});
+      run(*a, {.owner = command.owner}, {command.chance, sequence}, services, [](Response) {});
   return !is_later(*response);
 }
 

@@ -20,7 +20,10 @@ struct Call {
   std::map<std::string, std::string> path;  // the parameters of the path
   Json body;                                // of a JSON request, else null
   std::string owner;
-  std::string chance;  // of a journalled route: 32 hexadecimal digits, the same in a replay
+  // Of a journalled route: 32 hexadecimal digits, the same in a replay; and of its record, or 0
+  // where nothing is kept.
+  std::string chance;
+  uint64_t sequence;
   Services& services;
   Reply reply;  // for a handler that returns nothing and answers later
   Touched touched = {};
@@ -47,7 +50,7 @@ std::span<const Route> routes();
 void route(Request request, Services& services, Reply reply);
 
 // Does what a journalled request did; false: there is no room for it yet.
-bool replay(const Command& command, Services& services);
+bool replay(uint64_t sequence, const Command& command, Services& services);
 
 Response json(const Json& body);
 

@@ -32,7 +32,7 @@ TEST_F(RoutesTest, WhatIsNotJournalledIsNotDoneAgain) {
   const Command poll{
       .method = "POST", .path = "/api/v1/retrieve_future", .body = R"({"request_id":"a"})"};
   EXPECT_EQ(
-      error_of([&] { replay(poll, *services_); }),
+      error_of([&] { replay(1, poll, *services_); }),
       "server: the journal holds a request to /api/v1/retrieve_future, which changes nothing; "
       "it is damaged");
 }

@@ -28,7 +28,7 @@ class ServiceTest : public testing::Test {
     executor_ = std::make_unique<engine::NullExecutor>();
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_);
-    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), snapshots_);
+    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), snapshots_, lines_);
   }
   ~ServiceTest() override { close(); }
   // As a kill would end it: what has not ended is not told.
@@ -43,7 +43,9 @@ class ServiceTest : public testing::Test {
   void go_on(const Opened& opened = {}, bool accept_other_arithmetic = false) {
     services_->open(
         opened, accept_other_arithmetic,
-        [this](const Command& command) { return replay(command, *services_); },
+        [this](uint64_t sequence, const Command& command) {
+          return replay(sequence, command, *services_);
+        },
         [this] { loop_->run(); });
   }
 
@@ -119,6 +121,7 @@ class ServiceTest : public testing::Test {
   }
 
   SnapshotOptions snapshots_;
+  LineOptions lines_;
   ScratchDir dir_;
   std::unique_ptr<LoopForTest> loop_;
   std::unique_ptr<engine::NullExecutor> executor_;

@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kMaxRecordsAtOnce = 64;
-constexpr size_t kProbeBytes = size_t{64} << 10;  // that must fit before appends are taken again
+constexpr int64_t kMarkBytes = int64_t{64} << 10;  // between places that are kept in memory
+constexpr size_t kProbeBytes = size_t{64} << 10;   // that must fit before appends are taken again
 
 void require_system(bool ok, const char* action, const fs::path& path) {
   const int error = errno;
@@ -71,7 +72,7 @@ std::chrono::nanoseconds seconds(double value) {
 
 }  // namespace
 
-Journal::Journal(const fs::path& folder, const Visitor& replay, JournalOptions options)
+Journal::Journal(const fs::path& folder, JournalOptions options)
     : folder_(fs::absolute(folder)), options_(options) {
   std::error_code error;
   const bool made = fs::create_directories(folder_, error);
@@ -79,8 +80,6 @@ Journal::Journal(const fs::path& folder, const Visitor& replay, JournalOptions o
           error.message());
   if (made) require_system(sync_folder(folder_.parent_path()), "sync", folder_.parent_path());
   lock_folder();
-  open_last(replay);
-  writer_ = std::thread([this] { run(); });
 }
 
 Journal::~Journal() {
@@ -89,7 +88,7 @@ Journal::~Journal() {
     stopping_ = true;
   }
   ready_.notify_all();
-  writer_.join();
+  if (writer_.joinable()) writer_.join();
 }
 
 void Journal::lock_folder() {
@@ -110,15 +109,27 @@ void Journal::lock_folder() {
     std::ignore = ::pwrite(lock_.get(), pid.data(), pid.size(), 0);
 }
 
-void Journal::open_last(const Visitor& replay) {
+const Journal::Report& Journal::open(const Visitor& replay) {
   std::vector<Segment> segments = segments_in(folder_);
+  {
+    const Lock lock(mutex_);
+    segments_ = segments;
+  }
   End end;
   if (!segments.empty()) end.next = segments.front().first;
   for (const Segment& segment : segments) {
     require(segment.first == end.next, Code::kInvalid, "store: ", segment.path.string(),
             " begins with record ", segment.first, ", the segment before it ends before record ",
             end.next, ": a segment is missing; restore a backup");
-    end = read_segment(segment, &segment == &segments.back(), replay);
+    int64_t offset = 0;
+    end = read_segment(segment, &segment == &segments.back(), [&](const Record& record) {
+      {
+        const Lock lock(mutex_);
+        mark(record.sequence, offset);
+      }
+      offset += static_cast<int64_t>(kHeaderBytes + record.payload.size());
+      replay(record);
+    });
   }
   if (segments.empty()) {
     segments.push_back({1, segment_path(folder_, 1)});
@@ -134,8 +145,32 @@ void Journal::open_last(const Visitor& replay) {
   require_system(cut && ::fdatasync(file_.get()) == 0, "cut or sync", path_);
   end_ = synced_end_ = end.bytes;
   next_ = synced_next_ = end.next;
-  const Lock lock(mutex_);
-  segments_ = std::move(segments);
+  {
+    const Lock lock(mutex_);
+    segments_ = std::move(segments);
+  }
+  writer_ = std::thread([this] { run(); });
+  return report_;
+}
+
+void Journal::mark(uint64_t sequence, int64_t offset) {
+  if (offset == 0 || marks_.empty() || offset >= std::prev(marks_.end())->second + kMarkBytes)
+    marks_[sequence] = offset;
+}
+
+StoredRecord Journal::read(uint64_t sequence) const {
+  fs::path path;
+  int64_t offset = 0;
+  {
+    const Lock lock(mutex_);
+    const auto segment = std::ranges::upper_bound(segments_, sequence, {}, &Segment::first);
+    const auto after = marks_.upper_bound(sequence);
+    require(segment != segments_.begin() && after != marks_.begin(), Code::kNotFound,
+            "store: record ", sequence, " is not in ", folder_.string());
+    path = std::prev(segment)->path;
+    offset = std::prev(after)->second;
+  }
+  return read_record(path, offset, sequence);
 }
 
 void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written) {
@@ -158,6 +193,7 @@ void Journal::truncate_before(uint64_t sequence) {
     require_system(::unlink(path.c_str()) == 0 || errno == ENOENT, "remove", path);
     segments_.erase(segments_.begin());
   }
+  marks_.erase(marks_.begin(), marks_.lower_bound(segments_.front().first));
   require_system(sync_folder(folder_), "sync", folder_);
 }
 
@@ -247,7 +283,13 @@ size_t Journal::write_some(std::span<Pending> records) {
   }
   fault("after journal write");
   if (end_ == synced_end_) sync_at_ = Clock::now() + seconds(options_.sync_seconds);
-  end_ = end;
+  {
+    const Lock lock(mutex_);
+    for (size_t i = 0; i < count; ++i) {
+      mark(next_ + i, end_);
+      end_ += size_of(records[i]);
+    }
+  }
   for (Pending& p : records.first(count)) {
     if (options_.durability == Durability::kProcess)
       p.on_written(next_, nullptr);
@@ -274,6 +316,8 @@ bool Journal::sync() {
   if (options_.durability == Durability::kDisk) {
     end_ = synced_end_;
     next_ = synced_next_;
+    const Lock lock(mutex_);
+    marks_.erase(marks_.lower_bound(next_), marks_.end());
   }
   refuse("sync", error, waiting);
   errno = error;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <thread>
@@ -45,18 +46,25 @@ class Journal {
     std::filesystem::path cut_file;
   };
 
-  // Makes the folder if there is none, gives every record to `replay` in order, and cuts a torn
-  // tail. Error kConflict: another process has it open; kInvalid: a damaged record, with file and
-  // byte, a missing segment, or the system refuses.
-  Journal(const std::filesystem::path& folder, const Visitor& replay, JournalOptions options = {});
+  // Makes the folder if there is none. Error kConflict: another process has it open; kInvalid: the
+  // system refuses.
+  explicit Journal(const std::filesystem::path& folder, JournalOptions options = {});
   ~Journal();  // writes and syncs what was appended
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
+  // Before anything is appended, once: gives every record to `replay` in order, and cuts a torn
+  // tail. Error kInvalid: a damaged record, with file and byte, a missing segment, or the system
+  // refuses.
+  const Report& open(const Visitor& replay);
   const Report& report() const { return report_; }
 
   // Error kBusy: the disk refuses (trouble()); kInvalid: a payload of 4 GiB.
   void append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written);
+
+  // One that was written, or given to `replay`. Error kNotFound: it was removed; kInvalid: it is
+  // damaged, none has this sequence, or the system refuses.
+  StoredRecord read(uint64_t sequence) const;
 
   // Removes the segments whose records all come before `sequence`. Error kInvalid: the system
   // refuses.
@@ -76,7 +84,7 @@ class Journal {
   };
 
   void lock_folder();
-  void open_last(const Visitor& replay);
+  void mark(uint64_t sequence, int64_t offset) REQUIRES(mutex_);
   void run();
   void wait_for_work(std::vector<Pending>& batch, bool& stopping);
   bool is_sync_due() const;
@@ -104,6 +112,8 @@ class Journal {
   std::condition_variable ready_;
   std::vector<Pending> queue_ GUARDED_BY(mutex_);
   std::vector<Segment> segments_ GUARDED_BY(mutex_);
+  // Bytes at which some records begin in their segments: of the first, and of one each kMarkBytes.
+  std::map<uint64_t, int64_t> marks_ GUARDED_BY(mutex_);
   std::string trouble_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread writer_;

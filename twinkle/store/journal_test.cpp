@@ -44,12 +44,10 @@ struct Kept {
 
 struct Opened {
   explicit Opened(const fs::path& folder, JournalOptions options = {}) {
-    journal = std::make_unique<Journal>(
-        folder,
-        [this](const Record& r) {
-          kept.push_back({r.sequence, r.kind, r.version, std::string(r.payload)});
-        },
-        options);
+    journal = std::make_unique<Journal>(folder, options);
+    journal->open([this](const Record& r) {
+      kept.push_back({r.sequence, r.kind, r.version, std::string(r.payload)});
+    });
   }
   std::vector<Kept> kept;
   std::unique_ptr<Journal> journal;
@@ -329,6 +327,44 @@ TEST_P(Refusing, WhatCouldNotBeSyncedIsRefusedOrWasAcknowledgedBefore) {
     EXPECT_EQ(calls.wait(2)[1], disk ? "1" : "2");
   }
   EXPECT_EQ(Opened(dir / "j").kept.size(), disk ? 1U : 2U);
+}
+
+TEST(Journal, ReadsAnyRecordBackInAnyOrder) {
+  const ScratchDir dir(memory_folder());
+  const auto payload = [](uint64_t i) {
+    return std::string(i % 7 == 0 ? 70000 : i * 37 % 900, static_cast<char>(i));
+  };
+  for (const bool again : {false, true}) {
+    Calls calls;
+    Opened opened(dir / "j", {.segment_bytes = 200000});
+    for (uint64_t i = 1; !again && i <= 200; ++i)
+      opened.journal->append(static_cast<uint8_t>(i), 2, payload(i), calls.one());
+    calls.wait(again ? 0 : 200);
+    for (uint64_t i = 200; i > 0; --i) {
+      const StoredRecord read = opened.journal->read(i);
+      EXPECT_EQ(read.kind, i);
+      EXPECT_EQ(read.version, 2);
+      EXPECT_EQ(read.payload, payload(i)) << i;
+    }
+    EXPECT_NE(error_of([&] { opened.journal->read(201); }).find("no whole record 201"),
+              std::string::npos);
+  }
+}
+
+TEST(Journal, DoesNotReadBackWhatWasRemovedOrDamaged) {
+  const ScratchDir dir(memory_folder());
+  write_records(dir / "j", 50, {.segment_bytes = 300});
+  Opened opened(dir / "j", {.segment_bytes = 300});
+  EXPECT_EQ(opened.journal->read(1).payload, text_of(1));
+  opened.journal->truncate_before(30);
+  EXPECT_EQ(error_of([&] { opened.journal->read(1); }).find("store: record 1 is not in"), 0U);
+  EXPECT_EQ(opened.journal->read(30).payload, text_of(30));
+  const fs::path last = segments_in(dir / "j").back().path;
+  std::string bytes = read_file(last);
+  bytes.back() ^= 1;
+  write_text(last, bytes);
+  EXPECT_NE(error_of([&] { opened.journal->read(50); }).find("no whole record 50"),
+            std::string::npos);
 }
 
 TEST(Journal, KeepsWhatItAcknowledgedWhenItsProcessIsKilled) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <system_error>
 
@@ -110,6 +111,31 @@ End read_segment(const Segment& segment, bool last,
   fail(Code::kInvalid, "store: ", segment.path.string(), " is damaged at byte ", end.bytes,
        ", where record ", end.next, " should be; later records are whole, so that cutting it there",
        " would lose them: restore a backup");
+}
+
+StoredRecord read_record(const fs::path& path, int64_t offset, uint64_t sequence) {
+  const File file(path, "store");
+  const auto read = [&](int64_t at, char* out, size_t size) {
+    file.read_at(at, std::as_writable_bytes(std::span(out, size)));
+  };
+  Header header{};
+  while (offset + static_cast<int64_t>(kHeaderBytes) <= file.size()) {
+    read(offset, header.data(), kHeaderBytes);
+    const int64_t length = get<uint32_t>(header.data());
+    const int64_t end = offset + 8 + length;
+    if (length < static_cast<int64_t>(kFixed) || end > file.size()) break;
+    if (get<uint64_t>(header.data() + 8) == sequence) {
+      StoredRecord out{.kind = get<uint8_t>(header.data() + 16),
+                       .version = get<uint16_t>(header.data() + 17)};
+      out.payload.resize(static_cast<size_t>(length) - kFixed);
+      read(offset + static_cast<int64_t>(kHeaderBytes), out.payload.data(), out.payload.size());
+      if (get<uint32_t>(header.data() + 4) != crc_of(header.data(), out.payload)) break;
+      return out;
+    }
+    offset = end;
+  }
+  fail(Code::kInvalid, "store: ", path.string(), " has no whole record ", sequence, " at byte ",
+       offset, "; restore a backup");
 }
 
 }  // namespace twinkle::store

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,13 @@ struct Record {
   uint8_t kind = 0;
   uint16_t version = 0;
   std::string_view payload;
+};
+
+// One that was read back.
+struct StoredRecord {
+  uint8_t kind = 0;
+  uint16_t version = 0;
+  std::string payload;
 };
 
 constexpr size_t kHeaderBytes = 19;
@@ -47,5 +55,10 @@ struct End {
 // follows is torn instead: a writer was stopped there.
 End read_segment(const Segment& segment, bool last,
                  const std::function<void(const Record&)>& visit);
+
+// The record of a sequence in a file of records, at byte `offset` or behind the records that begin
+// there. Reads no payload but its own. Error kNotFound: no such file; kInvalid: it is not there, or
+// damaged.
+StoredRecord read_record(const std::filesystem::path& path, int64_t offset, uint64_t sequence);
 
 }  // namespace twinkle::store

@@ -18,7 +18,8 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr double kDay = 86400;
+constexpr double kDay = 86400, kMaxPatience = 50;
+constexpr int64_t kMinBody = int64_t{1} << 20, kMaxBody = int64_t{2} << 30;
 
 namespace fs = std::filesystem;
 
@@ -55,6 +56,15 @@ void check_options(const ServeOptions& o) {
           "', it must begin with '/' and not end with it, as /twinkle");
   require(o.snapshot_seconds >= 0 && o.snapshot_seconds <= kDay, Code::kInvalid,
           "cli: snapshot_seconds is ", o.snapshot_seconds, ", it must be from 0 to ", kDay);
+  require(o.max_body_bytes >= kMinBody && o.max_body_bytes <= kMaxBody, Code::kInvalid,
+          "cli: max_body_bytes is ", o.max_body_bytes, ", it must be from ", kMinBody, " to ",
+          kMaxBody, ", which a record of the journal can hold");
+  require(o.max_body_bytes_total >= o.max_body_bytes, Code::kInvalid,
+          "cli: max_body_bytes_total is ", o.max_body_bytes_total,
+          ", it must be at least max_body_bytes, ", o.max_body_bytes);
+  require(o.body_patience_seconds >= 0 && o.body_patience_seconds <= kMaxPatience, Code::kInvalid,
+          "cli: body_patience_seconds is ", o.body_patience_seconds, ", it must be from 0 to ",
+          kMaxPatience, ": clients give a request up after 60");
   require(o.auth == "keys" || server::is_loopback(o.host), Code::kInvalid,
           "cli: auth is open, which lets everybody in, and host '", o.host,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,

@@ -14,6 +14,9 @@ struct ServeOptions {
   double snapshot_seconds = 60;
   bool accept_other_arithmetic = false;  // of a state that another processor computed
   bool compress = false;                 // clients are asked to send training data compressed
+  int64_t max_body_bytes = int64_t{256} << 20;      // of one request
+  int64_t max_body_bytes_total = int64_t{2} << 30;  // of all that are not written down yet
+  double body_patience_seconds = 20;                // that one waits for room, then 503
   std::string log_level = "info";
   std::string root_path;  // in front of every path, where a proxy leaves it there; or empty
 };

@@ -19,6 +19,12 @@ struct HeldBytes::Room::Books {
   int64_t in_all GUARDED_BY(mutex) = 0;
 
   void change(const std::string& tenant, int64_t from, int64_t to);
+  void require_possible(const std::string& tenant, int64_t bytes) const {
+    require(bytes <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
+            "engine: an operation of tenant '", tenant, "' takes ", bytes,
+            " bytes with its files and its result, max_queued_bytes is ", max_of_tenant,
+            " and max_queued_bytes_total ", max_in_all, "; submit less at once, or raise them");
+  }
 };
 
 // One room's bytes, from so many to so many.
@@ -28,10 +34,7 @@ void HeldBytes::Room::Books::change(const std::string& tenant, int64_t from, int
   const auto it = of.find(tenant);
   const int64_t others = (it == of.end() ? 0 : it->second) - from, all_others = in_all - from;
   const bool more = to > from;
-  require(!more || to <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
-          "engine: an operation of tenant '", tenant, "' takes ", to,
-          " bytes with its files and its result, max_queued_bytes is ", max_of_tenant,
-          " and max_queued_bytes_total ", max_in_all, "; submit less at once, or raise them");
+  if (more) require_possible(tenant, to);
   require(!more || others <= max_of_tenant - to, Code::kBusy, "engine: tenant '", tenant,
           "' holds ", others, " bytes in operations and results, this one takes ", to,
           ", max_queued_bytes is ", max_of_tenant, "; take some of their results, or drop them");
@@ -62,6 +65,10 @@ std::shared_ptr<HeldBytes::Room> HeldBytes::reserve(const std::string& tenant, i
   const std::shared_ptr<Room> out(new Room(books_, tenant));
   out->resize(bytes);
   return out;
+}
+
+void HeldBytes::require_possible(const std::string& tenant, int64_t bytes) const {
+  books_->require_possible(tenant, bytes);
 }
 
 int64_t HeldBytes::max() const { return std::min(books_->max_of_tenant, books_->max_in_all); }

@@ -39,6 +39,9 @@ class HeldBytes {
   // are more.
   std::shared_ptr<Room> reserve(const std::string& tenant, int64_t bytes);
 
+  // Error kInvalid: reserve() would refuse them for their number alone.
+  void require_possible(const std::string& tenant, int64_t bytes) const;
+
   int64_t max() const;  // of one operation
   int64_t in_all() const;
 

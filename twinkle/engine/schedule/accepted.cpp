@@ -57,6 +57,11 @@ std::vector<Accepted> Dispatcher::with_memory(std::vector<Operation> operations,
   return out;
 }
 
+void Dispatcher::require_possible(const Operation& operation) const {
+  held_.require_possible(tenant_of(operation),
+                         num_bytes(operation) + executor_.max_result_bytes(operation, false));
+}
+
 void Dispatcher::require_room(std::span<const Accepted> accepted) const {
   std::map<std::string, int64_t> more;
   for (const Accepted& a : accepted) ++more[tenant_of(a.operation())];

@@ -76,6 +76,9 @@ class Dispatcher {
   // Takes places in the queue and memory for all, or for none. `hooks` go with each Sample. Error
   // kBusy: a queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone.
   std::vector<Accepted> accept(std::vector<Operation> operations, const SampleHooks& hooks = {});
+  // Error kInvalid: the operation takes more than max_queued_bytes alone, as far as is known
+  // without its files.
+  void require_possible(const Operation& operation) const;
   // All enter the queue together; returns their ids. `on_done` has one for each. Error kBusy:
   // closed; then none is called.
   std::vector<int64_t> submit(std::vector<Accepted> accepted, std::vector<OnDone> on_done);

@@ -160,7 +160,7 @@ TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
   EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
 }
 
-TEST_F(HandlersTest, TheRoomOfABodyIsHeldUntilItsWorkHasEnded) {
+TEST_F(HandlersTest, TheRoomOfABodyIsFreeWhenItIsAcknowledged) {
   struct Held : HeldRoom {
     void resize(int64_t) override {}
   };
@@ -176,25 +176,53 @@ TEST_F(HandlersTest, TheRoomOfABodyIsHeldUntilItsWorkHasEnded) {
   r.headers["content-type"] = "application/x-protobuf";
   r.held = std::move(held);
   const Response ack = answer(std::exchange(r, {}));
-  EXPECT_FALSE(watched.expired());
+  loop_->run();
+  EXPECT_TRUE(watched.expired());
   go = true;
   result(ack);
-  EXPECT_TRUE(loop_->run_until([&] { return watched.expired(); }));
 }
 
-TEST_F(HandlersTest, AFullQueueIs429OfAsampleAnd503OfTraining) {
+TEST_F(HandlersTest, TrainingForWhichTheEngineHasNoRoomWaitsForIt) {
   open({.max_queued = 1});
   std::atomic<bool> go = false;
   const std::string id = run();
   executor_->on_batch = [&] {
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
-  std::vector<Response> acks{train(id, 1)};
-  Response full = {};
-  for (int64_t seq = 2; full.status == 200 && seq < 10; ++seq) full = train(id, seq);
-  EXPECT_EQ(full.status, 503);
+  std::vector<Response> acks;
+  for (int64_t seq = 1; seq < 10; ++seq) acks.push_back(train(id, seq));
+  EXPECT_GT(services_->operations.num_waiting(), 0);
   go = true;
-  result(acks[0]);
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
+  EXPECT_EQ(services_->operations.num_waiting(), 0);
+  EXPECT_EQ(done(id).size(), 9U);
+}
+
+TEST_F(HandlersTest, ANumberFarAheadOfOneThatIsMissingIsRefusedByName) {
+  const std::string id = run();
+  EXPECT_EQ(step(id, 1 + Runs::kMaxAhead).status, 200);
+  EXPECT_EQ(text(step(id, 2 + Runs::kMaxAhead), "detail"),
+            "server: seq_id is 4098, but 1 of '" + id +
+                "' has not come; at most 4096 numbers may be ahead of it");
+  result(step(id, 1));
+  EXPECT_EQ(step(id, 2 + Runs::kMaxAhead).status, 200) << "it is not used up";
+}
+
+TEST_F(HandlersTest, TheEndOfASessionEndsWhatWaitsForANumberThatDidNotCome) {
+  const std::string s = session();
+  const std::string id = text(result(post("/api/v1/create_model", model(s))), "model_id");
+  const Response first = train(id, 1), third = train(id, 3), fourth = step(id, 4);
+  EXPECT_EQ(post("/api/v1/sessions/" + s + "/finish", JsonObject{}).status, 200);
+  EXPECT_EQ(text(result(third), "error"),
+            "server: the session has ended, and seq_id 2, for which this request waited, did not "
+            "come");
+  EXPECT_EQ(text(result(fourth), "category"), "user");
+  EXPECT_EQ(result(first).content_type, "application/x-protobuf");
+  EXPECT_EQ(train(id, 3).body, third.body);
+  result(train(id, 2));  // late
+  EXPECT_TRUE(parse(result(step(id, 5))).contains("error")) << "its window lacks one";
+  result(train(id, 6));
+  EXPECT_TRUE(parse(result(step(id, 7))).contains("metrics"));
 }
 
 }  // namespace

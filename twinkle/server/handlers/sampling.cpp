@@ -78,6 +78,49 @@ Response answer_of(const engine::Result& r, const engine::SamplingParams& params
   return {.body = tinker::to_protobuf(out), .content_type = "application/x-protobuf"};
 }
 
+int64_t num_samples_of(const Json& body) {
+  const auto out = get_or<int64_t>(body, "num_samples", 1);
+  require(out >= 1 && out <= kMaxSamples, Code::kInvalid, "server: num_samples is ", out,
+          ", it must be from 1 to ", kMaxSamples);
+  return out;
+}
+
+// What is sampled, as the sampler was when the request came.
+struct Of {
+  std::string tenant;
+  int64_t version = 0;
+};
+
+Ready ready_of(const Json& body, const Of& of, const std::string& chance, const ModelFacts& model) {
+  const Json* sampling = find(body, "sampling_params");
+  const Json none = JsonObject{};
+  if (!sampling) sampling = &none;
+  for (const char* name : {"topk_prompt_logprobs", "prompt_alt_tokens_k"})
+    require(get_or<int64_t>(body, name, 0) == 0, Code::kInvalid, "server: ", name,
+            " is not there yet; leave it out");
+  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"})
+    require(!find(body, name), Code::kInvalid, "server: ", name, " is not there yet; leave it out");
+  engine::Sample sample{.tenant = of.tenant, .params = {{}}, .version = of.version};
+  sample.prompts.push_back(prompt_of(body));
+  engine::SamplingParams& params = sample.params[0];
+  params.num_samples = num_samples_of(body);
+  params.max_tokens =
+      get_or<int64_t>(*sampling, "max_tokens", model.max_positions - std::ssize(sample.prompts[0]));
+  params.seed = find(*sampling, "seed") ? static_cast<uint64_t>(get<int64_t>(*sampling, "seed"))
+                                        : std::stoull(chance.substr(0, 16), nullptr, 16);
+  params.temperature = get_or(*sampling, "temperature", 1.0);
+  params.top_k = get_or<int64_t>(*sampling, "top_k", -1);
+  params.top_p = get_or(*sampling, "top_p", 1.0);
+  params.prompt_logprobs = get_or(body, "prompt_logprobs", false);
+  params.top_logprobs = get_or<int64_t>(body, "topk_sample_logprobs", 0);
+  require(params.top_logprobs >= 0 && params.top_logprobs <= sampler::kMaxTopLogprobs,
+          Code::kInvalid, "server: topk_sample_logprobs is ", params.top_logprobs,
+          ", it must be from 0 to ", sampler::kMaxTopLogprobs);
+  read_stop(*sampling, sample, model.directory);
+  const auto answer = [params](const engine::Result& r) { return answer_of(r, params); };
+  return {std::move(sample), answer};
+}
+
 }  // namespace
 
 std::optional<Response> create_sampling_session(Call& call) {
@@ -115,9 +158,7 @@ std::optional<Response> asample(Call& call) {
   Services& s = call.services;
   Sampler& sampler = call.sampler();
   const auto seq = get<int64_t>(call.body, "seq_id");
-  const auto num_samples = get_or<int64_t>(call.body, "num_samples", 1);
-  require(num_samples >= 1 && num_samples <= kMaxSamples, Code::kInvalid, "server: num_samples is ",
-          num_samples, ", it must be from 1 to ", kMaxSamples);
+  const int64_t num_samples = num_samples_of(call.body);
   const std::string request_id = sampler.id + ":" + std::to_string(seq);
   JsonArray sequences;
   for (int64_t i = 0; i < num_samples; ++i)
@@ -125,40 +166,17 @@ std::optional<Response> asample(Call& call) {
   const Json told = {{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}};
   if (sampler.requests.contains(seq)) return json(told);
 
-  const Json* sampling = find(call.body, "sampling_params");
-  const Json none = JsonObject{};
-  if (!sampling) sampling = &none;
-  for (const char* name : {"topk_prompt_logprobs", "prompt_alt_tokens_k"})
-    require(get_or<int64_t>(call.body, name, 0) == 0, Code::kInvalid, "server: ", name,
-            " is not there yet; leave it out");
-  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"})
-    require(!find(call.body, name), Code::kInvalid, "server: ", name,
-            " is not there yet; leave it out");
-  engine::Sample sample{.tenant = sampler.tenant, .params = {{}}, .version = sampler.version};
-  sample.prompts.push_back(prompt_of(call.body));
-  engine::SamplingParams& params = sample.params[0];
-  const ModelFacts& model = s.backend.model();
-  params.num_samples = num_samples;
-  params.max_tokens =
-      get_or<int64_t>(*sampling, "max_tokens", model.max_positions - std::ssize(sample.prompts[0]));
-  params.seed = find(*sampling, "seed") ? static_cast<uint64_t>(get<int64_t>(*sampling, "seed"))
-                                        : std::stoull(call.chance.substr(0, 16), nullptr, 16);
-  params.temperature = get_or(*sampling, "temperature", 1.0);
-  params.top_k = get_or<int64_t>(*sampling, "top_k", -1);
-  params.top_p = get_or(*sampling, "top_p", 1.0);
-  params.prompt_logprobs = get_or(call.body, "prompt_logprobs", false);
-  params.top_logprobs = get_or<int64_t>(call.body, "topk_sample_logprobs", 0);
-  require(params.top_logprobs >= 0 && params.top_logprobs <= sampler::kMaxTopLogprobs,
-          Code::kInvalid, "server: topk_sample_logprobs is ", params.top_logprobs,
-          ", it must be from 0 to ", sampler::kMaxTopLogprobs);
-  read_stop(*sampling, sample, model.directory);
-  s.promises.open(request_id, call.owner);
+  const Of of{sampler.tenant, sampler.version};
+  const Source source{.sequence = call.sequence,
+                      .bytes = std::ssize(call.request.body),
+                      .make = [&model = s.backend.model(), of](const Command& command) {
+                        return ready_of(parse_json(command.body, "server: the body"), of,
+                                        command.chance, model);
+                      }};
+  Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
   try {
-    s.make(sampler.tenant);
-    s.submit(std::move(sample), request_id,
-             [params](const engine::Result& r) { return answer_of(r, params); });
+    s.sample(call.owner, std::make_shared<Pending>(request_id, std::move(ready), source));
   } catch (const Error& e) {
-    s.promises.drop(request_id);
     if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
     throw;
   }

@@ -19,8 +19,12 @@ std::optional<Response> session_heartbeat(Call& call) {
   return json({{"type", "session_heartbeat"}});
 }
 
+// What its runs were sent goes on, but for what waits for a number that will not come.
 std::optional<Response> finish_session(Call& call) {
-  call.session();
+  for (const auto& [seq, request_id] : call.session().runs) {
+    const std::string id = call.session().id + ":train:" + std::to_string(seq);
+    if (Run* run = call.services.runs.find(id)) call.services.runs.end_session(*run);
+  }
   return json(JsonObject{});
 }
 

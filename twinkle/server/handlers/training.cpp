@@ -122,6 +122,23 @@ engine::Operation forward_of(engine::ForwardBackward op) {
                          .loss_options = std::move(op.loss_options)};
 }
 
+Ready ready_of(const tinker::ForwardBackwardRequest& request, const std::string& tenant) {
+  require(!request.loss_fn.empty(), Code::kInvalid,
+          "server: loss_fn is missing; give a loss, such as cross_entropy");
+  engine::ForwardBackward op{.tenant = tenant, .loss = request.loss_fn};
+  op.loss_options = options_of(request.loss_fn_config);
+  std::vector<int64_t> widths;
+  for (size_t i = 0; i < request.data.size(); ++i) {
+    op.sequences.push_back(example(request.data[i], request.loss_fn, i));
+    widths.push_back(width_of(request.data[i]));
+  }
+  const auto answer = [widths = std::move(widths)](const engine::Result& result) {
+    return output(std::get<engine::ForwardResult>(result), widths);
+  };
+  if (request.forward_only) return {forward_of(std::move(op)), answer};
+  return {std::move(op), answer};
+}
+
 }  // namespace
 
 std::optional<Response> create_model(Call& call) {
@@ -154,13 +171,15 @@ std::optional<Response> create_model(Call& call) {
   engine::Create create{.tenant = id, .lora_json = boost::json::serialize(lora)};
   create.seed = get_or<int64_t>(*config, "seed", 0);
   const std::string request_id = id + ":0";
-  engine::Accepted accepted = s.backend.check(std::move(create));
+  s.backend.validate(create);
   s.promises.open(request_id, call.owner);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
-  s.runs.submit_first(added, request_id, std::move(accepted), [id](const engine::Result&) {
+  const Answered answer = [id](const engine::Result&) {
     return json({{"model_id", id}, {"type", "create_model"}});
-  });
+  };
+  s.runs.submit_first(added,
+                      std::make_shared<Pending>(request_id, Ready{std::move(create), answer}));
   return json(ack(added, request_id));
 }
 
@@ -177,34 +196,32 @@ std::optional<Response> get_info(Call& call) {
 
 std::optional<Response> forward_backward(Call& call) {
   Run& run = call.run();
-  tinker::ForwardBackwardRequest request = read(call, run);
-  engine::ForwardBackward op{.tenant = run.id, .loss = request.loss_fn};
-  engine::Operation operation;
-  std::vector<int64_t> widths;
+  const tinker::ForwardBackwardRequest request = read(call, run);
+  Ready ready;
   try {
-    require(!request.loss_fn.empty(), Code::kInvalid,
-            "server: loss_fn is missing; give a loss, such as cross_entropy");
-    op.loss_options = options_of(request.loss_fn_config);
-    for (size_t i = 0; i < request.data.size(); ++i) {
-      op.sequences.push_back(example(request.data[i], request.loss_fn, i));
-      widths.push_back(width_of(request.data[i]));
-    }
-    if (request.forward_only)
-      operation = forward_of(std::move(op));
-    else
-      operation = std::move(op);
+    ready = ready_of(request, run.id);
   } catch (const Error& e) {
     call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
     throw;
   }
-  // The body's room is held until what was in it has been computed.
-  const Answered answer = [widths = std::move(widths),
-                           held = call.request.held](const engine::Result& result) {
-    return output(std::get<engine::ForwardResult>(result), widths);
-  };
-  return json(
-      ack(run, call.services.runs.submit(run, request.seq_id, std::move(operation), answer)));
+  const Source source{.sequence = call.sequence,
+                      .bytes = std::ssize(call.request.body),
+                      .make = [id = run.id](const Command& command) {
+                        return ready_of(tinker::read_forward_backward(command.body), id);
+                      }};
+  return json(ack(run, call.services.runs.submit(run, request.seq_id, std::move(ready), source)));
 }
+
+namespace {
+
+Response step_answer(const engine::Result& r) {
+  const auto& result = std::get<engine::StepResult>(r);
+  return json({{"metrics",
+                {{"unclipped_grad_l2:mean", result.grad_norm},
+                 {"step", static_cast<double>(result.step)}}}});
+}
+
+}  // namespace
 
 std::optional<Response> optim_step(Call& call) {
   Run& run = call.run();
@@ -223,13 +240,7 @@ std::optional<Response> optim_step(Call& call) {
     call.services.runs.refuse(run, seq_id, e.what(), true);
     throw;
   }
-  return json(
-      ack(run, call.services.runs.submit(run, seq_id, std::move(step), [](const engine::Result& r) {
-        const auto& result = std::get<engine::StepResult>(r);
-        return json({{"metrics",
-                      {{"unclipped_grad_l2:mean", result.grad_norm},
-                       {"step", static_cast<double>(result.step)}}}});
-      })));
+  return json(ack(run, call.services.runs.submit(run, seq_id, {std::move(step), step_answer})));
 }
 
 }  // namespace twinkle::server

@@ -36,9 +36,9 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
         .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
     const std::string request_id = s.runs.submit(
         run, seq_id,
-        engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
-        [path](const engine::Result&) { return json({{"path", path}}); },
-        [&s, path, made](const Ended& ended) {
+        {engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
+         [path](const engine::Result&) { return json({{"path", path}}); }},
+        {}, [&s, path, made](const Ended& ended) {
           if (!ended.failed) s.checkpoints[path] = made;
         });
     run.saved.insert(kind + "/" + name);
@@ -62,9 +62,10 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
                      .base_model = run.base_model,
                      .tenant = run.id};
   const std::string request_id = s.runs.submit(
-      run, seq_id, engine::Publish{run.id},
-      [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); },
-      [&s, made](const Ended& ended) {
+      run, seq_id,
+      {engine::Publish{run.id},
+       [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
+      {}, [&s, made](const Ended& ended) {
         if (ended.failed) return;
         Sampler& sampler = s.samplers[made.id] = made;
         sampler.version = ++s.runs.find(made.tenant)->num_published;
@@ -107,8 +108,7 @@ std::optional<Response> load_weights(Call& call) {
     // Tinker's state has no gradients that no step has taken; the folder has.
     operations.emplace_back(engine::ZeroGrad{id});
   }
-  std::vector<engine::Accepted> accepted;
-  for (engine::Operation& o : operations) accepted.push_back(s.backend.check(std::move(o)));
+  for (const engine::Operation& o : operations) s.backend.validate(o);
   s.promises.open(request_id, call.owner);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
@@ -119,10 +119,12 @@ std::optional<Response> load_weights(Call& call) {
     if (ended.failed)
       s.promises.settle(request_id, {.body = ended.body, .content_type = ended.content_type});
   };
-  for (size_t i = 0; i < accepted.size(); ++i) {
-    const bool last = i + 1 == accepted.size();
-    s.runs.submit_first(added, last ? request_id : request_id + "." + std::to_string(i),
-                        std::move(accepted[i]), answer, tell_failure);
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const bool last = i + 1 == operations.size();
+    s.runs.submit_first(
+        added,
+        std::make_shared<Pending>(last ? request_id : request_id + "." + std::to_string(i),
+                                  Ready{std::move(operations[i]), answer}, Source{}, tell_failure));
   }
   return json(ack(added, request_id));
 }

@@ -80,14 +80,19 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
         record.kind == Snapshotted::kKind || summary.dropped.contains(record.sequence))
       return;
     const AnyRecord known = decoded(record);
-    while (!on_loop(replay.turn, [&] { return replay.apply(known); }))
+    while (!on_loop(replay.turn, [&] { return replay.apply(record.sequence, known); }))
       std::this_thread::sleep_for(kAskAgain);
   };
-  auto journal = std::make_unique<store::Journal>(folder, apply, options);
+  auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
     journal_ = std::move(journal);
+    reader_ = std::make_unique<Reader>(loop_, [this](uint64_t sequence) {
+      const store::StoredRecord r = journal_->read(sequence);
+      return std::get<Command>(decoded({sequence, r.kind, r.version, r.payload}));
+    });
     return true;
   });
+  journal_->open(apply);
   const auto finish = [&] {
     replaying_ = !replay.finish();
     return !replaying_;
@@ -98,6 +103,7 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
 void History::close(const std::function<void()>& also, const std::function<void()>& turn) {
   on_loop(turn, [&] {
     also();
+    reader_.reset();
     journal_.reset();
     return closed_ = true;
   });

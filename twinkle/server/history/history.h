@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "twinkle/base/fields/codec.h"
+#include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/store/journal.h"
@@ -36,9 +37,10 @@ class History {
   struct Replay {
     // Before the first record; false: not yet, ask again.
     std::function<bool(const Summary&)> begin;
-    // Does what a record says; false: not yet, ask again. Called for what changes something:
-    // neither for a Dropped and the command that it names, nor for an Opened or a Snapshotted.
-    std::function<bool(const AnyRecord&)> apply;
+    // Does what the record of this sequence says; false: not yet, ask again. Called for what
+    // changes something: neither for a Dropped and the command that it names, nor for an Opened or
+    // a Snapshotted.
+    std::function<bool(uint64_t sequence, const AnyRecord&)> apply;
     // All records were given, and what follows will be written; false: not yet, ask again.
     std::function<bool()> finish;
     // Called while another thread waits for the service's thread: a test runs its loop.
@@ -55,6 +57,10 @@ class History {
   // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
   // service's thread.
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
+
+  // Reads the command of this sequence back, also while a replay goes on. Only where one was
+  // appended, or replayed, from a folder.
+  void read(uint64_t sequence, Reader::Then then) { reader_->read(sequence, std::move(then)); }
 
   bool is_replaying() const { return replaying_; }
   bool keeps() const { return journal_ && !replaying_; }
@@ -78,6 +84,7 @@ class History {
   Loop& loop_;
   bool replaying_ = false, closed_ = false;
   std::unique_ptr<store::Journal> journal_;
+  std::unique_ptr<Reader> reader_;  // of it
 };
 
 // Of the journal in this folder, which a server may be writing. Errors as of store::read_segment.

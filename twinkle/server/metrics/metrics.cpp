@@ -24,6 +24,8 @@ std::string Metrics::text(const Services& s) const {
         << number << '\n';
   one("twinkle_promises_open", "gauge", "Accepted requests whose result is not there yet.",
       s.promises.num_open());
+  one("twinkle_operations_waiting", "gauge", "Operations that wait for the engine's room.",
+      s.operations.num_waiting());
   one("twinkle_polls_held", "gauge", "Polls that wait for a result.", s.promises.num_held());
   one("twinkle_result_bytes", "gauge", "Bytes of results that are kept.", s.promises.num_bytes());
   one("twinkle_engine_operations", "gauge", "Operations queued in the engine or running.",

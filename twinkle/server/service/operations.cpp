@@ -12,22 +12,13 @@
 namespace twinkle::server {
 namespace {
 
-using engine::Operation;
 using engine::Outcome;
 
 constexpr std::chrono::seconds kWriteAgain{1};
 
-// A Save changes folders alone, and a recorded one has made its own.
-bool changes_engine(const Operation& operation) {
-  return !std::holds_alternative<engine::Forward>(operation) &&
-         !std::holds_alternative<engine::Sample>(operation) &&
-         !std::holds_alternative<engine::Save>(operation);
-}
-
-Response response_of(const Outcome& outcome, const Answered& answer) {
-  if (outcome.error) return failure(outcome.error);
+Response told(const engine::Result& result, const Answered& answer) {
   try {
-    return answer(outcome.result);
+    return answer(result);
   } catch (...) {
     return failure(std::current_exception());
   }
@@ -50,46 +41,79 @@ Response failure(const std::exception_ptr& error) {
   }
 }
 
-void Operations::start(const std::string& request_id, engine::Accepted accepted, Answered answer,
-                       OnEnd on_end, bool covered) {
+Operations::Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history,
+                       Promises& promises)
+    : backend_(backend),
+      loop_(loop),
+      history_(history),
+      promises_(promises),
+      lines_(
+          lines, backend, loop, history,
+          [this](int64_t number, engine::Accepted accepted) { give(number, std::move(accepted)); },
+          [this](int64_t number, const std::exception_ptr& error) {
+            loop_.post([this, number, error] { came(number, {.error = error}); });
+          }) {}
+
+void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
   const int64_t number = next_++;
-  const Operation& operation = accepted.operation();
   const auto entry = std::make_shared<Entry>();
-  entry->request_id = request_id;
-  entry->tenant = engine::tenant_of(operation);
-  entry->changes_engine = changes_engine(operation);
-  entry->samples = std::holds_alternative<engine::Sample>(operation);
-  entry->answer = std::move(answer);
-  entry->on_end = std::move(on_end);
   entry->covered = covered;
-  if (!covered) entry->accepted.emplace(std::move(accepted));
+  entry->pending = std::move(pending);
   entries_[number] = entry;
-  numbers_[request_id] = number;
-  if (!history_.is_replaying()) give(*entry, number);
+  numbers_[entry->pending->request_id] = number;
+  if (covered || history_.is_replaying())
+    entry->pending->let_go();
+  else
+    ask(*entry, number);
 }
 
-void Operations::give(Entry& entry, int64_t number) {
+void Operations::require_room(const Pending& pending) const {
+  if (history_.is_replaying()) return;
+  require(lines_.is_free(pending), Code::kBusy, "server: the engine's queue of '", pending.tenant,
+          "' is full; come again");
+  backend_.check(pending.ready->operation);  // whose room is given back
+}
+
+bool Operations::has_sample(const std::string& tenant, int64_t version) const {
+  return lines_.has_sample(tenant, version);
+}
+
+void Operations::ask(Entry& entry, int64_t number) {
+  entry.is_asked = true;
+  lines_.add(number, entry.pending);
+}
+
+void Operations::give(int64_t number, engine::Accepted accepted) {
   if (closing_) return;
-  engine::Accepted accepted = std::move(*entry.accepted);
-  entry.accepted.reset();
+  Entry& entry = *entries_.at(number);
+  entry.is_given = true;
   backend_.submit(std::move(accepted), [this, number](Outcome outcome) {
     const auto shared = std::make_shared<Outcome>(std::move(outcome));
     loop_.post([this, number, shared] { came(number, std::move(*shared)); });
   });
+  if (entry.pending->on_given) entry.pending->on_given();
 }
 
 void Operations::came(int64_t number, Outcome outcome) {
   if (closing_) return;
-  Entry& entry = *entries_.at(number);
-  Response response = response_of(outcome, entry.answer);
-  entry.came = Ended{.request_id = entry.request_id,
-                     .failed = outcome.error != nullptr,
-                     .content_type = std::move(response.content_type),
-                     .body = std::move(response.body)};
-  if (!history_.is_replaying()) return write(number);
-  if (!entry.recorded) return;  // its record is still to come, or was never written
-  compare(entry);
-  entries_.erase(number);
+  const std::shared_ptr<Entry> entry = entries_.at(number);
+  const Pending& pending = *entry->pending;
+  Response response =
+      outcome.error ? failure(outcome.error) : told(outcome.result, pending.ready->answer);
+  entry->came = Ended{.request_id = pending.request_id,
+                      .failed = outcome.error != nullptr,
+                      .content_type = std::move(response.content_type),
+                      .body = std::move(response.body)};
+  if (history_.is_replaying()) {
+    if (entry->recorded) {  // else its record is still to come, or was never written
+      compare(*entry);
+      entries_.erase(number);
+    }
+  } else {
+    write(number);
+  }
+  outcome = {};  // whose room the next may need
+  if (entry->is_given) lines_.ended(pending);
 }
 
 // Until the disk takes it: the engine has done it, and nobody may be told before.
@@ -98,19 +122,20 @@ void Operations::write(int64_t number) {
   history_.append(*entries_.at(number)->came, [this, number](uint64_t, std::exception_ptr error) {
     if (error) return loop_.after(kWriteAgain, [this, number] { write(number); });
     const std::shared_ptr<Entry> entry = entries_.extract(number).mapped();
-    numbers_.erase(entry->request_id);
+    numbers_.erase(entry->pending->request_id);
     apply(*entry, *entry->came);
     fault("after outcome");
   });
 }
 
 void Operations::apply(const Entry& entry, const Ended& ended) {
-  if (entry.on_end) entry.on_end(ended);
-  promises_.settle(entry.request_id, {.body = ended.body, .content_type = ended.content_type});
+  if (entry.pending->on_end) entry.pending->on_end(ended);
+  promises_.settle(entry.pending->request_id,
+                   {.body = ended.body, .content_type = ended.content_type});
 }
 
 void Operations::compare(const Entry& entry) {
-  if (differs_.empty() && *entry.recorded != *entry.came) differs_ = entry.request_id;
+  if (differs_.empty() && *entry.recorded != *entry.came) differs_ = entry.pending->request_id;
 }
 
 void Operations::replay(const Ended& record) {
@@ -121,11 +146,14 @@ void Operations::replay(const Ended& record) {
   numbers_.erase(known);
   const std::shared_ptr<Entry> entry = entries_.at(number);
   entry->recorded = record;
-  if (entry->covered || (entry->accepted && (record.failed || !entry->changes_engine))) {
+  const bool is_done = record.failed || !entry->pending->changes_engine;
+  if (entry->covered || (!entry->is_asked && is_done)) {
     entries_.erase(number);
   } else {
     for (const auto& [n, before] : entries_)
-      if (n <= number && before->accepted && before->tenant == entry->tenant) give(*before, n);
+      if (n <= number && !before->covered && !before->is_asked &&
+          before->pending->tenant == entry->pending->tenant)
+        ask(*before, n);
     if (entry->came) {
       compare(*entry);
       entries_.erase(number);
@@ -137,22 +165,22 @@ void Operations::replay(const Ended& record) {
 bool Operations::is_running() const {
   return std::ranges::any_of(entries_, [](const auto& e) {
     const Entry& entry = *e.second;
-    return !entry.covered && !entry.accepted && !entry.came;
+    return entry.is_asked && !entry.came;
   });
 }
 
 std::set<std::string> Operations::waiting_samplers() const {
   std::set<std::string> out;
   for (const auto& [number, entry] : entries_)
-    if (entry->accepted && entry->samples) out.insert(entry->tenant);
+    if (!entry->is_asked && entry->pending->samples) out.insert(entry->pending->tenant);
   return out;
 }
 
 bool Operations::finish_replay(bool must_agree) {
   for (const auto& [number, entry] : entries_) {
     require(!entry->covered, Code::kInvalid, "server: the journal has a snapshot behind '",
-            entry->request_id, "', which did not end");
-    if (entry->accepted) give(*entry, number);
+            entry->pending->request_id, "', which did not end");
+    if (!entry->is_asked) ask(*entry, number);
   }
   require(!must_agree || differs_.empty(), Code::kInvalid, "server: '", differs_,
           "' ended otherwise when it was done again than the journal says; the state is not what "

@@ -14,12 +14,11 @@
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
+#include "twinkle/server/service/lines.h"
+#include "twinkle/server/service/pending.h"
 #include "twinkle/server/service/promises.h"
 
 namespace twinkle::server {
-
-// The answer of a promise from the operation's result.
-using Answered = std::function<Response(const engine::Result&)>;
 
 // What ended otherwise: Tinker's RequestFailedResponse.
 Response failure(const std::string& text, bool is_users);
@@ -27,16 +26,17 @@ Response failure(const std::exception_ptr& error);
 
 class Operations {
  public:
-  // What an end changes; before the promise is settled.
-  using OnEnd = std::function<void(const Ended&)>;
+  Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history,
+             Promises& promises);
 
-  Operations(Backend& backend, Loop& loop, History& history, Promises& promises)
-      : backend_(backend), loop_(loop), history_(history), promises_(promises) {}
-
-  // Operations of one tenant in the order of these calls. `covered`: of a replay whose engine has
-  // already been given what it changed.
-  void start(const std::string& request_id, engine::Accepted accepted, Answered answer,
-             OnEnd on_end = {}, bool covered = false);
+  // Operations of one tenant in the order of these calls; each is given to the engine when it has
+  // room. `covered`: of a replay whose engine has already been given what it changed.
+  void start(std::shared_ptr<Pending> pending, bool covered = false);
+  // Error kBusy: the engine would not be given it at once. Never in a replay.
+  void require_room(const Pending& pending) const;
+  // Whether a Sample of a tenant's version waits for its turn.
+  bool has_sample(const std::string& tenant, int64_t version) const;
+  int64_t num_waiting() const { return lines_.num_waiting(); }  // for the engine's room
 
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
@@ -49,20 +49,23 @@ class Operations {
   bool finish_replay(bool must_agree);
 
   // The engine is given nothing more, and no end is recorded: the next start does it.
-  void close() { closing_ = true; }
+  void close() {
+    closing_ = true;
+    lines_.close();
+  }
 
  private:
   struct Entry {
-    std::optional<engine::Accepted> accepted;  // until the engine has it
-    std::string request_id, tenant;
-    bool changes_engine = false, samples = false, covered = false;
-    Answered answer;
-    OnEnd on_end;
+    std::shared_ptr<Pending> pending;
+    bool covered = false;
+    bool is_asked = false;  // that the engine does it: it is in its line, or given, or has ended
+    bool is_given = false;
     std::optional<Ended> recorded, came;
   };
   using Entries = std::map<int64_t, std::shared_ptr<Entry>>;
 
-  void give(Entry& entry, int64_t number);
+  void ask(Entry& entry, int64_t number);
+  void give(int64_t number, engine::Accepted accepted);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
   void apply(const Entry& entry, const Ended& ended);
@@ -77,6 +80,7 @@ class Operations {
   std::map<std::string, int64_t> numbers_;  // by request_id
   std::string differs_;                     // which operation did, in a replay
   bool closing_ = false;
+  Lines lines_;
 };
 
 }  // namespace twinkle::server

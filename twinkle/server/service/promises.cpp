@@ -17,10 +17,16 @@ Promises::Promises(const PromiseOptions& options, Loop& loop,
     : options_(options), loop_(loop), on_read_(std::move(on_read)) {}
 
 void Promises::open(const std::string& id, const std::string& owner) {
+  const auto of = open_of_.find(owner);
+  require(of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
+          "server: ", options_.max_open,
+          " accepted requests of this tenant have not ended, which is the limit; wait for some of "
+          "their results");
   const bool made = promises_.try_emplace(id, Promise{.made = {owner, num_ever_ + 1}}).second;
   require(made, Code::kConflict, "server: request_id '", id, "' exists");
   ++num_open_;
   ++num_ever_;
+  ++open_of_[owner];
 }
 
 const Promises::Made* Promises::find(const std::string& id) const {
@@ -34,10 +40,16 @@ void Promises::settle(const std::string& id, Response response) {
   Promise& promise = found->second;
   num_bytes_ += std::ssize(response.body);
   promise.response = std::move(response);
-  --num_open_;
+  count_settled(promise.made.owner);
   const std::vector<Waiter> waiters = std::exchange(promise.waiters, {});
   num_held_ -= std::ssize(waiters);
   for (const Waiter& w : waiters) give(id, promise, w.reply);
+}
+
+void Promises::count_settled(const std::string& owner) {
+  --num_open_;
+  const auto of = open_of_.find(owner);
+  if (--of->second == 0) open_of_.erase(of);
 }
 
 void Promises::poll(const std::string& id, Reply reply) {
@@ -85,7 +97,7 @@ void Promises::drop(const std::string& id) {
   const auto node = promises_.extract(id);
   if (!node) return;
   const Promise& promise = node.mapped();
-  num_open_ -= !promise.response;
+  if (!promise.response) count_settled(promise.made.owner);
   num_held_ -= std::ssize(promise.waiters);
   if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
   for (const Waiter& w : promise.waiters)

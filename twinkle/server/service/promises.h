@@ -19,6 +19,8 @@ struct PromiseOptions {
   std::chrono::milliseconds hold{30000};
   // A result that was given is kept so long, since its response may have been lost.
   std::chrono::milliseconds keep_read{600000};
+  // That are open of one owner: each takes about a kilobyte of memory.
+  int64_t max_open = 32768;
 };
 
 class Promises {
@@ -27,7 +29,8 @@ class Promises {
   Promises(const PromiseOptions& options, Loop& loop,
            std::function<void(const std::string& id)> on_read = {});
 
-  // Before anything is settled or polled for. Error kConflict: there is one of this id.
+  // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
+  // owner has max_open that are not settled.
   void open(const std::string& id, const std::string& owner);
   // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response);
@@ -63,6 +66,7 @@ class Promises {
     bool read = false;
   };
 
+  void count_settled(const std::string& owner);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void drop_later(const std::string& id, Promise& promise);
 
@@ -70,6 +74,7 @@ class Promises {
   Loop& loop_;
   const std::function<void(const std::string&)> on_read_;
   std::map<std::string, Promise> promises_;
+  std::map<std::string, int64_t> open_of_;  // owners that have some
   int64_t next_waiter_ = 1, num_ever_ = 0;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
 };

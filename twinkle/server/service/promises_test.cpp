@@ -35,6 +35,19 @@ TEST_F(PromisesTest, APollWaitsForItsResultAndALaterOneHasItAtOnce) {
   EXPECT_EQ(told_.back(), "200 x");
 }
 
+TEST_F(PromisesTest, AnOwnerHasAtMostSoManyThatAreNotSettled) {
+  Promises promises({.max_open = 2}, loop_);
+  promises.open("r1", "a");
+  promises.open("r2", "a");
+  EXPECT_THROW(promises.open("r3", "a"), Error);
+  promises.open("r3", "b");
+  promises.settle("r1", {});
+  promises.open("r4", "a");
+  promises.drop("r2");
+  promises.open("r5", "a");
+  EXPECT_THROW(promises.open("r6", "a"), Error);
+}
+
 TEST_F(PromisesTest, APollIsHeldThirtySecondsThenToldToComeAgain) {
   promises_.open("r1", "a");
   promises_.poll("r1", note());

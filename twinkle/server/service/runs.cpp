@@ -1,14 +1,12 @@
 #include "twinkle/server/service/runs.h"
 
+#include <memory>
 #include <utility>
-#include <variant>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 
 namespace twinkle::server {
-
-using engine::Accepted;
 
 Run* Runs::find(const std::string& id) {
   const auto found = runs_.find(id);
@@ -20,105 +18,123 @@ Run& Runs::add(Run run) {
   return runs_.insert_or_assign(id, std::move(run)).first->second;
 }
 
-std::string Runs::submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer,
-                         Operations::OnEnd on_end) {
+std::string Runs::submit(Run& run, int64_t seq_id, Ready ready, Source source,
+                         Pending::OnEnd on_end) {
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
   if (const auto known = run.requests.find(seq_id); known != run.requests.end()) {
     require(!known->second.empty(), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
             "' was refused");
     return known->second;
   }
-  const auto queued = std::make_shared<Run::Queued>();
-  queued->accumulates = std::holds_alternative<engine::ForwardBackward>(operation) ||
-                        std::holds_alternative<engine::Step>(operation);
+  require(seq_id - run.first_missing <= kMaxAhead, Code::kInvalid, "server: seq_id is ", seq_id,
+          ", but ", run.first_missing, " of '", run.id, "' has not come; at most ", kMaxAhead,
+          " numbers may be ahead of it");
+  const std::string request_id = run.id + ":" + std::to_string(seq_id);
+  const auto pending =
+      std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
   try {
-    queued->accepted.emplace(backend_.check(std::move(operation)));
+    backend_.validate(pending->ready->operation);
   } catch (const Error& e) {
-    if (e.code != Code::kBusy)
-      refuse(run, seq_id, e.what(), queued->accumulates);  // a busy one comes again
+    refuse(run, seq_id, e.what(), pending->accumulates);
     throw;
   }
-  queued->seq_id = seq_id;
-  queued->request_id = run.id + ":" + std::to_string(seq_id);
-  queued->answer = std::move(answer);
-  queued->on_end = std::move(on_end);
-  promises_.open(queued->request_id, run.owner);
-  run.requests[seq_id] = queued->request_id;
-  run.waiting[seq_id] = queued;
-  go_on(run);
-  return queued->request_id;
+  promises_.open(request_id, run.owner);
+  run.requests[seq_id] = request_id;
+  take(run, seq_id, {.pending = pending});
+  return request_id;
 }
 
 void Runs::refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window) {
-  if (seq_id < 1 || !run.requests.try_emplace(seq_id, "").second) return;
-  const auto queued = std::make_shared<Run::Queued>();
-  queued->seq_id = seq_id;
-  queued->request_id = why;
-  queued->accumulates = breaks_window;
-  run.waiting[seq_id] = queued;
+  if (seq_id < 1 || seq_id - run.first_missing > kMaxAhead) return;
+  if (!run.requests.try_emplace(seq_id, "").second) return;
+  take(run, seq_id, {.refusal = why, .breaks_window = breaks_window});
+}
+
+void Runs::take(Run& run, int64_t seq_id, Run::Queued queued) {
+  while (run.requests.contains(run.first_missing)) ++run.first_missing;
+  const auto pending = queued.pending;
+  run.waiting[seq_id] = std::move(queued);
   go_on(run);
+  if (pending && run.waiting.contains(seq_id)) pending->let_go();
 }
 
-void Runs::submit_first(Run& run, const std::string& request_id, Accepted accepted, Answered answer,
-                        Operations::OnEnd on_end) {
-  const auto queued = std::make_shared<Run::Queued>();
-  queued->accepted.emplace(std::move(accepted));
-  queued->request_id = request_id;
-  queued->answer = std::move(answer);
-  queued->on_end = std::move(on_end);
-  start(run, queued);
+void Runs::submit_first(Run& run, const std::shared_ptr<Pending>& pending) {
+  start(run, 0, pending);
 }
 
-// Gives the engine what is next, up to an optim_step whose window has not ended.
+// Has what is next done, up to an optim_step whose window has not ended.
 void Runs::go_on(Run& run) {
   for (auto it = run.waiting.find(run.next); it != run.waiting.end();
        it = run.waiting.find(run.next)) {
-    const std::shared_ptr<Run::Queued> queued = it->second;
-    if (!queued->accepted) {
-      if (queued->accumulates && run.broken.empty())
-        run.broken = "seq_id " + std::to_string(queued->seq_id) + ": " + queued->request_id;
+    const Run::Queued& queued = it->second;
+    if (!queued.pending) {
+      if (queued.breaks_window && run.broken.empty())
+        run.broken = "seq_id " + std::to_string(it->first) + ": " + queued.refusal;
     } else {
-      const bool steps = std::holds_alternative<engine::Step>(queued->accepted->operation());
-      if (steps && run.num_running > 0) return;
-      if (steps && !run.broken.empty()) {
-        const std::string why = std::exchange(run.broken, {});
-        queued->accepted.emplace(backend_.check(engine::ZeroGrad{run.id}));
-        queued->answer = [why](const engine::Result&) {
-          return failure(
-              "optim_step: a request of its window failed, and what the others have "
-              "accumulated was dropped; send the whole batch again. The failure: " +
-                  why,
-              true);
-        };
-      }
-      start(run, queued);
-      if (steps) snapshots_.stepped(run.id, queued->seq_id, run.num_published, queued->request_id);
+      if (queued.pending->steps && run.num_running > 0) return;
+      start(run, it->first, queued.pending);
     }
     run.waiting.erase(it);
     ++run.next;
   }
 }
 
-void Runs::start(Run& run, const std::shared_ptr<Run::Queued>& queued) {
+void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {
   ++run.num_running;
-  Accepted accepted = std::move(*queued->accepted);
-  queued->accepted.reset();
-  operations_.start(
-      queued->request_id, std::move(accepted), queued->answer,
-      [this, id = run.id, queued](const Ended& e) { end(id, *queued, e); },
-      snapshots_.covers(run.id, queued->seq_id));
+  const bool accumulates = pending->accumulates;
+  if (pending->steps) {
+    pending->on_given = [this, id = run.id, seq_id, request_id = pending->request_id,
+                         num_published = run.num_published] {
+      snapshots_.stepped(id, seq_id, num_published, request_id);
+    };
+    if (!run.broken.empty()) {
+      const auto told = [why = std::exchange(run.broken, {})](const engine::Result&) {
+        return failure(
+            "optim_step: a request of its window failed, and what the others have accumulated was "
+            "dropped; send the whole batch again. The failure: " +
+                why,
+            true);
+      };
+      pending->become({engine::ZeroGrad{run.id}, told});
+    }
+  }
+  pending->on_end = [this, id = run.id, seq_id, accumulates, request_id = pending->request_id,
+                     on_end = std::move(pending->on_end)](const Ended& ended) {
+    if (on_end) on_end(ended);
+    snapshots_.ended(request_id);
+    end(id, seq_id, accumulates, ended);
+  };
+  operations_.start(pending, snapshots_.covers(run.id, seq_id));
 }
 
-void Runs::end(const std::string& run_id, const Run::Queued& queued, const Ended& ended) {
-  if (queued.on_end) queued.on_end(ended);
-  snapshots_.ended(queued.request_id);
+void Runs::end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended) {
   const auto found = runs_.find(run_id);
   if (found == runs_.end()) return;
   Run& run = found->second;
   --run.num_running;
-  if (ended.failed && queued.accumulates && run.broken.empty())
-    run.broken = "seq_id " + std::to_string(queued.seq_id) + ": " + ended.body;
+  if (ended.failed && accumulates && run.broken.empty())
+    run.broken = "seq_id " + std::to_string(seq_id) + ": " + ended.body;
   go_on(run);
+}
+
+void Runs::end_session(Run& run) {
+  const Response told =
+      failure("server: the session has ended, and seq_id " + std::to_string(run.first_missing) +
+                  ", for which this request waited, did not come",
+              true);
+  for (auto it = run.waiting.upper_bound(run.first_missing); it != run.waiting.end(); ++it) {
+    Run::Queued& queued = it->second;
+    if (!queued.pending) continue;
+    const std::shared_ptr<Pending> ended = std::exchange(queued.pending, nullptr);
+    queued.refusal = "the session has ended";
+    queued.breaks_window = ended->accumulates;
+    if (ended->on_end)
+      ended->on_end({.request_id = ended->request_id,
+                     .failed = true,
+                     .content_type = told.content_type,
+                     .body = told.body});
+    promises_.settle(ended->request_id, told);
+  }
 }
 
 }  // namespace twinkle::server

@@ -22,26 +22,27 @@ struct Run {
   std::string id, owner, base_model;
   int64_t rank = 0;
 
+  // Waits for a lower number, or, an optim_step, for the end of its window.
   struct Queued {
-    int64_t seq_id = 0;
-    std::string request_id;
-    // None: it was refused. The number is used up, and its window broken.
-    std::optional<engine::Accepted> accepted = {};
-    Answered answer = {};
-    Operations::OnEnd on_end = {};
-    bool accumulates = false;  // or steps: its failure breaks the window
+    std::shared_ptr<Pending> pending;  // null: it was refused, and the number is used up
+    std::string refusal = {};          // why
+    bool breaks_window = false;        // the refusal
   };
-  std::map<int64_t, std::string> requests;             // by seq_id, of all that came
-  std::map<int64_t, std::shared_ptr<Queued>> waiting;  // that came before one with a lower number
-  int64_t next = 1;                                    // the number that is next in order
-  int64_t num_running = 0;                             // of the engine, of this window
-  int64_t num_published = 0;                           // versions, which the engine counts likewise
-  std::set<std::string> saved;                         // KIND/NAME of saves that were accepted
-  std::string broken;                                  // why the window is dropped, or empty
+  std::map<int64_t, std::string> requests;  // by seq_id, of all that came
+  int64_t first_missing = 1;                // the lowest number that did not come
+  std::map<int64_t, Queued> waiting;        // by seq_id
+  int64_t next = 1;                         // the number that is next in order
+  int64_t num_running = 0;                  // that have had their turn and not ended, of the window
+  int64_t num_published = 0;                // versions, which the engine counts likewise
+  std::set<std::string> saved;              // KIND/NAME of saves that were accepted
+  std::string broken;                       // why the window is dropped, or empty
 };
 
 class Runs {
  public:
+  // A request that comes must not be further ahead of the first that is missing.
+  static constexpr int64_t kMaxAhead = 4096;
+
   Runs(Backend& backend, Promises& promises, Operations& operations, Snapshots& snapshots)
       : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
 
@@ -49,19 +50,23 @@ class Runs {
   Run& add(Run run);
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
-  // Errors as of Backend::check; the number is used up then.
-  std::string submit(Run& run, int64_t seq_id, engine::Operation operation, Answered answer,
-                     Operations::OnEnd on_end = {});
+  // Errors as of Backend::validate; the number is used up then. kInvalid, too: a number below 1, or
+  // too far ahead; kBusy as of Promises::open.
+  std::string submit(Run& run, int64_t seq_id, Ready ready, Source source = {},
+                     Pending::OnEnd on_end = {});
   // The number of a request that was refused before it became an operation.
   void refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window);
   // One that has no number: what creates the run. Later ones wait for it.
-  void submit_first(Run& run, const std::string& request_id, engine::Accepted accepted,
-                    Answered answer, Operations::OnEnd on_end = {});
+  void submit_first(Run& run, const std::shared_ptr<Pending>& pending);
+  // The run's session has ended: what waits for a number that did not come ends, failed, and its
+  // numbers are used up.
+  void end_session(Run& run);
 
  private:
+  void take(Run& run, int64_t seq_id, Run::Queued queued);
   void go_on(Run& run);
-  void start(Run& run, const std::shared_ptr<Run::Queued>& queued);
-  void end(const std::string& run_id, const Run::Queued& queued, const Ended& ended);
+  void start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending);
+  void end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended);
 
   Backend& backend_;
   Promises& promises_;

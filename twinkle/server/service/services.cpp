@@ -23,7 +23,8 @@ constexpr size_t kMaxName = 200;
 
 std::string new_id() { return store::random_hex(16); }
 
-Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions snapshot_options)
+Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions snapshot_options,
+                   LineOptions lines)
     : backend(backend),
       loop(loop),
       state(std::move(state)),
@@ -33,13 +34,22 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions
                  // Told again after a crash, if this is lost: no harm.
                  history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
                }),
-      operations(backend, loop, history, promises),
+      operations(lines, backend, loop, history, promises),
       snapshots(backend, loop, history, this->state / "snapshots", snapshot_options,
                 [this](const Snapshotted& s) { release_saved(s); }),
       runs(backend, promises, operations, snapshots) {}
 
-void Services::submit(engine::Operation operation, const std::string& request_id, Answered answer) {
-  operations.start(request_id, backend.check(std::move(operation)), std::move(answer));
+void Services::sample(const std::string& owner, std::shared_ptr<Pending> pending) {
+  backend.validate(pending->ready->operation);
+  promises.open(pending->request_id, owner);
+  try {
+    make(pending->tenant);
+    operations.require_room(*pending);
+  } catch (...) {
+    promises.drop(pending->request_id);
+    throw;
+  }
+  operations.start(std::move(pending));
 }
 
 void Services::make(const std::string& tenant) {
@@ -73,6 +83,7 @@ void Services::release_saved(const Snapshotted& snapshot) {
     if (sampler.tenant != snapshot.run || sampler.version == 0 ||
         sampler.version >= std::ssize(snapshot.versions))
       continue;
+    if (operations.has_sample(sampler.tenant, sampler.version)) continue;  // the next snapshot does
     const std::string& folder = snapshot.versions[static_cast<size_t>(sampler.version - 1)];
     try {
       // Behind the Samples that have been given the version.
@@ -107,7 +118,7 @@ void Services::require_model(const std::string& name) const {
 }
 
 void Services::open(const Opened& opened, bool accept_other_arithmetic,
-                    const std::function<bool(const Command&)>& command,
+                    const std::function<bool(uint64_t, const Command&)>& command,
                     const std::function<void()>& turn) {
   bool same = true, given = false;
   // Outlives this call: the journal may tell of the record when a replay has failed.
@@ -129,10 +140,10 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
             "; what is done again would get other bits. Accept that by accept_other_arithmetic");
     return snapshots.restore(summary.snapshots, same);
   };
-  const auto apply = [&](const AnyRecord& record) {
+  const auto apply = [&](uint64_t sequence, const AnyRecord& record) {
     // There was no room, and a kill came before that was written down, if none will come.
     if (const auto* sent = std::get_if<Command>(&record))
-      return command(*sent) || !(operations.is_running() || snapshots.is_restoring());
+      return command(sequence, *sent) || !(operations.is_running() || snapshots.is_restoring());
     if (const auto* ended = std::get_if<Ended>(&record)) operations.replay(*ended);
     if (const auto* read = std::get_if<Read>(&record)) {
       if (read->time_ms < kept_from_ms)

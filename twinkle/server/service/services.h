@@ -45,10 +45,11 @@ std::string new_id();
 class Services {
  public:
   Services(Backend& backend, Loop& loop, std::filesystem::path state,
-           SnapshotOptions snapshots = {});
+           SnapshotOptions snapshots = {}, LineOptions lines = {});
 
-  // Queues an operation that belongs to no run's order, and settles the promise with its answer.
-  void submit(engine::Operation operation, const std::string& request_id, Answered answer);
+  // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
+  // Backend::validate; kBusy: it cannot be given to the engine at once, or as of Promises::open.
+  void sample(const std::string& owner, std::shared_ptr<Pending> pending);
   // The tenant that samples the base model, or a checkpoint's adapter; the engine gets it by
   // make().
   std::string tenant_of_base();
@@ -67,7 +68,7 @@ class Services {
   // been.
   void open(
       const Opened& opened, bool accept_other_arithmetic,
-      const std::function<bool(const Command&)>& command,
+      const std::function<bool(uint64_t sequence, const Command&)>& command,
       const std::function<void()>& turn = [] {});
   // `name`: Error kInvalid: no model of this name is served, with those that are.
   void require_model(const std::string& name) const;

@@ -1,0 +1,44 @@
+// Reads commands back from the journal on a thread of its own, one after another: the service's
+// thread never waits for the disk.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "twinkle/base/guarded.h"
+#include "twinkle/server/history/records.h"
+#include "twinkle/server/loop.h"
+
+namespace twinkle::server {
+
+class Reader {
+ public:
+  // Any thread. Errors as of store::Journal::read, and kInvalid: it is no command.
+  using Read = std::function<Command(uint64_t sequence)>;
+  // Of the command and null, or of an empty one and the error. On the service's thread.
+  using Then = std::function<void(Command, std::exception_ptr)>;
+
+  Reader(Loop& loop, Read read);
+  ~Reader();  // what has not been told is not told
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  void read(uint64_t sequence, Then then);
+
+ private:
+  void run();
+
+  Loop& loop_;
+  const Read read_;
+  Mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::pair<uint64_t, Then>> queue_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace twinkle::server

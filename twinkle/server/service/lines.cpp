@@ -1,0 +1,149 @@
+#include "twinkle/server/service/lines.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::server {
+
+void Lines::add(int64_t number, std::shared_ptr<Pending> pending) {
+  const std::string key = key_of(*pending);
+  lines_[key].waiting.push_back({number, pending});
+  ++num_waiting_;
+  if (lines_[key].waiting.size() == 1) go_on(key);
+  const auto line = lines_.find(key);
+  if (line == lines_.end() || line->second.waiting.empty()) return;
+  if (line->second.waiting.back().number == number) pending->let_go();  // it waits
+}
+
+void Lines::ended(const Pending& pending) {
+  const std::string key = key_of(pending);
+  Line& line = lines_.at(key);
+  --line.num_given;
+  line.bytes_given -= pending.source.bytes;
+  bytes_given_ -= pending.source.bytes;
+  line.is_refused = false;
+  if (line.waiting.empty() && line.num_given == 0) lines_.erase(key);
+  go_on(key);
+  wake_others();
+}
+
+bool Lines::is_free(const Pending& pending) const {
+  const auto found = lines_.find(key_of(pending));
+  const Line none;
+  const Line& line = found == lines_.end() ? none : found->second;
+  return line.waiting.empty() && has_room(line, pending.source.bytes) &&
+         has_room_in_all(pending.source.bytes);
+}
+
+bool Lines::has_sample(const std::string& tenant, int64_t version) const {
+  const auto found = lines_.find("sample " + tenant);
+  return found != lines_.end() &&
+         std::ranges::any_of(found->second.waiting, [&](const Waiting& waiting) {
+           return waiting.pending->version == version;
+         });
+}
+
+// What is longer than all may be is given when nothing else is.
+bool Lines::has_room(const Line& line, int64_t bytes) const {
+  return line.num_given == 0 ||
+         (line.num_given < options_.max_given && line.bytes_given + bytes <= options_.max_bytes);
+}
+
+bool Lines::has_room_in_all(int64_t bytes) const {
+  return bytes_given_ == 0 || bytes_given_ + bytes <= options_.max_bytes_total;
+}
+
+// Gives the engine the first of a line, and those behind it, until one must wait.
+void Lines::go_on(const std::string& key) {
+  for (auto found = lines_.find(key); found != lines_.end(); found = lines_.find(key)) {
+    const Line& line = found->second;
+    if (is_closed_ || line.waiting.empty() || line.is_reading || line.is_refused) return;
+    const Waiting& first = line.waiting.front();
+    hungry_.erase(first.number);
+    if (!has_room(line, first.pending->source.bytes)) return;  // until one of its own ends
+    if (!has_room_in_all(first.pending->source.bytes)) {
+      hungry_[first.number] = key;
+      return;
+    }
+    if (!first.pending->ready) return read_first(key);
+    if (!give_first(key)) return;
+  }
+}
+
+// False: the engine has no room.
+bool Lines::give_first(const std::string& key) {
+  const Waiting first = lines_.at(key).waiting.front();
+  Pending& pending = *first.pending;
+  std::optional<engine::Accepted> accepted;
+  try {
+    // What can be read again need not be copied.
+    accepted.emplace(backend_.check(pending.source.sequence > 0
+                                        ? std::move(pending.ready->operation)
+                                        : pending.ready->operation));
+  } catch (const Error& e) {
+    if (e.code == Code::kBusy) {
+      pending.let_go();
+      refused(key);
+      return false;
+    }
+    remove_first(key);
+    fail_(first.number, std::current_exception());
+    return true;
+  }
+  Line& line = lines_.at(key);
+  ++line.num_given;
+  line.bytes_given += pending.source.bytes;
+  bytes_given_ += pending.source.bytes;
+  remove_first(key);
+  give_(first.number, std::move(*accepted));
+  return true;
+}
+
+void Lines::refused(const std::string& key) {
+  lines_.at(key).is_refused = true;
+  loop_.after(options_.again, [this, key] {
+    const auto found = lines_.find(key);
+    if (found == lines_.end()) return;
+    found->second.is_refused = false;
+    go_on(key);
+  });
+}
+
+void Lines::read_first(const std::string& key) {
+  Line& line = lines_.at(key);
+  line.is_reading = true;
+  const Waiting first = line.waiting.front();
+  history_.read(first.pending->source.sequence,
+                [this, key, first](const Command& command, const std::exception_ptr& error) {
+                  lines_.at(key).is_reading = false;
+                  try {
+                    if (error) std::rethrow_exception(error);
+                    first.pending->ready = first.pending->source.make(command);
+                  } catch (...) {
+                    remove_first(key);
+                    fail_(first.number, std::current_exception());
+                  }
+                  go_on(key);
+                });
+}
+
+void Lines::remove_first(const std::string& key) {
+  const auto line = lines_.find(key);
+  line->second.waiting.pop_front();
+  --num_waiting_;
+  if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
+}
+
+// An end made room in all: for who waits longest, first.
+void Lines::wake_others() {
+  while (!hungry_.empty()) {
+    const int64_t number = hungry_.begin()->first;
+    go_on(std::string(hungry_.begin()->second));
+    if (!hungry_.empty() && hungry_.begin()->first == number) return;
+  }
+}
+
+}  // namespace twinkle::server

@@ -1,0 +1,93 @@
+// Lines of operations before the engine, one for the training of each of its tenants and one for
+// its samples: first come, first given, as long as the engine has room. Those that wait are words
+// (pending.h). Used by the service's thread alone.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "twinkle/server/history/history.h"
+#include "twinkle/server/loop.h"
+#include "twinkle/server/service/backend.h"
+#include "twinkle/server/service/pending.h"
+
+namespace twinkle::server {
+
+// What the engine has at a time. One operation of a line is always given, whatever its size.
+struct LineOptions {
+  int64_t max_given = 1000;               // operations of a line, fewer than engine's max_queued
+  int64_t max_bytes = int64_t{64} << 20;  // of requests' bodies that they are made of
+  int64_t max_bytes_total = int64_t{1} << 30;  // of all lines
+  std::chrono::milliseconds again{50};         // after the engine refused one for want of room
+};
+
+class Lines {
+ public:
+  struct Waiting {
+    int64_t number = 0;  // of all that wait, in the order of their coming
+    std::shared_ptr<Pending> pending;
+  };
+  // It is the engine's turn: what the backend accepted, or why it never will.
+  using Give = std::function<void(int64_t number, engine::Accepted accepted)>;
+  using Fail = std::function<void(int64_t number, std::exception_ptr error)>;
+
+  Lines(const LineOptions& options, Backend& backend, Loop& loop, History& history, Give give,
+        Fail fail)
+      : options_(options),
+        backend_(backend),
+        loop_(loop),
+        history_(history),
+        give_(std::move(give)),
+        fail_(std::move(fail)) {}
+
+  // Behind those of its line.
+  void add(int64_t number, std::shared_ptr<Pending> pending);
+  // The engine has done with one that was given.
+  void ended(const Pending& pending);
+  // Nothing is given any more.
+  void close() { is_closed_ = true; }
+
+  // Whether one that came now would be given now, as far as is known here.
+  bool is_free(const Pending& pending) const;
+  // Whether a Sample of this version waits.
+  bool has_sample(const std::string& tenant, int64_t version) const;
+  int64_t num_waiting() const { return num_waiting_; }
+
+ private:
+  struct Line {
+    std::deque<Waiting> waiting;
+    int64_t num_given = 0, bytes_given = 0;  // that the engine has
+    bool is_reading = false;                 // the first, from the journal
+    bool is_refused = false;                 // the engine had no room just now for the first
+  };
+
+  static std::string key_of(const Pending& pending) {
+    return (pending.samples ? "sample " : "train ") + pending.tenant;
+  }
+  bool has_room(const Line& line, int64_t bytes) const;
+  bool has_room_in_all(int64_t bytes) const;
+  void go_on(const std::string& key);
+  bool give_first(const std::string& key);
+  void read_first(const std::string& key);
+  void refused(const std::string& key);
+  void remove_first(const std::string& key);
+  void wake_others();
+
+  const LineOptions options_;
+  Backend& backend_;
+  Loop& loop_;
+  History& history_;
+  const Give give_;
+  const Fail fail_;
+  std::map<std::string, Line> lines_;      // with something that waits or was given
+  std::map<int64_t, std::string> hungry_;  // lines that wait for room, by their first's number
+  int64_t bytes_given_ = 0, num_waiting_ = 0;
+  bool is_closed_ = false;
+};
+
+}  // namespace twinkle::server

@@ -1,0 +1,129 @@
+// Requests that wait, with a journal: they take little memory, and nothing of them is lost.
+#include <malloc.h>
+
+#include <atomic>
+#include <thread>
+
+#include "twinkle/base/file.h"
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+// As protobuf has it: a field's tag, a length, bytes.
+std::string field_of(char tag, const std::string& bytes) {
+  std::string out{tag};
+  size_t n = bytes.size();
+  for (; n >= 0x80; n >>= 7) out += static_cast<char>(n | 0x80);
+  return out + static_cast<char>(n) + bytes;
+}
+
+template <class T>
+std::string repeated(T value, size_t count) {
+  std::string out;
+  for (size_t i = 0; i < count; ++i)
+    out.append(reinterpret_cast<const char*>(&value), sizeof value);
+  return out;
+}
+
+// A ForwardBackwardRequest of 16 bytes a token.
+std::string long_request(const std::string& run, int64_t seq_id, size_t tokens) {
+  const std::string text = field_of('\x0a', repeated<int32_t>(1, tokens));
+  const std::string targets = field_of('\x0a', repeated<int64_t>(2, tokens)) + "\x18\x02";
+  const std::string weights = field_of('\x0a', repeated<float>(1, tokens)) + "\x18\x03";
+  const std::string datum =
+      field_of('\x0a', field_of('\x0a', text)) +
+      field_of('\x12', field_of('\x0a', "target_tokens") + field_of('\x12', targets)) +
+      field_of('\x12', field_of('\x0a', "weights") + field_of('\x12', weights));
+  std::string out = field_of('\x0a', run) + '\x10';
+  for (; seq_id >= 0x80; seq_id >>= 7) out += static_cast<char>(seq_id | 0x80);
+  out += static_cast<char>(seq_id);
+  return out + field_of('\x1a', datum) + field_of('\x22', "cross_entropy");
+}
+
+int64_t used_memory() {
+  return static_cast<int64_t>(::mallinfo2().uordblks + ::mallinfo2().hblkhd);
+}
+
+class WaitingTest : public ServiceTest {
+ protected:
+  static constexpr size_t kTokens = 65536;  // of a request of 1 MiB
+
+  WaitingTest() {
+    lines_.max_bytes = 3 << 20;
+    restart();
+  }
+  void restart() {
+    open();
+    go_on();
+  }
+  Response send_long(const std::string& run, int64_t seq_id) {
+    Request r = request("/api/v1/forward_backward", long_request(run, seq_id, kTokens), "tml-a");
+    r.headers["content-type"] = "application/x-protobuf";
+    return answer(r);
+  }
+  // A start whose engine does nothing yet.
+  void go_on_held() {
+    open();
+    go_ = false;
+    hold();
+    go_on();
+  }
+  void hold() {
+    executor_->on_batch = [this] {
+      while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+  }
+
+  std::atomic<bool> go_ = false;
+};
+
+TEST_F(WaitingTest, RequestsThatWaitForAMissingNumberTakeFewBytes) {
+  const std::string id = run();
+  hold();
+  const int64_t before = used_memory();
+  std::vector<Response> acks;
+  for (int64_t seq = 100; seq > 1; --seq) acks.push_back(send_long(id, seq));
+  EXPECT_LT(used_memory() - before, 4 << 20) << "for 99 MiB";
+  acks.push_back(send_long(id, 1));
+  EXPECT_LT(used_memory() - before, 24 << 20) << "some of them in the engine";
+  go_ = true;
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
+  EXPECT_EQ(done(id).size(), 100U);
+}
+
+TEST_F(WaitingTest, RequestsThatWaitForTheEngineAreDoneInTheirOrderAfterAKillToo) {
+  const std::string id = run();
+  hold();
+  std::vector<Response> acks;
+  for (int64_t seq = 1; seq < 20; ++seq) acks.push_back(send_long(id, seq));
+  acks.push_back(step(id, 20));
+  acks.push_back(send_long(id, 21));
+  EXPECT_GT(services_->operations.num_waiting(), 10);
+  services_->close([this] { loop_->run(); });
+  go_ = true;
+  const int64_t before = used_memory();
+  go_on_held();
+  EXPECT_LT(used_memory() - before, 24 << 20) << "a start has few of them in memory";
+  go_ = true;
+  for (const Response& ack : acks) EXPECT_FALSE(result(ack).body.starts_with("{\"error"));
+  const std::vector<std::string> all = done(id);
+  ASSERT_EQ(all.size(), 21U);
+  EXPECT_EQ(all[19], "step");
+}
+
+TEST_F(WaitingTest, ARequestWhoseRecordIsDamagedFailsByNameAndItsWindowWithIt) {
+  const std::string id = run();
+  const Response second = send_long(id, 2), third = step(id, 3);
+  const auto file = dir_ / "journal/00000000000000000001.journal";
+  std::string bytes = read_file(file);
+  bytes[bytes.size() / 2] ^= 1;
+  write_text(file, bytes);
+  const Response first = train(id, 1);
+  EXPECT_NE(text(result(second), "error").find("has no whole record"), std::string::npos);
+  EXPECT_TRUE(parse(result(third)).contains("error"));
+  EXPECT_EQ(result(first).status, 200);
+}
+
+}  // namespace
+}  // namespace twinkle::server
