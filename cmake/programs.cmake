@@ -76,7 +76,7 @@ if(TWINKLE_TESTS)
 
   set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)
   file(GLOB scheduling CONFIGURE_DEPENDS ${engine}/schedule/*.cpp ${engine}/fairness/*.cpp
-    ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp)
+    ${engine}/background/*.cpp ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp)
   foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache)
     file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)

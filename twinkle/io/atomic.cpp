@@ -26,11 +26,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+// A caller can name another path, but not mend the machine.
 [[noreturn]] void fail_system(std::string_view action, const fs::path& path, int error) {
-  fail(Code::kInvalid, "io: cannot ", action, " ", path.string(), ": ", std::strerror(error),
-       error == ENOSPC || error == EDQUOT || error == EFBIG
-           ? "; free space there or save elsewhere, what was saved before is untouched"
-           : "");
+  const bool is_machines =
+      is_full(error) || error == EIO || error == EROFS || error == EMFILE || error == ENFILE;
+  fail(is_machines ? Code::kInternal : Code::kInvalid, "io: cannot ", action, " ", path.string(),
+       ": ", std::strerror(error),
+       is_full(error) ? "; free space there or save elsewhere, what was saved before is untouched"
+                      : "");
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -196,9 +201,15 @@ bool move_or_exchange(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const fs::path& target) : target_(target) {
+AtomicFile::AtomicFile(const fs::path& target, Commits how) : how_(how), target_(target) {
   require(!is_folder(target), Code::kInvalid, "io: cannot write the file ", target.string(),
           ": it is a folder");
+  if (how_ == Commits::kWithFolder) {
+    file_.reset(::open(target_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (file_.get() < 0) fail_system("write", target_, errno);
+    partial_ = target_;
+    return;
+  }
   remove_leftovers(target_);
   do {
     partial_ = partial_name(target_);
@@ -230,28 +241,16 @@ void AtomicFile::write(std::string_view text) {
 
 void AtomicFile::commit() {
   assert(!partial_.empty());
+  if (how_ == Commits::kWithFolder) return partial_.clear();
   if (::fsync(file_.get()) != 0) fail_system("write", target_, errno);
   rename_path(partial_, target_);
   partial_.clear();
   sync_entry(target_);
 }
 
-void write_file_atomically(const fs::path& target, std::string_view text) {
-  AtomicFile file(target);
+void write_file_atomically(const fs::path& target, std::string_view text, Commits how) {
+  AtomicFile file(target, how);
   file.write(text);
-  file.commit();
-}
-
-void copy_file_atomically(const fs::path& source, const fs::path& target) {
-  constexpr int64_t kChunk = int64_t{1} << 20;
-  const File from(source);
-  AtomicFile file(target);
-  std::vector<std::byte> chunk;
-  for (int64_t at = 0; at < from.size(); at += kChunk) {
-    chunk.resize(static_cast<size_t>(std::min(from.size() - at, kChunk)));
-    from.read_at(at, chunk);
-    file.write(chunk);
-  }
   file.commit();
 }
 

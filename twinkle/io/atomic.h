@@ -14,33 +14,36 @@
 
 namespace twinkle {
 
+// Who makes a file whole and durable: itself, or the AtomicDirectory in whose staging folder it is,
+// whose commit syncs all files at once.
+enum class Commits { kAlone, kWithFolder };
+
 // One file. The target's folder must exist.
 class AtomicFile {
  public:
   // Error kInvalid: the target is a folder, or its folder cannot be written to.
-  explicit AtomicFile(const std::filesystem::path& target);
+  explicit AtomicFile(const std::filesystem::path& target, Commits how = Commits::kAlone);
   ~AtomicFile();  // without commit, the partial file goes and the target stays as it was
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // Appends. Error kInvalid: a full disk or another refusal of the system, with the file and the
-  // bytes written so far.
+  // Appends. Error kInternal: the disk is full, read-only or broken; kInvalid: another refusal of
+  // the system; both with the file and the bytes written so far. The same codes everywhere below.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
 
-  // Syncs and replaces the target. Once only.
+  // Syncs and replaces the target, or keeps it in its folder. Once only.
   void commit();
 
  private:
-  std::filesystem::path target_, partial_;
+  const Commits how_;
+  std::filesystem::path target_, partial_;  // one and the same with its folder
   FileHandle file_;
   size_t written_ = 0;  // bytes
 };
 
-void write_file_atomically(const std::filesystem::path& target, std::string_view text);
-
-// The bytes of another file; its errors are AtomicFile's, or a File's for `source`.
-void copy_file_atomically(const std::filesystem::path& source, const std::filesystem::path& target);
+void write_file_atomically(const std::filesystem::path& target, std::string_view text,
+                           Commits how = Commits::kAlone);
 
 // A folder of files that belong together. commit() replaces the target as a whole: files of the old
 // one that were not written again are gone. Where the file system cannot exchange two folders at

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/stored_tensor.h"
 #include "twinkle/io/tensor_view.h"
 
@@ -39,15 +40,16 @@ struct SafetensorsOptions {
 };
 
 // Writes one file atomically, its tensors ordered by element size and name, as the reference does.
-// Error kInvalid: a name twice or "__metadata__", shape * size != bytes, a full disk (the old file
-// stays).
+// Error kInvalid: a name twice or "__metadata__", shape * size != bytes; AtomicFile's (the old file
+// stays), kInternal for a full disk among them.
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorView> tensors,
-                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
+                       Commits how = Commits::kAlone);
 
 // Writes a checkpoint into the folder `dir`: model.safetensors, or, where the tensors exceed
 // max_shard_bytes, model-00001-of-0000N.safetensors with model.safetensors.index.json. `dir` is
-// meant to be the staging folder of an AtomicDirectory: what it holds already is left there. Errors
-// as write_safetensors.
+// the staging folder of an AtomicDirectory, which syncs the files: what it holds already is left
+// there. Errors as write_safetensors.
 void write_model(const std::filesystem::path& dir, std::span<const TensorView> tensors,
                  const SafetensorsOptions& options = {});
 

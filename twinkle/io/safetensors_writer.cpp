@@ -123,11 +123,11 @@ std::string five_digits(size_t number) {
 }
 
 void write_file(const fs::path& file, std::span<const Item> tensors,
-                const std::map<std::string, std::string>& metadata) {
+                const std::map<std::string, std::string>& metadata, Commits how) {
   const std::vector<const Item*> order = in_file_order(tensors);
   const std::string header = header_of(order, metadata);
   const uint64_t length = header.size();
-  AtomicFile out(file);
+  AtomicFile out(file, how);
   out.write(std::as_bytes(std::span(&length, 1)));
   out.write(header);
   for (const Item* tensor : order) tensor->write(out);
@@ -142,7 +142,7 @@ void write_items(const fs::path& dir, std::span<const Item> tensors,
   require(options.max_shard_bytes >= 0, Code::kInvalid, "io: max_shard_bytes is ",
           options.max_shard_bytes, ", it must be at least 0");
   if (options.max_shard_bytes == 0 || total <= options.max_shard_bytes) {
-    write_file(dir / "model.safetensors", tensors, options.metadata);
+    write_file(dir / "model.safetensors", tensors, options.metadata, Commits::kWithFolder);
     return;
   }
   const auto shards = shards_of(tensors, options.max_shard_bytes);
@@ -150,21 +150,22 @@ void write_items(const fs::path& dir, std::span<const Item> tensors,
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name =
         "model-" + five_digits(i + 1) + "-of-" + five_digits(shards.size()) + ".safetensors";
-    write_file(dir / name, shards[i], options.metadata);
+    write_file(dir / name, shards[i], options.metadata, Commits::kWithFolder);
     for (const Item& tensor : shards[i]) weight_map[tensor.name] = name;
   }
   write_file_atomically(
       dir / "model.safetensors.index.json",
-      pretty(JsonObject{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}));
+      pretty(JsonObject{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}),
+      Commits::kWithFolder);
 }
 
 }  // namespace
 
 void write_safetensors(const fs::path& file, std::span<const TensorView> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, Commits how) {
   const std::vector<Item> items = items_of(tensors);
   check(items);
-  write_file(file, items, metadata);
+  write_file(file, items, metadata, how);
 }
 
 void write_model(const fs::path& dir, std::span<const TensorView> tensors,

@@ -1,12 +1,15 @@
 #include "twinkle/engine/checkpoint/persist.h"
 
-#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <limits>
 
+#include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
@@ -19,9 +22,26 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxShardBytes = int64_t{5} << 30;
 
-double largest_in(const at::Tensor& t) {
-  if (t.numel() == 0) return 0;
-  return at::linalg_vector_norm(t, std::numeric_limits<double>::infinity()).item<double>();
+// The largest of the numbers without their signs, which order as their bits do: NaN is above all.
+template <class Bits>
+Bits largest_bits(std::span<const std::byte> bytes) {
+  constexpr Bits kNoSign = std::numeric_limits<Bits>::max() >> 1;
+  Bits largest = 0;
+  for (size_t i = 0; i < bytes.size(); i += sizeof(Bits)) {
+    Bits bits = 0;
+    std::memcpy(&bits, bytes.data() + i, sizeof(Bits));
+    largest = std::max(largest, static_cast<Bits>(bits & kNoSign));
+  }
+  return largest;
+}
+
+double largest_in(const TensorView& tensor) {
+  require(tensor.dtype == Dtype::kF32 || tensor.dtype == Dtype::kBF16, Code::kInternal,
+          "engine: save: ", tensor.name, " is ", name_of(tensor.dtype));
+  const uint32_t bits = tensor.dtype == Dtype::kF32
+                            ? largest_bits<uint32_t>(tensor.bytes)
+                            : uint32_t{largest_bits<uint16_t>(tensor.bytes)} << 16;
+  return std::bit_cast<float>(bits);
 }
 
 // A checkpoint that load would refuse must not take the place of a good one.
@@ -31,7 +51,7 @@ void require_finite(const std::string& name, double largest) {
 }
 
 // Nor one that no forward can use.
-void require_usable(const std::string& name, const at::Tensor& weight) {
+void require_usable(const std::string& name, const TensorView& weight) {
   constexpr double kLargest = 1e18;  // squares of larger ones are no float32
   const double largest = largest_in(weight);
   require_finite(name, largest);
@@ -56,31 +76,59 @@ void require_countable(const JsonObject& fields) {
     check("steps of " + std::string(param), count);
 }
 
-std::string training_text(const Save& operation, Tenant& tenant, const JsonObject& arithmetic) {
+std::string training_text(const HeldSave& held, const JsonObject& arithmetic) {
+  require_countable(held.training.as_object());
   JsonObject fields;
   fields["checkpoint_version"] = kCheckpointVersion;
   fields["arithmetic"] = arithmetic;
-  const Json training = tenant.training_fields();
-  require_countable(training.as_object());
-  fields["training"] = training;
-  fields["extra"] = operation.extra_json;
+  fields["training"] = held.training;
+  fields["extra"] = held.extra;
   std::string text = pretty(fields);
   require(std::ssize(text) <= kMaxJsonBytes, Code::kInvalid, "engine: save: extra_json has ",
-          operation.extra_json.size(), " bytes, with which ", kTrainingFields, " has ", text.size(),
+          held.extra.size(), " bytes, with which ", kTrainingFields, " has ", text.size(),
           ", the limit is ", kMaxJsonBytes, "; nothing was saved: keep less in it");
   return text;
 }
 
-void write_training(Tenant& tenant, const std::string& text, const fs::path& staging) {
-  std::vector<std::pair<std::string, at::Tensor>> tensors = tenant.training_tensors();
-  std::vector<TensorView> views;
-  for (auto& [name, t] : tensors) {
-    require_finite(name, largest_in(t));
-    t = t.contiguous();
-    views.push_back(model::view_of(name, t));
+void check_tensors(const HeldSave& held) {
+  for (const PeftEntry& e : held.entries) {
+    require_usable(e.module + ".lora_A", e.a);
+    require_usable(e.module + ".lora_B", e.b);
   }
-  write_safetensors(staging / kTrainingTensors, views);
-  write_file_atomically(staging / kTrainingFields, text);
+  for (const TensorView& weight : held.weights) require_usable(weight.name, weight);
+  for (const TensorView& t : held.tensors) require_finite(t.name, largest_in(t));
+}
+
+// Copies the tensors' bytes into one block. On a CPU this is all that a Save keeps others waiting
+// for.
+std::shared_ptr<std::byte> copy_of(std::vector<TensorView>& views, KeptMemory& memory) {
+  constexpr size_t kAlign = 64;
+  std::vector<size_t> begins;
+  size_t size = 0;
+  for (const TensorView& view : views) {
+    begins.push_back(size);
+    size += (view.bytes.size() + kAlign - 1) / kAlign * kAlign;
+  }
+  if (size == 0) return nullptr;
+  std::shared_ptr<std::byte> copy = memory.take(static_cast<int64_t>(size));
+  at::parallel_for(0, std::ssize(views), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<size_t>(i);
+      std::ranges::copy(views[at].bytes, copy.get() + begins[at]);
+    }
+  });
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].bytes = {copy.get() + begins[i], views[i].bytes.size()};
+    views[i].owner.reset();
+  }
+  return copy;
+}
+
+TensorView owning_view(const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor whole = tensor.contiguous();
+  TensorView out = model::view_of(name, whole);
+  if (!out.owner) out.owner = std::make_shared<at::Tensor>(whole);
+  return out;
 }
 
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
@@ -124,49 +172,80 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
           directory.string(), " cannot be accessed: ", error.message(), "; name another directory");
 }
 
-SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
-                       lora::Pool& pool, const BaseModel& base) {
-  check_target(operation.directory, base.directory);  // again: others may have written there
-  require(operation.max_shard_bytes == 0 || tenant.mode() != Mode::kLora, Code::kInvalid,
+void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
+  const Lock lock(mutex_);
+  if (!files_) {
+    std::error_code ignored;  // a .gguf file has them beside it
+    const fs::path from = fs::is_regular_file(base, ignored) ? base.parent_path() : base;
+    std::vector<std::pair<std::string, std::string>> read;
+    for (const char* name : kCarried) {
+      if (is_there(from / name)) read.emplace_back(name, read_file(from / name));
+    }
+    files_ = std::move(read);
+  }
+  for (const auto& [name, text] : *files_)
+    write_file_atomically(staging / name, text, Commits::kWithFolder);
+}
+
+int64_t HeldSave::num_bytes() const {
+  size_t out = 0;
+  for (const PeftEntry& e : entries) out += e.a.bytes.size() + e.b.bytes.size();
+  for (const TensorView& weight : weights) out += weight.bytes.size();
+  for (const TensorView& t : tensors) out += t.bytes.size();
+  return static_cast<int64_t>(out);
+}
+
+HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lora::Pool& pool,
+              KeptMemory& memory) {
+  const bool is_adapter = tenant.mode() == Mode::kLora;
+  require(operation.max_shard_bytes == 0 || !is_adapter, Code::kInvalid,
           "engine: save: max_shard_bytes is ", operation.max_shard_bytes, ", but tenant '",
           tenant.name(), "' is an adapter, which is one file; leave it out");
-  const lora::AdapterRef pin = tenant.pinned(operation.version);
-  const std::string training =
-      operation.optimizer ? training_text(operation, tenant, base.arithmetic) : "";
-  SaveResult result{fs::absolute(operation.directory).lexically_normal().string()};
-  AtomicDirectory target(operation.directory);
-  if (tenant.mode() == Mode::kLora) {
-    lora::Adapter& adapter = pool.at(pin.slot());
-    PeftConfig config = adapter.config();
-    if (config.base_model.empty()) config.base_model = base.directory.string();
-    for (const lora::Factors& e : adapter.factors()) {
-      require_usable(e.path + ".lora_A", e.f.a);
-      require_usable(e.path + ".lora_B", e.f.b);
-    }
-    const auto entries = adapter.entries();
-    write_peft(target.staging(), config, entries);
+  HeldSave out{.directory = operation.directory,
+               .max_shard_bytes = operation.max_shard_bytes,
+               .pin = tenant.pinned(operation.version)};
+  if (is_adapter) {
+    const lora::Adapter& adapter = pool.at(out.pin.slot());
+    out.config = adapter.config();
+    out.entries = adapter.entries();
   } else {
-    std::vector<TensorView> views;
-    for (const auto& w : decoder.weights()) {
-      require_usable(w.name, *w.value);
-      views.push_back(model::view_of(w.name, *w.value));
-    }
-    write_model(target.staging(), views,
-                {.max_shard_bytes =
-                     operation.max_shard_bytes ? operation.max_shard_bytes : kMaxShardBytes});
+    for (const auto& w : decoder.weights()) out.weights.push_back(model::view_of(w.name, *w.value));
+  }
+  if (!operation.optimizer) return out;
+  out.training = tenant.training_fields();
+  out.extra = operation.extra_json;
+  for (const auto& [name, t] : tenant.training_tensors())
+    out.tensors.push_back(owning_view(name, t));
+  if (is_adapter) out.copy = copy_of(out.tensors, memory);
+  return out;
+}
+
+SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried) {
+  check_target(held.directory, base.directory);  // again: others may have written there
+  const bool with_training = !held.training.is_null();
+  const std::string training = with_training ? training_text(held, base.arithmetic) : "";
+  check_tensors(held);
+  SaveResult result{fs::absolute(held.directory).lexically_normal().string()};
+  AtomicDirectory target(held.directory);
+  if (held.weights.empty()) {
+    PeftConfig config = held.config;
+    if (config.base_model.empty()) config.base_model = base.directory.string();
+    write_peft(target.staging(), config, held.entries);
+  } else {
+    write_model(target.staging(), held.weights,
+                {.max_shard_bytes = held.max_shard_bytes ? held.max_shard_bytes : kMaxShardBytes});
     Json config = base.config;
-    if (decoder.spec().value_head) model::describe_value_head(config.as_object(), decoder.spec());
-    config.as_object()["torch_dtype"] = decoder.dtype() == at::kFloat ? "float32" : "bfloat16";
+    if (base.spec.value_head) model::describe_value_head(config.as_object(), base.spec);
+    config.as_object()["torch_dtype"] = base.dtype == at::kFloat ? "float32" : "bfloat16";
     config.as_object().erase("dtype");
-    write_file_atomically(target.staging() / "config.json", pretty(config));
+    write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
   }
-  std::error_code ignored;  // a .gguf file has them beside it
-  const fs::path from =
-      fs::is_regular_file(base.directory, ignored) ? base.directory.parent_path() : base.directory;
-  for (const char* name : kCarried) {
-    if (is_there(from / name)) copy_file_atomically(from / name, target.staging() / name);
+  carried.write(base.directory, target.staging());
+  if (with_training) {
+    write_safetensors(target.staging() / kTrainingTensors, held.tensors, {{"format", "pt"}},
+                      Commits::kWithFolder);
+    write_file_atomically(target.staging() / kTrainingFields, training, Commits::kWithFolder);
   }
-  if (operation.optimizer) write_training(tenant, training, target.staging());
   target.commit();
   return result;
 }

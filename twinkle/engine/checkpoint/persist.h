@@ -1,13 +1,23 @@
 // Writes a tenant to disk: a PEFT directory, or for a full-parameter tenant a Hugging Face model
 // directory, and with it the training state (training.safetensors, trainer_state.json) when asked.
 // The folder appears whole or not at all; the adapter's or model's files are those that peft and
-// transformers read.
+// transformers read. A Save has two halves: the engine's thread holds an adapter and its state as
+// they are, and any thread checks and writes them while the tenant goes on. A model's weights are
+// not copied, which would double their memory: the engine's thread does both halves.
 #pragma once
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/checkpoint/kept_memory.h"
 #include "twinkle/engine/checkpoint/training_state.h"
 #include "twinkle/engine/tenant.h"
+#include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/adapter.h"
 #include "twinkle/model/decoder.h"
 
@@ -31,7 +41,42 @@ struct BaseModel {
 void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
                   std::string_view field = "engine: save: directory");
 
-SaveResult save_tenant(const Save& operation, Tenant& tenant, model::Decoder& decoder,
-                       lora::Pool& pool, const BaseModel& base);
+// The files of the base model that a checkpoint holds copies of: those of its tokenizer. They are
+// read once, at the first save. Any thread.
+class CarriedFiles {
+ public:
+  // `base`: BaseModel::directory. Error kInvalid: a file cannot be read; AtomicFile's.
+  void write(const std::filesystem::path& base, const std::filesystem::path& staging);
+
+ private:
+  Mutex mutex_;
+  std::optional<std::vector<std::pair<std::string, std::string>>> files_ GUARDED_BY(mutex_);
+};
+
+// What a Save writes, as it was when it began.
+struct HeldSave {
+  std::string directory;
+  int64_t max_shard_bytes = 0;
+  lora::AdapterRef pin;             // of an adapter: the pool changes a copy meanwhile
+  PeftConfig config;                // of the same
+  std::vector<PeftEntry> entries;   // they borrow the pin's memory
+  std::vector<TensorView> weights;  // of all weights: they borrow the decoder's memory
+  Json training;                    // null: not asked for
+  std::vector<TensorView>
+      tensors;  // of the training state: they own their memory, or borrow it ...
+  std::shared_ptr<std::byte> copy;  // ... from this copy, which an adapter's are in
+  std::string extra;
+
+  int64_t num_bytes() const;  // of all tensors
+};
+
+// The first half, on the engine's thread. Error kInvalid, kNotFound: max_shard_bytes of an adapter,
+// a version that is not kept. std::bad_alloc: no room for the copy.
+HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lora::Pool& pool,
+              KeptMemory& memory);
+// The second half, on any thread: calls no torch. Error kInvalid: check_target's, NaN or infinity,
+// weights that no forward can use, counts or a note that no load would take; kInternal: a full
+// disk.
+SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried);
 
 }  // namespace twinkle::engine

@@ -19,13 +19,13 @@ struct Prefetch::State {
   std::set<std::string> holders GUARDED_BY(mutex){};     // "load", "delete": of all weights
 };
 
-namespace {
-
-std::string name_of(const std::string& directory) {
+std::string resolved_name(const std::string& directory) {
   std::error_code error;
   const auto name = std::filesystem::weakly_canonical(directory, error);
   return (error ? std::filesystem::path(directory) : name).lexically_normal().string();
 }
+
+namespace {
 
 // Calls read(reserve). Errors wait for the operation's turn, but for those of `reserve` and Ctrl-C,
 // which refuse it.
@@ -78,7 +78,7 @@ std::optional<TenantShape> Prefetch::shape_of(const std::string& tenant) const {
 }
 
 bool Prefetch::is_awaited(const std::string& directory) const {
-  const std::string name = name_of(directory);
+  const std::string name = resolved_name(directory);
   const Lock lock(state_->mutex);
   return state_->saves.contains(name);
 }
@@ -155,7 +155,7 @@ std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Re
   if (!op) return nullptr;
   auto out = std::make_shared<Prefetched>();
   const auto save = [&] {
-    std::string name = name_of(op->directory);
+    std::string name = resolved_name(op->directory);
     const Lock lock(state_->mutex);
     return state_->saves.insert(std::move(name));
   }();

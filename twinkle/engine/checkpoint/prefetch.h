@@ -29,6 +29,9 @@ Loaded take(Prepared* prepared, const TenantShape& tenant, Read&& read) {
   return std::move(found->loaded);
 }
 
+// What all names of a folder have in common.
+std::string resolved_name(const std::string& directory);
+
 class Prefetch {
  public:
   explicit Prefetch(const BaseModel& base);  // which outlives it

@@ -35,6 +35,11 @@ void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::Scal
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
+// Of copies that wait for the next Save. Larger ones go back to the system.
+constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
+// Of Saves that have begun: the next one waits for a slow disk, rather than hold more.
+constexpr int64_t kMaxWritingBytes = int64_t{256} << 20;
+
 // How the text of a Sample is read that has stop strings.
 struct PreparedText : Prepared {
   Decode decode;
@@ -43,7 +48,7 @@ struct PreparedText : Prepared {
 }  // namespace
 
 DecoderExecutor::DecoderExecutor(const ModelOptions& o)
-    : decoders_(o.decoders), parking_(o.parking) {
+    : copies_(kMaxKeptBytes), decoders_(o.decoders), parking_(o.parking) {
   require(!o.model.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
   require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
@@ -137,6 +142,39 @@ std::shared_ptr<Prepared> DecoderExecutor::prepare(const Operation& operation,
   return out;
 }
 
+bool DecoderExecutor::waits(const Operation& operation) {
+  if (writing_.empty()) return false;
+  const auto is_written = [this](const std::string& directory) {
+    return !directory.empty() && writing_.contains(resolved_name(directory));
+  };
+  if (const auto* op = std::get_if<Load>(&operation)) return is_written(op->directory);
+  if (const auto* op = std::get_if<Create>(&operation)) return is_written(op->directory);
+  const auto* op = std::get_if<Save>(&operation);
+  if (!op) return false;
+  if (writing_bytes_ >= kMaxWritingBytes) return true;
+  // Of two to one folder the later one wins: adapters' are written in the order of their begins.
+  const auto who = tenants_.find(op->tenant);
+  const bool at_once = who != tenants_.end() && who->second->mode() != Mode::kLora;
+  return at_once && is_written(op->directory);
+}
+
+Rest DecoderExecutor::first_part(const Operation& operation) {
+  const auto* op = std::get_if<Save>(&operation);
+  if (!op) return {};
+  Tenant& who = tenant(op->tenant);
+  if (who.mode() != Mode::kLora) return {};
+  const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
+  const int64_t bytes = held->num_bytes();
+  const auto place = writing_.insert(resolved_name(op->directory));
+  writing_bytes_ += bytes;
+  const std::shared_ptr<void> until_written(this, [this, place, bytes](void*) {
+    writing_.erase(place);
+    writing_bytes_ -= bytes;
+  });
+  end_round();
+  return [this, held, until_written]() -> Result { return write(*held, base_, carried_); };
+}
+
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) {
     remove(*op, prepared);
@@ -182,7 +220,7 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     return Done{};
   }
   if (const auto* op = std::get_if<Save>(&operation))
-    return save_tenant(*op, who, *decoder_, *pool_, base_);
+    return write(hold(*op, who, *decoder_, *pool_, copies_), base_, carried_);
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();

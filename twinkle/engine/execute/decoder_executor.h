@@ -4,6 +4,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "twinkle/engine/checkpoint/persist.h"
@@ -52,6 +53,8 @@ class DecoderExecutor : public Executor {
   bool joins(const Operation& operation) const override;
   int64_t max_result_bytes(const Operation& operation, bool streams) const override;
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override;
+  bool waits(const Operation& operation) override;
+  Rest first_part(const Operation& operation) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;
@@ -76,6 +79,10 @@ class DecoderExecutor : public Executor {
   void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
+  KeptMemory copies_;  // of Saves
+  CarriedFiles carried_;
+  std::multiset<std::string> writing_;  // folders of Saves that have begun
+  int64_t writing_bytes_ = 0;           // of the same
   Prefetch prefetch_{base_};
   const Decoders decoders_;
   ModelInfo model_info_;

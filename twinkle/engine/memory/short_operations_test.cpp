@@ -91,6 +91,32 @@ TEST_P(ShortOperations, ALoadReplacesAllOfATenantOrNothing) {
   }
 }
 
+TEST_P(ShortOperations, ASaveHoldsItsTenantWholeOrNotAtAll) {
+  if (GetParam()) return;  // a model's is not held
+  const std::string other = scratch_ / "other";
+  const Operation save = Save{"me", other, true, "note"}, load = Load{"me", other, true};
+  Rest rest;
+  int failed = 0;
+  for (; !rest; ++failed) {
+    EXPECT_FALSE(executor_.waits(load)) << "nothing is being written";
+    ASSERT_LT(failed, 1000);
+    try {
+      const HeapShortage lack(failed, 1);
+      rest = executor_.first_part(save);
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(state(), saved_) << "allocation " << failed;
+    }
+  }
+  EXPECT_GT(failed, 50);
+  EXPECT_TRUE(executor_.waits(load));
+  step(0.5);
+  rest();
+  rest = {};
+  EXPECT_FALSE(executor_.waits(load));
+  run(load);
+  EXPECT_EQ(state(), saved_);
+}
+
 TEST_P(ShortOperations, AClippedGradientIsClippedWhole) {
   const auto clip = ClipGradNorm{.tenant = "me", .max_grad_norm = 0.01};
   run(clip);

@@ -57,6 +57,7 @@ Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
       closed_error_(std::make_exception_ptr(Error(Code::kBusy, "engine: closed"))),
       scheduler_(options.token_budget),
       time_share_(options.sampling_share),
+      background_([this] { wake(); }),
       thread_([this] { loop(); }) {}
 
 Dispatcher::~Dispatcher() { close(); }
@@ -69,6 +70,12 @@ void Dispatcher::close() {
   }
   ready_.notify_all();
   thread_.join();
+}
+
+// The thread waits when this has the mutex, or has not looked yet.
+void Dispatcher::wake() {
+  { const Lock lock(mutex_); }
+  ready_.notify_one();
 }
 
 // ---- cancelling, and what is told
@@ -141,6 +148,8 @@ void Dispatcher::loop() {
     // are any.
     if (const auto error = attempt([&] { more = turn(); })) drop(newest(Job::kQueued), error);
   }
+  background_.stop();
+  end(background_.take_ended());
   while (const int64_t id = newest(Job::kQueued)) drop(id, closed_error_);
 }
 
@@ -148,6 +157,7 @@ void Dispatcher::loop() {
 bool Dispatcher::turn() {
   std::optional<Turn> now = next_turn();
   if (!now) return false;
+  end(std::move(now->ended));
   for (const int64_t id : now->cancelled) drop(id, cancelled_error_);
   if (!now->side) return true;
   const double begin = executor_.seconds();
@@ -173,8 +183,9 @@ std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
   Lock lock(mutex_);
   while (true) {
     if (closed_) return std::nullopt;
+    out.ended = background_.take_ended();
     out.cancelled.swap(cancelled_);
-    if (!out.cancelled.empty()) return out;
+    if (!out.ended.empty() || !out.cancelled.empty()) return out;
     out.heads = heads();
     const bool queued = scheduler_.has_batch(!draining_);
     batch = queued && !gathers();
@@ -204,6 +215,7 @@ std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
 std::vector<Job*> Dispatcher::heads() {
   std::vector<Job*> out;
   for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
+  std::erase_if(out, [this](const Job* j) { return executor_.waits(j->operation); });
   const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
   draining_ = std::ranges::any_of(out, changes_base);
   std::erase_if(out, [&](const Job* job) REQUIRES(mutex_) {
@@ -275,6 +287,17 @@ void Dispatcher::run_head(Job& job) {
     return executor_.start(job.id, *sample, job.share, std::exchange(job.hooks, {}),
                            job.prepared.get());
   const std::string& name = tenant_of(job.operation);
+  if (executor_.waits(job.operation)) {  // since one before it in this turn
+    const Lock lock(mutex_);
+    job.state = Job::kQueued;
+    return;
+  }
+  if (Rest rest = executor_.first_part(job.operation)) {
+    background_.add(job.id, std::move(rest));
+    const Lock lock(mutex_);
+    scheduler_.remove(name, job.id);  // its tenant's next operation need not wait for it
+    return;
+  }
   Result result = executor_.run(job.operation, job.prepared.get());
   Jobs::node_type done;
   {
@@ -336,6 +359,22 @@ void Dispatcher::end(std::span<const Ended> ended) {
       succeed(std::move(done), executor_.commit(e.id));
     else
       drop(e.id, e.error);
+  }
+}
+
+void Dispatcher::end(Background::Jobs ended) {
+  for (Background::Job& job : ended) {
+    job.rest = {};  // what it holds is free before anybody is told
+    if (job.error) {
+      drop(job.id, job.error);
+      continue;
+    }
+    Jobs::node_type done;
+    {
+      const Lock lock(mutex_);
+      done = extract(job.id);
+    }
+    if (done) succeed(std::move(done), std::move(job.result));
   }
 }
 

@@ -1,5 +1,6 @@
 // Operations in, outcomes out: one thread that gives an Executor its batches, its sampling steps
-// and the operations that run by themselves, in the order that Scheduler and TimeShare decide.
+// and the operations that run by themselves, in the order that Scheduler and TimeShare decide; and
+// one for what some of them leave to be done beside it.
 // accept(), submit(), cancel() and stats() may be called from any thread. Knows no model.
 #pragma once
 #include <atomic>
@@ -15,6 +16,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
+#include "twinkle/engine/background/background.h"
 #include "twinkle/engine/memory/held_bytes.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
@@ -90,7 +92,7 @@ class Dispatcher {
   bool cancel(int64_t id);
   Stats stats() const;
   // Stops what runs, a batch at its next layer and a Sample at its next step. That, what waits and
-  // what comes fail with kBusy "engine: closed".
+  // what comes fail with kBusy "engine: closed". What is being done off the thread ends first.
   void close();
 
  private:
@@ -103,7 +105,8 @@ class Dispatcher {
     int64_t num_in_batch = 0;  // ... and of how many
   };
   struct Turn {                        // what the thread does next: ...
-    std::vector<int64_t> cancelled{};  // ... it drops these, or ...
+    Background::Jobs ended{};          // ... it tells these, ...
+    std::vector<int64_t> cancelled{};  // ... drops these, or ...
     std::optional<Side> side{};
     bool contested = false;     // the other side waits too
     std::vector<Job*> heads{};  // ... in training, begins these, or ...
@@ -128,9 +131,12 @@ class Dispatcher {
   void run_batch(Turn& turn);
   void sample();
   void end(std::span<const Ended> ended);
+  void end(Background::Jobs ended);
   void succeed(Jobs::node_type node, Result result);
   void drop(int64_t id, const std::exception_ptr& error);
   int64_t newest(Job::State state) const;
+
+  void wake();  // any thread
 
   // Both.
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
@@ -161,6 +167,7 @@ class Dispatcher {
   // Written under the mutex.
   std::atomic<bool> stop_ = false;  // that batch: all of it is cancelled, or the dispatcher closed
   std::atomic<bool> closed_ = false;
+  Background background_;
   std::thread thread_;  // last: it uses all of the above
 };
 

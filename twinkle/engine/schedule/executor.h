@@ -48,6 +48,10 @@ struct Prepared {
   virtual ~Prepared() = default;
 };
 
+// What is left of an operation, to be called once, on another thread. Holds what it needs: it may
+// outlive the Operation. Its copies are destroyed on the dispatcher's thread.
+using Rest = std::function<Result()>;
+
 // To be called with a number of bytes before they are allocated. Error kBusy, kInvalid: no room.
 using Reserve = std::function<void(int64_t bytes)>;
 
@@ -77,6 +81,12 @@ class Executor {
   // lack of room is thrown here and refuses the operation. Destroyed before the result can be
   // taken.
   virtual std::shared_ptr<Prepared> prepare(const Operation&, const Reserve&) { return nullptr; }
+  // True: it can't run yet, because it needs what first_part() of another has left to be done.
+  virtual bool waits(const Operation&) { return false; }
+  // Does what an operation needs this thread for, and returns the rest, with whose end the
+  // operation ends; its tenant's next operations and all others go on meanwhile. Empty: nothing
+  // has been done, and run() does all of it. When it throws, nothing has changed.
+  virtual Rest first_part(const Operation&) { return {}; }
   // Any but Forward, ForwardBackward and Sample, with what prepare() gave. When it throws,
   // nothing has changed.
   virtual Result run(const Operation& operation, Prepared* prepared) = 0;

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -29,6 +31,7 @@ class NullExecutor : public Executor {
   std::atomic<int64_t> num_layers = 0;      // ... and those that were taken
   int64_t result_bytes = 0;                 // that each result can take
   std::function<double()> clock;            // seconds; empty: the steady one
+  std::function<void()> on_write;           // called off the thread by each Save, which ends later
   std::atomic<int64_t> num_batches = 0, num_steps = 0;
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
@@ -43,6 +46,23 @@ class NullExecutor : public Executor {
 
   int64_t max_result_bytes(const Operation&, bool) const override { return result_bytes; }
   double seconds() const override { return clock ? clock() : Executor::seconds(); }
+
+  bool waits(const Operation& operation) override {
+    const auto* create = std::get_if<Create>(&operation);
+    return create && writing_.contains(create->directory);
+  }
+  Rest first_part(const Operation& operation) override {
+    const auto* save = std::get_if<Save>(&operation);
+    if (!save || !on_write) return {};
+    const auto place = writing_.insert(save->directory);
+    // Given back without a lock: on the dispatcher's thread.
+    const std::shared_ptr<void> held(this, [this, place](void*) { writing_.erase(place); });
+    return [this, save = *save, state = state_of(save->tenant), held]() -> Result {
+      on_write();
+      write(save, state);
+      return SaveResult{save.directory};
+    };
+  }
 
   Result run(const Operation& operation, Prepared*) override {
     const std::string& name = tenant_of(operation);
@@ -61,9 +81,7 @@ class NullExecutor : public Executor {
       state.push_back("step " + step->options);
       return StepResult{};
     } else if (const auto* save = std::get_if<Save>(&operation)) {
-      std::filesystem::create_directories(save->directory);
-      std::ofstream out(std::filesystem::path(save->directory) / "null");
-      for (const std::string& done : state) out << done << '\n';
+      write(*save, state);
     } else if (std::holds_alternative<Publish>(operation)) {
       return PublishResult{};
     } else if (std::holds_alternative<Inspect>(operation)) {
@@ -144,6 +162,11 @@ class NullExecutor : public Executor {
     const Operation* operation;
     size_t before, done;
   };
+  static void write(const Save& save, const std::vector<std::string>& state) {
+    std::filesystem::create_directories(save.directory);
+    std::ofstream out(std::filesystem::path(save.directory) / "null");
+    for (const std::string& done : state) out << done << '\n';
+  }
   static std::vector<std::string> saved_in(const std::filesystem::path& directory) {
     std::vector<std::string> out;
     std::ifstream in(directory / "null");
@@ -159,6 +182,7 @@ class NullExecutor : public Executor {
   std::map<std::string, std::vector<std::string>> state_;
   std::map<int64_t, TrainingOp> running_;
   std::map<int64_t, int64_t> samples_;  // tokens that are left
+  std::multiset<std::string> writing_;  // folders
 };
 
 }  // namespace twinkle::engine

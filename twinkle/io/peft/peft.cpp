@@ -118,8 +118,9 @@ void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const P
     views.push_back(entry.b);
     views.back().name.assign(stem).append(kB);
   }
-  write_safetensors(dir / "adapter_model.safetensors", views);
-  write_file_atomically(dir / "adapter_config.json", pretty(document));
+  write_safetensors(dir / "adapter_model.safetensors", views, {{"format", "pt"}},
+                    Commits::kWithFolder);
+  write_file_atomically(dir / "adapter_config.json", pretty(document), Commits::kWithFolder);
 }
 
 }  // namespace twinkle

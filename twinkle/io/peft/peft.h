@@ -62,8 +62,8 @@ Json json_of(const PeftConfig& config);
 // shape than the config's rank says.
 PeftAdapter read_peft(const std::filesystem::path& dir);
 
-// Writes both files into `dir`, meant to be the staging folder of an AtomicDirectory.
-// Error kInvalid: no entries, a module twice, shapes that do not fit the config, a full disk.
+// Writes both files into `dir`, the staging folder of an AtomicDirectory, which syncs them.
+// Error kInvalid: no entries, a module twice, shapes that do not fit the config; AtomicFile's.
 void write_peft(const std::filesystem::path& dir, const PeftConfig& config,
                 std::span<const PeftEntry> entries);
 

@@ -101,6 +101,15 @@ TEST_F(HandlersTest, NamesOfCheckpointsLeaveRoomForWhatIsAddedToThem) {
   EXPECT_NE(detail.find("must be 1 to 200 letters"), std::string::npos) << detail;
 }
 
+TEST_F(HandlersTest, ADiskThatRefusesASaveIsTheServersFailure) {
+  executor_->on_write = [] { fail(Code::kInternal, "null: the disk is full"); };
+  const std::string id = run();
+  const Response told =
+      result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  EXPECT_EQ(text(told, "error"), "null: the disk is full");
+  EXPECT_EQ(text(told, "category"), "server");
+}
+
 TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {
   std::atomic<bool> go = false;
   executor_->on_batch = [&] {

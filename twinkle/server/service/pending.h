@@ -50,6 +50,7 @@ struct Pending {
     accumulates = steps || std::holds_alternative<engine::ForwardBackward>(o);
     const auto* sample = std::get_if<engine::Sample>(&o);
     samples = sample != nullptr;
+    saves = std::holds_alternative<engine::Save>(o);
     version = sample ? sample->version : 0;
     // A Save changes folders alone, and a recorded one has made its own.
     changes_engine = !samples && !std::holds_alternative<engine::Forward>(o) &&
@@ -64,7 +65,7 @@ struct Pending {
 
   std::string request_id, tenant;
   bool accumulates = false;  // or steps: its failure breaks the window
-  bool steps = false, samples = false, changes_engine = false;
+  bool steps = false, samples = false, saves = false, changes_engine = false;
   int64_t version = 0;  // that a Sample samples
   std::optional<Ready> ready = {};
   Source source;
