@@ -40,6 +40,7 @@ NOW = {
     "S4": "the service: many clients that train",
     "S5": "the service: a step's added time",
     "S6": "the service: a burst",
+    "K2": "saving an adapter with its optimizer",
 }
 GPU = {
     "G1": "LoRA training, Qwen3-4B's shape",
@@ -57,7 +58,7 @@ GPU = {
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
     "R1, R3, R4": "reinforcement learning",
-    "K1-K3": "loading, saving, swapping adapters in",
+    "K1, K3": "loading, swapping adapters in",
     "D1-D3": "communication of distributed training",
 }
 

@@ -10,6 +10,8 @@ IDLE = "the same service without the burst"
 ONE_CLIENT = "one client with all sequences"
 EVEN = "the median of the same steps"
 IN_PROCESS = "the engine in process"
+MEMCPY = "memcpy of as many bytes into memory that is kept"
+DISK = "write and fsync of as many bytes"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 
@@ -71,6 +73,8 @@ AIMS = [
     Aim("S4", EVEN, None, 0.667),  # a p99 of 1.5 medians
     Aim("S5", IN_PROCESS, 0.952, 0.985),  # 5 and 1.5 % more time
     Aim("S6", IDLE, None, None, of_limit=50 / 200),
+    Aim("K2", MEMCPY, None, None, "stall", of_limit=3 / 10),  # 10 ms at most, 3 are wanted
+    Aim("K2", DISK, None, 1 / 1.1, "durable"),
 ]
 # On one GPU, whose limits are measured as the CPU's are. Rates that are wanted of an H200 stand as
 # shares of what is seen of it: products of 790 TFLOP/s, reading at 4.3 TB/s.
