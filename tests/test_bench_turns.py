@@ -12,8 +12,11 @@ sys.path.insert(0, str(ROOT / "bench"))
 import decoding  # noqa: E402
 import foreign  # noqa: E402
 import limits  # noqa: E402
+import rows  # noqa: E402
 import run as program  # noqa: E402
+import saving  # noqa: E402
 import training  # noqa: E402
+import verdict  # noqa: E402
 import worker as processes  # noqa: E402
 
 SHAPE = limits.Shape(hidden=8, inner=16, kv_width=4, layers=2, vocab=32)
@@ -168,3 +171,52 @@ def test_a_quick_run_measures_training_and_decoding_beside_the_peers(
         assert row["ratio"] == pytest.approx(row["ours"] / row["peer"], abs=2e-3)
         assert 0 < row["share_of_limit"] < 1.5
     assert len(found[0]["losses"]["ours"]) == len(found[0]["losses"]["peer"]) >= 3
+
+
+class QuickRun(Run):
+    """On one thread; a test says of which model."""
+
+    rounds, threads = 2, 1
+
+
+class OwnWorker:
+    """In this process."""
+
+    def __init__(self, name, threads):
+        self.system = __import__(name).System()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        del self.system
+
+    def ask(self, name, **arguments):
+        return getattr(self.system, name)(**arguments)
+
+
+def test_a_save_is_measured_beside_a_copy_and_a_file_of_as_many_bytes(monkeypatch, tiny_llama_dir):
+    pytest.importorskip("twinkle._core", reason="the extension is not built")
+    monkeypatch.setattr(saving, "Worker", OwnWorker)
+    monkeypatch.setattr(QuickRun, "model", str(tiny_llama_dir))
+    stall, durable = saving.k2(QuickRun())
+    assert [row["unit"] for row in (stall, durable)] == ["ms", "ms"]
+    for row in (stall, durable):
+        assert len(row["samples"]["ours"]) == len(row["samples"]["peer"]) == 6
+        assert row["peer"] >= 0
+    assert durable["ours"] > 0 and durable["limit"] == durable["best"]["peer"]
+
+
+@pytest.mark.parametrize(("ours", "missed"), [(9.9, []), (10.1, ["K2"])])
+def test_a_stall_of_ten_milliseconds_is_the_most(ours, missed):
+    samples = {"ours": [ours], "peer": [4.0]}
+    more = {"unit": "ms", "noisy": False, "valid": True, "notes": []}
+    row = rows.make_row(
+        "K2", "stall of others", verdict.MEMCPY, samples, saving.GOAL_MS,
+        lower_is_better=True, **more,
+    )  # fmt: skip
+    assert [miss.id for miss in verdict.misses([row], [])] == missed
+    row = rows.make_row(
+        "K2", "until a save is durable", verdict.DISK, samples, 4.0, lower_is_better=True, **more
+    )
+    assert row["goal"] == 1 / 1.1 and verdict.misses([row], []) == []

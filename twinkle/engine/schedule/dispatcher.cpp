@@ -72,9 +72,8 @@ void Dispatcher::close() {
   thread_.join();
 }
 
-// The thread waits when this has the mutex, or has not looked yet.
 void Dispatcher::wake() {
-  { const Lock lock(mutex_); }
+  const Lock lock(mutex_);  // the thread waits, or has not looked yet
   ready_.notify_one();
 }
 
