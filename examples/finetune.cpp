@@ -29,7 +29,7 @@ void finetune(const std::string& model, const std::string& file, const std::stri
   data::Loader batches(rows.size(), {.batch_size = 8});
 
   // Model: one tenant with its own adapter on the frozen base.
-  Engine engine({.model = model});
+  Engine engine({.model = {.path = model}});
   engine.run<Done>(
       Create{.tenant = "me",
              .lora_json = R"({"r": 8, "lora_alpha": 16, "target_modules": "all-linear"})",

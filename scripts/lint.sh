@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, and docs/api.md.
+# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, docs/api.md and docs/options.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH:$HOME/.cargo/bin"
@@ -25,4 +25,5 @@ run python3 tools/layers.py twinkle tools/layers.txt
 api=--check
 [ "${1:-}" = --fix ] && api=
 [ ! -f twinkle/server/routes.def ] || run python3 tools/api_reference.py $api
+[ ! -f docs/options.md ] || run python3 tools/options_reference.py $api
 exit $status

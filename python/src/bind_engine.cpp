@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "python/src/engine_options.h"
 #include "python/src/fields.h"
 #include "python/src/future.h"
 #include "python/src/interruptible.h"
@@ -74,12 +75,6 @@ py::dict model_info(const Engine& engine) {
                   "bf16_products"_a = f.bf16_products);
 }
 
-engine::EngineOptions options_of(const py::object& model, const py::kwargs& given) {
-  py::dict all = given;
-  all["model"] = model;
-  return from_python<engine::EngineOptions>(all, "engine: options");
-}
-
 py::dict batch(const engine::BatchStats& b) {
   return py::dict("num_tokens"_a = b.num_tokens, "num_tenants"_a = b.num_tenants);
 }
@@ -139,6 +134,8 @@ void bind_engine(py::module_& m) {
   here::bind_future(m);
   here::importer = getpid();
   Py_AtExit(&here::end_threads);
+  m.def("engine_options", &here::described_engine_options,
+        "An engine's options: name, default, kind, range and help of each.");
   m.attr("DEVICE_NAMES") = twinkle::engine::kDeviceNames;
   m.def("is_device_name", &twinkle::engine::is_device_name, "name"_a);
   m.def("why_not_on", &twinkle::engine::why_not_on, "device"_a,
@@ -154,10 +151,11 @@ void bind_engine(py::module_& m) {
                                                  "Runs operations of many tenants on one model; "
                                                  "engine.h and protocol/operation.h state each.");
   engine
-      .def(py::init([](const py::object& model, const py::kwargs& options) {
-             return here::make_engine(here::options_of(model, options));
+      .def(py::init([](const py::object& model, py::kwargs options) {
+             options["model"] = model;
+             return here::make_engine(here::engine_options_of(options));
            }),
-           "model"_a, "Options: the fields of EngineOptions, by name.")
+           "model"_a, "Options: those of engine_options(), by name; None is the default.")
       .def("model_info", &here::model_info, "What is known of the model, as a dict.")
       .def("stats", &here::stats, "What has been done and what waits, as a dict.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache,

@@ -39,7 +39,12 @@ py::tuple run_loss(const std::string& name, const std::string& options,
   twinkle::loss::Inputs in{
       .logprobs = tensor_of(logps), .weights = at::ones({logps.size()}), .cu_seqlens = {0}};
   for (const int64_t count : counts) in.cu_seqlens.push_back(in.cu_seqlens.back() + count);
-  for (const auto& [extra, values] : extras) in.extras[extra] = tensor_of(values);
+  for (const auto& [extra, values] : extras) {
+    if (extra == "weights")
+      in.weights = tensor_of(values).to(at::kFloat);
+    else
+      in.extras[extra] = tensor_of(values);
+  }
   if (entropies) in.entropies = tensor_of(*entropies);
   const twinkle::loss::Output out = twinkle::loss::run(loss, in, json);
   return py::make_tuple(out.loss, array_of(out.grad),
@@ -62,8 +67,9 @@ void bind_loss(py::module_& m) {
         return loss && twinkle::loss::per_sequence(*loss, extra);
       },
       "name"_a, "extra"_a, "Whether the loss reads one number a sequence of it, not one a label.");
-  m.def("run_loss", &run_loss, "name"_a, "options"_a, "counts"_a, "extras"_a, "logps"_a,
-        "entropies"_a = py::none(),
-        "The loss of rows of weight 1, so many a sequence, and its gradients by log-probabilities "
-        "and entropies (None: 0), in float64.");
+  m.def(
+      "run_loss", &run_loss, "name"_a, "options"_a, "counts"_a, "extras"_a, "logps"_a,
+      "entropies"_a = py::none(),
+      "The loss of rows, so many a sequence, and its gradients by log-probabilities and entropies "
+      "(None: 0), in float64. extras may have the rows' weights, too; without, they are 1.");
 }

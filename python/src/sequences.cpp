@@ -1,5 +1,7 @@
 #include "python/src/sequences.h"
 
+#include <pybind11/stl.h>
+
 #include <utility>
 
 #include "twinkle/base/error.h"

@@ -8,6 +8,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from twinkle.errors import ConflictError, InvalidError
@@ -85,7 +86,22 @@ def check_loss(name, options=""):
         raise InvalidError(f"loss: unknown loss '{name}'")
 
 
+def run_loss(name, options, counts, extras, logps, entropies=None):
+    assert name == "CrossEntropyLoss" and entropies is None
+    weights = extras.get("weights", np.ones(len(logps)))
+    options, scored = json.loads(options), max(int((weights != 0).sum()), 1)
+    factor = -weights / (scored if options["reduction"] == "mean" else 1)
+    grad = factor * (np.exp(logps) if options["dft"] else 1)
+    return float((grad * logps).sum()), grad, None
+
+
 DEVICE_NAMES = "'cpu', 'cuda' or 'cuda:' and a number"
+
+
+def engine_options():
+    names = ["token_budget", "kv_tokens", "max_sequences", "prefill_tokens", "prefix_cache",
+             "decode_graphs", "memory_share"]  # fmt: skip
+    return [{"name": name} for name in names]
 
 
 def is_device_name(name):

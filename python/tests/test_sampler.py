@@ -215,26 +215,32 @@ def test_the_engine_arguments_of_the_documents_are_accepted(make):
         TorchSampler()
 
 
-def test_vllms_names_reach_the_engine_and_the_others_are_told_once(make, logged):
-    given = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "enforce_eager": True}
-    sampler = make(engine_args=given)
-    assert sampler.engine.options == {
-        "max_sequences": 5, "prefill_tokens": 64, "decode_graphs": False,
+def test_vllms_names_reach_the_engine_under_its_own(make, logged):
+    given = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "enforce_eager": True,
+             "gpu_memory_utilization": 0.8, "enable_prefix_caching": False}  # fmt: skip
+    assert make(engine_args=given).engine.options == {
+        "max_sequences": 5, "prefill_tokens": 64, "decode_graphs": False, "memory_share": 0.8,
+        "prefix_cache": False,
     }  # fmt: skip
+    assert make(engine_args={"kv_tokens": 4096}).engine.options == {"kv_tokens": 4096}
+    make(engine_args={"disable_log_stats": True, "enable_chunked_prefill": True})
+    make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True, "swap_space": 0})
     assert logged == []
-    make(engine_args={"gpu_memory_utilization": 0.8, "enable_prefix_caching": True})
-    assert logged == [
-        "sampler: enable_prefix_caching, gpu_memory_utilization of engine_args change nothing here"
-    ]
 
 
-def test_where_the_engine_is_the_models_its_options_are_told_to_change_nothing(
-    fake_core, tmp_path, logged
-):
-    TorchSampler(model=TransformersModel(model_id=str(tmp_path)), engine_args={"max_num_seqs": 5})
-    assert logged == [
-        "sampler: max_num_seqs of engine_args change nothing here, where the engine is the model's"
-    ]
+def test_where_the_engine_is_the_models_its_options_are_refused(fake_core, tmp_path):
+    model = TransformersModel(model_id=str(tmp_path), max_sequences=5)
+    assert model.engine.options["max_sequences"] == 5
+    with pytest.raises(InvalidError, match=r"max_num_seqs of engine_args .* max_sequences=5"):
+        TorchSampler(model=model, engine_args={"max_num_seqs": 5})
+    with pytest.raises(InvalidError, match=r"'max_sequence'.* Did you mean max_sequences"):
+        TransformersModel(model_id=str(tmp_path), max_sequence=5)
+
+
+def test_an_adapter_is_refused_where_engine_args_says_that_there_is_none(make, tmp_path):
+    sampler = make(engine_args={"enable_lora": False})
+    with pytest.raises(InvalidError, match=r"adapter_path is given, .* enable_lora=False"):
+        sampler.sample({"input_ids": [1]}, {"max_tokens": 1}, adapter_path=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +252,17 @@ def test_where_the_engine_is_the_models_its_options_are_told_to_change_nothing(
         ({"gpu_memory_utilization": "lots"}, "gpu_memory_utilization is 'lots', it must be a num"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, it must be .* at most 1"),
         ({"enforce_eager": "maybe"}, "enforce_eager is 'maybe', it must be True or False"),
-        ({"enable_sleep_mode": 3}, "enable_sleep_mode is 3, it must be True or False"),
+        ({"enable_sleep_mode": True}, "enable_sleep_mode is True, it must be False, since the eng"),
+        ({"trust_remote_code": True}, "trust_remote_code is True, it must be False, since no code"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1, it must be True or False"),
+        ({"max_num_seqs": 5, "max_sequences": 5}, "max_num_seqs and max_sequences are the same"),
+        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override .* use kv_tokens, in tokens"),
+        ({"max_num_seq": 5}, "unknown argument 'max_num_seq'.* Did you mean max_num_seqs"),
         ({"load_format": "dummy"}, "load_format is 'dummy', it must be 'auto' or 'safetensors'"),
         ({"model": "other/model"}, "model of engine_args is 'other/model', but model_id is"),
         ({"max_lora_rank": -1}, "max_lora_rank is -1, it must be an integer of at least 1"),
         ({"seed": 2**70}, "seed is .*, it must be an integer of at least 0, at most"),
-        ({"swap_space": -1}, "swap_space is -1, it must be a number of at least 0"),
+        ({"swap_space": 4}, "swap_space is 4, it must be 0, since sequences are never swapped"),
         ({"logprobs_mode": "raw_logits"}, "logprobs_mode is 'raw_logits', this version gives log"),
         ({"logprobs_mode": "best"}, "logprobs_mode is 'best', it must be 'raw_logprobs' or 'pro"),
     ],

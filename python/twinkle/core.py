@@ -6,6 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from twinkle.errors import NotAvailableError
 
 _TORCH = "2.11"
+# What TransformersModel and the samplers say by arguments of their own.
+_SAID_OTHERWISE = ("model", "mixed_precision", "device", "value_head")
 
 
 def _load():
@@ -44,3 +46,9 @@ def core():
             f"twinkle: the compiled module twinkle._core does not load ({error}): torch and "
             "twinkle must be for this machine and Python; install both again in one environment"
         ) from error
+
+
+def option_names():
+    """Names of the options that a model or a sampler passes on to its engine."""
+    declared = [option["name"] for option in core().engine_options()]
+    return [name for name in declared if name not in _SAID_OTHERWISE]

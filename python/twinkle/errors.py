@@ -1,5 +1,7 @@
 """The exceptions of Twinkle. Errors of the C++ engine arrive as these, text unchanged."""
 
+import difflib
+
 
 class TwinkleError(Exception):
     """Base of all errors that Twinkle raises; the text names field, value and limit."""
@@ -53,8 +55,13 @@ def later(module, needs):
 
 
 def refuse_unknown(where, kwargs, known=()):
-    """Raises InvalidError that names the keyword arguments which are not among `known`."""
-    unknown = sorted(set(kwargs) - set(known))
+    """Raises InvalidError that names the keyword arguments which are not among `known`, and those
+    that were probably meant."""
+    unknown = sorted(map(str, set(kwargs) - set(known)))
     if unknown:
         take = f"; it takes {', '.join(sorted(known))}" if known else ""
-        raise InvalidError(f"{where}: unknown argument {', '.join(map(repr, unknown))}{take}")
+        near = [name for one in unknown for name in difflib.get_close_matches(one, known, n=1)]
+        meant = f". Did you mean {', '.join(near)}?" if near else ""
+        raise InvalidError(
+            f"{where}: unknown argument {', '.join(map(repr, unknown))}{take}{meant}"
+        )

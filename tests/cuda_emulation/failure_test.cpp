@@ -14,9 +14,10 @@ namespace emulation = kernels::emulation;
 class OnEmulatedDevice : public testing::Test {
  protected:
   void SetUp() override {
-    options_ = {.model = model_.path(), .mixed_precision = "no", .kv_tokens = 512};
-    options_.device = "cuda";
-    options_.gather_ms = 0;
+    options_ = {.model = {.path = model_.path(), .mixed_precision = "no"},
+                .sampler = {.kv_tokens = 512}};
+    options_.model.device = "cuda";
+    options_.scheduling.gather_ms = 0;
   }
   void TearDown() override { emulation::failure_of_recordings().clear(); }
 
@@ -59,7 +60,7 @@ TEST_F(OnEmulatedDevice, RecordingsThatFailAreSaidAndDoneWithout) {
   EXPECT_EQ(fails.num_replayed_passes(), 0);
 
   emulation::failure_of_recordings() = "out of memory";
-  options_.train_graphs = false;
+  options_.model.train_graphs = false;
   Engine decodes(options_);
   EXPECT_EQ(outcomes(decodes), want);
   EXPECT_EQ(decodes.graph_failure(), "decoding is not recorded: out of memory");
@@ -68,7 +69,7 @@ TEST_F(OnEmulatedDevice, RecordingsThatFailAreSaidAndDoneWithout) {
 // A prompt of one token begins with a step of decoding, and a number of prompts that comes once has
 // a place among the graphs of its own.
 TEST_F(OnEmulatedDevice, AStepThatFindsNoMemoryLeavesNoEmptyPlaceAmongTheGraphs) {
-  options_.kv_tokens = 4096;
+  options_.sampler.kv_tokens = 4096;
   Engine engine(options_);
   engine.run<Done>(Create{.tenant = "a", .frozen = true});
   const auto sample = [&](size_t num_prompts) {
@@ -89,9 +90,9 @@ TEST_F(OnEmulatedDevice, AStepThatFindsNoMemoryLeavesNoEmptyPlaceAmongTheGraphs)
 }
 
 TEST_F(OnEmulatedDevice, AttentionAddsInAFixedOrderWhereTheEngineIsDeterministic) {
-  options_.mixed_precision = "bf16";
+  options_.model.mixed_precision = "bf16";
   for (const bool deterministic : {true, false}) {
-    options_.deterministic = deterministic;
+    options_.model.deterministic = deterministic;
     emulation::flash_was_deterministic() = !deterministic;
     Engine engine(options_);
     outcomes(engine);

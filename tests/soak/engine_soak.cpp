@@ -34,13 +34,11 @@ struct Counts {
 class Soak {
  public:
   Soak()
-      : engine_({.model = model_.path(),
-                 .token_budget = 60,
-                 .kv_tokens = 1024,
-                 .activation_bytes = 4'000,
-                 .resident_bytes = 40'000,
-                 .park_directory = parked_.path().string()}),
-        reference_({.model = model_.path(), .kv_tokens = 1024}),
+      : engine_({.model = {.path = model_.path(), .activation_bytes = 4'000},
+                 .scheduling = {.token_budget = 60},
+                 .sampler = {.kv_tokens = 1024},
+                 .parking = {.resident_bytes = 40'000, .directory = parked_.path().string()}}),
+        reference_({.model = {.path = model_.path()}, .sampler = {.kv_tokens = 1024}}),
         base_(base_weights()) {}
 
   // Every tenant ends as it does alone, and nothing is left of it. False: it says what is wrong.

@@ -26,7 +26,10 @@ void add_device(CLI::App& command, std::string& device) {
 }
 
 std::string device_or_default(const std::string& given) {
-  if (!given.empty()) return given;
+  if (!given.empty()) {
+    check("--device", given);
+    return given;
+  }
   const char* named = std::getenv("TWINKLE_DEVICE");
   if (named != nullptr && *named != '\0') {
     check("TWINKLE_DEVICE", named);

@@ -5,6 +5,7 @@
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
@@ -17,6 +18,7 @@ struct Options {
   std::string model, adapter, system, device;
   std::vector<std::string> prompts;
   engine::SamplingParams params;
+  engine::EngineOptions engine;  // but model and device
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
 
@@ -32,7 +34,10 @@ void run(const Options& o) {
   check_adapter(o.adapter);
   const std::string path = model_path(o.model);
   const text::Template tmpl(path, {.max_length = 0, .default_system = o.system});
-  engine::Engine engine({.model = path, .device = device_or_default(o.device)}, text::decoder_of);
+  engine::EngineOptions with = o.engine;
+  with.model.path = path;
+  with.model.device = device_or_default(o.device);
+  engine::Engine engine(with, text::decoder_of);
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
   engine::Sample sample{.tenant = "me", .params = {o.params}, .tokenizer = path};
@@ -83,6 +88,9 @@ void sample(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_device(*command, o->device);
   add_seed(*command, o->params.seed, "seed of the sampling");
+  add_options(*command, o->engine,
+              {"mixed_precision", "kv_tokens", "max_sequences", "prefill_tokens", "prefix_cache",
+               "memory_share", "deterministic", "decode_graphs"});
   command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
       ->capture_default_str();
   command->add_option("--stop", o->params.stop, "text that ends an answer");

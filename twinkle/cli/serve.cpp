@@ -14,15 +14,14 @@
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/options/flags.h"
+#include "twinkle/cli/options/reference.h"
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/yaml.h"
-#include "twinkle/engine/engine.h"
-#include "twinkle/server/http/body_room.h"
 #include "twinkle/server/http/request_log.h"
-#include "twinkle/server/http/server.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/store/crc32c.h"
-#include "twinkle/text/template.h"
+#include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
 namespace {
@@ -122,21 +121,16 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
   allow_connections();
-  Log log(level_named(o.log_level));
-  auto http =
-      std::make_unique<server::HttpServer>(server::HttpOptions{.address = o.host, .port = o.port});
-  engine::Engine engine({.model = model_path(o.model), .device = o.device}, text::decoder_of);
+  Log log(o.log_level);
+  auto http = std::make_unique<server::HttpServer>(o.http);
+  engine::EngineOptions with = o.engine;
+  with.model.path = model_path(o.engine.model.path);
+  engine::Engine engine(with, text::decoder_of);
   EngineBackend backend(engine, o.names);
-  server::Services services(
-      backend, *http, std::filesystem::absolute(o.state),
-      {.every = std::chrono::milliseconds(static_cast<int64_t>(o.snapshot_seconds * 1000))});
+  server::Services services(backend, *http, std::filesystem::absolute(o.state), o.service);
   if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
   services.access = std::move(access);
-  server::BodyRoom room(
-      {.max_bytes = o.max_body_bytes_total,
-       .max_body_bytes = o.max_body_bytes,
-       .patience = std::chrono::milliseconds(static_cast<int64_t>(o.body_patience_seconds * 1000))},
-      *http);
+  server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
   const engine::ModelInfo& info = engine.model_info();
   services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
@@ -152,7 +146,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
                    },
                .answered = [&](const auto&... told) { server::note_request(log, told...); }});
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
-              o.host.c_str(), http->port());
+              o.http.address.c_str(), http->port());
   std::fflush(stdout);
   wait_for_end(signals, until_stdin_ends);
   std::printf("twinkle ends\n");
@@ -167,7 +161,7 @@ void settle(CLI::App& command, const std::string& option, const std::vector<std:
   o->run_callback();
 }
 
-enum class Task { kServe, kCheck, kPrintConfig };
+enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
 
 // What only the command line says.
 struct How {
@@ -177,10 +171,14 @@ struct How {
 };
 
 void start(const ServeOptions& o, CLI::App& command, const How& how) {
+  if (how.task == Task::kPrintReference) {
+    std::printf("%s", options_reference().c_str());
+    return;
+  }
   if (!how.config.empty()) read_yaml(command, how.config);
-  settle(command, "--name", default_names(o.model));
+  settle(command, "--name", default_names(o.engine.model.path));
   settle(command, "--auth", {default_auth(o)});
-  settle(command, "--device", {device_or_default(o.device)});
+  settle(command, "--device", {device_or_default(o.engine.model.device)});
   if (how.task == Task::kPrintConfig)
     std::printf("%s", as_yaml(command).c_str());
   else if (how.task == Task::kCheck)
@@ -194,49 +192,7 @@ void start(const ServeOptions& o, CLI::App& command, const How& how) {
 void serve(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("serve", "Serve training and sampling over HTTP");
   auto o = std::make_shared<ServeOptions>();
-  command->add_option("--model", o->model, "smollm2, directory, .gguf file, or hub id")
-      ->capture_default_str();
-  command->add_option("--name,--names", o->names,
-                      "name that clients ask for; may be given several times [the model's]");
-  command->add_option("--host", o->host, "address to listen on")->capture_default_str();
-  command->add_option("--port", o->port, "port to listen on; 0 is a free one")
-      ->capture_default_str();
-  command->add_option("--root-path", o->root_path,
-                      "path under which a proxy hands requests on, as /twinkle");
-  command->add_flag("--compress", o->compress,
-                    "ask clients to send training data compressed, for slow networks");
-  command->add_option("--state", o->state, "folder of checkpoints, keys and all that was accepted")
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--snapshot-seconds", o->snapshot_seconds,
-          "how often a run that steps is saved, so that a start has less to compute again; "
-          "0: at each step")
-      ->capture_default_str();
-  command->add_flag("--accept-other-arithmetic", o->accept_other_arithmetic,
-                    "go on with a state that another processor or version computed; what is done "
-                    "again gets other bits");
-  command
-      ->add_option("--auth", o->auth,
-                   "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
-                   "[keys if the state has any]")
-      ->check(CLI::IsMember({"keys", "open"}));
-  command->add_option("--max-body-bytes", o->max_body_bytes, "bytes of one request; more is 413")
-      ->capture_default_str();
-  command
-      ->add_option("--max-body-bytes-total", o->max_body_bytes_total,
-                   "bytes of all requests that are being read or written down; one more is not "
-                   "read until there is room")
-      ->capture_default_str();
-  command
-      ->add_option("--body-patience-seconds", o->body_patience_seconds,
-                   "the longest that a request waits for room, then 503: come again")
-      ->capture_default_str();
-  add_device(*command, o->device);
-  command->add_option("--log-level", o->log_level, "of the requests' lines on standard error")
-      ->check(CLI::IsMember(level_names()))
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_options(*command, *o);
   auto how = std::make_shared<How>();
   command->add_option("--config", how->config, "YAML file of these options; those given here win")
       ->configurable(false);
@@ -248,6 +204,8 @@ void serve(CLI::App& app, Action& action) {
                                 "check the options and the model's files, without its weights");
   add_task("--print-config", Task::kPrintConfig, "print all options as YAML for --config")
       ->excludes(check);
+  add_task("--print-reference", Task::kPrintReference,
+           "print a table of all options with their limits, docs/options.md");
   command
       ->add_flag("--until-stdin-ends", how->until_stdin_ends,
                  "end when standard input does, as for SIGTERM: with the process that holds it")

@@ -4,6 +4,7 @@
 
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
+#include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/seed.h"
 #include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
@@ -61,8 +62,11 @@ std::string command_to_resume(const std::string& program, const CLI::App& comman
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (option->count() == 0 || name == "--overwrite" || name == "--resume") continue;
-    if (!option->get_positional()) line.append(" ").append(name);
-    if (option->get_items_expected_max() == 0) continue;  // a flag
+    const bool is_flag = option->get_items_expected_max() == 0;
+    const bool is_off = is_flag && option->results().back() == "false";
+    if (!option->get_positional())
+      line.append(" ").append(is_off ? "--no-" + name.substr(2) : name);
+    if (is_flag) continue;
     for (const std::string& value : option->results()) line.append(" ").append(quoted(value));
   }
   return line + " --resume";
@@ -136,6 +140,9 @@ void train(CLI::App& app, Action& action) {
   command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
   add_device(*command, o->device);
   add_seed(*command, o->seed, "seed of the row order and of the adapter");
+  add_options(*command, o->engine,
+              {"mixed_precision", "token_budget", "activation_bytes", "memory_share",
+               "deterministic", "train_graphs"});
   command->callback([o, command, &action] {
     if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
     if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";

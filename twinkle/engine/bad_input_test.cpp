@@ -65,7 +65,7 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
     const model::TinyModel model;
     spoil(model.path());
     const auto files = files_of(model.path());
-    expect_contains(error_of([&] { Engine({.model = model.path()}); }), want);
+    expect_contains(error_of([&] { Engine({.model = {.path = model.path()}}); }), want);
     EXPECT_EQ(files_of(model.path()), files) << want;
   }
 }
@@ -73,23 +73,23 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
 TEST(BadModel, OptionsOfTheEngineAreChecked) {
   const model::TinyModel model;
   const std::string path = model.path();
-  EXPECT_EQ(error_of([] { Engine({.model = ""}); }),
+  EXPECT_EQ(error_of([] { Engine({.model = {.path = ""}}); }),
             "engine: model is empty; give a model directory or a .gguf file");
-  EXPECT_EQ(error_of([&] { Engine({.model = path, .mixed_precision = "fp8"}); }),
-            "engine: mixed_precision is 'fp8'; known: bf16, no");
-  EXPECT_EQ(error_of([&] { Engine({.model = path, .token_budget = 0}); }),
-            "engine: token_budget is 0, it must be at least 1");
-  EXPECT_EQ(error_of([&] { Engine({.model = path, .kv_tokens = 0}); }),
-            "engine: kv_tokens is 0, it must be at least 1");
-  EXPECT_EQ(error_of([&] { Engine({.model = path, .prefill_tokens = 0}); }),
-            "engine: prefill_tokens is 0, it must be at least 1");
-  EXPECT_EQ(error_of([&] { Engine({.model = path, .max_sequences = 0}); }),
-            "engine: max_sequences is 0, it must be at least 1");
+  EXPECT_EQ(error_of([&] { Engine({.model = {.path = path, .mixed_precision = "fp8"}}); }),
+            "engine: mixed_precision is 'fp8', it must be 'bf16' or 'no'");
+  EXPECT_EQ(error_of([&] { Engine({.model = {.path = path}, .scheduling = {.token_budget = 0}}); }),
+            "engine: token_budget is 0, it must be an integer of at least 1, at most 2147483647");
+  EXPECT_EQ(error_of([&] { Engine({.model = {.path = path}, .sampler = {.kv_tokens = 0}}); }),
+            "engine: kv_tokens is 0, it must be an integer of at least 1, at most 2147483647");
+  EXPECT_EQ(error_of([&] { Engine({.model = {.path = path}, .sampler = {.prefill_tokens = 0}}); }),
+            "engine: prefill_tokens is 0, it must be an integer of at least 1, at most 2147483647");
+  EXPECT_EQ(error_of([&] { Engine({.model = {.path = path}, .sampler = {.max_sequences = 0}}); }),
+            "engine: max_sequences is 0, it must be an integer of at least 1, at most 2147483647");
 }
 
 class BadInput : public testing::Test {
  protected:
-  BadInput() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+  BadInput() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}) {
     for (const char* name : {"me", "neighbour"}) {
       engine_.run<Done>(Create{.tenant = name, .lora_json = kLora});
       engine_.run<ForwardResult>(work(name));
@@ -114,7 +114,7 @@ class BadInput : public testing::Test {
   // A PEFT directory of a model with this config.
   std::string adapter_of(const JsonObject& config, const std::string& lora) {
     const model::TinyModel model(config);
-    Engine other({.model = model.path(), .mixed_precision = "no"});
+    Engine other({.model = {.path = model.path(), .mixed_precision = "no"}});
     other.run<Done>(Create{.tenant = "x", .lora_json = lora});
     return other.run<SaveResult>(Save{.tenant = "x", .directory = scratch_ / "adapter"}).directory;
   }
@@ -212,8 +212,21 @@ TEST_F(BadInput, DirectoriesThatASaveCannotHave) {
 
 TEST(BadOptions, ACacheBeyondTheMachinesMemoryIsRefusedAtTheStart) {
   const model::TinyModel model;
-  expect_error("engine: kv_tokens is 2147483647, whose keys and values take ",
-               [&] { Engine({.model = model.path(), .kv_tokens = 2147483647}); });
+  expect_error("engine: kv_tokens is 2147483647, whose keys and values take ", [&] {
+    Engine({.model = {.path = model.path()}, .sampler = {.kv_tokens = 2147483647}});
+  });
+}
+
+TEST(BadOptions, WeightsAndCacheFitTheShareOfMemoryThatTheyMayTake) {
+  const model::TinyModel model;
+  const auto start = [&](double share, int64_t kv_tokens) {
+    Engine({.model = {.path = model.path(), .memory_share = share},
+            .sampler = {.kv_tokens = kv_tokens}});
+  };
+  start(0.5, 64);
+  expect_error("engine: memory_share is 0.001 of ", [&] { start(0.001, int64_t{1} << 22); });
+  expect_error("engine: memory_share is 1.5, it must be a number of at least 0.001, at most 1",
+               [&] { start(1.5, 64); });
 }
 
 TEST_F(BadInput, NumbersOfAStepThatFloat32CannotHold) {

@@ -9,45 +9,17 @@
 namespace twinkle::engine {
 namespace {
 
-ModelOptions model_options(const EngineOptions& o, Decoders decoders) {
-  require(o.prefill_tokens >= 1, Code::kInvalid, "engine: prefill_tokens is ", o.prefill_tokens,
-          ", it must be at least 1");
-  require(o.max_sequences >= 1, Code::kInvalid, "engine: max_sequences is ", o.max_sequences,
-          ", it must be at least 1");
-  return {.model = o.model,
-          .mixed_precision = o.mixed_precision,
-          .device = o.device,
-          .value_head = o.value_head,
-          .kv_tokens = o.kv_tokens,
-          .activation_bytes = o.activation_bytes,
-          .max_sequences = o.max_sequences,
-          .prefill_tokens = o.prefill_tokens,
-          .parking = {o.resident_bytes, o.park_directory},
-          .deterministic = o.deterministic,
-          .decode_graphs = o.decode_graphs,
-          .train_graphs = o.train_graphs,
-          .decoders = std::move(decoders)};
-}
-
-DispatcherOptions dispatcher_options(const EngineOptions& o) {
-  const DispatcherOptions out{.token_budget = o.token_budget,
-                              .max_queued = o.max_queued,
-                              .max_queued_total = o.max_queued_total,
-                              .max_queued_bytes = o.max_queued_bytes,
-                              .max_queued_bytes_total = o.max_queued_bytes_total,
-                              .sampling_share = o.sampling_share,
-                              .gather_ms = o.gather_ms};
-  validate(out);  // before the model is read
-  return out;
+// Before the model is read, which may take long.
+const EngineOptions& checked(const EngineOptions& options) {
+  check_options(options, "engine: ");
+  return options;
 }
 
 }  // namespace
 
 struct Engine::State {
   State(const EngineOptions& o, Decoders decoders)
-      : options(dispatcher_options(o)),
-        executor(model_options(o, std::move(decoders))),
-        dispatcher(options, executor) {}
+      : executor(checked(o), std::move(decoders)), dispatcher(o.scheduling, executor) {}
 
   // A fork has the caller's thread alone: it would wait for the engine's for ever.
   void require_own_process() const {
@@ -57,7 +29,6 @@ struct Engine::State {
   }
 
   const pid_t process = getpid();
-  DispatcherOptions options;
   DecoderExecutor executor;
   Dispatcher dispatcher;
 };

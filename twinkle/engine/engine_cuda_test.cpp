@@ -57,8 +57,8 @@ class EngineOnDevice : public testing::TestWithParam<std::string> {
     if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
   }
   EngineOptions on(const std::string& device) const {
-    return {
-        .model = model_.path(), .mixed_precision = GetParam(), .device = device, .kv_tokens = 512};
+    return {.model = {.path = model_.path(), .mixed_precision = GetParam(), .device = device},
+            .sampler = {.kv_tokens = 512}};
   }
   EngineOptions on_device() const {
     return on("cuda");  // or what stands for it in tests/cuda_emulation
@@ -241,8 +241,8 @@ TEST_P(EngineOnDevice, ATenantHasTheSameBitsAloneAndAmongOthers) {
 TEST_P(EngineOnDevice, AParkedTenantComesBackWithItsBits) {
   const ScratchDir scratch;
   EngineOptions options = on_device();
-  options.resident_bytes = 1;
-  options.park_directory = scratch.path().string();
+  options.parking.resident_bytes = 1;
+  options.parking.directory = scratch.path().string();
   Engine engine(options);
   create(engine, "a", kDropped);
   engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 5)}});
@@ -277,7 +277,7 @@ TEST_P(EngineOnDevice, ASavedAdapterIsOneForTheCpu) {
 TEST(EngineDevice, OneThatIsNotHereIsNamedBeforeTheModelIsRead) {
   const model::TinyModel model(smallest_config());
   const auto error = [&](const std::string& device) {
-    return error_of([&] { Engine({.model = model.path(), .device = device}); });
+    return error_of([&] { Engine({.model = {.path = model.path(), .device = device}}); });
   };
   for (const std::string name : {"gpu", "cuda:x", "cuda:-1", "cudax"})
     EXPECT_TRUE(error(name).starts_with("engine: device is '" + name + "', ")) << error(name);

@@ -88,7 +88,8 @@ std::vector<std::vector<std::vector<double>>> train(const std::string& path,
                                                     const std::string& precision,
                                                     const std::vector<Kind>& kinds,
                                                     int64_t budget) {
-  Engine engine({.model = path, .mixed_precision = precision, .token_budget = budget});
+  Engine engine({.model = {.path = path, .mixed_precision = precision},
+                 .scheduling = {.token_budget = budget}});
   for (const Kind& k : kinds)
     engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
   std::vector<std::vector<std::vector<double>>> out(kinds.size());
@@ -124,7 +125,7 @@ TEST_P(Tenants, PackedIntoOneForwardAndBackwardGetTheBitsThatTheyGetAlone) {
 
 TEST_P(Tenants, ThatWaitTogetherShareOneForwardAndOneBackward) {
   const TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = GetParam()});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = GetParam()}});
   for (const Kind& k : {small(), large()})
     engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
   for (auto& future :
@@ -145,7 +146,7 @@ TEST_P(Tenants, AreNotTouchedByANeighbourWhoseNumbersAreNotFinite) {
   Kind bad = large();
   bad.name = "bad";
   const auto alone = train(model.path(), GetParam(), {small()}, 4096);
-  Engine engine({.model = model.path(), .mixed_precision = GetParam()});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = GetParam()}});
   for (const Kind& k : {small(), bad})
     engine.run<Done>(Create{.tenant = k.name, .lora_json = k.lora, .seed = k.seed});
   engine.run<ForwardResult>(batch_of(bad, 9));
@@ -187,19 +188,19 @@ TEST(Engine, ARunCutInTwoEqualsOneThatWasNot) {
         return engine.run<InspectResult>(Inspect{kind.name});
       };
       const Create create{.tenant = kind.name, .lora_json = kind.lora, .seed = 3};
-      Engine whole({.model = model.path(), .mixed_precision = precision});
+      Engine whole({.model = {.path = model.path(), .mixed_precision = precision}});
       whole.run<Done>(create);
       const auto want = run_steps(whole, 0, 8);
 
       const std::string directory = (scratch / "checkpoint").string();
       {
-        Engine first({.model = model.path(), .mixed_precision = precision});
+        Engine first({.model = {.path = model.path(), .mixed_precision = precision}});
         first.run<Done>(create);
         run_steps(first, 0, 5);
         EXPECT_EQ(first.run<SaveResult>(Save{kind.name, directory, true, "step five"}).directory,
                   directory);
       }
-      Engine second({.model = model.path(), .mixed_precision = precision});
+      Engine second({.model = {.path = model.path(), .mixed_precision = precision}});
       second.run<Done>(create);
       EXPECT_EQ(second.run<LoadResult>(Load{kind.name, directory, true}).extra_json, "step five");
       const auto got = run_steps(second, 5, 8);
@@ -213,7 +214,7 @@ TEST(Engine, ARunCutInTwoEqualsOneThatWasNot) {
 // A second reader of the base model would see it change.
 TEST(Engine, WhoTrainsAllWeightsIsAlone) {
   const TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   const Create all{.tenant = "all"}, base{.tenant = "base", .frozen = true},
       adapter{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"};
   const auto conflict = [&](const Create& create) {
@@ -244,7 +245,7 @@ TEST(Engine, WhoTrainsAllWeightsIsAlone) {
 
 TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
   const TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "bf16"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "bf16"}});
   engine.run<Done>(Create{.tenant = "full"});
   Kind kind = small();
   kind.name = "full";
@@ -260,7 +261,7 @@ TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
             std::string::npos);
   engine.run<Done>(Delete{"full"});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
-  Engine fresh({.model = model.path(), .mixed_precision = "bf16"});
+  Engine fresh({.model = {.path = model.path(), .mixed_precision = "bf16"}});
   fresh.run<Done>(Create{.tenant = "base", .frozen = true});
   const Forward score{.tenant = "base", .sequences = {sequence(1, 20)}};
   EXPECT_EQ(engine.run<ForwardResult>(score).logps, fresh.run<ForwardResult>(score).logps);
@@ -273,7 +274,7 @@ TEST(Engine, FullParameterTrainingLowersTheLossAndExcludesAdapters) {
 TEST(Engine, TwoRunsOfOneDropoutSeedAgreeAndTwoSeedsDiffer) {
   const TinyModel model;
   const auto losses = [&](uint64_t seed) {
-    Engine engine({.model = model.path(), .mixed_precision = "no"});
+    Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
     engine.run<Done>(
         Create{.tenant = "small",
                .lora_json = R"({"r": 4, "lora_dropout": 0.5, "target_modules": "all-linear"})",
@@ -294,7 +295,7 @@ TEST(Engine, TwoSeedsOfDropoutDropOtherInputsOfOneAdapter) {
   const TinyModel model;
   const ScratchDir scratch;
   const std::string directory = (scratch / "adapter").string();
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   const auto loss = [&](const std::string& name) {
     Kind kind = small();
     kind.name = name;
@@ -316,7 +317,7 @@ TEST(Engine, TwoSeedsOfDropoutDropOtherInputsOfOneAdapter) {
 
 TEST(Engine, AForwardInTrainingHasTheDropoutOfTheBackwardThatFollows) {
   const TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   const Kind kind = small();  // dropout 0.1
   engine.run<Done>(Create{.tenant = kind.name, .lora_json = kind.lora, .seed = kind.seed});
   for (int step = 0; step < 2; ++step) {
@@ -335,7 +336,7 @@ TEST(Engine, AForwardInTrainingHasTheDropoutOfTheBackwardThatFollows) {
 
 TEST(Engine, SaysInAForkThatItsThreadIsNotThere) {
   const TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   const auto child = [&] {
     const std::string text = error_of([&] { engine.run<Done>(Create{.tenant = "child"}); });
     std::fputs(text.c_str(), stderr);
@@ -362,14 +363,14 @@ TEST(Engine, TriesEveryProductAtItsStartUnlessToldNotTo) {
       return out;
     };
     const int before = tried();  // the head's, perhaps, which all tiny models share
-    EngineOptions options{.model = model.path(), .mixed_precision = precision};
-    options.deterministic = false;
+    EngineOptions options{.model = {.path = model.path(), .mixed_precision = precision}};
+    options.model.deterministic = false;
     {
       const Engine engine(options);
     }
     EXPECT_EQ(tried(), before);
     {
-      const Engine engine({.model = model.path(), .mixed_precision = precision});
+      const Engine engine({.model = {.path = model.path(), .mixed_precision = precision}});
     }
     EXPECT_EQ(tried(), 6);
   }

@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(OfAdaptersAndOfTheBase, Prefixes,
 
 TEST_P(Prefixes, AfterAStepTextIsThatOfTheNewWeightsAlone) {
   const model::TinyModel model;
-  const EngineOptions options{.model = model.path(), .mixed_precision = "no"};
+  const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"}};
   Engine engine(options);
   engine.run<Done>(Create{.tenant = "me", .lora_json = GetParam()});
   const Texts first = sample(engine, "me");
@@ -57,9 +57,25 @@ TEST_P(Prefixes, AfterAStepTextIsThatOfTheNewWeightsAlone) {
   EXPECT_EQ(sample(untouched, "base"), base);
 }
 
+TEST(PrefixCache, IsAnOptionThatChangesNoTextAndNothingIsSharedWithoutIt) {
+  const model::TinyModel model;
+  const auto shared = [&](bool on) {
+    Engine engine({.model = {.path = model.path()}, .sampler = {.prefix_cache = on}});
+    engine.run<Done>(Create{.tenant = "base", .frozen = true});
+    const Sample op{.tenant = "base",
+                    .prompts = {drawn(7, 200).input_ids},
+                    .params = {{.max_tokens = 3, .temperature = 0}}};
+    const auto first = engine.run<SampleResult>(op), second = engine.run<SampleResult>(op);
+    EXPECT_EQ(first.completions[0][0].tokens, second.completions[0][0].tokens);
+    return engine.sampling().num_shared_tokens;
+  };
+  EXPECT_GT(shared(true), 0);
+  EXPECT_EQ(shared(false), 0);
+}
+
 TEST(PromptScores, OfASampleAreTheForwards) {
   const model::TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   const Example scored = drawn(7, 90);  // labels: the token that follows
   Sample op{.tenant = "base", .prompts = {scored.input_ids}, .params = {{.max_tokens = 0}}};

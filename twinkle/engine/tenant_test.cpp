@@ -20,8 +20,8 @@ class TenantTest : public testing::TestWithParam<bool> {
 
   // From the beginning: training every weight changes the engine's base model.
   void start() {
-    engine_ =
-        std::make_unique<Engine>(EngineOptions{.model = model_.path(), .mixed_precision = "no"});
+    engine_ = std::make_unique<Engine>(
+        EngineOptions{.model = {.path = model_.path(), .mixed_precision = "no"}});
     engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
     // B starts at zero, where half of the gradients are.
     engine_->run<ForwardResult>(work("me"));
@@ -315,7 +315,7 @@ TEST(FullTenant, ADeleteThatFailsChangesNothing) {
   const fs::path weights = fs::path(model.path()) / "model.safetensors",
                  away = weights.string() + "x";
   const Forward score{.tenant = "me", .sequences = {drawn(1, 20)}};
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me"});
   const auto base = engine.run<ForwardResult>(score).logps;
   engine.run<ForwardResult>(work("me"));
@@ -338,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(LoraAndFull, TenantTest, testing::Bool());
 
 TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
   const model::TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   EXPECT_EQ(engine.run<InspectResult>(Inspect{"base"}).num_parameters, 0);
   engine.run<ForwardResult>(Forward{.tenant = "base", .sequences = {drawn(1, 4)}});
@@ -355,7 +355,7 @@ TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
 
 TEST(Tenant, TheFrozenBasesChecksumIsThatOfTheBaseWeights) {
   const model::TinyModel model;
-  Engine engine({.model = model.path()});
+  Engine engine({.model = {.path = model.path()}});
   const auto base = [&] {
     engine.run<Done>(Create{.tenant = "base", .frozen = true});
     const auto out = engine.run<InspectResult>(Inspect{"base", true});

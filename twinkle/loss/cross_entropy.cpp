@@ -47,24 +47,46 @@ TokenGrad prepare_rows(const Inputs& in, const Json& json) {
   };
 }
 
-Output run_all(const Inputs& in, const Json& json) {
-  const Options o = parse(json);
-  const auto logprobs = elements(in.logprobs);
+// As prepare_rows, in double.
+at::Tensor gradient_of_doubles(const Inputs& in, const Options& o, double factor) {
+  at::Tensor grad = at::empty_like(in.logprobs);
+  const auto* logprobs = in.logprobs.const_data_ptr<double>();
   const auto weights = elements(in.weights);
-  const double num_tokens = num_scored(in.weights);
-  Output out{.grad = at::empty_like(in.logprobs),
-             .num_tokens = o.mean ? std::min(num_tokens, 1.0) : num_tokens};
-  prepare_rows(in, json)(0, logprobs, {out.grad.mutable_data_ptr<float>(), logprobs.size()});
+  auto* out = grad.mutable_data_ptr<double>();
+  for (size_t t = 0; t < weights.size(); ++t)
+    out[t] = factor * weights[t] * (o.dft && weights[t] != 0 ? std::exp(logprobs[t]) : 1.0);
+  return grad;
+}
+
+template <class Real>
+double weighted_sum(const Inputs& in, bool dft) {
+  const auto* logprobs = in.logprobs.const_data_ptr<Real>();
+  const auto weights = elements(in.weights);
   double sum = 0;
   for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
     double of_sequence = 0;
     for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
       if (weights[t] != 0)  // an ignored row's log-probability may be anything
         of_sequence += static_cast<double>(weights[t]) * logprobs[t] *
-                       (o.dft ? std::exp(static_cast<double>(logprobs[t])) : 1.0);
+                       (dft ? std::exp(static_cast<double>(logprobs[t])) : 1.0);
     sum += of_sequence;
   }
-  out.loss = row_factor(o, num_tokens) * sum;
+  return sum;
+}
+
+Output run_all(const Inputs& in, const Json& json) {
+  const Options o = parse(json);
+  const double num_tokens = num_scored(in.weights), factor = row_factor(o, num_tokens);
+  Output out{.num_tokens = o.mean ? std::min(num_tokens, 1.0) : num_tokens};
+  if (in.logprobs.scalar_type() == at::kDouble) {
+    out.grad = gradient_of_doubles(in, o, factor);
+    out.loss = factor * weighted_sum<double>(in, o.dft);
+    return out;
+  }
+  out.grad = at::empty_like(in.logprobs);
+  prepare_rows(in, json)(0, elements(in.logprobs),
+                         {out.grad.mutable_data_ptr<float>(), elements(in.logprobs).size()});
+  out.loss = factor * weighted_sum<float>(in, o.dft);
   return out;
 }
 
@@ -77,6 +99,7 @@ Loss cross_entropy() {
           .check = [](const Json& json) { parse(json); },
           .run = run_all,
           .prepare = prepare_rows,
+          .doubles = true,
           .many_targets = true};
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/sampler/params.h"
 
 namespace twinkle::sampler {
@@ -22,12 +23,29 @@ struct Request {
 };
 
 struct SamplerOptions {
-  int64_t kv_tokens = 32768;     // tokens whose keys and values fit, all sequences together, those
-                                 // that are kept for later requests included
-  int64_t max_batch = 64;        // sequences that run, and in one forward
-  int64_t prefill_tokens = 512;  // prompt tokens in one forward; more delay those that decode
-  std::vector<int32_t> eos_ids;  // generation ends after one of these
-  bool graphs = true;            // steps of decoding on a device are recorded and replayed
+  int64_t kv_tokens = 32768;
+  int64_t max_sequences = 64;
+  int64_t prefill_tokens = 512;
+  bool prefix_cache = true;
+  bool decode_graphs = true;
+
+  static constexpr auto fields() {
+    using O = SamplerOptions;
+    return std::tuple{
+        option("kv_tokens", &O::kv_tokens, between(1, kMostTokens),
+               "tokens whose keys and values the sampler's cache holds, those that are kept for "
+               "later requests included"),
+        option("max_sequences", &O::max_sequences, between(1, kMostTokens),
+               "sequences that are sampled at a time; more delay each other"),
+        option("prefill_tokens", &O::prefill_tokens, between(1, kMostTokens),
+               "prompt tokens of one sampling step; more read prompts faster and delay sequences "
+               "that decode"),
+        option("prefix_cache", &O::prefix_cache, any(),
+               "sequences that begin alike share keys and values, now and later; changes no "
+               "number"),
+        option("decode_graphs", &O::decode_graphs, any(),
+               "record decoding steps on a GPU and replay them; changes no number")};
+  }
 };
 
 // A token of a request that streams.

@@ -71,9 +71,11 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 
 }  // namespace
 
-Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options)
+Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
+                 std::vector<int32_t> eos_ids)
     : decoder_(decoder),
       options_(options),
+      eos_ids_(std::move(eos_ids)),
       schedule_(options),
       cache_(decoder.spec(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
       graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
@@ -295,8 +297,8 @@ void Sampler::accept(Chosen& chosen) {
   out.tokens.push_back(token);
   if (params.logprobs) out.logprobs.push_back(chosen.logprob);
   if (params.top_logprobs > 0) out.top_logprobs.push_back(std::move(chosen.top));
-  const bool stop_token = (!params.ignore_eos && contains(options_.eos_ids, token)) ||
-                          contains(params.stop_token_ids, token);
+  const bool stop_token =
+      (!params.ignore_eos && contains(eos_ids_, token)) || contains(params.stop_token_ids, token);
   if (const std::string* match = sequence.stops.find(out.tokens)) out.matched = *match;
   if (stop_token || !out.matched.empty()) {
     out.stop_reason = "stop";
@@ -334,7 +336,7 @@ void Sampler::sweep() {
 
 // The batch's forward, and the tokens that follow.
 std::vector<Sampler::Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
-  at::Tensor logits = options_.graphs ? graphs_.logits(batch) : at::Tensor();
+  at::Tensor logits = options_.decode_graphs ? graphs_.logits(batch) : at::Tensor();
   if (logits.defined()) {
     num_computed_ += num_tokens(batch);
   } else {

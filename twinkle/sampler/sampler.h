@@ -25,15 +25,17 @@ class Sampler {
  public:
   // The decoder outlives the sampler; its adapters and weights may change between generations, see
   // Request::version. Error kInvalid: an option below 1.
-  Sampler(model::Decoder& decoder, const SamplerOptions& options);
+  // Generation ends after one of eos_ids.
+  Sampler(model::Decoder& decoder, const SamplerOptions& options,
+          std::vector<int32_t> eos_ids = {});
   ~Sampler();
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
 
   // Queues a request and returns its ticket, rising by one. `decode` turns token ids into text, for
-  // stop strings. Requests run in this order, as many together as max_batch and the pages allow;
-  // those that wait cost a step nothing. Error kInvalid: parameters out of range, an empty prompt,
-  // one that leaves no room in the model's positions or in the cache, a token outside the
+  // stop strings. Requests run in this order, as many together as max_sequences and the pages
+  // allow; those that wait cost a step nothing. Error kInvalid: parameters out of range, an empty
+  // prompt, one that leaves no room in the model's positions or in the cache, a token outside the
   // vocabulary, stop strings without `decode`.
   int64_t add(Request request, Decode decode = {});
   // One forward. False when nothing is queued.
@@ -93,7 +95,8 @@ class Sampler {
   void sweep();
 
   model::Decoder& decoder_;
-  SamplerOptions options_;
+  const SamplerOptions options_;
+  const std::vector<int32_t> eos_ids_;
   std::map<int64_t, std::unique_ptr<Job>> jobs_;  // by ticket
   Schedule schedule_;
   PagedCache cache_;

@@ -79,7 +79,7 @@ void expect_all_same(const std::vector<std::vector<Completion>>& a,
 TEST_P(Decoding, ByGraphsGivesTheBitsOfDecodingWithoutAndTheCpusTokens) {
   Model device(tiny(kernels::cuda::current_device()));
   Sampler with(*device.decoder, {.kv_tokens = 1024});
-  Sampler without(*device.decoder, {.kv_tokens = 1024, .graphs = false});
+  Sampler without(*device.decoder, {.kv_tokens = 1024, .decode_graphs = false});
   const auto got = generate(with, device.requests());
   expect_all_same(got, generate(without, device.requests()));
   EXPECT_GE(with.num_replays(), 3);
@@ -99,7 +99,7 @@ TEST_P(Decoding, ByGraphsGivesTheBitsOfDecodingWithoutAndTheCpusTokens) {
 TEST_P(Decoding, AGraphIsNotReplayedForWeightsThatHaveChanged) {
   Model device(tiny(kernels::cuda::current_device()));
   Sampler with(*device.decoder, {.kv_tokens = 1024});
-  Sampler without(*device.decoder, {.kv_tokens = 1024, .graphs = false});
+  Sampler without(*device.decoder, {.kv_tokens = 1024, .decode_graphs = false});
   const auto before = generate(with, device.requests());
   const int64_t replays = with.num_replays();
   device.change(0, 11);

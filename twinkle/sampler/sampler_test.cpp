@@ -68,7 +68,7 @@ TEST_P(SamplerOf, ARequestGetsTheSameBitsAloneInCompanyAndInAnyOrder) {
     }
   }
   // Backwards, two by two, while the others decode.
-  Sampler late(*decoder, {.kv_tokens = 4096, .max_batch = 5, .prefill_tokens = 33});
+  Sampler late(*decoder, {.kv_tokens = 4096, .max_sequences = 5, .prefill_tokens = 33});
   for (size_t i = requests.size(); i-- > 0;) {
     late.add(requests[i]);
     if (i % 2 == 0) late.step();
@@ -179,7 +179,7 @@ TEST(Sampler, EndsAfterAStopTokenUnlessItIsIgnored) {
   const auto until = std::find(all.begin(), all.end(), stop) - all.begin() + 1;
   const std::vector<int32_t> cut(all.begin(), all.begin() + until);
 
-  Sampler with_eos(*decoder, {.kv_tokens = 1024, .eos_ids = {stop}});
+  Sampler with_eos(*decoder, {.kv_tokens = 1024}, {stop});
   const Completion ended = generate(with_eos, {&request, 1})[0][0];
   EXPECT_EQ(ended.tokens, cut);
   EXPECT_EQ(ended.logprobs.size(), cut.size());

@@ -63,7 +63,7 @@ TEST_P(Sharing, PagesOfOtherRequestsChangeNotABit) {
     EXPECT_LE(sampler.num_computed_tokens() - first, first - 256);  // the longest prompt
     EXPECT_EQ(sampler.num_free_pages(), 128);
   }
-  Sampler tight(*decoder, {.kv_tokens = 64 * 7, .max_batch = 5});
+  Sampler tight(*decoder, {.kv_tokens = 64 * 7, .max_sequences = 5});
   for (const char* round : {"tight", "tight again"}) {
     expect_all_same(generate(tight, requests), want, round);
     EXPECT_EQ(tight.num_free_pages(), 7);
@@ -122,7 +122,7 @@ TEST(SharingOfPages, CancellingAtAnyPointFreesEveryPageAndChangesNoOtherRequest)
   Sampler alone(*decoder, {.kv_tokens = 4096});
   const auto want = generate(alone, without_version(kinds));
   std::mt19937 random(6);
-  Sampler sampler(*decoder, {.kv_tokens = 64 * 20, .max_batch = 8, .prefill_tokens = 90});
+  Sampler sampler(*decoder, {.kv_tokens = 64 * 20, .max_sequences = 8, .prefill_tokens = 90});
   std::map<int64_t, size_t> live;  // ticket: kind
   size_t checked = 0, cancelled = 0;
   for (int step = 0; step < 600; ++step) {

@@ -28,7 +28,8 @@ class ServiceTest : public testing::Test {
     executor_ = std::make_unique<engine::NullExecutor>();
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_);
-    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), snapshots_, lines_);
+    services_ = std::make_unique<Services>(
+        *backend_, *loop_, dir_.path(), ServiceOptions{.snapshots = snapshots_, .lines = lines_});
   }
   ~ServiceTest() override { close(); }
   // As a kill would end it: what has not ended is not told.

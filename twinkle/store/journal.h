@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/guarded.h"
 #include "twinkle/store/segment.h"
@@ -27,9 +28,23 @@ enum class Durability { kProcess, kDisk };
 
 struct JournalOptions {
   Durability durability = Durability::kProcess;
-  int64_t segment_bytes = int64_t{64} << 20;  // a larger record has a segment of its own
-  double sync_seconds = 0.005;                // the longest that written records wait for a sync
-  double retry_seconds = 1;                   // between attempts on a disk that refuses
+  int64_t segment_bytes = int64_t{64} << 20;
+  double sync_seconds = 0.005;
+  double retry_seconds = 1;
+
+  static constexpr auto fields() {
+    using O = JournalOptions;
+    return std::tuple{
+        option("durability", &O::durability, one_of("process", "disk"),
+               "what an acknowledged request outlives: a kill of the process, or also a loss of "
+               "power, for which each write waits until the disk has it"),
+        option("segment_bytes", &O::segment_bytes, between(1, kMostBytes),
+               "bytes of a file of the journal; a larger record has one of its own"),
+        option("sync_seconds", &O::sync_seconds, between(0, 60),
+               "seconds that what is written waits at most for its sync to the disk"),
+        option("retry_seconds", &O::retry_seconds, between(0.001, 3600),
+               "seconds between attempts on a disk that refuses")};
+  }
 };
 
 class Journal {

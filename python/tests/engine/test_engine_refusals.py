@@ -44,17 +44,26 @@ pytestmark = pytest.mark.usefixtures("engine_built")
         ({"max_queued": 0}, "engine: max_queued is 0, it must be an integer of at least 1"),
         ({"max_queued_total": -1}, "engine: max_queued_total is -1, it must be an integer of at"),
         ({"max_sequences": True}, "engine: max_sequences is True, it must be an integer of at"),
-        ({"sampling_share": 1}, "engine: sampling_share is 1.0, it must be below 1"),
+        (
+            {"sampling_share": 1},
+            "engine: sampling_share is 1, it must be a number above 0, below 1",
+        ),
         ({"sampling_share": 0}, "engine: sampling_share is 0, it must be a number above 0"),
         ({"activation_bytes": -1}, "engine: activation_bytes is -1, it must be an integer of at"),
         ({"resident_bytes": "1 GiB"}, "engine: resident_bytes is '1 GiB', it must be an integer"),
         ({"resident_bytes": 5}, "engine: resident_bytes is 5 but park_directory is empty; name"),
-        ({"park_directory": 5}, "engine: park_directory is 5, it must be a path"),
+        ({"park_directory": 5}, "engine: park_directory is 5, it must be a text"),
         (
             {"resident_bytes": 5, "park_directory": "/proc/none"},
             "engine: park_directory /proc/none cannot be written to; name a folder that can",
         ),
-        ({"colour": 1}, "engine: Engine: unknown argument 'colour'"),
+        ({"colour": 1}, "engine: 'colour' is no option; there are model, mixed_precision, device"),
+        ({"token_budge": 1}, "engine: 'token_budge' is no option; did you mean 'token_budget'"),
+        (
+            {"gather_ms": float("nan")},
+            "engine: gather_ms is nan, it must be a number of at least 0",
+        ),
+        ({"memory_share": 0}, "engine: memory_share is 0, it must be a number of at least 0.001"),
     ],
 )
 def test_wrong_arguments_of_an_engine_are_named(tiny_llama_dir, arguments, text):
@@ -215,14 +224,15 @@ def test_wrong_arguments_of_operations_are_named_and_change_nothing(tenant, call
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"token_budget": "many"}, "token_budget is 'many', which is of a wrong type or too large"),
-        ({"kv_tokens": 2**80}, "kv_tokens is 1208925819614629174706176, which is of a wrong type"),
-        ({"colour": 1}, "'colour' is not a field, it has model, mixed_precision, device, "),
+        ({"token_budget": "many"}, "token_budget is 'many', it must be an integer of at least 1"),
+        ({"kv_tokens": 2**80}, "kv_tokens is 1208925819614629174706176, it must be an integer"),
+        ({"token_budget": True}, "token_budget is True, it must be an integer of at least 1"),
+        ({"colour": 1}, "'colour' is no option; there are model, mixed_precision, device, "),
         ({"device": 1}, "device is 1, it must be a text"),
     ],
 )
 def test_the_compiled_engine_names_an_option_that_it_cannot_take(tiny_llama_dir, options, text):
-    with pytest.raises(InvalidError, match=f"^engine: options: {text}"):
+    with pytest.raises(InvalidError, match=f"^engine: {text}"):
         core().Engine(tiny_llama_dir, **options)
 
 

@@ -179,11 +179,11 @@ CALLS = {
         lambda w, v: TorchSampler(model=w.model, engine_args={"seed": v}),
         {"5", "0"} | NONE),
     "TorchSampler(max_num_seqs)": (
-        lambda w, v: TorchSampler(model=w.model, engine_args={"max_num_seqs": v}), {"5"} | NONE),
+        lambda w, v: TorchSampler(w.directory, engine_args={"max_num_seqs": v}), {"5"} | NONE),
     "TorchSampler(gpu_memory_utilization)": (
-        lambda w, v: TorchSampler(model=w.model, engine_args={"gpu_memory_utilization": v}), NONE),
+        lambda w, v: TorchSampler(w.directory, engine_args={"gpu_memory_utilization": v}), NONE),
     "TorchSampler(enforce_eager)": (
-        lambda w, v: TorchSampler(model=w.model, engine_args={"enforce_eager": v}),
+        lambda w, v: TorchSampler(w.directory, engine_args={"enforce_eager": v}),
         {"True"} | NONE),
     "TorchSampler(max_lora_rank)": (
         lambda w, v: TorchSampler(model=w.model, engine_args={"max_lora_rank": v}), {"5"} | NONE),

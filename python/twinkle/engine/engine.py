@@ -8,45 +8,12 @@ from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.tenant import Tenant
-from twinkle.errors import TwinkleError, refuse_unknown, require
+from twinkle.errors import TwinkleError, require
 from twinkle.infra import device_of
 from twinkle.ledger import Ledger
 from twinkle.template.template import Template, resolve
 
-# Options that are integers, with the least that they may be.
-_LEAST = {
-    "token_budget": 1, "kv_tokens": 1, "activation_bytes": 0, "max_sequences": 1,
-    "prefill_tokens": 1, "max_queued": 1, "max_queued_total": 1,
-    "max_queued_bytes": 1, "max_queued_bytes_total": 1, "resident_bytes": 0,
-}  # fmt: skip
-# The most that they may be, in tokens or sequences; more would be accepted and then lack memory.
-_MOST = dict.fromkeys(("token_budget", "kv_tokens", "max_sequences", "prefill_tokens"), 2**31 - 1)
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
-
-
-def checked_options(options):
-    """Engine's options that are not None, as plain Python values. InvalidError: one that is
-    outside its limits, or of another kind."""
-    options = {name: value for name, value in options.items() if value is not None}
-    for name in options.keys() & _LEAST.keys():
-        most = _MOST.get(name, 2**50)
-        options[name] = checks.integer(f"engine: {name}", options[name], _LEAST[name], most)
-    if "sampling_share" in options:
-        share = checks.number("engine: sampling_share", options["sampling_share"], above=0)
-        require(share < 1, f"engine: sampling_share is {share}, it must be below 1")
-        options["sampling_share"] = share
-    if "gather_ms" in options:
-        options["gather_ms"] = checks.number("engine: gather_ms", options["gather_ms"], least=0)
-        require(
-            options["gather_ms"] <= 1000,
-            f"engine: gather_ms is {options['gather_ms']}, it must be at most 1000",
-        )
-    for name in ("decode_graphs", "train_graphs", "value_head"):
-        if name in options:
-            checks.flag(f"engine: {name}", options[name])
-    if "park_directory" in options:
-        options["park_directory"] = checks.path("engine: park_directory", options["park_directory"])
-    return options
 
 
 class Engine:
@@ -60,24 +27,8 @@ class Engine:
     the build has CUDA kernels and the machine a GPU; None: TWINKLE_DEVICE, else 'cuda' if an engine
     can run there, else 'cpu'.
     token_budget: tokens of one training batch (None: 4096); larger operations take several.
-    activation_bytes: of activations kept for a backward pass (None: 8 GiB; 0: no limit); layers
-    beyond it are computed twice. kv_tokens: tokens in the sampler's cache (None: 32768).
-    max_sequences: sequences sampled at a time (None: 64). prefill_tokens: prompt tokens of one
-    sampling step (None: 512); more of them read prompts faster but delay sequences that are
-    decoding. sampling_share: sampling's share of the time while training waits too (None: 0.5;
-    above 0, below 1). gather_ms: how long a batch waits at most for tenants of the last one that
-    have nothing queued (None: 1; 0: never; at most 1000).
-    max_queued: unfinished operations of one tenant (None: 1024), max_queued_total: of all tenants
-    (None: 16384); one more is a BusyError. max_queued_bytes: memory held by one tenant's operations
-    and by its results until they are taken or dropped; until it exists, a result counts with its
-    maximal size (None: 4 GiB). max_queued_bytes_total: the same of all tenants (None: 8 GiB). More
-    is a BusyError, or an InvalidError if one operation exceeds the limit alone.
-    resident_bytes: memory for the state of all adapters (None or 0: no limit); beyond it idle
-    tenants are parked in files below park_directory and restored, bit for bit, by their next
-    operation. value_head: True (None: False) replaces the vocabulary's head by one row and a bias,
-    whose logits are values; TransformersValueModel trains them.
-    decode_graphs: record and replay decoding steps on a GPU (None: True), train_graphs: and
-    training passes whose lengths and tenants recur; neither changes a number.
+    options: the others of docs/options.md under "Engine", by name, such as kv_tokens,
+    activation_bytes or max_sequences; None is the default. value_head is TransformersValueModel's.
     InvalidError: a value outside its limits; NotFoundError: no such model.
     """
 
@@ -91,29 +42,15 @@ class Engine:
         **options,
     ):
         checks.path("engine: model_id", model_id)
-        if mixed_precision not in ("bf16", "no"):
-            checks.refuse("engine: mixed_precision", mixed_precision, "'bf16' or 'no'")
-        refuse_unknown(
-            "engine: Engine",
-            options,
-            (
-                *_LEAST,
-                "sampling_share",
-                "gather_ms",
-                "park_directory",
-                "decode_graphs",
-                "train_graphs",
-                "value_head",
-            ),
-        )
-        options = checked_options({**options, "token_budget": token_budget})
+        require("model" not in options, "engine: Engine: the model is given by model_id")
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.
         self.operations = core().Engine(
             resolve(model_id),
             mixed_precision=mixed_precision,
             device=device_of(None) if device is None else checks.text("engine: device", device),
-            deterministic=checks.flag("engine: deterministic", deterministic),
+            deterministic=deterministic,
+            token_budget=token_budget,
             **options,
         )
         self._template = None

@@ -3,14 +3,14 @@
 from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.base import Loss
+from twinkle.loss.engine import computed
 from twinkle.loss.labels import check_ignore_index
 
 
 class CrossEntropyLoss(Loss):
     """-sum of log p(label), or its mean with reduction='mean'; computed by the engine.
 
-    dft: each token is also weighted with its own probability, taken as a constant. The formula
-    below is the same in torch, for calculate_loss and for use inside other losses. InvalidError:
+    dft: each token is also weighted with its own probability, taken as a constant. InvalidError:
     another ignore_index than -100, a reduction that is neither 'sum' nor 'mean'.
     """
 
@@ -31,17 +31,10 @@ class CrossEntropyLoss(Loss):
     def __call__(self, inputs, outputs):
         """LossOutput of labels and logps [B, L]; loss_scale [B, L] weighs the labels. The loss is
         float64, num_tokens the labels that count, or 0 with reduction='mean'."""
-        import torch
-
         mask = inputs["labels"] != -100
-        logps = outputs["logps"]
-        each = torch.where(mask, -logps, 0.0)
+        counted, weights = mask, None
         if "loss_scale" in inputs:
-            each = each * inputs["loss_scale"]
-            mask = mask & (inputs["loss_scale"] != 0)
-        if self.dft:
-            each = each * logps.detach().exp()
-        total, count = each.double().sum(), int(mask.sum())
-        if self.reduction == "mean":
-            return {"loss": total / max(count, 1), "num_tokens": 0}
-        return {"loss": total, "num_tokens": count}
+            weights = inputs["loss_scale"][mask].double()
+            counted = mask & (inputs["loss_scale"] != 0)
+        value = computed(self, inputs, outputs, mask, {}, weights)
+        return {"loss": value, "num_tokens": 0 if self.reduction == "mean" else int(counted.sum())}

@@ -24,20 +24,28 @@ class EngineLoss(Loss):
         """LossOutput of labels and logps [B, L], through which gradients flow back once, and of
         entropies [B, L] with require_entropy."""
         mask = scored(inputs, f"loss: {type(self).__name__}")
-        extras = {
-            name: (values[mask] if values.ndim == 2 else values).numpy()
-            for name, values in self.engine_inputs(inputs, **kwargs).items()
-        }
-        run = functools.partial(
-            core().run_loss,
-            self.engine_name,
-            json.dumps(self.engine_options(**kwargs)),
-            mask.sum(-1).tolist(),
-            extras,
-        )
-        logps = outputs["logps"].double()[mask]
-        entropies = outputs["entropies"].double()[mask] if self.require_entropy else None
-        return {"loss": _function().apply(run, logps, entropies), "num_tokens": 0}
+        return {"loss": computed(self, inputs, outputs, mask, kwargs), "num_tokens": 0}
+
+
+def computed(loss, inputs, outputs, mask, kwargs, weights=None):
+    """The value of the engine's loss that `loss` is, float64, of the labels of mask [B, L] with
+    weights [N] (None: 1), through which gradients flow back once."""
+    extras = {
+        name: (values[mask] if values.ndim == 2 else values).numpy()
+        for name, values in loss.engine_inputs(inputs, **kwargs).items()
+    }
+    if weights is not None:
+        extras["weights"] = weights.numpy()
+    run = functools.partial(
+        core().run_loss,
+        loss.engine_name,
+        json.dumps(loss.engine_options(**kwargs)),
+        mask.sum(-1).tolist(),
+        extras,
+    )
+    logps = outputs["logps"].double()[mask]
+    entropies = outputs["entropies"].double()[mask] if loss.require_entropy else None
+    return _function().apply(run, logps, entropies)
 
 
 @functools.cache

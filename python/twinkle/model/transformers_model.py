@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from twinkle import checks
+from twinkle.core import option_names
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
 from twinkle.ledger import Ledger
@@ -63,7 +64,8 @@ class TransformersModel(Adapters):
     family or rope kind that is not known, a device that is not there, a remote_group that
     initialize was not given; NotAvailableError, what this version does not have. The model runs on
     the device that TWINKLE_DEVICE says, else device_mesh, else the group, else on a GPU where there
-    is one. What has a meaning for other engines alone is checked, and the log says so.
+    is one. kwargs: options of its engine, by their names in docs/options.md, such as token_budget
+    or kv_tokens. What has a meaning for other engines alone is checked, and the log says so.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class TransformersModel(Adapters):
         if tokenizer_id is not None:
             checks.path("model: tokenizer_id", tokenizer_id)
         dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
-        refuse_unknown("model: TransformersModel", kwargs, KWARGS)
+        options = {name: kwargs.pop(name) for name in option_names() if name in kwargs}
+        refuse_unknown("model: TransformersModel", kwargs, (*KWARGS, *option_names()))
         checks.newest("model: revision", kwargs.get("revision"))
         replay = kwargs.get("enable_router_replay", False)
         check_model_cls(model_cls, self._value_head)
@@ -103,7 +106,11 @@ class TransformersModel(Adapters):
         from twinkle.engine.engine import Engine  # which takes its batches from this package
 
         self.engine = Engine(
-            model_id, mixed_precision, device=self._device, value_head=self._value_head
+            model_id,
+            mixed_precision,
+            device=self._device,
+            value_head=self._value_head,
+            **options,
         ).operations
         self.model_info = self.engine.model_info()
         # What scripts reach for on the model inside; the engine knows its layers.

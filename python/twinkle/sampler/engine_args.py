@@ -1,19 +1,43 @@
-"""vLLM's engine arguments: what they are here, and which of them change nothing."""
+"""vLLM's engine arguments: which option of the engine each is, and what to use in place of those
+that are none. Every one has its effect or is refused."""
 
 from dataclasses import dataclass, field
 
 from twinkle import checks
+from twinkle.core import option_names
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
-from twinkle.logger import get_logger
 
-# Those that are options of an engine of the sampler's own, by the name that the engine has.
-_ENGINE = {"max_num_seqs": "max_sequences", "max_num_batched_tokens": "prefill_tokens"}
+# Options of an engine of the sampler's own, by vLLM's names.
+_ENGINE = {
+    "max_num_seqs": "max_sequences", "max_num_batched_tokens": "prefill_tokens",
+    "enable_prefix_caching": "prefix_cache", "enforce_eager": "decode_graphs",
+    "gpu_memory_utilization": "memory_share",
+}  # fmt: skip
 _USED = ("max_model_len", "dtype", "seed", "max_loras", "max_lora_rank", "logprobs_mode", "model",
-         "load_format", "quantization", "tensor_parallel_size", "enforce_eager")  # fmt: skip
-# Those that say how vLLM goes about it: checked, and logged once.
-_INERT_FLAGS = ("enable_lora", "enable_sleep_mode", "enable_prefix_caching", "trust_remote_code",
-                "disable_log_stats", "enable_tower_connector_lora")  # fmt: skip
-_INERT = (*_INERT_FLAGS, "gpu_memory_utilization", "swap_space")
+         "enable_lora", "load_format", "enable_tower_connector_lora")  # fmt: skip
+# Those with one value that says what this engine does, and what to do instead of asking for others.
+_ONLY = {
+    "quantization": (None, "this version has none: leave it out"),
+    "tensor_parallel_size": (1, "this version samples on one device"),
+    "pipeline_parallel_size": (1, "this version samples on one device"),
+    "data_parallel_size": (1, "this version samples on one device"),
+    "trust_remote_code": (False, "no code of a model's is ever run: leave it out"),
+    "enable_sleep_mode": (False, "the engine's memory is freed with the sampler: leave it out"),
+    "disable_log_stats": (True, "nothing is logged on its own: ask the engine's stats()"),
+    "enable_chunked_prefill": (True, "prompts are always read in parts: see prefill_tokens"),
+    "kv_cache_dtype": ("auto", "keys and values have the model's dtype: see dtype"),
+    "swap_space": (0, "sequences are never swapped out: raise kv_tokens"),
+    "cpu_offload_gb": (0, "weights are in the device's memory"),
+    "skip_tokenizer_init": (False, "it is read when it is needed: pass input_ids"),
+}
+_INSTEAD = {
+    "num_gpu_blocks_override": "kv_tokens, in tokens", "kv_cache_memory_bytes": "kv_tokens",
+    "block_size": "nothing: pages have 64 tokens", "tokenizer": "set_template()",
+    "max_seq_len_to_capture": "decode_graphs", "compilation_config": "decode_graphs",
+    "speculative_config": "nothing: this version has no drafts",
+    "revision": "the directory of the revision", "download_dir": "a directory as model_id",
+    "max_logprobs": "nothing: logprobs may be up to 128",
+}  # fmt: skip
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
 
 
@@ -27,6 +51,7 @@ class EngineArgs:
     seed: int | None
     precision: str  # the engine's mixed_precision
     logprobs_mode: str | None
+    adapters: bool  # whether adapter_path may be given
     options: dict = field(default_factory=dict)  # of an engine of the sampler's own
 
     def check_logprobs(self, params):
@@ -48,30 +73,26 @@ class EngineArgs:
 
 
 def read(args, model, model_id):
-    """EngineArgs of a dict of vLLM's names, or None. InvalidError: another thing or name, a value
-    of another kind or outside its limits; NotAvailableError: what this version does not have."""
+    """EngineArgs of a dict of vLLM's names and of the engine's, or None. InvalidError: another
+    thing or name, a value of another kind or outside its limits, an option of the engine where that
+    is the model's; NotAvailableError: what this version does not have."""
     if args is not None and not isinstance(args, dict):
         checks.refuse("sampler: engine_args", args, "a dict")
-    args = {} if args is None else args
-    refuse_unknown("sampler: engine_args", args, (*_ENGINE, *_USED, *_INERT))
-    args = {name: value for name, value in args.items() if value is not None}
+    args = {name: value for name, value in (args or {}).items() if value is not None}
+    _check_names(args)
 
     def integer(name, default=None, least=1, most=2**31 - 1):
         return checks.integer(f"sampler: {name}", args.get(name, default), least, most, none=True)
 
     _check_whole(args, model_id)
-    options = {ours: integer(name) for name, ours in _ENGINE.items() if name in args}
-    if "enforce_eager" in args:
-        eager = checks.flag("sampler: enforce_eager", args["enforce_eager"])
-        options["decode_graphs"] = not eager
-    inert = [name for name in _INERT if name in args]
-    if model is not None:  # whose engine is made already
-        inert += [name for name in (*_ENGINE, "enforce_eager") if name in args]
-    get_logger().info_if(
-        f"sampler: {', '.join(inert)} of engine_args change nothing here"
-        + ("" if model is None else ", where the engine is the model's"),
-        inert,
-    )
+    options = _options(args)
+    if model is not None and options:
+        given = [name for name in args if name in options or _ENGINE.get(name) in options]
+        ours = ", ".join(f"{name}={checks.short(value)}" for name, value in options.items())
+        raise InvalidError(
+            f"sampler: {', '.join(given)} of engine_args would change the engine, which is the "
+            f"model's: leave it out, or give TransformersModel {ours}"
+        )
     return EngineArgs(
         max_model_len=integer("max_model_len"),
         max_loras=integer("max_loras", 1),
@@ -79,18 +100,47 @@ def read(args, model, model_id):
         seed=integer("seed", least=0, most=2**64 - 1),
         precision=_precision(args.get("dtype", "auto"), model),
         logprobs_mode=_logprobs_mode(args.get("logprobs_mode")),
+        adapters=checks.flag("sampler: enable_lora", args.get("enable_lora", True)),
         options=options,
     )
 
 
+def _check_names(args):
+    for name in args:
+        if name in _INSTEAD:
+            raise InvalidError(
+                f"sampler: {name} of engine_args is not this engine's, use {_INSTEAD[name]}"
+            )
+    refuse_unknown("sampler: engine_args", args, (*_ENGINE, *_USED, *_ONLY, *option_names()))
+
+
+def _options(args):
+    """The engine's options by its own names. The engine checks what it gets; those that have
+    another name or meaning there are checked here, by vLLM's."""
+    own = option_names()
+    options = {name: value for name, value in args.items() if name in own}
+    for name in args:
+        if name not in _ENGINE:
+            continue
+        ours, what = _ENGINE[name], f"sampler: {name}"
+        require(ours not in options, f"{what} and {ours} are the same: give one of them")
+        if name in ("enable_prefix_caching", "enforce_eager"):
+            options[ours] = checks.flag(what, args[name]) == (name != "enforce_eager")
+        elif name == "gpu_memory_utilization":
+            options[ours] = checks.number(what, args[name], above=0)
+            if options[ours] > 1:
+                checks.refuse(what, args[name], "a number above 0, at most 1")
+        else:
+            options[ours] = checks.integer(what, args[name], 1, 2**31 - 1)
+    return options
+
+
 def _check_whole(args, model_id):
-    """Names with only one allowed value, and the types of those without effect."""
-    for name, only, why in (
-        ("quantization", None, "this version has none"),
-        ("tensor_parallel_size", 1, "this version samples on one device"),
-    ):
+    """Names with only one allowed value, and those that no engine of this version can break."""
+    for name, (only, why) in _ONLY.items():
         value = args.get(name, only)
-        require(value == only, f"sampler: {name} is {value!r}, {why}")
+        same = value == only and isinstance(value, bool) == isinstance(only, bool)
+        require(same, f"sampler: {name} is {checks.short(value)}, it must be {only!r}, since {why}")
     given = args.get("model", model_id)
     require(
         given == model_id,
@@ -99,13 +149,9 @@ def _check_whole(args, model_id):
     kind = args.get("load_format", "auto")
     if kind not in ("auto", "safetensors"):
         checks.refuse("sampler: load_format", kind, "'auto' or 'safetensors', or left out")
-    for name in _INERT_FLAGS:
-        checks.flag(f"sampler: {name}", args.get(name, False))
-    share = args.get("gpu_memory_utilization", 1)
-    what = "sampler: gpu_memory_utilization"
-    if checks.number(what, share, above=0) > 1:
-        checks.refuse(what, share, "a number above 0, at most 1")
-    checks.number("sampler: swap_space", args.get("swap_space", 0), least=0)
+    # Models have no tower; an adapter with weights for one is refused when it is read.
+    tower = args.get("enable_tower_connector_lora", False)
+    checks.flag("sampler: enable_tower_connector_lora", tower)
 
 
 def _precision(dtype, model):

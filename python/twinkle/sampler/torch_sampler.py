@@ -86,11 +86,13 @@ class TorchSampler(Sampler):
     """Samples from its own model, or, with model=, from a TransformersModel's engine, and thus from
     the weights being trained.
 
-    engine_args: under vLLM's names. The sampler uses max_model_len (tokens of prompt and reply),
-    dtype ('bfloat16', 'float32'), seed, max_loras, max_lora_rank (of adapter_path) and
-    logprobs_mode; without model=, its own engine uses max_num_seqs (sequences at a time),
-    max_num_batched_tokens (prompt tokens of a step) and enforce_eager (no graphs on a GPU). vLLM's
-    other names are checked, and the log says that they have no effect.
+    engine_args: options of the sampler's own engine, by their names in docs/options.md, and vLLM's
+    names: max_model_len (tokens of prompt and reply), dtype ('bfloat16', 'float32'), seed,
+    max_loras, max_lora_rank (of adapter_path), enable_lora (False refuses adapter_path),
+    logprobs_mode; max_num_seqs is max_sequences, max_num_batched_tokens prefill_tokens,
+    enable_prefix_caching prefix_cache, enforce_eager no decode_graphs, gpu_memory_utilization
+    memory_share. vLLM's other names are refused, with what to use instead, as are options of the
+    engine where that is model='s.
     InvalidError: neither model_id nor model, a wrong type of one of them, an unknown argument or
     one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other
     than 1, another dtype, which with model= is one that is not the model's, a max_model_len above
@@ -144,6 +146,10 @@ class TorchSampler(Sampler):
 
     def _tenant(self, adapter_name, adapter_path, use_base_model):
         if adapter_path is not None:
+            require(
+                self._args.adapters,
+                "sampler: adapter_path is given, but engine_args says enable_lora=False",
+            )
             return self._adapter_at(str(adapter_path))
         if self._model is not None:
             if use_base_model:

@@ -36,6 +36,7 @@ class ByteWriter {
   template <HasFields T>
     requires(!detail::Plain<T>)
   void put(const T& v) {
+    static_assert(detail::tags_rise<T>(), "the tags of fields() rise, from 1");
     for_each_field(v, [this](const auto& field, const auto& member) {
       put(field.tag);
       sized(member);

@@ -11,15 +11,11 @@
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/family.h"
-#include "twinkle/server/http/server.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
 namespace {
-
-constexpr double kDay = 86400, kMaxPatience = 50;
-constexpr int64_t kMinBody = int64_t{1} << 20, kMaxBody = int64_t{2} << 30;
 
 namespace fs = std::filesystem;
 
@@ -44,6 +40,7 @@ std::vector<std::string> default_names(const std::string& model) {
 }
 
 void check_options(const ServeOptions& o) {
+  twinkle::check_options(o, "cli: ");
   for (const std::string& name : o.names) {
     require(!name.empty() && name.find(':') == std::string::npos, Code::kInvalid, "cli: name '",
             name, "' must be a text without ':', behind which clients cut it off; give --name");
@@ -54,19 +51,11 @@ void check_options(const ServeOptions& o) {
                                   !o.root_path.ends_with('/')),
           Code::kInvalid, "cli: root_path is '", o.root_path,
           "', it must begin with '/' and not end with it, as /twinkle");
-  require(o.snapshot_seconds >= 0 && o.snapshot_seconds <= kDay, Code::kInvalid,
-          "cli: snapshot_seconds is ", o.snapshot_seconds, ", it must be from 0 to ", kDay);
-  require(o.max_body_bytes >= kMinBody && o.max_body_bytes <= kMaxBody, Code::kInvalid,
-          "cli: max_body_bytes is ", o.max_body_bytes, ", it must be from ", kMinBody, " to ",
-          kMaxBody, ", which a record of the journal can hold");
-  require(o.max_body_bytes_total >= o.max_body_bytes, Code::kInvalid,
-          "cli: max_body_bytes_total is ", o.max_body_bytes_total,
-          ", it must be at least max_body_bytes, ", o.max_body_bytes);
-  require(o.body_patience_seconds >= 0 && o.body_patience_seconds <= kMaxPatience, Code::kInvalid,
-          "cli: body_patience_seconds is ", o.body_patience_seconds, ", it must be from 0 to ",
-          kMaxPatience, ": clients give a request up after 60");
-  require(o.auth == "keys" || server::is_loopback(o.host), Code::kInvalid,
-          "cli: auth is open, which lets everybody in, and host '", o.host,
+  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
+          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
+          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
+          "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,
           " --tenant NAME), or listen on 127.0.0.1");
   check_state(o.state);
@@ -78,18 +67,19 @@ std::string default_auth(const ServeOptions& o) {
 
 std::string check_service(const ServeOptions& o) {
   check_options(o);
-  server::HttpServer({.address = o.host});  // on a free port: o.port may be a running server's
-  engine::device_named(o.device);
-  const std::string path = model_path(o.model, Download::kWithoutWeights);
-  const Json config = is_there(o.model) ? Checkpoint::open(path).config()
-                                        : read_json(fs::path(path) / "config.json");
+  server::HttpServer(
+      {.address = o.http.address});  // on a free port: its own may be a running server's
+  engine::device_named(o.engine.model.device);
+  const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
+  const Json config = is_there(o.engine.model.path) ? Checkpoint::open(path).config()
+                                                    : read_json(fs::path(path) / "config.json");
   const model::DecoderSpec spec = model::read_spec(config);
   text::decoder_of(path);
   std::ostringstream out;
-  out << spec.family << " of " << spec.num_layers << " layers from " << path << " on " << o.device
-      << "\nnames: ";
+  out << spec.family << " of " << spec.num_layers << " layers from " << path << " on "
+      << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
-  out << "\naddress: http://" << o.host << ":" << o.port << o.root_path
+  out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path
       << "\nstate: " << fs::absolute(o.state).string() << "\n";
   return out.str();
 }

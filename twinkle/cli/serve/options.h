@@ -1,24 +1,56 @@
 // What `twinkle serve` is told, and what can be said of it before weights are loaded.
 #pragma once
-#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "twinkle/base/fields/options.h"
+#include "twinkle/base/log/log.h"
+#include "twinkle/engine/engine.h"
+#include "twinkle/server/http/body_room.h"
+#include "twinkle/server/http/server.h"
+#include "twinkle/server/service/services.h"
+
 namespace twinkle::cli {
 
+// An option of a part is declared beside the part's class, and is one of the command, of its YAML
+// file and of docs/options.md by that alone.
 struct ServeOptions {
-  std::string model = "smollm2", device, state = "twinkle-state", host = "127.0.0.1";
-  std::string auth;  // "keys" or "open"; empty: default_auth
+  std::string state = "twinkle-state";
+  std::string auth = "open";  // the command's: default_auth
   std::vector<std::string> names;
-  uint16_t port = 8000;
-  double snapshot_seconds = 60;
-  bool accept_other_arithmetic = false;  // of a state that another processor computed
-  bool compress = false;                 // clients are asked to send training data compressed
-  int64_t max_body_bytes = int64_t{256} << 20;      // of one request
-  int64_t max_body_bytes_total = int64_t{2} << 30;  // of all that are not written down yet
-  double body_patience_seconds = 20;                // that one waits for room, then 503
-  std::string log_level = "info";
-  std::string root_path;  // in front of every path, where a proxy leaves it there; or empty
+  bool accept_other_arithmetic = false;
+  bool compress = false;
+  Level log_level = Level::kInfo;
+  std::string root_path;
+  server::HttpOptions http{.port = 8000};
+  server::BodyRoomOptions bodies;
+  server::ServiceOptions service;
+  // An empty device: device_or_default.
+  engine::EngineOptions engine{.model = {.path = "smollm2", .device = ""}};
+
+  static constexpr auto fields() {
+    using O = ServeOptions;
+    return std::tuple{
+        option("name", &O::names, any(),
+               "name that clients ask for; may be given several times [the model's]"),
+        option("state", &O::state, any(), "folder of checkpoints, keys and all that was accepted"),
+        option("auth", &O::auth, one_of("keys", "open"),
+               "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
+               "[keys if the state has any]"),
+        group("http", &O::http),
+        option("root_path", &O::root_path, any(),
+               "path under which a proxy hands requests on, as /twinkle"),
+        option("compress", &O::compress, any(),
+               "ask clients to send training data compressed, for slow networks"),
+        option("log_level", &O::log_level, one_of("debug", "info", "warning", "error", "off"),
+               "of the requests' lines on standard error"),
+        option("accept_other_arithmetic", &O::accept_other_arithmetic, any(),
+               "go on with a state that another processor or version computed; what is done again "
+               "gets other bits"),
+        group("bodies", &O::bodies),
+        group("service", &O::service),
+        group("engine", &O::engine)};
+  }
 };
 
 // Under which clients ask for a model where no name is given: its id, and what others know it by.
@@ -27,8 +59,8 @@ std::vector<std::string> default_names(const std::string& model);
 // Keys if the state has any.
 std::string default_auth(const ServeOptions& options);
 
-// Error kInvalid: a name, root_path, host or state that cannot be; a host that others reach, and
-// everybody is let in.
+// Error kInvalid: an option outside its limits; a name, root_path, host or state that cannot be; a
+// host that others reach, and everybody is let in.
 void check_options(const ServeOptions& options);
 
 // What would be served. Errors as of check_options; and those of a model whose files, config.json

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
@@ -41,6 +42,83 @@ TEST(ServeOptions, NamesAndRootPathsThatCannotBeAreRefused) {
   check_options(with_root("/a/b"));
 }
 
+// A new option, and another default, is a decision: it is made here, too.
+TEST(ServeOptions, AreTheseWithTheseDefaults) {
+  const std::vector<std::string> want{
+      "name=[]",
+      "state=twinkle-state",
+      "auth=open",
+      "host=127.0.0.1",
+      "port=8000",
+      "max_header_bytes=65536",
+      "max_connections=10000",
+      "patience_seconds=30",
+      "keep_alive_seconds=75",
+      "root_path=",
+      "compress=false",
+      "log_level=info",
+      "accept_other_arithmetic=false",
+      "max_body_bytes_total=2147483648",
+      "max_body_bytes=268435456",
+      "small_body_bytes=65536",
+      "body_patience_seconds=20",
+      "snapshot_seconds=60",
+      "hold_seconds=30",
+      "keep_read_seconds=600",
+      "max_open=32768",
+      "durability=process",
+      "segment_bytes=67108864",
+      "sync_seconds=0.005",
+      "retry_seconds=1",
+      "max_given=1000",
+      "max_given_bytes=67108864",
+      "max_given_bytes_total=1073741824",
+      "give_again_seconds=0.05",
+      "model=smollm2",
+      "mixed_precision=bf16",
+      "device=",
+      "value_head=false",
+      "activation_bytes=8589934592",
+      "deterministic=true",
+      "train_graphs=true",
+      "memory_share=1",
+      "token_budget=4096",
+      "max_queued=1024",
+      "max_queued_total=16384",
+      "max_queued_bytes=4294967296",
+      "max_queued_bytes_total=8589934592",
+      "sampling_share=0.5",
+      "gather_ms=1",
+      "kv_tokens=32768",
+      "max_sequences=64",
+      "prefill_tokens=512",
+      "prefix_cache=true",
+      "decode_graphs=true",
+      "resident_bytes=0",
+      "park_directory=",
+  };
+  const ServeOptions o;
+  std::vector<std::string> all;
+  std::set<std::string_view> names;
+  for (const AnyOption& one : options_of(o)) {
+    all.push_back(std::string(one.name).append("=").append(told(one.get())));
+    EXPECT_TRUE(names.insert(one.name).second) << one.name << " is there twice";
+    EXPECT_FALSE(one.help.empty()) << one.name;
+  }
+  EXPECT_EQ(all, want);
+}
+
+TEST(ServeOptions, AnOptionOfAnyPartOutsideItsLimitsIsRefused) {
+  ServeOptions o;
+  o.engine.sampler.kv_tokens = 0;
+  EXPECT_EQ(error_of([&] { check_options(o); }),
+            "cli: kv_tokens is 0, it must be an integer of at least 1, at most 2147483647");
+  o = {};
+  o.service.snapshots.every = std::chrono::hours(25);
+  EXPECT_EQ(error_of([&] { check_options(o); }),
+            "cli: snapshot_seconds is 90000, it must be a number of at least 0, at most 86400");
+}
+
 TEST(ServeOptions, AStateThatCannotBeMadeIsRefusedAndNothingIsMade) {
   const ScratchDir dir;
   ServeOptions o;
@@ -57,20 +135,19 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
   const JsonObject config = model::tiny_config();
   model::write_tiny(model.directory(), config, model::tiny_weights(config));
   const ScratchDir dir;
-  ServeOptions o{.model = model.directory().string(),
-                 .device = "cpu",
-                 .state = dir.path().string(),
-                 .names = {"a/b", "c"}};
+  ServeOptions o{.state = dir.path().string(),
+                 .names = {"a/b", "c"},
+                 .engine = {.model = {.path = model.directory().string(), .device = "cpu"}}};
   EXPECT_EQ(check_service(o),
-            "llama of 2 layers from " + o.model +
+            "llama of 2 layers from " + o.engine.model.path +
                 " on cpu\nnames: a/b, c\naddress: http://127.0.0.1:8000\nstate: " + o.state + "\n");
-  o.host = "somewhere";
+  o.http.address = "somewhere";
   EXPECT_NE(error_of([&] { check_service(o); }).find("'somewhere' is no loopback"),
             std::string::npos);
   o.auth = "keys";
   EXPECT_NE(error_of([&] { check_service(o); }).find("somewhere is no IP address"),
             std::string::npos);
-  o.host = "127.0.0.1";
+  o.http.address = "127.0.0.1";
   std::filesystem::remove(model.directory() / "tokenizer.json");
   EXPECT_NE(error_of([&] { check_service(o); }).find("tokenizer.json"), std::string::npos);
 }

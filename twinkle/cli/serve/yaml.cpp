@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/options.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 
@@ -102,29 +102,16 @@ std::vector<Entry> entries_of(const std::string& text, const std::string& file) 
   return out;
 }
 
-// Levenshtein's.
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
 std::string yaml_key(const CLI::Option& option) {
   std::string key = option.get_lnames().empty() ? "" : option.get_lnames()[0];
   std::ranges::replace(key, '-', '_');
   return option.get_configurable() && key != "help" ? key : "";
 }
 
-// By any of its names; it prints with the first.
+// By any of its names, but --no-x; it prints with the first.
 bool is_named(const CLI::Option& option, const std::string& key) {
   return std::ranges::any_of(option.get_lnames(), [&](std::string name) {
+    if (option.check_fname(name)) return false;
     std::ranges::replace(name, '-', '_');
     return name == key;
   });
@@ -137,16 +124,9 @@ std::vector<CLI::Option*> options_of(CLI::App& command) {
 }
 
 [[noreturn]] void refuse_key(CLI::App& command, const std::string& key, const std::string& where) {
-  std::string all, nearest;
-  size_t least = 1 + key.size() / 3;  // more is another word
-  for (const CLI::Option* option : options_of(command)) {
-    const std::string name = yaml_key(*option);
-    all += (all.empty() ? "" : ", ") + name;
-    const size_t d = distance(key, name);
-    if (d <= least) nearest = name, least = d;
-  }
-  fail(Code::kInvalid, where, "'", key, "' is no key of `twinkle ", command.get_name(), "`",
-       nearest.empty() ? "; keys are " + all : "; did you mean '" + nearest + "'?");
+  std::vector<std::string> names;
+  for (const CLI::Option* option : options_of(command)) names.push_back(yaml_key(*option));
+  refuse_name(key, names, where, "key of `twinkle " + command.get_name() + "`");
 }
 
 bool is_flag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
@@ -190,7 +170,9 @@ std::string as_yaml(const CLI::App& command) {
     if (key.empty()) continue;
     std::string value;
     if (is_flag(*option)) {
-      value = option->count() > 0 && option->as<bool>() ? "true" : "false";
+      const bool is_on = option->count() > 0 ? option->results().back() == "true"
+                                             : option->get_default_str() == "true";
+      value = is_on ? "true" : "false";
     } else if (option->get_items_expected_max() > 1) {
       for (const std::string& item : option->results())
         value += (value.empty() ? "" : ", ") + as_scalar(item);

@@ -3,19 +3,28 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/cli/options/flags.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::cli {
 namespace {
 
-// A command as `twinkle serve` is one: a text, a number, a list, a flag, and one that no file sets.
+// A command as `twinkle serve` is one: a text, a list, a number, flags, and one that no file sets.
 class YamlTest : public testing::Test {
  protected:
   struct Values {
-    std::string host = "here", file;
+    std::string host = "here";
     std::vector<std::string> names;
     uint16_t port = 80;
-    bool loud = false;
+    bool quick = true, loud = false;
+
+    static constexpr auto fields() {
+      return std::tuple{option("listen_host", &Values::host, any(), "where"),
+                        option("name", &Values::names, any(), "who"),
+                        option("port", &Values::port, between(0, 65535), "which"),
+                        option("quick", &Values::quick, any(), "when"),
+                        option("loud", &Values::loud, any(), "how")};
+    }
   };
 
   Values read(const std::string& text, std::vector<std::string> arguments = {}) {
@@ -27,11 +36,9 @@ class YamlTest : public testing::Test {
     CLI::App app("", "twinkle");
     Values out;
     CLI::App* command = app.add_subcommand("serve");
-    command->add_option("--listen-host", out.host, "where")->capture_default_str();
-    command->add_option("--name", out.names, "who");
-    command->add_option("--port", out.port, "which")->capture_default_str();
-    command->add_flag("--loud", out.loud, "how");
-    command->add_option("--config", out.file)->configurable(false);
+    std::string file;
+    add_options(*command, out);
+    command->add_option("--config", file)->configurable(false);
     std::reverse(arguments.begin(), arguments.end());
     arguments.emplace_back("serve");
     app.parse(arguments);
@@ -70,17 +77,25 @@ TEST_F(YamlTest, WhatIsNotThereOrNullKeepsItsDefaultAndTheCommandLineWins) {
   EXPECT_EQ(read("port:\nlisten_host: null\nname: ~\n").host, "here");
   EXPECT_EQ(read("port: 1\n", {"--port", "2"}).port, 2);
   EXPECT_FALSE(read("loud: false\n").loud);
+  EXPECT_FALSE(read("quick: false\n").quick);
+  EXPECT_TRUE(read("quick: true\n").quick);
+  EXPECT_FALSE(read("quick: true\n", {"--no-quick"}).quick);
 }
 
 TEST_F(YamlTest, NamesWhatIsWrongAndWhere) {
   EXPECT_EQ(error("loud: true\nprot: 3\n"),
             "2: 'prot' is no key of `twinkle serve`; did you mean 'port'?");
   EXPECT_EQ(error("elephant: 3\n"),
-            "1: 'elephant' is no key of `twinkle serve`; keys are listen_host, name, port, loud");
+            "1: 'elephant' is no key of `twinkle serve`; there are listen_host, name, port, quick, "
+            "loud");
   EXPECT_EQ(error("config: x\n").substr(0, 15), "1: 'config' is ");
   EXPECT_EQ(error("port: 1\nport: 2\n"), "2: 'port' is there twice");
-  EXPECT_NE(error("\nport: many\n").find("2: Could not convert: --port = many"), std::string::npos);
-  EXPECT_NE(error("port: 70000\n").find("--port"), std::string::npos);
+  EXPECT_NE(error("\nport: many\n").find("2: --port is 'many', it must be an integer of "),
+            std::string::npos);
+  EXPECT_EQ(error("port: 70000\n"),
+            "1: --port is '70000', it must be an integer of at least 0, at most 65535");
+  EXPECT_NE(error("loud: 3x\n").find("1: "), std::string::npos);
+  EXPECT_EQ(error("no_quick: true\n").substr(0, 27), "1: 'no_quick' is no key of ");
   EXPECT_EQ(error("port: {a: 1}\n"), "1: the value of 'port' must be one word or text");
   EXPECT_EQ(error("name: [[a]]\n"), "1: the value of 'name' must be one word or text");
   EXPECT_EQ(error("- port\n"), "1: this must be lines of `key: value`");
@@ -93,16 +108,19 @@ TEST_F(YamlTest, NamesWhatIsWrongAndWhere) {
 
 TEST_F(YamlTest, WhatIsPrintedReadsBackToTheSame) {
   std::string printed;
-  const Values first = with({"--listen-host", "null", "--name", "a,b", "--name", "c d\n", "--loud"},
-                            [&](CLI::App& command) { printed = as_yaml(command); });
+  const Values first =
+      with({"--listen-host", "null", "--name", "a,b", "--name", "c d\n", "--loud", "--no-quick"},
+           [&](CLI::App& command) { printed = as_yaml(command); });
   EXPECT_EQ(printed,
             "# where\nlisten_host: \"null\"\n# who\nname: [\"a,b\", \"c d\\n\"]\n"
-            "# which\nport: 80\n# how\nloud: true\n");
+            "# which (at least 0, at most 65535)\nport: 80\n# when\nquick: false\n# how\nloud: "
+            "true\n");
   const Values second = read(printed);
   EXPECT_EQ(second.host, first.host);
   EXPECT_EQ(second.names, first.names);
   EXPECT_EQ(second.port, first.port);
   EXPECT_EQ(second.loud, first.loud);
+  EXPECT_EQ(second.quick, first.quick);
 }
 
 }  // namespace

@@ -178,6 +178,13 @@ class Progress {
   bool open_ = false;  // the cursor stands behind a line that show() wrote
 };
 
+engine::EngineOptions engine_of(const TrainingOptions& o, const std::string& model) {
+  engine::EngineOptions out = o.engine;
+  out.model.path = model;
+  out.model.device = device_or_default(o.device);
+  return out;
+}
+
 class Training {
  public:
   explicit Training(const TrainingOptions& o)
@@ -189,7 +196,7 @@ class Training {
         steps_(o.epochs * batches_.num_batches()),
         settings_(settings_of(o, rows_)),
         learning_rate_(schedule_of(o, steps_)),
-        engine_({.model = model_, .device = device_or_default(o.device)}) {
+        engine_(engine_of(o, model_)) {
     if (!o.validation.empty()) validation_ = encoded(o, o.validation, template_);
     engine_.run<engine::Done>(
         engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.seed});

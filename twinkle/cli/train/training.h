@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "twinkle/engine/options.h"
+
 namespace twinkle::cli {
 
 struct TrainingOptions {
@@ -23,6 +25,7 @@ struct TrainingOptions {
   int64_t batch_size = 8, epochs = 1, max_length = 1024;
   int64_t save_steps = 0, validation_steps = 0;  // every so many steps; 0: at the end alone
   uint64_t seed = 42;
+  engine::EngineOptions engine;   // but model and device
   std::string command_to_resume;  // what the user types to resume after an interrupt
 };
 

@@ -20,7 +20,7 @@ inline constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "d
 // Both kinds of checkpoint: an adapter's and a whole model's.
 class Persist : public testing::TestWithParam<bool> {
  protected:
-  Persist() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+  Persist() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}) {
     engine_.run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
     train();
     engine_.run<ForwardResult>(work("me", 7));  // gradients that wait for a step

@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(LoraAndFull, Persist, testing::Bool());
 TEST(PersistErrors, WeightsOfAModelOfOtherArithmeticAreNamed) {
   const model::TinyModel model;
   const ScratchDir scratch;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me"});
   engine.run<SaveResult>(Save{.tenant = "me", .directory = scratch / "x"});
   const State before = state_of(engine, "me");
@@ -224,7 +224,7 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   write_text(fs::path(model.path()) / "tokenizer.json", std::string(200000, ' '));
   const ScratchDir scratch;
   const fs::path target = scratch / "checkpoint";
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   ::signal(SIGXFSZ, SIG_IGN);
   const std::string text = error_of([&] {
@@ -244,7 +244,7 @@ TEST(PersistErrors, ALoopOfLinksAmongTheBasesFilesIsNamed) {
   const fs::path loop = fs::path(model.path()) / "merges.txt";
   fs::create_symlink(loop, loop);
   const ScratchDir scratch;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   const Save save{.tenant = "me", .directory = scratch / "x"};
   EXPECT_EQ(error_of([&] { engine.run<SaveResult>(save); }),
@@ -290,7 +290,7 @@ TEST(PersistErrors, ASaveWithoutMemoryLeavesTheOldOrTheNewFiles) {
 TEST(PersistErrors, NameWhatCannotBeSavedOrLoaded) {
   const model::TinyModel model;
   const ScratchDir scratch;
-  Engine engine({.model = model.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   EXPECT_EQ(error_of([&] { engine.run<SaveResult>(Save{.tenant = "me"}); }),

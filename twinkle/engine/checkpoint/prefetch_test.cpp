@@ -30,7 +30,8 @@ class PrefetchTest : public testing::Test {
   const model::TinyModel model_;
   const ScratchDir scratch_{memory_folder()};
   // Less than the model's weights, more than an adapter's state.
-  Engine engine_{{.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = 100'000}};
+  Engine engine_{{.model = {.path = model_.path(), .mixed_precision = "no"},
+                  .scheduling = {.max_queued_bytes = 100'000}}};
 };
 
 // The engine's thread is held until the files are gone.
@@ -62,7 +63,8 @@ TEST_F(PrefetchTest, AStateThatTheQueueCouldNeverHoldIsRefusedWhenItIsSubmitted)
   engine_.run<SaveResult>(Save{"me", folder(), true});
   int64_t limit = 1000;
   for (bool fits = false; !fits; limit = limit * 5 / 4) {
-    Engine small{{.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = limit}};
+    Engine small{{.model = {.path = model_.path(), .mixed_precision = "no"},
+                  .scheduling = {.max_queued_bytes = limit}}};
     small.run<Done>(Create{.tenant = "me", .lora_json = kLora});
     try {
       small.submit(Load{"me", folder(), true}).get();

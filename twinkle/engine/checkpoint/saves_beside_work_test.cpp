@@ -29,8 +29,8 @@ class SavesBesideWork : public testing::Test {
     at_fault_point = nullptr;
   }
   void restart(EngineOptions options) {
-    options.model = model_.path();
-    options.mixed_precision = "no";
+    options.model.path = model_.path();
+    options.model.mixed_precision = "no";
     engine_ = std::make_unique<Engine>(options);
     for (const std::string name : {"me", "other"}) {
       engine_->run<Done>(Create{.tenant = name, .lora_json = kLora, .seed = 3});
@@ -137,7 +137,7 @@ TEST_F(SavesBesideWork, OfTwoToOneFolderTheLaterOneWinsWhole) {
 
 TEST_F(SavesBesideWork, AStateThatIsBeingWrittenIsNotParked) {
   engine_.reset();
-  restart({.resident_bytes = 1, .park_directory = (scratch_ / "parked").string()});
+  restart({.parking = {.resident_bytes = 1, .directory = (scratch_ / "parked").string()}});
   const State then = state_of(*engine_, "me");
   Future saved = held_save();
   for (const uint64_t seed : {5, 6}) train("other", seed);

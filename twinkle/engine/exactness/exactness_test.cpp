@@ -139,10 +139,9 @@ class Threads {
 };
 
 EngineOptions options_of(const Setting& run) {
-  return {.model = run.model,
-          .mixed_precision = run.precision,
-          .token_budget = run.budget,
-          .kv_tokens = 2048};
+  return {.model = {.path = run.model, .mixed_precision = run.precision},
+          .scheduling = {.token_budget = run.budget},
+          .sampler = {.kv_tokens = 2048}};
 }
 
 // Some of its operations meet each other in batches, drawn from its index and the budget.
@@ -410,8 +409,9 @@ TEST(Exactness, FullTrainingOfLongSequencesHasTheSameBitsWithOneThreadAndTwo) {
 
 TEST(Exactness, AnEngineThatIsNotDeterministicTrainsToo) {
   const model::TinyModel model;
-  Engine engine({.model = model.path(), .mixed_precision = "bf16", .deterministic = false},
-                in_letters);
+  Engine engine(
+      {.model = {.path = model.path(), .mixed_precision = "bf16", .deterministic = false}},
+      in_letters);
   engine.run<Done>(
       Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
   const double first = engine.run<ForwardResult>(work("a")).loss;

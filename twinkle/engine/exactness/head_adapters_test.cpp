@@ -79,11 +79,11 @@ class HeadAdapters : public testing::TestWithParam<std::tuple<std::string, bool>
     return c;
   }
   EngineOptions options(int64_t budget, int64_t activation_bytes = 0) const {
-    return {.model = model_.path(),
-            .mixed_precision = std::get<0>(GetParam()),
-            .token_budget = budget,
-            .kv_tokens = 2048,
-            .activation_bytes = activation_bytes};
+    return {.model = {.path = model_.path(),
+                      .mixed_precision = std::get<0>(GetParam()),
+                      .activation_bytes = activation_bytes},
+            .scheduling = {.token_budget = budget},
+            .sampler = {.kv_tokens = 2048}};
   }
   Outcomes alone(size_t i, const EngineOptions& o) const {
     Engine engine(o, in_letters);
@@ -205,7 +205,7 @@ TEST_P(HeadAdapters, ASavedOneComesBackAndACopyOfTheBaseWithItMustBeEqual) {
 
 TEST(HeadAdaptersOf, AValueHeadAreRefused) {
   const model::TinyModel model;
-  Engine engine({.model = model.path(), .value_head = true});
+  Engine engine({.model = {.path = model.path(), .value_head = true}});
   const std::string error = error_of([&] {
     engine.run<Done>(
         Create{.tenant = "me", .lora_json = R"({"r": 2, "target_modules": ["lm_head"]})"});

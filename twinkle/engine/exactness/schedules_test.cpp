@@ -16,12 +16,11 @@ size_t tenants_of(uint64_t seed) { return seed % 8 == 0 ? 1 : 3; }
 
 EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
   uint64_t key = key_of(seed, "options");
-  return {.model = model.path(),
-          .mixed_precision = draw(key, 2) ? "bf16" : "no",
-          .token_budget = 1 + static_cast<int64_t>(draw(key, 40)),
-          .kv_tokens = 512,
-          .max_sequences = 1 + static_cast<int64_t>(draw(key, 6)),
-          .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))};
+  return {.model = {.path = model.path(), .mixed_precision = draw(key, 2) ? "bf16" : "no"},
+          .scheduling = {.token_budget = 1 + static_cast<int64_t>(draw(key, 40))},
+          .sampler = {.kv_tokens = 512,
+                      .max_sequences = 1 + static_cast<int64_t>(draw(key, 6)),
+                      .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))}};
 }
 
 std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
@@ -55,9 +54,9 @@ TEST(Schedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     const EngineOptions options = options_of(model, seed);
     const Outcomes got = all_at_once(options, seed);
     EngineOptions reference = options;
-    reference.token_budget = 4096;
-    reference.max_sequences = 64;
-    reference.prefill_tokens = 512;
+    reference.scheduling.token_budget = 4096;
+    reference.sampler.max_sequences = 64;
+    reference.sampler.prefill_tokens = 512;
     const auto want = each_alone(reference, seed, got.cancelled);
     ASSERT_EQ(got.of, want) << "seed " << seed;
     cancelled += got.cancelled.size();
@@ -150,7 +149,7 @@ TEST(Replay, AnotherOptimizerAfterALoadStartsAfreshAsItDoesInARunThatWasNotCut) 
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
   const std::string snapshot = (scratch / "snapshot").string();
-  const EngineOptions options{.model = model.path(), .kv_tokens = 64};
+  const EngineOptions options{.model = {.path = model.path()}, .sampler = {.kv_tokens = 64}};
   const Create create{.tenant = "a", .lora_json = R"({"r": 3, "target_modules": "all-linear"})"};
   const auto train = [](uint64_t seed) {
     return ForwardBackward{.tenant = "a", .sequences = {drawn(seed, 7, 41)}};

@@ -24,13 +24,14 @@ class TrainGraphsOfEngine : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
-    EngineOptions options{.model = model_.path(), .mixed_precision = GetParam(), .kv_tokens = 512};
-    options.device = "cuda";  // or what stands for it in tests/cuda_emulation
-    options.gather_ms = 0;
-    options.resident_bytes = resident_bytes_;
-    options.park_directory = scratch_.path().string();
+    EngineOptions options{.model = {.path = model_.path(), .mixed_precision = GetParam()},
+                          .sampler = {.kv_tokens = 512}};
+    options.model.device = "cuda";  // or what stands for it in tests/cuda_emulation
+    options.scheduling.gather_ms = 0;
+    options.parking.resident_bytes = resident_bytes_;
+    options.parking.directory = scratch_.path().string();
     with_ = std::make_unique<Engine>(options);
-    options.train_graphs = false;
+    options.model.train_graphs = false;
     without_ = std::make_unique<Engine>(options);
   }
 

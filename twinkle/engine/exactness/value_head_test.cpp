@@ -12,7 +12,8 @@ namespace {
 
 EngineOptions options(const std::string& model, const char* precision = "no",
                       int64_t budget = 4096) {
-  return {.model = model, .mixed_precision = precision, .value_head = true, .token_budget = budget};
+  return {.model = {.path = model, .mixed_precision = precision, .value_head = true},
+          .scheduling = {.token_budget = budget}};
 }
 
 std::vector<Example> unscored() {
@@ -95,7 +96,7 @@ TEST_P(ValueHead, ASavedOneComesBackIntoANewEngineAndIntoItsOwn) {
   again.run<Done>(Create{.tenant = "me", .frozen = true});
   EXPECT_EQ(values(again), saved) << "what the files hold";
   expect_error("known: LlamaForCausalLM, and this one with value_head",
-               [&] { Engine({.model = scratch / "critic"}); });
+               [&] { Engine({.model = {.path = scratch / "critic"}}); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, ValueHead, testing::Values("no", "bf16"));
@@ -121,7 +122,7 @@ TEST(ValueHeadRefusals, WhatItCannotDoIsNamed) {
   ForwardBackward nothing{.tenant = "me", .sequences = unscored()};
   refused(nothing, "engine: the batch has no label to learn from");
   const ScratchDir scratch;
-  Engine policy({.model = model.path(), .mixed_precision = "no"});
+  Engine policy({.model = {.path = model.path(), .mixed_precision = "no"}});
   policy.run<Done>(Create{.tenant = "me"});
   policy.run<SaveResult>(Save{"me", scratch / "policy"});
   expect_error("has no tensor score.weight",

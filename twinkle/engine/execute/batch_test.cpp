@@ -58,7 +58,7 @@ TEST(Batch, WhatAModelCannotTakeIsNamedWithItsPlace) {
 
 class BatchOnEngine : public testing::Test {
  protected:
-  BatchOnEngine() : engine_({.model = model_.path(), .mixed_precision = "no"}) {
+  BatchOnEngine() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}) {
     engine_.run<Done>(
         Create{.tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
   }

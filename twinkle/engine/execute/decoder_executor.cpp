@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -19,17 +20,28 @@
 namespace twinkle::engine {
 namespace {
 
-// The cache is taken when the first prompt comes, and fills up much later.
-void require_cache_fits(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype,
-                        at::Device device) {
-  if (!device.is_cpu()) return;
+constexpr double kMiB = 1 << 20;
+
+double memory_of(at::Device device) {
+  if (!device.is_cpu()) {
+    auto* allocator = c10::getDeviceAllocator(device.type());
+    return static_cast<double>(allocator->getMemoryInfo(device.index()).second);
+  }
+  return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+double cache_bytes(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype) {
   const auto& a = spec.attention;
-  const double bytes = 2.0 * static_cast<double>(tokens) *
-                       static_cast<double>(spec.num_layers * a.num_kv_heads * a.head_dim) *
-                       static_cast<double>(c10::elementSize(dtype));
-  const double memory =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  constexpr double kMiB = 1 << 20;
+  return 2.0 * static_cast<double>(tokens) *
+         static_cast<double>(spec.num_layers * a.num_kv_heads * a.head_dim) *
+         static_cast<double>(c10::elementSize(dtype));
+}
+
+// The cache is taken when the first prompt comes, and fills up much later.
+void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
+  if (!device.is_cpu()) return;
+  const double memory = memory_of(device);
   require(bytes <= memory, Code::kInvalid, "engine: kv_tokens is ", tokens,
           ", whose keys and values take ", std::ceil(bytes / kMiB), " MiB, this machine has ",
           std::floor(memory / kMiB), " MiB; lower it");
@@ -40,6 +52,15 @@ constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 // Of Saves that have begun: the next one waits for a slow disk, rather than hold more.
 constexpr int64_t kMaxWritingBytes = int64_t{256} << 20;
 
+void require_share(double share, double weights, double cache, at::Device device) {
+  if (share == 1) return;
+  const double memory = memory_of(device);
+  require(weights + cache <= share * memory, Code::kInvalid, "engine: memory_share is ", share,
+          " of ", std::floor(memory / kMiB), " MiB, but weights take ", std::ceil(weights / kMiB),
+          " MiB and the sampler's cache ", std::ceil(cache / kMiB),
+          " MiB; raise it, or lower kv_tokens");
+}
+
 // How the text of a Sample is read that has stop strings.
 struct PreparedText : Prepared {
   Decode decode;
@@ -47,23 +68,27 @@ struct PreparedText : Prepared {
 
 }  // namespace
 
-DecoderExecutor::DecoderExecutor(const ModelOptions& o)
-    : copies_(kMaxKeptBytes), decoders_(o.decoders), parking_(o.parking) {
-  require(!o.model.empty(), Code::kInvalid,
+DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders)
+    : copies_(kMaxKeptBytes), decoders_(std::move(decoders)), parking_(options.parking) {
+  const ModelOptions& o = options.model;
+  require(!o.path.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
-  require(o.kv_tokens > 0, Code::kInvalid, "engine: kv_tokens is ", o.kv_tokens,
-          ", it must be at least 1");
   const at::ScalarType dtype = dtype_named(o.mixed_precision);
   const at::Device device = device_named(o.device);
-  const Checkpoint checkpoint = Checkpoint::open(o.model);
+  const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
   base_.spec = model::read_spec(base_.config, o.value_head);
   base_.dtype = dtype;
-  require_cache_fits(o.kv_tokens, base_.spec, dtype, device);
+  const double cache = cache_bytes(options.sampler.kv_tokens, base_.spec, dtype);
+  require_cache_fits(options.sampler.kv_tokens, cache, device);
   decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device);
-  for (const auto& w : decoder_->weights())
+  double weights = 0;
+  for (const auto& w : decoder_->weights()) {
     base_.weights.push_back({w.name, w.value->sizes().vec()});
+    weights += static_cast<double>(w.value->nbytes());
+  }
+  require_share(o.memory_share, weights, cache, device);
   base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);
@@ -76,13 +101,7 @@ DecoderExecutor::DecoderExecutor(const ModelOptions& o)
                                                 o.train_graphs ? lora::TrainGraphs::kMax : 0);
   training_ = std::make_unique<Training>(
       *decoder_, *graphs_, [this](const std::string& name) -> Tenant& { return tenant(name); });
-  sampler::SamplerOptions sampling;
-  sampling.kv_tokens = o.kv_tokens;
-  sampling.max_batch = o.max_sequences;
-  sampling.prefill_tokens = o.prefill_tokens;
-  sampling.eos_ids = model_info_.eos_ids;
-  sampling.graphs = o.decode_graphs;
-  sampling_ = std::make_unique<Sampling>(*decoder_, sampling);
+  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids);
 }
 
 std::string DecoderExecutor::graph_failure() const {

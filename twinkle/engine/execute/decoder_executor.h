@@ -13,30 +13,16 @@
 #include "twinkle/engine/execute/sampling.h"
 #include "twinkle/engine/execute/training.h"
 #include "twinkle/engine/memory/parking.h"
+#include "twinkle/engine/options.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
 
 namespace twinkle::engine {
 
-struct ModelOptions {
-  std::string model;            // a Hugging Face model directory, or a .gguf file
-  std::string mixed_precision;  // "bf16" or "no"
-  std::string device;           // "cpu", "cuda", "cuda:1"
-  bool value_head;              // model::read_spec
-  int64_t kv_tokens;            // tokens that the sampler's cache holds
-  int64_t activation_bytes;     // Decoder::limit_activations
-  int64_t max_sequences;        // that it runs at a time
-  int64_t prefill_tokens;       // SamplerOptions::prefill_tokens
-  ParkingOptions parking;
-  bool deterministic;  // Decoder::set_exact
-  bool decode_graphs;  // SamplerOptions::graphs
-  bool train_graphs;   // lora::TrainGraphs
-  Decoders decoders;   // of the Samples' tokenizers
-};
-
 class DecoderExecutor : public Executor {
  public:
-  explicit DecoderExecutor(const ModelOptions& options);
+  // All but options.scheduling. `decoders` are of the Samples' tokenizers.
+  explicit DecoderExecutor(const EngineOptions& options, Decoders decoders = {});
   ~DecoderExecutor() override;
 
   const ModelInfo& model_info() const { return model_info_; }

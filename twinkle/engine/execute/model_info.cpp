@@ -47,10 +47,7 @@ std::string products(at::ScalarType dtype, at::Device device) {
 }  // namespace
 
 at::ScalarType dtype_named(const std::string& precision) {
-  if (precision == "bf16") return at::kBFloat16;
-  require(precision == "no" || precision == "fp32", Code::kInvalid, "engine: mixed_precision is '",
-          precision, "'; known: bf16, no");
-  return at::kFloat;
+  return precision == "bf16" ? at::kBFloat16 : at::kFloat;
 }
 
 JsonObject arithmetic_of(at::ScalarType dtype, at::Device device, bool deterministic) {

@@ -6,7 +6,7 @@ namespace twinkle::engine {
 
 void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weights,
                      Listening listening) {
-  if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_);
+  if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_, eos_ids_);
   forget_if_asked();
   const size_t n = sample.prompts.size();
   Begun begun{std::move(weights), std::move(listening)};
@@ -17,7 +17,8 @@ void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weig
   try {
     for (size_t i = 0; i < n; ++i) {
       sampler::Request request{sample.prompts[i], sample.params[sample.params.size() == 1 ? 0 : i],
-                               begun.weights.adapter.slot(), begun.weights.version,
+                               begun.weights.adapter.slot(),
+                               options_.prefix_cache ? begun.weights.version : 0,
                                static_cast<bool>(begun.listening.hooks.on_tokens)};
       request.owner = sample.tenant;
       request.weight = share.weight;

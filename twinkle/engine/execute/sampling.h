@@ -28,8 +28,9 @@ struct Listening {
 class Sampling {
  public:
   // The sampler, and its cache, exist from the first Sample on. The decoder outlives it.
-  Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options)
-      : decoder_(decoder), options_(options) {}
+  Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options,
+           std::vector<int32_t> eos_ids)
+      : decoder_(decoder), options_(options), eos_ids_(std::move(eos_ids)) {}
 
   // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong; then
   // none is taken.
@@ -67,7 +68,8 @@ class Sampling {
   void report();
 
   model::Decoder& decoder_;
-  sampler::SamplerOptions options_;
+  const sampler::SamplerOptions options_;
+  const std::vector<int32_t> eos_ids_;
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Place> requests_;  // that have not ended, by ticket

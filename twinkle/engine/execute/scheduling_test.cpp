@@ -43,7 +43,8 @@ class Scheduling : public testing::Test {
  protected:
   std::unique_ptr<Engine> open(int64_t budget = 64) {
     auto engine = std::make_unique<Engine>(
-        EngineOptions{.model = model_.path(), .mixed_precision = "no", .token_budget = budget});
+        EngineOptions{.model = {.path = model_.path(), .mixed_precision = "no"},
+                      .scheduling = {.token_budget = budget}});
     for (const char* name : {"a", "b"})
       engine->run<Done>(Create{.tenant = name, .lora_json = kLora, .seed = 5});
     return engine;
@@ -137,8 +138,9 @@ TEST_F(Scheduling, ASampleKeepsTheWeightsThatItBeganWith) {
 }
 
 TEST_F(Scheduling, FullParameterStepsWaitForSamplesThatReadTheBase) {
-  Engine engine({.model = model_.path(), .mixed_precision = "no", .token_budget = 64});
-  Engine alone({.model = model_.path(), .mixed_precision = "no"});
+  Engine engine({.model = {.path = model_.path(), .mixed_precision = "no"},
+                 .scheduling = {.token_budget = 64}});
+  Engine alone({.model = {.path = model_.path(), .mixed_precision = "no"}});
   alone.run<Done>(Create{.tenant = "base", .frozen = true});
   const auto text = tokens_of(alone.run<SampleResult>(prompts("base", 2, 20)));
   const Step step{.tenant = "full", .options = R"({"lr": 0.1})"};
@@ -192,7 +194,8 @@ TEST_F(Scheduling, OperationsThatShareAPassGetTheBitsThatTheyGetOneByOne) {
 }
 
 TEST_F(Scheduling, LogitsOfForwardsThatWaitCountAsIfTheyWereThere) {
-  Engine engine({.model = model_.path(), .mixed_precision = "no", .max_queued_bytes = 40'000});
+  Engine engine({.model = {.path = model_.path(), .mixed_precision = "no"},
+                 .scheduling = {.max_queued_bytes = 40'000}});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   const Forward forward{.tenant = "base", .sequences = {drawn(1, 20)}, .logits = true};
   std::vector<Future> kept;  // 20 x 131 x 4 bytes each

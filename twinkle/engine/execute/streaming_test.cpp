@@ -47,7 +47,7 @@ Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_s
 
 class Streaming : public testing::Test {
  protected:
-  Streaming() : engine_({.model = model_.path(), .mixed_precision = "no"}, of_brackets) {
+  Streaming() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}, of_brackets) {
     engine_.run<Done>(Create{.tenant = "base", .frozen = true});
   }
   const model::TinyModel model_;
@@ -71,8 +71,9 @@ TEST_F(Streaming, TellsTheTokensOfTheResultInOrderAndTheReasonWithTheLast) {
 
 // The second is computed steps before the first, and the third never needs to be.
 TEST_F(Streaming, OfSeveralPromptsThatFailTheFirstInTheirOrderIsNamed) {
-  Engine engine({.model = model_.path(), .mixed_precision = "no", .prefill_tokens = 8},
-                of_brackets);
+  Engine engine(
+      {.model = {.path = model_.path(), .mixed_precision = "no"}, .sampler = {.prefill_tokens = 8}},
+      of_brackets);
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
   Sample sample{.tenant = "base", .params = {{}}, .tokenizer = "<>"};
   for (const size_t length : {60, 3, 90}) sample.prompts.push_back(drawn(length, length).input_ids);
@@ -248,7 +249,7 @@ TEST_F(Streaming, StatisticsSayWhatRunsAndWhatTheCacheHolds) {
   const SamplingStats after = engine_.sampling();
   EXPECT_EQ(after.num_samples + after.num_sequences, 0);
   EXPECT_EQ(after.num_free_pages, after.num_pages);
-  EXPECT_EQ(after.num_pages * after.page_tokens, EngineOptions{}.kv_tokens);
+  EXPECT_EQ(after.num_pages * after.page_tokens, EngineOptions{}.sampler.kv_tokens);
 }
 
 }  // namespace

@@ -180,7 +180,8 @@ TEST(GatherOptions, AreChecked) {
       Dispatcher dispatcher({.gather_ms = bad}, executor);
       ADD_FAILURE() << bad;
     } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find("it must be from 0 to 1000"), std::string::npos);
+      EXPECT_NE(std::string(e.what()).find("it must be a number of at least 0, at most 1000"),
+                std::string::npos);
     }
   }
 }

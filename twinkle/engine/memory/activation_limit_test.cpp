@@ -15,7 +15,8 @@ TEST(ActivationLimit, GradientsWithDropoutHaveTheSameBitsForEveryLimit) {
     int64_t recomputed;
   };
   const auto train = [&](const std::string& precision, int64_t limit) {
-    Engine engine({.model = model.path(), .mixed_precision = precision, .activation_bytes = limit});
+    Engine engine(
+        {.model = {.path = model.path(), .mixed_precision = precision, .activation_bytes = limit}});
     for (const std::string name : {"a", "b"}) {
       engine.run<Done>(
           Create{.tenant = name,

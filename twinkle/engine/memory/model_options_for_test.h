@@ -6,19 +6,9 @@
 
 namespace twinkle::engine {
 
-inline ModelOptions small_model(const std::string& model) {
-  return {.model = model,
-          .mixed_precision = "bf16",
-          .device = "cpu",
-          .value_head = false,
-          .kv_tokens = 1024,
-          .activation_bytes = 0,
-          .max_sequences = 4,
-          .prefill_tokens = 512,
-          .parking = {},
-          .deterministic = true,
-          .decode_graphs = false,
-          .train_graphs = false};
+inline EngineOptions small_model(const std::string& model) {
+  return {.model = {.path = model, .activation_bytes = 0, .train_graphs = false},
+          .sampler = {.kv_tokens = 1024, .max_sequences = 4, .decode_graphs = false}};
 }
 
 }  // namespace twinkle::engine

@@ -61,9 +61,9 @@ class NewWeights : public testing::TestWithParam<std::string> {
     return std::get<SampleResult>(executor_.commit(id_)).completions[0][0].logprobs[0];
   }
 
-  ModelOptions options() const {
-    ModelOptions out = small_model(model_.path());
-    out.mixed_precision = GetParam();
+  EngineOptions options() const {
+    EngineOptions out = small_model(model_.path());
+    out.model.mixed_precision = GetParam();
     return out;
   }
   int64_t base_bytes() const { return kVocabulary * kWidth * (GetParam() == "no" ? 4 : 2); }

@@ -17,10 +17,10 @@ class ParkedTenants : public testing::Test {
  protected:
   std::unique_ptr<Engine> start(int64_t resident_bytes) {
     auto engine = std::make_unique<Engine>(
-        EngineOptions{.model = model_.path(),
-                      .token_budget = 16,  // an operation takes several batches
-                      .resident_bytes = resident_bytes,
-                      .park_directory = resident_bytes ? folder().string() : ""});
+        EngineOptions{.model = {.path = model_.path()},
+                      .scheduling = {.token_budget = 16},  // an operation takes several batches
+                      .parking = {.resident_bytes = resident_bytes,
+                                  .directory = resident_bytes ? folder().string() : ""}});
     for (int i = 0; i < 6; ++i) {
       engine->run<Done>(Create{.tenant = name(i),
                                .lora_json = R"({"r": 4, "target_modules": "all-linear"})",
@@ -99,7 +99,7 @@ TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) 
 
 // At each of its last allocations in turn, where the tenant enters the books.
 TEST_F(ParkedTenants, ACreateThatRunsOutOfMemoryLeavesNoTenant) {
-  ModelOptions options = small_model(model_.path());
+  EngineOptions options = small_model(model_.path());
   options.parking = {int64_t{1} << 30, folder().string()};
   DecoderExecutor executor(options);
   const Operation create = Create{.tenant = "a tenant of a long name",
@@ -126,7 +126,9 @@ TEST_F(ParkedTenants, ACreateThatRunsOutOfMemoryLeavesNoTenant) {
 }
 
 TEST_F(ParkedTenants, ALimitWithoutAFolderIsRefused) {
-  EXPECT_EQ(error_of([&] { Engine({.model = model_.path(), .resident_bytes = 5}); }),
+  EXPECT_EQ(error_of([&] {
+              Engine({.model = {.path = model_.path()}, .parking = {.resident_bytes = 5}});
+            }),
             "engine: resident_bytes is 5 but park_directory is empty; name a folder for idle "
             "tenants");
 }

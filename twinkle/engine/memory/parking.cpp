@@ -107,8 +107,7 @@ class ParkedFile {
 }  // namespace
 
 Parking::Parking(const ParkingOptions& options) : options_(options) {
-  require(options.resident_bytes >= 0, Code::kInvalid, "engine: resident_bytes is ",
-          options.resident_bytes, ", it must be at least 0, which means no limit");
+  check_options(options, "engine: ");
   if (options.resident_bytes == 0) return;
   require(!options.directory.empty(), Code::kInvalid, "engine: resident_bytes is ",
           options.resident_bytes, " but park_directory is empty; name a folder for idle tenants");

@@ -12,16 +12,11 @@
 
 #include "twinkle/base/file.h"
 #include "twinkle/base/guarded.h"
+#include "twinkle/engine/memory/parking_options.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/tenant.h"
 
 namespace twinkle::engine {
-
-struct ParkingOptions {
-  int64_t resident_bytes = 0;  // of all tenants' state; 0: no limit, nothing is ever parked. What
-                               // runs stays in memory even when it alone exceeds it
-  std::string directory;       // where to park: a folder of its own is made there
-};
 
 class Parking {
  public:

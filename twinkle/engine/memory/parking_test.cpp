@@ -302,7 +302,8 @@ TEST_F(ParkingTest, WeightsThatSomebodyReadsStayAndPublishedOnesGoAndComeBack) {
 
 TEST_F(ParkingTest, ALimitNeedsAFolderThatCanBeWrittenTo) {
   EXPECT_EQ(error_of([] { Parking({-1, ""}); }),
-            "engine: resident_bytes is -1, it must be at least 0, which means no limit");
+            "engine: resident_bytes is -1, it must be an integer of at least 0, at most "
+            "1125899906842624");
   EXPECT_EQ(error_of([] { Parking({5, ""}); }),
             "engine: resident_bytes is 5 but park_directory is empty; name a folder for idle "
             "tenants");

@@ -39,7 +39,7 @@ class Versions : public testing::TestWithParam<std::string> {
   int64_t publish() { return engine_.run<PublishResult>(Publish{"me"}).version; }
 
   const model::TinyModel model_;
-  Engine engine_{{.model = model_.path(), .mixed_precision = GetParam()}};
+  Engine engine_{{.model = {.path = model_.path(), .mixed_precision = GetParam()}}};
 };
 
 TEST_P(Versions, APublishedOneGivesTheSameBitsWhileTrainingGoesOn) {
@@ -57,7 +57,7 @@ TEST_P(Versions, APublishedOneGivesTheSameBitsWhileTrainingGoesOn) {
 
 TEST_P(Versions, ASampleKeepsTheWeightsOfItsPlaceInTheOrderThoughAStepOvertakesIt) {
   const auto alone = [&] {
-    Engine other({.model = model_.path(), .mixed_precision = GetParam()});
+    Engine other({.model = {.path = model_.path(), .mixed_precision = GetParam()}});
     other.run<Done>(Create{
         .tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})", .seed = 3});
     other.run<ForwardResult>(work("me", 1));
@@ -87,7 +87,7 @@ TEST_P(Versions, ALongPromptIsReadWithTheWeightsOfItsOwnVersionThoughAnotherRead
   train(7);
   const auto second = run(engine_, 0);
   EXPECT_EQ(run(engine_, 1), first);
-  Engine fresh({.model = model_.path(), .mixed_precision = GetParam()});
+  Engine fresh({.model = {.path = model_.path(), .mixed_precision = GetParam()}});
   fresh.run<Done>(Create{
       .tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})", .seed = 3});
   for (const uint64_t seed : {1, 7}) {
@@ -154,7 +154,7 @@ TEST_P(Versions, NumbersGoOnAfterACheckpointSoThatAReplayFromItGivesTheSame) {
   publish();
   publish();
   engine_.run<SaveResult>(Save{"me", directory, true});
-  Engine second({.model = model_.path(), .mixed_precision = GetParam()});
+  Engine second({.model = {.path = model_.path(), .mixed_precision = GetParam()}});
   second.run<Done>(Create{.tenant = "me", .directory = directory});
   second.run<LoadResult>(Load{"me", directory, true});
   EXPECT_EQ(second.run<PublishResult>(Publish{"me"}).version, 3);

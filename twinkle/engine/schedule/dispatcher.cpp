@@ -33,24 +33,8 @@ std::exception_ptr attempt(F&& run) {
 
 }  // namespace
 
-void validate(const DispatcherOptions& o) {
-  const auto at_least_one = [](const char* field, int64_t value) {
-    require(value >= 1, Code::kInvalid, "engine: ", field, " is ", value,
-            ", it must be at least 1");
-  };
-  at_least_one("token_budget", o.token_budget);
-  at_least_one("max_queued", o.max_queued);
-  at_least_one("max_queued_total", o.max_queued_total);
-  at_least_one("max_queued_bytes", o.max_queued_bytes);
-  at_least_one("max_queued_bytes_total", o.max_queued_bytes_total);
-  require(o.sampling_share > 0 && o.sampling_share < 1, Code::kInvalid,
-          "engine: sampling_share is ", o.sampling_share, ", it must be above 0 and below 1");
-  require(o.gather_ms >= 0 && o.gather_ms <= 1000, Code::kInvalid, "engine: gather_ms is ",
-          o.gather_ms, ", it must be from 0 to 1000");
-}
-
 Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
-    : options_((validate(options), options)),
+    : options_((check_options(options, "engine: "), options)),
       executor_(executor),
       held_(options.max_queued_bytes, options.max_queued_bytes_total),
       cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"))),

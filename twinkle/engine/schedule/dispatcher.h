@@ -21,28 +21,12 @@
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/schedule/accepted.h"
+#include "twinkle/engine/schedule/dispatcher_options.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/schedule/scheduler.h"
 #include "twinkle/engine/schedule/time_share.h"
 
 namespace twinkle::engine {
-
-struct DispatcherOptions {
-  int64_t token_budget = 4096;       // of one batch
-  int64_t max_queued = 1024;         // operations of one tenant that have not ended
-  int64_t max_queued_total = 16384;  // of all tenants
-  // Bytes of one tenant's operations that have not ended and of results that were neither taken nor
-  // dropped; an operation counts with the most that its result can take. And of all tenants'.
-  int64_t max_queued_bytes = int64_t{4} << 30;
-  int64_t max_queued_bytes_total = int64_t{8} << 30;
-  double sampling_share = 0.5;  // of the time, while training waits too
-  // The most that a batch waits for tenants of the last one that have nothing queued, so that
-  // clients that wait for each result share the next batch too. 0: it never waits.
-  double gather_ms = 1.0;
-};
-
-// Error kInvalid: an option outside its range.
-void validate(const DispatcherOptions& options);
 
 struct TenantStats {
   int64_t num_queued = 0;   // operations that have not ended

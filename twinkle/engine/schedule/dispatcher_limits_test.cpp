@@ -249,17 +249,19 @@ TEST_F(Dispatched, OptionsOutsideTheirRangeAreNamed) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(text({.token_budget = 0}), "engine: token_budget is 0, it must be at least 1");
-  EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0, it must be at least 1");
-  EXPECT_EQ(text({.max_queued_total = -1}),
-            "engine: max_queued_total is -1, it must be at least 1");
-  EXPECT_EQ(text({.max_queued_bytes = 0}), "engine: max_queued_bytes is 0, it must be at least 1");
-  EXPECT_EQ(text({.max_queued_bytes_total = -1}),
-            "engine: max_queued_bytes_total is -1, it must be at least 1");
-  for (const double share : {0.0, 1.0}) {
-    EXPECT_NE(text({.sampling_share = share}).find("must be above 0 and below 1"),
-              std::string::npos);
-  }
+  const auto integer = [](const std::string& most) {
+    return ", it must be an integer of at least 1, at most " + most;
+  };
+  const std::string tokens = integer("2147483647"), bytes = integer("1125899906842624");
+  EXPECT_EQ(text({.token_budget = 0}), "engine: token_budget is 0" + tokens);
+  EXPECT_EQ(text({.max_queued = 0}), "engine: max_queued is 0" + tokens);
+  EXPECT_EQ(text({.max_queued_total = -1}), "engine: max_queued_total is -1" + tokens);
+  EXPECT_EQ(text({.max_queued_bytes = 0}), "engine: max_queued_bytes is 0" + bytes);
+  EXPECT_EQ(text({.max_queued_bytes_total = -1}), "engine: max_queued_bytes_total is -1" + bytes);
+  EXPECT_EQ(text({.sampling_share = 0}),
+            "engine: sampling_share is 0, it must be a number above 0, below 1");
+  EXPECT_EQ(text({.sampling_share = 1}),
+            "engine: sampling_share is 1, it must be a number above 0, below 1");
 }
 
 TEST_F(Dispatched, ASampleThatOutlivesItsTenantLeavesNothingInTheStatistics) {

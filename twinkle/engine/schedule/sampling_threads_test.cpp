@@ -119,7 +119,7 @@ class PagedExecutor : public NullExecutor {
     samples_.erase(it);
   }
 
-  sampler::Schedule schedule_{{.kv_tokens = 24 * 64, .max_batch = 6, .prefill_tokens = 100}};
+  sampler::Schedule schedule_{{.kv_tokens = 24 * 64, .max_sequences = 6, .prefill_tokens = 100}};
   std::map<int64_t, Begun> samples_;
   int64_t tickets_ = 0;
 };

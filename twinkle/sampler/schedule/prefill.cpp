@@ -77,8 +77,8 @@ void Schedule::enter(Owner& owner) {
 }
 
 // Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
-// and no more than max_batch run. None passes the first that has no room: an owner that holds less,
-// and needs more, gets the pages that come free.
+// and no more than max_sequences run. None passes the first that has no room: an owner that holds
+// less, and needs more, gets the pages that come free.
 void Schedule::begin_round() {
   std::vector<Sequence*> computing;
   int64_t num_running = 0, width = 0, reserved = 0;
@@ -94,7 +94,7 @@ void Schedule::begin_round() {
     return std::tuple(!oldest, -o.priority, static_cast<double>(o.held) / o.account.weight,
                       oldest ? oldest->job->ticket : 0);
   };
-  while (width < options_.max_batch) {
+  while (width < options_.max_sequences) {
     const auto it = std::ranges::min_element(owners_, {}, order);
     if (it == owners_.end() || !it->second.newcomer()) break;
     Owner& owner = it->second;

@@ -18,7 +18,7 @@ struct Asks {
 // Prompt tokens of each owner in each of many steps, with prompts of all waiting in all of them.
 std::vector<std::map<std::string, int64_t>> served(const std::vector<Asks>& all, uint64_t seed,
                                                    int64_t budget) {
-  Driver driver({.kv_tokens = 1 << 20, .max_batch = 64, .prefill_tokens = budget});
+  Driver driver({.kv_tokens = 1 << 20, .max_sequences = 64, .prefill_tokens = budget});
   uint64_t draws = 0;
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(key_of(seed, ++draws) % static_cast<uint64_t>(n));

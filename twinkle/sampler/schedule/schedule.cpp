@@ -5,22 +5,11 @@
 #include "twinkle/base/error.h"
 
 namespace twinkle::sampler {
-namespace {
-
-const SamplerOptions& checked(const SamplerOptions& options) {
-  const auto check = [](const char* field, int64_t value) {
-    require(value >= 1, Code::kInvalid, "sampler: ", field, " is ", value,
-            ", it must be at least 1");
-  };
-  check("max_batch", options.max_batch);
-  check("prefill_tokens", options.prefill_tokens);
-  return options;
-}
-
-}  // namespace
 
 Schedule::Schedule(const SamplerOptions& options)
-    : options_(checked(options)), pool_(options.kv_tokens), prefixes_(pool_) {}
+    : options_((check_options(options, "sampler: "), options)),
+      pool_(options.kv_tokens),
+      prefixes_(pool_) {}
 
 void Schedule::add(std::unique_ptr<Sequence> sequence) {
   arrived_.push_back(std::move(sequence));
@@ -118,7 +107,7 @@ bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
 bool Schedule::extend(Sequence& s, int64_t end, Work& work) {
   if (!s.planned()) {
     const auto batch = std::ssize(work.batch);
-    if (batch == options_.max_batch) return false;
+    if (batch == options_.max_sequences) return false;
     // A newcomer waits until the others can each take one more page, lest it be sent back at once.
     const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
     if (!s.running && batch > 0 && pool_.num_free() < grown + batch) return false;

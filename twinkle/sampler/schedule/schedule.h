@@ -1,12 +1,12 @@
 // Scheduler of sampling steps: the sequences of the next forward, and their pages. One token of
 // each that decodes, and prompts as far as a budget goes, so that neither waits for the other. The
 // budget is shared between the owners of requests as batches are between tenants
-// (base/fair_share.h); an owner's oldest prompt comes first. Up to max_batch sequences run; room
-// for a new one goes to the owner that holds the fewest pages for its weight, and what waits costs
-// a step nothing. When pages run out, the youngest sequences give theirs back and are computed
-// again later. Sequences of the same weights that begin alike share pages: what one has computed
-// others take, and what one is computing others wait for. Knows no tensors. One thread, the
-// sampler's.
+// (base/fair_share.h); an owner's oldest prompt comes first. Up to max_sequences sequences run;
+// room for a new one goes to the owner that holds the fewest pages for its weight, and what waits
+// costs a step nothing. When pages run out, the youngest sequences give theirs back and are
+// computed again later. Sequences of the same weights that begin alike share pages: what one has
+// computed others take, and what one is computing others wait for. Knows no tensors. One thread,
+// the sampler's.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -22,7 +22,7 @@ TEST(Schedule, SequencesThatDecodeGetATokenInEveryStepOfALongPrompt) {
 }
 
 TEST(Schedule, ALongPromptGetsItsWholeBudgetHoweverManyDecode) {
-  Driver driver({.kv_tokens = 1 << 16, .max_batch = 40, .prefill_tokens = 64});
+  Driver driver({.kv_tokens = 1 << 16, .max_sequences = 40, .prefill_tokens = 64});
   for (int i = 0; i < 39; ++i) driver.add({i}, 1000, 0);
   driver.step();
   const int64_t prompt = driver.add(count_from(0, 640), 5, 0)->ticket;
@@ -118,8 +118,9 @@ TEST(Schedule, EverythingEndsAndEveryPageComesBackWhateverRunsOutOrIsCancelled) 
   for (int round = 0; round < 40; ++round) {
     const auto below = [&](unsigned n) { return static_cast<int64_t>(random() % n); };
     const int64_t num_pages = 8 + below(20);
-    Driver driver(
-        {.kv_tokens = 64 * num_pages, .max_batch = 1 + below(8), .prefill_tokens = 1 + below(200)});
+    Driver driver({.kv_tokens = 64 * num_pages,
+                   .max_sequences = 1 + below(8),
+                   .prefill_tokens = 1 + below(200)});
     std::vector<Job*> jobs;
     for (int step = 0; step < 300; ++step) {
       if (below(4) == 0) {
@@ -145,7 +146,7 @@ TEST(Schedule, EverythingEndsAndEveryPageComesBackWhateverRunsOutOrIsCancelled) 
 }
 
 TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
-  Driver driver({.kv_tokens = 1 << 15, .max_batch = 3});
+  Driver driver({.kv_tokens = 1 << 15, .max_sequences = 3});
   for (int i = 0; i < 3; ++i) driver.add({i}, 4, 0, 2);
   EXPECT_EQ(driver.schedule.num_sequences(), 3);
   EXPECT_EQ(driver.schedule.num_running(), 0);
@@ -157,7 +158,7 @@ TEST(Schedule, TellsHowManySequencesThereAreAndHowManyOfThemRun) {
 }
 
 TEST(Schedule, NoMoreThanTheBatchHoldsRunHoweverManyWait) {
-  Driver driver({.kv_tokens = 1 << 16, .max_batch = 4});
+  Driver driver({.kv_tokens = 1 << 16, .max_sequences = 4});
   const std::string owner = "a";
   for (int i = 0; i < 50; ++i) driver.add(count_from(i, 30), 6, 0)->request.owner = owner;
   driver.step();
@@ -175,7 +176,7 @@ TEST(Schedule, NoMoreThanTheBatchHoldsRunHoweverManyWait) {
 }
 
 TEST(Schedule, AJobThatIsOverWhileItWaitsIsForgotten) {
-  Driver driver({.kv_tokens = 1 << 16, .max_batch = 1});
+  Driver driver({.kv_tokens = 1 << 16, .max_sequences = 1});
   for (int i = 0; i < 3; ++i) driver.add({1, 2, 3}, 4, 0);
   driver.step();
   Job* waiting = driver.add({1, 2}, 4, 0);
@@ -186,10 +187,11 @@ TEST(Schedule, AJobThatIsOverWhileItWaitsIsForgotten) {
 }
 
 TEST(Schedule, RefusesOptionsBelowOne) {
-  EXPECT_EQ(error_of([] { Schedule({.max_batch = 0}); }),
-            "sampler: max_batch is 0, it must be at least 1");
-  EXPECT_EQ(error_of([] { Schedule({.prefill_tokens = 0}); }),
-            "sampler: prefill_tokens is 0, it must be at least 1");
+  EXPECT_EQ(error_of([] { Schedule({.max_sequences = 0}); }),
+            "sampler: max_sequences is 0, it must be an integer of at least 1, at most 2147483647");
+  EXPECT_EQ(
+      error_of([] { Schedule({.prefill_tokens = 0}); }),
+      "sampler: prefill_tokens is 0, it must be an integer of at least 1, at most 2147483647");
 }
 
 }  // namespace

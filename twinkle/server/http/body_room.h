@@ -7,17 +7,33 @@
 #include <list>
 #include <memory>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
 
 namespace twinkle::server {
 
 struct BodyRoomOptions {
-  int64_t max_bytes = int64_t{2} << 30;         // of all bodies; at least max_body_bytes
-  int64_t max_body_bytes = int64_t{256} << 20;  // of one, and as much where no length is told
+  int64_t max_bytes = int64_t{2} << 30;
+  int64_t max_body_bytes = int64_t{256} << 20;
   // Not longer than these: always admitted, since polls and heartbeats must not wait.
   int64_t small_bytes = int64_t{64} << 10;
-  std::chrono::milliseconds patience{20000};  // for room; then 503, come again
+  std::chrono::milliseconds patience{20000};
+
+  static constexpr auto fields() {
+    using O = BodyRoomOptions;
+    return std::tuple{
+        option("max_body_bytes_total", &O::max_bytes, between(1 << 20, kMostBytes),
+               "bytes of all requests that are being read or written down, at least "
+               "max_body_bytes; one more is not read until there is room"),
+        option("max_body_bytes", &O::max_body_bytes, between(1 << 20, int64_t{2} << 30),
+               "bytes of one request, and of what it decodes to; a longer one is 413"),
+        option("small_body_bytes", &O::small_bytes, between(0, 1 << 20),
+               "bytes of a body that is always admitted, so that polls and heartbeats do not wait"),
+        option("body_patience_seconds", &O::patience, between(0, 50),
+               "seconds that a request waits for room for its body; then 503, come again. Clients "
+               "give a request up after 60 s")};
+  }
 };
 
 class BodyRoom {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
 
@@ -12,12 +13,27 @@ namespace twinkle::server {
 
 struct HttpOptions {
   std::string address = "127.0.0.1";
-  uint16_t port = 0;  // 0: a free one
+  uint16_t port = 0;
   int64_t max_header_bytes = 64 << 10;
-  int64_t max_connections = 10000;  // one more waits until another closes
-  // For a request's head, for each MiB of its body, and until a peer takes more of a response.
+  int64_t max_connections = 10000;
   std::chrono::milliseconds patience{30000};
-  std::chrono::milliseconds keep_alive{75000};  // between requests
+  std::chrono::milliseconds keep_alive{75000};
+
+  static constexpr auto fields() {
+    using O = HttpOptions;
+    return std::tuple{
+        option("host", &O::address, any(), "IP address to listen on"),
+        option("port", &O::port, between(0, 65535), "port to listen on; 0 is a free one"),
+        option("max_header_bytes", &O::max_header_bytes, between(1024, 1 << 20),
+               "bytes of a request's head; a longer one is 431"),
+        option("max_connections", &O::max_connections, between(1, 1e6),
+               "connections that are open; one more waits until another closes"),
+        option("patience_seconds", &O::patience, between(0.001, 3600),
+               "seconds for a request's head, for each MiB of its body, and until a client takes "
+               "more of a response"),
+        option("keep_alive_seconds", &O::keep_alive, between(0.001, 86400),
+               "seconds that a connection stays open between requests")};
+  }
 };
 
 // Whether only this machine reaches an address: 127.0.0.0/8 and ::1. False for what is none.

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
@@ -20,10 +21,24 @@ namespace twinkle::server {
 
 // What the engine has at a time. One operation of a line is always given, whatever its size.
 struct LineOptions {
-  int64_t max_given = 1000;               // operations of a line, fewer than engine's max_queued
-  int64_t max_bytes = int64_t{64} << 20;  // of requests' bodies that they are made of
-  int64_t max_bytes_total = int64_t{1} << 30;  // of all lines
-  std::chrono::milliseconds again{50};         // after the engine refused one for want of room
+  int64_t max_given = 1000;
+  int64_t max_bytes = int64_t{64} << 20;
+  int64_t max_bytes_total = int64_t{1} << 30;
+  std::chrono::milliseconds again{50};
+
+  static constexpr auto fields() {
+    using O = LineOptions;
+    return std::tuple{
+        option("max_given", &O::max_given, between(1, kMostTokens),
+               "operations of a run that the engine is given at a time, fewer than max_queued; the "
+               "rest wait on the disk"),
+        option("max_given_bytes", &O::max_bytes, between(1, kMostBytes),
+               "bytes of requests' bodies that they are made of"),
+        option("max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
+               "the same of all runs, in bytes"),
+        option("give_again_seconds", &O::again, between(0.001, 60),
+               "seconds after which the engine is asked again when it had no room")};
+  }
 };
 
 class Lines {

@@ -9,18 +9,29 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
 
 namespace twinkle::server {
 
 struct PromiseOptions {
-  // A poll is held so long, then answered 408: come again. The SDK gives up at 45 s.
   std::chrono::milliseconds hold{30000};
-  // A result that was given is kept so long, since its response may have been lost.
   std::chrono::milliseconds keep_read{600000};
-  // That are open of one owner: each takes about a kilobyte of memory.
   int64_t max_open = 32768;
+
+  static constexpr auto fields() {
+    using O = PromiseOptions;
+    return std::tuple{
+        option("hold_seconds", &O::hold, between(0.001, 40),
+               "seconds that a poll waits for its result; then 408, come again. The SDK gives up "
+               "at 45 s"),
+        option("keep_read_seconds", &O::keep_read, between(0, 31536000),
+               "seconds that a result which was given is kept, since its response may be lost"),
+        option("max_open", &O::max_open, between(1, kMostTokens),
+               "accepted requests of one tenant that have not ended, each about a kilobyte of "
+               "memory; one more is refused as busy")};
+  }
 };
 
 class Promises {

@@ -23,21 +23,21 @@ constexpr size_t kMaxName = 200;
 
 std::string new_id() { return store::random_hex(16); }
 
-Services::Services(Backend& backend, Loop& loop, fs::path state, SnapshotOptions snapshot_options,
-                   LineOptions lines)
+Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOptions& options)
     : backend(backend),
       loop(loop),
       state(std::move(state)),
       history(loop),
-      promises({}, loop,
+      promises(options.promises, loop,
                [this](const std::string& id) {
                  // Told again after a crash, if this is lost: no harm.
                  history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
                }),
-      operations(lines, backend, loop, history, promises),
-      snapshots(backend, loop, history, this->state / "snapshots", snapshot_options,
+      operations(options.lines, backend, loop, history, promises),
+      snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s) { release_saved(s); }),
-      runs(backend, promises, operations, snapshots) {}
+      runs(backend, promises, operations, snapshots),
+      options_(options) {}
 
 void Services::sample(const std::string& owner, std::shared_ptr<Pending> pending) {
   backend.validate(pending->ready->operation);
@@ -125,7 +125,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
   const auto written = std::make_shared<std::optional<std::exception_ptr>>();
   int64_t kept_from_ms = 0;
   const auto begin = [&](const History::Summary& summary) {
-    kept_from_ms = summary.last_ms - PromiseOptions{}.keep_read.count();
+    kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
     for (const Opened& start : summary.starts) {
       require(start.model == opened.model, Code::kInvalid, "server: the state in ", state.string(),
               " is of the model ", start.model, ", and this is ", opened.model,
@@ -161,7 +161,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     if (*written && **written) std::rethrow_exception(**written);
     return *written && snapshots.finish_restore() && operations.finish_replay(same);
   };
-  history.open(state / "journal", {begin, apply, finish, turn});
+  history.open(state / "journal", {begin, apply, finish, turn}, options_.journal);
 }
 
 }  // namespace twinkle::server

@@ -42,10 +42,24 @@ struct Checkpoint {
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.
 std::string new_id();
 
+struct ServiceOptions {
+  SnapshotOptions snapshots;
+  PromiseOptions promises;
+  store::JournalOptions journal;
+  LineOptions lines;
+
+  static constexpr auto fields() {
+    return std::tuple{group("snapshots", &ServiceOptions::snapshots),
+                      group("promises", &ServiceOptions::promises),
+                      group("journal", &ServiceOptions::journal),
+                      group("lines", &ServiceOptions::lines)};
+  }
+};
+
 class Services {
  public:
   Services(Backend& backend, Loop& loop, std::filesystem::path state,
-           SnapshotOptions snapshots = {}, LineOptions lines = {});
+           const ServiceOptions& options = {});
 
   // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
   // Backend::validate; kBusy: it cannot be given to the engine at once, or as of Promises::open.
@@ -100,6 +114,7 @@ class Services {
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);
 
+  const ServiceOptions options_;
   std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
   std::set<std::string> made_;                     // that the engine has got
 };

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
@@ -18,7 +19,14 @@
 namespace twinkle::server {
 
 struct SnapshotOptions {
-  std::chrono::milliseconds every{60000};  // of a run that steps; 0: at each step
+  std::chrono::milliseconds every{60000};
+
+  static constexpr auto fields() {
+    return std::tuple{
+        option("snapshot_seconds", &SnapshotOptions::every, between(0, 86400),
+               "seconds after which a run that steps is saved, so that a start has less to compute "
+               "again; 0: at each step")};
+  }
 };
 
 class Snapshots {

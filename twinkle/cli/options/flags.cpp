@@ -1,0 +1,65 @@
+#include "twinkle/cli/options/flags.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace twinkle::cli {
+namespace {
+
+std::string type_of(const AnyOption& option) {
+  std::string out;
+  for (const std::string_view one : option.limits.one_of)
+    if (!one.empty()) out.append(out.empty() ? "" : "|").append(one);
+  if (!out.empty()) return out;
+  switch (option.kind) {
+    case OptionKind::kInteger:
+      return "INT";
+    case OptionKind::kNumber:
+      return "FLOAT";
+    default:
+      return "TEXT";
+  }
+}
+
+void set(const AnyOption& option, const std::string& flag, const std::vector<std::string>& given) {
+  const bool is_list = option.kind == OptionKind::kTexts;
+  const Json value =
+      is_list ? Json(JsonArray(given.begin(), given.end())) : value_of(option.kind, given.back());
+  if (!option.allows(value))
+    throw CLI::ValidationError(flag + " is '" + given.back() + "', it must be " + option.must_be());
+  option.set(value);
+}
+
+}  // namespace
+
+void add_option(CLI::App& command, const AnyOption& option) {
+  std::string flag = std::string("--").append(option.name);
+  std::ranges::replace(flag, '_', '-');
+  std::string help(option.help);
+  const bool is_word = option.kind == OptionKind::kText || option.kind == OptionKind::kTexts;
+  if (const std::string range = option.range(); !range.empty() && !is_word)
+    help.append(" (").append(range).append(")");
+  if (option.kind == OptionKind::kFlag) {
+    const bool on = option.get().get_bool();
+    const std::string names = on ? flag + ",!--no" + flag.substr(1) : flag;
+    CLI::Option* added = command.add_flag(names, std::as_const(help));
+    if (on) added->default_str("true");
+    added->each([option, flag](const std::string& text) { set(option, flag, {text}); });
+    return;
+  }
+  CLI::Option* added = command.add_option(
+      option.kind == OptionKind::kTexts ? flag + "," + flag + "s" : flag,
+      [option, flag](const CLI::results_t& given) {
+        set(option, flag, given);
+        return true;
+      },
+      help);
+  added->type_name(type_of(option));
+  if (option.kind == OptionKind::kTexts)
+    added->expected(1, CLI::detail::expected_max_vector_size)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  else
+    added->default_str(told(option.get()));
+}
+
+}  // namespace twinkle::cli

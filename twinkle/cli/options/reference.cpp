@@ -1,0 +1,48 @@
+#include "twinkle/cli/options/reference.h"
+
+#include <algorithm>
+#include <set>
+
+#include "twinkle/base/fields/options.h"
+#include "twinkle/cli/serve/options.h"
+
+namespace twinkle::cli {
+namespace {
+
+constexpr const char* kHead =
+    "# Options\n\n"
+    "Made from the declarations in the program by `tools/options_reference.py`. An option "
+    "`token_budget` is `--token-budget`\n"
+    "of `twinkle serve` and `token_budget:` in its YAML file; one of the engine is also "
+    "`token_budget=` of `twinkle.Engine`,\n"
+    "`TransformersModel` and the samplers' `engine_args`. A flag that is true by default has "
+    "`--no-...`, a list `name` also\n`--names`.\n";
+
+void add_table(const std::vector<AnyOption>& options, const std::set<std::string_view>& without,
+               std::string& out) {
+  out += "\n| option | default | what it may be | what it does |\n|---|---|---|---|\n";
+  for (const AnyOption& option : options) {
+    if (without.contains(option.name)) continue;
+    const std::string value = told(option.get());
+    out.append("| `").append(option.name).append("` | ");
+    if (!value.empty() && value != "[]") out.append("`").append(value).append("`");
+    out.append(" | ").append(option.must_be()).append(" | ").append(option.help).append(" |\n");
+  }
+}
+
+}  // namespace
+
+std::string options_reference() {
+  const ServeOptions serve;
+  const engine::EngineOptions engine;
+  std::set<std::string_view> of_engine;
+  for (const AnyOption& option : options_of(engine)) of_engine.insert(option.name);
+  std::string out = kHead;
+  out += "\n## Service\n";
+  add_table(options_of(serve), of_engine, out);
+  out += "\n## Engine\n";
+  add_table(options_of(engine), {}, out);
+  return out;
+}
+
+}  // namespace twinkle::cli

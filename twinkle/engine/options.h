@@ -1,0 +1,62 @@
+// What an engine is told: the options of its parts, each declared beside the part's class.
+#pragma once
+#include <string>
+
+#include "twinkle/base/fields/options.h"
+#include "twinkle/engine/memory/parking_options.h"
+#include "twinkle/engine/schedule/dispatcher_options.h"
+#include "twinkle/sampler/request.h"
+
+namespace twinkle::engine {
+
+struct ModelOptions {
+  std::string path;  // a Hugging Face model directory, or a .gguf file
+  std::string mixed_precision = "bf16";
+  std::string device = "cpu";  // error kInvalid of one that the build or the machine has not
+  bool value_head = false;     // model::read_spec
+  // Layers' inputs stay even when they alone exceed it.
+  int64_t activation_bytes = int64_t{8} << 30;
+  bool deterministic = true;  // false: nor are the library's products cut into parts where it takes
+                              // those
+  bool train_graphs = true;
+  double memory_share = 1;
+
+  static constexpr auto fields() {
+    using O = ModelOptions;
+    return std::tuple{
+        option("model", &O::path, any(), "directory, .gguf file, or a hub's owner/name"),
+        option("mixed_precision", &O::mixed_precision, one_of("bf16", "no"),
+               "bf16: weights and activations are bfloat16; no: float32"),
+        option("device", &O::device, any(), "cpu, cuda or cuda:N"),
+        option("value_head", &O::value_head, any(),
+               "a head of one row and a bias instead of the vocabulary's: the logits of a position "
+               "are one number, its value; all weights are trained, nothing is sampled"),
+        option("activation_bytes", &O::activation_bytes, between(0, kMostBytes),
+               "bytes of activations that a training batch keeps for its backward pass; layers "
+               "beyond them are computed twice, which changes no bit; 0: no limit"),
+        option("deterministic", &O::deterministic, any(),
+               "test at the start that matrix products are batch-invariant, and refuse to start if "
+               "not, so that a tenant gets the same bits in any batch"),
+        option("train_graphs", &O::train_graphs, any(),
+               "record training passes on a GPU whose lengths and tenants come again, and replay "
+               "them; recordings hold at most activation_bytes more; changes no number"),
+        option("memory_share", &O::memory_share, between(0.001, 1),
+               "share of the device's memory within which weights and the sampler's cache must fit "
+               "together; a start that needs more is refused")};
+  }
+};
+
+struct EngineOptions {
+  ModelOptions model;
+  DispatcherOptions scheduling;
+  sampler::SamplerOptions sampler;
+  ParkingOptions parking;
+
+  static constexpr auto fields() {
+    using O = EngineOptions;
+    return std::tuple{group("model", &O::model), group("scheduling", &O::scheduling),
+                      group("sampler", &O::sampler), group("parking", &O::parking)};
+  }
+};
+
+}  // namespace twinkle::engine
