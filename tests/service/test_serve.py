@@ -98,6 +98,7 @@ def test_without_arguments_it_is_smollm2_by_both_names():
         ("model: MODEL\nroot_path: p\n", "root_path is 'p', it must begin with '/'"),
         ("model: MODEL\nname: 'a:b'\n", "name 'a:b' must be a text without ':'"),
         ("model: /no/model\n", "/no/model"),
+        ("max_body_bytes_total: 1048576\n", "it must be at least max_body_bytes, 268435456"),
     ],
 )
 def test_a_check_fails_with_the_reason(text, said, tiny_llama_dir, tmp_path):

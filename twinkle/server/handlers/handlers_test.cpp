@@ -27,6 +27,20 @@ TEST_F(HandlersTest, ARequestThatComesTwiceIsDoneOnce) {
             post("/api/v1/create_model", model(s)).body);
 }
 
+TEST_F(HandlersTest, ARetriedUnnamedSaveIsTheFirstThoughItDrawsAnotherNumberOfItsSampler) {
+  const std::string id = run();
+  const auto save = [&](int64_t number) {
+    return post("/api/v1/save_weights_for_sampler",
+                {{"model_id", id}, {"seq_id", 1}, {"sampling_session_seq_id", number}});
+  };
+  const Response first = save(0);
+  EXPECT_EQ(save(1).body, first.body);
+  const std::string sampler = text(result(first), "sampling_session_id");
+  EXPECT_EQ(text(result(save(2)), "sampling_session_id"), sampler);
+  EXPECT_EQ(services_->samplers.size(), 1U);
+  EXPECT_EQ(services_->runs.find(id)->num_published, 1);
+}
+
 TEST_F(HandlersTest, AWindowWithAFailureIsDroppedAndTheNextIsWhole) {
   const std::string id = run();
   const Response good = train(id, 1), bad = train(id, 2, "fail"), stepped = step(id, 3);
@@ -205,6 +219,32 @@ TEST_F(HandlersTest, TrainingForWhichTheEngineHasNoRoomWaitsForIt) {
   for (const Response& ack : acks) EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
   EXPECT_EQ(services_->operations.num_waiting(), 0);
   EXPECT_EQ(done(id).size(), 9U);
+}
+
+TEST_F(HandlersTest, ASampleForWhichTheEngineHasNoRoomIs429) {
+  open({.max_queued = 2});
+  std::atomic<bool> go = false;
+  executor_->on_step = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const std::string id = text(
+      post("/api/v1/create_sampling_session",
+           {{"session_id", session()}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+      "sampling_session_id");
+  const auto sample = [&](int64_t seq) {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", id},
+                 {"seq_id", seq},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", {{"max_tokens", 2}}}});
+  };
+  std::vector<Response> acks;
+  Response last;
+  for (int64_t seq = 0; seq < 5 && (last = sample(seq)).status == 200; ++seq) acks.push_back(last);
+  EXPECT_EQ(last.status, 429) << last.body;
+  go = true;
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).status, 200);
+  EXPECT_EQ(result(sample(std::ssize(acks))).status, 200) << "its number is not used up";
 }
 
 TEST_F(HandlersTest, ANumberFarAheadOfOneThatIsMissingIsRefusedByName) {
