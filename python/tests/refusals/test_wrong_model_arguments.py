@@ -256,7 +256,7 @@ CALLS = {
     "InputProcessor(framework)": (lambda w, v: InputProcessor(framework=v), set()),
     "_core.Engine": (lambda w, v: twinkle.core.core().Engine(v), set()),
     "_core.Engine(mixed_precision)": (
-        lambda w, v: twinkle.core.core().Engine(w.directory, mixed_precision=v), set()),
+        lambda w, v: twinkle.core.core().Engine(w.directory, mixed_precision=v), NONE),
 }  # fmt: skip
 
 
