@@ -1,7 +1,9 @@
-// twinkle keys: makes, lists and revokes the keys of a server's tenants. A running server sees it
-// within a second.
+// twinkle keys: makes, lists and revokes the keys of a server's tenants, and limits what a tenant
+// may use. A running server sees it within a second.
+#include <array>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
@@ -14,7 +16,28 @@ namespace {
 struct KeysOptions {
   std::string state = "twinkle-state", tenant, expires, id;
   std::vector<std::string> scopes = {"train", "sample"};
+  // Of the tenant's quota: those that were given.
+  std::optional<double> weight, compute_seconds_per_minute;
+  std::optional<int32_t> priority;
+  std::optional<int64_t> tokens_per_minute, max_runs, max_adapters, max_disk;
 };
+
+// Empty: nothing of the quota was given.
+store::ChangeQuota change_of(const KeysOptions& o) {
+  const bool any = o.weight || o.priority || o.tokens_per_minute || o.compute_seconds_per_minute ||
+                   o.max_runs || o.max_adapters || o.max_disk;
+  if (!any) return {};
+  return [&o](store::Quota& q) {
+    q.weight = o.weight.value_or(q.weight);
+    q.priority = o.priority.value_or(q.priority);
+    q.tokens_per_minute = o.tokens_per_minute.value_or(q.tokens_per_minute);
+    q.compute_seconds_per_minute =
+        o.compute_seconds_per_minute.value_or(q.compute_seconds_per_minute);
+    q.max_runs = o.max_runs.value_or(q.max_runs);
+    q.max_adapters = o.max_adapters.value_or(q.max_adapters);
+    q.max_disk = o.max_disk.value_or(q.max_disk);
+  };
+}
 
 int64_t now() {
   const auto time = std::chrono::system_clock::now().time_since_epoch();
@@ -72,7 +95,8 @@ void create(const KeysOptions& o) {
       store::KeyFile(o.state).create({.tenant = o.tenant,
                                       .scopes = o.scopes,
                                       .created = time,
-                                      .expires = o.expires.empty() ? 0 : time_of(o.expires, time)});
+                                      .expires = o.expires.empty() ? 0 : time_of(o.expires, time)},
+                                     change_of(o));
   std::fprintf(stderr, "key %s of tenant %s for %s, %s; it is shown this once:\n", key.id.c_str(),
                key.tenant.c_str(), joined(key.scopes).c_str(),
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
@@ -86,12 +110,48 @@ std::string status_of(const store::Key& key) {
   return (key.expires <= now() ? "expired " : "valid until ") + text_of(key.expires);
 }
 
+// "-": without a limit.
+std::string text_of_limit(double value) {
+  std::array<char, 32> out{};
+  std::snprintf(out.data(), out.size(), "%.15g", value);
+  return value == 0 ? "-" : out.data();
+}
+
+void print(const store::Quota& q) {
+  const auto text = [](auto value) { return text_of_limit(static_cast<double>(value)); };
+  std::printf("%-24s%-8g%-10d%-12s%-15s%-7s%-10s%s\n", q.tenant.c_str(), q.weight, q.priority,
+              text(q.tokens_per_minute).c_str(), text(q.compute_seconds_per_minute).c_str(),
+              text(q.max_runs).c_str(), text(q.max_adapters).c_str(), text(q.max_disk).c_str());
+}
+
+void print_quotas(const std::vector<store::Quota>& quotas) {
+  std::printf("%-24s%-8s%-10s%-12s%-15s%-7s%-10s%s\n", "tenant", "weight", "priority", "tokens/min",
+              "compute-s/min", "runs", "adapters", "disk");
+  for (const store::Quota& quota : quotas) print(quota);
+}
+
 void list(const KeysOptions& o) {
+  store::KeyTable table = store::KeyFile(o.state).read_table();
   std::printf("%-10s%-24s%-14s%-19s%s\n", "id", "tenant", "scopes", "created", "status");
-  for (const store::Key& key : store::KeyFile(o.state).read())
+  for (const store::Key& key : table.keys)
     if (o.tenant.empty() || o.tenant == key.tenant)
       std::printf("%-10s%-24s%-14s%-19s%s\n", key.id.c_str(), key.tenant.c_str(),
                   joined(key.scopes).c_str(), text_of(key.created).c_str(), status_of(key).c_str());
+  std::erase_if(table.tenants, [&](const store::Quota& quota) {
+    return !o.tenant.empty() && o.tenant != quota.tenant;
+  });
+  if (table.tenants.empty()) return;
+  std::printf("\n");
+  print_quotas(table.tenants);
+}
+
+void limit(const KeysOptions& o) {
+  const store::ChangeQuota change = change_of(o);
+  require(change != nullptr, Code::kInvalid,
+          "cli: name what is to be limited, such as --tokens-per-minute 60000; 'twinkle keys "
+          "limit --help' has all");
+  print_quotas({store::KeyFile(o.state).limit(o.tenant, change)});
+  store::append_audit(o.state, {{"action", "keys limit"}, {"tenant", o.tenant}});
 }
 
 void revoke(const KeysOptions& o) {
@@ -113,11 +173,26 @@ void revoke(const KeysOptions& o) {
   }
 }
 
+// Of the tenant, whichever of its keys is used.
+void add_quota(CLI::App& command, KeysOptions& o) {
+  command.add_option("--weight", o.weight,
+                     "its share of computing among tenants of its priority, 0.001 to 1000 [1]");
+  command.add_option("--priority", o.priority,
+                     "higher first; lower ones get what is left over [0]");
+  command.add_option("--tokens-per-minute", o.tokens_per_minute,
+                     "trained and sampled; what is beyond waits [0: no limit, as of all below]");
+  command.add_option("--compute-seconds-per-minute", o.compute_seconds_per_minute,
+                     "its share of the model's time; what is beyond waits");
+  command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished");
+  command.add_option("--max-adapters", o.max_adapters, "that are kept to be sampled");
+  command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots");
+}
+
 }  // namespace
 
 void keys(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("keys", "Make, list and revoke the keys of a server's tenants");
+  CLI::App* command = app.add_subcommand(
+      "keys", "Make, list and revoke the keys of a server's tenants, and limit what they may use");
   command->require_subcommand(1);
   auto o = std::make_shared<KeysOptions>();
   const auto add = [&](const char* name, const char* what, void (*run)(const KeysOptions&)) {
@@ -131,7 +206,12 @@ void keys(CLI::App& app, Action& action) {
   made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
   made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")
       ->capture_default_str();
-  add("list", "Print the keys' ids and what they are for, not the keys", list)
+  add_quota(*made, *o);
+  CLI::App* limited =
+      add("limit", "Change what a tenant may use: what is named, and that alone", limit);
+  limited->add_option("--tenant", o->tenant, "who is limited")->required();
+  add_quota(*limited, *o);
+  add("list", "Print the keys' ids and what they are for, not the keys, and tenants' limits", list)
       ->add_option("--tenant", o->tenant, "only its keys");
   CLI::App* ended = add("revoke", "End a key, or all keys of a tenant", revoke);
   ended->add_option("id", o->id, "id of the key");

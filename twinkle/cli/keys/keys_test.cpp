@@ -88,6 +88,32 @@ TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
   EXPECT_EQ(run({"list"}).find(text.substr(4, 20)), std::string::npos);
 }
 
+TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
+  run({"create", "--tenant", "alice", "--max-runs", "4", "--weight", "2.5"});
+  run({"create", "--tenant", "bob"});
+  const std::string head =
+      "tenant                  weight  priority  tokens/min  compute-s/min  runs   adapters  "
+      "disk\n";
+  EXPECT_EQ(run({"limit", "--tenant", "alice", "--tokens-per-minute", "60000", "--priority", "-1",
+                 "--max-disk", "10737418240"}),
+            head +
+                "alice                   2.5     -1        60000       -              4      -"
+                "         10737418240\n");
+  EXPECT_NE(run({"list"}).find("\n\n" + head + "alice   "), std::string::npos);
+  EXPECT_EQ(run({"list", "--tenant", "bob"}).find("tokens/min"), std::string::npos);
+  run({"limit", "--tenant", "alice", "--max-runs", "0", "--compute-seconds-per-minute", "30"});
+  EXPECT_NE(run({"list"}).find("60000       30             -      "), std::string::npos);
+  EXPECT_NE(read_text(dir_ / "state" / "audit.jsonl").find("\"action\":\"keys limit\""),
+            std::string::npos);
+  EXPECT_EQ(error_of([&] { run({"limit", "--tenant", "alice"}); }),
+            "cli: name what is to be limited, such as --tokens-per-minute 60000; 'twinkle keys "
+            "limit --help' has all");
+  EXPECT_NE(error_of([&] {
+              run({"limit", "--tenant", "nobody", "--max-runs", "1"});
+            }).find("the tenant 'nobody' has no key"),
+            std::string::npos);
+}
+
 TEST_F(KeysCommand, RevokeEndsOneKeyOrATenantsAndSaysWhich) {
   for (const char* tenant : {"a", "a", "b"}) run({"create", "--tenant", tenant});
   const auto made = read();

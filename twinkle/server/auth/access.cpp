@@ -76,6 +76,13 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   return caller;
 }
 
+store::Quota Access::quota(const std::string& owner, int64_t mark) {
+  if (!file_) return {};
+  if (const int64_t now = options_.now(); now != looked_) look(now, mark);
+  const auto found = quotas_.find(owner);
+  return found == quotas_.end() ? store::Quota{} : found->second;
+}
+
 void Access::look(int64_t now, int64_t mark) {
   looked_ = now;
   if (is_read_ && state_of(file_->path()) == seen_) return;
@@ -92,13 +99,16 @@ void Access::look(int64_t now, int64_t mark) {
 void Access::read(int64_t mark) {
   seen_ = state_of(file_->path());  // first: a change during the reading is seen the next time
   std::map<std::string, Known> known;
-  for (const store::Key& key : file_->read()) {
+  const store::KeyTable table = file_->read_table();
+  for (const store::Key& key : table.keys) {
     Known& now = known[key.sha256] = {key};
     const auto before = known_.find(key.sha256);
     if (key.revoked == 0 || before == known_.end()) continue;
     now.revoked_at = before->second.key.revoked == 0 ? mark : before->second.revoked_at;
   }
   known_ = std::move(known);
+  quotas_.clear();
+  for (const store::Quota& quota : table.tenants) quotas_[quota.tenant] = quota;
 }
 
 }  // namespace twinkle::server

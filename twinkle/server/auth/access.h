@@ -45,6 +45,9 @@ class Access {
   // kBusy: the file cannot be read, and until it can nobody comes in.
   std::variant<Caller, Response> enter(const std::string& key, Scope scope, int64_t mark);
 
+  // What this owner may use, as the file says now; without keys: Quota's defaults.
+  store::Quota quota(const std::string& owner, int64_t mark);
+
   // False from a look at the file that failed to one that does not.
   bool is_read() const { return is_read_; }
 
@@ -62,7 +65,8 @@ class Access {
   int64_t looked_ = 0;                // when the file was looked at, in seconds
   std::array<int64_t, 4> seen_ = {};  // its inode, size and time when it was read
   bool is_read_ = true;
-  std::map<std::string, Known> known_;  // by the SHA-256 of the key's text
+  std::map<std::string, Known> known_;          // by the SHA-256 of the key's text
+  std::map<std::string, store::Quota> quotas_;  // by tenant
 };
 
 }  // namespace twinkle::server

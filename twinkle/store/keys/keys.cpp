@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -23,11 +24,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kKeyBytes = 32, kIdBytes = 4, kMaxName = 64;
-
-struct Keys {
-  std::vector<Key> keys;
-  static constexpr auto fields() { return std::tuple{field(1, "keys", &Keys::keys)}; }
-};
 
 // Held while the file is read and replaced, so that two who change it do not lose a key. The file
 // itself is no lock: it is another one after each change.
@@ -52,6 +48,31 @@ void check(const Key& key) {
           "store: the key would expire before it is made; choose a later time");
 }
 
+void check(const Quota& quota) {
+  // As the engine takes it.
+  require(quota.weight >= 0.001 && quota.weight <= 1000, Code::kInvalid, "store: the weight is ",
+          quota.weight, ", it must be from 0.001 to 1000");
+  const auto is_amount = [](double value) { return std::isfinite(value) && value >= 0; };
+  require(is_amount(quota.compute_seconds_per_minute), Code::kInvalid,
+          "store: compute_seconds_per_minute is ", quota.compute_seconds_per_minute,
+          ", it must be at least 0, which is without a limit");
+  for (const auto& [name, value] :
+       {std::pair("tokens_per_minute", quota.tokens_per_minute),
+        std::pair("max_runs", quota.max_runs), std::pair("max_adapters", quota.max_adapters),
+        std::pair("max_disk", quota.max_disk)})
+    require(value >= 0, Code::kInvalid, "store: ", name, " is ", value,
+            ", it must be at least 0, which is without a limit");
+}
+
+Quota change_quota(KeyTable& table, const std::string& tenant, const ChangeQuota& change) {
+  const auto found = std::ranges::find(table.tenants, tenant, &Quota::tenant);
+  const bool is_new = found == table.tenants.end();
+  Quota& quota = is_new ? table.tenants.emplace_back(Quota{.tenant = tenant}) : *found;
+  change(quota);
+  check(quota);
+  return quota;
+}
+
 }  // namespace
 
 std::string random_hex(size_t num_bytes) {
@@ -73,46 +94,60 @@ bool is_plain_name(std::string_view text, size_t most) {
   });
 }
 
-std::vector<Key> KeyFile::read() const {
+KeyTable KeyFile::read_table() const {
   require(is_there(path_), Code::kNotFound, "store: ", path_.string(),
           " does not exist; 'twinkle keys create' makes it");
-  Keys out;
+  KeyTable out;
   JsonFields("store: " + path_.string()).take(read_json(path_), out);
-  return std::move(out.keys);
+  return out;
 }
 
-KeyFile::Created KeyFile::create(Key wanted) const {
+KeyFile::Created KeyFile::create(Key wanted, const ChangeQuota& change) const {
   check(wanted);
   std::error_code error;
   fs::create_directories(path_.parent_path(), error);
   require(!error, Code::kInvalid, "store: cannot make the folder ", path_.parent_path().string(),
           ": ", error.message());
   const FileHandle lock = locked(path_);
-  std::vector<Key> keys = is_there(path_) ? read() : std::vector<Key>();
+  KeyTable table = is_there(path_) ? read_table() : KeyTable();
   const std::string text = "tml-" + random_hex(kKeyBytes);
   wanted.sha256 = sha256(text);
   do wanted.id = random_hex(kIdBytes);
-  while (std::ranges::find(keys, wanted.id, &Key::id) != keys.end());
-  keys.push_back(wanted);
-  write(keys);
+  while (std::ranges::find(table.keys, wanted.id, &Key::id) != table.keys.end());
+  table.keys.push_back(wanted);
+  if (change) change_quota(table, wanted.tenant, change);
+  write(table);
   return {text, std::move(wanted)};
 }
 
 std::vector<Key> KeyFile::revoke(const std::function<bool(const Key&)>& which, int64_t now) const {
   read();  // without a file there is no folder to lock in, perhaps
   const FileHandle lock = locked(path_);
-  std::vector<Key> keys = read(), out;
-  for (Key& key : keys) {
+  KeyTable table = read_table();
+  std::vector<Key> out;
+  for (Key& key : table.keys) {
     if (key.revoked != 0 || !which(key)) continue;
     key.revoked = now;
     out.push_back(key);
   }
-  if (!out.empty()) write(keys);
+  if (!out.empty()) write(table);
   return out;
 }
 
-void KeyFile::write(const std::vector<Key>& keys) const {
-  write_file_atomically(path_, pretty(JsonOf::of(Keys{keys})));
+Quota KeyFile::limit(const std::string& tenant, const ChangeQuota& change) const {
+  read();  // as above
+  const FileHandle lock = locked(path_);
+  KeyTable table = read_table();
+  require(std::ranges::find(table.keys, tenant, &Key::tenant) != table.keys.end(), Code::kNotFound,
+          "store: the tenant '", tenant, "' has no key in ", path_.string(),
+          "; 'twinkle keys create' makes one");
+  Quota out = change_quota(table, tenant, change);
+  write(table);
+  return out;
+}
+
+void KeyFile::write(const KeyTable& table) const {
+  write_file_atomically(path_, pretty(JsonOf::of(table)));
 }
 
 }  // namespace twinkle::store

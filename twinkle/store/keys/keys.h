@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "twinkle/base/fields.h"
+#include "twinkle/store/keys/quota.h"
 
 namespace twinkle::store {
 
@@ -43,6 +44,15 @@ struct Key {
   }
 };
 
+struct KeyTable {
+  std::vector<Key> keys;       // in the order of their creation
+  std::vector<Quota> tenants;  // that have one; others have Quota's defaults
+
+  static constexpr auto fields() {
+    return std::tuple{field(1, "keys", &KeyTable::keys), field(2, "tenants", &KeyTable::tenants)};
+  }
+};
+
 class KeyFile {
  public:
   struct Created {
@@ -53,17 +63,22 @@ class KeyFile {
   explicit KeyFile(const std::filesystem::path& state) : path_(state / "keys.json") {}
   const std::filesystem::path& path() const { return path_; }
 
-  // In the order of their creation. Error kNotFound: no such file; kInvalid: it is broken.
-  std::vector<Key> read() const;
-  // Adds a key of this tenant, scopes, created and expires; makes file and folder if there are
-  // none. Error kInvalid: a tenant's name that is none, no scope or an unknown one, an end that is
-  // not after its beginning.
-  Created create(Key wanted) const;
+  // Error kNotFound: no such file; kInvalid: it is broken.
+  KeyTable read_table() const;
+  std::vector<Key> read() const { return read_table().keys; }
+  // Adds a key of this tenant, scopes, created and expires, and changes the tenant's quota if that
+  // is asked for; makes file and folder if there are none. Error kInvalid: a tenant's name that is
+  // none, no scope or an unknown one, an end that is not after its beginning; a quota's value out
+  // of its range.
+  Created create(Key wanted, const ChangeQuota& change = {}) const;
+  // Changes the quota of a tenant, and returns it. Errors as of read() and create(); kNotFound: the
+  // tenant has no key.
+  Quota limit(const std::string& tenant, const ChangeQuota& change) const;
   // Revokes those of `which` that are not revoked, and returns them. Errors as of read().
   std::vector<Key> revoke(const std::function<bool(const Key&)>& which, int64_t now) const;
 
  private:
-  void write(const std::vector<Key>& keys) const;
+  void write(const KeyTable& table) const;
 
   std::filesystem::path path_;
 };

@@ -65,6 +65,43 @@ TEST_F(Keys, ThoseWhoMakeKeysAtTheSameTimeLoseNone) {
   EXPECT_EQ(hashes.size(), 20u);
 }
 
+TEST_F(Keys, ATenantsQuotaIsMadeWithAKeyOrChangedLaterAndOnlyWhatIsNamed) {
+  file_.create(wanted("a"), [](Quota& q) { q.max_runs = 3, q.weight = 2; });
+  file_.create(wanted("a"));
+  file_.create(wanted("b"));
+  const Quota changed = file_.limit("a", [](Quota& q) { q.tokens_per_minute = 600; });
+  EXPECT_EQ(changed, (Quota{.tenant = "a", .weight = 2, .tokens_per_minute = 600, .max_runs = 3}));
+  file_.revoke([](const Key&) { return true; }, 1500);
+  EXPECT_EQ(file_.read_table().tenants, std::vector<Quota>{changed});
+}
+
+TEST_F(Keys, AFileOfBeforeThereWereQuotasIsRead) {
+  std::filesystem::create_directory(dir_ / "state");
+  write_text(file_.path(), R"({"keys":[{"id":"a","tenant":"t","scopes":["train"]}]})");
+  EXPECT_EQ(file_.read().size(), 1u);
+  EXPECT_TRUE(file_.read_table().tenants.empty());
+  file_.limit("t", [](Quota& q) { q.priority = 1; });
+  EXPECT_EQ(file_.read_table().tenants.at(0).priority, 1);
+}
+
+TEST_F(Keys, MistakesInAQuotaAreNamedAndChangeNothing) {
+  file_.create(wanted("a"));
+  const auto error = [&](const ChangeQuota& change) {
+    return error_of([&] { file_.limit("a", change); });
+  };
+  EXPECT_EQ(error([](Quota& q) { q.weight = 0; }),
+            "store: the weight is 0, it must be from 0.001 to 1000");
+  EXPECT_EQ(error([](Quota& q) { q.max_runs = -1; }),
+            "store: max_runs is -1, it must be at least 0, which is without a limit");
+  EXPECT_EQ(error([](Quota& q) { q.compute_seconds_per_minute = -0.5; }),
+            "store: compute_seconds_per_minute is -0.5, it must be at least 0, which is without a "
+            "limit");
+  EXPECT_EQ(error_of([&] { file_.limit("b", [](Quota&) {}); }),
+            "store: the tenant 'b' has no key in " + file_.path().string() +
+                "; 'twinkle keys create' makes one");
+  EXPECT_TRUE(file_.read_table().tenants.empty());
+}
+
 TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
   const auto error = [&](Key key) { return invalid_of([&] { file_.create(std::move(key)); }); };
   EXPECT_EQ(error(wanted("a/b")),
