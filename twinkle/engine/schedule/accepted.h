@@ -25,6 +25,8 @@ struct Outcome {
   int64_t id = 0;
   std::exception_ptr error = {};  // null: it is done
   Result result = {};
+  double seconds = 0;  // its share of the executor's time: of a batch by tokens, of a sampling step
+                       // by sequences
   std::shared_ptr<HeldBytes::Room> room = {};  // the result's share of max_queued_bytes, until it
                                                // is dropped
 };
@@ -39,8 +41,10 @@ struct Job {
   int64_t id = 0;
   Operation operation = {};
   SampleHooks hooks = {};
-  bool streams = false;  // a Sample with a listener
-  Share share = {};      // of a Sample that begins
+  bool streams = false;     // a Sample with a listener
+  double seconds = 0;       // Outcome's, so far
+  double sampled_from = 0;  // where the dispatcher's time per sequence was when it began
+  Share share = {};         // of a Sample that begins
   OnDone on_done = {};
   std::shared_ptr<HeldBytes::Room> room = {};
   std::shared_ptr<Prepared> prepared = {};

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <thread>
 
 #include "twinkle/engine/schedule/dispatched_for_test.h"
 
@@ -52,6 +54,34 @@ TEST_F(AcceptedOperation, IsNotRunBeforeItIsSubmitted) {
   const std::vector<std::string> before = state("a");
   queue(std::move(later));
   EXPECT_EQ(state("a").size(), before.size() + 1);  // state() waits for what is before it
+}
+
+TEST_F(AcceptedOperation, ItsOutcomeTellsItsShareOfTheExecutorsTime) {
+  open({.token_budget = 400});
+  executor_.on_batch = [this] { time_ = time_ + 4; };
+  executor_.on_step = [this] { time_ = time_ + 2; };
+  create("a");
+  create("b");
+  std::map<std::string, double> seconds;  // read when the dispatcher is gone
+  const auto both = [&](Operation a, Operation b, const std::string& what) {
+    std::vector<Operation> operations;
+    operations.push_back(std::move(a));
+    operations.push_back(std::move(b));
+    std::vector<OnDone> told;
+    for (const char* tenant : {"a ", "b "})
+      told.emplace_back([&seconds, name = tenant + what](const Outcome& outcome) {
+        seconds[name] = outcome.seconds;
+      });
+    dispatcher_->submit(dispatcher_->accept(std::move(operations)), std::move(told));
+    state("a");
+    state("b");
+  };
+  both(work("a", 3), work("b", 1), "train");
+  both(sampled("a", 2, 3), sampled("b", 2), "sample");
+  while (dispatcher_->stats().num_queued > 0) std::this_thread::yield();
+  dispatcher_.reset();
+  EXPECT_EQ(seconds, (std::map<std::string, double>{
+                         {"a train", 3}, {"b train", 1}, {"a sample", 3}, {"b sample", 1}}));
 }
 
 TEST_F(AcceptedOperation, KeepsItsPlaceSoThatSubmitCannotBeRefused) {

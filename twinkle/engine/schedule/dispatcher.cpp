@@ -20,6 +20,18 @@ int64_t num_sampled(const Result& result) {
   return out;
 }
 
+// Of a Sample, which the executor has not checked yet.
+double num_sequences(const Operation& operation) {
+  const auto& sample = std::get<Sample>(operation);
+  double out = 0;
+  for (size_t i = 0; i < sample.prompts.size(); ++i) {
+    const size_t of = sample.params.size() == 1 ? 0 : i;
+    const int64_t more = of < sample.params.size() ? sample.params[of].num_samples : 1;
+    out += static_cast<double>(std::max<int64_t>(1, more));
+  }
+  return out;
+}
+
 // The exception that it threw, for a future; or null.
 template <class F>
 std::exception_ptr attempt(F&& run) {
@@ -100,11 +112,18 @@ Jobs::node_type Dispatcher::extract(int64_t id) {
   Jobs::node_type job = jobs_.extract(id);
   if (!job) return job;
   scheduler_.remove(tenant_of(job.mapped().operation), id);
-  num_sampling_ -= job.mapped().state == Job::kSampling;
+  if (job.mapped().state == Job::kSampling) end_sampling(job.mapped());
   count_out(tenant_of(job.mapped().operation));
   // The batch that waited is gone; the next one waits anew.
   if (gathers_until_ && !scheduler_.has_batch()) gathers_until_.reset();
   return job;
+}
+
+void Dispatcher::end_sampling(Job& job) {
+  const double sequences = num_sequences(job.operation);
+  --num_sampling_;
+  num_sequences_ = num_sampling_ == 0 ? 0 : num_sequences_ - sequences;
+  job.seconds += (sequence_seconds_ - job.sampled_from) * sequences;
 }
 
 void Dispatcher::count_out(const std::string& name) {
@@ -119,7 +138,8 @@ void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error) con
   job.hooks = {};
   job.prepared.reset();
   job.room->resize(0);
-  job.on_done({.id = job.id, .error = job.cancelled ? cancelled_error_ : error});
+  job.on_done(
+      {.id = job.id, .error = job.cancelled ? cancelled_error_ : error, .seconds = job.seconds});
 }
 
 // ---- the dispatcher's thread: what runs next
@@ -215,7 +235,9 @@ void Dispatcher::begin(Job& head) {
   const std::string& name = tenant_of(head.operation);
   head.state = Job::kSampling;
   head.share = scheduler_.share(name);
+  head.sampled_from = sequence_seconds_;
   ++num_sampling_;
+  num_sequences_ += num_sequences(head.operation);
   scheduler_.remove(name, head.id);  // its tenant's next operation need not wait for it
 }
 
@@ -242,7 +264,7 @@ void Dispatcher::form_batch(Turn& turn) {
   BatchStats counts;
   for (const Slice& slice : slices) {
     const Job& job = jobs_.at(slice.id);
-    turn.batch.push_back({slice.id, &job.operation, slice.first, slice.last});
+    turn.batch.push_back({slice.id, &job.operation, slice.first, slice.last, slice.num_tokens});
     Tenant& tenant = tenants_.at(tenant_of(job.operation));
     if (std::exchange(tenant.last_batch, number) != number) tenant.num_in_batch = 0;
     counts.num_tenants += ++tenant.num_in_batch == 1;
@@ -270,18 +292,21 @@ void Dispatcher::run_head(Job& job) {
     return executor_.start(job.id, *sample, job.share, std::exchange(job.hooks, {}),
                            job.prepared.get());
   const std::string& name = tenant_of(job.operation);
+  const double began = executor_.seconds();
   if (executor_.waits(job.operation)) {  // since one before it in this turn
     const Lock lock(mutex_);
     job.state = Job::kQueued;
     return;
   }
   if (Rest rest = executor_.first_part(job.operation)) {
+    job.seconds += executor_.seconds() - began;
     background_.add(job.id, std::move(rest));
     const Lock lock(mutex_);
     scheduler_.remove(name, job.id);  // its tenant's next operation need not wait for it
     return;
   }
   Result result = executor_.run(job.operation, job.prepared.get());
+  job.seconds += executor_.seconds() - began;
   Jobs::node_type done;
   {
     // It has happened: nothing here takes memory, since both know its tenant, which has a job.
@@ -301,10 +326,15 @@ void Dispatcher::run_head(Job& job) {
 }
 
 void Dispatcher::run_batch(Turn& turn) {
+  const double began = executor_.seconds();
   const auto error = attempt([&] { executor_.run_batch(turn.batch, stop_, turn.outcome); });
+  const double seconds = executor_.seconds() - began;
   {
     const Lock lock(mutex_);
     running_ = {};
+    const auto tokens = static_cast<double>(stats_.last_batches.back().num_tokens);
+    for (const Work& work : turn.batch)
+      jobs_.at(work.id).seconds += seconds * static_cast<double>(work.num_tokens) / tokens;
     if (!error) {
       stats_.num_passes += turn.outcome.num_passes;
       for (const Rewound& r : turn.outcome.rewound) {
@@ -321,7 +351,13 @@ void Dispatcher::run_batch(Turn& turn) {
 
 void Dispatcher::sample() {
   std::vector<Ended> ended;
-  if (const auto error = attempt([&] { ended = executor_.step(); })) {
+  const double began = executor_.seconds();
+  const auto error = attempt([&] { ended = executor_.step(); });
+  {
+    const Lock lock(mutex_);
+    sequence_seconds_ += (executor_.seconds() - began) / std::max(1.0, num_sequences_);
+  }
+  if (error) {
     // Most likely memory ran out: the newest fails, the others are tried again without it.
     const int64_t id = executor_.newest();
     return drop(id != 0 ? id : newest(Job::kSampling), error);
@@ -381,7 +417,10 @@ void Dispatcher::succeed(Jobs::node_type node, Result result) {
   job.operation = {};
   job.hooks = {};
   job.prepared.reset();
-  job.on_done({.id = job.id, .result = std::move(result), .room = std::move(job.room)});
+  job.on_done({.id = job.id,
+               .result = std::move(result),
+               .seconds = job.seconds,
+               .room = std::move(job.room)});
 }
 
 // The newest in this state, or of all if none is; 0: there is none. Takes no memory.

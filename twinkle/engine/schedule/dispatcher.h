@@ -125,6 +125,7 @@ class Dispatcher {
   // Both.
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
   void count_out(const std::string& tenant) REQUIRES(mutex_);
+  void end_sampling(Job& job) REQUIRES(mutex_);
   void fail(Jobs::node_type node, const std::exception_ptr& error) const;
 
   const DispatcherOptions options_;
@@ -143,10 +144,12 @@ class Dispatcher {
   TimeShare time_share_ GUARDED_BY(mutex_);
   Stats stats_ GUARDED_BY(mutex_);
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
-  int64_t num_queued_ GUARDED_BY(mutex_) = 0;    // accepted ones that have not ended
-  int64_t num_sampling_ GUARDED_BY(mutex_) = 0;  // jobs
-  int num_rounds_ GUARDED_BY(mutex_) = 0;        // of heads, while a batch could run
-  bool draining_ GUARDED_BY(mutex_) = false;     // an operation waits until nothing reads the base
+  int64_t num_queued_ GUARDED_BY(mutex_) = 0;       // accepted ones that have not ended
+  int64_t num_sampling_ GUARDED_BY(mutex_) = 0;     // jobs
+  double num_sequences_ GUARDED_BY(mutex_) = 0;     // of theirs
+  double sequence_seconds_ GUARDED_BY(mutex_) = 0;  // of sampling, for each sequence, ever
+  int num_rounds_ GUARDED_BY(mutex_) = 0;           // of heads, while a batch could run
+  bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
   std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // by executor_.seconds()
   // Written under the mutex.
   std::atomic<bool> stop_ = false;  // that batch: all of it is cancelled, or the dispatcher closed

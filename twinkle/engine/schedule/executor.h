@@ -25,6 +25,7 @@ struct Work {
   int64_t id;
   const Operation* operation;
   size_t first, last;
+  int64_t num_tokens = 0;  // of these sequences
 };
 
 struct Ended {

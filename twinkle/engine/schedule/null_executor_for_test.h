@@ -33,6 +33,7 @@ class NullExecutor : public Executor {
   std::function<double()> clock;            // seconds; empty: the steady one
   std::function<void()> on_write;           // called off the thread by each Save, which ends later
   std::atomic<int64_t> num_batches = 0, num_steps = 0;
+  std::map<std::string, Share> shares;     // of tenants, as they were created
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
   bool changes_base(const Operation& operation) override {
@@ -66,9 +67,10 @@ class NullExecutor : public Executor {
 
   Result run(const Operation& operation, Prepared*) override {
     const std::string& name = tenant_of(operation);
-    if (std::holds_alternative<Create>(operation)) {
+    if (const auto* create = std::get_if<Create>(&operation)) {
       require(!state_.contains(name), Code::kConflict, "null: '", name, "' exists");
-      state_[name] = saved_in(std::get<Create>(operation).directory);
+      state_[name] = saved_in(create->directory);
+      shares[name] = {create->weight, create->priority};
       return Done{};
     }
     auto& state = state_of(name);
