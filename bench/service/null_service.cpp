@@ -75,8 +75,10 @@ void serve(const std::string& state) {
   services.open({}, false, [&](uint64_t sequence, const server::Command& command) {
     return server::replay(sequence, command, services);
   });
-  http->serve({.admit = [&](const server::Head& head,
-                            const server::Admit& admit) { room.admit(head, admit); },
+  http->serve({.admit =
+                   [&](const server::Head& head, const server::Admit& admit) {
+                     server::admit(head, head.path, services, room, admit);
+                   },
                .handle =
                    [&](server::Request request, server::Reply reply) {
                      server::route(std::move(request), services, std::move(reply));

@@ -17,9 +17,9 @@ def environment():
 
 
 class Server:
-    """`twinkle serve` on a free port of loopback; ended by `stop`."""
+    """`twinkle serve` on a free port of loopback; ended by `stop`. `log`: where its log goes."""
 
-    def __init__(self, model, state, *arguments, command=PROGRAM):
+    def __init__(self, model, state, *arguments, command=PROGRAM, log=None):
         from twinkle import program
 
         if program.path() is None:
@@ -27,6 +27,7 @@ class Server:
         place = ["--model", model, "--name", "tiny", "--state", state]
         self.command = [*command, "serve", *place, *arguments]
         self.state = state
+        self.log = log
         self.url = None
         self.start_again()
 
@@ -36,6 +37,7 @@ class Server:
         self.process = subprocess.Popen(
             [*self.command, "--port", port],
             env={**environment(), **(variables or {})}, stdout=subprocess.PIPE, text=True,
+            stderr=self.log,
         )  # fmt: skip
 
     def start_again(self, variables=None):

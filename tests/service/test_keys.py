@@ -1,6 +1,8 @@
 """Keys of `twinkle serve` with the real `tinker` SDK: who comes in, what it sees, how it ends."""
 
 import json
+import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -55,8 +57,9 @@ def alice(make, server):
 
 
 def ids(twinkle, state, tenant):
-    lines = twinkle("keys", "list", "--state", state, "--tenant", tenant).stdout.splitlines()
-    return [line.split()[0] for line in lines[1:]]
+    said = twinkle("keys", "list", "--state", state, "--tenant", tenant).stdout
+    keys = said.partition("\n\n")[0]  # behind it are limits
+    return [line.split()[0] for line in keys.splitlines()[1:]]
 
 
 def trained(service):
@@ -83,6 +86,30 @@ def test_a_wrong_key_is_an_authentication_error_at_once(server):
     with pytest.raises(tinker.AuthenticationError, match="is not known here"):
         trained(server.client("tml-wrong"))
     assert time.monotonic() - began < 10  # what the SDK repeats takes a minute and more
+
+
+def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make):
+    narrow = make("carol", "--scope", "metrics")
+    time.sleep(SEEN)
+
+    def told(key, path):
+        """What the server says to a head whose body of 100 MB does not come."""
+        place = server.url.removeprefix("http://").split(":")
+        with socket.create_connection(("127.0.0.1", int(place[1])), timeout=10) as peer:
+            peer.sendall(
+                f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nx-api-key: {key}\r\n"
+                "Content-Length: 100000000\r\n\r\n".encode()
+            )
+            out = b""
+            while part := peer.recv(4096):  # the server ends the connection
+                out += part
+        head, _, body = out.decode().partition("\r\n\r\n")
+        assert "Connection: close" in head
+        return int(head.split()[1]), json.loads(body)["detail"]
+
+    assert told("tml-x", "forward_backward")[0] == 401
+    assert told(narrow, "forward_backward")[0] == 403
+    assert told(alice, "nowhere") == (404, "server: there is no POST /api/v1/nowhere")
 
 
 def test_a_right_key_trains_saves_and_samples(server, alice):
@@ -126,6 +153,77 @@ def test_what_began_before_a_key_was_revoked_ends_and_then_it_is_401(server, twi
     assert status(server, key, "retrieve_future", {"request_id": f"{client.model_id}:4"}) == 401
     with pytest.raises(tinker.AuthenticationError, match=f"the key {name} is revoked"):
         client.forward_backward([DATUM], "cross_entropy").result()
+    # Nor does the SDK lose the answer while it sends, though the body is not read.
+    tokens = list(range(1, 1001))
+    many = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens),
+        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * 1000},
+    )
+    with pytest.raises(tinker.AuthenticationError, match=f"the key {name} is revoked"):
+        client.forward_backward([many] * 300, "cross_entropy").result()
+
+
+def test_the_log_says_who_asked_for_what_and_no_key(start, tiny_llama_dir, tmp_path, twinkle):
+    made = twinkle("keys", "create", "--state", tmp_path / "state", "--tenant", "alice")
+    key, name = made.stdout.strip(), re.match(r"key (\w+) ", made.stderr)[1]
+    with (tmp_path / "log").open("w") as log:
+        server = start(tiny_llama_dir, tmp_path / "state", "--log-level", "debug", log=log)
+        client = trained(server.client(key))
+        assert server.stop() == 0
+    text = (tmp_path / "log").read_text()
+    who = f"tenant=alice key={name}"
+    assert re.search(
+        rf"forward_backward 200 [0-9.]+ ms id=\w+-\d+ {who} promise={client.model_id}:1\n", text
+    )
+    assert re.search(
+        rf"retrieve_future 200 [0-9.]+ ms id=\w+-\d+ {who} promise={client.model_id}:2\n", text
+    )
+    ids = re.findall(r" id=(\S+)", text)
+    assert len(ids) == len(set(ids)) > 5
+    assert key not in text and key.removeprefix("tml-") not in text
+
+
+def limit(twinkle, state, tenant, *arguments):
+    done = twinkle("keys", "limit", "--state", state, "--tenant", tenant, *arguments)
+    assert done.returncode == 0, done.stderr
+    time.sleep(SEEN)
+
+
+def test_what_is_beyond_a_tenants_rate_waits_and_is_done(server, twinkle, state, make):
+    key, others = make("greta"), make("hans", "--scope", "train")
+    limit(twinkle, state, "greta", "--tokens-per-minute", "240")
+    client = trained(server.client(key))  # 4 tokens of the 240 that may be used at once
+    client.forward_backward([DATUM] * 79, "cross_entropy").result()  # owes 80, which is 20 s
+    began = time.monotonic()
+    waits = client.forward_backward([DATUM], "cross_entropy")
+    other = trained(server.client(others))
+    assert time.monotonic() - began < 17, "one tenant's rate delays another"
+    assert other.model_id
+    assert waits.result().loss_fn_outputs
+    assert time.monotonic() - began > 17
+
+
+def test_what_is_beyond_a_tenants_amounts_is_refused_and_its_use_is_told(
+    server, twinkle, state, make
+):
+    key, reader = make("ida"), make("operator", "--scope", "metrics")
+    limit(twinkle, state, "ida", "--max-runs", "1", "--max-adapters", "1")
+    service = server.client(key)
+    client = trained(service)
+    with pytest.raises(tinker.UnprocessableEntityError, match="has 1 runs, its limit is 1"):
+        trained(service)
+    client.save_weights_for_sampler("a").result()
+    with pytest.raises(tinker.UnprocessableEntityError, match="has 1 adapters"):
+        client.save_weights_for_sampler("b").result()
+    client.forward_backward([DATUM], "cross_entropy").result()  # its run goes on
+    service.close("success").result()
+    assert trained(server.client(key)).model_id
+    request = urllib.request.Request(f"{server.url}/api/v1/usage", headers={"x-api-key": reader})
+    lines = json.load(urllib.request.urlopen(request, timeout=40))["usage"]
+    (line,) = [line for line in lines if line["run"] == client.model_id]
+    assert line["tenant"] == "ida" and line["key"] in ids(twinkle, state, "ida")
+    assert line["trained_tokens"] == 8 and line["requests"] == 5
+    assert 0 < line["compute_seconds"] < 60
 
 
 def test_without_keys_a_server_is_for_its_own_machine(twinkle, tiny_llama_dir, tmp_path):

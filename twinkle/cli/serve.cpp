@@ -137,8 +137,11 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
                 o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
                   return server::replay(sequence, command, services);
                 });
-  http->serve({.admit = [&](const server::Head& head,
-                            const server::Admit& admit) { room.admit(head, admit); },
+  http->serve({.admit =
+                   [&](const server::Head& head, const server::Admit& admit) {
+                     server::admit(head, without_root(head.path, o.root_path), services, room,
+                                   admit);
+                   },
                .handle =
                    [&](server::Request request, server::Reply reply) {
                      request.path = without_root(request.path, o.root_path);

@@ -13,6 +13,8 @@ class Loop {
   virtual void post(std::function<void()> run) = 0;
   // Runs it on the thread, not before so many ms. Any thread.
   virtual void after(std::chrono::milliseconds time, std::function<void()> run) = 0;
+  // Of a steady clock. Any thread.
+  virtual std::chrono::milliseconds now() const = 0;
 };
 
 }  // namespace twinkle::server

@@ -21,7 +21,12 @@ enum Touches : unsigned {
   kPromise = 8,      // request_id
   kCheckpoint = 16,  // path: "tinker://RUN/KIND/NAME"
   kModelPath = 32,   // model_path, which is a checkpoint, too
-  kAudited = 64      // names nothing: a line of the audit log says who asked, before it is done
+  // These name nothing.
+  kAudited = 64,  // a line of the audit log says who asked, before it is done
+  // What it makes counts toward a limit of its tenant (tenants/amounts.h).
+  kMakesRun = 128,
+  kMakesAdapter = 256,
+  kMakesCheckpoint = 512
 };
 
 // The caller's own; null or empty where the request names none.

@@ -32,6 +32,7 @@ class OwnersTest : public ServiceTest {
   // What alice has, to be named in requests.
   struct Owned {
     std::string session, run, sampler, promise, checkpoint;
+    std::string spare;  // a session without runs
   };
   Owned owned() {
     Owned out;
@@ -46,6 +47,7 @@ class OwnersTest : public ServiceTest {
     const Json save = {{"model_id", out.run}, {"seq_id", 1}, {"path", "a"}};
     const Response saved = post("/api/v1/save_weights", save, alice_);
     out.checkpoint = text(result(saved, alice_), "path");
+    out.spare = text(post("/api/v1/create_session", JsonObject{}, alice_), "session_id");
     return out;
   }
   // A request that alice may make; and whether it names what is hers.
@@ -71,7 +73,7 @@ class OwnersTest : public ServiceTest {
       add(name, nothing, false, "/hf/none/resolve/main/config.json");
       out[name].status = 404;  // its model is not served
     }
-    for (const char* name : {"GET /healthz", "GET /readyz", "GET /metrics"})
+    for (const char* name : {"GET /healthz", "GET /readyz", "GET /metrics", "GET /api/v1/usage"})
       add(name, nothing, false);
     for (const char* name :
          {"client/config", "client/dynamic_config", "create_session", "telemetry"})
@@ -79,7 +81,7 @@ class OwnersTest : public ServiceTest {
     add("GET " + v1 + "get_server_capabilities", nothing, false);
     add("POST " + v1 + "session_heartbeat", {{"session_id", a.session}});
     add("POST " + v1 + "sessions/{session_id}/finish", nothing, true,
-        v1 + "sessions/" + a.session + "/finish");
+        v1 + "sessions/" + a.spare + "/finish");
     add("POST " + v1 + "create_model", model(a.session));
     add("POST " + v1 + "get_info", {{"model_id", a.run}});
     add("POST " + v1 + "forward_backward", nothing);
@@ -143,6 +145,39 @@ TEST_F(OwnersTest, NoKeyAnUnknownOneAnExpiredOneAndARevokedOneAre401) {
   }
 }
 
+TEST_F(OwnersTest, WhoMayNotComeInIsToldByItsHeadAlone) {
+  BodyRoom room({}, *loop_);
+  std::string who;
+  const auto status_of = [&](Head head, const std::string& key) {
+    head.content_length = 1 << 20;
+    head.headers["x-api-key"] = key;
+    int out = 0;
+    admit(head, head.path, *services_, room, [&](const Admission& admission) {
+      out = admission.max_body_bytes < 0 ? admission.refused.status : 200;
+      who = admission.tenant + " " + admission.key_id;
+    });
+    return out;
+  };
+  const auto all = cases(owned());
+  const std::string narrow = make("alice", {"metrics"});
+  for (const Route& r : routes()) {
+    const Head& head = all.at(name_of(r)).request;
+    const bool is_public = r.scope == Scope::kPublic;
+    for (const std::string& key : {std::string(), std::string("tml-x"), expired_, revoked_})
+      EXPECT_EQ(status_of(head, key), is_public ? 200 : 401) << name_of(r);
+    if (is_public) continue;
+    EXPECT_EQ(status_of(head, alice_), 200) << name_of(r);
+    EXPECT_EQ(who, "alice " + keys_.read().at(0).id);
+    const bool lacks = r.scope == Scope::kTrain || r.scope == Scope::kSample;
+    EXPECT_EQ(status_of(head, narrow), lacks ? 403 : 200) << name_of(r);
+  }
+  Head none;
+  none.method = "POST";
+  none.path = "/api/v1/none";
+  EXPECT_EQ(status_of(none, alice_), 404);
+  EXPECT_EQ(who, " ");
+}
+
 TEST_F(OwnersTest, WhatIsForeignIs404AndSaysNotThatItIsThere) {
   const Owned a = owned();
   const auto all = cases(a);
@@ -150,14 +185,15 @@ TEST_F(OwnersTest, WhatIsForeignIs404AndSaysNotThatItIsThere) {
                              .run = "no:train:0",
                              .sampler = "no",
                              .promise = "no",
-                             .checkpoint = "tinker://no:train:0/weights/a"});
+                             .checkpoint = "tinker://no:train:0/weights/a",
+                             .spare = "no"});
   const auto told = [&](const Case& one, const Owned& names) {
     Request r = one.request;
     r.headers["x-api-key"] = bob_;
     const Response response = answer(std::move(r));
     std::string body = response.body;
     for (const std::string& id :
-         {names.checkpoint, names.promise, names.sampler, names.run, names.session})
+         {names.checkpoint, names.promise, names.sampler, names.run, names.session, names.spare})
       if (const size_t at = body.find("'" + id + "'"); at != std::string::npos)
         body.replace(at, id.size() + 2, "X");
     return std::to_string(response.status) + " " + body;
@@ -172,7 +208,8 @@ TEST_F(OwnersTest, WhatIsForeignIs404AndSaysNotThatItIsThere) {
                                                     .run = "no:train:0",
                                                     .sampler = "no",
                                                     .promise = "no",
-                                                    .checkpoint = "tinker://no:train:0/weights/a"}))
+                                                    .checkpoint = "tinker://no:train:0/weights/a",
+                                                    .spare = "no"}))
         << name_of(r);
   }
 }
@@ -222,7 +259,7 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
   for (const Route& r : routes()) {
     const std::string name(r.path.substr(r.path.rfind('/') + 1));
     const Request& request = all.at(name_of(r)).request;
-    const bool measures = name == "metrics";
+    const bool measures = name == "metrics" || name == "usage";
     EXPECT_EQ(status(request, samples),
               measures || of_train.contains(name) ? 403 : all.at(name_of(r)).status)
         << name;

@@ -77,14 +77,19 @@ struct Asked {
   Json body;
 };
 
-// Without its body. Error kNotFound: no such route.
+// Error kNotFound: no such route.
+const Route& route_of(const std::string& method, const std::string& path,
+                      std::map<std::string, std::string>& parameters) {
+  for (const Route& route : kRoutes)
+    if (route.verb == method && matches(route.path, path, parameters)) return route;
+  fail(Code::kNotFound, "server: there is no ", method, " ", path);
+}
+
+// Without its body. Errors as of route_of.
 std::shared_ptr<Asked> asked(Request request) {
   const auto out = std::make_shared<Asked>();
   out->request = std::move(request);
-  const Request& r = out->request;
-  for (const Route& route : kRoutes)
-    if (route.verb == r.method && matches(route.path, r.path, out->path)) out->route = &route;
-  require(out->route, Code::kNotFound, "server: there is no ", r.method, " ", r.path);
+  out->route = &route_of(out->request.method, out->request.path, out->path);
   return out;
 }
 
@@ -98,10 +103,10 @@ void read_body(Asked& asked) {
 }
 
 // As the SDK sends it, or as Prometheus does.
-std::string key_of(const Request& request) {
-  const std::string bearer = request.header("authorization");
-  const bool is_bearer = bearer.starts_with("Bearer ") && request.header("x-api-key").empty();
-  return is_bearer ? bearer.substr(7) : request.header("x-api-key");
+std::string key_of(const Head& head) {
+  const std::string bearer = head.header("authorization");
+  const bool is_bearer = bearer.starts_with("Bearer ") && head.header("x-api-key").empty();
+  return is_bearer ? bearer.substr(7) : head.header("x-api-key");
 }
 
 // At most so many bytes of it, and whole characters of UTF-8.
@@ -130,25 +135,21 @@ void write_audit(const Asked& asked, const Caller& caller, const Services& servi
 }
 
 // Who asks, or its refusal, before anything of the request is read or written down.
-std::variant<Caller, Response> enter(const Asked& asked, Services& services) {
-  auto out = services.access.enter(key_of(asked.request), asked.route->scope,
-                                   services.promises.num_ever());
+std::variant<Caller, Response> enter(const Route& route, const Head& head, Services& services) {
+  auto out = services.access.enter(key_of(head), route.scope, services.promises.num_ever());
   const auto* caller = std::get_if<Caller>(&out);
-  if (caller && caller->revoked_at && asked.route->touches != kPromise) return revoked(*caller);
+  if (caller && caller->revoked_at && route.touches != kPromise) return revoked(*caller);
   return out;
 }
 
-// What is journalled of a request besides itself.
-struct Written {
-  std::string chance = {};
-  uint64_t sequence = 0;
-};
-
-std::optional<Response> run(const Asked& asked, const Caller& caller, const Written& written,
-                            Services& services, const Reply& reply) {
+// `command`, but for its body, and `sequence`, of its record: of a journalled request.
+std::optional<Response> run(const Asked& asked, const Caller& caller, const Command& command,
+                            uint64_t sequence, Services& services, const Reply& reply) {
   try {
-    Call call{asked.request,  asked.path,       asked.body, caller.owner,
-              written.chance, written.sequence, services,   reply};
+    Call call{asked.request,  asked.path, asked.body, caller.owner,
+              command.chance, sequence,   services,   reply};
+    call.key_id = command.key_id;
+    call.refused = command.refused;
     if (auto refused = touch(call, asked.route->touches, caller)) return refused;
     return asked.route->run(call);
   } catch (...) {
@@ -162,6 +163,12 @@ T& named(T* found, const char* field) {
   return *found;
 }
 
+Amount amount_of(unsigned touches) {
+  if (touches & kMakesRun) return Amount::kRun;
+  if (touches & kMakesAdapter) return Amount::kAdapter;
+  return touches & kMakesCheckpoint ? Amount::kCheckpoint : Amount::kNothing;
+}
+
 bool is_later(const Response& response) { return response.status == 429 || response.status == 503; }
 
 }  // namespace
@@ -170,9 +177,41 @@ std::span<const Route> routes() { return kRoutes; }
 
 Session& Call::session() const { return named(touched.session, "session_id"); }
 Run& Call::run() const { return named(touched.run, "model_id"); }
+Session& Call::open_session() const {
+  require(!session().finished, Code::kInvalid, "server: the session '", session().id, "'",
+          " has finished; make another");
+  return session();
+}
 Sampler& Call::sampler() const { return named(touched.sampler, "sampling_session_id"); }
 
-Response json(const Json& body) { return {.body = boost::json::serialize(body)}; }
+Response json(const Json& body) {
+  Response out{.body = boost::json::serialize(body)};
+  if (find(body, "request_id")) out.promise = get<std::string>(body, "request_id");
+  return out;
+}
+
+void admit(const Head& head, const std::string& path, Services& services, BodyRoom& room,
+           const Admit& admit) {
+  std::string_view pattern = "none";
+  const auto refuse = [&](Response response) {
+    services.metrics.count(std::string(pattern), response.status);
+    admit({-1, std::move(response)});
+  };
+  try {
+    std::map<std::string, std::string> parameters;
+    const Route& route = route_of(head.method, path, parameters);
+    pattern = route.path;
+    auto entered = enter(route, head, services);
+    if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
+    room.admit(head, [admit, caller = std::get<Caller>(std::move(entered))](Admission admission) {
+      admission.tenant = caller.owner;
+      admission.key_id = caller.key_id;
+      admit(std::move(admission));
+    });
+  } catch (...) {
+    refuse(response_of(std::current_exception()));
+  }
+}
 
 void route(Request request, Services& services, Reply answer) {
   const auto pattern = std::make_shared<std::string>("none");
@@ -183,27 +222,32 @@ void route(Request request, Services& services, Reply answer) {
   try {
     const std::shared_ptr<Asked> a = asked(std::move(request));
     *pattern = a->route->path;
-    const auto entered = enter(*a, services);
+    const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
     read_body(*a);
     if (a->route->touches & kAudited) write_audit(*a, caller, services);
     if (a->route->kind == Kind::kAnswered) {
-      if (auto response = run(*a, caller, {}, services, reply)) reply(std::move(*response));
+      if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;
     }
-    const Command command{.method = a->request.method,
-                          .path = a->request.path,
-                          .content_type = a->request.header("content-type"),
-                          .owner = caller.owner,
-                          .body = a->request.body,
-                          .chance = new_id(),
-                          .time_ms = milliseconds_since_1970()};
-    services.history.append(command, [a, caller, chance = command.chance, &services, reply](
+    Command command{.method = a->request.method,
+                    .path = a->request.path,
+                    .content_type = a->request.header("content-type"),
+                    .owner = caller.owner,
+                    .chance = new_id(),
+                    .time_ms = milliseconds_since_1970(),
+                    .key_id = caller.key_id};
+    const Amount amount = amount_of(a->route->touches);
+    command.refused = services.amounts.refusal(services, caller.owner, amount);
+    const auto pending = services.amounts.pend(caller.owner, amount);
+    const auto shared = std::make_shared<const Command>(command);  // without the body
+    command.body = a->request.body;
+    services.history.append(command, [a, caller, shared, pending, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
       fault("before apply");
       Response response =
-          error ? response_of(error) : *run(*a, caller, {chance, sequence}, services, reply);
+          error ? response_of(error) : *run(*a, caller, *shared, sequence, services, reply);
       fault("after apply");
       if (!error && is_later(response))
         services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
@@ -226,7 +270,7 @@ bool replay(uint64_t sequence, const Command& command, Services& services) {
           ", which changes nothing; it is damaged");
   read_body(*a);
   const auto response =
-      run(*a, {.owner = command.owner}, {command.chance, sequence}, services, [](Response) {});
+      run(*a, {.owner = command.owner}, command, sequence, services, [](Response) {});
   return !is_later(*response);
 }
 

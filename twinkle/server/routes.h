@@ -7,8 +7,10 @@
 #include <string>
 #include <string_view>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/auth/access.h"
+#include "twinkle/server/http/body_room.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/owners.h"
 #include "twinkle/server/service/services.h"
@@ -27,11 +29,17 @@ struct Call {
   Services& services;
   Reply reply;  // for a handler that returns nothing and answers later
   Touched touched = {};
+  std::string key_id = {};
+  std::string refused = {};  // why, where limits refuse what is new; or empty
 
   // What the request names. Error kInvalid: it names none.
   Session& session() const;
   Run& run() const;
   Sampler& sampler() const;
+  // For what is new of it. Error kInvalid: it has finished.
+  Session& open_session() const;
+  // Error kInvalid: limits refuse it.
+  void require_allowed() const { require(refused.empty(), Code::kInvalid, refused); }
 };
 
 enum class Kind { kAnswered, kJournalled };
@@ -44,6 +52,11 @@ struct Route {
   Scope scope;
 };
 std::span<const Route> routes();
+
+// Decides by a request's head whether it may come in; then `room` decides on its body. 404: no such
+// route; 401, 403: no key of this server, or none for this route. `path`: as route() gets it.
+void admit(const Head& head, const std::string& path, Services& services, BodyRoom& room,
+           const Admit& admit);
 
 // Answers a request, perhaps later: one that is journalled when it is written down. On the
 // service's thread.

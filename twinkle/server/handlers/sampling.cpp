@@ -134,11 +134,11 @@ std::optional<Response> create_sampling_session(Call& call) {
   if (sampler.model_path.empty()) {
     sampler.base_model = get<std::string>(call.body, "base_model");
     s.require_model(sampler.base_model);
-    sampler.tenant = s.tenant_of_base();
+    sampler.tenant = s.tenant_of_base(call.owner);
   } else {
     const Checkpoint& checkpoint = *call.touched.checkpoint;
     sampler.base_model = checkpoint.base_model;
-    sampler.tenant = s.tenant_of(checkpoint.folder);
+    sampler.tenant = s.tenant_of(checkpoint.folder, call.owner);
   }
   s.make(sampler.tenant);
   session.samplers[seq] = sampler.id;
@@ -175,7 +175,8 @@ std::optional<Response> asample(Call& call) {
                       }};
   Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
   try {
-    s.sample(call.owner, std::make_shared<Pending>(request_id, std::move(ready), source));
+    s.sample(call.owner, call.key_id,
+             std::make_shared<Pending>(request_id, std::move(ready), source));
   } catch (const Error& e) {
     if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
     throw;

@@ -21,10 +21,11 @@ std::optional<Response> session_heartbeat(Call& call) {
 
 // What its runs were sent goes on, but for what waits for a number that will not come.
 std::optional<Response> finish_session(Call& call) {
-  for (const auto& [seq, request_id] : call.session().runs) {
-    const std::string id = call.session().id + ":train:" + std::to_string(seq);
-    if (Run* run = call.services.runs.find(id)) call.services.runs.end_session(*run);
-  }
+  Session& session = call.session();
+  session.finished = true;
+  for (const auto& [seq, request_id] : session.runs)
+    if (Run* run = call.services.runs.find(run_id(session, seq)))
+      call.services.runs.end_session(*run);
   return json(JsonObject{});
 }
 
@@ -43,7 +44,11 @@ std::optional<Response> get_server_capabilities(Call& call) {
 
 std::optional<Response> retrieve_future(Call& call) {
   require(!call.touched.promise.empty(), Code::kInvalid, "server: request_id is missing");
-  call.services.promises.poll(call.touched.promise, call.reply);
+  const std::string& id = call.touched.promise;
+  call.services.promises.poll(id, [id, reply = call.reply](Response response) {
+    response.promise = id;
+    reply(std::move(response));
+  });
   return std::nullopt;
 }
 

@@ -13,6 +13,20 @@ std::optional<Response> readyz(Call& call) {
   return json({{"status", "ready"}});
 }
 
+std::optional<Response> usage(Call& call) {
+  JsonArray lines;
+  for (const UsageLine& line : call.services.usage.lines())
+    lines.push_back({{"tenant", line.tenant},
+                     {"key", line.key},
+                     {"run", line.run},
+                     {"requests", line.requests},
+                     {"trained_tokens", line.used.trained},
+                     {"prompt_tokens", line.used.prompt},
+                     {"generated_tokens", line.used.generated},
+                     {"compute_seconds", line.used.seconds}});
+  return json({{"usage", std::move(lines)}});
+}
+
 std::optional<Response> metrics(Call& call) {
   return Response{.body = call.services.metrics.text(call.services),
                   .content_type = "text/plain; version=0.0.4"};

@@ -145,9 +145,11 @@ std::optional<Response> create_model(Call& call) {
   Services& s = call.services;
   Session& session = call.session();
   const auto seq = get<int64_t>(call.body, "model_seq_id");
-  const std::string id = session.id + ":train:" + std::to_string(seq);
+  const std::string id = run_id(session, seq);
   if (const auto known = session.runs.find(seq); known != session.runs.end())
     return json({{"request_id", known->second}, {"model_id", id}});
+  call.open_session();
+  call.require_allowed();
   const auto base = get<std::string>(call.body, "base_model");
   s.require_model(base);
   const Json* config = find(call.body, "lora_config");
@@ -168,11 +170,12 @@ std::optional<Response> create_model(Call& call) {
       "server: train_attn, train_mlp and train_unembed are all false: nothing would be trained");
   const JsonObject lora{
       {"r", rank}, {"lora_alpha", kLoraAlpha}, {"target_modules", std::move(targets)}};
-  engine::Create create{.tenant = id, .lora_json = boost::json::serialize(lora)};
+  engine::Create create =
+      s.standing({.tenant = id, .lora_json = boost::json::serialize(lora)}, call.owner);
   create.seed = get_or<int64_t>(*config, "seed", 0);
   const std::string request_id = id + ":0";
   s.backend.validate(create);
-  s.promises.open(request_id, call.owner);
+  s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
   const Answered answer = [id](const engine::Result&) {
@@ -209,7 +212,8 @@ std::optional<Response> forward_backward(Call& call) {
                       .make = [id = run.id](const Command& command) {
                         return ready_of(tinker::read_forward_backward(command.body), id);
                       }};
-  return json(ack(run, call.services.runs.submit(run, request.seq_id, std::move(ready), source)));
+  return json(ack(run, call.services.runs.submit(run, {request.seq_id, call.key_id},
+                                                 std::move(ready), source)));
 }
 
 namespace {
@@ -240,7 +244,8 @@ std::optional<Response> optim_step(Call& call) {
     call.services.runs.refuse(run, seq_id, e.what(), true);
     throw;
   }
-  return json(ack(run, call.services.runs.submit(run, seq_id, {std::move(step), step_answer})));
+  return json(ack(
+      run, call.services.runs.submit(run, {seq_id, call.key_id}, {std::move(step), step_answer})));
 }
 
 }  // namespace twinkle::server

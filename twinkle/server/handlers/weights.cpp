@@ -5,12 +5,12 @@
 namespace twinkle::server {
 namespace {
 
-struct Numbered {
+struct InRun {
   Run& run;
   int64_t seq_id;
 };
 
-Numbered numbered(const Call& call) { return {call.run(), get<int64_t>(call.body, "seq_id")}; }
+InRun in_run(const Call& call) { return {call.run(), get<int64_t>(call.body, "seq_id")}; }
 
 Json ack(const Run& run, const std::string& request_id) {
   return {{"request_id", request_id}, {"model_id", run.id}};
@@ -22,7 +22,7 @@ std::string tinker_path(const Run& run, const std::string& kind, const std::stri
 
 // Saves under state/checkpoints/RUN/KIND/NAME.
 Json save(const Call& call, const std::string& kind, bool optimizer) {
-  const auto [run, seq_id] = numbered(call);
+  const auto [run, seq_id] = in_run(call);
   try {
     Services& s = call.services;
     const auto name = get<std::string>(call.body, "path");
@@ -32,14 +32,18 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
     require(overwrite || run.requests.contains(seq_id) || !s.checkpoints.contains(path),
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists; choose another name, or overwrite");
+    if (!run.requests.contains(seq_id)) call.require_allowed();
+    const auto counts =
+        s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
     const Checkpoint made{
         .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
     const std::string request_id = s.runs.submit(
-        run, seq_id,
+        run, {seq_id, call.key_id},
         {engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
          [path](const engine::Result&) { return json({{"path", path}}); }},
-        {}, [&s, path, made](const Ended& ended) {
+        {}, [&s, path, made, id = run.id, counts](const Ended& ended) {
           if (!ended.failed) s.checkpoints[path] = made;
+          s.amounts.saved(id);
         });
     run.saved.insert(kind + "/" + name);
     return ack(run, request_id);
@@ -55,22 +59,26 @@ std::optional<Response> save_weights(Call& call) { return json(save(call, "weigh
 
 std::optional<Response> save_weights_for_sampler(Call& call) {
   if (find(call.body, "path")) return json(save(call, "sampler_weights", false));
-  const auto [run, seq_id] = numbered(call);
+  const auto [run, seq_id] = in_run(call);
   Services& s = call.services;
+  if (!call.refused.empty() && !run.requests.contains(seq_id)) {
+    s.runs.refuse(run, seq_id, call.refused, false);
+    call.require_allowed();
+  }
   const Sampler made{.id = run.id + ":sample:" + std::to_string(seq_id),
                      .owner = run.owner,
                      .base_model = run.base_model,
                      .tenant = run.id};
   const std::string request_id = s.runs.submit(
-      run, seq_id,
+      run, {seq_id, call.key_id},
       {engine::Publish{run.id},
        [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
-      {}, [&s, made](const Ended& ended) {
+      {}, [&s, made, counts = s.amounts.pend(run.owner, Amount::kAdapter)](const Ended& ended) {
         if (ended.failed) return;
         Sampler& sampler = s.samplers[made.id] = made;
         sampler.version = ++s.runs.find(made.tenant)->num_published;
         if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
-          sampler.tenant = s.tenant_of(*folder);
+          sampler.tenant = s.tenant_of(*folder, sampler.owner);
           sampler.version = 0;
         }
       });
@@ -85,9 +93,11 @@ std::optional<Response> load_weights(Call& call) {
           "create_training_client_from_state");
   Session& session = call.session();
   const auto seq = get<int64_t>(call.body, "model_seq_id");
-  const std::string id = session.id + ":train:" + std::to_string(seq);
+  const std::string id = run_id(session, seq);
   if (const auto known = session.runs.find(seq); known != session.runs.end())
     return json({{"request_id", known->second}, {"model_id", id}});
+  call.open_session();
+  call.require_allowed();
   require(call.touched.checkpoint, Code::kInvalid, "server: path is missing");
   const auto path = get<std::string>(call.body, "path");
   const Checkpoint& from = *call.touched.checkpoint;
@@ -102,14 +112,14 @@ std::optional<Response> load_weights(Call& call) {
   };
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;
-  operations.emplace_back(engine::Create{.tenant = id, .directory = folder});
+  operations.emplace_back(s.standing({.tenant = id, .directory = folder}, call.owner));
   if (optimizer) {
     operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
     // Tinker's state has no gradients that no step has taken; the folder has.
     operations.emplace_back(engine::ZeroGrad{id});
   }
   for (const engine::Operation& o : operations) s.backend.validate(o);
-  s.promises.open(request_id, call.owner);
+  s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;
   const Answered answer = [id, path](const engine::Result&) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twinkle/base/fields.h"
+#include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {
 
@@ -30,6 +31,8 @@ struct Command {
   std::string method, path, content_type, owner, body;
   std::string chance;   // 32 hexadecimal digits: ids and seeds that the client did not choose
   int64_t time_ms = 0;  // since 1970
+  std::string key_id;   // of the key that it came with, if keys were asked for
+  std::string refused;  // why, where its tenant's limits refuse what is new; or empty
 
   static constexpr uint8_t kKind = 2;
   static constexpr auto fields() {
@@ -39,7 +42,9 @@ struct Command {
                       field(4, "owner", &Command::owner),
                       field(5, "body", &Command::body),
                       field(6, "chance", &Command::chance),
-                      field(7, "time_ms", &Command::time_ms)};
+                      field(7, "time_ms", &Command::time_ms),
+                      field(8, "key_id", &Command::key_id),
+                      field(9, "refused", &Command::refused)};
   }
 };
 
@@ -57,13 +62,19 @@ struct Ended {
   std::string request_id;
   bool failed = false;
   std::string content_type, body;  // the answer
+  Used used;
 
-  bool operator==(const Ended&) const = default;
+  // What is told. Time that was used differs each time.
+  bool is_told_as(const Ended& other) const {
+    return request_id == other.request_id && failed == other.failed &&
+           content_type == other.content_type && body == other.body;
+  }
   static constexpr uint8_t kKind = 4;
   static constexpr auto fields() {
-    return std::tuple{
-        field(1, "request_id", &Ended::request_id), field(2, "failed", &Ended::failed),
-        field(3, "content_type", &Ended::content_type), field(4, "body", &Ended::body)};
+    return std::tuple{field(1, "request_id", &Ended::request_id),
+                      field(2, "failed", &Ended::failed),
+                      field(3, "content_type", &Ended::content_type),
+                      field(4, "body", &Ended::body), field(5, "used", &Ended::used)};
   }
 };
 
@@ -86,12 +97,14 @@ struct Snapshotted {
   int64_t seq_id = 0;       // of an optim_step
   // Folders of the published versions, 1 and on, likewise.
   std::vector<std::string> versions;
+  std::string owner;  // of the run, by whose weight and priority it goes on
 
   static constexpr uint8_t kKind = 6;
   static constexpr auto fields() {
     return std::tuple{field(1, "run", &Snapshotted::run), field(2, "folder", &Snapshotted::folder),
                       field(3, "seq_id", &Snapshotted::seq_id),
-                      field(4, "versions", &Snapshotted::versions)};
+                      field(4, "versions", &Snapshotted::versions),
+                      field(5, "owner", &Snapshotted::owner)};
   }
 };
 

@@ -14,6 +14,7 @@ namespace twinkle::server {
 // What is known before the body is read. Names of headers are lower case; of a header that comes
 // twice, the last counts.
 struct Head {
+  std::string id;      // the server's, of the log and of the answer's X-Request-Id
   std::string method;  // "GET"
   std::string path;    // of the target, percent-encoded as it came, without the query
   std::string query;   // behind the '?', or empty
@@ -46,7 +47,8 @@ struct Response {
   std::string body = "{}";
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers = {};  // e.g. {"Retry-After", "5"}
-  bool close = false;  // the connection, once it is written
+  bool close = false;        // the connection, once it is written
+  std::string promise = {};  // for the log: whose id the answer tells, or was asked for
 };
 
 // An error's response, with the body {"detail": text} that clients of this protocol expect.
@@ -61,8 +63,16 @@ struct Admission {
   int64_t max_body_bytes = 0;  // and of what it decodes to
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
+  std::string tenant = {}, key_id = {};  // for the log: who was let in
 };
 using Admit = std::function<void(Admission)>;
+
+// How a request ended. Empty texts: it was refused before that was known, or has none.
+struct Told {
+  int status = 0;
+  std::chrono::microseconds time{0};  // since the head was read
+  std::string tenant = {}, key_id = {}, promise = {};
+};
 
 // What the server does with requests. All are called on the server's own thread and must not
 // block it; the first two answer when they like.
@@ -70,9 +80,8 @@ struct Handler {
   // Before the body is read: a request that waits here costs a connection and no memory.
   std::function<void(const Head&, Admit)> admit;
   std::function<void(Request, Reply)> handle;
-  // May be empty. After a response was written, or could not be: its status, and the time since
-  // the head was read.
-  std::function<void(const Head&, int status, std::chrono::microseconds)> answered = {};
+  // May be empty. After a response was written, or could not be.
+  std::function<void(const Head&, const Told&)> answered = {};
 };
 
 }  // namespace twinkle::server

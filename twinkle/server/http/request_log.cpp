@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 namespace twinkle::server {
 namespace {
@@ -24,13 +25,18 @@ Level level_of(const Head& head, int status) {
 
 }  // namespace
 
-void note_request(Log& log, const Head& head, int status, std::chrono::microseconds time) {
-  const Level level = level_of(head, status);
+void note_request(Log& log, const Head& head, const Told& told) {
+  const Level level = level_of(head, told.status);
   if (!log.takes(level)) return;
   std::array<char, 64> end{};
-  std::snprintf(end.data(), end.size(), " %d %.1f ms", status,
-                static_cast<double>(time.count()) / 1000);
-  log.write(level, head.method + " " + head.path.substr(0, kMaxPath) + end.data());
+  std::snprintf(end.data(), end.size(), " %d %.1f ms", told.status,
+                static_cast<double>(told.time.count()) / 1000);
+  std::string line = head.method + " " + head.path.substr(0, kMaxPath) + end.data();
+  for (const auto& [name, value] :
+       {std::pair(" id=", &head.id), std::pair(" tenant=", &told.tenant),
+        std::pair(" key=", &told.key_id), std::pair(" promise=", &told.promise)})
+    if (!value->empty()) line += name + value->substr(0, kMaxPath);
+  log.write(level, line);
 }
 
 }  // namespace twinkle::server

@@ -1,8 +1,6 @@
-// What the log says of a request: method, path, status, milliseconds; nothing of keys, bodies and
-// queries.
+// What the log says of a request: method, path, status, milliseconds, its id, and who asked for
+// which promise; nothing of keys' texts, bodies and queries.
 #pragma once
-#include <chrono>
-
 #include "twinkle/base/log/log.h"
 #include "twinkle/server/http/message.h"
 
@@ -10,6 +8,6 @@ namespace twinkle::server {
 
 // 429, 503: kWarning; other 5xx: kError; polls, heartbeats and the like that went well: kDebug;
 // else kInfo.
-void note_request(Log& log, const Head& head, int status, std::chrono::microseconds time);
+void note_request(Log& log, const Head& head, const Told& told);
 
 }  // namespace twinkle::server

@@ -6,35 +6,45 @@ namespace twinkle::server {
 namespace {
 
 // What a log that takes everything says of a request, behind the time.
-std::string said(const std::string& method, const std::string& path, int status) {
+std::string said(const std::string& method, const std::string& path, Told told) {
   Head head;
   head.method = method;
   head.path = path;
+  head.id = "a-1";
   head.query = "key=secret";
   head.headers["x-api-key"] = "tml-secret";
   testing::internal::CaptureStderr();
   {
     Log log(Level::kDebug);
-    note_request(log, head, status, std::chrono::microseconds(1250));
+    told.time = std::chrono::microseconds(1250);
+    note_request(log, head, told);
   }
   const std::string line = testing::internal::GetCapturedStderr();
   return line.substr(line.find(' ') + 1);
 }
 
 TEST(RequestLog, SaysWhatWasAskedAndHowItEndedAndNoSecrets) {
-  EXPECT_EQ(said("POST", "/api/v1/create_model", 200),
-            "info POST /api/v1/create_model 200 1.2 ms\n");
-  EXPECT_EQ(said("GET", "/" + std::string(5000, 'x'), 404),
-            "info GET /" + std::string(299, 'x') + " 404 1.2 ms\n");
+  EXPECT_EQ(said("POST", "/api/v1/create_model", {200}),
+            "info POST /api/v1/create_model 200 1.2 ms id=a-1\n");
+  EXPECT_EQ(said("GET", "/" + std::string(5000, 'x'), {404}),
+            "info GET /" + std::string(299, 'x') + " 404 1.2 ms id=a-1\n");
+}
+
+TEST(RequestLog, SaysWhoAskedAndForWhichPromise) {
+  EXPECT_EQ(
+      said("POST", "/api/v1/asample",
+           {.status = 200, .tenant = "alice", .key_id = "1f3a5c7e", .promise = "s:sample:0:1"}),
+      "info POST /api/v1/asample 200 1.2 ms id=a-1 tenant=alice key=1f3a5c7e "
+      "promise=s:sample:0:1\n");
 }
 
 TEST(RequestLog, TheLevelIsThatOfTheStatusAndWhatComesAllTheTimeIsDebug) {
-  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", 408).starts_with("debug "));
-  EXPECT_TRUE(said("POST", "/api/v1/session_heartbeat", 200).starts_with("debug "));
-  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", 404).starts_with("info "));
-  EXPECT_TRUE(said("POST", "/api/v1/asample", 429).starts_with("warning "));
-  EXPECT_TRUE(said("POST", "/api/v1/optim_step", 503).starts_with("warning "));
-  EXPECT_TRUE(said("GET", "/api/v1/healthz", 500).starts_with("error "));
+  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {408}).starts_with("debug "));
+  EXPECT_TRUE(said("POST", "/api/v1/session_heartbeat", {200}).starts_with("debug "));
+  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {404}).starts_with("info "));
+  EXPECT_TRUE(said("POST", "/api/v1/asample", {429}).starts_with("warning "));
+  EXPECT_TRUE(said("POST", "/api/v1/optim_step", {503}).starts_with("warning "));
+  EXPECT_TRUE(said("GET", "/api/v1/healthz", {500}).starts_with("error "));
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "twinkle/base/json.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/zstd.h"
+#include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
 
@@ -63,6 +64,18 @@ Head head_of(const Parser& parser, const std::string& peer) {
   if (const auto length = parser.content_length())
     head.content_length = static_cast<int64_t>(*length);
   return head;
+}
+
+// Behind the head; a connection can go on without reading more.
+bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
+  return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
+}
+
+Response noted(Response response, const Head& head, Told& told) {
+  told.status = response.status;
+  told.promise = response.promise;
+  response.headers.emplace_back("X-Request-Id", head.id);
+  return response;
 }
 
 }  // namespace
@@ -216,26 +229,32 @@ class HttpServer::Impl {
           false);
 
     const auto begin = std::chrono::steady_clock::now();
-    const Head head = head_of(parser, peer);
-    int status = 0;
-    const bool stays = co_await exchange(stream, buffer, parser, head, status);
+    Head head = head_of(parser, peer);
+    head.id = ids_ + std::to_string(next_id_++);
+    Told told;
+    const bool stays = co_await exchange(stream, buffer, parser, head, told);
     if (handler_.answered) {
       const auto time = std::chrono::steady_clock::now() - begin;
-      handler_.answered(head, status, std::chrono::duration_cast<std::chrono::microseconds>(time));
+      told.time = std::chrono::duration_cast<std::chrono::microseconds>(time);
+      handler_.answered(head, told);
     }
     co_return stays;
   }
 
-  // From behind the head to the response, whose status is set.
+  // From behind the head to the response, of which it tells.
   awaitable<bool> exchange(beast::tcp_stream& stream, beast::flat_buffer& buffer, Parser& parser,
-                           const Head& head, int& status) {
+                           const Head& head, Told& told) {
     error_code error;
     const bool keep_alive = parser.keep_alive();
     Admission admission = co_await admitted(head, stream);
+    told.tenant = std::move(admission.tenant);
+    told.key_id = std::move(admission.key_id);
     if (admission.max_body_bytes < 0) {
-      status = admission.refused.status;
-      if (!parser.is_done()) co_return co_await refuse_unread(stream, std::move(admission.refused));
-      co_return co_await write(stream, std::move(admission.refused), keep_alive);
+      Response refused = noted(std::move(admission.refused), head, told);
+      if (!has_whole_body(parser, buffer))
+        co_return co_await refuse_unread(stream, std::move(refused));
+      if (!parser.is_done()) buffer.consume(*parser.content_length());
+      co_return co_await write(stream, std::move(refused), keep_alive, head.method == "HEAD");
     }
     if (parser.get()[http::field::expect] == "100-continue") {
       http::response<http::empty_body> go_on{http::status::continue_, 11};
@@ -243,18 +262,13 @@ class HttpServer::Impl {
       if (error) co_return false;
     }
     const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
-    if (refused) {
-      status = refused->status;
-      co_return co_await refuse_unread(stream, *refused);
-    }
+    if (refused) co_return co_await refuse_unread(stream, noted(*refused, head, told));
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const std::string wrong = decode_body(request.body, lower(request.header("content-encoding")),
                                           admission.max_body_bytes);
-    if (!wrong.empty()) {
-      status = 422;
-      co_return co_await write(stream, refusal(status, "the body cannot be read: " + wrong),
-                               keep_alive);
-    }
+    if (!wrong.empty())
+      co_return co_await write(
+          stream, noted(refusal(422, "the body cannot be read: " + wrong), head, told), keep_alive);
     if (request.held) request.held->resize(static_cast<int64_t>(request.body.size()));
     stream.expires_never();
     Answer<Response> answer(context_, refusal(500, kDropped));
@@ -262,8 +276,7 @@ class HttpServer::Impl {
       handler_.handle(std::move(request), answer.setter());
     } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
     }
-    Response response = co_await answer.wait();
-    status = response.status;
+    Response response = noted(co_await answer.wait(), head, told);
     const bool stays = keep_alive && !response.close && !draining_;
     co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
   }
@@ -363,7 +376,9 @@ class HttpServer::Impl {
   }
 
   const HttpOptions options_;
-  Handler handler_;  // context's thread
+  const std::string ids_ = store::random_hex(4) + "-";  // of this start's requests
+  int64_t next_id_ = 1;                                 // context's thread, as ...
+  Handler handler_;                                     // ... this
   const std::shared_ptr<asio::io_context> context_ = std::make_shared<asio::io_context>(1);
   const asio::executor_work_guard<asio::io_context::executor_type> stays_ =
       asio::make_work_guard(*context_);  // also while nothing is awaited
@@ -384,6 +399,10 @@ void HttpServer::serve(Handler handler) { impl_->serve(std::move(handler)); }
 void HttpServer::post(std::function<void()> run) { impl_->post(std::move(run)); }
 void HttpServer::after(std::chrono::milliseconds time, std::function<void()> run) {
   impl_->after(time, std::move(run));
+}
+std::chrono::milliseconds HttpServer::now() const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now().time_since_epoch());
 }
 uint16_t HttpServer::port() const { return impl_->port(); }
 int64_t HttpServer::num_connections() const { return impl_->num_connections(); }

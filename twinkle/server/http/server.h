@@ -56,6 +56,7 @@ class HttpServer : public Loop {
 
   void post(std::function<void()> run) override;
   void after(std::chrono::milliseconds time, std::function<void()> run) override;
+  std::chrono::milliseconds now() const override;
 
   uint16_t port() const;
   int64_t num_connections() const;  // any thread

@@ -20,14 +20,15 @@ namespace {
 class HttpServerTest : public testing::Test {
  protected:
   void start(HttpOptions options = {}) {
-    server_.emplace(options, Handler{[this](const Head& head, Admit admit) { admit_(head, admit); },
-                                     [this](Request request, Reply reply) {
-                                       handle_(std::move(request), std::move(reply));
-                                     },
-                                     [this](const Head& head, int status, auto) {
-                                       const std::lock_guard lock(told_mutex_);
-                                       told_.push_back(head.path + " " + std::to_string(status));
-                                     }});
+    server_.emplace(options,
+                    Handler{[this](const Head& head, Admit admit) { admit_(head, admit); },
+                            [this](Request request, Reply reply) {
+                              handle_(std::move(request), std::move(reply));
+                            },
+                            [this](const Head& head, const Told& told) {
+                              const std::lock_guard lock(told_mutex_);
+                              told_.push_back(head.path + " " + std::to_string(told.status));
+                            }});
   }
   uint16_t port() const { return server_->port(); }
 
@@ -75,6 +76,32 @@ TEST_F(HttpServerTest, AnAnswerMayComeLaterAndFromAnotherThread) {
   Peer peer(port());
   EXPECT_NE(peer.ask(post("/", "")).find("late"), std::string::npos);
   later.join();
+}
+
+TEST_F(HttpServerTest, ARefusedRequestWhoseBodyHasComeLeavesItsConnectionOpen) {
+  admit_ = [](const Head& head, const Admit& admit) {
+    admit(head.path == "/no" ? Admission{-1, refusal(401, "no")} : Admission{100});
+  };
+  start();
+  Peer peer(port());
+  peer.send(post("/no", "secret") + post("/yes", "x"));
+  EXPECT_TRUE(begins(peer.receive(), "HTTP/1.1 401"));
+  EXPECT_NE(peer.receive().find("POST /yes? x"), std::string::npos);
+}
+
+TEST_F(HttpServerTest, EveryAnswerTellsTheRequestsIdWhichTheLogHas) {
+  std::vector<std::string> ids;
+  handle_ = [&](const Request& request, const Reply& reply) {
+    ids.push_back(request.id);
+    reply({});
+  };
+  start();
+  Peer peer(port());
+  for (int i = 0; i < 2; ++i) {
+    const std::string answer = peer.ask(post("/", ""));
+    EXPECT_NE(answer.find("X-Request-Id: " + ids.back() + "\r"), std::string::npos) << answer;
+  }
+  EXPECT_NE(ids[0], ids[1]);
 }
 
 TEST_F(HttpServerTest, ADroppedRequestIsAnsweredAndSoIsOneWhoseHandlerThrows) {

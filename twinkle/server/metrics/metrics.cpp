@@ -6,6 +6,11 @@
 #include "twinkle/server/service/services.h"
 
 namespace twinkle::server {
+namespace {
+
+constexpr size_t kMaxTenants = 100;  // that have numbers of their own
+
+}  // namespace
 
 std::string Metrics::text(const Services& s) const {
   const engine::Stats engine = s.backend.stats();
@@ -34,6 +39,23 @@ std::string Metrics::text(const Services& s) const {
       engine.batches.num_tokens);
   one("twinkle_training_seconds_total", "counter", "Time of training.", engine.training_seconds);
   one("twinkle_sampling_seconds_total", "counter", "Time of sampling.", engine.sampling_seconds);
+  one("twinkle_requests_held", "gauge", "Accepted requests that a tenant's rates hold.",
+      s.rates.num_held());
+  const std::vector<UsageLine> tenants = s.usage.by_tenant(kMaxTenants);
+  head("twinkle_tenant_requests_total", "counter", "Operations that ended, of a tenant.");
+  for (const UsageLine& t : tenants)
+    out << "twinkle_tenant_requests_total{tenant=\"" << t.tenant << "\"} " << t.requests << '\n';
+  head("twinkle_tenant_tokens_total", "counter", "Tokens of a tenant.");
+  for (const UsageLine& t : tenants)
+    for (const auto& [kind, number] :
+         {std::pair("trained", t.used.trained), std::pair("prompt", t.used.prompt),
+          std::pair("generated", t.used.generated)})
+      out << "twinkle_tenant_tokens_total{tenant=\"" << t.tenant << "\",kind=\"" << kind << "\"} "
+          << number << '\n';
+  head("twinkle_tenant_compute_seconds_total", "counter", "A tenant's share of the engine's time.");
+  for (const UsageLine& t : tenants)
+    out << "twinkle_tenant_compute_seconds_total{tenant=\"" << t.tenant << "\"} " << t.used.seconds
+        << '\n';
   one("twinkle_journal_refused", "gauge", "1 while the disk refuses what is to be journalled.",
       s.history.trouble().empty() ? 0 : 1);
   return out.str();

@@ -8,14 +8,27 @@
 
 namespace twinkle::server {
 
-void Lines::add(int64_t number, std::shared_ptr<Pending> pending) {
+void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again) {
   const std::string key = key_of(*pending);
   lines_[key].waiting.push_back({number, pending});
   ++num_waiting_;
+  if (is_again || pending->owner.empty())
+    pending->may_go = true;
+  else
+    ask_rates(key, pending);
   if (lines_[key].waiting.size() == 1) go_on(key);
   const auto line = lines_.find(key);
   if (line == lines_.end() || line->second.waiting.empty()) return;
   if (line->second.waiting.back().number == number) pending->let_go();  // it waits
+}
+
+void Lines::ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending) {
+  const auto go = [this, key, pending] {
+    pending->may_go = true;
+    go_on(key);
+  };
+  const int64_t tokens = pending->used.trained + pending->used.prompt;
+  if (rates_.enter(pending->owner, pending->request_id, tokens, go)) pending->may_go = true;
 }
 
 void Lines::ended(const Pending& pending) {
@@ -34,7 +47,8 @@ bool Lines::is_free(const Pending& pending) const {
   const auto found = lines_.find(key_of(pending));
   const Line none;
   const Line& line = found == lines_.end() ? none : found->second;
-  return line.waiting.empty() && has_room(line, pending.source.bytes) &&
+  const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
+  return (line.waiting.empty() || is_held) && has_room(line, pending.source.bytes) &&
          has_room_in_all(pending.source.bytes);
 }
 
@@ -62,6 +76,7 @@ void Lines::go_on(const std::string& key) {
     const Line& line = found->second;
     if (is_closed_ || line.waiting.empty() || line.is_reading || line.is_refused) return;
     const Waiting& first = line.waiting.front();
+    if (!first.pending->may_go) return;
     hungry_.erase(first.number);
     if (!has_room(line, first.pending->source.bytes)) return;  // until one of its own ends
     if (!has_room_in_all(first.pending->source.bytes)) {

@@ -1,5 +1,6 @@
 // Lines of operations before the engine, one for the training of each of its tenants and one for
-// its samples: first come, first given, as long as the engine has room. Those that wait are words
+// its samples: first come, first given, as long as the engine has room and the owner's rates let it
+// go. Those that wait are words
 // (pending.h). Used by the service's thread alone.
 #pragma once
 #include <chrono>
@@ -16,6 +17,7 @@
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/pending.h"
+#include "twinkle/server/tenants/rates.h"
 
 namespace twinkle::server {
 
@@ -50,24 +52,30 @@ class Lines {
   // It is the engine's turn: what the backend accepted, or why it never will.
   using Give = std::function<void(int64_t number, engine::Accepted accepted)>;
   using Fail = std::function<void(int64_t number, std::exception_ptr error)>;
+  struct Told {
+    Give give;
+    Fail fail;
+  };
 
-  Lines(const LineOptions& options, Backend& backend, Loop& loop, History& history, Give give,
-        Fail fail)
+  Lines(const LineOptions& options, Backend& backend, Loop& loop, History& history, Rates& rates,
+        Told told)
       : options_(options),
         backend_(backend),
         loop_(loop),
         history_(history),
-        give_(std::move(give)),
-        fail_(std::move(fail)) {}
+        rates_(rates),
+        give_(std::move(told.give)),
+        fail_(std::move(told.fail)) {}
 
-  // Behind those of its line.
-  void add(int64_t number, std::shared_ptr<Pending> pending);
+  // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it.
+  void add(int64_t number, std::shared_ptr<Pending> pending, bool is_again);
   // The engine has done with one that was given.
   void ended(const Pending& pending);
   // Nothing is given any more.
   void close() { is_closed_ = true; }
 
-  // Whether one that came now would be given now, as far as is known here.
+  // Whether one that came now would be given now, as far as is known here, or when its owner's
+  // rates let it go.
   bool is_free(const Pending& pending) const;
   // Whether a Sample of this version waits.
   bool has_sample(const std::string& tenant, int64_t version) const;
@@ -84,6 +92,7 @@ class Lines {
   static std::string key_of(const Pending& pending) {
     return (pending.samples ? "sample " : "train ") + pending.tenant;
   }
+  void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
   bool has_room_in_all(int64_t bytes) const;
   void go_on(const std::string& key);
@@ -97,6 +106,7 @@ class Lines {
   Backend& backend_;
   Loop& loop_;
   History& history_;
+  Rates& rates_;
   const Give give_;
   const Fail fail_;
   std::map<std::string, Line> lines_;      // with something that waits or was given

@@ -21,6 +21,7 @@ class LoopForTest : public Loop {
   void after(std::chrono::milliseconds time, std::function<void()> run) override {
     waiting_.emplace(now_ + time, std::move(run));
   }
+  std::chrono::milliseconds now() const override { return now_; }
   void run() {
     while (const auto next = take()) next();
   }

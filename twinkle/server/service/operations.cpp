@@ -42,17 +42,18 @@ Response failure(const std::exception_ptr& error) {
 }
 
 Operations::Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history,
-                       Promises& promises)
+                       Rates& rates, Promises& promises)
     : backend_(backend),
       loop_(loop),
       history_(history),
       promises_(promises),
-      lines_(
-          lines, backend, loop, history,
-          [this](int64_t number, engine::Accepted accepted) { give(number, std::move(accepted)); },
-          [this](int64_t number, const std::exception_ptr& error) {
-            loop_.post([this, number, error] { came(number, {.error = error}); });
-          }) {}
+      lines_(lines, backend, loop, history, rates,
+             {.give = [this](int64_t number,
+                             engine::Accepted accepted) { give(number, std::move(accepted)); },
+              .fail =
+                  [this](int64_t number, const std::exception_ptr& error) {
+                    loop_.post([this, number, error] { came(number, {.error = error}); });
+                  }}) {}
 
 void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
   const int64_t number = next_++;
@@ -78,9 +79,9 @@ bool Operations::has_sample(const std::string& tenant, int64_t version) const {
   return lines_.has_sample(tenant, version);
 }
 
-void Operations::ask(Entry& entry, int64_t number) {
+void Operations::ask(Entry& entry, int64_t number, bool is_again) {
   entry.is_asked = true;
-  lines_.add(number, entry.pending);
+  lines_.add(number, entry.pending, is_again);
 }
 
 void Operations::give(int64_t number, engine::Accepted accepted) {
@@ -100,10 +101,14 @@ void Operations::came(int64_t number, Outcome outcome) {
   const Pending& pending = *entry->pending;
   Response response =
       outcome.error ? failure(outcome.error) : told(outcome.result, pending.ready->answer);
+  Used used = pending.used;
+  used.generated = generated_in(outcome.result);
+  used.seconds = outcome.seconds;
   entry->came = Ended{.request_id = pending.request_id,
                       .failed = outcome.error != nullptr,
                       .content_type = std::move(response.content_type),
-                      .body = std::move(response.body)};
+                      .body = std::move(response.body),
+                      .used = used};
   if (history_.is_replaying()) {
     if (entry->recorded) {  // else its record is still to come, or was never written
       compare(*entry);
@@ -129,6 +134,7 @@ void Operations::write(int64_t number) {
 }
 
 void Operations::apply(const Entry& entry, const Ended& ended) {
+  if (const auto* made = promises_.find(ended.request_id)) on_used_(*made, ended);
   if (entry.pending->on_end) entry.pending->on_end(ended);
   promises_.settle(entry.pending->request_id,
                    {.body = ended.body, .content_type = ended.content_type});
@@ -138,7 +144,8 @@ void Operations::apply(const Entry& entry, const Ended& ended) {
 // refuse now, or then: that is no difference of the engine.
 void Operations::compare(const Entry& entry) {
   if (entry.pending->saves) return;
-  if (differs_.empty() && *entry.recorded != *entry.came) differs_ = entry.pending->request_id;
+  if (differs_.empty() && !entry.recorded->is_told_as(*entry.came))
+    differs_ = entry.pending->request_id;
 }
 
 void Operations::replay(const Ended& record) {
@@ -156,7 +163,7 @@ void Operations::replay(const Ended& record) {
     for (const auto& [n, before] : entries_)
       if (n <= number && !before->covered && !before->is_asked &&
           before->pending->tenant == entry->pending->tenant)
-        ask(*before, n);
+        ask(*before, n, true);
     if (entry->came) {
       compare(*entry);
       entries_.erase(number);

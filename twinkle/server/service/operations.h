@@ -26,8 +26,11 @@ Response failure(const std::exception_ptr& error);
 
 class Operations {
  public:
-  Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history,
+  Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history, Rates& rates,
              Promises& promises);
+  // Told of each end what it took, of a replay, too.
+  using OnUsed = std::function<void(const Promises::Made& of, const Ended&)>;
+  void on_used(OnUsed told) { on_used_ = std::move(told); }
 
   // Operations of one tenant in the order of these calls; each is given to the engine when it has
   // room. `covered`: of a replay whose engine has already been given what it changed.
@@ -64,7 +67,7 @@ class Operations {
   };
   using Entries = std::map<int64_t, std::shared_ptr<Entry>>;
 
-  void ask(Entry& entry, int64_t number);
+  void ask(Entry& entry, int64_t number, bool is_again = false);
   void give(int64_t number, engine::Accepted accepted);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
@@ -75,6 +78,7 @@ class Operations {
   Loop& loop_;
   History& history_;
   Promises& promises_;
+  OnUsed on_used_ = [](const auto&...) {};
   int64_t next_ = 1;
   Entries entries_;                         // in the order of their starts
   std::map<std::string, int64_t> numbers_;  // by request_id

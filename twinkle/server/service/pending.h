@@ -13,6 +13,7 @@
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/http/message.h"
+#include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {
 
@@ -51,6 +52,7 @@ struct Pending {
     const auto* sample = std::get_if<engine::Sample>(&o);
     samples = sample != nullptr;
     saves = std::holds_alternative<engine::Save>(o);
+    used = used_by(o);
     version = sample ? sample->version : 0;
     // A Save changes folders alone, and a recorded one has made its own.
     changes_engine = !samples && !std::holds_alternative<engine::Forward>(o) &&
@@ -67,6 +69,9 @@ struct Pending {
   bool accumulates = false;  // or steps: its failure breaks the window
   bool steps = false, samples = false, saves = false, changes_engine = false;
   int64_t version = 0;  // that a Sample samples
+  std::string owner;    // whose rates may hold it; empty: nobody's
+  bool may_go = false;  // as far as they say
+  Used used;            // without what its end adds
   std::optional<Ready> ready = {};
   Source source;
   OnEnd on_end;

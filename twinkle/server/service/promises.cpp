@@ -4,25 +4,35 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/json.h"
 
 namespace twinkle::server {
 namespace {
 
-Response not_yet() { return {.status = 408, .body = R"({"queue_state":"active"})"}; }
+Response not_yet(const std::string& why_held) {
+  JsonObject body{{"queue_state", why_held.empty() ? "active" : "paused_rate_limit"}};
+  if (!why_held.empty()) body["queue_state_reason"] = why_held;
+  return {.status = 408, .body = boost::json::serialize(body)};
+}
 
 }  // namespace
 
 Promises::Promises(const PromiseOptions& options, Loop& loop,
-                   std::function<void(const std::string&)> on_read)
-    : options_(options), loop_(loop), on_read_(std::move(on_read)) {}
+                   std::function<void(const std::string&)> on_read,
+                   std::function<std::string(const std::string&)> why_held)
+    : options_(options),
+      loop_(loop),
+      on_read_(std::move(on_read)),
+      why_held_(std::move(why_held)) {}
 
-void Promises::open(const std::string& id, const std::string& owner) {
+void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
   const auto of = open_of_.find(owner);
   require(of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
           "server: ", options_.max_open,
           " accepted requests of this tenant have not ended, which is the limit; wait for some of "
           "their results");
-  const bool made = promises_.try_emplace(id, Promise{.made = {owner, num_ever_ + 1}}).second;
+  const Made who{.owner = owner, .number = num_ever_ + 1, .key_id = key_id};
+  const bool made = promises_.try_emplace(id, Promise{.made = who}).second;
   require(made, Code::kConflict, "server: request_id '", id, "' exists");
   ++num_open_;
   ++num_ever_;
@@ -72,7 +82,7 @@ void Promises::poll(const std::string& id, Reply reply) {
     const Reply late = std::move(waiter->reply);
     waiters.erase(waiter);
     --num_held_;
-    late(not_yet());
+    late(not_yet(why_held_ ? why_held_(id) : ""));
   });
 }
 

@@ -36,13 +36,15 @@ struct PromiseOptions {
 
 class Promises {
  public:
-  // `on_read` is told when a result is given for the first time.
+  // `on_read` is told when a result is given for the first time. `why_held`: why the tenant's rates
+  // hold what has no result yet, or "": a poll's 408 tells it.
   Promises(const PromiseOptions& options, Loop& loop,
-           std::function<void(const std::string& id)> on_read = {});
+           std::function<void(const std::string& id)> on_read = {},
+           std::function<std::string(const std::string& id)> why_held = {});
 
   // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
   // owner has max_open that are not settled.
-  void open(const std::string& id, const std::string& owner);
+  void open(const std::string& id, const std::string& owner, const std::string& key_id = "");
   // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response);
   // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
@@ -52,6 +54,7 @@ class Promises {
   struct Made {
     std::string owner;
     int64_t number = 0;  // from 1 on
+    std::string key_id = {};
   };
   const Made* find(const std::string& id) const;
   int64_t num_ever() const { return num_ever_; }
@@ -84,6 +87,7 @@ class Promises {
   const PromiseOptions options_;
   Loop& loop_;
   const std::function<void(const std::string&)> on_read_;
+  const std::function<std::string(const std::string&)> why_held_;
   std::map<std::string, Promise> promises_;
   std::map<std::string, int64_t> open_of_;  // owners that have some
   int64_t next_waiter_ = 1, num_ever_ = 0;

@@ -18,14 +18,17 @@ Run& Runs::add(Run run) {
   return runs_.insert_or_assign(id, std::move(run)).first->second;
 }
 
-std::string Runs::submit(Run& run, int64_t seq_id, Ready ready, Source source,
+std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source source,
                          Pending::OnEnd on_end) {
+  const int64_t seq_id = number.seq_id;
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
   if (const auto known = run.requests.find(seq_id); known != run.requests.end()) {
     require(!known->second.empty(), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
             "' was refused");
     return known->second;
   }
+  require(!run.finished, Code::kInvalid, "server: the session of the run '", run.id,
+          "' has finished; make another");
   require(seq_id - run.first_missing <= kMaxAhead, Code::kInvalid, "server: seq_id is ", seq_id,
           ", but ", run.first_missing, " of '", run.id, "' has not come; at most ", kMaxAhead,
           " numbers may be ahead of it");
@@ -38,7 +41,7 @@ std::string Runs::submit(Run& run, int64_t seq_id, Ready ready, Source source,
     refuse(run, seq_id, e.what(), pending->accumulates);
     throw;
   }
-  promises_.open(request_id, run.owner);
+  promises_.open(request_id, run.owner, number.key_id);
   run.requests[seq_id] = request_id;
   take(run, seq_id, {.pending = pending});
   return request_id;
@@ -81,11 +84,12 @@ void Runs::go_on(Run& run) {
 
 void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {
   ++run.num_running;
+  if (seq_id > 0) pending->owner = run.owner;  // what makes the run does not wait
   const bool accumulates = pending->accumulates;
   if (pending->steps) {
     pending->on_given = [this, id = run.id, seq_id, request_id = pending->request_id,
-                         num_published = run.num_published] {
-      snapshots_.stepped(id, seq_id, num_published, request_id);
+                         num_published = run.num_published, owner = run.owner] {
+      snapshots_.stepped(id, seq_id, num_published, request_id, owner);
     };
     if (!run.broken.empty()) {
       const auto told = [why = std::exchange(run.broken, {})](const engine::Result&) {
@@ -118,6 +122,7 @@ void Runs::end(const std::string& run_id, int64_t seq_id, bool accumulates, cons
 }
 
 void Runs::end_session(Run& run) {
+  run.finished = true;
   const Response told =
       failure("server: the session has ended, and seq_id " + std::to_string(run.first_missing) +
                   ", for which this request waited, did not come",

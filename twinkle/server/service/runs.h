@@ -21,6 +21,7 @@ namespace twinkle::server {
 struct Run {
   std::string id, owner, base_model;
   int64_t rank = 0;
+  bool finished = false;  // its session has: no new requests
 
   // Waits for a lower number, or, an optim_step, for the end of its window.
   struct Queued {
@@ -38,6 +39,12 @@ struct Run {
   std::string broken;                       // why the window is dropped, or empty
 };
 
+// A request's number in its run, and the id of the key that it came with.
+struct Numbered {
+  int64_t seq_id = 0;
+  std::string key_id = {};
+};
+
 class Runs {
  public:
   // A request that comes must not be further ahead of the first that is missing.
@@ -48,11 +55,12 @@ class Runs {
 
   Run* find(const std::string& id);  // null: none of this id
   Run& add(Run run);
+  const std::map<std::string, Run>& all() const { return runs_; }
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::validate; the number is used up then. kInvalid, too: a number below 1, or
-  // too far ahead; kBusy as of Promises::open.
-  std::string submit(Run& run, int64_t seq_id, Ready ready, Source source = {},
+  // too far ahead, a run whose session has finished; kBusy as of Promises::open.
+  std::string submit(Run& run, const Numbered& number, Ready ready, Source source = {},
                      Pending::OnEnd on_end = {});
   // The number of a request that was refused before it became an operation.
   void refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window);

@@ -1,6 +1,7 @@
 #include "twinkle/server/service/services.h"
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -19,6 +20,22 @@ namespace {
 // most 255 bytes.
 constexpr size_t kMaxName = 200;
 
+// What a poll is told of a request that rates hold, or that waits for its turn in a run behind one
+// that they do; or "".
+std::string why_held(const std::string& request_id, const Rates& rates, Runs& runs) {
+  std::string out = rates.reason(request_id);
+  if (!out.empty() || rates.num_held() == 0) return out;
+  const size_t colon = request_id.rfind(':');
+  const Run* const run = runs.find(request_id.substr(0, colon));
+  int64_t seq_id = 0;
+  std::from_chars(request_id.data() + colon + 1, request_id.data() + request_id.size(), seq_id);
+  if (!run || !run->waiting.contains(seq_id)) return "";
+  const int64_t least = std::max<int64_t>(1, run->next - Runs::kMaxAhead);
+  for (int64_t n = run->next - 1; n >= least && out.empty(); --n)
+    out = rates.reason(run->id + ":" + std::to_string(n));
+  return out;
+}
+
 }  // namespace
 
 std::string new_id() { return store::random_hex(16); }
@@ -28,20 +45,33 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       loop(loop),
       state(std::move(state)),
       history(loop),
-      promises(options.promises, loop,
-               [this](const std::string& id) {
-                 // Told again after a crash, if this is lost: no harm.
-                 history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
-               }),
-      operations(options.lines, backend, loop, history, promises),
+      rates(loop, [this](const std::string& owner) { return quota_of(owner); }),
+      promises(
+          options.promises, loop,
+          [this](const std::string& id) {
+            // Told again after a crash, if this is lost: no harm.
+            history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
+          },
+          [this](const std::string& id) { return why_held(id, rates, runs); }),
+      operations(options.lines, backend, loop, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s) { release_saved(s); }),
       runs(backend, promises, operations, snapshots),
-      options_(options) {}
+      amounts(this->state),
+      options_(options) {
+  operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
+}
 
-void Services::sample(const std::string& owner, std::shared_ptr<Pending> pending) {
+void Services::used(const Promises::Made& of, const Ended& ended) {
+  usage.add(of.owner, of.key_id, ended.request_id, ended.used);
+  if (!history.is_replaying()) rates.spend(of.owner, ended.used.generated, ended.used.seconds);
+}
+
+void Services::sample(const std::string& owner, const std::string& key_id,
+                      std::shared_ptr<Pending> pending) {
   backend.validate(pending->ready->operation);
-  promises.open(pending->request_id, owner);
+  promises.open(pending->request_id, owner, key_id);
+  pending->owner = owner;
   try {
     make(pending->tenant);
     operations.require_room(*pending);
@@ -67,18 +97,27 @@ void Services::make_now(const std::string& tenant) {
   });
 }
 
-std::string Services::tenant_of_base() {
-  sampled_["base"] = {.tenant = "base", .frozen = true};
-  return "base";
+engine::Create Services::standing(engine::Create create, const std::string& owner) {
+  const store::Quota quota = quota_of(owner);
+  create.weight = quota.weight;
+  create.priority = quota.priority;
+  return create;
 }
 
-std::string Services::tenant_of(const fs::path& checkpoint) {
+std::string Services::tenant_of_base(const std::string& owner) {
+  const std::string name = "base:" + owner;
+  sampled_[name] = standing({.tenant = name, .frozen = true}, owner);
+  return name;
+}
+
+std::string Services::tenant_of(const fs::path& checkpoint, const std::string& owner) {
   const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
-  sampled_[name] = {.tenant = name, .directory = checkpoint.string()};
+  sampled_[name] = standing({.tenant = name, .directory = checkpoint.string()}, owner);
   return name;
 }
 
 void Services::release_saved(const Snapshotted& snapshot) {
+  amounts.saved(snapshot.run);
   for (auto& [id, sampler] : samplers) {
     if (sampler.tenant != snapshot.run || sampler.version == 0 ||
         sampler.version >= std::ssize(snapshot.versions))
@@ -93,7 +132,7 @@ void Services::release_saved(const Snapshotted& snapshot) {
     } catch (const Error&) {
       return;  // there is no room now; the next snapshot comes
     }
-    sampler.tenant = tenant_of(snapshots.path_of(folder));
+    sampler.tenant = tenant_of(snapshots.path_of(folder), sampler.owner);
     sampler.version = 0;
   }
 }
@@ -138,7 +177,10 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
             summary.starts.empty() ? "" : summary.starts.back().arithmetic, ", and this is ",
             opened.arithmetic,
             "; what is done again would get other bits. Accept that by accept_other_arithmetic");
-    return snapshots.restore(summary.snapshots, same);
+    return snapshots.restore(summary.snapshots, same,
+                             [this](engine::Create create, const std::string& owner) {
+                               return standing(std::move(create), owner);
+                             });
   };
   const auto apply = [&](uint64_t sequence, const AnyRecord& record) {
     // There was no room, and a kill came before that was written down, if none will come.

@@ -16,14 +16,23 @@
 #include "twinkle/server/service/promises.h"
 #include "twinkle/server/service/runs.h"
 #include "twinkle/server/service/snapshots.h"
+#include "twinkle/server/tenants/amounts.h"
+#include "twinkle/server/tenants/rates.h"
+#include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {
 
 struct Session {
   std::string id, owner;
+  bool finished = false;                    // no more runs
   std::map<int64_t, std::string> runs;      // request_id by model_seq_id
   std::map<int64_t, std::string> samplers;  // sampler id by sampling_session_seq_id
 };
+
+// Of the run that is the session's `model_seq_id`th.
+inline std::string run_id(const Session& session, int64_t model_seq_id) {
+  return session.id + ":train:" + std::to_string(model_seq_id);
+}
 
 struct Sampler {
   std::string id, owner, base_model;
@@ -63,11 +72,18 @@ class Services {
 
   // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
   // Backend::validate; kBusy: it cannot be given to the engine at once, or as of Promises::open.
-  void sample(const std::string& owner, std::shared_ptr<Pending> pending);
-  // The tenant that samples the base model, or a checkpoint's adapter; the engine gets it by
-  // make().
-  std::string tenant_of_base();
-  std::string tenant_of(const std::filesystem::path& checkpoint);
+  void sample(const std::string& owner, const std::string& key_id,
+              std::shared_ptr<Pending> pending);
+  // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
+  // the engine gets it by make().
+  std::string tenant_of_base(const std::string& owner);
+  std::string tenant_of(const std::filesystem::path& checkpoint, const std::string& owner);
+  // What the owner may use now, as `twinkle keys` says.
+  store::Quota quota_of(const std::string& owner) {
+    return access.quota(owner, promises.num_ever());
+  }
+  // With the owner's weight and priority.
+  engine::Create standing(engine::Create create, const std::string& owner);
   // If it is one of these, and the engine has not got it. A replay makes those alone for which work
   // is left. Errors as of Backend::check.
   void make(const std::string& tenant);
@@ -100,15 +116,19 @@ class Services {
   Access access;            // who may come in; everybody, unless it is set
   Metrics metrics;
   History history;
+  Rates rates;
+  Usage usage;
   Promises promises;
   Operations operations;
   Snapshots snapshots;
   Runs runs;
+  Amounts amounts;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
 
  private:
+  void used(const Promises::Made& of, const Ended& ended);
   void make_now(const std::string& tenant);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.

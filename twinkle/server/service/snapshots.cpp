@@ -12,7 +12,7 @@ namespace twinkle::server {
 namespace fs = std::filesystem;
 
 void Snapshots::stepped(const std::string& run, int64_t seq_id, int64_t num_published,
-                        const std::string& request_id) {
+                        const std::string& request_id, const std::string& owner) {
   if (!history_.keeps()) return;
   State& state = states_[run];
   const auto now = std::chrono::steady_clock::now();
@@ -20,6 +20,7 @@ void Snapshots::stepped(const std::string& run, int64_t seq_id, int64_t num_publ
   Saving saving{.request_id = request_id, .record = state.last};
   saving.record.run = run;
   saving.record.seq_id = seq_id;
+  saving.record.owner = owner;
   saving.record.folder = run + "/" + std::to_string(seq_id);
   std::vector<engine::Accepted> accepted;
   try {
@@ -68,14 +69,15 @@ void Snapshots::progress(const std::string& run, bool failed) {
   });
 }
 
-bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, bool exact) {
+bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, bool exact,
+                        const Standing& standing) {
   if (restored_.empty()) restored_ = to_restore_ = snapshots;
   while (!to_restore_.empty()) {
     const Snapshotted& snapshot = to_restore_.begin()->second;
     std::vector<engine::Accepted> accepted;
     try {
-      accepted.push_back(backend_.check(
-          engine::Create{.tenant = snapshot.run, .directory = path_of(snapshot.folder)}));
+      accepted.push_back(backend_.check(standing(
+          {.tenant = snapshot.run, .directory = path_of(snapshot.folder)}, snapshot.owner)));
       accepted.push_back(backend_.check(engine::Load{.tenant = snapshot.run,
                                                      .directory = path_of(snapshot.folder),
                                                      .optimizer = true,

@@ -41,10 +41,11 @@ class Snapshots {
         options_(options),
         on_taken_(std::move(on_taken)) {}
 
-  // The engine has just been given the optim_step `seq_id` of the run, which has published so many
-  // versions. Saves it if it is time. One that fails is not there, and the next step tries again.
+  // The engine has just been given the optim_step `seq_id` of the owner's run, which has published
+  // so many versions. Saves it if it is time. One that fails is not there, and the next step tries
+  // again.
   void stepped(const std::string& run, int64_t seq_id, int64_t num_published,
-               const std::string& request_id);
+               const std::string& request_id, const std::string& owner);
   // An end is written down.
   void ended(const std::string& request_id);
 
@@ -53,10 +54,13 @@ class Snapshots {
   // Of a folder that a record names.
   std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
 
+  // A Create with the weight and priority of an owner.
+  using Standing = std::function<engine::Create(engine::Create, const std::string& owner)>;
   // At the beginning of a replay: gives the engine the runs as they were saved. `exact`: they go on
   // bit for bit, which takes the arithmetic that saved them. False: there is no room yet, ask
   // again.
-  bool restore(const std::map<std::string, Snapshotted>& snapshots, bool exact);
+  bool restore(const std::map<std::string, Snapshotted>& snapshots, bool exact,
+               const Standing& standing);
   bool is_restoring() const { return num_restoring_ > 0; }
   // Whether what the run's request changed is in its snapshot. Of a replay; the creation is 0.
   bool covers(const std::string& run, int64_t seq_id) const;

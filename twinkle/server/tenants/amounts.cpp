@@ -1,0 +1,98 @@
+#include "twinkle/server/tenants/amounts.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include "twinkle/server/service/services.h"
+
+namespace twinkle::server {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string refused(const std::string& what, int64_t has, int64_t limit, const char* remedy) {
+  return "server: this tenant has " + std::to_string(has) + " " + what + ", its limit is " +
+         std::to_string(limit) + "; " + remedy + ", or ask the operator for a higher limit";
+}
+
+// Of all files below; of those that vanish meanwhile, as they were or nothing.
+int64_t bytes_below(const fs::path& folder) {
+  int64_t out = 0;
+  std::error_code error;
+  for (auto it = fs::recursive_directory_iterator(folder, error);
+       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    std::error_code gone;
+    const uintmax_t bytes = it->is_regular_file(gone) ? it->file_size(gone) : 0;
+    if (!gone) out += static_cast<int64_t>(bytes);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string Amounts::refusal(Services& services, const std::string& owner, Amount amount) const {
+  const store::Quota quota = services.quota_of(owner);
+  const auto is_full = [](int64_t has, int64_t limit) { return limit > 0 && has >= limit; };
+  if (amount == Amount::kRun && quota.max_runs > 0) {
+    const int64_t runs = num_runs(services, owner);
+    if (is_full(runs, quota.max_runs))
+      return refused("runs", runs, quota.max_runs,
+                     "finish a session whose runs are done (ServiceClient.close())");
+  }
+  if (amount == Amount::kAdapter && quota.max_adapters > 0) {
+    const int64_t adapters = num_adapters(services, owner);
+    if (is_full(adapters, quota.max_adapters))
+      return refused("adapters that are kept to be sampled", adapters, quota.max_adapters,
+                     "finish a session whose samplers are done (ServiceClient.close())");
+  }
+  if ((amount == Amount::kAdapter || amount == Amount::kCheckpoint) && quota.max_disk > 0) {
+    const int64_t bytes = num_bytes(services, owner);
+    if (is_full(bytes, quota.max_disk))
+      return refused("bytes of checkpoints and snapshots", bytes, quota.max_disk, "save less");
+  }
+  return "";
+}
+
+std::shared_ptr<Amounts::Pending> Amounts::pend(const std::string& owner, Amount amount) {
+  return std::make_shared<Pending>(pending_, owner, amount);
+}
+
+int64_t Amounts::pending(const std::string& owner, Amount amount) const {
+  const auto found = pending_->find({owner, amount});
+  return found == pending_->end() ? 0 : found->second;
+}
+
+int64_t Amounts::num_runs(const Services& services, const std::string& owner) const {
+  return pending(owner, Amount::kRun) +
+         std::ranges::count_if(services.runs.all(), [&](const auto& run) {
+           return run.second.owner == owner && !run.second.finished;
+         });
+}
+
+// Named ones, and the versions of runs that have not finished.
+int64_t Amounts::num_adapters(const Services& services, const std::string& owner) const {
+  int64_t out = pending(owner, Amount::kAdapter);
+  for (const auto& [path, checkpoint] : services.checkpoints)
+    out += checkpoint.owner == owner &&
+           checkpoint.folder.parent_path().filename() == "sampler_weights";
+  for (const auto& [id, run] : services.runs.all())
+    if (run.owner == owner && !run.finished) out += run.num_published;
+  return out;
+}
+
+int64_t Amounts::num_bytes(const Services& services, const std::string& owner) const {
+  int64_t out = 0;
+  for (const auto& [id, run] : services.runs.all())
+    if (run.owner == owner) out += bytes_of(id);
+  return out;
+}
+
+int64_t Amounts::bytes_of(const std::string& run) const {
+  const auto found = bytes_.find(run);
+  if (found != bytes_.end()) return found->second;
+  return bytes_[run] =
+             bytes_below(state_ / "checkpoints" / run) + bytes_below(state_ / "snapshots" / run);
+}
+
+}  // namespace twinkle::server

@@ -1,0 +1,152 @@
+// What a tenant's limits by amount refuse, and that a start refuses the same.
+#include "twinkle/server/tenants/amounts.h"
+
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class AmountsTest : public ServiceTest {
+ protected:
+  AmountsTest() { admit(); }
+  void admit() {
+    services_->access = Access(keys_, {.now = [this] { return now_; }});
+  }
+  void limit(const store::ChangeQuota& change) {
+    keys_.limit("alice", change);
+    ++now_;
+  }
+  void restart() {
+    open();
+    admit();
+    go_on();
+  }
+  Response create(const std::string& session, int64_t number = 0) {
+    JsonObject body = model(session).as_object();
+    body["model_seq_id"] = number;
+    return post("/api/v1/create_model", body, key_);
+  }
+  Response save(const std::string& route, const std::string& run, int64_t seq_id,
+                const std::string& name = "") {
+    JsonObject body{{"model_id", run}, {"seq_id", seq_id}};
+    if (!name.empty()) body["path"] = name;
+    return post("/api/v1/" + route, body, key_);
+  }
+  static std::string detail(const Response& response) {
+    EXPECT_EQ(response.status, 422) << response.body;
+    return text(response, "detail");
+  }
+
+  int64_t now_ = 1000;
+  const store::KeyFile keys_{dir_.path()};
+  const std::string key_ = keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}).text;
+};
+
+constexpr const char* kOneRun =
+    "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
+    "(ServiceClient.close()), or ask the operator for a higher limit";
+
+TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
+  limit([](store::Quota& q) { q.max_runs = 1; });
+  const std::string first = session(key_), second = session(key_);
+  EXPECT_EQ(create(first).status, 200);
+  EXPECT_EQ(detail(create(first, 1)), kOneRun);
+  EXPECT_EQ(detail(create(second)), kOneRun);
+  EXPECT_EQ(create(first).status, 200);  // what was accepted is known
+  EXPECT_EQ(post("/api/v1/sessions/" + first + "/finish", JsonObject{}, key_).status, 200);
+  EXPECT_EQ(create(second).status, 200);
+  EXPECT_NE(detail(save("save_weights", first + ":train:0", 1, "a")).find("has finished"),
+            std::string::npos);
+  EXPECT_NE(detail(create(first, 2)).find("has finished"), std::string::npos);
+}
+
+TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {
+  go_on();
+  limit([](store::Quota& q) { q.max_runs = 1; });
+  const std::string first = session(key_), second = session(key_);
+  const auto request_of = [&](const std::string& s) {
+    return request("/api/v1/create_model", boost::json::serialize(model(s)), key_);
+  };
+  const auto a = send(request_of(first)), b = send(request_of(second));
+  EXPECT_TRUE(loop_->run_until([&] { return a->has_value() && b->has_value(); }));
+  EXPECT_EQ((*a)->status, 200);
+  EXPECT_EQ(detail(**b), kOneRun);
+}
+
+TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken) {
+  go_on();
+  const std::string s = session(key_);
+  limit([](store::Quota& q) { q.max_runs = 1; });
+  const std::string run = text(result(create(s), key_), "model_id");
+  EXPECT_EQ(detail(create(s, 1)), kOneRun);
+  limit([](store::Quota& q) { q.max_adapters = 1; });
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 2, "b")).find("has 1 adapters"),
+            std::string::npos);
+  limit([](store::Quota& q) { q.max_adapters = q.max_runs = 0; });
+  restart();
+  EXPECT_EQ(services_->sessions.at(s).runs.size(), 1u);
+  EXPECT_EQ(services_->checkpoints.size(), 1u);
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 2, "b")).find("was refused"),
+            std::string::npos);
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 3, "c"), key_).status, 200);
+  EXPECT_EQ(create(s, 2).status, 200);
+  limit([](store::Quota& q) { q.max_adapters = q.max_runs = 1; });
+  restart();
+  EXPECT_EQ(services_->checkpoints.size(), 2u);
+  EXPECT_EQ(services_->sessions.at(s).runs.size(), 2u);
+}
+
+TEST_F(AmountsTest, AdaptersAreNamedOnesAndPublishedOnesAndThoseThatAreBeingMade) {
+  limit([](store::Quota& q) { q.max_adapters = 2; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  EXPECT_EQ(save("save_weights_for_sampler", run, 1, "a").status, 200);
+  EXPECT_EQ(save("save_weights_for_sampler", run, 2).status, 200);
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 3))
+                .find("has 2 adapters that are kept to be sampled, its limit is 2"),
+            std::string::npos);
+  const Response last = save("save_weights", run, 4, "b");  // is none, and need not wait for 3
+  EXPECT_EQ(result(last, key_).status, 200);
+  EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 2);
+}
+
+TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
+  limit([](store::Quota& q) { q.max_disk = 1000; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  EXPECT_EQ(result(save("save_weights", run, 1, "a"), key_).status, 200);
+  const auto folder = dir_ / "checkpoints" / run / "weights" / "a";
+  std::filesystem::create_directories(folder);
+  write_text(folder / "adapter_model.safetensors", std::string(1001, 'x'));
+  for (const char* route : {"save_weights", "save_weights_for_sampler"})
+    EXPECT_EQ(detail(save(route, run, route == std::string("save_weights") ? 2 : 3, "c")),
+              "server: this tenant has 1001 bytes of checkpoints and snapshots, its limit is 1000; "
+              "save less, or ask the operator for a higher limit");
+  limit([](store::Quota& q) { q.max_disk = 5000; });
+  EXPECT_EQ(result(save("save_weights", run, 4, "d"), key_).status, 200);
+}
+
+TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {
+  snapshots_.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  const Json step = {{"model_id", run}, {"seq_id", 1}, {"adam_params", {{"learning_rate", 0.1}}}};
+  EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  limit([](store::Quota& q) { q.weight = 4; });
+  restart();
+  EXPECT_EQ(executor_->shares.at(run).weight, 4);
+}
+
+TEST_F(AmountsTest, WeightsAndPrioritiesAreThoseOfTheTenantNow) {
+  limit([](store::Quota& q) { q.weight = 2.5, q.priority = 3; });
+  const engine::Create mine = services_->standing({.tenant = "t"}, "alice");
+  EXPECT_EQ(mine.weight, 2.5);
+  EXPECT_EQ(mine.priority, 3);
+  EXPECT_EQ(services_->standing({.tenant = "t"}, "bob"), engine::Create{.tenant = "t"});
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  EXPECT_EQ(executor_->shares.at(run).weight, 2.5);
+  EXPECT_EQ(executor_->shares.at(run).priority, 3);
+}
+
+}  // namespace
+}  // namespace twinkle::server

@@ -1,0 +1,176 @@
+// What a tenant has used, and what its rates hold, in the service.
+#include "twinkle/server/tenants/usage.h"
+
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Usage, IsKeptByTenantKeyAndRunAndSummedByTenant) {
+  Usage usage;
+  usage.add("a", "k1", "s:train:0:7", {.trained = 10, .seconds = 0.5});
+  usage.add("a", "k1", "s:train:0:8", {.trained = 5});
+  usage.add("a", "k1", "s:train:0:sample:9:0", {.prompt = 3, .generated = 4});
+  usage.add("a", "k2", "s:train:0:9", {.trained = 1});
+  usage.add("a", "k2", "s:sample:0:0", {.prompt = 2});
+  usage.add("b", "", "t:train:0:0", {});
+  const auto lines = usage.lines();
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[0].run, "s:train:0");
+  EXPECT_EQ(lines[0].requests, 3);
+  EXPECT_EQ(lines[0].used.trained, 15);
+  EXPECT_EQ(lines[0].used.prompt, 3);
+  EXPECT_EQ(lines[0].used.generated, 4);
+  EXPECT_EQ(lines[0].used.seconds, 0.5);
+  EXPECT_EQ(lines[1].run, "s");
+  Usage again;
+  again.restore(lines);
+  again.add("b", "", "t:train:0:1", {.trained = 2});
+  const auto sums = again.by_tenant(9);
+  ASSERT_EQ(sums.size(), 2u);
+  EXPECT_EQ(sums[0].used.trained, 16);
+  EXPECT_EQ(sums[1].requests, 2);
+  const auto one = again.by_tenant(1);
+  ASSERT_EQ(one.size(), 2u);
+  EXPECT_EQ(one[0].tenant, "a");
+  EXPECT_EQ(one[1].tenant, "(others)");
+  EXPECT_EQ(one[1].requests, 2);
+}
+
+class TenantsTest : public ServiceTest {
+ protected:
+  TenantsTest() { admit(); }
+  void admit() {
+    services_->access = Access(keys_, {.now = [this] { return now_; }});
+  }
+  void limit(const store::ChangeQuota& change) {
+    keys_.limit("alice", change);
+    ++now_;
+  }
+  void restart() {
+    open();
+    admit();
+    go_on();
+  }
+  // A forward_backward of three tokens by alice.
+  Response train_three(const std::string& run, int64_t seq_id) {
+    Request r = request("/api/v1/forward_backward",
+                        forward_backward_bytes(run, seq_id, "cross_entropy"), alice_.text);
+    r.headers["content-type"] = "application/x-protobuf";
+    return answer(r);
+  }
+  Response step_of(const std::string& run, int64_t seq_id) {
+    return post("/api/v1/optim_step",
+                {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", 0.1}}}},
+                alice_.text);
+  }
+  std::shared_ptr<std::optional<Response>> poll(const Response& ack) {
+    return send(request("/api/v1/retrieve_future",
+                        boost::json::serialize(JsonObject{{"request_id", text(ack, "request_id")}}),
+                        alice_.text));
+  }
+  bool has_ended(const std::shared_ptr<std::optional<Response>>& poll) {
+    return loop_->run_until([&] { return poll->has_value(); }) && (*poll)->status == 200;
+  }
+  JsonArray usage() {
+    Request r = request("/api/v1/usage", "", reader_);
+    r.method = "GET";
+    return parse(answer(r)).at("usage").as_array();
+  }
+
+  int64_t now_ = 1000;
+  std::atomic<double> seconds_ = 0;
+  const store::KeyFile keys_{dir_.path()};
+  const store::KeyFile::Created alice_ =
+      keys_.create({.tenant = "alice", .scopes = {"train", "sample"}});
+  const std::string reader_ = keys_.create({.tenant = "op", .scopes = {"metrics"}}).text;
+};
+
+TEST_F(TenantsTest, WhatIsBeyondARateIsTakenAndHeldAndPollsSayWhy) {
+  go_on();
+  limit([](store::Quota& q) { q.tokens_per_minute = 5; });
+  const std::string run = this->run(alice_.text);
+  for (int64_t seq_id = 1; seq_id <= 2; ++seq_id)
+    EXPECT_EQ(result(train_three(run, seq_id), alice_.text).status, 200);
+  const Response third = train_three(run, 3), stepped = step_of(run, 4);
+  EXPECT_EQ(third.status, 200);
+  EXPECT_EQ(stepped.status, 200);
+  EXPECT_EQ(executor_->num_batches, 2);
+  const auto polled = poll(third), behind = poll(stepped);
+  loop_->pass(milliseconds(100));
+  EXPECT_FALSE(polled->has_value());
+  EXPECT_EQ(services_->rates.reason(run + ":3"),
+            "this tenant's limit of 5 tokens a minute: position 1 of 1, about 12 s");
+  // Nobody else waits for it.
+  const Response others = post("/api/v1/create_session", JsonObject{}, alice_.text);
+  EXPECT_EQ(others.status, 200);
+  limit([](store::Quota& q) { q.tokens_per_minute = 0; });
+  loop_->pass(milliseconds(1100));
+  EXPECT_TRUE(has_ended(polled));
+  EXPECT_TRUE(has_ended(behind));
+  EXPECT_EQ(done(run), (std::vector<std::string>{"2/0", "3/0", "4/0", "step"}));
+}
+
+TEST_F(TenantsTest, AHeldRequestsPollEndsWith408AndItsPlace) {
+  limit([](store::Quota& q) { q.tokens_per_minute = 1; });
+  const std::string run = this->run(alice_.text);
+  EXPECT_EQ(result(train_three(run, 1), alice_.text).status, 200);  // owes 2 tokens: 120 s
+  const auto polled = poll(train_three(run, 2)), behind = poll(step_of(run, 3));
+  loop_->pass(milliseconds(30000));
+  for (const auto& told : {polled, behind}) {
+    ASSERT_TRUE(told->has_value());
+    EXPECT_EQ((*told)->status, 408);
+    EXPECT_EQ((*told)->body,
+              R"({"queue_state":"paused_rate_limit","queue_state_reason":)"
+              R"("this tenant's limit of 1 tokens a minute: position 1 of 1, about 90 s"})");
+  }
+}
+
+TEST_F(TenantsTest, WhatIsHeldOutlivesTheServerAndChangesNoBit) {
+  go_on();
+  limit([](store::Quota& q) { q.tokens_per_minute = 1; });
+  const std::string run = this->run(alice_.text);
+  EXPECT_EQ(result(train_three(run, 1), alice_.text).status, 200);
+  const Response held = train_three(run, 2), stepped = step_of(run, 3);
+  EXPECT_EQ(stepped.status, 200);
+  restart();
+  EXPECT_EQ(result(held, alice_.text).status, 200);  // a minute's worth may be used again
+  loop_->pass(milliseconds(121000));
+  EXPECT_EQ(result(stepped, alice_.text).status, 200);
+  EXPECT_EQ(done(run).size(), 3u);
+  EXPECT_EQ(done(run).back(), "step");
+  restart();  // and that is a state whose replay agrees
+  EXPECT_EQ(done(run).size(), 3u);
+}
+
+TEST_F(TenantsTest, UsageIsToldByKeyAndRunAndOutlivesTheServer) {
+  go_on();
+  executor_->clock = [this] { return seconds_ += 0.25; };
+  const std::string run = this->run(alice_.text);
+  EXPECT_EQ(result(train_three(run, 1), alice_.text).status, 200);
+  EXPECT_EQ(result(step_of(run, 2), alice_.text).status, 200);
+  const JsonArray before = usage();
+  ASSERT_EQ(before.size(), 1u);
+  const JsonObject& line = before[0].as_object();
+  EXPECT_EQ(line.at("tenant"), "alice");
+  EXPECT_EQ(line.at("key"), Json(alice_.key.id));
+  EXPECT_EQ(line.at("run"), Json(run));
+  EXPECT_EQ(line.at("requests"), 3);
+  EXPECT_EQ(line.at("trained_tokens"), 3);
+  EXPECT_GE(line.at("compute_seconds").as_double(), 0.5);
+  restart();
+  EXPECT_EQ(usage(), before);
+  Request metrics = request("/metrics", "", reader_);
+  metrics.method = "GET";
+  const std::string told = answer(metrics).body;
+  for (const char* part :
+       {"twinkle_tenant_requests_total{tenant=\"alice\"} 3\n",
+        "twinkle_tenant_tokens_total{tenant=\"alice\",kind=\"trained\"} 3\n",
+        "twinkle_tenant_compute_seconds_total{tenant=\"alice\"} ", "twinkle_requests_held 0\n"})
+    EXPECT_NE(told.find(part), std::string::npos) << part << told;
+}
+
+}  // namespace
+}  // namespace twinkle::server
