@@ -33,9 +33,9 @@ TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
 
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
   Inputs in = two_sequences();
-  in.logprobs = at::zeros({3}, at::kDouble);
+  in.logprobs = at::zeros({3}, at::kInt);
   EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
-            "loss: cross_entropy: logprobs is CPUDoubleType, it must be a contiguous "
+            "loss: cross_entropy: logprobs is CPUIntType, it must be a contiguous "
             "one-dimensional float32 tensor on the CPU");
   in.logprobs = at::Tensor();
   EXPECT_EQ(invalid_of([&] { run(find("cross_entropy"), in); }),
