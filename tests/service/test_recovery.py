@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -27,10 +29,15 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 STEPS = 20
 
 # What tests/service/faults.cpp can end the program at: before and after each.
-POINTS = ("journal write", "apply", "acknowledgement", "outcome", "rename")
+POINTS = (
+    "journal write", "apply", "acknowledgement", "outcome", "rename", "state rename", "truncation"
+)  # fmt: skip
 CLOCK = "wall clock"
-KILLS = 5 * (len(POINTS) + 1)
+KINDS = [f"{side} {point}" for point in POINTS for side in ("before", "after")] + [CLOCK]
+KILLS = 2 * len(KINDS)
 SOAK_KILLS = 200
+# So that records give way to a state many times.
+JOURNAL_BYTES = 6000
 LIMIT_SECONDS = 120  # for one kill: clients wait for up to 30 s before they try again
 
 
@@ -42,11 +49,13 @@ def datum(seed):
     )
 
 
-def work(service, seed, steps):
+def work(service, seed, goes_on):
     """Trains, samples and saves; what came of it: texts that a disturbed run must repeat."""
     client = service.create_lora_training_client("tiny", rank=4, seed=seed)
     said = []
-    for step in range(steps):
+    for step in itertools.count():
+        if not goes_on(seed, step):
+            break
         passed = client.forward_backward([datum(seed), datum(seed + 1)], "cross_entropy")
         stepped = client.optim_step(ADAM)
         said.append(repr(passed.result().metrics["loss:sum"]))
@@ -58,7 +67,7 @@ def work(service, seed, steps):
             drawn = sampler.sample(prompt, num_samples=2, sampling_params=params).result()
             said.append(repr([(s.tokens, s.logprobs) for s in drawn.sequences]))
     said.append(client.save_state("end").result().path.rpartition("/")[2])
-    return said
+    return step, said
 
 
 def adapters(state):
@@ -67,37 +76,45 @@ def adapters(state):
     return sorted(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
 
 
+SEEDS = range(1, 5)
+
+
+def as_many_as(steps):
+    return lambda _, step: step < steps
+
+
 @contextmanager
-def four_clients(server, steps=STEPS):
-    """Four threads that work; a Future of what they said."""
+def four_clients(server, goes_on):
+    """Four threads that work; a Future of their numbers of steps and of what they said."""
     with ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(1) as waiting:
-        each = [pool.submit(work, server.client(f"tml-{s}"), s, steps) for s in range(1, 5)]
-        yield waiting.submit(lambda: [one.result() for one in each])
+        each = [pool.submit(work, server.client(f"tml-{s}"), s, goes_on) for s in SEEDS]
+        yield waiting.submit(lambda: zip(*[one.result() for one in each], strict=True))
 
 
-def run_undisturbed(start, model, state, steps=STEPS):
+def run_undisturbed(start, model, state, goes_on):
     server = start(model, state)
-    with four_clients(server, steps) as result:
-        said = result.result(600)
+    with four_clients(server, goes_on) as result:
+        _, said = result.result(600)
     assert server.stop() == 0
     return said, adapters(state)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(start, tiny_llama_dir, tmp_path_factory):
-    return run_undisturbed(start, tiny_llama_dir, tmp_path_factory.mktemp("undisturbed"))
+    state = tmp_path_factory.mktemp("undisturbed")
+    return run_undisturbed(start, tiny_llama_dir, state, as_many_as(STEPS))
 
 
 def plan(count):
     """(point, the how many-th time or after how many seconds), equally many of each."""
     draw = random.Random(1)
-    for i in range(count):
-        turn, kind = divmod(i, len(POINTS) + 1)
-        if kind == len(POINTS):
+    for kind in itertools.islice(itertools.cycle(KINDS), count):
+        if kind == CLOCK:
             yield CLOCK, draw.uniform(0.1, 1.5)  # of which the start takes a part
+        elif kind.endswith("rename") or kind.endswith("truncation"):
+            yield kind, draw.randint(1, 2)
         else:
-            times = 3 if POINTS[kind] == "rename" else 8
-            yield f"{('before', 'after')[turn % 2]} {POINTS[kind]}", draw.randint(1, times)
+            yield kind, draw.randint(1, 8)
 
 
 def kill_at(server, point, when, result):
@@ -113,31 +130,40 @@ def kill_at(server, point, when, result):
     server.process.stdout.close()
 
 
-def run_killed(server, count, steps):
-    """What the clients said, of a server that was killed so often."""
+def run_killed(server, count):
+    """What clients that worked until the server had been killed so often have done and said."""
     killed = Counter()
-    with four_clients(server, steps) as result:
+    is_over = Event()
+
+    def goes_on(_, step):
+        return step < STEPS or not is_over.is_set()
+
+    with four_clients(server, goes_on) as result:
         server.kill()  # which has only just begun
         try:
             for point, when in plan(count):
                 kill_at(server, point, when, result)
                 killed[point] += 1
         finally:  # clients whose server is gone would try for minutes
+            is_over.set()
             server.kill()
             server.start_again()
             print(f"{killed.total()} kills: {dict(killed)}")
-        said = result.result(600)
+        steps, said = result.result(600)
     assert server.stop() == 0
-    return said
+    return dict(zip(SEEDS, steps, strict=True)), said
 
 
 def check_kills(start, with_faults, model, folder, kills, seconds):
-    """Of clients that have work for so many kills, however fast they are."""
-    steps = STEPS + 2 * kills
-    undisturbed = run_undisturbed(start, model, folder / "undisturbed", steps)
+    """Clients go on until there were so many, and then do what they did undisturbed."""
     options = ["--snapshot-seconds", seconds, "--log-level", "off"]
+    options += ["--journal-bytes", str(JOURNAL_BYTES)]
     server = start(model, folder / "killed", *options, command=with_faults)
-    said = run_killed(server, kills, steps)
+    steps, said = run_killed(server, kills)
+    assert journal_bytes(folder / "killed") < 20 * JOURNAL_BYTES
+    undisturbed = run_undisturbed(
+        start, model, folder / "undisturbed", lambda seed, step: step < steps[seed]
+    )
     assert (said, adapters(folder / "killed")) == undisturbed
 
 
@@ -159,7 +185,7 @@ def test_two_hundred_kills(start, with_faults, tiny_llama_dir, tmp_path, capfd):
 def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
     texts = [(ROOT / path).read_text() for path in tracked("twinkle/*.cpp", "twinkle/*.h")]
     named = re.findall(r'\bfault\("([^"]+)"\);', "".join(texts))
-    points = {f"{side} {point}" for point in POINTS for side in ("before", "after")}
+    points = set(KINDS) - {CLOCK}
     assert points <= set(named) <= points | {"before this", "after this"}  # of fault_test.cpp
 
 
@@ -223,7 +249,7 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
     server = start(tiny_llama_dir, state, command=with_faults)
     server.kill()
     server.start_again(variables)
-    with four_clients(server) as result:
+    with four_clients(server, as_many_as(STEPS)) as result:
         wait_until(lambda: journal_bytes(state) > 20_000)  # they are at work
         with refusing(server, state, control) as error:
             wait_until(lambda: answers_a_new_session(server) == 503)
@@ -233,7 +259,7 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
             assert asked(server, "/api/v1/healthz")[0] == 200
             assert not result.done()
         wait_until(lambda: answers_a_new_session(server) == 200)
-        said = result.result(600)
+        _, said = result.result(600)
     server.kill()
     server.start_again()  # which compares what it does again with what was told
     assert server.stop() == 0
@@ -247,14 +273,14 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     server = start(tiny_llama_dir, state, command=with_faults)
     server.kill()
     server.start_again({"TWINKLE_FAULT_DISK": str(control)})
-    with four_clients(server) as result:
+    with four_clients(server, as_many_as(STEPS)) as result:
         wait_until(lambda: journal_bytes(state) > 20_000)
         control.write_text("slow 2000")
         status, _, seconds = asked(server, "/api/v1/create_session", {})
         assert status == 200 and seconds > 1
         assert all(asked(server, "/api/v1/healthz")[2] < 1 for _ in range(10))
         control.write_text("slow 20")
-        said = result.result(600)
+        _, said = result.result(600)
     assert server.stop() == 0
     assert (said, adapters(state)) == undisturbed
 

@@ -28,8 +28,7 @@ class ServiceTest : public testing::Test {
     executor_ = std::make_unique<engine::NullExecutor>();
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_);
-    services_ = std::make_unique<Services>(
-        *backend_, *loop_, dir_.path(), ServiceOptions{.snapshots = snapshots_, .lines = lines_});
+    services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), options_);
   }
   ~ServiceTest() override { close(); }
   // As a kill would end it: what has not ended is not told.
@@ -121,8 +120,7 @@ class ServiceTest : public testing::Test {
     return out;
   }
 
-  SnapshotOptions snapshots_;
-  LineOptions lines_;
+  ServiceOptions options_;
   ScratchDir dir_;
   std::unique_ptr<LoopForTest> loop_;
   std::unique_ptr<engine::NullExecutor> executor_;

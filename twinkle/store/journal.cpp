@@ -148,6 +148,7 @@ const Journal::Report& Journal::open(const Visitor& replay) {
   {
     const Lock lock(mutex_);
     segments_ = std::move(segments);
+    num_synced_ = next_ - 1;
   }
   writer_ = std::thread([this] { run(); });
   return report_;
@@ -170,7 +171,7 @@ StoredRecord Journal::read(uint64_t sequence) const {
     path = std::prev(segment)->path;
     offset = std::prev(after)->second;
   }
-  return read_record(path, offset, sequence);
+  return read_record(File(path, "store"), offset, sequence);
 }
 
 void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written) {
@@ -184,13 +185,28 @@ void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWrit
   ready_.notify_one();
 }
 
+uint64_t Journal::last_segment() const {
+  const Lock lock(mutex_);
+  return segments_.back().first;
+}
+
+void Journal::wait_synced(uint64_t sequence) const {
+  Lock lock(mutex_);
+  while (num_synced_ < sequence) {
+    if (!trouble_.empty()) throw Error(Code::kBusy, trouble_);
+    lock.wait(synced_);
+  }
+}
+
 void Journal::truncate_before(uint64_t sequence) {
   const Lock lock(mutex_);
   size_t removed = 0;
   while (removed + 1 < segments_.size() && segments_[removed + 1].first <= sequence) {
     // The oldest first, so that no gap is left whenever this ends.
     const fs::path path = segments_.front().path;
+    fault("before truncation");
     require_system(::unlink(path.c_str()) == 0 || errno == ENOENT, "remove", path);
+    fault("after truncation");
     segments_.erase(segments_.begin());
   }
   marks_.erase(marks_.begin(), marks_.lower_bound(segments_.front().first));
@@ -245,7 +261,7 @@ bool Journal::roll() {
     must_roll_ = true;
     return false;
   }
-  must_roll_ = false;
+  must_roll_ = must_begin_ = false;
   file_.reset(fd);
   path_ = path;
   end_ = synced_end_ = 0;
@@ -259,7 +275,9 @@ size_t Journal::write_some(std::span<Pending> records) {
   const auto size_of = [](const Pending& p) {
     return static_cast<int64_t>(kHeaderBytes + p.payload.size());
   };
-  if (end_ > 0 && end_ + size_of(records[0]) > options_.segment_bytes && !roll()) {
+  if (end_ == 0) must_begin_ = false;
+  const bool is_full = end_ + size_of(records[0]) > options_.segment_bytes;
+  if (end_ > 0 && (is_full || must_begin_) && !roll()) {
     refuse("make a segment after", errno, records);
     return records.size();
   }
@@ -311,6 +329,7 @@ bool Journal::sync() {
     synced_end_ = end_;
     for (Pending& p : waiting) p.on_written(synced_next_++, nullptr);
     synced_next_ = next_;
+    tell_synced();
     return true;
   }
   if (options_.durability == Durability::kDisk) {
@@ -338,6 +357,7 @@ void Journal::refuse(const char* action, int error, std::span<Pending> records) 
                  std::strerror(error) + "; free space there or mend the disk, it is tried again";
     refusal = std::make_exception_ptr(Error(Code::kBusy, trouble_));
   }
+  synced_.notify_all();
   if (!failing_) retry_at_ = Clock::now() + seconds(options_.retry_seconds);
   failing_ = true;
   for (Pending& p : records) p.on_written(0, refusal);
@@ -357,8 +377,19 @@ void Journal::retry() {
   synced_end_ = end_;
   synced_next_ = next_;
   failing_ = false;
-  const Lock lock(mutex_);
-  trouble_.clear();
+  {
+    const Lock lock(mutex_);
+    trouble_.clear();
+  }
+  tell_synced();
+}
+
+void Journal::tell_synced() {
+  {
+    const Lock lock(mutex_);
+    num_synced_ = synced_next_ - 1;
+  }
+  synced_.notify_all();
 }
 
 }  // namespace twinkle::store

@@ -3,6 +3,7 @@
 // here may be called from any thread. Knows nothing of what records mean. docs/journal.md has the
 // promises.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -81,6 +82,13 @@ class Journal {
   // damaged, none has this sequence, or the system refuses.
   StoredRecord read(uint64_t sequence) const;
 
+  // The next record begins a segment, so that those before it can go.
+  void begin_segment() { must_begin_ = true; }
+  // The first sequence of the segment that is written to.
+  uint64_t last_segment() const;
+  // Waits until the record of this sequence, which is written, is synced. Error kBusy: the disk
+  // refuses.
+  void wait_synced(uint64_t sequence) const;
   // Removes the segments whose records all come before `sequence`. Error kInvalid: the system
   // refuses.
   void truncate_before(uint64_t sequence);
@@ -108,6 +116,7 @@ class Journal {
   bool sync();
   void refuse(const char* action, int error, std::span<Pending> records);
   void retry();
+  void tell_synced();
 
   const std::filesystem::path folder_;
   const JournalOptions options_;
@@ -121,10 +130,13 @@ class Journal {
   uint64_t next_ = 1, synced_next_ = 1;  // sequences
   std::vector<Pending> unsynced_;        // kDisk: written, not yet synced
   bool failing_ = false, must_roll_ = false;
+  std::atomic<bool> must_begin_ = false;
   Clock::time_point sync_at_, retry_at_;
 
   mutable Mutex mutex_;
   std::condition_variable ready_;
+  mutable std::condition_variable synced_;      // or refused
+  uint64_t num_synced_ GUARDED_BY(mutex_) = 0;  // the last sequence that is synced
   std::vector<Pending> queue_ GUARDED_BY(mutex_);
   std::vector<Segment> segments_ GUARDED_BY(mutex_);
   // Bytes at which some records begin in their segments: of the first, and of one each kMarkBytes.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,7 +39,7 @@ uint32_t crc_of(const char* header, std::string_view payload) {
   return crc32c(payload, crc32c({header + 8, kFixed}, crc32c({header, 4})));
 }
 
-// The whole record that `bytes` begin with, if its sequence is from `low` to `high`.
+// As parse_record, if its sequence is from `low` to `high`.
 std::optional<Record> parse(std::string_view bytes, uint64_t low, uint64_t high) {
   if (bytes.size() < kHeaderBytes) return std::nullopt;
   const size_t length = get<uint32_t>(bytes.data());
@@ -71,6 +72,15 @@ Header header_of(const Record& record) {
   put(out.data() + 17, record.version);
   put(out.data() + 4, crc_of(out.data(), record.payload));
   return out;
+}
+
+uint64_t payload_bytes(const Header& header) {
+  const auto length = get<uint32_t>(header.data());
+  return length < kFixed ? 0 : length - kFixed;
+}
+
+std::optional<Record> parse_record(std::string_view bytes) {
+  return parse(bytes, 0, std::numeric_limits<uint64_t>::max());
 }
 
 fs::path segment_path(const fs::path& folder, uint64_t first) {
@@ -113,8 +123,7 @@ End read_segment(const Segment& segment, bool last,
        " would lose them: restore a backup");
 }
 
-StoredRecord read_record(const fs::path& path, int64_t offset, uint64_t sequence) {
-  const File file(path, "store");
+StoredRecord read_record(const File& file, int64_t offset, uint64_t sequence) {
   const auto read = [&](int64_t at, char* out, size_t size) {
     file.read_at(at, std::as_writable_bytes(std::span(out, size)));
   };
@@ -134,8 +143,8 @@ StoredRecord read_record(const fs::path& path, int64_t offset, uint64_t sequence
     }
     offset = end;
   }
-  fail(Code::kInvalid, "store: ", path.string(), " has no whole record ", sequence, " at byte ",
-       offset, "; restore a backup");
+  fail(Code::kInvalid, "store: ", file.path().string(), " has no whole record ", sequence,
+       " at byte ", offset, "; restore a backup");
 }
 
 }  // namespace twinkle::store

@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "twinkle/base/file.h"
 
 namespace twinkle::store {
 
@@ -32,6 +35,10 @@ constexpr size_t kMaxPayloadBytes = 0xffffffffU - 11;
 using Header = std::array<char, kHeaderBytes>;
 
 Header header_of(const Record& record);
+// That follow this header, if it is one.
+uint64_t payload_bytes(const Header& header);
+// The whole record that `bytes` begin with, wherever they come from.
+std::optional<Record> parse_record(std::string_view bytes);
 
 struct Segment {
   uint64_t first = 0;  // sequence
@@ -57,8 +64,7 @@ End read_segment(const Segment& segment, bool last,
                  const std::function<void(const Record&)>& visit);
 
 // The record of a sequence in a file of records, at byte `offset` or behind the records that begin
-// there. Reads no payload but its own. Error kNotFound: no such file; kInvalid: it is not there, or
-// damaged.
-StoredRecord read_record(const std::filesystem::path& path, int64_t offset, uint64_t sequence);
+// there. Reads no payload but its own. Error kInvalid: it is not there, or is damaged.
+StoredRecord read_record(const File& file, int64_t offset, uint64_t sequence);
 
 }  // namespace twinkle::store

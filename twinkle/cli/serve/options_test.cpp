@@ -70,6 +70,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "segment_bytes=67108864",
       "sync_seconds=0.005",
       "retry_seconds=1",
+      "journal_bytes=268435456",
       "max_given=1000",
       "max_given_bytes=67108864",
       "max_given_bytes_total=1073741824",

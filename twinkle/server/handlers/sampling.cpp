@@ -164,7 +164,7 @@ std::optional<Response> asample(Call& call) {
   for (int64_t i = 0; i < num_samples; ++i)
     sequences.push_back(Json(request_id + ":" + std::to_string(i)));
   const Json told = {{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}};
-  if (sampler.requests.contains(seq)) return json(told);
+  if (sampler.came.contains(seq) && !s.promises.is_carried(request_id)) return json(told);
 
   const Of of{sampler.tenant, sampler.version};
   const Source source{.sequence = call.sequence,
@@ -181,7 +181,7 @@ std::optional<Response> asample(Call& call) {
     if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
     throw;
   }
-  sampler.requests[seq] = request_id;
+  sampler.came.insert(seq);
   return json(told);
 }
 

@@ -26,13 +26,16 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
   try {
     Services& s = call.services;
     const auto name = get<std::string>(call.body, "path");
-    const auto folder = s.new_folder(run, seq_id, kind, name);
     const std::string path = tinker_path(run, kind, name);
     const bool overwrite = get_or(call.body, "overwrite", false);
-    require(overwrite || run.requests.contains(seq_id) || !s.checkpoints.contains(path),
+    const bool is_new = !run.came(seq_id);
+    const auto decided = run.folders.find(seq_id);  // when it came first
+    const auto folder =
+        decided != run.folders.end() ? decided->second : s.new_folder(run, seq_id, kind, name);
+    require(overwrite || !is_new || decided != run.folders.end() || !s.checkpoints.contains(path),
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists; choose another name, or overwrite");
-    if (!run.requests.contains(seq_id)) call.require_allowed();
+    if (is_new) call.require_allowed();
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
     const Checkpoint made{
@@ -41,10 +44,12 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
         run, {seq_id, call.key_id},
         {engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
          [path](const engine::Result&) { return json({{"path", path}}); }},
-        {}, [&s, path, made, id = run.id, counts](const Ended& ended) {
+        {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
+          s.runs.find(id)->folders.erase(seq_id);
           if (!ended.failed) s.checkpoints[path] = made;
           s.amounts.saved(id);
         });
+    if (is_new) run.folders[seq_id] = folder;
     run.saved.insert(kind + "/" + name);
     return ack(run, request_id);
   } catch (const Error& e) {
@@ -61,7 +66,7 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
   if (find(call.body, "path")) return json(save(call, "sampler_weights", false));
   const auto [run, seq_id] = in_run(call);
   Services& s = call.services;
-  if (!call.refused.empty() && !run.requests.contains(seq_id)) {
+  if (!call.refused.empty() && !run.came(seq_id)) {
     s.runs.refuse(run, seq_id, call.refused, false);
     call.require_allowed();
   }

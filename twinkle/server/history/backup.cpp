@@ -1,5 +1,6 @@
 #include "twinkle/server/history/backup.h"
 
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/history/history.h"
+#include "twinkle/server/history/state_file.h"
 
 namespace twinkle::server {
 
@@ -26,10 +28,21 @@ bool done(const std::error_code& error, const char* action, const fs::path& path
   return true;
 }
 
+// Nothing, if it is not there.
+void copy_file(const fs::path& from, const fs::path& to, Copied& copied) {
+  std::error_code error;
+  fs::create_directories(to.parent_path(), error);
+  done(error, "make", to.parent_path());
+  fs::copy_file(from, to, error);
+  if (!done(error, "copy", from)) return;
+  ++copied.num_files;
+  copied.num_bytes += static_cast<int64_t>(fs::file_size(to, error));
+}
+
 // What goes while it is copied is left out; whoever needs it sees that it is not there. So are
-// entries of `from` named `without`.
+// entries of `from` of the names `without`.
 void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
-               const std::string& without = "") {
+               const std::set<std::string>& without = {}) {
   std::error_code error;
   std::vector<fs::directory_entry> entries;
   for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error))
@@ -39,15 +52,22 @@ void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
   done(error, "make", to);
   for (const fs::directory_entry& entry : entries) {
     const fs::path name = entry.path().filename();
-    if (name.extension() == ".old" || name == "lock" || name == without) continue;
+    if (name.extension() == ".old" || name == "lock" || without.contains(name.string())) continue;
     if (entry.is_directory(error)) {
       copy_tree(entry.path(), to / name, copied);
       continue;
     }
-    fs::copy_file(entry.path(), to / name, error);
-    if (!done(error, "copy", entry.path())) continue;
-    ++copied.num_files;
-    copied.num_bytes += static_cast<int64_t>(fs::file_size(to / name, error));
+    copy_file(entry.path(), to / name, copied);
+  }
+}
+
+// A journal that was copied while its records gave way to a state lacks some.
+bool is_whole_journal(const fs::path& journal) {
+  try {
+    summary_of(journal);
+    return true;
+  } catch (const Error&) {
+    return false;
   }
 }
 
@@ -81,14 +101,19 @@ Copied backup(const fs::path& state, const fs::path& to) {
     AtomicDirectory copy(to);
     Copied copied;
     // The journal first: what it names is there, and stays but for snapshots that were replaced.
-    copy_tree(state / "journal", copy.staging() / "journal", copied);
-    copy_tree(state, copy.staging(), copied, "journal");
+    // Of it, the state first: what follows it is there, unless another takes its place meanwhile.
+    const fs::path from = state / "journal", journal = copy.staging() / "journal";
+    copy_file(state_file(from), state_file(journal), copied);
+    copy_tree(from, journal, copied, {state_file(from).filename().string()});
+    if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
+    copy_tree(state, copy.staging(), copied, {"journal"});
     if (!has_all(copy.staging(), state)) continue;
     copy.commit();
     return copied;
   }
   fail(Code::kBusy, "server: snapshots in ", state.string(), " were replaced ", kMaxTries,
-       " times while they were copied; try again, or serve with a longer --snapshot-seconds");
+       " times while they were copied; try again, or serve with a longer --snapshot-seconds and "
+       "more --journal-bytes");
 }
 
 Copied restore(const fs::path& from, const fs::path& state) {

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 class BackupTest : public ServiceTest {
  protected:
   BackupTest() {
-    snapshots_.every = std::chrono::milliseconds(0);
+    options_.snapshots.every = std::chrono::milliseconds(0);
     open();
     go_on();
   }

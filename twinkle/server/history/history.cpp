@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/store/segment.h"
 
 namespace twinkle::server {
@@ -14,6 +17,10 @@ namespace {
 
 constexpr uint16_t kVersion = 1;
 constexpr std::chrono::milliseconds kAskAgain{1};
+
+int64_t bytes_of(std::string_view payload) {
+  return static_cast<int64_t>(store::kHeaderBytes + payload.size());
+}
 
 template <class R>
 R read_as(const store::Record& record) {
@@ -39,25 +46,49 @@ AnyRecord decoded(const store::Record& record) {
   }
 }
 
+// Adds what a record says.
+void add(History::Summary& out, const store::Record& record) {
+  if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
+  if (record.kind == Snapshotted::kKind) {
+    auto snapshot = read_as<Snapshotted>(record);
+    out.snapshots.insert_or_assign(snapshot.run, std::move(snapshot));
+  }
+  if (record.kind == Dropped::kKind) out.dropped.insert(read_as<Dropped>(record).sequence);
+  if (record.kind == Command::kKind)
+    out.last_ms = std::max(out.last_ms, read_as<Command>(record).time_ms);
+  if (record.kind == Read::kKind)
+    out.last_ms = std::max(out.last_ms, read_as<Read>(record).time_ms);
+}
+
 }  // namespace
 
 History::Summary summary_of(const std::filesystem::path& folder) {
   History::Summary out;
   if (!std::filesystem::is_directory(folder)) return out;
+  uint64_t last = 0;
+  if (is_there(state_file(folder))) {
+    const StateReader reader(folder);
+    const State& state = reader.state();
+    last = *(out.state = state.sequence);
+    out.starts = state.starts;
+    out.last_ms = state.time_ms;
+    for (const Snapshotted& s : state.snapshots) out.snapshots[s.run] = s;
+  }
+  uint64_t next = 1;
+  const auto require_all = [&](bool ok) {
+    require(ok, Code::kInvalid, "server: of the journal in ", folder.string(), " records behind ",
+            std::max(last, next - 1), " are missing; restore a backup");
+  };
   const std::vector<store::Segment> segments = store::segments_in(folder);
-  for (const store::Segment& segment : segments)
-    store::read_segment(segment, &segment == &segments.back(), [&](const store::Record& record) {
-      if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
-      if (record.kind == Snapshotted::kKind) {
-        auto snapshot = read_as<Snapshotted>(record);
-        out.snapshots.insert_or_assign(snapshot.run, std::move(snapshot));
-      }
-      if (record.kind == Dropped::kKind) out.dropped.insert(read_as<Dropped>(record).sequence);
-      if (record.kind == Command::kKind)
-        out.last_ms = std::max(out.last_ms, read_as<Command>(record).time_ms);
-      if (record.kind == Read::kKind)
-        out.last_ms = std::max(out.last_ms, read_as<Read>(record).time_ms);
-    });
+  for (const store::Segment& segment : segments) {
+    const bool is_first = &segment == &segments.front();
+    require_all(is_first ? segment.first <= last + 1 : segment.first == next);
+    const auto visit = [&](const store::Record& record) {
+      if (record.sequence > last) add(out, record);
+    };
+    next = store::read_segment(segment, &segment == &segments.back(), visit).next;
+  }
+  require_all(next > last);
   return out;
 }
 
@@ -72,27 +103,42 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   const Summary summary = summary_of(folder);
   const auto begin = [&] {
     replaying_ = true;
+    folder_ = folder;
     return replay.begin(summary);
   };
   while (!on_loop(replay.turn, begin)) std::this_thread::sleep_for(kAskAgain);
-  const auto apply = [&](const store::Record& record) {
-    if (record.kind == Opened::kKind || record.kind == Dropped::kKind ||
-        record.kind == Snapshotted::kKind || summary.dropped.contains(record.sequence))
-      return;
-    const AnyRecord known = decoded(record);
-    while (!on_loop(replay.turn, [&] { return replay.apply(record.sequence, known); }))
-      std::this_thread::sleep_for(kAskAgain);
+  const auto do_again = [&](uint64_t sequence, const AnyRecord& record) {
+    const auto apply = [&] {
+      sequence_ = sequence;
+      return replay.apply(sequence, record);
+    };
+    while (!on_loop(replay.turn, apply)) std::this_thread::sleep_for(kAskAgain);
   };
   auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
     journal_ = std::move(journal);
-    reader_ = std::make_unique<Reader>(loop_, [this](uint64_t sequence) {
-      const store::StoredRecord r = journal_->read(sequence);
-      return std::get<Command>(decoded({sequence, r.kind, r.version, r.payload}));
-    });
+    reader_ = std::make_unique<Reader>(loop_, [this](uint64_t n) { return command(n); });
     return true;
   });
-  journal_->open(apply);
+  if (summary.state) {
+    StateReader reader(folder);
+    do_again(*summary.state, reader.state());
+    while (const auto record = reader.next()) do_again(record->sequence, decoded(*record));
+  }
+  const uint64_t in_state = summary.state.value_or(0);
+  journal_->open([&](const store::Record& record) {
+    if (record.sequence <= in_state) return;
+    bytes_ += bytes_of(record.payload);
+    if (record.kind == Opened::kKind || record.kind == Dropped::kKind ||
+        record.kind == Snapshotted::kKind || summary.dropped.contains(record.sequence))
+      return;
+    do_again(record.sequence, decoded(record));
+  });
+  journal_->truncate_before(in_state + 1);  // a kill may have come before that
+  on_loop(replay.turn, [&] {
+    sequence_ = journal_->report().next - 1;
+    return true;
+  });
   const auto finish = [&] {
     replaying_ = !replay.finish();
     return !replaying_;
@@ -100,12 +146,27 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
 }
 
+Command History::command(uint64_t sequence) const {
+  const auto read = [&] {
+    try {
+      return journal_->read(sequence);
+    } catch (const Error&) {
+      if (!is_there(state_file(folder_))) throw;
+      return read_carried(folder_, sequence);  // its segment has given way to a state, maybe now
+    }
+  };
+  const store::StoredRecord r = read();
+  return std::get<Command>(decoded({sequence, r.kind, r.version, r.payload}));
+}
+
 void History::close(const std::function<void()>& also, const std::function<void()>& turn) {
   on_loop(turn, [&] {
     also();
     reader_.reset();
+    closed_ = true;
+    if (state_writer_.joinable()) state_writer_.join();
     journal_.reset();
-    return closed_ = true;
+    return true;
   });
 }
 
@@ -118,8 +179,15 @@ bool History::on_loop(const std::function<void()>& turn, const std::function<boo
 
 void History::append(uint8_t kind, std::string payload, Then then) {
   const auto shared = std::make_shared<Then>(std::move(then));
-  const auto told = [this, shared](uint64_t sequence, std::exception_ptr error) {
-    loop_.post([shared, sequence, error] { (*shared)(sequence, error); });
+  const int64_t bytes = bytes_of(payload);
+  const auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) {
+    loop_.post([this, shared, bytes, sequence, error] {
+      if (!error) sequence_ = sequence;
+      (*shared)(sequence, error);
+      if (error) return;
+      bytes_ += bytes;
+      on_done_();
+    });
   };
   try {
     require(journal_ != nullptr, Code::kBusy, "server: it ends; come again");
@@ -127,6 +195,22 @@ void History::append(uint8_t kind, std::string payload, Then then) {
   } catch (const Error&) {
     told(0, std::current_exception());
   }
+}
+
+void History::replace_by(State state, std::function<void(std::exception_ptr error)> then) {
+  if (state_writer_.joinable()) state_writer_.join();  // it has told its end
+  state_writer_ = std::thread([this, state = std::move(state), then = std::move(then)] {
+    std::exception_ptr error;
+    try {
+      // A loss of power must not take what comes before the records that follow.
+      journal_->wait_synced(state.sequence);
+      write_state(folder_, state);
+      journal_->truncate_before(state.sequence + 1);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    loop_.post([error, then] { then(error); });
+  });
 }
 
 }  // namespace twinkle::server

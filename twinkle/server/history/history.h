@@ -6,13 +6,17 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "twinkle/base/fields/codec.h"
 #include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/records.h"
+#include "twinkle/server/history/state.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/store/journal.h"
 
@@ -32,6 +36,7 @@ class History {
     std::set<uint64_t> dropped;                    // sequences of commands
     std::map<std::string, Snapshotted> snapshots;  // each run's last
     int64_t last_ms = 0;                           // since 1970; when the last record was written
+    std::optional<uint64_t> state;                 // the last sequence that the state file holds
   };
 
   struct Replay {
@@ -39,7 +44,7 @@ class History {
     std::function<bool(const Summary&)> begin;
     // Does what the record of this sequence says; false: not yet, ask again. Called for what
     // changes something: neither for a Dropped and the command that it names, nor for an Opened or
-    // a Snapshotted.
+    // a Snapshotted. A State comes first, and then the commands that it carries.
     std::function<bool(uint64_t sequence, const AnyRecord&)> apply;
     // All records were given, and what follows will be written; false: not yet, ask again.
     std::function<bool()> finish;
@@ -64,6 +69,21 @@ class History {
 
   bool is_replaying() const { return replaying_; }
   bool keeps() const { return journal_ && !replaying_; }
+  // The record that is being done, or was done last; 0: nothing is kept.
+  uint64_t sequence() const { return sequence_; }
+  // Called behind each record that was written and done: the service is then what the records up to
+  // sequence() make of nothing.
+  void on_done(std::function<void()> told) { on_done_ = std::move(told); }
+  // Of records that were behind the state file at the start, and came since.
+  int64_t bytes() const { return bytes_; }
+
+  // So that a state can be taken: the next record begins a segment.
+  void begin_segment() { journal_->begin_segment(); }
+  uint64_t last_segment() const { return journal_->last_segment(); }
+  // Puts a state in the place of the records that it holds; `then` is told how it ended. What was
+  // there stays if it fails. One at a time.
+  void replace_by(State state, std::function<void(std::exception_ptr error)> then);
+
   // Empty, or why the disk refuses.
   std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
 
@@ -80,14 +100,21 @@ class History {
  private:
   void append(uint8_t kind, std::string payload, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
+  Command command(uint64_t sequence) const;
 
   Loop& loop_;
   bool replaying_ = false, closed_ = false;
+  uint64_t sequence_ = 0;
+  int64_t bytes_ = 0;
+  std::function<void()> on_done_ = [] {};
+  std::filesystem::path folder_;
   std::unique_ptr<store::Journal> journal_;
   std::unique_ptr<Reader> reader_;  // of it
+  std::thread state_writer_;        // uses the journal
 };
 
-// Of the journal in this folder, which a server may be writing. Errors as of store::read_segment.
+// Of the journal in this folder, which a server may be writing. Errors as of StateReader and
+// store::read_segment; kInvalid: records are missing.
 History::Summary summary_of(const std::filesystem::path& folder);
 
 }  // namespace twinkle::server

@@ -224,7 +224,7 @@ TEST_F(HistoryTest, AnOperationThatEndsOtherwiseWhenItIsDoneAgainStopsTheStart) 
 }
 
 TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
-  snapshots_.every = std::chrono::milliseconds(0);
+  options_.snapshots.every = std::chrono::milliseconds(0);
   restart();
   const std::string id = run();
   result(train(id, 1));
@@ -249,7 +249,7 @@ TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
 }
 
 TEST_F(HistoryTest, TheEngineLetsVersionsGoThatASnapshotHolds) {
-  snapshots_.every = std::chrono::milliseconds(0);
+  options_.snapshots.every = std::chrono::milliseconds(0);
   restart();
   const std::string id = run();
   std::vector<std::string> samplers;
@@ -277,7 +277,7 @@ TEST_F(HistoryTest, TheEngineLetsVersionsGoThatASnapshotHolds) {
 TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     std::mt19937 random(seed);
-    snapshots_.every = std::chrono::milliseconds(seed % 2 * 60000);
+    options_.snapshots.every = std::chrono::milliseconds(seed % 2 * 60000);
     const std::string id = run();
     std::vector<std::string> expected;
     bool broken = false;
@@ -305,7 +305,7 @@ TEST_F(HistoryTest, KillsAtAnyMomentChangeNothing) {
 }
 
 TEST_F(HistoryTest, AStartRemovesSnapshotsThatNoRecordNames) {
-  snapshots_.every = std::chrono::milliseconds(0);
+  options_.snapshots.every = std::chrono::milliseconds(0);
   restart();
   const std::string id = run();
   result(train(id, 1));

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
-#include <variant>
 #include <vector>
 
 #include "twinkle/base/fields.h"
@@ -18,6 +17,7 @@ struct Opened {
   std::string arithmetic;  // JSON: what the bits of results depend on besides their inputs
   std::string model;       // JSON: which model's weights
 
+  bool operator==(const Opened&) const = default;
   static constexpr uint8_t kKind = 1;
   static constexpr auto fields() {
     return std::tuple{field(1, "arithmetic", &Opened::arithmetic),
@@ -94,7 +94,7 @@ struct Read {
 // not do again what came before.
 struct Snapshotted {
   std::string run, folder;  // of a Save with the optimizer, below the folder of snapshots
-  int64_t seq_id = 0;       // of an optim_step
+  int64_t seq_id = 0;       // that it is behind
   // Folders of the published versions, 1 and on, likewise.
   std::vector<std::string> versions;
   std::string owner;  // of the run, by whose weight and priority it goes on
@@ -107,8 +107,5 @@ struct Snapshotted {
                       field(5, "owner", &Snapshotted::owner)};
   }
 };
-
-// What a replay does, one after another. The others tell it how.
-using AnyRecord = std::variant<Command, Ended, Read>;
 
 }  // namespace twinkle::server

@@ -58,6 +58,11 @@ std::string Metrics::text(const Services& s) const {
         << '\n';
   one("twinkle_journal_refused", "gauge", "1 while the disk refuses what is to be journalled.",
       s.history.trouble().empty() ? 0 : 1);
+  one("twinkle_states_taken_total", "counter",
+      "States that took the place of the journal's records since the start.",
+      s.truncation.num_taken());
+  one("twinkle_states_given_up_total", "counter", "States that could not be taken.",
+      s.truncation.num_given_up());
   return out.str();
 }
 

@@ -45,6 +45,7 @@ class Operations {
   void replay(const Ended& record);
   // Whether the engine does something that will end.
   bool is_running() const;
+  int64_t num_running() const { return std::ssize(entries_); }  // that have not ended
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;
   // Gives the engine what has no recorded end; false while what has one is not done again. Error

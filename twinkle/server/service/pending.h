@@ -51,12 +51,13 @@ struct Pending {
     accumulates = steps || std::holds_alternative<engine::ForwardBackward>(o);
     const auto* sample = std::get_if<engine::Sample>(&o);
     samples = sample != nullptr;
+    creates = std::holds_alternative<engine::Create>(o);
+    publishes = std::holds_alternative<engine::Publish>(o);
     saves = std::holds_alternative<engine::Save>(o);
     used = used_by(o);
     version = sample ? sample->version : 0;
     // A Save changes folders alone, and a recorded one has made its own.
-    changes_engine = !samples && !std::holds_alternative<engine::Forward>(o) &&
-                     !std::holds_alternative<engine::Save>(o);
+    changes_engine = !samples && !saves && !std::holds_alternative<engine::Forward>(o);
     ready = std::move(other);
   }
 
@@ -67,7 +68,8 @@ struct Pending {
 
   std::string request_id, tenant;
   bool accumulates = false;  // or steps: its failure breaks the window
-  bool steps = false, samples = false, saves = false, changes_engine = false;
+  bool steps = false, samples = false, changes_engine = false;
+  bool creates = false, publishes = false, saves = false;
   int64_t version = 0;  // that a Sample samples
   std::string owner;    // whose rates may hold it; empty: nobody's
   bool may_go = false;  // as far as they say

@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/history/history.h"
 
 namespace twinkle::server {
 namespace {
@@ -18,24 +19,27 @@ Response not_yet(const std::string& why_held) {
 }  // namespace
 
 Promises::Promises(const PromiseOptions& options, Loop& loop,
-                   std::function<void(const std::string&)> on_read,
-                   std::function<std::string(const std::string&)> why_held)
+                   std::function<void(const std::string&, int64_t)> on_read,
+                   std::function<std::string(const std::string&)> why_held,
+                   std::function<uint64_t()> sequence)
     : options_(options),
       loop_(loop),
       on_read_(std::move(on_read)),
-      why_held_(std::move(why_held)) {}
+      why_held_(std::move(why_held)),
+      sequence_(std::move(sequence)) {}
 
 void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
+  const auto before = carried_.find(id);
+  const bool is_carried = before != carried_.end();
   const auto of = open_of_.find(owner);
-  require(of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
+  require(is_carried || of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
           "server: ", options_.max_open,
           " accepted requests of this tenant have not ended, which is the limit; wait for some of "
           "their results");
-  const Made who{.owner = owner, .number = num_ever_ + 1, .key_id = key_id};
-  const bool made = promises_.try_emplace(id, Promise{.made = who}).second;
-  require(made, Code::kConflict, "server: request_id '", id, "' exists");
+  require(!promises_.contains(id), Code::kConflict, "server: request_id '", id, "' exists");
+  promises_[id].made = is_carried ? before->second : Made{owner, ++num_ever_, sequence_(), key_id};
+  carried_.erase(id);
   ++num_open_;
-  ++num_ever_;
   ++open_of_[owner];
 }
 
@@ -88,19 +92,54 @@ void Promises::poll(const std::string& id, Reply reply) {
 
 void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
   reply(*promise.response);
-  if (promise.read) return;
-  drop_later(id, promise);
-  if (on_read_) on_read_(id);
+  if (promise.read_ms > 0) return;
+  drop_later(id, promise, milliseconds_since_1970());
+  if (on_read_) on_read_(id, promise.read_ms);
 }
 
-void Promises::drop_later(const std::string& id, Promise& promise) {
-  promise.read = true;
+void Promises::drop_later(const std::string& id, Promise& promise, int64_t read_ms) {
+  promise.read_ms = read_ms;
   loop_.after(options_.keep_read, [this, id] { drop(id); });
 }
 
-void Promises::restore_read(const std::string& id) {
+void Promises::restore_read(const std::string& id, int64_t read_ms) {
   const auto found = promises_.find(id);
-  if (found != promises_.end() && found->second.response) drop_later(id, found->second);
+  if (found != promises_.end() && found->second.response) drop_later(id, found->second, read_ms);
+}
+
+std::vector<PromiseState> Promises::state() const {
+  std::vector<PromiseState> out;
+  for (const auto& [id, promise] : promises_) {
+    const auto& [owner, number, sequence, key_id] = promise.made;
+    PromiseState& to = out.emplace_back();
+    to = {.id = id, .owner = owner, .number = number, .read_ms = promise.read_ms, .key_id = key_id};
+    if (!promise.response) {
+      to.sequence = sequence;
+      continue;
+    }
+    to.status = promise.response->status;
+    to.content_type = promise.response->content_type;
+    to.body = promise.response->body;
+  }
+  return out;
+}
+
+void Promises::restore(const State& state) {
+  num_ever_ = state.num_promises;
+  for (const PromiseState& from : state.promises) {
+    const Made made{from.owner, from.number, from.sequence, from.key_id};
+    if (from.sequence > 0) {
+      carried_[from.id] = made;
+      continue;
+    }
+    Promise& promise = promises_[from.id];
+    promise.made = made;
+    promise.response = {.status = static_cast<int>(from.status),
+                        .body = from.body,
+                        .content_type = from.content_type};
+    num_bytes_ += std::ssize(from.body);
+    if (from.read_ms > 0) drop_later(from.id, promise, from.read_ms);
+  }
 }
 
 void Promises::drop(const std::string& id) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "twinkle/base/fields/options.h"
+#include "twinkle/server/history/state.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
 
@@ -36,11 +37,14 @@ struct PromiseOptions {
 
 class Promises {
  public:
-  // `on_read` is told when a result is given for the first time. `why_held`: why the tenant's rates
-  // hold what has no result yet, or "": a poll's 408 tells it.
-  Promises(const PromiseOptions& options, Loop& loop,
-           std::function<void(const std::string& id)> on_read = {},
-           std::function<std::string(const std::string& id)> why_held = {});
+  // `on_read` is told when a result is given for the first time, and in ms since 1970 when.
+  // `why_held`: why the tenant's rates hold what has no result yet, or "": a poll's 408 tells it.
+  // `sequence` says which record is being done.
+  Promises(
+      const PromiseOptions& options, Loop& loop,
+      std::function<void(const std::string& id, int64_t time_ms)> on_read = {},
+      std::function<std::string(const std::string& id)> why_held = {},
+      std::function<uint64_t()> sequence = [] { return 0; });
 
   // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
   // owner has max_open that are not settled.
@@ -53,14 +57,22 @@ class Promises {
   // Whose it is, and how many there had been when it was opened; null: no such promise.
   struct Made {
     std::string owner;
-    int64_t number = 0;  // from 1 on
+    int64_t number = 0;     // from 1 on
+    uint64_t sequence = 0;  // of the record that opened it
     std::string key_id = {};
   };
   const Made* find(const std::string& id) const;
   int64_t num_ever() const { return num_ever_; }
 
   // A result that was given before the server's start; kept as long as if it were given now.
-  void restore_read(const std::string& id);
+  void restore_read(const std::string& id, int64_t read_ms);
+
+  // All that there are, and back. Those that are not settled are not there before their commands
+  // are done again; they then have the numbers and sequences that they had.
+  std::vector<PromiseState> state() const;
+  void restore(const State& state);
+  // Whether it waits for that: the request was accepted before.
+  bool is_carried(const std::string& id) const { return carried_.contains(id); }
 
   // Forgets it; polls that wait are answered 410, which makes the client give it up.
   void drop(const std::string& id);
@@ -77,19 +89,21 @@ class Promises {
     Made made;
     std::optional<Response> response = {};
     std::vector<Waiter> waiters = {};
-    bool read = false;
+    int64_t read_ms = 0;  // since 1970; 0: nobody has read it
   };
 
   void count_settled(const std::string& owner);
   void give(const std::string& id, Promise& promise, const Reply& reply);
-  void drop_later(const std::string& id, Promise& promise);
+  void drop_later(const std::string& id, Promise& promise, int64_t read_ms);
 
   const PromiseOptions options_;
   Loop& loop_;
-  const std::function<void(const std::string&)> on_read_;
+  const std::function<void(const std::string&, int64_t)> on_read_;
   const std::function<std::string(const std::string&)> why_held_;
+  const std::function<uint64_t()> sequence_;
   std::map<std::string, Promise> promises_;
   std::map<std::string, int64_t> open_of_;  // owners that have some
+  std::map<std::string, Made> carried_;
   int64_t next_waiter_ = 1, num_ever_ = 0;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
 };

@@ -1,7 +1,9 @@
 #include "twinkle/server/service/runs.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
@@ -18,21 +20,68 @@ Run& Runs::add(Run run) {
   return runs_.insert_or_assign(id, std::move(run)).first->second;
 }
 
+std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& state) const {
+  std::vector<RunState> out;
+  for (const auto& [id, run] : runs_) {
+    const int64_t next = run.first_unended();
+    if (run.num_creating > 0) return std::nullopt;
+    RunState& to = out.emplace_back();
+    to = {.id = id,
+          .owner = run.owner,
+          .base_model = run.base_model,
+          .rank = run.rank,
+          .next = next,
+          .num_published = run.num_published,
+          .is_made = run.is_made,
+          .finished = run.finished,
+          .broken = next == run.last_step ? run.broken_at_step : run.broken,
+          .saved = {run.saved.begin(), run.saved.end()}};
+    for (const auto& [seq_id, refusal] : run.refused)
+      to.refused.push_back(
+          {seq_id, seq_id < next ? "" : refusal.why, refusal.breaks_window, refusal.is_told});
+    for (const auto& [seq_id, folder] : run.folders)
+      to.folders.push_back({seq_id, folder.lexically_relative(state).string()});
+  }
+  return out;
+}
+
+void Runs::restore(const RunState& from, const std::filesystem::path& state) {
+  Run& run = runs_[from.id];
+  run.id = from.id;
+  run.owner = from.owner;
+  run.base_model = from.base_model;
+  run.rank = from.rank;
+  run.finished = from.finished;
+  run.next = run.first_missing = from.next;
+  run.given = from.next - 1;
+  run.num_published = from.num_published;
+  run.is_made = from.is_made;
+  run.broken = from.broken;
+  run.saved = {from.saved.begin(), from.saved.end()};
+  for (const NumberedId& folder : from.folders) run.folders[folder.number] = state / folder.id;
+  for (const RefusedState& refused : from.refused) {
+    run.refused[refused.seq_id] = {refused.why, refused.breaks_window, refused.is_told};
+    if (refused.seq_id >= from.next) take(run, refused.seq_id, {});
+  }
+}
+
 std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source source,
                          Pending::OnEnd on_end) {
   const int64_t seq_id = number.seq_id;
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
-  if (const auto known = run.requests.find(seq_id); known != run.requests.end()) {
-    require(!known->second.empty(), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
-            "' was refused");
-    return known->second;
-  }
-  require(!run.finished, Code::kInvalid, "server: the session of the run '", run.id,
+  const auto refused = run.refused.find(seq_id);
+  require(refused == run.refused.end() || refused->second.is_told, Code::kInvalid,
+          "server: seq_id ", seq_id, " of '", run.id, "' was refused");
+  const std::string request_id = run.request_id(seq_id);
+  const bool is_carried = promises_.is_carried(request_id);
+  // A save that had not ended when others behind it had.
+  const bool is_behind = is_carried && seq_id < run.next;
+  if (run.came(seq_id) && !is_behind) return request_id;
+  require(is_carried || !run.finished, Code::kInvalid, "server: the session of the run '", run.id,
           "' has finished; make another");
-  require(seq_id - run.first_missing <= kMaxAhead, Code::kInvalid, "server: seq_id is ", seq_id,
-          ", but ", run.first_missing, " of '", run.id, "' has not come; at most ", kMaxAhead,
-          " numbers may be ahead of it");
-  const std::string request_id = run.id + ":" + std::to_string(seq_id);
+  require(is_carried || seq_id - run.first_missing <= kMaxAhead, Code::kInvalid,
+          "server: seq_id is ", seq_id, ", but ", run.first_missing, " of '", run.id,
+          "' has not come; at most ", kMaxAhead, " numbers may be ahead of it");
   const auto pending =
       std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
   try {
@@ -42,21 +91,22 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
     throw;
   }
   promises_.open(request_id, run.owner, number.key_id);
-  run.requests[seq_id] = request_id;
-  take(run, seq_id, {.pending = pending});
+  if (is_behind)
+    start(run, seq_id, pending);
+  else
+    take(run, seq_id, pending);
   return request_id;
 }
 
 void Runs::refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window) {
-  if (seq_id < 1 || seq_id - run.first_missing > kMaxAhead) return;
-  if (!run.requests.try_emplace(seq_id, "").second) return;
-  take(run, seq_id, {.refusal = why, .breaks_window = breaks_window});
+  if (seq_id < 1 || seq_id - run.first_missing > kMaxAhead || run.came(seq_id)) return;
+  run.refused[seq_id] = {why, breaks_window};
+  take(run, seq_id, {});
 }
 
-void Runs::take(Run& run, int64_t seq_id, Run::Queued queued) {
-  while (run.requests.contains(run.first_missing)) ++run.first_missing;
-  const auto pending = queued.pending;
-  run.waiting[seq_id] = std::move(queued);
+void Runs::take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {
+  run.waiting[seq_id] = pending;
+  while (run.came(run.first_missing)) ++run.first_missing;
   go_on(run);
   if (pending && run.waiting.contains(seq_id)) pending->let_go();
 }
@@ -69,13 +119,13 @@ void Runs::submit_first(Run& run, const std::shared_ptr<Pending>& pending) {
 void Runs::go_on(Run& run) {
   for (auto it = run.waiting.find(run.next); it != run.waiting.end();
        it = run.waiting.find(run.next)) {
-    const Run::Queued& queued = it->second;
-    if (!queued.pending) {
-      if (queued.breaks_window && run.broken.empty())
-        run.broken = "seq_id " + std::to_string(it->first) + ": " + queued.refusal;
+    if (!it->second) {
+      const Run::Refusal& refusal = run.refused.at(it->first);
+      if (refusal.breaks_window && run.broken.empty())
+        run.broken = "seq_id " + std::to_string(it->first) + ": " + refusal.why;
     } else {
-      if (queued.pending->steps && run.num_running > 0) return;
-      start(run, it->first, queued.pending);
+      if (it->second->steps && (!run.running.empty() || run.num_creating > 0)) return;
+      start(run, it->first, it->second);
     }
     run.waiting.erase(it);
     ++run.next;
@@ -83,14 +133,23 @@ void Runs::go_on(Run& run) {
 }
 
 void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {
-  ++run.num_running;
-  if (seq_id > 0) pending->owner = run.owner;  // what makes the run does not wait
-  const bool accumulates = pending->accumulates;
-  if (pending->steps) {
-    pending->on_given = [this, id = run.id, seq_id, request_id = pending->request_id,
-                         num_published = run.num_published, owner = run.owner] {
-      snapshots_.stepped(id, seq_id, num_published, request_id, owner);
+  const bool accumulates = pending->accumulates, creates = pending->creates;
+  const bool is_covered = snapshots_.covers(run.id, seq_id);
+  if (seq_id == 0) {
+    ++run.num_creating;
+  } else {
+    pending->owner = run.owner;  // what makes the run does not wait
+    run.running[seq_id] = {pending->publishes, pending->saves};
+    if (is_covered) run.given = std::max(run.given, seq_id);
+    pending->on_given = [this, id = run.id, seq_id, steps = pending->steps] {
+      Run& of = runs_.at(id);
+      of.given = std::max(of.given, seq_id);
+      if (steps) snapshots_.stepped(of);
     };
+  }
+  if (pending->steps) {
+    run.last_step = seq_id;
+    run.broken_at_step = run.broken;
     if (!run.broken.empty()) {
       const auto told = [why = std::exchange(run.broken, {})](const engine::Result&) {
         return failure(
@@ -102,20 +161,24 @@ void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendi
       pending->become({engine::ZeroGrad{run.id}, told});
     }
   }
-  pending->on_end = [this, id = run.id, seq_id, accumulates, request_id = pending->request_id,
+  pending->on_end = [this, id = run.id, seq_id, accumulates, creates,
                      on_end = std::move(pending->on_end)](const Ended& ended) {
     if (on_end) on_end(ended);
-    snapshots_.ended(request_id);
+    snapshots_.ended(id, seq_id);
+    if (creates) runs_.at(id).is_made = !ended.failed;
     end(id, seq_id, accumulates, ended);
   };
-  operations_.start(pending, snapshots_.covers(run.id, seq_id));
+  operations_.start(pending, is_covered);
 }
 
 void Runs::end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended) {
   const auto found = runs_.find(run_id);
   if (found == runs_.end()) return;
   Run& run = found->second;
-  --run.num_running;
+  if (seq_id == 0)
+    --run.num_creating;
+  else
+    run.running.erase(seq_id);
   if (ended.failed && accumulates && run.broken.empty())
     run.broken = "seq_id " + std::to_string(seq_id) + ": " + ended.body;
   go_on(run);
@@ -128,11 +191,9 @@ void Runs::end_session(Run& run) {
                   ", for which this request waited, did not come",
               true);
   for (auto it = run.waiting.upper_bound(run.first_missing); it != run.waiting.end(); ++it) {
-    Run::Queued& queued = it->second;
-    if (!queued.pending) continue;
-    const std::shared_ptr<Pending> ended = std::exchange(queued.pending, nullptr);
-    queued.refusal = "the session has ended";
-    queued.breaks_window = ended->accumulates;
+    if (!it->second) continue;
+    const std::shared_ptr<Pending> ended = std::exchange(it->second, nullptr);
+    run.refused[it->first] = {"the session has ended", ended->accumulates, true};
     if (ended->on_end)
       ended->on_end({.request_id = ended->request_id,
                      .failed = true,

@@ -23,20 +23,41 @@ struct Run {
   int64_t rank = 0;
   bool finished = false;  // its session has: no new requests
 
-  // Waits for a lower number, or, an optim_step, for the end of its window.
-  struct Queued {
-    std::shared_ptr<Pending> pending;  // null: it was refused, and the number is used up
-    std::string refusal = {};          // why
-    bool breaks_window = false;        // the refusal
+  struct Refusal {
+    std::string why;
+    bool breaks_window = false;
+    bool is_told = false;  // by the request's promise: it had been accepted
   };
-  std::map<int64_t, std::string> requests;  // by seq_id, of all that came
-  int64_t first_missing = 1;                // the lowest number that did not come
-  std::map<int64_t, Queued> waiting;        // by seq_id
-  int64_t next = 1;                         // the number that is next in order
-  int64_t num_running = 0;                  // that have had their turn and not ended, of the window
-  int64_t num_published = 0;                // versions, which the engine counts likewise
-  std::set<std::string> saved;              // KIND/NAME of saves that were accepted
-  std::string broken;                       // why the window is dropped, or empty
+  struct Running {
+    bool publishes = false, saves = false;
+  };
+  std::map<int64_t, Refusal> refused;  // by seq_id
+  int64_t first_missing = 1;           // the lowest number that did not come
+  // By seq_id: for a lower number, or, an optim_step, for the end of its window; null: refused.
+  std::map<int64_t, std::shared_ptr<Pending>> waiting;
+  int64_t next = 1;                    // the number that is next in order
+  int64_t given = 0;                   // the last number that the engine has been given
+  std::map<int64_t, Running> running;  // that have had their turn and not ended, of the window
+  int64_t num_creating = 0;            // operations that make the run, which have not ended
+  bool is_made = false;                // the engine has it
+  int64_t num_published = 0;           // versions, which the engine counts likewise
+  std::set<std::string> saved;         // KIND/NAME of saves that were accepted
+  std::map<int64_t, std::filesystem::path> folders;  // of saves that have not ended
+  std::string broken;                                // why the window is dropped, or empty
+  int64_t last_step = 0;                             // the number of the last optim_step, ...
+  std::string broken_at_step;                        // ... and why its window was dropped
+
+  std::string request_id(int64_t seq_id) const { return id + ":" + std::to_string(seq_id); }
+  bool came(int64_t seq_id) const {
+    return (seq_id >= 1 && seq_id < next) || waiting.contains(seq_id);
+  }
+  // The first number that has not ended: of a request that runs, or that has not come. Saves that
+  // the engine has been given do not count: later requests may end before them.
+  int64_t first_unended() const {
+    for (const auto& [seq_id, what] : running)
+      if (!what.saves || seq_id > given) return seq_id;
+    return next;
+  }
 };
 
 // A request's number in its run, and the id of the key that it came with.
@@ -54,8 +75,12 @@ class Runs {
       : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
 
   Run* find(const std::string& id);  // null: none of this id
-  Run& add(Run run);
   const std::map<std::string, Run>& all() const { return runs_; }
+  Run& add(Run run);
+  // Each right before the first of its requests that has not ended; folders are told below `state`.
+  // Nothing: one is being made. And back.
+  std::optional<std::vector<RunState>> state(const std::filesystem::path& state) const;
+  void restore(const RunState& from, const std::filesystem::path& state);
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::validate; the number is used up then. kInvalid, too: a number below 1, or
@@ -71,7 +96,7 @@ class Runs {
   void end_session(Run& run);
 
  private:
-  void take(Run& run, int64_t seq_id, Run::Queued queued);
+  void take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending);
   void go_on(Run& run);
   void start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending);
   void end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended);

@@ -48,15 +48,18 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       rates(loop, [this](const std::string& owner) { return quota_of(owner); }),
       promises(
           options.promises, loop,
-          [this](const std::string& id) {
+          [this](const std::string& id, int64_t time_ms) {
             // Told again after a crash, if this is lost: no harm.
-            history.append(Read{id, milliseconds_since_1970()}, [](uint64_t, auto) {});
+            history.append(Read{id, time_ms}, [](uint64_t, auto) {});
           },
-          [this](const std::string& id) { return why_held(id, rates, runs); }),
+          [this](const std::string& id) { return why_held(id, rates, runs); },
+          [this] { return history.sequence(); }),
       operations(options.lines, backend, loop, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s) { release_saved(s); }),
       runs(backend, promises, operations, snapshots),
+      truncation(loop, history, snapshots, runs, options.truncation,
+                 [this] { return take_state(); }),
       amounts(this->state),
       options_(options) {
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
@@ -70,15 +73,10 @@ void Services::used(const Promises::Made& of, const Ended& ended) {
 void Services::sample(const std::string& owner, const std::string& key_id,
                       std::shared_ptr<Pending> pending) {
   backend.validate(pending->ready->operation);
-  promises.open(pending->request_id, owner, key_id);
   pending->owner = owner;
-  try {
-    make(pending->tenant);
-    operations.require_room(*pending);
-  } catch (...) {
-    promises.drop(pending->request_id);
-    throw;
-  }
+  make(pending->tenant);
+  operations.require_room(*pending);
+  promises.open(pending->request_id, owner, key_id);
   operations.start(std::move(pending));
 }
 
@@ -164,6 +162,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
   const auto written = std::make_shared<std::optional<std::exception_ptr>>();
   int64_t kept_from_ms = 0;
   const auto begin = [&](const History::Summary& summary) {
+    starts_ = summary.starts;
     kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
     for (const Opened& start : summary.starts) {
       require(start.model == opened.model, Code::kInvalid, "server: the state in ", state.string(),
@@ -183,6 +182,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
                              });
   };
   const auto apply = [&](uint64_t sequence, const AnyRecord& record) {
+    if (const auto* before = std::get_if<State>(&record)) restore(*before, kept_from_ms);
     // There was no room, and a kill came before that was written down, if none will come.
     if (const auto* sent = std::get_if<Command>(&record))
       return command(sequence, *sent) || !(operations.is_running() || snapshots.is_restoring());
@@ -191,12 +191,14 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
       if (read->time_ms < kept_from_ms)
         promises.drop(read->request_id);
       else
-        promises.restore_read(read->request_id);
+        promises.restore_read(read->request_id, read->time_ms);
     }
     return true;
   };
   const auto finish = [&] {
     if (!std::exchange(given, true)) {
+      std::erase(starts_, opened);
+      starts_.push_back(opened);
       history.append(opened, [written](uint64_t, const auto& error) { *written = error; });
       for (const std::string& tenant : operations.waiting_samplers()) make_now(tenant);
     }

@@ -3,12 +3,16 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "twinkle/base/json.h"
 #include "twinkle/server/auth/access.h"
 #include "twinkle/server/history/history.h"
+#include "twinkle/server/history/number_set.h"
+#include "twinkle/server/history/truncation.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/metrics/metrics.h"
 #include "twinkle/server/service/backend.h"
@@ -39,7 +43,7 @@ struct Sampler {
   std::string model_path;  // of a named checkpoint; or empty
   std::string tenant;      // of the engine
   int64_t version = 0;     // of its weights; 0: those of a tenant that nobody trains
-  std::map<int64_t, std::string> requests;  // request_id by seq_id
+  NumberSet came;          // seq_ids of requests
 };
 
 struct Checkpoint {
@@ -55,13 +59,14 @@ struct ServiceOptions {
   SnapshotOptions snapshots;
   PromiseOptions promises;
   store::JournalOptions journal;
+  TruncationOptions truncation;
   LineOptions lines;
 
   static constexpr auto fields() {
-    return std::tuple{group("snapshots", &ServiceOptions::snapshots),
-                      group("promises", &ServiceOptions::promises),
-                      group("journal", &ServiceOptions::journal),
-                      group("lines", &ServiceOptions::lines)};
+    return std::tuple{
+        group("snapshots", &ServiceOptions::snapshots),
+        group("promises", &ServiceOptions::promises), group("journal", &ServiceOptions::journal),
+        group("truncation", &ServiceOptions::truncation), group("lines", &ServiceOptions::lines)};
   }
 };
 
@@ -100,6 +105,11 @@ class Services {
       const Opened& opened, bool accept_other_arithmetic,
       const std::function<bool(uint64_t sequence, const Command&)>& command,
       const std::function<void()>& turn = [] {});
+  // What the service is between two records; nothing: it cannot be told now, for what has ended is
+  // not all before what has not. And back, before what it carries is done again.
+  std::optional<State> take_state() const;
+  void restore(const State& state, int64_t kept_from_ms);
+
   // `name`: Error kInvalid: no model of this name is served, with those that are.
   void require_model(const std::string& name) const;
 
@@ -122,6 +132,7 @@ class Services {
   Operations operations;
   Snapshots snapshots;
   Runs runs;
+  Truncation truncation;
   Amounts amounts;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
@@ -135,6 +146,7 @@ class Services {
   void release_saved(const Snapshotted& snapshot);
 
   const ServiceOptions options_;
+  std::vector<Opened> starts_;                     // of this state, one of each kind
   std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
   std::set<std::string> made_;                     // that the engine has got
 };

@@ -6,67 +6,106 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/server/service/runs.h"
 
 namespace twinkle::server {
 
 namespace fs = std::filesystem;
 
-void Snapshots::stepped(const std::string& run, int64_t seq_id, int64_t num_published,
-                        const std::string& request_id, const std::string& owner) {
-  if (!history_.keeps()) return;
-  State& state = states_[run];
-  const auto now = std::chrono::steady_clock::now();
-  if (saving_.contains(run) || now - state.at < options_.every) return;
-  Saving saving{.request_id = request_id, .record = state.last};
-  saving.record.run = run;
-  saving.record.seq_id = seq_id;
-  saving.record.owner = owner;
-  saving.record.folder = run + "/" + std::to_string(seq_id);
+void Snapshots::stepped(const Run& run) {
+  const auto at = states_[run.id].at;
+  if (std::chrono::steady_clock::now() - at >= options_.every) take(run);
+}
+
+bool Snapshots::take(const Run& run) {
+  if (!history_.keeps() || saving_.contains(run.id)) return false;
+  State& state = states_[run.id];
+  Saving saving{.record = state.last};
+  saving.record.run = run.id;
+  saving.record.owner = run.owner;
+  saving.record.seq_id = run.given;
+  saving.record.folder = run.id + "/" + std::to_string(run.given);
+  int64_t num_versions = run.num_published;
+  for (const auto& [seq_id, what] : run.running) {
+    if (seq_id > run.given) break;  // the engine has not been given it
+    saving.running.insert(seq_id);
+    num_versions += what.publishes;
+  }
   std::vector<engine::Accepted> accepted;
   try {
     accepted.push_back(backend_.check(engine::Save{
-        .tenant = run, .directory = path_of(saving.record.folder), .optimizer = true}));
-    for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_published; ++v) {
-      const std::string folder = run + "/version-" + std::to_string(v);
+        .tenant = run.id, .directory = path_of(saving.record.folder), .optimizer = true}));
+    for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_versions; ++v) {
+      const std::string folder = run.id + "/version-" + std::to_string(v);
       saving.record.versions.push_back(folder);
-      accepted.push_back(
-          backend_.check(engine::Save{.tenant = run, .directory = path_of(folder), .version = v}));
+      accepted.push_back(backend_.check(
+          engine::Save{.tenant = run.id, .directory = path_of(folder), .version = v}));
     }
   } catch (const Error&) {
-    return;  // the queue is full, or a folder cannot be written; the next step tries again
+    return false;  // the queue is full, or a folder cannot be written
   }
-  state.at = now;
-  saving.left = std::ssize(accepted) + 1;
-  saving_[run] = std::move(saving);
+  state.at = std::chrono::steady_clock::now();
+  saving.left = std::ssize(accepted);
+  saving_[run.id] = std::move(saving);
   for (engine::Accepted& save : accepted)
-    backend_.submit(std::move(save), [this, run](const engine::Outcome& outcome) {
-      loop_.post([this, run, failed = outcome.error != nullptr] { progress(run, failed); });
+    backend_.submit(std::move(save), [this, id = run.id](const engine::Outcome& outcome) {
+      loop_.post([this, id, failed = outcome.error != nullptr] {
+        Saving& of_run = saving_.at(id);
+        --of_run.left;
+        of_run.failed |= failed;
+        progress(id);
+      });
     });
+  return true;
 }
 
-void Snapshots::ended(const std::string& request_id) {
-  for (const auto& [run, saving] : saving_)
-    if (saving.request_id == request_id) return progress(std::string(run), false);
+void Snapshots::ended(const std::string& run, int64_t seq_id) {
+  const auto found = saving_.find(run);
+  if (found != saving_.end() && found->second.running.erase(seq_id) > 0) progress(run);
 }
 
-// Its record comes behind that of its step's end: what it covers has ended in the journal.
-void Snapshots::progress(const std::string& run, bool failed) {
-  Saving& saving = saving_.at(run);
-  saving.failed |= failed;
-  if (--saving.left > 0) return;
-  const Saving done = std::move(saving_.extract(run).mapped());
-  if (done.failed) return;
-  history_.append(done.record, [this, run, record = done.record](uint64_t, const auto& error) {
-    if (error) return;
-    const std::string before = std::exchange(states_[run].last, record).folder;
-    on_taken_(record);
-    if (before.empty()) return;
-    // Renamed first: a folder that a backup still sees has all of its files.
-    const fs::path gone = path_of(before) + ".old";
-    std::error_code ignored;  // what stays takes room, and nothing else
-    fs::rename(path_of(before), gone, ignored);
-    fs::remove_all(gone, ignored);
+// Its record comes behind the ends of all that it covers.
+void Snapshots::progress(const std::string& run) {
+  const Saving& saving = saving_.at(run);
+  if (saving.left > 0 || !saving.running.empty()) return;
+  if (saving.failed) {
+    saving_.erase(run);
+    return on_change_();
+  }
+  history_.append(saving.record, [this, run](uint64_t, const auto& error) {
+    const Snapshotted record = saving_.extract(run).mapped().record;
+    if (!error) written(record);
+    on_change_();
   });
+}
+
+void Snapshots::written(const Snapshotted& record) {
+  const std::string before = std::exchange(states_[record.run].last, record).folder;
+  on_taken_(record);
+  if (before.empty() || before == record.folder) return;
+  // Renamed first: a folder that a backup still sees has all of its files.
+  const fs::path gone = path_of(before) + ".old";
+  std::error_code ignored;  // what stays takes room, and nothing else
+  fs::rename(path_of(before), gone, ignored);
+  fs::remove_all(gone, ignored);
+}
+
+int64_t Snapshots::last(const std::string& run) const {
+  const auto found = states_.find(run);
+  const bool is_there = found != states_.end() && !found->second.last.folder.empty();
+  return is_there ? found->second.last.seq_id : -1;
+}
+
+int64_t Snapshots::saving(const std::string& run) const {
+  const auto found = saving_.find(run);
+  return found == saving_.end() ? -1 : found->second.record.seq_id;
+}
+
+std::vector<Snapshotted> Snapshots::all() const {
+  std::vector<Snapshotted> out;
+  for (const auto& [run, state] : states_)
+    if (!state.last.folder.empty()) out.push_back(state.last);
+  return out;
 }
 
 bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, bool exact,

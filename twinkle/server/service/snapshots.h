@@ -1,6 +1,6 @@
 // Snapshots of runs, so that a start does not have to do all of their training again: the weights,
-// the optimizer and the published versions as they are right behind an optim_step, where no
-// gradients wait. Used by the service's thread alone.
+// the optimizer, gradients that no step has taken and the published versions, as they are right
+// behind a request. Used by the service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "twinkle/server/service/backend.h"
 
 namespace twinkle::server {
+
+struct Run;
 
 struct SnapshotOptions {
   std::chrono::milliseconds every{60000};
@@ -41,13 +44,23 @@ class Snapshots {
         options_(options),
         on_taken_(std::move(on_taken)) {}
 
-  // The engine has just been given the optim_step `seq_id` of the owner's run, which has published
-  // so many versions. Saves it if it is time. One that fails is not there, and the next step tries
-  // again.
-  void stepped(const std::string& run, int64_t seq_id, int64_t num_published,
-               const std::string& request_id, const std::string& owner);
+  // The engine has just been given an optim_step of the run. Saves the run if it is time. One that
+  // fails is not there, and the next step tries again.
+  void stepped(const Run& run);
+  // Saves the run behind all that the engine has been given of it. False: it is being saved, or
+  // there is no room.
+  bool take(const Run& run);
   // An end is written down.
-  void ended(const std::string& request_id);
+  void ended(const std::string& run, int64_t seq_id);
+
+  // The number that the run's last snapshot is behind, and that of the one that is being saved; -1:
+  // none.
+  int64_t last(const std::string& run) const;
+  int64_t saving(const std::string& run) const;
+  // Each run's last.
+  std::vector<Snapshotted> all() const;
+  // Told whenever a snapshot is there, or has failed.
+  void on_change(std::function<void()> told) { on_change_ = std::move(told); }
 
   bool is_saving(const std::string& run) const { return saving_.contains(run); }
 
@@ -76,13 +89,14 @@ class Snapshots {
     Snapshotted last;
   };
   struct Saving {
-    std::string request_id;  // of the step
     Snapshotted record;
-    int64_t left = 0;  // saves, and the step's own end
+    std::set<int64_t> running;  // numbers that it covers and that have not ended
+    int64_t left = 0;           // saves
     bool failed = false;
   };
 
-  void progress(const std::string& run, bool failed);
+  void progress(const std::string& run);
+  void written(const Snapshotted& record);
   void remove_leftovers() const;
 
   Backend& backend_;
@@ -91,6 +105,7 @@ class Snapshots {
   const std::filesystem::path folder_;
   const SnapshotOptions options_;
   const std::function<void(const Snapshotted&)> on_taken_;
+  std::function<void()> on_change_ = [] {};
   std::map<std::string, State> states_;
   std::map<std::string, Saving> saving_;  // by run
   std::map<std::string, Snapshotted> restored_, to_restore_;

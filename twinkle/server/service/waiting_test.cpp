@@ -50,7 +50,7 @@ class WaitingTest : public ServiceTest {
   static constexpr size_t kTokens = 65536;  // of a request of 1 MiB
 
   WaitingTest() {
-    lines_.max_bytes = 3 << 20;
+    options_.lines.max_bytes = 3 << 20;
     restart();
   }
   void restart() {

@@ -126,7 +126,7 @@ TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
 }
 
 TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {
-  snapshots_.every = std::chrono::milliseconds(0);
+  options_.snapshots.every = std::chrono::milliseconds(0);
   restart();
   const std::string run = text(result(create(session(key_)), key_), "model_id");
   const Json step = {{"model_id", run}, {"seq_id", 1}, {"adam_params", {{"learning_rate", 0.1}}}};

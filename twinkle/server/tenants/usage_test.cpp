@@ -145,6 +145,33 @@ TEST_F(TenantsTest, WhatIsHeldOutlivesTheServerAndChangesNoBit) {
   EXPECT_EQ(done(run).size(), 3u);
 }
 
+TEST_F(TenantsTest, WhatIsHeldAndWhatWasUsedAreInAStateThatTakesThePlaceOfRecords) {
+  options_.truncation.journal_bytes = 1;
+  restart();
+  limit([](store::Quota& q) { q.tokens_per_minute = 1; });
+  const std::string run = this->run(alice_.text);
+  EXPECT_EQ(result(train_three(run, 1), alice_.text).status, 200);
+  const Response held = train_three(run, 2), stepped = step_of(run, 3);
+  const auto is_taken = [this] {
+    session(alice_.text);  // a record
+    std::this_thread::sleep_for(milliseconds(1));
+    loop_->run();
+    return services_->truncation.num_taken() >= 2;
+  };
+  for (int i = 0; i < 200 && !is_taken(); ++i) continue;
+  ASSERT_GE(services_->truncation.num_taken(), 2);
+  EXPECT_EQ(executor_->num_batches, 1);
+  restart();
+  EXPECT_EQ(result(held, alice_.text).status, 200);
+  loop_->pass(milliseconds(121000));
+  EXPECT_EQ(result(stepped, alice_.text).status, 200);
+  EXPECT_EQ(done(run).size(), 3u);
+  const JsonObject line = usage().at(0).as_object();
+  EXPECT_EQ(line.at("requests"), 4);
+  EXPECT_EQ(line.at("trained_tokens"), 6);
+  EXPECT_EQ(line.at("key"), Json(alice_.key.id));
+}
+
 TEST_F(TenantsTest, UsageIsToldByKeyAndRunAndOutlivesTheServer) {
   go_on();
   executor_->clock = [this] { return seconds_ += 0.25; };

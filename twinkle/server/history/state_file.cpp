@@ -1,0 +1,118 @@
+#include "twinkle/server/history/state_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/fault/fault.h"
+#include "twinkle/base/fields/codec.h"
+#include "twinkle/io/atomic.h"
+
+namespace twinkle::server {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr uint16_t kVersion = 1;
+
+void write(AtomicFile& out, const store::Record& record) {
+  const store::Header header = store::header_of(record);
+  out.write({header.data(), header.size()});
+  out.write(record.payload);
+}
+
+}  // namespace
+
+fs::path state_file(const fs::path& journal) { return journal / "state"; }
+
+std::set<uint64_t> carried(const State& state) {
+  std::set<uint64_t> out;
+  for (const PromiseState& promise : state.promises)
+    if (promise.sequence > 0) out.insert(promise.sequence);
+  return out;
+}
+
+void write_state(const fs::path& journal, const State& state) {
+  ByteWriter writer;
+  writer.put(state);
+  const std::string payload = writer.take();
+  require(payload.size() <= store::kMaxPayloadBytes, Code::kInvalid, "server: the state takes ",
+          payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes,
+          "; results that nobody fetches are most of it");
+  AtomicFile out(state_file(journal));
+  write(out, {state.sequence, State::kKind, kVersion, payload});
+  std::set<uint64_t> left = carried(state);
+  if (is_there(state_file(journal))) {
+    StateReader before(journal);
+    while (const auto record = before.next())
+      if (left.erase(record->sequence) > 0) write(out, *record);
+  }
+  const std::vector<store::Segment> segments = store::segments_in(journal);
+  for (size_t i = 0; i < segments.size() && !left.empty(); ++i) {
+    const bool is_last = i + 1 == segments.size();
+    if (!is_last && segments[i + 1].first <= *left.begin()) continue;
+    store::read_segment(segments[i], is_last, [&](const store::Record& record) {
+      if (left.erase(record.sequence) > 0) write(out, record);
+    });
+  }
+  require(left.empty(), Code::kInvalid, "server: record ", left.empty() ? 0 : *left.begin(),
+          " is not in ", journal.string(), ", and has not ended");
+  fault("before state rename");
+  out.commit();
+  fault("after state rename");
+}
+
+store::StoredRecord read_carried(const fs::path& journal, uint64_t sequence) {
+  const File file(state_file(journal), "server");
+  store::Header header{};  // of the state, which may have the same sequence
+  file.read_at(0, std::as_writable_bytes(std::span(header)));
+  const auto behind = static_cast<int64_t>(header.size() + store::payload_bytes(header));
+  return store::read_record(file, behind, sequence);
+}
+
+StateReader::StateReader(const fs::path& journal) : file_(state_file(journal), "server") {
+  const store::Record record = read();
+  require(record.kind == State::kKind && record.version == kVersion, Code::kInvalid,
+          "server: ", file_.path().string(), " begins with a record of kind ",
+          static_cast<int>(record.kind), " and version ", record.version, ", this program reads ",
+          static_cast<int>(State::kKind), " and ", kVersion);
+  ByteReader reader(record.payload, "server: the state's bytes", 2 * store::kMaxPayloadBytes);
+  reader.take(state_);
+  left_ = carried(state_);
+}
+
+std::optional<store::Record> StateReader::next() {
+  require(!left_.empty() || at_ == file_.size(), Code::kInvalid, "server: ", file_.path().string(),
+          " has ", file_.size() - at_, " bytes too many; restore a backup");
+  if (left_.empty()) return std::nullopt;
+  const store::Record record = read();
+  require(left_.erase(record.sequence) > 0, Code::kInvalid, "server: ", file_.path().string(),
+          " holds record ", record.sequence, ", which its state does not name; restore a backup");
+  return record;
+}
+
+store::Record StateReader::read() {
+  const auto bytes_at = [&](int64_t offset, size_t size) {
+    require(static_cast<int64_t>(size) <= file_.size() - offset, Code::kInvalid,
+            "server: ", file_.path().string(), " ends too early; restore a backup");
+    const size_t had = bytes_.size();
+    bytes_.resize(had + size);
+    file_.read_at(offset, std::as_writable_bytes(std::span(bytes_).subspan(had)));
+  };
+  bytes_.clear();
+  bytes_at(at_, store::kHeaderBytes);
+  store::Header header{};
+  std::ranges::copy(bytes_, header.begin());
+  bytes_at(at_ + std::ssize(bytes_), store::payload_bytes(header));
+  const auto record = store::parse_record(bytes_);
+  require(record.has_value(), Code::kInvalid, "server: ", file_.path().string(),
+          " is damaged at byte ", at_, "; restore a backup");
+  at_ += std::ssize(bytes_);
+  return *record;
+}
+
+}  // namespace twinkle::server

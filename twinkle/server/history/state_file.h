@@ -1,0 +1,52 @@
+// The file of a service's state, beside the segments of its journal: the record of a State, and
+// behind it the commands that it carries, as they are in the journal. It appears whole or not at
+// all.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "twinkle/base/file.h"
+#include "twinkle/server/history/state.h"
+#include "twinkle/store/segment.h"
+
+namespace twinkle::server {
+
+std::filesystem::path state_file(const std::filesystem::path& journal);
+
+// Sequences of the commands that are carried.
+std::set<uint64_t> carried(const State& state);
+
+// Copies the commands from the file of the state before, and from the folder's segments, which
+// another thread may be writing to behind them. Error kInvalid: a command is not there, more than 4
+// GiB without the commands, the system refuses.
+void write_state(const std::filesystem::path& journal, const State& state);
+
+// A command that the state carries. Errors as of store::read_record.
+store::StoredRecord read_carried(const std::filesystem::path& journal, uint64_t sequence);
+
+// Reads a file of write_state, a record at a time.
+class StateReader {
+ public:
+  // Error kInvalid: it is not there, or is damaged.
+  explicit StateReader(const std::filesystem::path& journal);
+
+  const State& state() const { return state_; }
+  // The next command; its bytes live until the next call. Nothing: that were all. Error kInvalid:
+  // it is damaged.
+  std::optional<store::Record> next();
+
+ private:
+  store::Record read();
+
+  const File file_;
+  int64_t at_ = 0;  // bytes
+  std::string bytes_;
+  State state_;
+  std::set<uint64_t> left_;  // sequences
+};
+
+}  // namespace twinkle::server
