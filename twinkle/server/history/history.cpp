@@ -180,8 +180,9 @@ bool History::on_loop(const std::function<void()>& turn, const std::function<boo
 void History::append(uint8_t kind, std::string payload, Then then) {
   const auto shared = std::make_shared<Then>(std::move(then));
   const int64_t bytes = bytes_of(payload);
-  const auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) {
-    loop_.post([this, shared, bytes, sequence, error] {
+  // The journal's thread gives `then` away: what it holds ends on the service's thread.
+  auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) mutable {
+    loop_.post([this, shared = std::move(shared), bytes, sequence, error] {
       if (!error) sequence_ = sequence;
       (*shared)(sequence, error);
       if (error) return;
