@@ -178,7 +178,7 @@ bool History::on_loop(const std::function<void()>& turn, const std::function<boo
 }
 
 void History::append(uint8_t kind, std::string payload, Then then) {
-  const auto shared = std::make_shared<Then>(std::move(then));
+  auto shared = std::make_shared<Then>(std::move(then));  // a const one would be copied below
   const int64_t bytes = bytes_of(payload);
   // The journal's thread gives `then` away: what it holds ends on the service's thread.
   auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) mutable {
