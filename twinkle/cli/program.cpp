@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/train/interrupts.h"
 #include "twinkle/engine/memory/text_of_error.h"
@@ -27,6 +28,20 @@ std::string names(CLI::App& app) {
   return all;
 }
 
+// "; did you mean '--port'?" of the first argument that looks like an option and is none, or empty.
+std::string suggestion(const CLI::App& command) {
+  std::vector<std::string> options;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  }
+  for (const std::string& word : command.remaining()) {
+    const std::string nearest =
+        word.starts_with("--") ? nearest_of(word.substr(0, word.find('=')), options) : "";
+    if (!nearest.empty()) return "; did you mean '" + nearest + "'?";
+  }
+  return "";
+}
+
 // Prints what --help or --version asks for, and leaves `action` empty then. Error kInvalid: wrong
 // arguments.
 void parse(CLI::App& app, int argc, const char* const* argv) {
@@ -37,8 +52,10 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
   } catch (const CLI::ParseError& e) {
     const auto chosen = app.get_subcommands();
     if (!chosen.empty()) {
-      fail(Code::kInvalid, "cli: ", e.what(), "; 'twinkle ", chosen[0]->get_name(),
-           " --help' lists the arguments");
+      const CLI::App* command = chosen[0];  // or the innermost, as `create` of `keys create`
+      while (!command->get_subcommands().empty()) command = command->get_subcommands()[0];
+      fail(Code::kInvalid, "cli: ", e.what(), suggestion(*command), "; 'twinkle ",
+           chosen[0]->get_name(), " --help' lists the arguments");
     }
     const auto words = app.remaining();  // which CLI11 does not name
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",

@@ -53,6 +53,27 @@ TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
   EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
 }
 
+TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
+  const std::string help = " --help' lists the arguments\n";
+  EXPECT_EQ(run({"serve", "--prot", "80"}),
+            std::pair(2,
+                      "twinkle: cli: The following arguments were not expected: 80 --prot; did "
+                      "you mean '--port'?; 'twinkle serve" +
+                          help));
+  for (const std::vector<const char*>& wrong : {std::vector{"train", "model", "rows", "--epoch=1"},
+                                                {"keys", "create", "--tennant", "a"},
+                                                {"info", "model", "--helpp"}}) {
+    const auto [status, text] = run(wrong);
+    EXPECT_EQ(status, 2) << text;
+    EXPECT_NE(text.find("; did you mean '--"), std::string::npos) << text;
+  }
+  EXPECT_EQ(run({"info", "model", "--wholly-another"}),
+            std::pair(2,
+                      "twinkle: cli: The following argument was not expected: "
+                      "--wholly-another; 'twinkle info" +
+                          help));
+}
+
 TEST(ProgramDeathTest, ASignalAfterItsLastWordsEndsItWith1) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto late = [] {

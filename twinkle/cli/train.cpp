@@ -1,5 +1,4 @@
 // twinkle train MODEL DATA: supervised fine-tuning of a LoRA adapter, or of all weights.
-#include <cmath>
 #include <cstdio>
 
 #include "twinkle/cli/command.h"
@@ -22,29 +21,6 @@ constexpr const char* kForms =
     "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
     "prints how to resume.\n"
     "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
-
-void check(const TrainingOptions& o, const CLI::App& given) {
-  // CLI11 makes the nearest int64 of a number beyond; a run has no use for one beyond int32.
-  const auto in_range = [&given](int64_t least, const std::string& name, int64_t value) {
-    require(value >= least && value <= INT32_MAX, Code::kInvalid, "cli: ", name, " is ",
-            given.get_option(name)->as<std::string>(), ", it must be an integer from ", least,
-            " to ", INT32_MAX);
-  };
-  in_range(1, "--rank", o.rank);
-  in_range(1, "--epochs", o.epochs);
-  in_range(1, "--batch-size", o.batch_size);
-  in_range(1, "--max-length", o.max_length);
-  in_range(0, "--warmup-steps", o.warmup_steps);
-  in_range(0, "--save-steps", o.save_steps);
-  in_range(0, "--validation-steps", o.validation_steps);
-  require(std::isfinite(o.alpha) && o.alpha > 0, Code::kInvalid, "cli: --alpha is ", o.alpha,
-          ", it must be above 0 and finite");
-  require(std::isfinite(o.lr) && o.lr >= 0, Code::kInvalid, "cli: --lr is ", o.lr,
-          ", it must be at least 0 and finite");
-  require(o.max_grad_norm >= 0, Code::kInvalid, "cli: --max-grad-norm is ", o.max_grad_norm,
-          ", it must be at least 0; 0 and inf do not clip");
-  optim::make("AdamW", JsonObject{{"lr", o.lr}});  // throws what the first step would
-}
 
 // For a shell, which reads it as one word.
 std::string quoted(const std::string& text) {
@@ -80,30 +56,14 @@ void say_what_is_next(const TrainingOptions& o, const std::string& program) {
               o.full ? "" : (" --adapter " + output).c_str());
 }
 
-void add_schedule(CLI::App& command, TrainingOptions& o) {
-  command.add_option("--lr", o.lr, "AdamW's learning rate; 1e-5 by default with --full")
-      ->capture_default_str();
-  command.add_option("--lr-schedule", o.lr_schedule, "after the warm-up")
-      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
-      ->type_name("NAME")
-      ->capture_default_str();
-  command.add_option("--warmup-steps", o.warmup_steps, "steps in which the rate rises to --lr")
-      ->capture_default_str();
-  command.add_option("--max-grad-norm", o.max_grad_norm, "0 and inf do not clip")
-      ->capture_default_str();
-  command.add_option("--batch-size", o.batch_size, "rows per step")->capture_default_str();
-  command.add_option("--epochs", o.epochs, "passes over the rows")->capture_default_str();
-}
-
-void add_adapter(CLI::App& command, TrainingOptions& o) {
-  auto* full = command.add_flag("--full", o.full, "train all weights, no adapter");
-  const auto adapters = [full](CLI::Option* option) {
-    option->capture_default_str()->excludes(full);
+void add_max_grad_norm(CLI::App& command, double& norm) {
+  const auto take = [&norm](double value) {
+    require(value >= 0, Code::kInvalid, "cli: --max-grad-norm is ", value,
+            ", it must be at least 0; 0 and inf do not clip");
+    norm = value;
   };
-  adapters(command.add_option("--rank", o.rank, "rank of the adapter"));
-  adapters(command.add_option("--alpha", o.alpha, "its scale is alpha / rank"));
-  adapters(command.add_option("--target-modules", o.target_modules,
-                              "all-linear, or names separated by commas: q_proj,v_proj"));
+  command.add_option_function<double>("--max-grad-norm", take, "0 and inf do not clip")
+      ->default_str(told(norm));
 }
 
 void add_output(CLI::App& command, TrainingOptions& o) {
@@ -112,13 +72,7 @@ void add_output(CLI::App& command, TrainingOptions& o) {
   auto* overwrite = command.add_flag("--overwrite", o.overwrite, "replace an earlier run's output");
   command.add_flag("--resume", o.resume, "continue from the state in --output, bit for bit")
       ->excludes(overwrite);
-  command.add_option("--save-steps", o.save_steps, "save a state every so many steps; 0: never")
-      ->capture_default_str();
-  auto* validation =
-      command.add_option("--validation", o.validation, "rows whose loss is reported at the end");
-  command.add_option("--validation-steps", o.validation_steps, "and every so many steps; 0: never")
-      ->needs(validation)
-      ->capture_default_str();
+  command.add_option("--validation", o.validation, "rows whose loss is reported at the end");
 }
 
 }  // namespace
@@ -135,19 +89,22 @@ void train(CLI::App& app, Action& action) {
   add_output(*command, *o);
   command->add_option("--preprocessor", o->preprocessor,
                       "for rows without messages: " + preprocessors_for_tuning());
-  add_adapter(*command, *o);
-  add_schedule(*command, *o);
-  command->add_option("--max-length", o->max_length, "longest row, tokens")->capture_default_str();
-  add_device(*command, o->device);
-  add_seed(*command, o->seed, "seed of the row order and of the adapter");
+  CLI::Option* full = command->add_flag("--full", o->full, "train all weights, no adapter");
+  add_options(*command, o->recipe);
   add_options(*command, o->engine,
               {"mixed_precision", "token_budget", "activation_bytes", "memory_share",
                "deterministic", "train_graphs"});
+  for (const char* of_adapter : {"--rank", "--alpha", "--target-modules"})
+    command->get_option(of_adapter)->excludes(full);
+  command->get_option("--validation-steps")->needs(command->get_option("--validation"));
+  add_max_grad_norm(*command, o->max_grad_norm);
+  add_device(*command, o->device);
+  add_seed(*command, o->seed, "seed of the row order and of the adapter");
   command->callback([o, command, &action] {
-    if (o->full && command->count("--lr") == 0) o->lr = 1e-5;
+    if (o->full && command->count("--lr") == 0) o->recipe.lr = 1e-5;
     if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";
     if (command->count("--preprocessor") > 0) check_preprocessor(o->preprocessor);
-    check(*o, *command);
+    optim::make("AdamW", JsonObject{{"lr", o->recipe.lr}});  // throws what the first step would
     action = [o, command](const std::string& program) {
       o->command_to_resume = command_to_resume(program, *command);
       run_training(*o);

@@ -5,6 +5,7 @@
 
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/train/training.h"
 
 namespace twinkle::cli {
 namespace {
@@ -35,6 +36,7 @@ void add_table(const std::vector<AnyOption>& options, const std::set<std::string
 std::string options_reference() {
   const ServeOptions serve;
   const engine::EngineOptions engine;
+  const Recipe recipe;
   std::set<std::string_view> of_engine;
   for (const AnyOption& option : options_of(engine)) of_engine.insert(option.name);
   std::string out = kHead;
@@ -42,6 +44,10 @@ std::string options_reference() {
   add_table(options_of(serve), of_engine, out);
   out += "\n## Engine\n";
   add_table(options_of(engine), {}, out);
+  out +=
+      "\n## Training on the command line\n\nOf `twinkle train`, which takes some of the engine's "
+      "too; `twinkle train --help` lists all.\n";
+  add_table(options_of(recipe), {}, out);
   return out;
 }
 

@@ -42,27 +42,28 @@ Json targets(const std::string& names) {
 
 std::string lora_json(const TrainingOptions& o) {
   if (o.full) return "";
-  return boost::json::serialize(JsonObject{{"r", o.rank},
-                                           {"lora_alpha", o.alpha},
-                                           {"target_modules", targets(o.target_modules)},
+  return boost::json::serialize(JsonObject{{"r", o.recipe.rank},
+                                           {"lora_alpha", o.recipe.alpha},
+                                           {"target_modules", targets(o.recipe.target_modules)},
                                            {"base_model_name_or_path", model_name(o.model)},
                                            {"peft_type", "LORA"}});
 }
 
 optim::Schedule schedule_of(const TrainingOptions& o, int64_t steps) {
-  if (o.lr_schedule == "constant") {
-    return [warmup = o.warmup_steps](double lr, int64_t step) {
+  if (o.recipe.lr_schedule == "constant") {
+    return [warmup = o.recipe.warmup_steps](double lr, int64_t step) {
       return step < warmup ? lr * static_cast<double>(step + 1) / static_cast<double>(warmup) : lr;
     };
   }
-  const char* name = o.lr_schedule == "linear" ? "LinearWarmupScheduler" : "CosineWarmupScheduler";
+  const char* name =
+      o.recipe.lr_schedule == "linear" ? "LinearWarmupScheduler" : "CosineWarmupScheduler";
   return optim::make_schedule(
-      name, JsonObject{{"num_warmup_steps", o.warmup_steps}, {"num_training_steps", steps}});
+      name, JsonObject{{"num_warmup_steps", o.recipe.warmup_steps}, {"num_training_steps", steps}});
 }
 
 data::Dataset encoded(const TrainingOptions& o, const std::string& file,
                       const text::Template& tmpl) {
-  data::Dataset rows = trainable_rows(file, o.preprocessor, tmpl, o.max_length);
+  data::Dataset rows = trainable_rows(file, o.preprocessor, tmpl, o.recipe.max_length);
   require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
           file == o.data ? "train on" : "measure the loss of");
   return rows;
@@ -94,18 +95,18 @@ std::string fingerprint(const data::Dataset& rows) {
 JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
   JsonObject settings{{"--full", o.full},
                       {"--preprocessor", o.preprocessor},
-                      {"--max-length", o.max_length},
-                      {"--batch-size", o.batch_size},
-                      {"--epochs", o.epochs},
+                      {"--max-length", o.recipe.max_length},
+                      {"--batch-size", o.recipe.batch_size},
+                      {"--epochs", o.recipe.epochs},
                       {"--seed", o.seed},
-                      {"--lr", o.lr},
-                      {"--lr-schedule", o.lr_schedule},
-                      {"--warmup-steps", o.warmup_steps},
+                      {"--lr", o.recipe.lr},
+                      {"--lr-schedule", o.recipe.lr_schedule},
+                      {"--warmup-steps", o.recipe.warmup_steps},
                       {"--max-grad-norm", o.max_grad_norm}};
   if (!o.full) {
-    settings["--rank"] = o.rank;
-    settings["--alpha"] = o.alpha;
-    settings["--target-modules"] = o.target_modules;
+    settings["--rank"] = o.recipe.rank;
+    settings["--alpha"] = o.recipe.alpha;
+    settings["--target-modules"] = o.recipe.target_modules;
   }
   settings["data"] = fingerprint(rows);  // last: the options above may be why it differs
   return settings;
@@ -192,8 +193,9 @@ class Training {
         model_(checked_model(o)),
         template_(model_, {.max_length = 0}),  // trainable_rows names --max-length
         rows_(encoded(o, o.data, template_)),
-        batches_(rows_.size(), {.batch_size = o.batch_size, .shuffle = true, .seed = o.seed}),
-        steps_(o.epochs * batches_.num_batches()),
+        batches_(rows_.size(),
+                 {.batch_size = o.recipe.batch_size, .shuffle = true, .seed = o.seed}),
+        steps_(o.recipe.epochs * batches_.num_batches()),
         settings_(settings_of(o, rows_)),
         learning_rate_(schedule_of(o, steps_)),
         engine_(engine_of(o, model_)) {
@@ -212,8 +214,8 @@ class Training {
       for (auto batch = batches_.next(); !batch.empty(); batch = batches_.next()) {
         take_step(batch, progress);
         if (interrupted() && step_ < steps_) stop(progress);
-        if (due(o_.save_steps)) save(true);
-        if (due(o_.validation_steps)) validate(progress);
+        if (due(o_.recipe.save_steps)) save(true);
+        if (due(o_.recipe.validation_steps)) validate(progress);
       }
     }
     if (!validation_.rows().empty()) validate(progress);
@@ -235,7 +237,7 @@ class Training {
   void take_step(const std::vector<int64_t>& batch, Progress& progress) {
     const engine::ForwardBackward work{.tenant = kTenant, .sequences = sequences_of(rows_, batch)};
     const auto result = engine_.run<engine::ForwardResult>(work);
-    const JsonObject options{{"lr", learning_rate_(o_.lr, step_)}};
+    const JsonObject options{{"lr", learning_rate_(o_.recipe.lr, step_)}};
     engine_.run<engine::StepResult>(engine::Step{.tenant = kTenant,
                                                  .options = boost::json::serialize(options),
                                                  .max_grad_norm = o_.max_grad_norm});
@@ -248,7 +250,7 @@ class Training {
   // The mean loss of a label of the validation rows; an interrupt ends it early, without a word.
   void validate(Progress& progress) {
     double loss = 0, num_labels = 0;
-    data::Loader batches(validation_.size(), {.batch_size = o_.batch_size});
+    data::Loader batches(validation_.size(), {.batch_size = o_.recipe.batch_size});
     for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
       if (interrupted() && step_ < steps_) return stop(progress);
       const engine::Forward work{.tenant = kTenant, .sequences = sequences_of(validation_, batch)};

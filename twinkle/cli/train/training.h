@@ -3,10 +3,45 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <tuple>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/engine/options.h"
 
 namespace twinkle::cli {
+
+// Whose numbers and names the command line, its help and docs/options.md take from the list.
+struct Recipe {
+  int64_t rank = 8;
+  double alpha = 16;
+  std::string target_modules = "all-linear";
+  double lr = 1e-4;
+  std::string lr_schedule = "constant";  // linear and cosine: down to 0
+  int64_t warmup_steps = 0;
+  int64_t batch_size = 8, epochs = 1, max_length = 1024;
+  int64_t save_steps = 0, validation_steps = 0;
+
+  static constexpr auto fields() {
+    using R = Recipe;
+    constexpr Limits kCount = between(1, INT32_MAX), kSteps = between(0, INT32_MAX);
+    return std::tuple{
+        option("rank", &R::rank, kCount, "rank of the adapter"),
+        option("alpha", &R::alpha, strictly_between(0, Limits::kNone), "its scale is alpha / rank"),
+        option("target_modules", &R::target_modules, any(),
+               "all-linear, or names of linears separated by commas: q_proj,v_proj"),
+        option("lr", &R::lr, at_least(0), "AdamW's learning rate; 1e-5 by default with --full"),
+        option("lr_schedule", &R::lr_schedule, one_of("constant", "linear", "cosine"),
+               "after the warm-up"),
+        option("warmup_steps", &R::warmup_steps, kSteps, "steps in which the rate rises to --lr"),
+        option("batch_size", &R::batch_size, kCount, "rows per step"),
+        option("epochs", &R::epochs, kCount, "passes over the rows"),
+        option("max_length", &R::max_length, kCount, "longest row, tokens"),
+        option("save_steps", &R::save_steps, kSteps,
+               "save a state every so many steps; 0: at the end alone"),
+        option("validation_steps", &R::validation_steps, kSteps,
+               "report the loss of --validation every so many steps; 0: at the end alone")};
+  }
+};
 
 struct TrainingOptions {
   std::string model, data, output;
@@ -16,15 +51,9 @@ struct TrainingOptions {
   bool full = false;         // train every weight, no adapter
   bool overwrite = false;    // an earlier run's output may be replaced
   bool resume = false;       // continue from the checkpoint in `output`
-  int64_t rank = 8;
-  double alpha = 16;
-  std::string target_modules = "all-linear";  // or names of linears, separated by commas
-  double lr = 1e-4, max_grad_norm = 1.0;
-  std::string lr_schedule = "constant";  // after the warm-up; or "linear", "cosine": down to 0
-  int64_t warmup_steps = 0;
-  int64_t batch_size = 8, epochs = 1, max_length = 1024;
-  int64_t save_steps = 0, validation_steps = 0;  // every so many steps; 0: at the end alone
+  double max_grad_norm = 1;  // 0 and infinity do not clip
   uint64_t seed = 42;
+  Recipe recipe;
   engine::EngineOptions engine;   // but model and device
   std::string command_to_resume;  // what the user types to resume after an interrupt
 };
