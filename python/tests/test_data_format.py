@@ -165,6 +165,7 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying is True"),
         ({"layers_to_transform": [1]}, "layers_to_transform is"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is"),
     ],

@@ -13,7 +13,7 @@ from twinkle.logger import get_logger
 # Fields of peft that change nothing here.
 _INERT = {
     'task_type', 'peft_type', 'auto_mapping', 'revision', 'inference_mode', 'peft_version',
-    'runtime_config', 'loftq_config', 'ensure_weight_tying',
+    'runtime_config', 'loftq_config',
     'megatron_core', 'lora_ga_config', 'qalora_group_size',
 }  # fmt: skip
 # Fields of peft that change the arithmetic, and of which only the default is taken.
@@ -22,7 +22,7 @@ _REFUSED = {
     'alpha_pattern', 'use_dora', 'exclude_modules', 'megatron_config', 'trainable_token_indices',
     'eva_config', 'corda_config', 'velora_config', 'alora_invocation_tokens', 'use_qalora',
     'monteclora_config', 'layer_replication', 'lora_bias', 'target_parameters', 'use_bdlora',
-    'arrow_config', 'kasa_config',
+    'arrow_config', 'kasa_config', 'ensure_weight_tying',
 }  # fmt: skip
 
 

@@ -23,11 +23,22 @@ Bounds parse(const Json& json, std::string_view loss) {
   return b;
 }
 
+// Of the rows that count.
+void check_rows(const ClippedRows& rows, const std::vector<double>& weights,
+                std::string_view loss) {
+  for (size_t i = 0; i < rows.low.size(); ++i) {
+    const double low = rows.low[i], high = rows.high[i];
+    if (weights[i] == 0) continue;
+    require(low >= 0 && high >= low && std::isfinite(high), Code::kInvalid, "loss: ", loss,
+            ": clip_low_threshold is ", low, " and clip_high_threshold ", high, " at row ", i,
+            "; they bound the ratio, the first must be at least 0 and at most the second");
+  }
+}
+
 }  // namespace
 
 double ClippedRows::ratio(size_t row, double logprob) const { return std::exp(logprob - old[row]); }
 
-// As torch.clamp: where the bounds cross, the upper one holds.
 double ClippedRows::clipped(size_t row, double ratio) const {
   return std::min(std::max(ratio, low[row]), high[row]);
 }
@@ -36,10 +47,12 @@ void check_clip(const Json& options, std::string_view loss) { parse(options, los
 
 ClippedRows clipped_rows(const Inputs& in, const Json& options, std::string_view loss) {
   const Bounds b = parse(options, loss);
-  return {.old = doubles(in, "logprobs", 0),
-          .advantages = doubles(in, "advantages", 0),
-          .low = doubles(in, "clip_low_threshold", b.low),
-          .high = doubles(in, "clip_high_threshold", b.high)};
+  ClippedRows rows{.old = doubles(in, "logprobs", 0),
+                   .advantages = doubles(in, "advantages", 0),
+                   .low = doubles(in, "clip_low_threshold", b.low),
+                   .high = doubles(in, "clip_high_threshold", b.high)};
+  check_rows(rows, doubles(in.weights), loss);
+  return rows;
 }
 
 }  // namespace twinkle::loss

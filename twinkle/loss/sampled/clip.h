@@ -16,7 +16,8 @@ struct ClippedRows {
   double clipped(size_t row, double ratio) const;
 };
 
-// Error kInvalid: options that are not known, bounds that are negative or in the wrong order.
+// Error kInvalid: options that are not known; bounds that are negative, NaN or in the wrong order,
+// of clipped_rows those of a row with a weight, too.
 void check_clip(const Json& options, std::string_view loss);
 ClippedRows clipped_rows(const Inputs& inputs, const Json& options, std::string_view loss);
 

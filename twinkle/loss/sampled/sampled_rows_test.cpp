@@ -95,6 +95,25 @@ TEST(SampledRows, EveryRowMayHaveBoundsOfItsOwn) {
   }
 }
 
+TEST(SampledRows, ARowsBoundsThatBoundNothingAreRefused) {
+  for (const auto& [low, high] :
+       {std::pair{NAN, 2.0F}, {0.5F, NAN}, {-1.0F, 2.0F}, {2.0F, 0.5F}, {0.5F, INFINITY}}) {
+    Inputs in = sampled();
+    in.weights[1] = 1;
+    in.extras["clip_low_threshold"] = at::full({kRows}, 0.5F);
+    in.extras["clip_high_threshold"] = at::full({kRows}, 2.0F);
+    in.extras["clip_low_threshold"][1] = low;
+    in.extras["clip_high_threshold"][1] = high;
+    for (const char* name : {"ppo", "cispo"}) {
+      EXPECT_NE(invalid_of([&] { run(find(name), in); }).find(" at row 1; they bound the ratio"),
+                std::string::npos);
+      EXPECT_NE(invalid_of([&] { prepare(find(name), in); }), "no error");
+    }
+    in.weights[1] = 0;
+    EXPECT_TRUE(finite(run(find("ppo"), in))) << "it does not count";
+  }
+}
+
 TEST(SampledRows, RowsWithoutWeightCountForNothingWhateverTheyHold) {
   for (const char* name : {"importance_sampling", "ppo", "cispo", "dro"}) {
     Inputs in = sampled();

@@ -38,13 +38,13 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
     const int64_t runs = num_runs(services, owner);
     if (is_full(runs, quota.max_runs))
       return refused("runs", runs, quota.max_runs,
-                     "finish a session whose runs are done (ServiceClient.close())");
+                     "finish a session whose runs are done (ServiceClient.close(\"success\"))");
   }
   if (amount == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
     if (is_full(adapters, quota.max_adapters))
       return refused("adapters that are kept to be sampled", adapters, quota.max_adapters,
-                     "finish a session whose samplers are done (ServiceClient.close())");
+                     "finish a session whose samplers are done (ServiceClient.close(\"success\"))");
   }
   if ((amount == Amount::kAdapter || amount == Amount::kCheckpoint) && quota.max_disk > 0) {
     const int64_t bytes = num_bytes(services, owner);

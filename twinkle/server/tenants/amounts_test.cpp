@@ -44,7 +44,7 @@ class AmountsTest : public ServiceTest {
 
 constexpr const char* kOneRun =
     "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
-    "(ServiceClient.close()), or ask the operator for a higher limit";
+    "(ServiceClient.close(\"success\")), or ask the operator for a higher limit";
 
 TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
   limit([](store::Quota& q) { q.max_runs = 1; });
