@@ -285,6 +285,39 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     assert (said, adapters(state)) == undisturbed
 
 
+def num_parked(server):
+    return int(re.search(r"^twinkle_runs_parked (\d+)$", asked(server, "/metrics")[1], re.M)[1])
+
+
+def test_a_run_that_silence_parked_comes_back_bit_for_bit_and_a_kill_loses_none(
+    start, tiny_llama_dir, tmp_path
+):
+    def trained(state, rest, *options):
+        server = start(tiny_llama_dir, state, *options)
+        client = server.client().create_lora_training_client("tiny", rank=4, seed=1)
+        said = []
+        for step in range(3):
+            passed = client.forward_backward([datum(1)], "cross_entropy").result()
+            said.append(passed.metrics["loss:sum"])
+            rest(server, step)
+            client.optim_step(ADAM).result()
+            rest(server, step)
+        client.save_state("end").result()
+        assert server.stop() == 0
+        return said, adapters(state)
+
+    def until_parked(server, step):
+        wait_until(lambda: num_parked(server) == 1)
+        if step == 1:
+            server.kill()
+            server.start_again()
+            assert len(list((tmp_path / "silent" / "parked").iterdir())) == 1, "the new process's"
+
+    silent = trained(tmp_path / "silent", until_parked, "--park-seconds", "0.4")
+    assert silent == trained(tmp_path / "heard", lambda *_: None)
+    assert not list((tmp_path / "silent" / "parked").iterdir())
+
+
 def test_what_was_trained_before_a_kill_is_there_after_it(start, tiny_llama_dir, tmp_path):
     server = start(tiny_llama_dir, tmp_path)
     client = server.client().create_lora_training_client("tiny", rank=4, seed=1)

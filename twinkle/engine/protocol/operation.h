@@ -290,8 +290,20 @@ struct Inspect {
   }
 };
 
+// Moves an adapter's state into a file of the engine's park_directory until the tenant's next
+// operation, which brings it back, bit for bit. A hint, whose result does not depend on whether it
+// could be followed: nothing moves while a Sample or a Save that has begun reads the state, without
+// a park_directory or an adapter, or where the disk refuses, which is counted.
+struct Park {
+  std::string tenant;
+
+  bool operator==(const Park&) const = default;
+  static constexpr std::string_view kName = "park";
+  static constexpr auto fields() { return std::tuple{field(1, "tenant", &Park::tenant)}; }
+};
+
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
-                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release>;
+                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release, Park>;
 
 // Limit of one operation as bytes; in memory it takes a small multiple.
 inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;

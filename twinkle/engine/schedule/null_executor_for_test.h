@@ -32,7 +32,7 @@ class NullExecutor : public Executor {
   int64_t result_bytes = 0;                 // that each result can take
   std::function<double()> clock;            // seconds; empty: the steady one
   std::function<void()> on_write;           // called off the thread by each Save, which ends later
-  std::atomic<int64_t> num_batches = 0, num_steps = 0;
+  std::atomic<int64_t> num_batches = 0, num_steps = 0, num_parks = 0;
   std::map<std::string, Share> shares;     // of tenants, as they were created
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
@@ -84,6 +84,8 @@ class NullExecutor : public Executor {
       return StepResult{};
     } else if (const auto* save = std::get_if<Save>(&operation)) {
       write(*save, state);
+    } else if (std::holds_alternative<Park>(operation)) {
+      ++num_parks;
     } else if (std::holds_alternative<Publish>(operation)) {
       return PublishResult{};
     } else if (std::holds_alternative<Inspect>(operation)) {

@@ -60,6 +60,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       runs(backend, promises, operations, snapshots),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
+      silence(backend, loop, runs, options.silence),
       amounts(this->state),
       options_(options) {
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
