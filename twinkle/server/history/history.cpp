@@ -200,11 +200,13 @@ void History::append(uint8_t kind, std::string payload, Then then) {
 
 void History::replace_by(State state, std::function<void(std::exception_ptr error)> then) {
   if (state_writer_.joinable()) state_writer_.join();  // it has told its end
-  state_writer_ = std::thread([this, state = std::move(state), then = std::move(then)] {
+  state_writer_ = std::thread([this, state = std::move(state), then = std::move(then),
+                               last = std::max(sequence_, state.sequence)] {
     std::exception_ptr error;
     try {
-      // A loss of power must not take what comes before the records that follow.
-      journal_->wait_synced(state.sequence);
+      // A loss of power must not take what comes before the records that follow, nor the records of
+      // snapshots that the state needs, which are behind it.
+      journal_->wait_synced(last);
       write_state(folder_, state);
       journal_->truncate_before(state.sequence + 1);
     } catch (...) {

@@ -3,8 +3,10 @@
 #include "twinkle/server/history/truncation.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
@@ -128,6 +130,31 @@ TEST_F(TruncationTest, AFailureBreaksItsWindowThoughItsRecordIsGone) {
   result(train(id, 3)), result(train(id, 4));
   EXPECT_TRUE(parse(result(step(id, 6))).contains("error"));
   EXPECT_EQ(result(train(id, 7)).content_type, "application/x-protobuf");
+}
+
+TEST_F(TruncationTest, ASaveThatEndsBehindALaterStepHoldsWhatWasBeforeIt) {
+  std::atomic<bool> is_held = false;
+  executor_->on_write = [&] {
+    while (is_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const std::string id = run();
+  settle();
+  is_held = true;
+  result(train(id, 1));
+  const Response saved =
+      post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 2}, {"path", "a"}});
+  result(step(id, 3));
+  for (int i = 0; i < 9; ++i) session();  // records, behind which a state may be taken
+  const int64_t before = services_->truncation.num_taken();
+  is_held = false;
+  EXPECT_TRUE(loop_->run_until([&] { return services_->truncation.num_taken() > before; }));
+  restart();
+  EXPECT_EQ(done(id).size(), 2U);
+  EXPECT_EQ(result(saved).status, 200);
+  const Response loaded = post("/api/v1/load_weights", {{"session_id", session()},
+                                                        {"model_seq_id", 0},
+                                                        {"path", "tinker://" + id + "/weights/a"}});
+  EXPECT_EQ(done(text(result(loaded), "model_id")).size(), 1U) << "without the step";
 }
 
 TEST_F(TruncationTest, ARunWhoseCreationFailedHoldsNothingUp) {
@@ -343,6 +370,11 @@ class Anything : public TruncationTest {
     open();
     executor_->on_batch = [this] {
       for (int i = 0; holds_ && i < 30; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    // Beside later operations, as slow as a disk.
+    executor_->on_write = [this] {
+      for (int i = 0; holds_ && i < 10; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
     go_on();
