@@ -285,8 +285,35 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     assert (said, adapters(state)) == undisturbed
 
 
-def num_parked(server):
-    return int(re.search(r"^twinkle_runs_parked (\d+)$", asked(server, "/metrics")[1], re.M)[1])
+def metric(server, name):
+    return int(re.search(rf"^twinkle_{name} (\d+)$", asked(server, "/metrics")[1], re.M)[1])
+
+
+def test_a_run_whose_weights_no_forward_can_use_holds_up_no_state_and_stays_as_it_is(
+    start, tiny_llama_dir, tmp_path
+):
+    server = start(tiny_llama_dir, tmp_path, "--journal-bytes", str(JOURNAL_BYTES))
+    client = server.client().create_lora_training_client("tiny", rank=4, seed=1)
+    client.forward_backward([datum(1)], "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=1e30)).result()
+
+    def refused():
+        with pytest.raises(tinker.RequestFailedError, match="have no finite products"):
+            client.save_state("end").result()
+
+    refused()
+    taken = metric(server, "states_taken_total")
+
+    def is_taken():
+        assert answers_a_new_session(server) == 200  # a record
+        return metric(server, "states_taken_total") > taken + 1
+
+    wait_until(is_taken)
+    assert metric(server, "states_given_up_total") == 0
+    server.kill()
+    server.start_again()
+    refused()
+    assert server.stop() == 0
 
 
 def test_a_run_that_silence_parked_comes_back_bit_for_bit_and_a_kill_loses_none(
@@ -307,7 +334,7 @@ def test_a_run_that_silence_parked_comes_back_bit_for_bit_and_a_kill_loses_none(
         return said, adapters(state)
 
     def until_parked(server, step):
-        wait_until(lambda: num_parked(server) == 1)
+        wait_until(lambda: metric(server, "runs_parked") == 1)
         if step == 1:
             server.kill()
             server.start_again()

@@ -87,8 +87,7 @@ TEST_F(ParkedTenants, SamplesAloneSendIdleTenantsToTheirFilesAndBack) {
 // With its weights, gradients, optimizer and a published version.
 TEST_F(ParkedTenants, OneThatIsParkedByNameComesBackBitForBitWithItsNextOperation) {
   const auto run = [this](bool parks) {
-    Engine engine(
-        {.model = {.path = model_.path()}, .parking = {.directory = folder().string()}});
+    Engine engine({.model = {.path = model_.path()}, .parking = {.directory = folder().string()}});
     engine.run<Done>(
         Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
     const auto park = [&] {
@@ -106,10 +105,8 @@ TEST_F(ParkedTenants, OneThatIsParkedByNameComesBackBitForBitWithItsNextOperatio
       engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.05})"});
       if (i == 0) engine.run<PublishResult>(Publish{"a"});
       park();
-      const auto drawn = engine.run<SampleResult>(Sample{.tenant = "a",
-                                                         .prompts = {{3, 4}},
-                                                         .params = {{.max_tokens = 5}},
-                                                         .version = 1});
+      const auto drawn = engine.run<SampleResult>(
+          Sample{.tenant = "a", .prompts = {{3, 4}}, .params = {{.max_tokens = 5}}, .version = 1});
       sampled.push_back(drawn.completions[0][0].logprobs);
       park();
       states.push_back(state_of(engine, "a"));
@@ -130,11 +127,10 @@ TEST_F(ParkedTenants, OneThatASampleReadsStaysAndIsParkedWhenItHasEnded) {
     begun.set_value();
     parked.get_future().wait();
   };
-  Future sampled =
-      engine.submit(Sample{.tenant = "a",
-                           .prompts = {{3, 4}},
-                           .params = {{.max_tokens = 40, .ignore_eos = true}}},
-                    SampleHooks{.on_tokens = wait});
+  Future sampled = engine.submit(
+      Sample{
+          .tenant = "a", .prompts = {{3, 4}}, .params = {{.max_tokens = 40, .ignore_eos = true}}},
+      SampleHooks{.on_tokens = wait});
   begun.get_future().wait();
   Future in_vain = engine.submit(Park{"a"});
   parked.set_value();

@@ -1,7 +1,7 @@
 // Keeps the tenants' state in memory (weights, published versions, gradients, optimizer) within a
 // limit: the state of those used least recently, and of those named to it, waits in files and comes
-// back, bit for bit, at their next use. Its work for an operation does not depend on the number of tenants. Knows no
-// operation and no schedule. The engine's thread, except for stats().
+// back, bit for bit, at their next use. Its work for an operation does not depend on the number of
+// tenants. Knows no operation and no schedule. The engine's thread, except for stats().
 #pragma once
 #include <atomic>
 #include <filesystem>

@@ -151,9 +151,9 @@ TEST_F(TruncationTest, ASaveThatEndsBehindALaterStepHoldsWhatWasBeforeIt) {
   restart();
   EXPECT_EQ(done(id).size(), 2U);
   EXPECT_EQ(result(saved).status, 200);
-  const Response loaded = post("/api/v1/load_weights", {{"session_id", session()},
-                                                        {"model_seq_id", 0},
-                                                        {"path", "tinker://" + id + "/weights/a"}});
+  const Response loaded = post(
+      "/api/v1/load_weights",
+      {{"session_id", session()}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}});
   EXPECT_EQ(done(text(result(loaded), "model_id")).size(), 1U) << "without the step";
 }
 
@@ -167,6 +167,22 @@ TEST_F(TruncationTest, ARunWhoseCreationFailedHoldsNothingUp) {
               {{"session_id", other}, {"model_seq_id", 0}, {"path", path}, {"optimizer", true}}));
   EXPECT_TRUE(truncate());
   restart();
+}
+
+TEST_F(TruncationTest, ARunWhoseWeightsNoForwardCanUseHoldsNothingUp) {
+  const std::string id = run();
+  executor_->no_forward_can_use = true;
+  const auto save = [&](int64_t seq_id) {
+    return result(
+        post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", seq_id}, {"path", "a"}}));
+  };
+  result(train(id, 1)), result(step(id, 2));
+  EXPECT_TRUE(parse(save(3)).contains("error")) << "no checkpoint is made of it";
+  EXPECT_TRUE(truncate());
+  EXPECT_EQ(services_->truncation.num_given_up(), 0);
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(done(id).size(), 2U);
 }
 
 TEST_F(TruncationTest, AStateThatCannotBeWrittenIsGivenUpAndTriedAgain) {

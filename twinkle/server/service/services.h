@@ -65,11 +65,12 @@ struct ServiceOptions {
   SilenceOptions silence;
 
   static constexpr auto fields() {
-    return std::tuple{
-        group("snapshots", &ServiceOptions::snapshots),
-        group("promises", &ServiceOptions::promises), group("journal", &ServiceOptions::journal),
-        group("truncation", &ServiceOptions::truncation), group("lines", &ServiceOptions::lines),
-        group("silence", &ServiceOptions::silence)};
+    return std::tuple{group("snapshots", &ServiceOptions::snapshots),
+                      group("promises", &ServiceOptions::promises),
+                      group("journal", &ServiceOptions::journal),
+                      group("truncation", &ServiceOptions::truncation),
+                      group("lines", &ServiceOptions::lines),
+                      group("silence", &ServiceOptions::silence)};
   }
 };
 

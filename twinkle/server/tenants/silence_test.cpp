@@ -79,7 +79,8 @@ TEST_F(SilenceTest, APollAndASampleAreHeard) {
                   Request r = request("/api/v1/samplers/" + sampler, "", "tml-a");
                   r.method = "GET";
                   return r;
-                }()).status,
+                }())
+                    .status,
                 200);
     loop_->pass(seconds(50));
   }
