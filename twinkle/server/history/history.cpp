@@ -9,7 +9,6 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
-#include "twinkle/server/history/state_file.h"
 #include "twinkle/store/segment.h"
 
 namespace twinkle::server {
@@ -117,6 +116,7 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
     journal_ = std::move(journal);
+    carried_ = std::make_unique<CarriedCommands>(folder);
     reader_ = std::make_unique<Reader>(loop_, [this](uint64_t n) { return command(n); });
     return true;
   });
@@ -146,13 +146,13 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
 }
 
-Command History::command(uint64_t sequence) const {
+Command History::command(uint64_t sequence) {
   const auto read = [&] {
     try {
       return journal_->read(sequence);
     } catch (const Error&) {
       if (!is_there(state_file(folder_))) throw;
-      return read_carried(folder_, sequence);  // its segment has given way to a state, maybe now
+      return carried_->read(sequence);  // its segment has given way to a state, maybe now
     }
   };
   const store::StoredRecord r = read();

@@ -17,6 +17,7 @@
 #include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/history/state.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/store/journal.h"
 
@@ -100,7 +101,7 @@ class History {
  private:
   void append(uint8_t kind, std::string payload, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
-  Command command(uint64_t sequence) const;
+  Command command(uint64_t sequence);
 
   Loop& loop_;
   bool replaying_ = false, closed_ = false;
@@ -109,8 +110,9 @@ class History {
   std::function<void()> on_done_ = [] {};
   std::filesystem::path folder_;
   std::unique_ptr<store::Journal> journal_;
-  std::unique_ptr<Reader> reader_;  // of it
-  std::thread state_writer_;        // uses the journal
+  std::unique_ptr<CarriedCommands> carried_;  // of the same folder; the reader's
+  std::unique_ptr<Reader> reader_;            // of both
+  std::thread state_writer_;                  // uses the journal
 };
 
 // Of the journal in this folder, which a server may be writing. Errors as of StateReader and

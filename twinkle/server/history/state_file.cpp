@@ -66,12 +66,21 @@ void write_state(const fs::path& journal, const State& state) {
   fault("after state rename");
 }
 
-store::StoredRecord read_carried(const fs::path& journal, uint64_t sequence) {
-  const File file(state_file(journal), "server");
-  store::Header header{};  // of the state, which may have the same sequence
+store::StoredRecord CarriedCommands::read(uint64_t sequence) {
+  const File file(state_file(journal_), "server");
+  store::Header header{};
   file.read_at(0, std::as_writable_bytes(std::span(header)));
-  const auto behind = static_cast<int64_t>(header.size() + store::payload_bytes(header));
-  return store::read_record(file, behind, sequence);
+  const uint64_t state = store::sequence_of(header);
+  if (state != state_) {
+    // Behind the state, which may have the sequence of one of them.
+    const auto behind = static_cast<int64_t>(header.size() + store::payload_bytes(header));
+    offsets_ = store::offsets_in(file, behind);
+    state_ = state;
+  }
+  const auto found = offsets_.find(sequence);
+  require(found != offsets_.end(), Code::kInvalid, "server: record ", sequence, " is not in ",
+          file.path().string(), ", and has not ended; restore a backup");
+  return store::read_record(file, found->second, sequence);
 }
 
 StateReader::StateReader(const fs::path& journal) : file_(state_file(journal), "server") {

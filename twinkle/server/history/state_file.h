@@ -4,10 +4,11 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "twinkle/base/file.h"
 #include "twinkle/server/history/state.h"
@@ -25,8 +26,20 @@ std::set<uint64_t> carried(const State& state);
 // GiB without the commands, the system refuses.
 void write_state(const std::filesystem::path& journal, const State& state);
 
-// A command that the state carries. Errors as of store::read_record.
-store::StoredRecord read_carried(const std::filesystem::path& journal, uint64_t sequence);
+// The commands that a folder's state carries, read one by one: where each is, is looked up once for
+// each state. Used by one thread, while another replaces the state.
+class CarriedCommands {
+ public:
+  explicit CarriedCommands(std::filesystem::path journal) : journal_(std::move(journal)) {}
+
+  // Errors as of store::read_record; kInvalid, too: the state does not carry it.
+  store::StoredRecord read(uint64_t sequence);
+
+ private:
+  const std::filesystem::path journal_;
+  uint64_t state_ = 0;                   // the sequence of the state that these are of; 0: of none
+  std::map<uint64_t, int64_t> offsets_;  // by sequence
+};
 
 // Reads a file of write_state, a record at a time.
 class StateReader {
