@@ -266,6 +266,35 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
     assert (said, adapters(state)) == undisturbed
 
 
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_the_states_file_alone_holds_nobody_up_and_nothing_is_lost(
+    refusal, undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+):
+    control, state = tmp_path / "disk", tmp_path / "state"
+    variables = {"TWINKLE_FAULT_DISK": str(control)}
+    options = ["--journal-bytes", str(JOURNAL_BYTES)]
+    server = start(tiny_llama_dir, state, *options, command=with_faults)
+    server.kill()
+    control.write_text(f"refuse-state {refusal}")
+    server.start_again(variables)
+
+    def is_counted(name):
+        assert answers_a_new_session(server) == 200  # a record
+        return metric(server, name) > 0
+
+    with four_clients(server, as_many_as(STEPS)) as result:
+        for _ in range(2):
+            wait_until(lambda: is_counted("states_given_up_total"))
+            assert metric(server, "states_taken_total") == 0
+            server.kill()
+            server.start_again(variables)
+        control.unlink()
+        wait_until(lambda: is_counted("states_taken_total"))
+        _, said = result.result(600)
+    assert server.stop() == 0
+    assert (said, adapters(state)) == undisturbed
+
+
 def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     undisturbed, start, with_faults, tiny_llama_dir, tmp_path
 ):

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,18 @@ class ServiceTest : public testing::Test {
   Response step(const std::string& run, int64_t seq_id, double lr = 0.1) {
     return post("/api/v1/optim_step",
                 {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", lr}}}});
+  }
+  // States take the place of the journal's records, where each record is enough for that. One that
+  // has begun before this call holds less; the next is of what is there now. `key`: whose sessions
+  // make records meanwhile.
+  bool truncate(const std::string& key = "tml-a") {
+    const int64_t enough = services_->truncation.num_taken() + 2;
+    for (int i = 0; i < 200 && services_->truncation.num_taken() < enough; ++i) {
+      session(key);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      loop_->run();
+    }
+    return services_->truncation.num_taken() >= enough;
   }
   // What has been done to the engine's tenant, in order.
   std::vector<std::string> done(const std::string& run) {

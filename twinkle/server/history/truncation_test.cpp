@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/history/state_file.h"
 #include "twinkle/server/service_for_test.h"
 
@@ -63,16 +65,9 @@ class TruncationTest : public ServiceTest {
     EXPECT_TRUE(loop_->run_until([&] { return services_->operations.num_running() == 0; }));
     loop_->run();
   }
-  // One that has begun before this call holds less; the next is of what is there now.
   bool truncate() {
     settle();
-    const int64_t enough = services_->truncation.num_taken() + 2;
-    for (int i = 0; i < 200 && services_->truncation.num_taken() < enough; ++i) {
-      session();  // a record
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      loop_->run();
-    }
-    return services_->truncation.num_taken() >= enough;
+    return ServiceTest::truncate();
   }
   Response poll(const std::string& request_id) {
     return post("/api/v1/retrieve_future", {{"request_id", request_id}});
@@ -199,6 +194,32 @@ TEST_F(TruncationTest, AStateThatCannotBeWrittenIsGivenUpAndTriedAgain) {
   EXPECT_TRUE(truncate());
   restart();
   EXPECT_EQ(done(id).size(), 1U);
+}
+
+// Segments of one record each are shorter than the limit, a state of many results is longer.
+TEST_F(TruncationTest, ADiskThatIsTooFullForTheStateAloneHoldsNobodyUp) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  options_.journal.segment_bytes = 1;
+  serve_with(1);
+  const std::string id = run();
+  std::vector<Response> acks;
+  for (int64_t seq_id = 1; seq_id <= 40; ++seq_id) acks.push_back(train(id, seq_id));
+  settle();
+  {
+    const LimitForTest full(RLIMIT_FSIZE, 2000);
+    EXPECT_FALSE(truncate());
+    EXPECT_GT(services_->truncation.num_given_up(), 0);
+    EXPECT_EQ(services_->history.trouble(), "");
+    acks.push_back(train(id, 41));
+    settle();
+    restart();  // from the state before, and its records
+  }
+  loop_->pass(std::chrono::seconds(2));
+  EXPECT_TRUE(truncate());
+  EXPECT_GT(fs::file_size(state_file(dir_ / "journal")), 2000U);
+  restart();
+  EXPECT_EQ(done(id).size(), 41U);
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).status, 200);
 }
 
 TEST_F(TruncationTest, AKillBetweenTheStateAndTheTruncationIsRepaired) {
