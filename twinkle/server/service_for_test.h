@@ -3,6 +3,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/service/loop_for_test.h"
@@ -121,6 +123,12 @@ class ServiceTest : public testing::Test {
       loop_->run();
     }
     return services_->truncation.num_taken() >= enough;
+  }
+  // Requests that have not ended, in the state that took the place of records.
+  int64_t num_carried() const {
+    const State state = StateReader(dir_ / "journal").state();
+    return std::ranges::count_if(state.promises,
+                                 [](const PromiseState& p) { return p.sequence > 0; });
   }
   // What has been done to the engine's tenant, in order.
   std::vector<std::string> done(const std::string& run) {

@@ -66,6 +66,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "hold_seconds=30",
       "keep_read_seconds=600",
       "max_open=32768",
+      "max_result_bytes=268435456",
       "durability=process",
       "segment_bytes=67108864",
       "sync_seconds=0.005",

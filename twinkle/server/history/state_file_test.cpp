@@ -13,7 +13,7 @@ namespace {
 
 std::string named(uint64_t n) { return std::string("/").append(std::to_string(n)); }
 
-class CarriedCommandsTest : public testing::Test {
+class CarriedRecordsTest : public testing::Test {
  protected:
   // A segment of the commands 1 to `last`.
   void write_segment(uint64_t last) const {
@@ -44,16 +44,16 @@ class CarriedCommandsTest : public testing::Test {
   }
 
   const ScratchDir dir_;
-  CarriedCommands carried_{dir_.path()};
+  CarriedRecords carried_{dir_.path()};
 };
 
-TEST_F(CarriedCommandsTest, AreReadInAnyOrderThoughTheLastHasTheStatesOwnSequence) {
+TEST_F(CarriedRecordsTest, AreReadInAnyOrderThoughTheLastHasTheStatesOwnSequence) {
   write_segment(20);
   write(20, {3, 9, 14, 20});
   for (const uint64_t n : {14U, 3U, 20U, 9U, 3U}) EXPECT_EQ(path_of(n), named(n));
 }
 
-TEST_F(CarriedCommandsTest, AreThoseOfTheNewStateWhenThatHasReplacedTheOld) {
+TEST_F(CarriedRecordsTest, AreThoseOfTheNewStateWhenThatHasReplacedTheOld) {
   write_segment(20);
   write(15, {3, 9, 14});
   EXPECT_EQ(path_of(9), "/9");
@@ -62,10 +62,10 @@ TEST_F(CarriedCommandsTest, AreThoseOfTheNewStateWhenThatHasReplacedTheOld) {
   EXPECT_EQ(path_of(17), "/17");
   EXPECT_EQ(error_of([&] { path_of(9); }), "server: record 9 is not in " +
                                                state_file(dir_.path()).string() +
-                                               ", and has not ended; restore a backup");
+                                               ", and is needed; restore a backup");
 }
 
-TEST_F(CarriedCommandsTest, ADamagedOneIsRefusedByNameAndOthersAreRead) {
+TEST_F(CarriedRecordsTest, ADamagedOneIsRefusedByNameAndOthersAreRead) {
   write_segment(20);
   write(20, {3, 9});
   std::string bytes = read_text(state_file(dir_.path()));
@@ -76,7 +76,7 @@ TEST_F(CarriedCommandsTest, ADamagedOneIsRefusedByNameAndOthersAreRead) {
 }
 
 // Each was looked for from the front, which took a minute.
-TEST_F(CarriedCommandsTest, ManyAreReadInLinearTime) {
+TEST_F(CarriedRecordsTest, ManyAreReadInLinearTime) {
   constexpr uint64_t kMany = 10000;
   write_segment(kMany);
   std::vector<uint64_t> all;

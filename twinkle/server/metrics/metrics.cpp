@@ -33,7 +33,7 @@ std::string Metrics::text(const Services& s) const {
   one("twinkle_operations_waiting", "gauge", "Operations that wait for the engine's room.",
       s.operations.num_waiting());
   one("twinkle_polls_held", "gauge", "Polls that wait for a result.", s.promises.num_held());
-  one("twinkle_result_bytes", "gauge", "Bytes of results that are kept.", s.promises.num_bytes());
+  one("twinkle_result_bytes", "gauge", "Bytes of results in memory.", s.promises.num_bytes());
   one("twinkle_engine_operations", "gauge", "Operations queued in the engine or running.",
       engine.num_queued);
   one("twinkle_runs_parked", "gauge", "Runs whose state waits in a file for their next request.",

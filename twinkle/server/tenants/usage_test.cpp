@@ -2,7 +2,6 @@
 #include "twinkle/server/tenants/usage.h"
 
 #include "twinkle/base/file.h"
-#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -157,7 +156,7 @@ TEST_F(TenantsTest, ASaveThatARateHoldsWhenAStateIsTakenIsDoneInItsPlace) {
       post("/api/v1/save_weights", {{"model_id", run}, {"seq_id", 2}, {"path", "a"}}, alice_.text);
   const Response stepped = step_of(run, 3);
   ASSERT_TRUE(truncate(alice_.text));
-  EXPECT_EQ(carried(StateReader(dir_ / "journal").state()).size(), 2u);
+  EXPECT_EQ(num_carried(), 2);
   EXPECT_FALSE(is_there(dir_ / "checkpoints" / run / "weights" / "a"));
   restart();  // a minute's worth may be used again
   EXPECT_EQ(text(result(held, alice_.text), "path"), "tinker://" + run + "/weights/a");
