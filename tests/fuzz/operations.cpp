@@ -24,7 +24,8 @@ std::vector<std::string> corpus() {
       engine::Load{.tenant = "a", .directory = "/x"},
       engine::Inspect{.tenant = "a"},
       engine::Publish{.tenant = "a"},
-      engine::Release{.tenant = "a", .version = 1}};
+      engine::Release{.tenant = "a", .version = 1},
+      engine::Park{.tenant = "a"}};
   std::vector<std::string> out;
   for (const engine::Operation& operation : all) out.push_back(engine::to_bytes(operation));
   return out;

@@ -1,7 +1,8 @@
 // What makes twinkle_with_faults of bin/twinkle, for tests/service: it kills itself at a fault
 // point, and has a disk that refuses or is slow.
 //   TWINKLE_FAULT=POINT:COUNT   SIGKILL when the point is reached for the COUNT-th time
-//   TWINKLE_FAULT_DISK=FILE     while there is such a file: it holds "refuse ERRNO" or "slow MS"
+//   TWINKLE_FAULT_DISK=FILE     while there is such a file: it holds "refuse ERRNO", "slow MS", or
+//                               "refuse-state ERRNO", of the file of the service's state alone
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -13,8 +14,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "twinkle/base/fault/fault.h"
@@ -26,23 +29,33 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// What the disk is told to do with a call: its errno, or 0 where it takes it.
-int refusal() {
-  static const std::string path = variable("TWINKLE_FAULT_DISK");
-  std::ifstream file(path);
+// What the disk is told to do.
+struct Told {
   std::string word;
   int number = 0;
-  if (path.empty() || !(file >> word >> number)) return 0;
-  if (word == "refuse") return number;
-  std::this_thread::sleep_for(std::chrono::milliseconds(number));
-  return 0;
+};
+
+Told told() {
+  static const std::string path = variable("TWINKLE_FAULT_DISK");
+  Told out;
+  if (!path.empty()) std::ifstream(path) >> out.word >> out.number;
+  return out;
+}
+
+// While it is written.
+bool is_of_state(int fd) {
+  std::error_code ignored;
+  const auto path =
+      std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored).filename();
+  return path.string().starts_with(".state.partial-");
 }
 
 template <class... Arguments>
 long call(long number, Arguments... arguments) {
-  const int error = refusal();
-  if (error == 0) return ::syscall(number, arguments...);
-  errno = error;
+  const Told disk = told();
+  if (disk.word == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(disk.number));
+  if (disk.word != "refuse") return ::syscall(number, arguments...);
+  errno = disk.number;
   return -1;
 }
 
@@ -63,6 +76,13 @@ void reach_fault_point(std::string_view name) {
 // In place of the system's, for the journal and for the folders of saves.
 extern "C" ssize_t pwritev(int fd, const iovec* parts, int count, off_t offset) {
   return call(SYS_pwritev, fd, parts, count, offset, 0L);
+}
+extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
+  const Told disk = told();
+  if (disk.word != "refuse-state" || !is_of_state(fd))
+    return ::syscall(SYS_write, fd, bytes, count);
+  errno = disk.number;
+  return -1;
 }
 extern "C" int fdatasync(int fd) { return static_cast<int>(call(SYS_fdatasync, fd)); }
 extern "C" int ftruncate(int fd, off_t bytes) noexcept {

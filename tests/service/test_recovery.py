@@ -266,6 +266,35 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
     assert (said, adapters(state)) == undisturbed
 
 
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_the_states_file_alone_holds_nobody_up_and_nothing_is_lost(
+    refusal, undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+):
+    control, state = tmp_path / "disk", tmp_path / "state"
+    variables = {"TWINKLE_FAULT_DISK": str(control)}
+    options = ["--journal-bytes", str(JOURNAL_BYTES)]
+    server = start(tiny_llama_dir, state, *options, command=with_faults)
+    server.kill()
+    control.write_text(f"refuse-state {refusal}")
+    server.start_again(variables)
+
+    def is_counted(name):
+        assert answers_a_new_session(server) == 200  # a record
+        return metric(server, name) > 0
+
+    with four_clients(server, as_many_as(STEPS)) as result:
+        for _ in range(2):
+            wait_until(lambda: is_counted("states_given_up_total"))
+            assert metric(server, "states_taken_total") == 0
+            server.kill()
+            server.start_again(variables)
+        control.unlink()
+        wait_until(lambda: is_counted("states_taken_total"))
+        _, said = result.result(600)
+    assert server.stop() == 0
+    assert (said, adapters(state)) == undisturbed
+
+
 def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     undisturbed, start, with_faults, tiny_llama_dir, tmp_path
 ):
@@ -283,6 +312,66 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
         _, said = result.result(600)
     assert server.stop() == 0
     assert (said, adapters(state)) == undisturbed
+
+
+def metric(server, name):
+    return int(re.search(rf"^twinkle_{name} (\d+)$", asked(server, "/metrics")[1], re.M)[1])
+
+
+def test_a_run_whose_weights_no_forward_can_use_holds_up_no_state_and_stays_as_it_is(
+    start, tiny_llama_dir, tmp_path
+):
+    server = start(tiny_llama_dir, tmp_path, "--journal-bytes", str(JOURNAL_BYTES))
+    client = server.client().create_lora_training_client("tiny", rank=4, seed=1)
+    client.forward_backward([datum(1)], "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=1e30)).result()
+
+    def refused():
+        with pytest.raises(tinker.RequestFailedError, match="have no finite products"):
+            client.save_state("end").result()
+
+    refused()
+    taken = metric(server, "states_taken_total")
+
+    def is_taken():
+        assert answers_a_new_session(server) == 200  # a record
+        return metric(server, "states_taken_total") > taken + 1
+
+    wait_until(is_taken)
+    assert metric(server, "states_given_up_total") == 0
+    server.kill()
+    server.start_again()
+    refused()
+    assert server.stop() == 0
+
+
+def test_a_run_that_silence_parked_comes_back_bit_for_bit_and_a_kill_loses_none(
+    start, tiny_llama_dir, tmp_path
+):
+    def trained(state, rest, *options):
+        server = start(tiny_llama_dir, state, *options)
+        client = server.client().create_lora_training_client("tiny", rank=4, seed=1)
+        said = []
+        for step in range(3):
+            passed = client.forward_backward([datum(1)], "cross_entropy").result()
+            said.append(passed.metrics["loss:sum"])
+            rest(server, step)
+            client.optim_step(ADAM).result()
+            rest(server, step)
+        client.save_state("end").result()
+        assert server.stop() == 0
+        return said, adapters(state)
+
+    def until_parked(server, step):
+        wait_until(lambda: metric(server, "runs_parked") == 1)
+        if step == 1:
+            server.kill()
+            server.start_again()
+            assert len(list((tmp_path / "silent" / "parked").iterdir())) == 1, "the new process's"
+
+    silent = trained(tmp_path / "silent", until_parked, "--park-seconds", "0.4")
+    assert silent == trained(tmp_path / "heard", lambda *_: None)
+    assert not list((tmp_path / "silent" / "parked").iterdir())
 
 
 def test_what_was_trained_before_a_kill_is_there_after_it(start, tiny_llama_dir, tmp_path):

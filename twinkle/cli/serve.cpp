@@ -18,6 +18,7 @@
 #include "twinkle/cli/options/reference.h"
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/yaml.h"
+#include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/store/crc32c.h"
@@ -40,6 +41,7 @@ class EngineBackend : public server::Backend {
   }
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }
+  engine::ParkingStats parking() const override { return engine_.parking(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
   engine::Accepted check(engine::Operation operation) override {
     return engine_.check(std::move(operation));
@@ -125,9 +127,11 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   auto http = std::make_unique<server::HttpServer>(o.http);
   engine::EngineOptions with = o.engine;
   with.model.path = model_path(o.engine.model.path);
+  const std::filesystem::path state = std::filesystem::absolute(o.state);
+  if (with.parking.directory.empty()) with.parking.directory = (state / server::kParked).string();
   engine::Engine engine(with, text::decoder_of);
   EngineBackend backend(engine, o.names);
-  server::Services services(backend, *http, std::filesystem::absolute(o.state), o.service);
+  server::Services services(backend, *http, state, o.service);
   if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
   services.access = std::move(access);
   server::BodyRoom room(o.bodies, *http);

@@ -10,9 +10,12 @@ namespace twinkle::server {
 
 class NullBackend : public Backend {
  public:
+  engine::ParkingStats parked;  // what it tells
+
   explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
   const ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
+  engine::ParkingStats parking() const override { return parked; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
   }

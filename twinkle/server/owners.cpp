@@ -57,6 +57,10 @@ std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller
   if (touches & kSampler) out.sampler = own(call, "sampling_session_id", in(s.samplers));
   if ((touches & kPromise) && own(call, "request_id", promise, kKept))
     out.promise = named(call, "request_id");
+  if (out.session) s.silence.heard(out.session->id);
+  if (out.run) s.silence.heard(out.run->id);
+  if (out.sampler) s.silence.heard(out.sampler->id);
+  if (!out.promise.empty()) s.silence.heard(out.promise);
   if (touches & kCheckpoint) out.checkpoint = own(call, "path", in(s.checkpoints), kPaths);
   if (touches & kModelPath) out.checkpoint = own(call, "model_path", in(s.checkpoints), kPaths);
   return std::nullopt;

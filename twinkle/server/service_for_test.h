@@ -3,15 +3,18 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/service/loop_for_test.h"
@@ -108,6 +111,24 @@ class ServiceTest : public testing::Test {
   Response step(const std::string& run, int64_t seq_id, double lr = 0.1) {
     return post("/api/v1/optim_step",
                 {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", lr}}}});
+  }
+  // States take the place of the journal's records, where each record is enough for that. One that
+  // has begun before this call holds less; the next is of what is there now. `key`: whose sessions
+  // make records meanwhile.
+  bool truncate(const std::string& key = "tml-a") {
+    const int64_t enough = services_->truncation.num_taken() + 2;
+    for (int i = 0; i < 200 && services_->truncation.num_taken() < enough; ++i) {
+      session(key);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      loop_->run();
+    }
+    return services_->truncation.num_taken() >= enough;
+  }
+  // Requests that have not ended, in the state that took the place of records.
+  int64_t num_carried() const {
+    const State state = StateReader(dir_ / "journal").state();
+    return std::ranges::count_if(state.promises,
+                                 [](const PromiseState& p) { return p.sequence > 0; });
   }
   // What has been done to the engine's tenant, in order.
   std::vector<std::string> done(const std::string& run) {

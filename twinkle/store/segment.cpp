@@ -79,6 +79,8 @@ uint64_t payload_bytes(const Header& header) {
   return length < kFixed ? 0 : length - kFixed;
 }
 
+uint64_t sequence_of(const Header& header) { return get<uint64_t>(header.data() + 8); }
+
 std::optional<Record> parse_record(std::string_view bytes) {
   return parse(bytes, 0, std::numeric_limits<uint64_t>::max());
 }
@@ -121,6 +123,17 @@ End read_segment(const Segment& segment, bool last,
   fail(Code::kInvalid, "store: ", segment.path.string(), " is damaged at byte ", end.bytes,
        ", where record ", end.next, " should be; later records are whole, so that cutting it there",
        " would lose them: restore a backup");
+}
+
+std::map<uint64_t, int64_t> offsets_in(const File& file, int64_t offset) {
+  std::map<uint64_t, int64_t> out;
+  Header header{};
+  while (offset + static_cast<int64_t>(kHeaderBytes) <= file.size()) {
+    file.read_at(offset, std::as_writable_bytes(std::span(header)));
+    out[sequence_of(header)] = offset;
+    offset += static_cast<int64_t>(kHeaderBytes + payload_bytes(header));
+  }
+  return out;
 }
 
 StoredRecord read_record(const File& file, int64_t offset, uint64_t sequence) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +38,7 @@ using Header = std::array<char, kHeaderBytes>;
 Header header_of(const Record& record);
 // That follow this header, if it is one.
 uint64_t payload_bytes(const Header& header);
+uint64_t sequence_of(const Header& header);
 // The whole record that `bytes` begin with, wherever they come from.
 std::optional<Record> parse_record(std::string_view bytes);
 
@@ -62,6 +64,10 @@ struct End {
 // follows is torn instead: a writer was stopped there.
 End read_segment(const Segment& segment, bool last,
                  const std::function<void(const Record&)>& visit);
+
+// Where the records of a file begin, by their sequences, from byte `offset` on, where one does.
+// Reads their headers alone. Error kInvalid: the system refuses.
+std::map<uint64_t, int64_t> offsets_in(const File& file, int64_t offset);
 
 // The record of a sequence in a file of records, at byte `offset` or behind the records that begin
 // there. Reads no payload but its own. Error kInvalid: it is not there, or is damaged.

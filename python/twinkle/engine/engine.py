@@ -74,7 +74,7 @@ class Engine:
         num_sampling_steps, sampling_seconds, num_samples and num_sequences (that are being
         sampled), num_computed_tokens, num_prefix_tokens (that the prefix cache spared),
         num_kv_pages, num_free_kv_pages, kv_page_tokens (of a page; all 0 before the first sample);
-        num_parked (tenants in files), resident_bytes (of the others; 0 without a limit),
+        num_parked (tenants in files), resident_bytes (of the others; 0 without a folder),
         num_returns, num_parking_failures, last_parking_failure; tenants, by name: num_queued,
         num_tokens (in training batches), num_sampled_tokens.
         """

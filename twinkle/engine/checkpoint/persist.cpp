@@ -50,12 +50,12 @@ void require_finite(const std::string& name, double largest) {
           " holds NaN or infinity; nothing was saved: load an earlier checkpoint");
 }
 
-// Nor one that no forward can use.
-void require_usable(const std::string& name, const TensorView& weight) {
+// Nor, unless it is to be kept as it is, one that no forward can use.
+void check_weight(const std::string& name, const TensorView& weight, bool as_is) {
   constexpr double kLargest = 1e18;  // squares of larger ones are no float32
   const double largest = largest_in(weight);
   require_finite(name, largest);
-  require(largest <= kLargest, Code::kInvalid, "engine: save: ", name, " holds ", largest,
+  require(as_is || largest <= kLargest, Code::kInvalid, "engine: save: ", name, " holds ", largest,
           ", weights beyond ", kLargest,
           " have no finite products; nothing was saved: load an earlier checkpoint");
 }
@@ -92,10 +92,10 @@ std::string training_text(const HeldSave& held, const JsonObject& arithmetic) {
 
 void check_tensors(const HeldSave& held) {
   for (const PeftEntry& e : held.entries) {
-    require_usable(e.module + ".lora_A", e.a);
-    require_usable(e.module + ".lora_B", e.b);
+    check_weight(e.module + ".lora_A", e.a, held.as_is);
+    check_weight(e.module + ".lora_B", e.b, held.as_is);
   }
-  for (const TensorView& weight : held.weights) require_usable(weight.name, weight);
+  for (const TensorView& weight : held.weights) check_weight(weight.name, weight, held.as_is);
   for (const TensorView& t : held.tensors) require_finite(t.name, largest_in(t));
 }
 
@@ -203,6 +203,7 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
           tenant.name(), "' is an adapter, which is one file; leave it out");
   HeldSave out{.directory = operation.directory,
                .max_shard_bytes = operation.max_shard_bytes,
+               .as_is = operation.as_is,
                .pin = tenant.pinned(operation.version)};
   if (is_adapter) {
     const lora::Adapter& adapter = pool.at(out.pin.slot());

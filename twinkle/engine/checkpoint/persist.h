@@ -57,6 +57,7 @@ class CarriedFiles {
 struct HeldSave {
   std::string directory;
   int64_t max_shard_bytes = 0;
+  bool as_is = false;               // weights that no forward can use are kept, too
   lora::AdapterRef pin;             // of an adapter: the pool changes a copy meanwhile
   PeftConfig config;                // of the same
   std::vector<PeftEntry> entries;   // they borrow the pin's memory

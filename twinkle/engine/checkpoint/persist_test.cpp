@@ -64,6 +64,16 @@ TEST_P(Persist, WeightsWithoutFiniteProductsReplaceNoGoodOnes) {
   EXPECT_EQ(read_text(weights()), before);
 }
 
+TEST_P(Persist, ASaveAsItIsKeepsThemBitForBit) {
+  engine_.run<StepResult>(Step{.tenant = "me", .optimizer = "SGD", .options = R"({"lr": 1e30})"});
+  engine_.run<SaveResult>(
+      Save{.tenant = "me", .directory = target(), .optimizer = true, .as_is = true});
+  Engine other({.model = {.path = model_.path(), .mixed_precision = "no"}});
+  other.run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora});
+  other.run<LoadResult>(Load{"me", target(), true, /*exact=*/true});
+  EXPECT_EQ(state_of(other, "me"), state_of(engine_, "me"));
+}
+
 TEST_P(Persist, AReplayIsRefusedWhereTheArithmeticIsAnotherThanTheSavesOwn) {
   const auto exactly = [&] {
     return error_of([&] { engine_.run<LoadResult>(Load{"me", target(), true, /*exact=*/true}); });

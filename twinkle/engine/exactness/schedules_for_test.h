@@ -138,8 +138,9 @@ inline Operation some_operation(const std::string& tenant, const std::string& fo
       return Load{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0};
     case 13:
     case 14:
-    case 15:
       return Publish{tenant};
+    case 15:
+      return Park{tenant};
     case 16:
       return Release{tenant, 1 + static_cast<int64_t>(draw(key, 2))};
     default:

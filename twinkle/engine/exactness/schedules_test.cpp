@@ -27,8 +27,9 @@ std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
   return some_schedule(seed, folder, tenants_of(seed), 12 + key_of(seed, "length") % 24);
 }
 
-Outcomes all_at_once(const EngineOptions& options, uint64_t seed) {
-  const ScratchDir scratch;
+Outcomes all_at_once(EngineOptions options, uint64_t seed) {
+  const ScratchDir scratch, parked;
+  options.parking.directory = parked.path().string();  // a Park parks; in the reference it does not
   const std::string folder = scratch.path().string();
   Engine engine(options, in_letters);
   return at_once(engine, schedule_of(seed, folder), folder, seed);

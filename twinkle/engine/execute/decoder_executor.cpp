@@ -200,6 +200,13 @@ Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
     trim_heaps();
     return Done{};
   }
+  if (std::holds_alternative<Park>(operation)) {
+    const Tenant& idle = look_up(tenant_of(operation));  // it may be parked already
+    end_round();                                         // an operation that failed has not
+    untrimmed_bytes_ += parking_.park_now(idle);
+    trim_heaps();
+    return Done{};
+  }
   Result result = Done{};
   if (const auto* op = std::get_if<Create>(&operation))
     create(*op, prepared);
@@ -217,8 +224,8 @@ Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read
   return out;
 }
 
-// What other threads have read and this one has freed stays in their heaps. Not at every load: it
-// takes time in proportion to the heaps.
+// What other threads have read and this one has freed stays in their heaps, and so do small tensors
+// that were parked. Not at every load: it takes time in proportion to the heaps.
 void DecoderExecutor::trim_heaps() {
   constexpr int64_t kMaxUntrimmed = int64_t{64} << 20;
   if (untrimmed_bytes_ < kMaxUntrimmed) return;
@@ -316,7 +323,7 @@ void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
 void DecoderExecutor::end_round() {
   trim_heaps();
   try {
-    if (parking_.has_limit()) parking_.end_round(training_->tenants());
+    if (parking_.is_on()) parking_.end_round(training_->tenants());
     graphs_->sweep();
   } catch (const std::bad_alloc&) {
   }

@@ -79,7 +79,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
-  int64_t untrimmed_bytes_ = 0;  // read since the last trim
+  int64_t untrimmed_bytes_ = 0;  // read or parked since the last trim
   int num_threads_ = 1;          // of torch, for which exactness was proven
 };
 

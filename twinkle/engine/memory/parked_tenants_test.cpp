@@ -2,6 +2,9 @@
 // harms nobody else.
 #include <gtest/gtest.h>
 
+#include <future>
+#include <utility>
+
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/memory/model_options_for_test.h"
@@ -79,6 +82,82 @@ TEST_F(ParkedTenants, SamplesAloneSendIdleTenantsToTheirFilesAndBack) {
   }
   EXPECT_GE(tight->parking().num_returns - before, 11);
   EXPECT_GE(tight->parking().num_parked, 4);
+}
+
+// With its weights, gradients, optimizer and a published version.
+TEST_F(ParkedTenants, OneThatIsParkedByNameComesBackBitForBitWithItsNextOperation) {
+  const auto run = [this](bool parks) {
+    Engine engine({.model = {.path = model_.path()}, .parking = {.directory = folder().string()}});
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
+    const auto park = [&] {
+      if (!parks) return;
+      for (int i = 0; i < 2; ++i) engine.run<Done>(Park{"a"});
+      EXPECT_EQ(engine.parking().num_parked, 1);
+      EXPECT_EQ(engine.parking().resident_bytes, 0);
+    };
+    std::vector<State> states;
+    std::vector<std::vector<float>> sampled;
+    for (uint64_t i = 0; i < 2; ++i) {
+      park();
+      engine.run<ForwardResult>(work("a", i));
+      park();
+      engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.05})"});
+      if (i == 0) engine.run<PublishResult>(Publish{"a"});
+      park();
+      const auto drawn = engine.run<SampleResult>(
+          Sample{.tenant = "a", .prompts = {{3, 4}}, .params = {{.max_tokens = 5}}, .version = 1});
+      sampled.push_back(drawn.completions[0][0].logprobs);
+      park();
+      states.push_back(state_of(engine, "a"));
+    }
+    EXPECT_EQ(engine.parking().num_returns, parks ? 8 : 0);
+    return std::pair(states, sampled);
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST_F(ParkedTenants, OneThatASampleReadsStaysAndIsParkedWhenItHasEnded) {
+  Engine engine({.model = {.path = model_.path()}, .parking = {.directory = folder().string()}});
+  engine.run<Done>(
+      Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
+  std::promise<void> begun, parked;
+  const auto wait = [&, first = true](const auto&) mutable {
+    if (!std::exchange(first, false)) return;
+    begun.set_value();
+    parked.get_future().wait();
+  };
+  Future sampled = engine.submit(
+      Sample{
+          .tenant = "a", .prompts = {{3, 4}}, .params = {{.max_tokens = 40, .ignore_eos = true}}},
+      SampleHooks{.on_tokens = wait});
+  begun.get_future().wait();
+  Future in_vain = engine.submit(Park{"a"});
+  parked.set_value();
+  in_vain.get();
+  const int64_t while_it_was_sampled = engine.parking().num_parked;
+  sampled.get();
+  engine.run<Done>(Park{"a"});
+  EXPECT_EQ(engine.parking().num_parked, 1);
+  EXPECT_EQ(while_it_was_sampled, 0);
+}
+
+TEST_F(ParkedTenants, WhatCannotBeParkedStaysAndNothingFails) {
+  const auto parked_in = [this](const std::string& directory) {
+    Engine engine({.model = {.path = model_.path()}, .parking = {.directory = directory}});
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
+    engine.run<Done>(Create{.tenant = "base", .frozen = true});
+    if (!directory.empty()) fs::remove_all(folder());  // as a disk that refuses
+    for (const char* name : {"a", "base"}) engine.run<Done>(Park{name});
+    engine.run<ForwardResult>(work("a"));
+    EXPECT_EQ(error_of([&] { engine.run<Done>(Park{"nobody"}); }), "engine: no tenant 'nobody'");
+    return engine.parking();
+  };
+  const ParkingStats refused = parked_in(folder().string()), nowhere = parked_in("");
+  EXPECT_EQ(refused.num_parked + nowhere.num_parked, 0);
+  EXPECT_EQ(refused.num_failures, 1);
+  EXPECT_EQ(nowhere.num_failures, 0);
 }
 
 TEST_F(ParkedTenants, ALostFileFailsItsTenantsOperationsAloneAndItCanBeDeleted) {

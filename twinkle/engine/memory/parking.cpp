@@ -108,9 +108,10 @@ class ParkedFile {
 
 Parking::Parking(const ParkingOptions& options) : options_(options) {
   check_options(options, "engine: ");
-  if (options.resident_bytes == 0) return;
-  require(!options.directory.empty(), Code::kInvalid, "engine: resident_bytes is ",
-          options.resident_bytes, " but park_directory is empty; name a folder for idle tenants");
+  require(options.resident_bytes == 0 || !options.directory.empty(), Code::kInvalid,
+          "engine: resident_bytes is ", options.resident_bytes,
+          " but park_directory is empty; name a folder for idle tenants");
+  if (options.directory.empty()) return;
   folder_ = make_folder(options, lock_);
 }
 
@@ -168,9 +169,20 @@ void Parking::end_round(const std::set<const Tenant*>& held) {
   }
 }
 
+int64_t Parking::park_now(const Tenant& tenant) {
+  const auto found = places_.find(&tenant);
+  if (found == places_.end() || !found->second.shapes.empty()) return 0;
+  Place& place = found->second;
+  const bool is_in_use = place.round == round_ || held_.contains(&tenant);
+  if (is_in_use || park(place) != Parked::kYes) return 0;
+  resident_.erase(place.used);
+  return place.bytes;
+}
+
 // The least recently used first.
 template <class Busy>
 void Parking::make_room(int64_t bytes, Busy&& busy) {
+  if (options_.resident_bytes == 0) return;
   bool any = false;
   for (auto it = resident_.begin();
        it != resident_.end() && resident_bytes_ + bytes > options_.resident_bytes;) {

@@ -1,7 +1,7 @@
 // Keeps the tenants' state in memory (weights, published versions, gradients, optimizer) within a
-// limit: the state of those used least recently waits in files and comes back, bit for bit, at
-// their next use. Its work for an operation does not depend on the number of tenants. Knows no
-// operation and no schedule. The engine's thread, except for stats().
+// limit: the state of those used least recently, and of those named to it, waits in files and comes
+// back, bit for bit, at their next use. Its work for an operation does not depend on the number of
+// tenants. Knows no operation and no schedule. The engine's thread, except for stats().
 #pragma once
 #include <atomic>
 #include <filesystem>
@@ -38,7 +38,12 @@ class Parking {
   // in memory until after its next use, and is counted.
   void end_round(const std::set<const Tenant*>& held = {});
 
-  bool has_limit() const { return !folder_.empty(); }
+  // Between two operations: parks a tenant of which nothing is expected for long, whatever the
+  // limit, and returns its bytes; 0: it is parked already, is in use, or its parking failed, which
+  // is counted.
+  int64_t park_now(const Tenant& tenant);
+
+  bool is_on() const { return !folder_.empty(); }
   ParkingStats stats() const;  // any thread
 
  private:

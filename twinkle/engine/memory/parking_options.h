@@ -18,7 +18,8 @@ struct ParkingOptions {
                "parked in files and come back, bit for bit, with their next operation; 0: no "
                "limit"),
         option("park_directory", &O::directory, any(),
-               "folder for parked tenants, needed with resident_bytes")};
+               "folder for parked tenants, needed with resident_bytes; of twinkle serve, unless it "
+               "is named, a folder of its state")};
   }
 };
 

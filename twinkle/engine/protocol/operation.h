@@ -143,9 +143,9 @@ struct ForwardBackward {
 
 // Divides the accumulated gradients by the accumulated token count, unless told not to, clips them,
 // takes one optimizer step, zeroes them. Weights may become so large (beyond 1e18) that no forward
-// pass is finite; a Save then refuses them. Error kConflict: nothing was accumulated, or,
-// undivided, a ClipGradNorm has divided it; kInvalid: bad options, a step that would leave NaN or
-// infinity, a frozen tenant.
+// pass is finite; a Save then refuses them, unless it is as_is. Error kConflict: nothing was
+// accumulated, or, undivided, a ClipGradNorm has divided it; kInvalid: bad options, a step that
+// would leave NaN or infinity, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -237,8 +237,9 @@ struct Release {
 
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
 // directory appears whole or not at all, in place of an older one. Error kInvalid: weights that are
-// not finite, a name that no folder can have, a disk that is full or cannot be written, a
-// max_shard_bytes for an adapter, a version with the optimizer's state; kNotFound: no such version.
+// not finite or that no forward can use, a name that no folder can have, a disk that is full or
+// cannot be written, a max_shard_bytes for an adapter, a version with the optimizer's state;
+// kNotFound: no such version.
 struct Save {
   std::string tenant;
   std::string directory;
@@ -246,6 +247,8 @@ struct Save {
   std::string extra_json;       // kept in trainer_state.json
   int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
   int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
+  bool as_is = false;  // also weights that no forward can use, which are finite: to go on from what
+                       // is there, whatever it is
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
@@ -255,7 +258,8 @@ struct Save {
                       field(3, "optimizer", &Save::optimizer),
                       field(4, "extra_json", &Save::extra_json),
                       field(5, "max_shard_bytes", &Save::max_shard_bytes),
-                      field(6, "version", &Save::version)};
+                      field(6, "version", &Save::version),
+                      field(7, "as_is", &Save::as_is)};
   }
 };
 
@@ -290,8 +294,20 @@ struct Inspect {
   }
 };
 
+// Moves an adapter's state into a file of the engine's park_directory until the tenant's next
+// operation, which brings it back, bit for bit. A hint, whose result does not depend on whether it
+// could be followed: nothing moves while a Sample or a Save that has begun reads the state, without
+// a park_directory or an adapter, or where the disk refuses, which is counted.
+struct Park {
+  std::string tenant;
+
+  bool operator==(const Park&) const = default;
+  static constexpr std::string_view kName = "park";
+  static constexpr auto fields() { return std::tuple{field(1, "tenant", &Park::tenant)}; }
+};
+
 using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
-                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release>;
+                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release, Park>;
 
 // Limit of one operation as bytes; in memory it takes a small multiple.
 inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;

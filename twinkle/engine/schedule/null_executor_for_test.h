@@ -32,8 +32,9 @@ class NullExecutor : public Executor {
   int64_t result_bytes = 0;                 // that each result can take
   std::function<double()> clock;            // seconds; empty: the steady one
   std::function<void()> on_write;           // called off the thread by each Save, which ends later
-  std::atomic<int64_t> num_batches = 0, num_steps = 0;
-  std::map<std::string, Share> shares;     // of tenants, as they were created
+  std::atomic<int64_t> num_batches = 0, num_steps = 0, num_parks = 0;
+  std::atomic<bool> no_forward_can_use = false;  // the weights: a Save must be as_is
+  std::map<std::string, Share> shares;           // of tenants, as they were created
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
   bool changes_base(const Operation& operation) override {
@@ -60,6 +61,7 @@ class NullExecutor : public Executor {
     const std::shared_ptr<void> held(this, [this, place](void*) { writing_.erase(place); });
     return [this, save = *save, state = state_of(save->tenant), held]() -> Result {
       on_write();
+      check(save);
       write(save, state);
       return SaveResult{save.directory};
     };
@@ -83,7 +85,10 @@ class NullExecutor : public Executor {
       state.push_back("step " + step->options);
       return StepResult{};
     } else if (const auto* save = std::get_if<Save>(&operation)) {
+      check(*save);
       write(*save, state);
+    } else if (std::holds_alternative<Park>(operation)) {
+      ++num_parks;
     } else if (std::holds_alternative<Publish>(operation)) {
       return PublishResult{};
     } else if (std::holds_alternative<Inspect>(operation)) {
@@ -164,6 +169,9 @@ class NullExecutor : public Executor {
     const Operation* operation;
     size_t before, done;
   };
+  void check(const Save& save) const {
+    require(save.as_is || !no_forward_can_use, Code::kInvalid, "null: weights beyond 1e18");
+  }
   static void write(const Save& save, const std::vector<std::string>& state) {
     std::filesystem::create_directories(save.directory);
     std::ofstream out(std::filesystem::path(save.directory) / "null");

@@ -106,7 +106,7 @@ Copied backup(const fs::path& state, const fs::path& to) {
     copy_file(state_file(from), state_file(journal), copied);
     copy_tree(from, journal, copied, {state_file(from).filename().string()});
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
-    copy_tree(state, copy.staging(), copied, {"journal"});
+    copy_tree(state, copy.staging(), copied, {"journal", kParked});
     if (!has_all(copy.staging(), state)) continue;
     copy.commit();
     return copied;

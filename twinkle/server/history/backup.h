@@ -5,6 +5,9 @@
 
 namespace twinkle::server {
 
+// Below a state: where the engine parks runs, which no start needs.
+inline constexpr const char* kParked = "parked";
+
 struct Copied {
   int64_t num_files = 0, num_bytes = 0;
 };

@@ -9,7 +9,6 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
-#include "twinkle/server/history/state_file.h"
 #include "twinkle/store/segment.h"
 
 namespace twinkle::server {
@@ -117,13 +116,16 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
     journal_ = std::move(journal);
-    reader_ = std::make_unique<Reader>(loop_, [this](uint64_t n) { return command(n); });
+    carried_ = std::make_unique<CarriedRecords>(folder);
+    reader_ = std::make_unique<Reader>(loop_, [this](uint64_t n) { return kept(n); });
     return true;
   });
   if (summary.state) {
     StateReader reader(folder);
     do_again(*summary.state, reader.state());
-    while (const auto record = reader.next()) do_again(record->sequence, decoded(*record));
+    while (const auto record = reader.next())
+      if (record->kind != Ended::kKind)  // an answer, which stays there until it is asked for
+        do_again(record->sequence, decoded(*record));
   }
   const uint64_t in_state = summary.state.value_or(0);
   journal_->open([&](const store::Record& record) {
@@ -146,17 +148,27 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
 }
 
-Command History::command(uint64_t sequence) const {
+void History::read(uint64_t sequence, const Reader::Then& then) {
+  if (reader_) return reader_->read(sequence, then);
+  then({}, std::make_exception_ptr(Error(Code::kBusy, "server: it ends; come again")));
+}
+
+Kept History::kept(uint64_t sequence) {
   const auto read = [&] {
     try {
       return journal_->read(sequence);
-    } catch (const Error&) {
-      if (!is_there(state_file(folder_))) throw;
-      return read_carried(folder_, sequence);  // its segment has given way to a state, maybe now
+    } catch (const Error& e) {
+      if (e.code != Code::kNotFound || !is_there(state_file(folder_))) throw;
+      return carried_->read(sequence);  // its segment has given way to a state, maybe now
     }
   };
   const store::StoredRecord r = read();
-  return std::get<Command>(decoded({sequence, r.kind, r.version, r.payload}));
+  AnyRecord record = decoded({sequence, r.kind, r.version, r.payload});
+  if (auto* command = std::get_if<Command>(&record)) return std::move(*command);
+  auto* ended = std::get_if<Ended>(&record);
+  require(ended, Code::kInvalid, "server: record ", sequence, " of the journal is of kind ",
+          static_cast<int>(r.kind), ", which is not kept to be read back");
+  return std::move(*ended);
 }
 
 void History::close(const std::function<void()>& also, const std::function<void()>& turn) {
@@ -200,11 +212,13 @@ void History::append(uint8_t kind, std::string payload, Then then) {
 
 void History::replace_by(State state, std::function<void(std::exception_ptr error)> then) {
   if (state_writer_.joinable()) state_writer_.join();  // it has told its end
-  state_writer_ = std::thread([this, state = std::move(state), then = std::move(then)] {
+  state_writer_ = std::thread([this, state = std::move(state), then = std::move(then),
+                               last = std::max(sequence_, state.sequence)] {
     std::exception_ptr error;
     try {
-      // A loss of power must not take what comes before the records that follow.
-      journal_->wait_synced(state.sequence);
+      // A loss of power must not take what comes before the records that follow, nor the records of
+      // snapshots that the state needs, which are behind it.
+      journal_->wait_synced(last);
       write_state(folder_, state);
       journal_->truncate_before(state.sequence + 1);
     } catch (...) {

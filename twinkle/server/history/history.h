@@ -17,6 +17,7 @@
 #include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/history/state.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/store/journal.h"
 
@@ -63,9 +64,9 @@ class History {
   // service's thread.
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
 
-  // Reads the command of this sequence back, also while a replay goes on. Only where one was
-  // appended, or replayed, from a folder.
-  void read(uint64_t sequence, Reader::Then then) { reader_->read(sequence, std::move(then)); }
+  // Reads the record of this sequence back, also while a replay goes on. Only where one was
+  // appended, or replayed, from a folder. Error kBusy, told at once: it is closed.
+  void read(uint64_t sequence, const Reader::Then& then);
 
   bool is_replaying() const { return replaying_; }
   bool keeps() const { return journal_ && !replaying_; }
@@ -100,7 +101,7 @@ class History {
  private:
   void append(uint8_t kind, std::string payload, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
-  Command command(uint64_t sequence) const;
+  Kept kept(uint64_t sequence);
 
   Loop& loop_;
   bool replaying_ = false, closed_ = false;
@@ -109,8 +110,9 @@ class History {
   std::function<void()> on_done_ = [] {};
   std::filesystem::path folder_;
   std::unique_ptr<store::Journal> journal_;
-  std::unique_ptr<Reader> reader_;  // of it
-  std::thread state_writer_;        // uses the journal
+  std::unique_ptr<CarriedRecords> carried_;  // of the same folder; the reader's
+  std::unique_ptr<Reader> reader_;           // of both
+  std::thread state_writer_;                 // uses the journal
 };
 
 // Of the journal in this folder, which a server may be writing. Errors as of StateReader and

@@ -2,8 +2,10 @@
 #include "twinkle/server/history/history.h"
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <random>
+#include <thread>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
@@ -178,6 +180,26 @@ TEST_F(HistoryTest, TwoSavesOfANameThatAreUnderWayHaveTheirOwnFolders) {
   result(first), result(second);
   for (const char* folder : {"a", "a@1"})
     EXPECT_TRUE(std::filesystem::exists(dir_ / "checkpoints" / id / "weights" / folder)) << folder;
+}
+
+// It is done again with the step, and this time succeeds: what was told stays.
+TEST_F(HistoryTest, ASaveThatFailedBehindALaterStepDoesNotStopTheStart) {
+  std::atomic<bool> go = false;
+  executor_->on_write = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    fail(Code::kInternal, "null: the disk is full");
+  };
+  const std::string id = run();
+  result(train(id, 1));
+  const Response saved =
+      post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 2}, {"path", "a"}});
+  EXPECT_TRUE(parse(result(step(id, 3))).contains("metrics")) << "it does not wait for the disk";
+  go = true;
+  const std::string told = result(saved).body;
+  EXPECT_NE(told.find("the disk is full"), told.npos);
+  restart();
+  EXPECT_EQ(result(saved).body, told);
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step"}));
 }
 
 TEST_F(HistoryTest, IdsAreTheSameAndASampleWithoutASeedKeepsTheOneItGot) {

@@ -34,15 +34,14 @@ void Reader::run() {
       next = std::move(queue_.front());
       queue_.pop_front();
     }
-    const auto command = std::make_shared<Command>();
+    const auto kept = std::make_shared<Kept>();
     std::exception_ptr error;
     try {
-      *command = read_(next.first);
+      *kept = read_(next.first);
     } catch (...) {
       error = std::current_exception();
     }
-    loop_.post(
-        [then = std::move(next.second), command, error] { then(std::move(*command), error); });
+    loop_.post([then = std::move(next.second), kept, error] { then(std::move(*kept), error); });
   }
 }
 

@@ -1,5 +1,5 @@
-// Reads commands back from the journal on a thread of its own, one after another: the service's
-// thread never waits for the disk.
+// Reads commands and answers back from the journal on a thread of its own, one after another: the
+// service's thread never waits for the disk.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <functional>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "twinkle/base/guarded.h"
 #include "twinkle/server/history/records.h"
@@ -15,12 +16,15 @@
 
 namespace twinkle::server {
 
+// What is left on the disk until it is needed.
+using Kept = std::variant<Command, Ended>;
+
 class Reader {
  public:
-  // Any thread. Errors as of store::Journal::read, and kInvalid: it is no command.
-  using Read = std::function<Command(uint64_t sequence)>;
-  // Of the command and null, or of an empty one and the error. On the service's thread.
-  using Then = std::function<void(Command, std::exception_ptr)>;
+  // On the reader's thread. Errors as of store::Journal::read, and kInvalid: it is neither.
+  using Read = std::function<Kept(uint64_t sequence)>;
+  // Of the record and null, or of an empty one and the error. On the service's thread.
+  using Then = std::function<void(Kept, std::exception_ptr)>;
 
   Reader(Loop& loop, Read read);
   ~Reader();  // what has not been told is not told

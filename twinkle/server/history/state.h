@@ -1,6 +1,7 @@
 // What a service has become of its records 1 to `sequence`: a start goes on from it, and the
 // records are needed no more. What has not ended is not in it as such: the commands that began it
-// are carried along, and done again on top (state_file.h). A new field gets the next tag of its
+// are carried along, and done again on top, and so are records of answers, which are read when they
+// are asked for (state_file.h). A new field gets the next tag of its
 // struct; a state that was written before then has its default.
 #pragma once
 #include <cstdint>
@@ -117,6 +118,8 @@ struct PromiseState {
   std::string content_type, body;
   int64_t read_ms = 0;  // since 1970; 0: nobody has read it
   std::string key_id;   // of the key that it came with
+  // Of the Ended that holds the answer, which is carried; 0: it is here.
+  uint64_t ended = 0;
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &PromiseState::id),
@@ -127,7 +130,8 @@ struct PromiseState {
                       field(6, "content_type", &PromiseState::content_type),
                       field(7, "body", &PromiseState::body),
                       field(8, "read_ms", &PromiseState::read_ms),
-                      field(9, "key_id", &PromiseState::key_id)};
+                      field(9, "key_id", &PromiseState::key_id),
+                      field(10, "ended", &PromiseState::ended)};
   }
 };
 

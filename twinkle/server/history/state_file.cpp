@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;  // 1 had all answers in the state itself
 
 void write(AtomicFile& out, const store::Record& record) {
   const store::Header header = store::header_of(record);
@@ -32,7 +32,8 @@ fs::path state_file(const fs::path& journal) { return journal / "state"; }
 std::set<uint64_t> carried(const State& state) {
   std::set<uint64_t> out;
   for (const PromiseState& promise : state.promises)
-    if (promise.sequence > 0) out.insert(promise.sequence);
+    for (const uint64_t sequence : {promise.sequence, promise.ended})
+      if (sequence > 0) out.insert(sequence);
   return out;
 }
 
@@ -41,8 +42,7 @@ void write_state(const fs::path& journal, const State& state) {
   writer.put(state);
   const std::string payload = writer.take();
   require(payload.size() <= store::kMaxPayloadBytes, Code::kInvalid, "server: the state takes ",
-          payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes,
-          "; results that nobody fetches are most of it");
+          payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes);
   AtomicFile out(state_file(journal));
   write(out, {state.sequence, State::kKind, kVersion, payload});
   std::set<uint64_t> left = carried(state);
@@ -60,26 +60,35 @@ void write_state(const fs::path& journal, const State& state) {
     });
   }
   require(left.empty(), Code::kInvalid, "server: record ", left.empty() ? 0 : *left.begin(),
-          " is not in ", journal.string(), ", and has not ended");
+          " is not in ", journal.string(), ", and is needed");
   fault("before state rename");
   out.commit();
   fault("after state rename");
 }
 
-store::StoredRecord read_carried(const fs::path& journal, uint64_t sequence) {
-  const File file(state_file(journal), "server");
-  store::Header header{};  // of the state, which may have the same sequence
+store::StoredRecord CarriedRecords::read(uint64_t sequence) {
+  const File file(state_file(journal_), "server");
+  store::Header header{};
   file.read_at(0, std::as_writable_bytes(std::span(header)));
-  const auto behind = static_cast<int64_t>(header.size() + store::payload_bytes(header));
-  return store::read_record(file, behind, sequence);
+  const uint64_t state = store::sequence_of(header);
+  if (state != state_) {
+    // Behind the state, which may have the sequence of one of them.
+    const auto behind = static_cast<int64_t>(header.size() + store::payload_bytes(header));
+    offsets_ = store::offsets_in(file, behind);
+    state_ = state;
+  }
+  const auto found = offsets_.find(sequence);
+  require(found != offsets_.end(), Code::kInvalid, "server: record ", sequence, " is not in ",
+          file.path().string(), ", and is needed; restore a backup");
+  return store::read_record(file, found->second, sequence);
 }
 
 StateReader::StateReader(const fs::path& journal) : file_(state_file(journal), "server") {
   const store::Record record = read();
-  require(record.kind == State::kKind && record.version == kVersion, Code::kInvalid,
-          "server: ", file_.path().string(), " begins with a record of kind ",
+  require(record.kind == State::kKind && record.version >= 1 && record.version <= kVersion,
+          Code::kInvalid, "server: ", file_.path().string(), " begins with a record of kind ",
           static_cast<int>(record.kind), " and version ", record.version, ", this program reads ",
-          static_cast<int>(State::kKind), " and ", kVersion);
+          static_cast<int>(State::kKind), " and 1 to ", kVersion);
   ByteReader reader(record.payload, "server: the state's bytes", 2 * store::kMaxPayloadBytes);
   reader.take(state_);
   left_ = carried(state_);

@@ -1,13 +1,14 @@
 // The file of a service's state, beside the segments of its journal: the record of a State, and
-// behind it the commands that it carries, as they are in the journal. It appears whole or not at
-// all.
+// behind it the commands and answers that it carries, as they are in the journal. It appears whole
+// or not at all.
 #pragma once
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "twinkle/base/file.h"
 #include "twinkle/server/history/state.h"
@@ -17,16 +18,28 @@ namespace twinkle::server {
 
 std::filesystem::path state_file(const std::filesystem::path& journal);
 
-// Sequences of the commands that are carried.
+// Sequences of the records that are carried.
 std::set<uint64_t> carried(const State& state);
 
-// Copies the commands from the file of the state before, and from the folder's segments, which
-// another thread may be writing to behind them. Error kInvalid: a command is not there, more than 4
-// GiB without the commands, the system refuses.
+// Copies these records from the file of the state before, and from the folder's segments, which
+// another thread may be writing to behind them. Error kInvalid: one is not there, more than 4 GiB
+// without them, the system refuses.
 void write_state(const std::filesystem::path& journal, const State& state);
 
-// A command that the state carries. Errors as of store::read_record.
-store::StoredRecord read_carried(const std::filesystem::path& journal, uint64_t sequence);
+// The records that a folder's state carries, read one by one: where each is, is looked up once for
+// each state. Used by one thread, while another replaces the state.
+class CarriedRecords {
+ public:
+  explicit CarriedRecords(std::filesystem::path journal) : journal_(std::move(journal)) {}
+
+  // Errors as of store::read_record; kInvalid, too: the state does not carry it.
+  store::StoredRecord read(uint64_t sequence);
+
+ private:
+  const std::filesystem::path journal_;
+  uint64_t state_ = 0;                   // the sequence of the state that these are of; 0: of none
+  std::map<uint64_t, int64_t> offsets_;  // by sequence
+};
 
 // Reads a file of write_state, a record at a time.
 class StateReader {
@@ -35,7 +48,7 @@ class StateReader {
   explicit StateReader(const std::filesystem::path& journal);
 
   const State& state() const { return state_; }
-  // The next command; its bytes live until the next call. Nothing: that were all. Error kInvalid:
+  // The next record; its bytes live until the next call. Nothing: that were all. Error kInvalid:
   // it is damaged.
   std::optional<store::Record> next();
 

@@ -3,12 +3,16 @@
 #include "twinkle/server/history/truncation.h"
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/history/state_file.h"
 #include "twinkle/server/service_for_test.h"
 
@@ -61,16 +65,9 @@ class TruncationTest : public ServiceTest {
     EXPECT_TRUE(loop_->run_until([&] { return services_->operations.num_running() == 0; }));
     loop_->run();
   }
-  // One that has begun before this call holds less; the next is of what is there now.
   bool truncate() {
     settle();
-    const int64_t enough = services_->truncation.num_taken() + 2;
-    for (int i = 0; i < 200 && services_->truncation.num_taken() < enough; ++i) {
-      session();  // a record
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      loop_->run();
-    }
-    return services_->truncation.num_taken() >= enough;
+    return ServiceTest::truncate();
   }
   Response poll(const std::string& request_id) {
     return post("/api/v1/retrieve_future", {{"request_id", request_id}});
@@ -107,7 +104,7 @@ TEST_F(TruncationTest, ARequestThatWaitsForItsNumberIsCarriedFromStateToState) {
   const Response third = train(id, 3);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(truncate());
-    EXPECT_EQ(carried(StateReader(dir_ / "journal").state()).size(), 1U);
+    EXPECT_EQ(num_carried(), 1);
     restart();
   }
   EXPECT_EQ(train(id, 3).body, third.body);
@@ -130,6 +127,31 @@ TEST_F(TruncationTest, AFailureBreaksItsWindowThoughItsRecordIsGone) {
   EXPECT_EQ(result(train(id, 7)).content_type, "application/x-protobuf");
 }
 
+TEST_F(TruncationTest, ASaveThatEndsBehindALaterStepHoldsWhatWasBeforeIt) {
+  std::atomic<bool> is_held = false;
+  executor_->on_write = [&] {
+    while (is_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const std::string id = run();
+  settle();
+  is_held = true;
+  result(train(id, 1));
+  const Response saved =
+      post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 2}, {"path", "a"}});
+  result(step(id, 3));
+  for (int i = 0; i < 9; ++i) session();  // records, behind which a state may be taken
+  const int64_t before = services_->truncation.num_taken();
+  is_held = false;
+  EXPECT_TRUE(loop_->run_until([&] { return services_->truncation.num_taken() > before; }));
+  restart();
+  EXPECT_EQ(done(id).size(), 2U);
+  EXPECT_EQ(result(saved).status, 200);
+  const Response loaded = post(
+      "/api/v1/load_weights",
+      {{"session_id", session()}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}});
+  EXPECT_EQ(done(text(result(loaded), "model_id")).size(), 1U) << "without the step";
+}
+
 TEST_F(TruncationTest, ARunWhoseCreationFailedHoldsNothingUp) {
   const std::string id = run();
   result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
@@ -140,6 +162,22 @@ TEST_F(TruncationTest, ARunWhoseCreationFailedHoldsNothingUp) {
               {{"session_id", other}, {"model_seq_id", 0}, {"path", path}, {"optimizer", true}}));
   EXPECT_TRUE(truncate());
   restart();
+}
+
+TEST_F(TruncationTest, ARunWhoseWeightsNoForwardCanUseHoldsNothingUp) {
+  const std::string id = run();
+  executor_->no_forward_can_use = true;
+  const auto save = [&](int64_t seq_id) {
+    return result(
+        post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", seq_id}, {"path", "a"}}));
+  };
+  result(train(id, 1)), result(step(id, 2));
+  EXPECT_TRUE(parse(save(3)).contains("error")) << "no checkpoint is made of it";
+  EXPECT_TRUE(truncate());
+  EXPECT_EQ(services_->truncation.num_given_up(), 0);
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(done(id).size(), 2U);
 }
 
 TEST_F(TruncationTest, AStateThatCannotBeWrittenIsGivenUpAndTriedAgain) {
@@ -156,6 +194,32 @@ TEST_F(TruncationTest, AStateThatCannotBeWrittenIsGivenUpAndTriedAgain) {
   EXPECT_TRUE(truncate());
   restart();
   EXPECT_EQ(done(id).size(), 1U);
+}
+
+// Segments of one record each are shorter than the limit, a state of many results is longer.
+TEST_F(TruncationTest, ADiskThatIsTooFullForTheStateAloneHoldsNobodyUp) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  options_.journal.segment_bytes = 1;
+  serve_with(1);
+  const std::string id = run();
+  std::vector<Response> acks;
+  for (int64_t seq_id = 1; seq_id <= 40; ++seq_id) acks.push_back(train(id, seq_id));
+  settle();
+  {
+    const LimitForTest full(RLIMIT_FSIZE, 2000);
+    EXPECT_FALSE(truncate());
+    EXPECT_GT(services_->truncation.num_given_up(), 0);
+    EXPECT_EQ(services_->history.trouble(), "");
+    acks.push_back(train(id, 41));
+    settle();
+    restart();  // from the state before, and its records
+  }
+  loop_->pass(std::chrono::seconds(2));
+  EXPECT_TRUE(truncate());
+  EXPECT_GT(fs::file_size(state_file(dir_ / "journal")), 2000U);
+  restart();
+  EXPECT_EQ(done(id).size(), 41U);
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).status, 200);
 }
 
 TEST_F(TruncationTest, AKillBetweenTheStateAndTheTruncationIsRepaired) {
@@ -345,6 +409,11 @@ class Anything : public TruncationTest {
       for (int i = 0; holds_ && i < 30; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
+    // Beside later operations, as slow as a disk.
+    executor_->on_write = [this] {
+      for (int i = 0; holds_ && i < 10; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
     go_on();
   }
 
@@ -362,8 +431,9 @@ class Anything : public TruncationTest {
     settle();
     std::vector<std::string> out;
     const auto note = [&](const std::string& what, const Request& r) {
-      const auto told = send(r);  // a poll may wait for ever
-      if (!r.path.ends_with("retrieve_future")) {
+      const int64_t num_held = services_->promises.num_held();
+      const auto told = send(r);
+      if (services_->promises.num_held() == num_held) {  // a poll may wait for ever
         EXPECT_TRUE(loop_->run_until([&] { return told->has_value(); }));
       }
       settle();
@@ -424,6 +494,7 @@ TEST_F(Anything, AStartFromAStateEqualsOneFromAllRecords) {
     random_.seed(seed);
     options_.snapshots.every = std::chrono::milliseconds(draw(2) * 60000);
     options_.truncation.journal_bytes = draw(3) == 0 ? 3000 : 1;
+    options_.promises.max_result_bytes = draw(2) * 1000000;
     options_.lines.max_given = draw(2) == 0 ? 1 : 1000;
     begin();
     for (int i = 0; i < 2; ++i) {

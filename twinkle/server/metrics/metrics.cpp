@@ -14,6 +14,7 @@ constexpr size_t kMaxTenants = 100;  // that have numbers of their own
 
 std::string Metrics::text(const Services& s) const {
   const engine::Stats engine = s.backend.stats();
+  const engine::ParkingStats parking = s.backend.parking();
   std::ostringstream out;
   const auto head = [&](std::string_view name, std::string_view type, std::string_view help) {
     out << "# HELP " << name << ' ' << help << "\n# TYPE " << name << ' ' << type << '\n';
@@ -32,9 +33,13 @@ std::string Metrics::text(const Services& s) const {
   one("twinkle_operations_waiting", "gauge", "Operations that wait for the engine's room.",
       s.operations.num_waiting());
   one("twinkle_polls_held", "gauge", "Polls that wait for a result.", s.promises.num_held());
-  one("twinkle_result_bytes", "gauge", "Bytes of results that are kept.", s.promises.num_bytes());
+  one("twinkle_result_bytes", "gauge", "Bytes of results in memory.", s.promises.num_bytes());
   one("twinkle_engine_operations", "gauge", "Operations queued in the engine or running.",
       engine.num_queued);
+  one("twinkle_runs_parked", "gauge", "Runs whose state waits in a file for their next request.",
+      parking.num_parked);
+  one("twinkle_parking_failures_total", "counter",
+      "Parkings that the disk refused; those runs stayed in memory.", parking.num_failures);
   one("twinkle_training_tokens_total", "counter", "Tokens that training batches have run.",
       engine.batches.num_tokens);
   one("twinkle_training_seconds_total", "counter", "Time of training.", engine.training_seconds);

@@ -60,6 +60,12 @@ TEST_F(MetricsTest, WhatRunsAndWhoWaitsIsTold) {
   EXPECT_EQ(value("twinkle_journal_refused"), "0");
 }
 
+TEST_F(MetricsTest, HowManyRunsAreParkedIsTold) {
+  backend_->parked = {.num_parked = 3, .num_failures = 2};
+  EXPECT_EQ(value("twinkle_runs_parked"), "3");
+  EXPECT_EQ(value("twinkle_parking_failures_total"), "2");
+}
+
 TEST_F(MetricsTest, AKeyOfMetricsReadsThemAsABearerToo) {
   const store::KeyFile file(dir_.path());
   const std::string trains = file.create({.tenant = "a", .scopes = {"train", "sample"}}).text;

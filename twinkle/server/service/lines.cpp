@@ -132,11 +132,11 @@ void Lines::read_first(const std::string& key) {
   line.is_reading = true;
   const Waiting first = line.waiting.front();
   history_.read(first.pending->source.sequence,
-                [this, key, first](const Command& command, const std::exception_ptr& error) {
+                [this, key, first](const Kept& kept, const std::exception_ptr& error) {
                   lines_.at(key).is_reading = false;
                   try {
                     if (error) std::rethrow_exception(error);
-                    first.pending->ready = first.pending->source.make(command);
+                    first.pending->ready = first.pending->source.make(std::get<Command>(kept));
                   } catch (...) {
                     remove_first(key);
                     fail_(first.number, std::current_exception());

@@ -124,20 +124,21 @@ void Operations::came(int64_t number, Outcome outcome) {
 // Until the disk takes it: the engine has done it, and nobody may be told before.
 void Operations::write(int64_t number) {
   fault("before outcome");
-  history_.append(*entries_.at(number)->came, [this, number](uint64_t, std::exception_ptr error) {
+  history_.append(*entries_.at(number)->came, [this, number](uint64_t sequence, const auto& error) {
     if (error) return loop_.after(kWriteAgain, [this, number] { write(number); });
     const std::shared_ptr<Entry> entry = entries_.extract(number).mapped();
     numbers_.erase(entry->pending->request_id);
-    apply(*entry, *entry->came);
+    apply(*entry, *entry->came, sequence);
     fault("after outcome");
   });
 }
 
-void Operations::apply(const Entry& entry, const Ended& ended) {
+// `sequence`: of the record of the end.
+void Operations::apply(const Entry& entry, const Ended& ended, uint64_t sequence) {
   if (const auto* made = promises_.find(ended.request_id)) on_used_(*made, ended);
   if (entry.pending->on_end) entry.pending->on_end(ended);
   promises_.settle(entry.pending->request_id,
-                   {.body = ended.body, .content_type = ended.content_type});
+                   {.body = ended.body, .content_type = ended.content_type}, sequence);
 }
 
 // A Save that ended behind later operations of its tenant is done again with them, and its disk may
@@ -169,7 +170,7 @@ void Operations::replay(const Ended& record) {
       entries_.erase(number);
     }
   }
-  apply(*entry, record);
+  apply(*entry, record, history_.sequence());
 }
 
 bool Operations::is_running() const {

@@ -72,7 +72,7 @@ class Operations {
   void give(int64_t number, engine::Accepted accepted);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
-  void apply(const Entry& entry, const Ended& ended);
+  void apply(const Entry& entry, const Ended& ended, uint64_t sequence);
   void compare(const Entry& entry);
 
   Backend& backend_;

@@ -10,6 +10,19 @@
 namespace twinkle::server {
 namespace {
 
+// Not the operation's failure: a disk may heal.
+Response not_read(const std::string& id, const std::exception_ptr& error) {
+  std::string why;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  Response out = refusal(503, "server: the result of '" + id + "' cannot be read back: " + why);
+  out.headers.emplace_back("Retry-After", "1");
+  return out;
+}
+
 Response not_yet(const std::string& why_held) {
   JsonObject body{{"queue_state", why_held.empty() ? "active" : "paused_rate_limit"}};
   if (!why_held.empty()) body["queue_state_reason"] = why_held;
@@ -17,16 +30,6 @@ Response not_yet(const std::string& why_held) {
 }
 
 }  // namespace
-
-Promises::Promises(const PromiseOptions& options, Loop& loop,
-                   std::function<void(const std::string&, int64_t)> on_read,
-                   std::function<std::string(const std::string&)> why_held,
-                   std::function<uint64_t()> sequence)
-    : options_(options),
-      loop_(loop),
-      on_read_(std::move(on_read)),
-      why_held_(std::move(why_held)),
-      sequence_(std::move(sequence)) {}
 
 void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
   const auto before = carried_.find(id);
@@ -37,7 +40,8 @@ void Promises::open(const std::string& id, const std::string& owner, const std::
           " accepted requests of this tenant have not ended, which is the limit; wait for some of "
           "their results");
   require(!promises_.contains(id), Code::kConflict, "server: request_id '", id, "' exists");
-  promises_[id].made = is_carried ? before->second : Made{owner, ++num_ever_, sequence_(), key_id};
+  promises_[id].made =
+      is_carried ? before->second : Made{owner, ++num_ever_, calls_.sequence(), key_id};
   carried_.erase(id);
   ++num_open_;
   ++open_of_[owner];
@@ -48,16 +52,27 @@ const Promises::Made* Promises::find(const std::string& id) const {
   return found == promises_.end() ? nullptr : &found->second.made;
 }
 
-void Promises::settle(const std::string& id, Response response) {
+void Promises::settle(const std::string& id, Response response, uint64_t ended) {
   const auto found = promises_.find(id);
-  if (found == promises_.end() || found->second.response) return;
+  if (found == promises_.end() || found->second.is_settled) return;
   Promise& promise = found->second;
   num_bytes_ += std::ssize(response.body);
+  promise.is_settled = true;
   promise.response = std::move(response);
+  promise.ended = ended;
+  if (ended > 0) by_age_[ended] = id;
   count_settled(promise.made.owner);
   const std::vector<Waiter> waiters = std::exchange(promise.waiters, {});
   num_held_ -= std::ssize(waiters);
   for (const Waiter& w : waiters) give(id, promise, w.reply);
+  while (num_bytes_ > options_.max_result_bytes && !by_age_.empty())
+    let_go(promises_.at(by_age_.begin()->second));
+}
+
+void Promises::let_go(Promise& promise) {
+  if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
+  promise.response.reset();
+  by_age_.erase(promise.ended);
 }
 
 void Promises::count_settled(const std::string& owner) {
@@ -73,7 +88,7 @@ void Promises::poll(const std::string& id, Reply reply) {
                                   "' is not known; results that were "
                                   "fetched are kept for ten minutes"));
   Promise& promise = found->second;
-  if (promise.response) return give(id, promise, reply);
+  if (promise.is_settled) return give(id, promise, reply);
   const int64_t number = next_waiter_++;
   promise.waiters.push_back({number, std::move(reply)});
   ++num_held_;
@@ -86,15 +101,30 @@ void Promises::poll(const std::string& id, Reply reply) {
     const Reply late = std::move(waiter->reply);
     waiters.erase(waiter);
     --num_held_;
-    late(not_yet(why_held_ ? why_held_(id) : ""));
+    late(not_yet(calls_.why_held(id)));
   });
 }
 
 void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
+  if (!promise.response) return read_back(id, promise.ended, reply);
   reply(*promise.response);
+  was_read(id, promise);
+}
+
+void Promises::read_back(const std::string& id, uint64_t ended, const Reply& reply) {
+  calls_.read(ended, [this, id, reply](const Kept& kept, const std::exception_ptr& error) {
+    if (error) return reply(not_read(id, error));
+    const auto& end = std::get<Ended>(kept);
+    reply({.body = end.body, .content_type = end.content_type});
+    const auto found = promises_.find(id);
+    if (found != promises_.end()) was_read(id, found->second);
+  });
+}
+
+void Promises::was_read(const std::string& id, Promise& promise) {
   if (promise.read_ms > 0) return;
   drop_later(id, promise, milliseconds_since_1970());
-  if (on_read_) on_read_(id, promise.read_ms);
+  calls_.on_read(id, promise.read_ms);
 }
 
 void Promises::drop_later(const std::string& id, Promise& promise, int64_t read_ms) {
@@ -104,7 +134,7 @@ void Promises::drop_later(const std::string& id, Promise& promise, int64_t read_
 
 void Promises::restore_read(const std::string& id, int64_t read_ms) {
   const auto found = promises_.find(id);
-  if (found != promises_.end() && found->second.response) drop_later(id, found->second, read_ms);
+  if (found != promises_.end() && found->second.is_settled) drop_later(id, found->second, read_ms);
 }
 
 std::vector<PromiseState> Promises::state() const {
@@ -113,10 +143,9 @@ std::vector<PromiseState> Promises::state() const {
     const auto& [owner, number, sequence, key_id] = promise.made;
     PromiseState& to = out.emplace_back();
     to = {.id = id, .owner = owner, .number = number, .read_ms = promise.read_ms, .key_id = key_id};
-    if (!promise.response) {
-      to.sequence = sequence;
-      continue;
-    }
+    to.ended = promise.ended;
+    if (!promise.is_settled) to.sequence = sequence;
+    if (!promise.is_settled || promise.ended > 0) continue;
     to.status = promise.response->status;
     to.content_type = promise.response->content_type;
     to.body = promise.response->body;
@@ -134,21 +163,25 @@ void Promises::restore(const State& state) {
     }
     Promise& promise = promises_[from.id];
     promise.made = made;
-    promise.response = {.status = static_cast<int>(from.status),
-                        .body = from.body,
-                        .content_type = from.content_type};
-    num_bytes_ += std::ssize(from.body);
+    promise.is_settled = true;
+    promise.ended = from.ended;
+    if (from.ended == 0) {
+      promise.response = {.status = static_cast<int>(from.status),
+                          .body = from.body,
+                          .content_type = from.content_type};
+      num_bytes_ += std::ssize(from.body);
+    }
     if (from.read_ms > 0) drop_later(from.id, promise, from.read_ms);
   }
 }
 
 void Promises::drop(const std::string& id) {
-  const auto node = promises_.extract(id);
+  auto node = promises_.extract(id);
   if (!node) return;
-  const Promise& promise = node.mapped();
-  if (!promise.response) count_settled(promise.made.owner);
+  Promise& promise = node.mapped();
+  if (!promise.is_settled) count_settled(promise.made.owner);
   num_held_ -= std::ssize(promise.waiters);
-  if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
+  let_go(promise);
   for (const Waiter& w : promise.waiters)
     w.reply(refusal(410, "server: request_id '" + id + "' was given up"));
 }

@@ -7,9 +7,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "twinkle/base/fields/options.h"
+#include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/state.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/loop.h"
@@ -20,6 +22,7 @@ struct PromiseOptions {
   std::chrono::milliseconds hold{30000};
   std::chrono::milliseconds keep_read{600000};
   int64_t max_open = 32768;
+  int64_t max_result_bytes = int64_t{256} << 20;
 
   static constexpr auto fields() {
     using O = PromiseOptions;
@@ -31,28 +34,38 @@ struct PromiseOptions {
                "seconds that a result which was given is kept, since its response may be lost"),
         option("max_open", &O::max_open, between(1, kMostTokens),
                "accepted requests of one tenant that have not ended, each about a kilobyte of "
-               "memory; one more is refused as busy")};
+               "memory; one more is refused as busy"),
+        option("max_result_bytes", &O::max_result_bytes, between(0, kMostBytes),
+               "bytes of results in memory; beyond them the oldest wait in the journal until they "
+               "are asked for")};
   }
+};
+
+// What promises ask of the service.
+struct PromiseCalls {
+  // A result is given for the first time, and in ms since 1970 when.
+  std::function<void(const std::string& id, int64_t time_ms)> on_read = [](const auto&...) {};
+  // Why the tenant's rates hold what has no result yet, or "": a poll's 408 tells it.
+  std::function<std::string(const std::string& id)> why_held = [](const auto&) { return ""; };
+  // Which record is being done.
+  std::function<uint64_t()> sequence = [] { return 0; };
+  // Reads the Ended of this sequence back, as History::read does.
+  std::function<void(uint64_t sequence, const Reader::Then& then)> read = {};
 };
 
 class Promises {
  public:
-  // `on_read` is told when a result is given for the first time, and in ms since 1970 when.
-  // `why_held`: why the tenant's rates hold what has no result yet, or "": a poll's 408 tells it.
-  // `sequence` says which record is being done.
-  Promises(
-      const PromiseOptions& options, Loop& loop,
-      std::function<void(const std::string& id, int64_t time_ms)> on_read = {},
-      std::function<std::string(const std::string& id)> why_held = {},
-      std::function<uint64_t()> sequence = [] { return 0; });
+  Promises(const PromiseOptions& options, Loop& loop, PromiseCalls calls = {})
+      : options_(options), loop_(loop), calls_(std::move(calls)) {}
 
   // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
   // owner has max_open that are not settled.
   void open(const std::string& id, const std::string& owner, const std::string& key_id = "");
-  // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
-  void settle(const std::string& id, Response response);
-  // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
-  // promise.
+  // Keeps the answer and gives it to all who wait. `ended`: the sequence of the Ended that holds
+  // it, too, so that it need not stay in memory; 0: none does. Nothing if it is settled, or gone.
+  void settle(const std::string& id, Response response, uint64_t ended = 0);
+  // Answers where it is settled, at once or when that is read, when it is settled, or with 408
+  // after `hold`. 404: no such promise; 503: the disk does not give its answer.
   void poll(const std::string& id, Reply reply);
   // Whose it is, and how many there had been when it was opened; null: no such promise.
   struct Made {
@@ -78,7 +91,7 @@ class Promises {
   void drop(const std::string& id);
   int64_t num_open() const { return num_open_; }    // not settled
   int64_t num_held() const { return num_held_; }    // polls that wait
-  int64_t num_bytes() const { return num_bytes_; }  // of results
+  int64_t num_bytes() const { return num_bytes_; }  // of results in memory
 
  private:
   struct Waiter {
@@ -87,23 +100,27 @@ class Promises {
   };
   struct Promise {
     Made made;
-    std::optional<Response> response = {};
+    bool is_settled = false;
+    std::optional<Response> response = {};  // nothing of a settled one: it is read back ...
+    uint64_t ended = 0;                     // ... from this record; 0: from none
     std::vector<Waiter> waiters = {};
     int64_t read_ms = 0;  // since 1970; 0: nobody has read it
   };
 
   void count_settled(const std::string& owner);
   void give(const std::string& id, Promise& promise, const Reply& reply);
+  void read_back(const std::string& id, uint64_t ended, const Reply& reply);
+  void was_read(const std::string& id, Promise& promise);
+  void let_go(Promise& promise);
   void drop_later(const std::string& id, Promise& promise, int64_t read_ms);
 
   const PromiseOptions options_;
   Loop& loop_;
-  const std::function<void(const std::string&, int64_t)> on_read_;
-  const std::function<std::string(const std::string&)> why_held_;
-  const std::function<uint64_t()> sequence_;
+  const PromiseCalls calls_;
   std::map<std::string, Promise> promises_;
   std::map<std::string, int64_t> open_of_;  // owners that have some
   std::map<std::string, Made> carried_;
+  std::map<uint64_t, std::string> by_age_;  // by `ended`: whose answers need not be in memory
   int64_t next_waiter_ = 1, num_ever_ = 0;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
 };

@@ -76,6 +76,36 @@ TEST_F(PromisesTest, AnUnreadResultStaysAndAReadOneGoesAfterTenMinutes) {
   EXPECT_EQ(promises_.num_bytes(), 0);
 }
 
+TEST_F(PromisesTest, BeyondTheirBytesTheOldestLeaveMemoryAndAreReadBack) {
+  std::vector<uint64_t> read;
+  Promises promises({.max_result_bytes = 10}, loop_,
+                    {.read = [&](uint64_t ended, const Reader::Then& then) {
+                      read.push_back(ended);
+                      then(Ended{.body = "record " + std::to_string(ended)}, nullptr);
+                    }});
+  const auto poll = [&](const std::string& id) {
+    promises.poll(id, note());
+    return told_.back();
+  };
+  for (const char* id : {"r1", "r2", "r3", "r4", "r5"}) promises.open(id, "a");
+  promises.poll("r1", note());
+  for (uint64_t n = 1; n <= 4; ++n) promises.settle("r" + std::to_string(n), {.body = "12345"}, n);
+  EXPECT_EQ(told_, std::vector<std::string>{"200 12345"}) << "who waits has it at once";
+  EXPECT_EQ(promises.num_bytes(), 10);
+  EXPECT_EQ(poll("r1"), "200 record 1");
+  EXPECT_EQ(poll("r2"), "200 record 2");
+  EXPECT_EQ(poll("r4"), "200 12345");
+  EXPECT_EQ(read, (std::vector<uint64_t>{1, 2}));
+  promises.settle("r5", {.body = "in no record at all"});
+  EXPECT_EQ(poll("r5"), "200 in no record at all");
+  EXPECT_EQ(poll("r4"), "200 record 4");
+  EXPECT_EQ(promises.num_bytes(), 19);
+  loop_.pass(10min);
+  EXPECT_EQ(poll("r2").substr(0, 3), "404") << "it was read";
+  EXPECT_EQ(poll("r3"), "200 record 3");
+  EXPECT_EQ(promises.num_bytes(), 0);
+}
+
 TEST_F(PromisesTest, OneIsFoundWithItsOwnerAndAnUnknownOneIs404) {
   promises_.open("r1", "a");
   promises_.open("r2", "b");

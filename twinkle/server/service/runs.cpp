@@ -34,7 +34,7 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .num_published = run.num_published,
           .is_made = run.is_made,
           .finished = run.finished,
-          .broken = next == run.last_step ? run.broken_at_step : run.broken,
+          .broken = next <= run.last_step ? run.broken_at_step : run.broken,
           .saved = {run.saved.begin(), run.saved.end()}};
     for (const auto& [seq_id, refusal] : run.refused)
       to.refused.push_back(
@@ -124,7 +124,7 @@ void Runs::go_on(Run& run) {
       if (refusal.breaks_window && run.broken.empty())
         run.broken = "seq_id " + std::to_string(it->first) + ": " + refusal.why;
     } else {
-      if (it->second->steps && (!run.running.empty() || run.num_creating > 0)) return;
+      if (it->second->steps && run.is_window_open()) return;
       start(run, it->first, it->second);
     }
     run.waiting.erase(it);
@@ -139,7 +139,7 @@ void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendi
     ++run.num_creating;
   } else {
     pending->owner = run.owner;  // what makes the run does not wait
-    run.running[seq_id] = {pending->publishes, pending->saves};
+    run.running[seq_id] = {accumulates, pending->publishes, pending->saves};
     if (is_covered) run.given = std::max(run.given, seq_id);
     pending->on_given = [this, id = run.id, seq_id, steps = pending->steps] {
       Run& of = runs_.at(id);

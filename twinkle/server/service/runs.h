@@ -3,6 +3,7 @@
 // that has a failure is dropped as a whole, so that no step is made on half a batch. Used by the
 // service's thread alone.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,6 +30,7 @@ struct Run {
     bool is_told = false;  // by the request's promise: it had been accepted
   };
   struct Running {
+    bool accumulates = false;  // or steps
     bool publishes = false, saves = false;
   };
   std::map<int64_t, Refusal> refused;  // by seq_id
@@ -37,7 +39,7 @@ struct Run {
   std::map<int64_t, std::shared_ptr<Pending>> waiting;
   int64_t next = 1;                    // the number that is next in order
   int64_t given = 0;                   // the last number that the engine has been given
-  std::map<int64_t, Running> running;  // that have had their turn and not ended, of the window
+  std::map<int64_t, Running> running;  // that have had their turn and not ended
   int64_t num_creating = 0;            // operations that make the run, which have not ended
   bool is_made = false;                // the engine has it
   int64_t num_published = 0;           // versions, which the engine counts likewise
@@ -50,6 +52,13 @@ struct Run {
   std::string request_id(int64_t seq_id) const { return id + ":" + std::to_string(seq_id); }
   bool came(int64_t seq_id) const {
     return (seq_id >= 1 && seq_id < next) || waiting.contains(seq_id);
+  }
+  // Whether an optim_step must wait: what may still break its window has not ended. A Save, say,
+  // may be written beside it.
+  bool is_window_open() const {
+    return num_creating > 0 || std::ranges::any_of(running, [](const auto& request) {
+             return request.second.accumulates;
+           });
   }
   // The first number that has not ended: of a request that runs, or that has not come. Saves that
   // the engine has been given do not count: later requests may end before them.

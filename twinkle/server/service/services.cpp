@@ -46,20 +46,23 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       state(std::move(state)),
       history(loop),
       rates(loop, [this](const std::string& owner) { return quota_of(owner); }),
-      promises(
-          options.promises, loop,
-          [this](const std::string& id, int64_t time_ms) {
-            // Told again after a crash, if this is lost: no harm.
-            history.append(Read{id, time_ms}, [](uint64_t, auto) {});
-          },
-          [this](const std::string& id) { return why_held(id, rates, runs); },
-          [this] { return history.sequence(); }),
+      promises(options.promises, loop,
+               {.on_read =
+                    [this](const std::string& id, int64_t time_ms) {
+                      // Told again after a crash, if this is lost: no harm.
+                      history.append(Read{id, time_ms}, [](uint64_t, auto) {});
+                    },
+                .why_held = [this](const std::string& id) { return why_held(id, rates, runs); },
+                .sequence = [this] { return history.sequence(); },
+                .read = [this](uint64_t ended,
+                               const Reader::Then& then) { history.read(ended, then); }}),
       operations(options.lines, backend, loop, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s) { release_saved(s); }),
       runs(backend, promises, operations, snapshots),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
+      silence(backend, loop, runs, options.silence),
       amounts(this->state),
       options_(options) {
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });

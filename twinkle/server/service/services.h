@@ -22,6 +22,7 @@
 #include "twinkle/server/service/snapshots.h"
 #include "twinkle/server/tenants/amounts.h"
 #include "twinkle/server/tenants/rates.h"
+#include "twinkle/server/tenants/silence.h"
 #include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {
@@ -61,12 +62,15 @@ struct ServiceOptions {
   store::JournalOptions journal;
   TruncationOptions truncation;
   LineOptions lines;
+  SilenceOptions silence;
 
   static constexpr auto fields() {
-    return std::tuple{
-        group("snapshots", &ServiceOptions::snapshots),
-        group("promises", &ServiceOptions::promises), group("journal", &ServiceOptions::journal),
-        group("truncation", &ServiceOptions::truncation), group("lines", &ServiceOptions::lines)};
+    return std::tuple{group("snapshots", &ServiceOptions::snapshots),
+                      group("promises", &ServiceOptions::promises),
+                      group("journal", &ServiceOptions::journal),
+                      group("truncation", &ServiceOptions::truncation),
+                      group("lines", &ServiceOptions::lines),
+                      group("silence", &ServiceOptions::silence)};
   }
 };
 
@@ -133,6 +137,7 @@ class Services {
   Snapshots snapshots;
   Runs runs;
   Truncation truncation;
+  Silence silence;
   Amounts amounts;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;

@@ -33,13 +33,16 @@ bool Snapshots::take(const Run& run) {
   }
   std::vector<engine::Accepted> accepted;
   try {
-    accepted.push_back(backend_.check(engine::Save{
-        .tenant = run.id, .directory = path_of(saving.record.folder), .optimizer = true}));
+    // As they are: a run that could not be saved would hold up the state that all wait for.
+    accepted.push_back(backend_.check(engine::Save{.tenant = run.id,
+                                                   .directory = path_of(saving.record.folder),
+                                                   .optimizer = true,
+                                                   .as_is = true}));
     for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_versions; ++v) {
       const std::string folder = run.id + "/version-" + std::to_string(v);
       saving.record.versions.push_back(folder);
-      accepted.push_back(backend_.check(
-          engine::Save{.tenant = run.id, .directory = path_of(folder), .version = v}));
+      accepted.push_back(backend_.check(engine::Save{
+          .tenant = run.id, .directory = path_of(folder), .version = v, .as_is = true}));
     }
   } catch (const Error&) {
     return false;  // the queue is full, or a folder cannot be written

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "twinkle/base/file.h"
+#include "twinkle/server/history/state_file.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -110,6 +111,46 @@ TEST_F(WaitingTest, RequestsThatWaitForTheEngineAreDoneInTheirOrderAfterAKillToo
   const std::vector<std::string> all = done(id);
   ASSERT_EQ(all.size(), 21U);
   EXPECT_EQ(all[19], "step");
+}
+
+TEST_F(WaitingTest, ResultsBeyondTheirBytesWaitOnTheDiskThroughStatesAndKills) {
+  options_.promises.max_result_bytes = 0;
+  options_.truncation.journal_bytes = 1;
+  restart();
+  const std::string id = run();
+  std::vector<Response> acks;
+  for (int64_t seq = 1; seq <= 5; ++seq) acks.push_back(train(id, seq));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
+  const std::string told = result(acks[0]).body;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(truncate());
+    const State state = StateReader(dir_ / "journal").state();
+    for (const PromiseState& promise : state.promises) EXPECT_EQ(promise.body, "");
+    EXPECT_GE(carried(state).size(), 5U);
+    restart();
+  }
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
+  EXPECT_EQ(result(acks[0]).body, told);
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(services_->promises.num_bytes(), 0);
+}
+
+TEST_F(WaitingTest, AResultThatTheDiskDoesNotGiveIsLaterAndNotLost) {
+  options_.promises.max_result_bytes = 0;
+  restart();
+  const std::string id = run();
+  const Response ack = train(id, 1);
+  EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
+  const auto file = dir_ / "journal/00000000000000000001.journal";
+  const std::string bytes = read_file(file);
+  std::string damaged = bytes;
+  damaged.back() ^= 1;
+  write_text(file, damaged);
+  const Response refused = result(ack);
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_NE(text(refused, "detail").find("cannot be read back"), std::string::npos);
+  write_text(file, bytes);
+  EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
 }
 
 TEST_F(WaitingTest, ARequestWhoseRecordIsDamagedFailsByNameAndItsWindowWithIt) {

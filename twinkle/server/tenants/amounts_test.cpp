@@ -97,6 +97,39 @@ TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken
   EXPECT_EQ(services_->sessions.at(s).runs.size(), 2u);
 }
 
+TEST_F(AmountsTest, WhatIsCountedAndWhatWasRefusedAreInAStateThatTakesThePlaceOfRecords) {
+  options_.truncation.journal_bytes = 1;
+  restart();
+  limit([](store::Quota& q) { q.max_runs = 1, q.max_adapters = 2; });
+  const std::string s = session(key_);
+  const std::string run = text(result(create(s), key_), "model_id");
+  EXPECT_EQ(detail(create(s, 1)), kOneRun);
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 2), key_).status, 200);
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 3, "b")).find("has 2 adapters"),
+            std::string::npos);
+  for (int i = 0; i < 2; ++i) {  // from the records' state, and from the state's
+    ASSERT_TRUE(truncate(key_));
+    limit([](store::Quota& q) { q.max_runs = q.max_adapters = 0; });
+    restart();
+    EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 1);
+    EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 2);
+    EXPECT_EQ(services_->sessions.at(s).runs.size(), 1u);
+    EXPECT_NE(detail(save("save_weights_for_sampler", run, 3, "b")).find("was refused"),
+              std::string::npos);
+  }
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 4, "c"), key_).status, 200);
+  limit([](store::Quota& q) { q.max_runs = 1, q.max_adapters = 3; });
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 5)).find("has 3 adapters"),
+            std::string::npos);
+  EXPECT_EQ(post("/api/v1/sessions/" + s + "/finish", JsonObject{}, key_).status, 200);
+  ASSERT_TRUE(truncate(key_));
+  restart();
+  EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 0);
+  EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 2) << "the named ones";
+  EXPECT_EQ(create(session(key_)).status, 200);
+}
+
 TEST_F(AmountsTest, AdaptersAreNamedOnesAndPublishedOnesAndThoseThatAreBeingMade) {
   limit([](store::Quota& q) { q.max_adapters = 2; });
   const std::string run = text(result(create(session(key_)), key_), "model_id");

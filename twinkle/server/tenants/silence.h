@@ -1,0 +1,50 @@
+// Runs of sessions from which nothing is heard: they lose nothing but their place in the engine's
+// memory, which their next request brings back, bit for bit. That changes no number, so it is not
+// written down. Silence is counted while the server is up. Used by the service's thread alone.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+#include "twinkle/base/fields/options.h"
+#include "twinkle/server/loop.h"
+#include "twinkle/server/service/backend.h"
+#include "twinkle/server/service/runs.h"
+
+namespace twinkle::server {
+
+struct SilenceOptions {
+  std::chrono::milliseconds park_after{300000};
+
+  static constexpr auto fields() {
+    return std::tuple{
+        option("park_seconds", &SilenceOptions::park_after, between(0, 86400),
+               "seconds without a request or heartbeat of a session after which its runs leave the "
+               "engine's memory until their next request, at most a quarter late; counted while "
+               "the server is up; 0: never")};
+  }
+};
+
+class Silence {
+ public:
+  Silence(Backend& backend, Loop& loop, const Runs& runs, SilenceOptions options);
+
+  // A request came, or a heartbeat, of the session of this id, or of what it has made.
+  void heard(const std::string& id);
+
+ private:
+  void wait();
+  void check();
+  void park(const Run& run);
+
+  Backend& backend_;
+  Loop& loop_;
+  const Runs& runs_;
+  const SilenceOptions options_;
+  std::set<std::string> heard_;           // sessions, since the last check
+  std::map<std::string, int64_t> quiet_;  // by run: checks since its session was heard
+};
+
+}  // namespace twinkle::server

@@ -1,0 +1,122 @@
+#include "twinkle/server/tenants/silence.h"
+
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+using std::chrono::seconds;
+
+class SilenceTest : public ServiceTest {
+ protected:
+  SilenceTest() { restart(); }
+  void restart() {
+    open();
+    go_on();
+  }
+  // So far; a run that is parked already counts each time.
+  int64_t num_parks() {
+    while (dispatcher_->stats().num_queued > 0) loop_->run();
+    return executor_->num_parks;
+  }
+  uintmax_t journal_bytes() {
+    loop_->run();
+    uintmax_t out = 0;
+    for (const auto& segment : store::segments_in(dir_ / "journal"))
+      out += std::filesystem::file_size(segment.path);
+    return out;
+  }
+  int heartbeat(const std::string& run) {
+    return post("/api/v1/session_heartbeat", {{"session_id", run.substr(0, run.find(':'))}}).status;
+  }
+};
+
+TEST_F(SilenceTest, ParksTheRunsOfASilentSessionAndWritesNothingDown) {
+  const std::string id = run();
+  result(train(id, 1));
+  loop_->pass(seconds(1));
+  const uintmax_t before = journal_bytes();
+  loop_->pass(seconds(298));
+  EXPECT_EQ(num_parks(), 0);
+  loop_->pass(seconds(77));
+  EXPECT_EQ(num_parks(), 1);
+  EXPECT_EQ(journal_bytes(), before);
+  result(step(id, 2));
+  EXPECT_EQ(done(id).size(), 2U) << "it goes on";
+  loop_->pass(seconds(299));
+  EXPECT_EQ(num_parks(), 1) << "it was heard";
+  loop_->pass(seconds(76));
+  EXPECT_EQ(num_parks(), 2) << "silent again";
+}
+
+TEST_F(SilenceTest, ARunThatCouldNotBeParkedIsTriedAgain) {
+  run();
+  loop_->pass(seconds(375));
+  EXPECT_EQ(num_parks(), 1);
+  loop_->pass(seconds(75));
+  EXPECT_EQ(num_parks(), 2);
+}
+
+TEST_F(SilenceTest, AHeartbeatKeepsASessionsRunsAndNobodyElses) {
+  const std::string heard = run(), silent = run();
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(heartbeat(heard), 200);
+    loop_->pass(seconds(50));
+  }
+  EXPECT_EQ(num_parks(), 1);
+}
+
+TEST_F(SilenceTest, APollAndASampleAreHeard) {
+  const std::string id = run();
+  const Response published =
+      post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 1}});
+  const std::string sampler = text(result(published), "sampling_session_id");
+  for (int i = 0; i < 10; ++i) {
+    if (i % 2 == 0)
+      result(published);
+    else
+      EXPECT_EQ(answer([&] {
+                  Request r = request("/api/v1/samplers/" + sampler, "", "tml-a");
+                  r.method = "GET";
+                  return r;
+                }())
+                    .status,
+                200);
+    loop_->pass(seconds(50));
+  }
+  EXPECT_EQ(num_parks(), 0);
+}
+
+TEST_F(SilenceTest, ARunThatWorksIsNotParked) {
+  const std::string id = run();
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const Response ack = train(id, 1);
+  loop_->pass(seconds(1000));
+  go = true;
+  EXPECT_EQ(num_parks(), 0);
+  result(ack);
+}
+
+TEST_F(SilenceTest, IsCountedFromTheServersStart) {
+  run();
+  loop_->pass(seconds(290));
+  restart();
+  loop_->pass(seconds(290));
+  EXPECT_EQ(num_parks(), 0);
+  loop_->pass(seconds(160));
+  EXPECT_GT(num_parks(), 0);
+}
+
+TEST_F(SilenceTest, IsNotCountedAtZero) {
+  options_.silence.park_after = seconds(0);
+  restart();
+  run();
+  loop_->pass(seconds(5000));
+  EXPECT_EQ(num_parks(), 0);
+}
+
+}  // namespace
+}  // namespace twinkle::server
