@@ -25,7 +25,6 @@ struct Service {
     services.close([this] { loop.run(); });
     dispatcher.close();
   }
-  bool replays(const Command& command) { return server::replay(0, command, services); }
 
   LoopForTest loop;
   engine::NullExecutor executor;
@@ -97,8 +96,7 @@ void read_route(const std::string& bytes) {
     service.reset();
     fs::remove_all(scratch_folder());
     service = std::make_unique<Service>(scratch_folder());
-    for (const Command& c : commands())
-      if (!service->replays(c)) throw std::logic_error("a good request was refused");
+    for (const Command& c : commands()) replay(0, c, service->services);
   }
   Command sent = command(bytes.substr(0, line), line < bytes.size() ? bytes.substr(line + 1) : "");
   int status = 0;
@@ -149,9 +147,7 @@ void read_records(const std::string& bytes) {
     Service service(state);
     service.services.open(
         {}, true,
-        [&](uint64_t sequence, const Command& c) {
-          return server::replay(sequence, c, service.services);
-        },
+        [&](uint64_t sequence, const Command& c) { server::replay(sequence, c, service.services); },
         [&] { service.loop.run(); });
   }
 }

@@ -41,8 +41,8 @@ class EngineBackend : public server::Backend {
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
-  engine::Accepted check(engine::Operation operation) override {
-    return engine_.check(std::move(operation));
+  engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+    return engine_.check(std::move(operation), {}, beyond);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     return engine_.submit(std::move(accepted), std::move(on_done));
@@ -135,7 +135,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   const engine::ModelInfo& info = engine.model_info();
   services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
                 o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
-                  return server::replay(sequence, command, services);
+                  server::replay(sequence, command, services);
                 });
   http->serve({.admit =
                    [&](const server::Head& head, const server::Admit& admit) {

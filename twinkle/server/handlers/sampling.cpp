@@ -140,7 +140,7 @@ std::optional<Response> create_sampling_session(Call& call) {
     sampler.base_model = checkpoint.base_model;
     sampler.tenant = s.tenant_of(checkpoint.folder, call.owner);
   }
-  s.make(sampler.tenant);
+  s.decisions.decide([&] { s.make(sampler.tenant); });
   session.samplers[seq] = sampler.id;
   const std::string id = sampler.id;
   s.samplers[id] = std::move(sampler);

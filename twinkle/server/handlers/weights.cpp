@@ -123,7 +123,10 @@ std::optional<Response> load_weights(Call& call) {
     // Tinker's state has no gradients that no step has taken; the folder has.
     operations.emplace_back(engine::ZeroGrad{id});
   }
-  for (const engine::Operation& o : operations) s.backend.validate(o);
+  s.decisions.decide([&] {
+    for (const engine::Operation& o : operations) s.backend.validate(o);
+    s.promises.require_room(call.owner);
+  });
   s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;

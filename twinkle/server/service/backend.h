@@ -26,7 +26,8 @@ class Backend {
   // As Engine's of these names.
   virtual engine::Stats stats() const = 0;
   virtual void validate(const engine::Operation& operation) const = 0;
-  virtual engine::Accepted check(engine::Operation operation) = 0;
+  virtual engine::Accepted check(engine::Operation operation,
+                                 engine::Beyond beyond = engine::Beyond::kRefused) = 0;
   virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
 };
 

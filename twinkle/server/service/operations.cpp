@@ -69,7 +69,6 @@ void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
 }
 
 void Operations::require_room(const Pending& pending) const {
-  if (history_.is_replaying()) return;
   require(lines_.is_free(pending), Code::kBusy, "server: the engine's queue of '", pending.tenant,
           "' is full; come again");
   backend_.check(pending.ready->operation);  // whose room is given back
@@ -170,13 +169,6 @@ void Operations::replay(const Ended& record) {
     }
   }
   apply(*entry, record);
-}
-
-bool Operations::is_running() const {
-  return std::ranges::any_of(entries_, [](const auto& e) {
-    const Entry& entry = *e.second;
-    return entry.is_asked && !entry.came;
-  });
 }
 
 std::set<std::string> Operations::waiting_samplers() const {

@@ -35,7 +35,7 @@ class Operations {
   // Operations of one tenant in the order of these calls; each is given to the engine when it has
   // room. `covered`: of a replay whose engine has already been given what it changed.
   void start(std::shared_ptr<Pending> pending, bool covered = false);
-  // Error kBusy: the engine would not be given it at once. Never in a replay.
+  // Error kBusy: the engine would not be given it at once.
   void require_room(const Pending& pending) const;
   // Whether a Sample of a tenant's version waits for its turn.
   bool has_sample(const std::string& tenant, int64_t version) const;
@@ -43,8 +43,6 @@ class Operations {
 
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
-  // Whether the engine does something that will end.
-  bool is_running() const;
   int64_t num_running() const { return std::ssize(entries_); }  // that have not ended
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;

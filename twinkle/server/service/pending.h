@@ -70,10 +70,11 @@ struct Pending {
   bool accumulates = false;  // or steps: its failure breaks the window
   bool steps = false, samples = false, changes_engine = false;
   bool creates = false, publishes = false, saves = false;
-  int64_t version = 0;  // that a Sample samples
-  std::string owner;    // whose rates may hold it; empty: nobody's
-  bool may_go = false;  // as far as they say
-  Used used;            // without what its end adds
+  int64_t version = 0;       // that a Sample samples
+  bool came_before = false;  // this start, whose limits may be lower
+  std::string owner;         // whose rates may hold it; empty: nobody's
+  bool may_go = false;       // as far as they say
+  Used used;                 // without what its end adds
   std::optional<Ready> ready = {};
   Source source;
   OnEnd on_end;

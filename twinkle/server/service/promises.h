@@ -46,8 +46,9 @@ class Promises {
       std::function<std::string(const std::string& id)> why_held = {},
       std::function<uint64_t()> sequence = [] { return 0; });
 
-  // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
-  // owner has max_open that are not settled.
+  // Error kBusy: the owner has max_open that are not settled.
+  void require_room(const std::string& owner) const;
+  // Before anything is settled or polled for. Error kConflict: there is one of this id.
   void open(const std::string& id, const std::string& owner, const std::string& key_id = "");
   // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response);

@@ -84,12 +84,14 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
           "' has not come; at most ", kMaxAhead, " numbers may be ahead of it");
   const auto pending =
       std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
+  pending->came_before = decisions_.is_decided();
   try {
-    backend_.validate(pending->ready->operation);
+    decisions_.decide([&] { backend_.validate(pending->ready->operation); });
   } catch (const Error& e) {
     refuse(run, seq_id, e.what(), pending->accumulates);
     throw;
   }
+  decisions_.decide([&] { promises_.require_room(run.owner); });
   promises_.open(request_id, run.owner, number.key_id);
   if (is_behind)
     start(run, seq_id, pending);
@@ -112,6 +114,7 @@ void Runs::take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendin
 }
 
 void Runs::submit_first(Run& run, const std::shared_ptr<Pending>& pending) {
+  pending->came_before = decisions_.is_decided();
   start(run, 0, pending);
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "twinkle/server/replay/decisions.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
@@ -71,8 +72,13 @@ class Runs {
   // A request that comes must not be further ahead of the first that is missing.
   static constexpr int64_t kMaxAhead = 4096;
 
-  Runs(Backend& backend, Promises& promises, Operations& operations, Snapshots& snapshots)
-      : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
+  Runs(Backend& backend, Decisions& decisions, Promises& promises, Operations& operations,
+       Snapshots& snapshots)
+      : backend_(backend),
+        decisions_(decisions),
+        promises_(promises),
+        operations_(operations),
+        snapshots_(snapshots) {}
 
   Run* find(const std::string& id);  // null: none of this id
   const std::map<std::string, Run>& all() const { return runs_; }
@@ -84,7 +90,7 @@ class Runs {
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::validate; the number is used up then. kInvalid, too: a number below 1, or
-  // too far ahead, a run whose session has finished; kBusy as of Promises::open.
+  // too far ahead, a run whose session has finished; kBusy as of Promises::require_room.
   std::string submit(Run& run, const Numbered& number, Ready ready, Source source = {},
                      Pending::OnEnd on_end = {});
   // The number of a request that was refused before it became an operation.
@@ -102,6 +108,7 @@ class Runs {
   void end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended);
 
   Backend& backend_;
+  Decisions& decisions_;
   Promises& promises_;
   Operations& operations_;
   Snapshots& snapshots_;

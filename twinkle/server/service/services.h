@@ -15,6 +15,7 @@
 #include "twinkle/server/history/truncation.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/metrics/metrics.h"
+#include "twinkle/server/replay/decisions.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
@@ -76,7 +77,8 @@ class Services {
            const ServiceOptions& options = {});
 
   // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
-  // Backend::validate; kBusy: it cannot be given to the engine at once, or as of Promises::open.
+  // Backend::validate; kBusy: it cannot be given to the engine at once, or as of
+  // Promises::require_room.
   void sample(const std::string& owner, const std::string& key_id,
               std::shared_ptr<Pending> pending);
   // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
@@ -89,29 +91,28 @@ class Services {
   }
   // With the owner's weight and priority.
   engine::Create standing(engine::Create create, const std::string& owner);
-  // If it is one of these, and the engine has not got it. A replay makes those alone for which work
-  // is left. Errors as of Backend::check.
+  // If it is one of these, and the engine has not got it. A replay makes at its end those for which
+  // work is left. Errors as of Backend::check.
   void make(const std::string& tenant);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
 
   // Does again what the journal in the state's folder holds, and writes down what follows; called
-  // by another thread than the service's. `command` runs a request that was journalled, and is
-  // false where there is no room for it yet. Error kInvalid: damaged, or of another model; or of
-  // `other_arithmetic`, unless that is accepted: results will differ from what they would have
-  // been.
+  // by another thread than the service's. `command` runs a request that was journalled. Error
+  // kInvalid: damaged, or of another model; or of `other_arithmetic`, unless that is accepted:
+  // results will differ from what they would have been.
   void open(
       const Opened& opened, bool accept_other_arithmetic,
-      const std::function<bool(uint64_t sequence, const Command&)>& command,
+      const std::function<void(uint64_t sequence, const Command&)>& command,
       const std::function<void()>& turn = [] {});
   // What the service is between two records; nothing: it cannot be told now, for what has ended is
   // not all before what has not. And back, before what it carries is done again.
   std::optional<State> take_state() const;
   void restore(const State& state, int64_t kept_from_ms);
 
-  // `name`: Error kInvalid: no model of this name is served, with those that are.
-  void require_model(const std::string& name) const;
+  // `name`: Error kInvalid: no model of this name is served, with those that are. A decision.
+  void require_model(const std::string& name);
 
   // As a kill would end it, but in order: before the engine is closed, which then ends nothing that
   // a client is told of. The next start does it.
@@ -126,6 +127,7 @@ class Services {
   Access access;            // who may come in; everybody, unless it is set
   Metrics metrics;
   History history;
+  Decisions decisions;  // on the request whose turn it is
   Rates rates;
   Usage usage;
   Promises promises;
@@ -140,7 +142,6 @@ class Services {
 
  private:
   void used(const Promises::Made& of, const Ended& ended);
-  void make_now(const std::string& tenant);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);
