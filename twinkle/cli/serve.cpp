@@ -137,6 +137,8 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
                 o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
                   server::replay(sequence, command, services);
                 });
+  for (const auto& [run, why] : services.operations.lost())
+    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
   http->serve({.admit =
                    [&](const server::Head& head, const server::Admit& admit) {
                      server::admit(head, without_root(head.path, o.root_path), services, room,

@@ -59,6 +59,7 @@ struct RunState {
   int64_t rank = 0, next = 1, num_published = 0;
   bool is_made = false;   // the engine has it
   bool finished = false;  // its session has
+  bool is_lost = false;   // the engine cannot get it any more
   std::string broken;     // why the window is dropped, or empty
   std::vector<RefusedState> refused;
   std::vector<std::string> saved;   // KIND/NAME
@@ -76,7 +77,8 @@ struct RunState {
                       field(9, "refused", &RunState::refused),
                       field(10, "saved", &RunState::saved),
                       field(11, "folders", &RunState::folders),
-                      field(12, "finished", &RunState::finished)};
+                      field(12, "finished", &RunState::finished),
+                      field(13, "is_lost", &RunState::is_lost)};
   }
 };
 

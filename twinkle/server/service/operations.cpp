@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 
 namespace twinkle::server {
@@ -80,6 +81,11 @@ bool Operations::has_sample(const std::string& tenant, int64_t version) const {
 
 void Operations::ask(Entry& entry, int64_t number, bool is_again) {
   entry.is_asked = true;
+  const auto lost = lost_.find(entry.pending->tenant);
+  if (lost != lost_.end())
+    return loop_.post([this, number, why = lost->second] {
+      came(number, {.error = std::make_exception_ptr(Error(Code::kNotFound, why))});
+    });
   lines_.add(number, entry.pending, is_again);
 }
 
@@ -147,6 +153,16 @@ void Operations::compare(const Entry& entry) {
     differs_ = entry.pending->request_id;
 }
 
+// Of what a replay must do again.
+void Operations::look_for_checkpoint(const Entry& entry) {
+  const std::string& folder = entry.pending->reads;
+  if (folder.empty() || is_there(folder)) return;
+  const std::string& run = entry.pending->tenant;
+  lose(run, "server: the run '" + run + "' is lost: the checkpoint in " + folder +
+                ", with which it began, was removed; put it back and start the server again, or "
+                "make another run");
+}
+
 void Operations::replay(const Ended& record) {
   const auto known = numbers_.find(record.request_id);
   require(known != numbers_.end(), Code::kInvalid, "server: the journal ends '", record.request_id,
@@ -156,7 +172,8 @@ void Operations::replay(const Ended& record) {
   const std::shared_ptr<Entry> entry = entries_.at(number);
   entry->recorded = record;
   const bool is_done = record.failed || !entry->pending->changes_engine;
-  if (entry->covered || (!entry->is_asked && is_done)) {
+  if (!is_done && !entry->covered) look_for_checkpoint(*entry);
+  if (entry->covered || lost_.contains(entry->pending->tenant) || (!entry->is_asked && is_done)) {
     entries_.erase(number);
   } else {
     for (const auto& [n, before] : entries_)

@@ -46,6 +46,11 @@ class Operations {
   int64_t num_running() const { return std::ssize(entries_); }  // that have not ended
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;
+  // From here on all operations of this tenant of the engine fail, with this text.
+  void lose(const std::string& tenant, const std::string& why) { lost_[tenant] = why; }
+  // Tenants whose weights a replay could not get, since the checkpoint that they began with is not
+  // there, and why.
+  const std::map<std::string, std::string>& lost() const { return lost_; }
   // Gives the engine what has no recorded end; false while what has one is not done again. Error
   // kInvalid: it ended otherwise than the record says, and `must_agree`.
   bool finish_replay(bool must_agree);
@@ -70,6 +75,7 @@ class Operations {
   void give(int64_t number, engine::Accepted accepted);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
+  void look_for_checkpoint(const Entry& entry);
   void apply(const Entry& entry, const Ended& ended);
   void compare(const Entry& entry);
 
@@ -82,6 +88,7 @@ class Operations {
   Entries entries_;                         // in the order of their starts
   std::map<std::string, int64_t> numbers_;  // by request_id
   std::string differs_;                     // which operation did, in a replay
+  std::map<std::string, std::string> lost_;
   bool closing_ = false;
   Lines lines_;
 };

@@ -25,6 +25,7 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
   for (const auto& [id, run] : runs_) {
     const int64_t next = run.first_unended();
     if (run.num_creating > 0) return std::nullopt;
+    const bool is_lost = operations_.lost().contains(id);
     RunState& to = out.emplace_back();
     to = {.id = id,
           .owner = run.owner,
@@ -32,8 +33,9 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .rank = run.rank,
           .next = next,
           .num_published = run.num_published,
-          .is_made = run.is_made,
+          .is_made = run.is_made && !is_lost,
           .finished = run.finished,
+          .is_lost = is_lost,
           .broken = next == run.last_step ? run.broken_at_step : run.broken,
           .saved = {run.saved.begin(), run.saved.end()}};
     for (const auto& [seq_id, refusal] : run.refused)
@@ -56,6 +58,10 @@ void Runs::restore(const RunState& from, const std::filesystem::path& state) {
   run.given = from.next - 1;
   run.num_published = from.num_published;
   run.is_made = from.is_made;
+  if (from.is_lost)
+    operations_.lose(from.id, "server: the run '" + from.id +
+                                  "' is lost: the checkpoint with which it began was removed; make "
+                                  "another run");
   run.broken = from.broken;
   run.saved = {from.saved.begin(), from.saved.end()};
   for (const NumberedId& folder : from.folders) run.folders[folder.number] = state / folder.id;
