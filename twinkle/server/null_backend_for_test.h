@@ -22,11 +22,10 @@ class NullBackend : public Backend {
   engine::Stats stats() const override { return dispatcher_.stats(); }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
-    const auto* save = std::get_if<engine::Save>(&operation);
-    require(!save || !is_there(std::filesystem::path(save->directory) / "foreign"), Code::kInvalid,
-            "null: the folder holds 'foreign'");
+    check_folder(operation);
   }
   engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+    check_folder(operation);
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));
     return std::move(dispatcher_.accept(std::move(one), {}, beyond)[0]);
@@ -38,6 +37,13 @@ class NullBackend : public Backend {
   }
 
  private:
+  // As an engine refuses what is no checkpoint's.
+  static void check_folder(const engine::Operation& operation) {
+    const auto* save = std::get_if<engine::Save>(&operation);
+    require(!save || !is_there(std::filesystem::path(save->directory) / "foreign"), Code::kInvalid,
+            "null: the folder holds 'foreign'");
+  }
+
   engine::Dispatcher& dispatcher_;
   const ModelFacts model_;
 };

@@ -41,6 +41,10 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
     for (const auto& [seq_id, refusal] : run.refused)
       to.refused.push_back(
           {seq_id, seq_id < next ? "" : refusal.why, refusal.breaks_window, refusal.is_told});
+    // What failed before requests in front of it had ended is told, so it is not carried.
+    for (int64_t seq_id = next; seq_id < run.next; ++seq_id)
+      if (!run.running.contains(seq_id) && !run.refused.contains(seq_id))
+        to.refused.push_back({.seq_id = seq_id, .is_told = true});
     for (const auto& [seq_id, folder] : run.folders)
       to.folders.push_back({seq_id, folder.lexically_relative(state).string()});
   }
