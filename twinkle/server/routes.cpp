@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/server/replay/brief.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -107,13 +108,6 @@ std::string key_of(const Head& head) {
   const std::string bearer = head.header("authorization");
   const bool is_bearer = bearer.starts_with("Bearer ") && head.header("x-api-key").empty();
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
-}
-
-// At most so many bytes of it, and whole characters of UTF-8.
-std::string_view beginning(std::string_view text, size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  return text.substr(0, most);
 }
 
 void write_audit(const Asked& asked, const Caller& caller, const Services& services) {

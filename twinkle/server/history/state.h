@@ -41,7 +41,7 @@ struct SessionState {
 
 struct RefusedState {
   int64_t seq_id = 0;
-  std::string why;  // empty where all before it has ended, too
+  std::string why;
   bool breaks_window = false;
   bool is_told = false;  // by its promise
 
@@ -62,8 +62,9 @@ struct RunState {
   bool is_lost = false;   // the engine cannot get it any more
   std::string broken;     // why the window is dropped, or empty
   std::vector<RefusedState> refused;
-  std::vector<std::string> saved;   // KIND/NAME
-  std::vector<NumberedId> folders;  // of saves that have not ended, below the state's
+  std::vector<std::string> saved;       // KIND/NAME
+  std::vector<NumberedId> folders;      // of saves that have not ended, below the state's
+  std::vector<int64_t> refused_before;  // ranges of numbers below, first and last of each
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &RunState::id),
@@ -78,7 +79,8 @@ struct RunState {
                       field(10, "saved", &RunState::saved),
                       field(11, "folders", &RunState::folders),
                       field(12, "finished", &RunState::finished),
-                      field(13, "is_lost", &RunState::is_lost)};
+                      field(13, "is_lost", &RunState::is_lost),
+                      field(14, "refused_before", &RunState::refused_before)};
   }
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/replay/brief.h"
 
 namespace twinkle::server {
 
@@ -30,7 +31,7 @@ class Decisions {
     try {
       check();
     } catch (const Error& e) {
-      if (e.code != Code::kBusy) refused_ = e.what();  // else it comes again
+      if (e.code != Code::kBusy) refused_ = brief(e.what());  // else it comes again
       throw;
     }
   }

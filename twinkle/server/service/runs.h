@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "twinkle/server/history/number_set.h"
 #include "twinkle/server/replay/decisions.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
@@ -32,7 +33,8 @@ struct Run {
   struct Running {
     bool publishes = false, saves = false;
   };
-  std::map<int64_t, Refusal> refused;  // by seq_id
+  std::map<int64_t, Refusal> refused;  // by seq_id; until all before has ended, ...
+  NumberSet refused_before;            // ... and then of those that are not told: their numbers
   int64_t first_missing = 1;           // the lowest number that did not come
   // By seq_id: for a lower number, or, an optim_step, for the end of its window; null: refused.
   std::map<int64_t, std::shared_ptr<Pending>> waiting;
@@ -49,6 +51,10 @@ struct Run {
   std::string broken_at_step;                        // ... and why its window was dropped
 
   std::string request_id(int64_t seq_id) const { return id + ":" + std::to_string(seq_id); }
+  bool is_refused(int64_t seq_id) const {
+    const auto found = refused.find(seq_id);
+    return refused_before.contains(seq_id) || (found != refused.end() && !found->second.is_told);
+  }
   bool came(int64_t seq_id) const {
     return (seq_id >= 1 && seq_id < next) || waiting.contains(seq_id);
   }
