@@ -61,6 +61,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
       amounts(this->state),
+      kept(options.kept),
       options_(options) {
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
 }
@@ -68,6 +69,18 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
 void Services::used(const Promises::Made& of, const Ended& ended) {
   usage.add(of.owner, of.key_id, ended.request_id, ended.used);
   if (!history.is_replaying()) rates.spend(of.owner, ended.used.generated, ended.used.seconds);
+}
+
+void Services::add(Session session) {
+  kept.add(Kept::What::kSession, session.owner);
+  const std::string id = session.id;
+  sessions[id] = std::move(session);
+}
+
+Sampler& Services::add(Sampler sampler) {
+  kept.add(Kept::What::kSampler, sampler.owner);
+  const std::string id = sampler.id;
+  return samplers[id] = std::move(sampler);
 }
 
 void Services::sample(const std::string& owner, const std::string& key_id,

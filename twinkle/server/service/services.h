@@ -22,6 +22,7 @@
 #include "twinkle/server/service/runs.h"
 #include "twinkle/server/service/snapshots.h"
 #include "twinkle/server/tenants/amounts.h"
+#include "twinkle/server/tenants/kept.h"
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/tenants/usage.h"
 
@@ -62,12 +63,15 @@ struct ServiceOptions {
   store::JournalOptions journal;
   TruncationOptions truncation;
   LineOptions lines;
+  KeptOptions kept;
 
   static constexpr auto fields() {
-    return std::tuple{
-        group("snapshots", &ServiceOptions::snapshots),
-        group("promises", &ServiceOptions::promises), group("journal", &ServiceOptions::journal),
-        group("truncation", &ServiceOptions::truncation), group("lines", &ServiceOptions::lines)};
+    return std::tuple{group("snapshots", &ServiceOptions::snapshots),
+                      group("promises", &ServiceOptions::promises),
+                      group("journal", &ServiceOptions::journal),
+                      group("truncation", &ServiceOptions::truncation),
+                      group("lines", &ServiceOptions::lines),
+                      group("kept", &ServiceOptions::kept)};
   }
 };
 
@@ -76,6 +80,9 @@ class Services {
   Services(Backend& backend, Loop& loop, std::filesystem::path state,
            const ServiceOptions& options = {});
 
+  // There is none of the id.
+  void add(Session session);
+  Sampler& add(Sampler sampler);
   // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
   // Backend::validate; kBusy: it cannot be given to the engine at once, or as of
   // Promises::require_room.
@@ -136,6 +143,7 @@ class Services {
   Runs runs;
   Truncation truncation;
   Amounts amounts;
+  Kept kept;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
