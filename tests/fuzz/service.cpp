@@ -179,12 +179,13 @@ Reader records() {
   const Ended ended{.request_id = run + ":0", .content_type = "application/json", .body = "{}"};
   const std::string failed = packed(Ended{.request_id = run + ":1", .failed = true, .body = "{}"});
   words.insert(words.end(), {packed(questions()[1]), packed(ended), failed, packed(Dropped{3}),
-                             packed(Read{run + ":0", 1}),
+                             packed(Refused{2, "no"}), packed(Read{run + ":0", 1}),
                              packed(Snapshotted{.run = run, .folder = "a", .seq_id = 2}),
                              packed(7, ""), packed(2, "")});
   return {.name = "records",
           .corpus = {whole, whole + packed(ended) + failed + packed(Read{run + ":0", 1}),
-                     whole + packed(Dropped{2}), whole + packed(ended) + packed(ended), "",
+                     whole + packed(Dropped{2}), whole + packed(Refused{2, "no"}),
+                     whole + packed(ended) + packed(ended), "",
                      packed(Snapshotted{.run = run, .folder = "a", .seq_id = 2}) + whole},
           .words = std::move(words),
           .read = read_records};

@@ -26,16 +26,19 @@ class DecisionsTest : public ServiceTest {
     body.as_object()["base_model"] = name;
     return post("/api/v1/create_model", body);
   }
-  Response sampler(const std::string& session, const std::string& name) {
+  Response sampler(const std::string& session, const std::string& name,
+                   const std::string& key = "tml-a") {
     return post("/api/v1/create_sampling_session",
-                {{"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", name}});
+                {{"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", name}},
+                key);
   }
-  Response sample(const std::string& sampler, int64_t seq_id) {
+  Response sample(const std::string& sampler, int64_t seq_id, const std::string& key = "tml-a") {
     return post("/api/v1/asample",
                 {{"sampling_session_id", sampler},
                  {"seq_id", seq_id},
                  {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-                 {"sampling_params", {{"max_tokens", 3}}}});
+                 {"sampling_params", {{"max_tokens", 3}}}},
+                key);
   }
   Response save(const std::string& run, int64_t seq_id) {
     return post("/api/v1/save_weights", {{"model_id", run}, {"seq_id", seq_id}, {"path", "a"}});
@@ -144,6 +147,36 @@ TEST_F(DecisionsTest, WhatWasDoneIsDoneAgainThoughTheEngineTakesLessMemoryNow) {
   EXPECT_EQ(text(result(step(id, 4)), "error").substr(0, 43),
             "optim_step: a request of its window failed,");
   EXPECT_EQ(done(id).size(), before.size());
+}
+
+TEST_F(DecisionsTest, SnapshotsAndSamplersAreThereThoughTheEngineTakesLessAtATimeNow) {
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string id = run();
+  result(train(id, 1)), result(step(id, 2));
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  std::vector<Response> unended;
+  std::atomic<bool> go = false;
+  executor_->on_step = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  for (const char* key : {"tml-a", "tml-b", "tml-c"}) {
+    const std::string s = text(sampler(session(key), "null", key), "sampling_session_id");
+    unended.push_back(sample(s, 0, key));
+  }
+  services_->close([this] { loop_->run(); });
+  go = true;
+  restart({.max_queued_total = 1,
+           .max_queued_bytes = engine::num_bytes(engine::Operation(engine::Inspect{id}))});
+  for (int i = 0; i < 1000 && services_->promises.num_open() > 0; ++i) {
+    loop_->pass(std::chrono::milliseconds(50));  // until the engine is asked again
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(executor_->num_batches, 0) << "it has its snapshot";
+  EXPECT_EQ(done(id).size(), 2U);
+  size_t i = 0;
+  for (const char* key : {"tml-a", "tml-b", "tml-c"})
+    EXPECT_EQ(result(unended[i++], key).content_type, "application/x-protobuf");
 }
 
 TEST_F(DecisionsTest, ASaveThatWasTakenIsThereThoughItsFolderHoldsSomethingElseNow) {

@@ -97,15 +97,27 @@ void Services::sample(const std::string& owner, const std::string& key_id,
   operations.start(std::move(pending));
 }
 
-void Services::make(const std::string& tenant) {
+void Services::make(const std::string& tenant, engine::Beyond beyond) {
   const auto found = sampled_.find(tenant);
   if (found == sampled_.end() || made_.contains(tenant)) return;
-  engine::Accepted accepted = backend.check(found->second);
+  engine::Accepted accepted = backend.check(found->second, beyond);
   made_.insert(tenant);
   backend.submit(std::move(accepted), [this, tenant](const engine::Outcome& outcome) {
     if (!outcome.error) return;
     loop.post([this, tenant] { made_.erase(tenant); });  // the next who asks tries again
   });
+}
+
+bool Services::make_all(std::set<std::string>& tenants) {
+  for (; !tenants.empty(); tenants.erase(tenants.begin())) {
+    try {
+      make(*tenants.begin(), engine::Beyond::kAlone);
+    } catch (const Error& e) {
+      if (e.code != Code::kBusy) throw;
+      return false;
+    }
+  }
+  return true;
 }
 
 engine::Create Services::standing(engine::Create create, const std::string& owner) {
@@ -174,6 +186,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
                     const std::function<void()>& turn) {
   bool same = true, given = false;
   std::map<uint64_t, std::string> refused;
+  std::set<std::string> samplers_to_make;
   // Outlives this call: the journal may tell of the record when a replay has failed.
   const auto written = std::make_shared<std::optional<std::exception_ptr>>();
   int64_t kept_from_ms = 0;
@@ -218,10 +231,11 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
       std::erase(starts_, opened);
       starts_.push_back(opened);
       history.append(opened, [written](uint64_t, const auto& error) { *written = error; });
-      for (const std::string& tenant : operations.waiting_samplers()) make(tenant);
+      samplers_to_make = operations.waiting_samplers();
     }
     if (*written && **written) std::rethrow_exception(**written);
-    return *written && snapshots.finish_restore() && operations.finish_replay(same);
+    return *written && make_all(samplers_to_make) && snapshots.finish_restore() &&
+           operations.finish_replay(same);
   };
   history.open(state / "journal", {begin, apply, finish, turn}, options_.journal);
 }

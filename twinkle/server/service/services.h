@@ -100,7 +100,7 @@ class Services {
   engine::Create standing(engine::Create create, const std::string& owner);
   // If it is one of these, and the engine has not got it. A replay makes at its end those for which
   // work is left. Errors as of Backend::check.
-  void make(const std::string& tenant);
+  void make(const std::string& tenant, engine::Beyond beyond = engine::Beyond::kRefused);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
@@ -149,6 +149,8 @@ class Services {
   std::map<std::string, Checkpoint> checkpoints;  // by their path
 
  private:
+  // Makes them one after another, and takes away those that are made; false: there is no room yet.
+  bool make_all(std::set<std::string>& tenants);
   void used(const Promises::Made& of, const Ended& ended);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
