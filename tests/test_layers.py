@@ -129,6 +129,7 @@ CATCHES = {
     "twinkle/server/history/backup.cpp": "is a journal that changed meanwhile, and is copied again",
     "twinkle/server/history/history.cpp": "goes to who waits for the record",
     "twinkle/server/history/reader.cpp": "goes to who waits for the record, likewise",
+    "twinkle/server/replay/decisions.h": "is written down for replays",
     "twinkle/server/service/lines.cpp": "ends the operation; one without room is tried again",
     "twinkle/server/service/operations.cpp": "becomes the answer of a promise",
     "twinkle/server/service/promises.cpp": "becomes 503: the disk does not give the result now",

@@ -43,8 +43,8 @@ class EngineBackend : public server::Backend {
   engine::Stats stats() const override { return engine_.stats(); }
   engine::ParkingStats parking() const override { return engine_.parking(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
-  engine::Accepted check(engine::Operation operation) override {
-    return engine_.check(std::move(operation));
+  engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+    return engine_.check(std::move(operation), {}, beyond);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     return engine_.submit(std::move(accepted), std::move(on_done));
@@ -139,8 +139,10 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   const engine::ModelInfo& info = engine.model_info();
   services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
                 o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
-                  return server::replay(sequence, command, services);
+                  server::replay(sequence, command, services);
                 });
+  for (const auto& [run, why] : services.operations.lost())
+    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
   http->serve({.admit =
                    [&](const server::Head& head, const server::Admit& admit) {
                      server::admit(head, without_root(head.path, o.root_path), services, room,

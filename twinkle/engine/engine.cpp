@@ -43,12 +43,12 @@ Engine::~Engine() {
 
 const ModelInfo& Engine::model_info() const { return state_->executor.model_info(); }
 
-Accepted Engine::check(Operation operation, const SampleHooks& hooks) {
+Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond beyond) {
   state_->require_own_process();
   engine::check(operation, state_->executor.spec(), model_info().directory);
   std::vector<Operation> one;
   one.push_back(std::move(operation));
-  return std::move(state_->dispatcher.accept(std::move(one), hooks)[0]);
+  return std::move(state_->dispatcher.accept(std::move(one), hooks, beyond)[0]);
 }
 
 void Engine::validate(const Operation& operation) const {

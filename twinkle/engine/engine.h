@@ -34,9 +34,10 @@ class Engine {
 
   // Checks what can be checked at once, and takes a place in the queue and memory. `hooks` go with
   // a Sample. Error kInvalid: what check finds, or the operation and its result take more than
-  // max_queued_bytes alone; kBusy: the tenant's queue, or that of all, is full, in operations or
-  // bytes.
-  Accepted check(Operation operation, const SampleHooks& hooks = {});
+  // max_queued_bytes alone, and that is refused; kBusy: the tenant's queue, or that of all, is
+  // full, in operations or bytes.
+  Accepted check(Operation operation, const SampleHooks& hooks = {},
+                 Beyond beyond = Beyond::kRefused);
   // Error kInvalid where check would refuse the operation however much room there was.
   void validate(const Operation& operation) const;
   // Queues what was checked, and returns its id; operations of one tenant in the order of these

@@ -1,8 +1,13 @@
 // For tests: the engine as the service sees it, over a dispatcher that has a null model behind it.
 #pragma once
+#include <filesystem>
+#include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/server/service/backend.h"
 
@@ -12,17 +17,21 @@ class NullBackend : public Backend {
  public:
   engine::ParkingStats parked;  // what it tells
 
-  explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
+  explicit NullBackend(engine::Dispatcher& dispatcher, std::vector<std::string> names = {"null"})
+      : dispatcher_(dispatcher),
+        model_{.directory = "null", .names = std::move(names), .max_positions = 64} {}
   const ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
   engine::ParkingStats parking() const override { return parked; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
+    check_folder(operation);
   }
-  engine::Accepted check(engine::Operation operation) override {
+  engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+    check_folder(operation);
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));
-    return std::move(dispatcher_.accept(std::move(one))[0]);
+    return std::move(dispatcher_.accept(std::move(one), {}, beyond)[0]);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     std::vector<engine::Accepted> one;
@@ -31,8 +40,15 @@ class NullBackend : public Backend {
   }
 
  private:
+  // As an engine refuses what is no checkpoint's.
+  static void check_folder(const engine::Operation& operation) {
+    const auto* save = std::get_if<engine::Save>(&operation);
+    require(!save || !is_there(std::filesystem::path(save->directory) / "foreign"), Code::kInvalid,
+            "null: the folder holds 'foreign'");
+  }
+
   engine::Dispatcher& dispatcher_;
-  const ModelFacts model_{.directory = "null", .names = {"null"}, .max_positions = 64};
+  const ModelFacts model_;
 };
 
 // ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.

@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/server/replay/brief.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -109,13 +110,6 @@ std::string key_of(const Head& head) {
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
 }
 
-// At most so many bytes of it, and whole characters of UTF-8.
-std::string_view beginning(std::string_view text, size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  return text.substr(0, most);
-}
-
 void write_audit(const Asked& asked, const Caller& caller, const Services& services) {
   constexpr size_t kMostBytes = 255;  // of a text
   const std::string_view path = asked.route->path;
@@ -169,7 +163,19 @@ Amount amount_of(unsigned touches) {
   return touches & kMakesCheckpoint ? Amount::kCheckpoint : Amount::kNothing;
 }
 
-bool is_later(const Response& response) { return response.status == 429 || response.status == 503; }
+// Answers the journalled request whose turn it was. A refusal that a replay cannot find again is
+// written down first.
+void tell(const Response& response, uint64_t sequence, Services& services, const Reply& reply) {
+  const std::string& refused = services.decisions.refused();
+  if (!refused.empty())
+    return services.history.append(Refused{sequence, refused},
+                                   [response, reply](uint64_t, const std::exception_ptr& error) {
+                                     reply(error ? response_of(error) : response);
+                                   });
+  if (response.status == 429 || response.status == 503)
+    services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
+  reply(response);
+}
 
 }  // namespace
 
@@ -246,19 +252,18 @@ void route(Request request, Services& services, Reply answer) {
     services.history.append(command, [a, caller, shared, pending, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
       fault("before apply");
-      Response response =
-          error ? response_of(error) : *run(*a, caller, *shared, sequence, services, reply);
+      if (error) return reply(response_of(error));
+      services.decisions.come();
+      const Response response = *run(*a, caller, *shared, sequence, services, reply);
       fault("after apply");
-      if (!error && is_later(response))
-        services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
-      reply(std::move(response));
+      tell(response, sequence, services, reply);
     });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }
 }
 
-bool replay(uint64_t sequence, const Command& command, Services& services) {
+void replay(uint64_t sequence, const Command& command, Services& services) {
   Request request;
   request.method = command.method;
   request.path = command.path;
@@ -269,9 +274,7 @@ bool replay(uint64_t sequence, const Command& command, Services& services) {
           "server: the journal holds a request to ", command.path,
           ", which changes nothing; it is damaged");
   read_body(*a);
-  const auto response =
-      run(*a, {.owner = command.owner}, command, sequence, services, [](Response) {});
-  return !is_later(*response);
+  run(*a, {.owner = command.owner}, command, sequence, services, [](Response) {});
 }
 
 }  // namespace twinkle::server

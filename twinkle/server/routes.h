@@ -62,8 +62,8 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
 // service's thread.
 void route(Request request, Services& services, Reply reply);
 
-// Does what a journalled request did; false: there is no room for it yet.
-bool replay(uint64_t sequence, const Command& command, Services& services);
+// Does what a journalled request did, as Services::decisions says that it was decided.
+void replay(uint64_t sequence, const Command& command, Services& services);
 
 Response json(const Json& body);
 

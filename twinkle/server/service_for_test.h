@@ -30,7 +30,7 @@ class ServiceTest : public testing::Test {
     loop_ = std::make_unique<LoopForTest>();
     executor_ = std::make_unique<engine::NullExecutor>();
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
-    backend_ = std::make_unique<NullBackend>(*dispatcher_);
+    backend_ = std::make_unique<NullBackend>(*dispatcher_, names_);
     services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), options_);
   }
   ~ServiceTest() override { close(); }
@@ -47,7 +47,7 @@ class ServiceTest : public testing::Test {
     services_->open(
         opened, accept_other_arithmetic,
         [this](uint64_t sequence, const Command& command) {
-          return replay(sequence, command, *services_);
+          replay(sequence, command, *services_);
         },
         [this] { loop_->run(); });
   }
@@ -142,6 +142,7 @@ class ServiceTest : public testing::Test {
   }
 
   ServiceOptions options_;
+  std::vector<std::string> names_{"null"};
   ScratchDir dir_;
   std::unique_ptr<LoopForTest> loop_;
   std::unique_ptr<engine::NullExecutor> executor_;

@@ -77,6 +77,8 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_given_bytes_total=1073741824",
       "give_again_seconds=0.05",
       "park_seconds=300",
+      "max_sessions=1000000",
+      "max_samplers=1000000",
       "model=smollm2",
       "mixed_precision=bf16",
       "device=",

@@ -18,11 +18,11 @@ struct HeldBytes::Room::Books {
   std::map<std::string, int64_t> of GUARDED_BY(mutex){};  // tenants that hold some
   int64_t in_all GUARDED_BY(mutex) = 0;
 
+  int64_t most() const { return std::min(max_of_tenant, max_in_all); }
   void change(const std::string& tenant, int64_t from, int64_t to);
   void require_possible(const std::string& tenant, int64_t bytes) const {
-    require(bytes <= std::min(max_of_tenant, max_in_all), Code::kInvalid,
-            "engine: an operation of tenant '", tenant, "' takes ", bytes,
-            " bytes with its files and its result, max_queued_bytes is ", max_of_tenant,
+    require(bytes <= most(), Code::kInvalid, "engine: an operation of tenant '", tenant, "' takes ",
+            bytes, " bytes with its files and its result, max_queued_bytes is ", max_of_tenant,
             " and max_queued_bytes_total ", max_in_all, "; submit less at once, or raise them");
   }
 };
@@ -51,18 +51,20 @@ void HeldBytes::Room::Books::change(const std::string& tenant, int64_t from, int
 HeldBytes::HeldBytes(int64_t max_of_tenant, int64_t max_in_all)
     : books_(new Room::Books{max_of_tenant, max_in_all}) {}
 
-HeldBytes::Room::Room(std::shared_ptr<Books> books, std::string tenant)
-    : books_(std::move(books)), tenant_(std::move(tenant)) {}
+HeldBytes::Room::Room(std::shared_ptr<Books> books, std::string tenant, Beyond beyond)
+    : books_(std::move(books)), tenant_(std::move(tenant)), beyond_(beyond) {}
 
 HeldBytes::Room::~Room() { resize(0); }
 
 void HeldBytes::Room::resize(int64_t bytes) {
+  if (beyond_ == Beyond::kAlone) bytes = std::min(bytes, books_->most());
   books_->change(tenant_, bytes_, bytes);
   bytes_ = bytes;
 }
 
-std::shared_ptr<HeldBytes::Room> HeldBytes::reserve(const std::string& tenant, int64_t bytes) {
-  const std::shared_ptr<Room> out(new Room(books_, tenant));
+std::shared_ptr<HeldBytes::Room> HeldBytes::reserve(const std::string& tenant, int64_t bytes,
+                                                    Beyond beyond) {
+  const std::shared_ptr<Room> out(new Room(books_, tenant, beyond));
   out->resize(bytes);
   return out;
 }
@@ -71,7 +73,7 @@ void HeldBytes::require_possible(const std::string& tenant, int64_t bytes) const
   books_->require_possible(tenant, bytes);
 }
 
-int64_t HeldBytes::max() const { return std::min(books_->max_of_tenant, books_->max_in_all); }
+int64_t HeldBytes::max() const { return books_->most(); }
 
 int64_t HeldBytes::in_all() const {
   const Lock lock(books_->mutex);

@@ -8,6 +8,10 @@
 
 namespace twinkle::engine {
 
+// What alone is more than the limits: it is refused, or holds as much as they allow, and so goes
+// when nothing else of its tenant does.
+enum class Beyond { kRefused, kAlone };
+
 class HeldBytes {
  public:
   // Both above 0: of one tenant, of all.
@@ -28,16 +32,18 @@ class HeldBytes {
    private:
     friend class HeldBytes;
     struct Books;
-    Room(std::shared_ptr<Books> books, std::string tenant);
+    Room(std::shared_ptr<Books> books, std::string tenant, Beyond beyond);
 
     const std::shared_ptr<Books> books_;
     const std::string tenant_;
+    const Beyond beyond_;
     int64_t bytes_ = 0;
   };
 
   // Error kBusy: the tenant, or all, would hold more than the limit; kInvalid: these bytes alone
-  // are more.
-  std::shared_ptr<Room> reserve(const std::string& tenant, int64_t bytes);
+  // are more, and that is refused.
+  std::shared_ptr<Room> reserve(const std::string& tenant, int64_t bytes,
+                                Beyond beyond = Beyond::kRefused);
 
   // Error kInvalid: reserve() would refuse them for their number alone.
   void require_possible(const std::string& tenant, int64_t bytes) const;

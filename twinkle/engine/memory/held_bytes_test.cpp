@@ -47,6 +47,21 @@ TEST(HeldBytes, ATenantAndAllTogetherHoldNoMoreThanTheirLimits) {
   EXPECT_EQ(refusal(held, "a", 70, Code::kBusy), "no error");
 }
 
+TEST(HeldBytes, WhatAloneIsBeyondTheLimitsMayGoAlone) {
+  HeldBytes held(100, 150);
+  auto other = held.reserve("a", 1);
+  EXPECT_EQ(refused(Code::kBusy, [&] { held.reserve("a", 1000, Beyond::kAlone); }),
+            "engine: tenant 'a' holds 1 bytes in operations and results, this one takes 100, "
+            "max_queued_bytes is 100; take some of their results, or drop them");
+  other.reset();
+  const auto alone = held.reserve("a", 1000, Beyond::kAlone);
+  EXPECT_EQ(held.in_all(), 100);
+  alone->resize(2000);
+  EXPECT_EQ(held.in_all(), 100);
+  alone->resize(10);
+  EXPECT_EQ(held.in_all(), 10);
+}
+
 TEST(HeldBytes, ARoomGrowsWithinTheLimitsAndOutlivesThem) {
   std::optional<HeldBytes> held(std::in_place, 100, 100);
   const auto room = held->reserve("a", 10);

@@ -22,7 +22,7 @@ std::vector<int64_t> tokens_of(const Operation& operation) {
 
 // With the bytes that they hold, and no places yet.
 std::vector<Accepted> Dispatcher::with_memory(std::vector<Operation> operations,
-                                              const SampleHooks& hooks) {
+                                              const SampleHooks& hooks, Beyond beyond) {
   const bool streams = static_cast<bool>(hooks.on_tokens);
   std::map<std::string, int64_t> together;
   std::vector<int64_t> bytes;
@@ -45,7 +45,7 @@ std::vector<Accepted> Dispatcher::with_memory(std::vector<Operation> operations,
     Jobs one;
     Job& job = one[0];
     job.operation = std::move(operations[i]);
-    job.room = held_.reserve(tenant_of(job.operation), bytes[i]);
+    job.room = held_.reserve(tenant_of(job.operation), bytes[i], beyond);
     job.prepared =
         executor_.prepare(job.operation, [&](int64_t more) { job.room->resize(bytes[i] += more); });
     if (std::holds_alternative<Sample>(job.operation)) {
@@ -80,8 +80,8 @@ void Dispatcher::require_room(std::span<const Accepted> accepted) const {
 }
 
 std::vector<Accepted> Dispatcher::accept(std::vector<Operation> operations,
-                                         const SampleHooks& hooks) {
-  std::vector<Accepted> out = with_memory(std::move(operations), hooks);
+                                         const SampleHooks& hooks, Beyond beyond) {
+  std::vector<Accepted> out = with_memory(std::move(operations), hooks, beyond);
   const Lock lock(mutex_);
   require(!closed_, Code::kBusy, "engine: closed");
   require_room(out);

@@ -60,8 +60,10 @@ class Dispatcher {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   // Takes places in the queue and memory for all, or for none. `hooks` go with each Sample. Error
-  // kBusy: a queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone.
-  std::vector<Accepted> accept(std::vector<Operation> operations, const SampleHooks& hooks = {});
+  // kBusy: a queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone, and
+  // that is refused.
+  std::vector<Accepted> accept(std::vector<Operation> operations, const SampleHooks& hooks = {},
+                               Beyond beyond = Beyond::kRefused);
   // Error kInvalid: the operation takes more than max_queued_bytes alone, as far as is known
   // without its files.
   void require_possible(const Operation& operation) const;
@@ -99,7 +101,8 @@ class Dispatcher {
   };
 
   // The caller's thread.
-  std::vector<Accepted> with_memory(std::vector<Operation> operations, const SampleHooks& hooks);
+  std::vector<Accepted> with_memory(std::vector<Operation> operations, const SampleHooks& hooks,
+                                    Beyond beyond);
   void require_room(std::span<const Accepted> accepted) const REQUIRES(mutex_);
   void leave(const std::string& tenant);  // the queue, by one that was accepted and dropped
 

@@ -140,11 +140,12 @@ std::optional<Response> create_sampling_session(Call& call) {
     sampler.base_model = checkpoint.base_model;
     sampler.tenant = s.tenant_of(checkpoint.folder, call.owner);
   }
-  s.make(sampler.tenant);
+  s.decisions.decide([&] {
+    s.kept.require_room(Kept::What::kSampler, call.owner);
+    s.make(sampler.tenant);
+  });
   session.samplers[seq] = sampler.id;
-  const std::string id = sampler.id;
-  s.samplers[id] = std::move(sampler);
-  return json({{"sampling_session_id", id}});
+  return json({{"sampling_session_id", s.add(std::move(sampler)).id}});
 }
 
 std::optional<Response> get_sampler(Call& call) {

@@ -9,8 +9,10 @@ std::optional<Response> client_config(Call& call) { return json(call.services.cl
 std::optional<Response> client_dynamic_config(Call&) { return json(JsonObject{}); }
 
 std::optional<Response> create_session(Call& call) {
+  Services& s = call.services;
   const std::string& id = call.chance;
-  call.services.sessions[id] = {.id = id, .owner = call.owner};
+  s.decisions.decide([&] { s.kept.require_room(Kept::What::kSession, call.owner); });
+  s.add(Session{.id = id, .owner = call.owner});
   return json({{"session_id", id}, {"type", "create_session"}});
 }
 

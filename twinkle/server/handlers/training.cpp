@@ -174,7 +174,10 @@ std::optional<Response> create_model(Call& call) {
       s.standing({.tenant = id, .lora_json = boost::json::serialize(lora)}, call.owner);
   create.seed = get_or<int64_t>(*config, "seed", 0);
   const std::string request_id = id + ":0";
-  s.backend.validate(create);
+  s.decisions.decide([&] {
+    s.backend.validate(create);
+    s.promises.require_room(call.owner);
+  });
   s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;

@@ -66,9 +66,14 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
   if (find(call.body, "path")) return json(save(call, "sampler_weights", false));
   const auto [run, seq_id] = in_run(call);
   Services& s = call.services;
-  if (!call.refused.empty() && !run.came(seq_id)) {
-    s.runs.refuse(run, seq_id, call.refused, false);
-    call.require_allowed();
+  try {
+    if (!run.came(seq_id)) {
+      call.require_allowed();
+      s.decisions.decide([&] { s.kept.require_room(Kept::What::kSampler, run.owner); });
+    }
+  } catch (const Error& e) {
+    s.runs.refuse(run, seq_id, e.what(), false);
+    throw;
   }
   const Sampler made{.id = run.id + ":sample:" + std::to_string(seq_id),
                      .owner = run.owner,
@@ -80,7 +85,7 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
        [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
       {}, [&s, made, counts = s.amounts.pend(run.owner, Amount::kAdapter)](const Ended& ended) {
         if (ended.failed) return;
-        Sampler& sampler = s.samplers[made.id] = made;
+        Sampler& sampler = s.add(made);
         sampler.version = ++s.runs.find(made.tenant)->num_published;
         if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
           sampler.tenant = s.tenant_of(*folder, sampler.owner);
@@ -123,7 +128,10 @@ std::optional<Response> load_weights(Call& call) {
     // Tinker's state has no gradients that no step has taken; the folder has.
     operations.emplace_back(engine::ZeroGrad{id});
   }
-  for (const engine::Operation& o : operations) s.backend.validate(o);
+  s.decisions.decide([&] {
+    for (const engine::Operation& o : operations) s.backend.validate(o);
+    s.promises.require_room(call.owner);
+  });
   s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
   session.runs[seq] = request_id;

@@ -45,6 +45,12 @@ AnyRecord decoded(const store::Record& record) {
   }
 }
 
+// What a replay knows beforehand.
+bool tells_how(const store::Record& record) {
+  return record.kind == Opened::kKind || record.kind == Dropped::kKind ||
+         record.kind == Refused::kKind || record.kind == Snapshotted::kKind;
+}
+
 // Adds what a record says.
 void add(History::Summary& out, const store::Record& record) {
   if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
@@ -53,6 +59,10 @@ void add(History::Summary& out, const store::Record& record) {
     out.snapshots.insert_or_assign(snapshot.run, std::move(snapshot));
   }
   if (record.kind == Dropped::kKind) out.dropped.insert(read_as<Dropped>(record).sequence);
+  if (record.kind == Refused::kKind) {
+    auto refused = read_as<Refused>(record);
+    out.refused.insert_or_assign(refused.sequence, std::move(refused.why));
+  }
   if (record.kind == Command::kKind)
     out.last_ms = std::max(out.last_ms, read_as<Command>(record).time_ms);
   if (record.kind == Read::kKind)
@@ -107,11 +117,11 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   };
   while (!on_loop(replay.turn, begin)) std::this_thread::sleep_for(kAskAgain);
   const auto do_again = [&](uint64_t sequence, const AnyRecord& record) {
-    const auto apply = [&] {
+    on_loop(replay.turn, [&] {
       sequence_ = sequence;
-      return replay.apply(sequence, record);
-    };
-    while (!on_loop(replay.turn, apply)) std::this_thread::sleep_for(kAskAgain);
+      replay.apply(sequence, record);
+      return true;
+    });
   };
   auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
@@ -131,9 +141,7 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
   journal_->open([&](const store::Record& record) {
     if (record.sequence <= in_state) return;
     bytes_ += bytes_of(record.payload);
-    if (record.kind == Opened::kKind || record.kind == Dropped::kKind ||
-        record.kind == Snapshotted::kKind || summary.dropped.contains(record.sequence))
-      return;
+    if (tells_how(record) || summary.dropped.contains(record.sequence)) return;
     do_again(record.sequence, decoded(record));
   });
   journal_->truncate_before(in_state + 1);  // a kill may have come before that

@@ -35,6 +35,7 @@ class History {
   struct Summary {
     std::vector<Opened> starts;
     std::set<uint64_t> dropped;                    // sequences of commands
+    std::map<uint64_t, std::string> refused;       // why, by their sequences
     std::map<std::string, Snapshotted> snapshots;  // each run's last
     int64_t last_ms = 0;                           // since 1970; when the last record was written
     std::optional<uint64_t> state;                 // the last sequence that the state file holds
@@ -43,10 +44,10 @@ class History {
   struct Replay {
     // Before the first record; false: not yet, ask again.
     std::function<bool(const Summary&)> begin;
-    // Does what the record of this sequence says; false: not yet, ask again. Called for what
-    // changes something: neither for a Dropped and the command that it names, nor for an Opened or
-    // a Snapshotted. A State comes first, and then the commands that it carries.
-    std::function<bool(uint64_t sequence, const AnyRecord&)> apply;
+    // Does what the record of this sequence says. Called for what changes something: neither for a
+    // Dropped and the command that it names, nor for an Opened, a Refused or a Snapshotted. A State
+    // comes first, and then the commands that it carries.
+    std::function<void(uint64_t sequence, const AnyRecord&)> apply;
     // All records were given, and what follows will be written; false: not yet, ask again.
     std::function<bool()> finish;
     // Called while another thread waits for the service's thread: a test runs its loop.

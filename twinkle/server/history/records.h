@@ -57,6 +57,17 @@ struct Dropped {
   static constexpr auto fields() { return std::tuple{field(1, "sequence", &Dropped::sequence)}; }
 };
 
+// A command that was refused for what a replay cannot ask again: options, names, the disk.
+struct Refused {
+  uint64_t sequence = 0;  // of its record
+  std::string why;
+
+  static constexpr uint8_t kKind = 8;  // 7 is a State's
+  static constexpr auto fields() {
+    return std::tuple{field(1, "sequence", &Refused::sequence), field(2, "why", &Refused::why)};
+  }
+};
+
 // How an operation ended. Written before its end changes anything and before anybody is told.
 struct Ended {
   std::string request_id;

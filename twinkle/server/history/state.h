@@ -42,7 +42,7 @@ struct SessionState {
 
 struct RefusedState {
   int64_t seq_id = 0;
-  std::string why;  // empty where all before it has ended, too
+  std::string why;
   bool breaks_window = false;
   bool is_told = false;  // by its promise
 
@@ -60,10 +60,12 @@ struct RunState {
   int64_t rank = 0, next = 1, num_published = 0;
   bool is_made = false;   // the engine has it
   bool finished = false;  // its session has
+  bool is_lost = false;   // the engine cannot get it any more
   std::string broken;     // why the window is dropped, or empty
   std::vector<RefusedState> refused;
-  std::vector<std::string> saved;   // KIND/NAME
-  std::vector<NumberedId> folders;  // of saves that have not ended, below the state's
+  std::vector<std::string> saved;       // KIND/NAME
+  std::vector<NumberedId> folders;      // of saves that have not ended, below the state's
+  std::vector<int64_t> refused_before;  // ranges of numbers below, first and last of each
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &RunState::id),
@@ -77,7 +79,9 @@ struct RunState {
                       field(9, "refused", &RunState::refused),
                       field(10, "saved", &RunState::saved),
                       field(11, "folders", &RunState::folders),
-                      field(12, "finished", &RunState::finished)};
+                      field(12, "finished", &RunState::finished),
+                      field(13, "is_lost", &RunState::is_lost),
+                      field(14, "refused_before", &RunState::refused_before)};
   }
 };
 

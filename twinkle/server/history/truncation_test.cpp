@@ -152,6 +152,33 @@ TEST_F(TruncationTest, ASaveThatEndsBehindALaterStepHoldsWhatWasBeforeIt) {
   EXPECT_EQ(done(text(result(loaded), "model_id")).size(), 1U) << "without the step";
 }
 
+// A state that is taken between the failure of a request and the end of an earlier one.
+TEST_F(TruncationTest, ARequestThatFailedBeforeAnEarlierOneEndedIsKnownToHaveCome) {
+  const std::string id = run();
+  settle();
+  serve_with(2000);
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const Response second =
+      post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 2}, {"path", "a"}});
+  const fs::path folder = dir_ / "checkpoints" / id / "weights/a";
+  fs::create_directories(folder / "foreign");  // behind its acceptance
+  const Response first = train(id, 1);
+  const std::string told = result(second).body;
+  EXPECT_NE(told.find("holds 'foreign'"), std::string::npos);
+  for (int i = 0; i < 40; ++i) session();  // records, until a state is taken
+  go = true;
+  EXPECT_TRUE(loop_->run_until([&] { return services_->truncation.num_taken() > 0; }));
+  EXPECT_EQ(StateReader(dir_ / "journal").state().runs.at(0).next, 1);
+  restart();
+  result(first);
+  EXPECT_EQ(result(second).body, told);
+  result(train(id, 3));
+  EXPECT_EQ(done(id).size(), 2U);
+}
+
 TEST_F(TruncationTest, ARunWhoseCreationFailedHoldsNothingUp) {
   const std::string id = run();
   result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
@@ -376,8 +403,15 @@ class Anything : public TruncationTest {
       runs_.push_back({.id = s + ":train:" + std::to_string(number), .session = s});
   }
 
+  // A folder of a save, which then fails, or not.
+  void change_disk() {
+    const fs::path folder = dir_ / "checkpoints" / one_of(runs_).id / "weights" / "a";
+    if (!is_there(folder / "foreign")) return (void)fs::create_directories(folder / "foreign");
+    fs::remove(folder / "foreign");
+  }
+
   void act() {
-    const unsigned what = draw(20);
+    const unsigned what = draw(21);
     if (what < 10) return train_some();
     if (what < 13) return sample_some();
     if (what == 13) return make_some();
@@ -391,6 +425,7 @@ class Anything : public TruncationTest {
     if (what == 16) return settle();
     if (what == 17 && draw(3) == 0) return kill();
     if (what == 18) holds_ = !holds_;
+    if (what == 20) change_disk();
     if (what == 19 && !sent_.empty()) {
       const Request again = one_of(sent_);
       ask(again);

@@ -95,9 +95,10 @@ bool Lines::give_first(const std::string& key) {
   std::optional<engine::Accepted> accepted;
   try {
     // What can be read again need not be copied.
-    accepted.emplace(backend_.check(pending.source.sequence > 0
-                                        ? std::move(pending.ready->operation)
-                                        : pending.ready->operation));
+    accepted.emplace(
+        backend_.check(pending.source.sequence > 0 ? std::move(pending.ready->operation)
+                                                   : pending.ready->operation,
+                       pending.came_before ? engine::Beyond::kAlone : engine::Beyond::kRefused));
   } catch (const Error& e) {
     if (e.code == Code::kBusy) {
       pending.let_go();

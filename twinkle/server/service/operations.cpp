@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 
 namespace twinkle::server {
@@ -69,7 +70,6 @@ void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
 }
 
 void Operations::require_room(const Pending& pending) const {
-  if (history_.is_replaying()) return;
   require(lines_.is_free(pending), Code::kBusy, "server: the engine's queue of '", pending.tenant,
           "' is full; come again");
   backend_.check(pending.ready->operation);  // whose room is given back
@@ -81,6 +81,11 @@ bool Operations::has_sample(const std::string& tenant, int64_t version) const {
 
 void Operations::ask(Entry& entry, int64_t number, bool is_again) {
   entry.is_asked = true;
+  const auto lost = lost_.find(entry.pending->tenant);
+  if (lost != lost_.end())
+    return loop_.post([this, number, why = lost->second] {
+      came(number, {.error = std::make_exception_ptr(Error(Code::kNotFound, why))});
+    });
   lines_.add(number, entry.pending, is_again);
 }
 
@@ -149,6 +154,16 @@ void Operations::compare(const Entry& entry) {
     differs_ = entry.pending->request_id;
 }
 
+// Of what a replay must do again.
+void Operations::look_for_checkpoint(const Entry& entry) {
+  const std::string& folder = entry.pending->reads;
+  if (folder.empty() || is_there(folder)) return;
+  const std::string& run = entry.pending->tenant;
+  lose(run, "server: the run '" + run + "' is lost: the checkpoint in " + folder +
+                ", with which it began, was removed; put it back and start the server again, or "
+                "make another run");
+}
+
 void Operations::replay(const Ended& record) {
   const auto known = numbers_.find(record.request_id);
   require(known != numbers_.end(), Code::kInvalid, "server: the journal ends '", record.request_id,
@@ -158,7 +173,8 @@ void Operations::replay(const Ended& record) {
   const std::shared_ptr<Entry> entry = entries_.at(number);
   entry->recorded = record;
   const bool is_done = record.failed || !entry->pending->changes_engine;
-  if (entry->covered || (!entry->is_asked && is_done)) {
+  if (!is_done && !entry->covered) look_for_checkpoint(*entry);
+  if (entry->covered || lost_.contains(entry->pending->tenant) || (!entry->is_asked && is_done)) {
     entries_.erase(number);
   } else {
     for (const auto& [n, before] : entries_)
@@ -171,13 +187,6 @@ void Operations::replay(const Ended& record) {
     }
   }
   apply(*entry, record, history_.sequence());
-}
-
-bool Operations::is_running() const {
-  return std::ranges::any_of(entries_, [](const auto& e) {
-    const Entry& entry = *e.second;
-    return entry.is_asked && !entry.came;
-  });
 }
 
 std::set<std::string> Operations::waiting_samplers() const {

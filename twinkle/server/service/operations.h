@@ -35,7 +35,7 @@ class Operations {
   // Operations of one tenant in the order of these calls; each is given to the engine when it has
   // room. `covered`: of a replay whose engine has already been given what it changed.
   void start(std::shared_ptr<Pending> pending, bool covered = false);
-  // Error kBusy: the engine would not be given it at once. Never in a replay.
+  // Error kBusy: the engine would not be given it at once.
   void require_room(const Pending& pending) const;
   // Whether a Sample of a tenant's version waits for its turn.
   bool has_sample(const std::string& tenant, int64_t version) const;
@@ -43,11 +43,14 @@ class Operations {
 
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
-  // Whether the engine does something that will end.
-  bool is_running() const;
   int64_t num_running() const { return std::ssize(entries_); }  // that have not ended
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;
+  // From here on all operations of this tenant of the engine fail, with this text.
+  void lose(const std::string& tenant, const std::string& why) { lost_[tenant] = why; }
+  // Tenants whose weights a replay could not get, since the checkpoint that they began with is not
+  // there, and why.
+  const std::map<std::string, std::string>& lost() const { return lost_; }
   // Gives the engine what has no recorded end; false while what has one is not done again. Error
   // kInvalid: it ended otherwise than the record says, and `must_agree`.
   bool finish_replay(bool must_agree);
@@ -72,6 +75,7 @@ class Operations {
   void give(int64_t number, engine::Accepted accepted);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
+  void look_for_checkpoint(const Entry& entry);
   void apply(const Entry& entry, const Ended& ended, uint64_t sequence);
   void compare(const Entry& entry);
 
@@ -84,6 +88,7 @@ class Operations {
   Entries entries_;                         // in the order of their starts
   std::map<std::string, int64_t> numbers_;  // by request_id
   std::string differs_;                     // which operation did, in a replay
+  std::map<std::string, std::string> lost_;
   bool closing_ = false;
   Lines lines_;
 };

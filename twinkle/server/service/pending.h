@@ -51,7 +51,10 @@ struct Pending {
     accumulates = steps || std::holds_alternative<engine::ForwardBackward>(o);
     const auto* sample = std::get_if<engine::Sample>(&o);
     samples = sample != nullptr;
-    creates = std::holds_alternative<engine::Create>(o);
+    const auto* create = std::get_if<engine::Create>(&o);
+    const auto* load = std::get_if<engine::Load>(&o);
+    creates = create != nullptr;
+    reads = create ? create->directory : load ? load->directory : "";
     publishes = std::holds_alternative<engine::Publish>(o);
     saves = std::holds_alternative<engine::Save>(o);
     used = used_by(o);
@@ -70,10 +73,12 @@ struct Pending {
   bool accumulates = false;  // or steps: its failure breaks the window
   bool steps = false, samples = false, changes_engine = false;
   bool creates = false, publishes = false, saves = false;
-  int64_t version = 0;  // that a Sample samples
-  std::string owner;    // whose rates may hold it; empty: nobody's
-  bool may_go = false;  // as far as they say
-  Used used;            // without what its end adds
+  std::string reads;         // the folder of a checkpoint, or empty
+  int64_t version = 0;       // that a Sample samples
+  bool came_before = false;  // this start, whose limits may be lower
+  std::string owner;         // whose rates may hold it; empty: nobody's
+  bool may_go = false;       // as far as they say
+  Used used;                 // without what its end adds
   std::optional<Ready> ready = {};
   Source source;
   OnEnd on_end;

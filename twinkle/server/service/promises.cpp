@@ -31,14 +31,17 @@ Response not_yet(const std::string& why_held) {
 
 }  // namespace
 
-void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
-  const auto before = carried_.find(id);
-  const bool is_carried = before != carried_.end();
+void Promises::require_room(const std::string& owner) const {
   const auto of = open_of_.find(owner);
-  require(is_carried || of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
+  require(of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
           "server: ", options_.max_open,
           " accepted requests of this tenant have not ended, which is the limit; wait for some of "
           "their results");
+}
+
+void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
+  const auto before = carried_.find(id);
+  const bool is_carried = before != carried_.end();
   require(!promises_.contains(id), Code::kConflict, "server: request_id '", id, "' exists");
   promises_[id].made =
       is_carried ? before->second : Made{owner, ++num_ever_, calls_.sequence(), key_id};

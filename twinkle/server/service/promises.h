@@ -58,8 +58,9 @@ class Promises {
   Promises(const PromiseOptions& options, Loop& loop, PromiseCalls calls = {})
       : options_(options), loop_(loop), calls_(std::move(calls)) {}
 
-  // Before anything is settled or polled for. Error kConflict: there is one of this id; kBusy: the
-  // owner has max_open that are not settled.
+  // Error kBusy: the owner has max_open that are not settled.
+  void require_room(const std::string& owner) const;
+  // Before anything is settled or polled for. Error kConflict: there is one of this id.
   void open(const std::string& id, const std::string& owner, const std::string& key_id = "");
   // Keeps the answer and gives it to all who wait. `ended`: the sequence of the Ended that holds
   // it, too, so that it need not stay in memory; 0: none does. Nothing if it is settled, or gone.

@@ -38,14 +38,17 @@ TEST_F(PromisesTest, APollWaitsForItsResultAndALaterOneHasItAtOnce) {
 TEST_F(PromisesTest, AnOwnerHasAtMostSoManyThatAreNotSettled) {
   Promises promises({.max_open = 2}, loop_);
   promises.open("r1", "a");
+  promises.require_room("a");
   promises.open("r2", "a");
-  EXPECT_THROW(promises.open("r3", "a"), Error);
-  promises.open("r3", "b");
+  EXPECT_THROW(promises.require_room("a"), Error);
+  promises.require_room("b");
   promises.settle("r1", {});
+  promises.require_room("a");
   promises.open("r4", "a");
   promises.drop("r2");
+  promises.require_room("a");
   promises.open("r5", "a");
-  EXPECT_THROW(promises.open("r6", "a"), Error);
+  EXPECT_THROW(promises.require_room("a"), Error);
 }
 
 TEST_F(PromisesTest, APollIsHeldThirtySecondsThenToldToComeAgain) {

@@ -7,8 +7,21 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/replay/brief.h"
 
 namespace twinkle::server {
+namespace {
+
+// Of requests before which all has ended, so that no state tells them any more: but for their
+// numbers.
+void forget_refusals(Run& run) {
+  while (!run.refused.empty() && run.refused.begin()->first < run.first_unended()) {
+    const auto gone = run.refused.extract(run.refused.begin());
+    if (!gone.mapped().is_told) run.refused_before.insert(gone.key());
+  }
+}
+
+}  // namespace
 
 Run* Runs::find(const std::string& id) {
   const auto found = runs_.find(id);
@@ -25,6 +38,7 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
   for (const auto& [id, run] : runs_) {
     const int64_t next = run.first_unended();
     if (run.num_creating > 0) return std::nullopt;
+    const bool is_lost = operations_.lost().contains(id);
     RunState& to = out.emplace_back();
     to = {.id = id,
           .owner = run.owner,
@@ -32,13 +46,18 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .rank = run.rank,
           .next = next,
           .num_published = run.num_published,
-          .is_made = run.is_made,
+          .is_made = run.is_made && !is_lost,
           .finished = run.finished,
+          .is_lost = is_lost,
           .broken = next <= run.last_step ? run.broken_at_step : run.broken,
-          .saved = {run.saved.begin(), run.saved.end()}};
+          .saved = {run.saved.begin(), run.saved.end()},
+          .refused_before = run.refused_before.ranges()};
     for (const auto& [seq_id, refusal] : run.refused)
-      to.refused.push_back(
-          {seq_id, seq_id < next ? "" : refusal.why, refusal.breaks_window, refusal.is_told});
+      to.refused.push_back({seq_id, refusal.why, refusal.breaks_window, refusal.is_told});
+    // What failed before requests in front of it had ended is told, so it is not carried.
+    for (int64_t seq_id = next; seq_id < run.next; ++seq_id)
+      if (!run.running.contains(seq_id) && !run.refused.contains(seq_id))
+        to.refused.push_back({.seq_id = seq_id, .is_told = true});
     for (const auto& [seq_id, folder] : run.folders)
       to.folders.push_back({seq_id, folder.lexically_relative(state).string()});
   }
@@ -56,8 +75,13 @@ void Runs::restore(const RunState& from, const std::filesystem::path& state) {
   run.given = from.next - 1;
   run.num_published = from.num_published;
   run.is_made = from.is_made;
+  if (from.is_lost)
+    operations_.lose(from.id, "server: the run '" + from.id +
+                                  "' is lost: the checkpoint with which it began was removed; make "
+                                  "another run");
   run.broken = from.broken;
   run.saved = {from.saved.begin(), from.saved.end()};
+  run.refused_before = NumberSet(from.refused_before);
   for (const NumberedId& folder : from.folders) run.folders[folder.number] = state / folder.id;
   for (const RefusedState& refused : from.refused) {
     run.refused[refused.seq_id] = {refused.why, refused.breaks_window, refused.is_told};
@@ -69,9 +93,8 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
                          Pending::OnEnd on_end) {
   const int64_t seq_id = number.seq_id;
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
-  const auto refused = run.refused.find(seq_id);
-  require(refused == run.refused.end() || refused->second.is_told, Code::kInvalid,
-          "server: seq_id ", seq_id, " of '", run.id, "' was refused");
+  require(!run.is_refused(seq_id), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
+          "' was refused");
   const std::string request_id = run.request_id(seq_id);
   const bool is_carried = promises_.is_carried(request_id);
   // A save that had not ended when others behind it had.
@@ -84,12 +107,14 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
           "' has not come; at most ", kMaxAhead, " numbers may be ahead of it");
   const auto pending =
       std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
+  pending->came_before = decisions_.is_decided();
   try {
-    backend_.validate(pending->ready->operation);
+    decisions_.decide([&] { backend_.validate(pending->ready->operation); });
   } catch (const Error& e) {
     refuse(run, seq_id, e.what(), pending->accumulates);
     throw;
   }
+  decisions_.decide([&] { promises_.require_room(run.owner); });
   promises_.open(request_id, run.owner, number.key_id);
   if (is_behind)
     start(run, seq_id, pending);
@@ -100,7 +125,7 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
 
 void Runs::refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window) {
   if (seq_id < 1 || seq_id - run.first_missing > kMaxAhead || run.came(seq_id)) return;
-  run.refused[seq_id] = {why, breaks_window};
+  run.refused[seq_id] = {brief(why), breaks_window};
   take(run, seq_id, {});
 }
 
@@ -108,10 +133,12 @@ void Runs::take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendin
   run.waiting[seq_id] = pending;
   while (run.came(run.first_missing)) ++run.first_missing;
   go_on(run);
+  forget_refusals(run);
   if (pending && run.waiting.contains(seq_id)) pending->let_go();
 }
 
 void Runs::submit_first(Run& run, const std::shared_ptr<Pending>& pending) {
+  pending->came_before = decisions_.is_decided();
   start(run, 0, pending);
 }
 
@@ -180,8 +207,9 @@ void Runs::end(const std::string& run_id, int64_t seq_id, bool accumulates, cons
   else
     run.running.erase(seq_id);
   if (ended.failed && accumulates && run.broken.empty())
-    run.broken = "seq_id " + std::to_string(seq_id) + ": " + ended.body;
+    run.broken = brief("seq_id " + std::to_string(seq_id) + ": " + ended.body);
   go_on(run);
+  forget_refusals(run);
 }
 
 void Runs::end_session(Run& run) {

@@ -12,6 +12,8 @@
 #include <set>
 #include <string>
 
+#include "twinkle/server/history/number_set.h"
+#include "twinkle/server/replay/decisions.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
@@ -33,7 +35,8 @@ struct Run {
     bool accumulates = false;  // or steps
     bool publishes = false, saves = false;
   };
-  std::map<int64_t, Refusal> refused;  // by seq_id
+  std::map<int64_t, Refusal> refused;  // by seq_id; until all before has ended, ...
+  NumberSet refused_before;            // ... and then of those that are not told: their numbers
   int64_t first_missing = 1;           // the lowest number that did not come
   // By seq_id: for a lower number, or, an optim_step, for the end of its window; null: refused.
   std::map<int64_t, std::shared_ptr<Pending>> waiting;
@@ -50,6 +53,10 @@ struct Run {
   std::string broken_at_step;                        // ... and why its window was dropped
 
   std::string request_id(int64_t seq_id) const { return id + ":" + std::to_string(seq_id); }
+  bool is_refused(int64_t seq_id) const {
+    const auto found = refused.find(seq_id);
+    return refused_before.contains(seq_id) || (found != refused.end() && !found->second.is_told);
+  }
   bool came(int64_t seq_id) const {
     return (seq_id >= 1 && seq_id < next) || waiting.contains(seq_id);
   }
@@ -80,8 +87,13 @@ class Runs {
   // A request that comes must not be further ahead of the first that is missing.
   static constexpr int64_t kMaxAhead = 4096;
 
-  Runs(Backend& backend, Promises& promises, Operations& operations, Snapshots& snapshots)
-      : backend_(backend), promises_(promises), operations_(operations), snapshots_(snapshots) {}
+  Runs(Backend& backend, Decisions& decisions, Promises& promises, Operations& operations,
+       Snapshots& snapshots)
+      : backend_(backend),
+        decisions_(decisions),
+        promises_(promises),
+        operations_(operations),
+        snapshots_(snapshots) {}
 
   Run* find(const std::string& id);  // null: none of this id
   const std::map<std::string, Run>& all() const { return runs_; }
@@ -93,7 +105,7 @@ class Runs {
 
   // Takes a request by its number and returns its request_id: that of the first with the number.
   // Errors as of Backend::validate; the number is used up then. kInvalid, too: a number below 1, or
-  // too far ahead, a run whose session has finished; kBusy as of Promises::open.
+  // too far ahead, a run whose session has finished; kBusy as of Promises::require_room.
   std::string submit(Run& run, const Numbered& number, Ready ready, Source source = {},
                      Pending::OnEnd on_end = {});
   // The number of a request that was refused before it became an operation.
@@ -111,6 +123,7 @@ class Runs {
   void end(const std::string& run_id, int64_t seq_id, bool accumulates, const Ended& ended);
 
   Backend& backend_;
+  Decisions& decisions_;
   Promises& promises_;
   Operations& operations_;
   Snapshots& snapshots_;

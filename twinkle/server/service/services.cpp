@@ -59,11 +59,12 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       operations(options.lines, backend, loop, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s) { release_saved(s); }),
-      runs(backend, promises, operations, snapshots),
+      runs(backend, decisions, promises, operations, snapshots),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
       silence(backend, loop, runs, options.silence),
       amounts(this->state),
+      kept(options.kept),
       options_(options) {
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
 }
@@ -73,29 +74,53 @@ void Services::used(const Promises::Made& of, const Ended& ended) {
   if (!history.is_replaying()) rates.spend(of.owner, ended.used.generated, ended.used.seconds);
 }
 
+void Services::add(Session session) {
+  kept.add(Kept::What::kSession, session.owner);
+  const std::string id = session.id;
+  sessions[id] = std::move(session);
+}
+
+Sampler& Services::add(Sampler sampler) {
+  kept.add(Kept::What::kSampler, sampler.owner);
+  const std::string id = sampler.id;
+  return samplers[id] = std::move(sampler);
+}
+
 void Services::sample(const std::string& owner, const std::string& key_id,
                       std::shared_ptr<Pending> pending) {
-  backend.validate(pending->ready->operation);
+  decisions.decide([&] {
+    backend.validate(pending->ready->operation);
+    make(pending->tenant);
+    operations.require_room(*pending);
+    promises.require_room(owner);
+  });
   pending->owner = owner;
-  make(pending->tenant);
-  operations.require_room(*pending);
+  pending->came_before = decisions.is_decided();
   promises.open(pending->request_id, owner, key_id);
   operations.start(std::move(pending));
 }
 
-void Services::make(const std::string& tenant) {
-  if (!history.is_replaying()) make_now(tenant);
-}
-
-void Services::make_now(const std::string& tenant) {
+void Services::make(const std::string& tenant, engine::Beyond beyond) {
   const auto found = sampled_.find(tenant);
   if (found == sampled_.end() || made_.contains(tenant)) return;
-  engine::Accepted accepted = backend.check(found->second);
+  engine::Accepted accepted = backend.check(found->second, beyond);
   made_.insert(tenant);
   backend.submit(std::move(accepted), [this, tenant](const engine::Outcome& outcome) {
     if (!outcome.error) return;
     loop.post([this, tenant] { made_.erase(tenant); });  // the next who asks tries again
   });
+}
+
+bool Services::make_all(std::set<std::string>& tenants) {
+  for (; !tenants.empty(); tenants.erase(tenants.begin())) {
+    try {
+      make(*tenants.begin(), engine::Beyond::kAlone);
+    } catch (const Error& e) {
+      if (e.code != Code::kBusy) throw;
+      return false;
+    }
+  }
+  return true;
 }
 
 engine::Create Services::standing(engine::Create create, const std::string& owner) {
@@ -149,23 +174,28 @@ fs::path Services::new_folder(const Run& run, int64_t seq_id, const std::string&
          (again ? name + "@" + std::to_string(seq_id) : name);
 }
 
-void Services::require_model(const std::string& name) const {
-  const auto& names = backend.model().names;
-  if (std::ranges::find(names, name) != names.end()) return;
-  std::string known;
-  for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
-  fail(Code::kInvalid, "server: base_model '", name, "' is not served here, only ", known);
+void Services::require_model(const std::string& name) {
+  decisions.decide([&] {
+    const auto& names = backend.model().names;
+    if (std::ranges::find(names, name) != names.end()) return;
+    std::string known;
+    for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
+    fail(Code::kInvalid, "server: base_model '", name, "' is not served here, only ", known);
+  });
 }
 
 void Services::open(const Opened& opened, bool accept_other_arithmetic,
-                    const std::function<bool(uint64_t, const Command&)>& command,
+                    const std::function<void(uint64_t, const Command&)>& command,
                     const std::function<void()>& turn) {
   bool same = true, given = false;
+  std::map<uint64_t, std::string> refused;
+  std::set<std::string> samplers_to_make;
   // Outlives this call: the journal may tell of the record when a replay has failed.
   const auto written = std::make_shared<std::optional<std::exception_ptr>>();
   int64_t kept_from_ms = 0;
   const auto begin = [&](const History::Summary& summary) {
     starts_ = summary.starts;
+    refused = summary.refused;
     kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
     for (const Opened& start : summary.starts) {
       require(start.model == opened.model, Code::kInvalid, "server: the state in ", state.string(),
@@ -186,9 +216,11 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
   };
   const auto apply = [&](uint64_t sequence, const AnyRecord& record) {
     if (const auto* before = std::get_if<State>(&record)) restore(*before, kept_from_ms);
-    // There was no room, and a kill came before that was written down, if none will come.
-    if (const auto* sent = std::get_if<Command>(&record))
-      return command(sequence, *sent) || !(operations.is_running() || snapshots.is_restoring());
+    if (const auto* sent = std::get_if<Command>(&record)) {
+      const auto why = refused.find(sequence);
+      decisions.recall(why == refused.end() ? "" : why->second);
+      command(sequence, *sent);
+    }
     if (const auto* ended = std::get_if<Ended>(&record)) operations.replay(*ended);
     if (const auto* read = std::get_if<Read>(&record)) {
       if (read->time_ms < kept_from_ms)
@@ -196,17 +228,17 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
       else
         promises.restore_read(read->request_id, read->time_ms);
     }
-    return true;
   };
   const auto finish = [&] {
     if (!std::exchange(given, true)) {
       std::erase(starts_, opened);
       starts_.push_back(opened);
       history.append(opened, [written](uint64_t, const auto& error) { *written = error; });
-      for (const std::string& tenant : operations.waiting_samplers()) make_now(tenant);
+      samplers_to_make = operations.waiting_samplers();
     }
     if (*written && **written) std::rethrow_exception(**written);
-    return *written && snapshots.finish_restore() && operations.finish_replay(same);
+    return *written && make_all(samplers_to_make) && snapshots.finish_restore() &&
+           operations.finish_replay(same);
   };
   history.open(state / "journal", {begin, apply, finish, turn}, options_.journal);
 }

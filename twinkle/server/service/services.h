@@ -15,12 +15,14 @@
 #include "twinkle/server/history/truncation.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/metrics/metrics.h"
+#include "twinkle/server/replay/decisions.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/operations.h"
 #include "twinkle/server/service/promises.h"
 #include "twinkle/server/service/runs.h"
 #include "twinkle/server/service/snapshots.h"
 #include "twinkle/server/tenants/amounts.h"
+#include "twinkle/server/tenants/kept.h"
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/tenants/silence.h"
 #include "twinkle/server/tenants/usage.h"
@@ -63,6 +65,7 @@ struct ServiceOptions {
   TruncationOptions truncation;
   LineOptions lines;
   SilenceOptions silence;
+  KeptOptions kept;
 
   static constexpr auto fields() {
     return std::tuple{group("snapshots", &ServiceOptions::snapshots),
@@ -70,7 +73,8 @@ struct ServiceOptions {
                       group("journal", &ServiceOptions::journal),
                       group("truncation", &ServiceOptions::truncation),
                       group("lines", &ServiceOptions::lines),
-                      group("silence", &ServiceOptions::silence)};
+                      group("silence", &ServiceOptions::silence),
+                      group("kept", &ServiceOptions::kept)};
   }
 };
 
@@ -79,8 +83,12 @@ class Services {
   Services(Backend& backend, Loop& loop, std::filesystem::path state,
            const ServiceOptions& options = {});
 
+  // There is none of the id.
+  void add(Session session);
+  Sampler& add(Sampler sampler);
   // Queues a Sample, which belongs to no run's order, and opens its promise. Errors as of
-  // Backend::validate; kBusy: it cannot be given to the engine at once, or as of Promises::open.
+  // Backend::validate; kBusy: it cannot be given to the engine at once, or as of
+  // Promises::require_room.
   void sample(const std::string& owner, const std::string& key_id,
               std::shared_ptr<Pending> pending);
   // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
@@ -93,29 +101,28 @@ class Services {
   }
   // With the owner's weight and priority.
   engine::Create standing(engine::Create create, const std::string& owner);
-  // If it is one of these, and the engine has not got it. A replay makes those alone for which work
-  // is left. Errors as of Backend::check.
-  void make(const std::string& tenant);
+  // If it is one of these, and the engine has not got it. A replay makes at its end those for which
+  // work is left. Errors as of Backend::check.
+  void make(const std::string& tenant, engine::Beyond beyond = engine::Beyond::kRefused);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
 
   // Does again what the journal in the state's folder holds, and writes down what follows; called
-  // by another thread than the service's. `command` runs a request that was journalled, and is
-  // false where there is no room for it yet. Error kInvalid: damaged, or of another model; or of
-  // `other_arithmetic`, unless that is accepted: results will differ from what they would have
-  // been.
+  // by another thread than the service's. `command` runs a request that was journalled. Error
+  // kInvalid: damaged, or of another model; or of `other_arithmetic`, unless that is accepted:
+  // results will differ from what they would have been.
   void open(
       const Opened& opened, bool accept_other_arithmetic,
-      const std::function<bool(uint64_t sequence, const Command&)>& command,
+      const std::function<void(uint64_t sequence, const Command&)>& command,
       const std::function<void()>& turn = [] {});
   // What the service is between two records; nothing: it cannot be told now, for what has ended is
   // not all before what has not. And back, before what it carries is done again.
   std::optional<State> take_state() const;
   void restore(const State& state, int64_t kept_from_ms);
 
-  // `name`: Error kInvalid: no model of this name is served, with those that are.
-  void require_model(const std::string& name) const;
+  // `name`: Error kInvalid: no model of this name is served, with those that are. A decision.
+  void require_model(const std::string& name);
 
   // As a kill would end it, but in order: before the engine is closed, which then ends nothing that
   // a client is told of. The next start does it.
@@ -130,6 +137,7 @@ class Services {
   Access access;            // who may come in; everybody, unless it is set
   Metrics metrics;
   History history;
+  Decisions decisions;  // on the request whose turn it is
   Rates rates;
   Usage usage;
   Promises promises;
@@ -139,13 +147,15 @@ class Services {
   Truncation truncation;
   Silence silence;
   Amounts amounts;
+  Kept kept;
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
 
  private:
+  // Makes them one after another, and takes away those that are made; false: there is no room yet.
+  bool make_all(std::set<std::string>& tenants);
   void used(const Promises::Made& of, const Ended& ended);
-  void make_now(const std::string& tenant);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);

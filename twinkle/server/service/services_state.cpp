@@ -46,12 +46,12 @@ std::optional<State> Services::take_state() const {
 
 void Services::restore(const State& from, int64_t kept_from_ms) {
   for (const SessionState& s : from.sessions)
-    sessions[s.id] = {s.id, s.owner, s.finished, by_number(s.runs), by_number(s.samplers)};
+    add(Session{s.id, s.owner, s.finished, by_number(s.runs), by_number(s.samplers)});
   for (const CheckpointState& c : from.checkpoints)
     checkpoints[c.path] = {c.owner, c.base_model, c.rank, state / c.folder};
   for (const SamplerState& s : from.samplers) {
-    Sampler& sampler = samplers[s.id] = {s.id,     s.owner,   s.base_model,     s.model_path,
-                                         s.tenant, s.version, NumberSet(s.came)};
+    Sampler& sampler = add(
+        Sampler{s.id, s.owner, s.base_model, s.model_path, s.tenant, s.version, NumberSet(s.came)});
     // The engine has no versions that were published before a snapshot.
     const auto folder = snapshots.version(s.tenant, s.version);
     if (s.version > 0 && folder) {

@@ -113,32 +113,32 @@ std::vector<Snapshotted> Snapshots::all() const {
 
 bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, bool exact,
                         const Standing& standing) {
-  if (restored_.empty()) restored_ = to_restore_ = snapshots;
-  while (!to_restore_.empty()) {
-    const Snapshotted& snapshot = to_restore_.begin()->second;
-    std::vector<engine::Accepted> accepted;
+  if (restored_.empty()) {
+    restored_ = snapshots;
+    for (const auto& [run, snapshot] : snapshots) {
+      const std::string folder = path_of(snapshot.folder);
+      to_restore_.emplace_back(standing({.tenant = run, .directory = folder}, snapshot.owner));
+      to_restore_.emplace_back(
+          engine::Load{.tenant = run, .directory = folder, .optimizer = true, .exact = exact});
+      states_[run].last = snapshot;
+    }
+  }
+  for (; !to_restore_.empty(); to_restore_.pop_front()) {
+    const std::string run = engine::tenant_of(to_restore_.front());
     try {
-      accepted.push_back(backend_.check(standing(
-          {.tenant = snapshot.run, .directory = path_of(snapshot.folder)}, snapshot.owner)));
-      accepted.push_back(backend_.check(engine::Load{.tenant = snapshot.run,
-                                                     .directory = path_of(snapshot.folder),
-                                                     .optimizer = true,
-                                                     .exact = exact}));
-    } catch (const Error& e) {
-      if (e.code == Code::kBusy) return false;
-      fail(e.code, "server: the snapshot of the run '", snapshot.run, "': ", e.what());
-    }
-    for (engine::Accepted& a : accepted) {
       ++num_restoring_;
-      backend_.submit(std::move(a), [this, run = snapshot.run](const engine::Outcome& outcome) {
-        loop_.post([this, run, error = outcome.error] {
-          --num_restoring_;
-          if (error && trouble_.empty()) trouble_ = run;
-        });
-      });
+      backend_.submit(backend_.check(to_restore_.front(), engine::Beyond::kAlone),
+                      [this, run](const engine::Outcome& outcome) {
+                        loop_.post([this, run, error = outcome.error] {
+                          --num_restoring_;
+                          if (error && trouble_.empty()) trouble_ = run;
+                        });
+                      });
+    } catch (const Error& e) {
+      --num_restoring_;
+      if (e.code == Code::kBusy) return false;
+      fail(e.code, "server: the snapshot of the run '", run, "': ", e.what());
     }
-    states_[snapshot.run].last = snapshot;
-    to_restore_.erase(to_restore_.begin());
   }
   return true;
 }

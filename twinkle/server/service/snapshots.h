@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -108,7 +109,8 @@ class Snapshots {
   std::function<void()> on_change_ = [] {};
   std::map<std::string, State> states_;
   std::map<std::string, Saving> saving_;  // by run
-  std::map<std::string, Snapshotted> restored_, to_restore_;
+  std::map<std::string, Snapshotted> restored_;
+  std::deque<engine::Operation> to_restore_;
   int64_t num_restoring_ = 0;
   bool has_removed_ = false;
   std::string trouble_;

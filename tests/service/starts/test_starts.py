@@ -1,0 +1,133 @@
+"""Starts on a state that a server with other names, limits and folders has left."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("tinker")
+from service.message import ONES, message, train
+from service.wire import Wire
+
+
+@pytest.fixture
+def make(start, tiny_llama_dir, tmp_path):
+    """make(folder, *options): a server, which is stopped at the end."""
+    made = []
+
+    def one(folder, *options):
+        made.append(start(tiny_llama_dir, tmp_path / folder, "--log-level", "off", *options))
+        return made[-1]
+
+    yield one
+    for server in made:
+        server.stop()
+
+
+def start_again(server, *more):
+    """Killed, and with more options."""
+    server.kill()
+    server.command += more
+    server.start_again()
+    return Wire(server.url)
+
+
+def a_batch(wire, run, seq_id):
+    return wire.result(train(wire, message(run, seq_id, weights=ONES)).json())
+
+
+def saved(wire, run, seq_id, name):
+    return wire.ok("save_weights", {"model_id": run, "seq_id": seq_id, "path": name})
+
+
+def create(wire, name):
+    body = {"session_id": wire.session(), "model_seq_id": 0, "base_model": name}
+    return wire.post("create_model", body | {"lora_config": {"rank": 4}})
+
+
+def test_with_another_name_and_less_memory_it_goes_on_with_what_it_took(make):
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    waits = train(wire, message(run, 3, weights=ONES)).json()  # for 2, which has not come
+    server.command[server.command.index("tiny")] = "mine"
+    wire = start_again(server, "--max-queued-bytes", "2000")
+    wire.result(wire.step(run, 2).json())
+    assert isinstance(wire.result(waits), bytes)
+    assert wire.post("get_info", {"model_id": run}).json()["model_name"] == "tiny"
+    assert "base_model 'tiny' is not served here, only mine" in create(wire, "tiny").detail
+    long = message(run, 4, tokens=[1, 2, 3] * 100)
+    assert "max_queued_bytes is 2000" in train(wire, long).detail
+    wire = start_again(server, "--max-queued-bytes", "1000000")
+    assert "was refused" in train(wire, long).detail
+    assert create(wire, "mine").status == 200
+
+
+def test_a_file_that_is_no_checkpoints_in_its_folder_stops_no_start(make, tmp_path):
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    path = wire.result(saved(wire, run, 1, "a"))["path"]
+    folder = tmp_path / "state/checkpoints" / run / "weights"
+    (folder / "a/notes.txt").write_text("mine")
+    (folder / "b").mkdir()
+    (folder / "b/notes.txt").write_text("mine")
+    refused = wire.post("save_weights", {"model_id": run, "seq_id": 2, "path": "b"})
+    assert "holds 'notes.txt'" in refused.detail
+    shutil.rmtree(folder / "b")
+    wire = start_again(server)
+    assert not (folder / "b").exists()
+    body = {"session_id": wire.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+    loaded = wire.result(wire.ok("load_weights", body))["model_id"]
+    a_batch(wire, loaded, 1)
+    a_batch(wire, run, 3)
+
+
+def test_a_removed_checkpoint_loses_the_run_that_needs_it_and_no_other(make, tmp_path, capfd):
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    path = wire.result(saved(wire, run, 1, "a"))["path"]
+    body = {"session_id": wire.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+    loaded = wire.result(wire.ok("load_weights", body))["model_id"]
+    a_batch(wire, loaded, 1)
+    folder = tmp_path / "state/checkpoints" / run / "weights/a"
+    folder.rename(tmp_path / "aside")
+    wire = start_again(server)
+    why = f"the run '{loaded}' is lost: the checkpoint in {folder}, with which it began, was"
+    assert why in capfd.readouterr().err
+    assert why in a_batch(wire, loaded, 2)["error"]
+    a_batch(wire, run, 2)
+    (tmp_path / "aside").rename(folder)
+    wire = start_again(server)
+    assert isinstance(a_batch(wire, loaded, 3), bytes)
+
+
+def open_promises(wire):
+    lines = wire.send("GET", "/metrics").body.decode().splitlines()
+    return int(next(line for line in lines if line.startswith("twinkle_promises_open")).split()[1])
+
+
+def test_a_sample_without_a_seed_gets_the_same_tokens_where_a_kill_came_before_its_end(
+    make, twinkle, tmp_path
+):
+    server = make("state")
+    wire = Wire(server.url, timeout=60)
+    body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 5, 9]}]}
+
+    def sample(seq_id):
+        body = {"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 64}
+        params = {"max_tokens": 400, "stop": []}
+        return wire.ok("asample", body | {"prompt": prompt, "sampling_params": params})
+
+    first, second = sample(0), sample(1)
+    told = twinkle("backup", tmp_path / "killed", "--state", tmp_path / "state")
+    assert told.returncode == 0, told.stderr
+    assert open_promises(wire) == 2, "they ended before the copy; make them longer"
+    undisturbed = [wire.result(first), wire.result(second)]
+    assert undisturbed[0] != undisturbed[1], "each has a chance of its own"
+    # What a kill at that moment leaves.
+    after = Wire(make("killed").url, timeout=60)
+    assert [after.result(first), after.result(second)] == undisturbed
