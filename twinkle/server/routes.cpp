@@ -1,6 +1,8 @@
 #include "twinkle/server/routes.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -23,6 +25,10 @@ constexpr std::array kRoutes = {
 #include "twinkle/server/routes.def"
 #undef ROUTE
 };
+
+constexpr int64_t kMostPublicBytes = int64_t{64} << 10;
+constexpr int64_t kMostJsonBytes = int64_t{8} << 20;
+constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
 
 bool matches(std::string_view pattern, std::string_view path,
              std::map<std::string, std::string>& parameters) {
@@ -102,6 +108,13 @@ void read_body(Asked& asked) {
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
 }
 
+// Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
+int64_t most_bytes(const Route& route, const Head& head) {
+  if (route.scope == Scope::kPublic) return kMostPublicBytes;
+  const bool is_json = head.header("content-type").find("protobuf") == std::string::npos;
+  return is_json ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
+}
+
 // As the SDK sends it, or as Prometheus does.
 std::string key_of(const Head& head) {
   const std::string bearer = head.header("authorization");
@@ -157,6 +170,15 @@ std::optional<Response> run(const Asked& asked, const Caller& caller, const Comm
   }
 }
 
+// Of a long request: the refusal if it names nothing of the caller's. It takes no room in the
+// journal, which changes nothing: it is refused behind it, too.
+std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
+                                      Services& services) {
+  if (std::ssize(asked.request.body) <= kLongBytes) return std::nullopt;
+  Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
+  return touch(call, asked.route->touches, caller);
+}
+
 template <class T>
 T& named(T* found, const char* field) {
   require(found, Code::kInvalid, "server: ", field, " is missing");
@@ -203,11 +225,13 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     pattern = route.path;
     auto entered = enter(route, head, services);
     if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
-    room.admit(head, [admit, caller = std::get<Caller>(std::move(entered))](Admission admission) {
-      admission.tenant = caller.owner;
-      admission.key_id = caller.key_id;
-      admit(std::move(admission));
-    });
+    const auto& caller = std::get<Caller>(entered);
+    Admission admission = room.admit(head, caller.owner);
+    if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
+    admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
+    admission.tenant = caller.owner;
+    admission.key_id = caller.key_id;
+    admit(std::move(admission));
   } catch (...) {
     refuse(response_of(std::current_exception()));
   }
@@ -231,6 +255,7 @@ void route(Request request, Services& services, Reply answer) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;
     }
+    if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
     Command command{.method = a->request.method,
                     .path = a->request.path,
                     .content_type = a->request.header("content-type"),

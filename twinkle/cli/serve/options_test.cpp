@@ -53,6 +53,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_header_bytes=65536",
       "max_connections=10000",
       "patience_seconds=30",
+      "body_seconds=60",
       "keep_alive_seconds=75",
       "root_path=",
       "compress=false",

@@ -24,7 +24,7 @@
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/http/answer.h"
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -39,11 +39,8 @@ using boost::system::error_code;
 
 namespace {
 
-using Parser = http::request_parser<http::string_body>;
-
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
-const char* const kDropped = "the server dropped this request";
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -261,16 +258,18 @@ class HttpServer::Impl {
       co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
-    const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
-    if (refused) co_return co_await refuse_unread(stream, noted(*refused, head, told));
+    std::optional<Response> refused = co_await receiver_.read(stream, buffer, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
-    const std::string wrong = decode_body(request.body, lower(request.header("content-encoding")),
-                                          admission.max_body_bytes);
-    if (!wrong.empty())
-      co_return co_await write(
-          stream, noted(refusal(422, "the body cannot be read: " + wrong), head, told), keep_alive);
-    if (request.held) request.held->resize(static_cast<int64_t>(request.body.size()));
+    if (refused) {
+      request = {};  // nothing is kept while its peer reads why
+      co_return co_await refuse_unread(stream, noted(std::move(*refused), head, told));
+    }
     stream.expires_never();
+    refused = co_await receiver_.decode(request, admission.max_body_bytes);
+    if (refused) {
+      request = {};
+      co_return co_await write(stream, noted(std::move(*refused), head, told), keep_alive);
+    }
     Answer<Response> answer(context_, refusal(500, kDropped));
     try {
       handler_.handle(std::move(request), answer.setter());
@@ -300,31 +299,6 @@ class HttpServer::Impl {
     } catch (...) {  // as above
     }
     co_return co_await answer.wait();
-  }
-
-  // The refusal, if the body is longer than it may be or does not come.
-  awaitable<std::optional<Response>> read_body(beast::tcp_stream& stream,
-                                               beast::flat_buffer& buffer, Parser& parser,
-                                               const Admission& admission) {
-    const auto limit = static_cast<uint64_t>(admission.max_body_bytes);
-    const auto too_long = [&] {
-      return refusal(413, "the body is longer than " + std::to_string(limit) + " bytes");
-    };
-    if (parser.content_length().value_or(0) > limit) co_return too_long();
-    parser.body_limit(limit);
-    constexpr size_t kStep = 1 << 20;
-    for (size_t reached = 0; !parser.is_done();) {
-      stream.expires_after(options_.patience);
-      for (const size_t end = reached + kStep; !parser.is_done() && reached < end;) {
-        error_code error;
-        reached += co_await http::async_read_some(stream, buffer, parser,
-                                                  asio::redirect_error(use_awaitable, error));
-        if (error == http::error::body_limit) co_return too_long();
-        if (error)
-          co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
-      }
-    }
-    co_return std::nullopt;
   }
 
   awaitable<bool> refuse_head(beast::tcp_stream& stream, const error_code& error) {
@@ -384,6 +358,7 @@ class HttpServer::Impl {
       asio::make_work_guard(*context_);  // also while nothing is awaited
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
+  Receiver receiver_{options_, context_};
   uint16_t port_ = 0;
   bool draining_ = false;                       // context's thread
   std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle

@@ -17,6 +17,7 @@ struct HttpOptions {
   int64_t max_header_bytes = 64 << 10;
   int64_t max_connections = 10000;
   std::chrono::milliseconds patience{30000};
+  std::chrono::milliseconds body_time{60000};
   std::chrono::milliseconds keep_alive{75000};
 
   static constexpr auto fields() {
@@ -29,8 +30,11 @@ struct HttpOptions {
         option("max_connections", &O::max_connections, between(1, 1e6),
                "connections that are open; one more waits until another closes"),
         option("patience_seconds", &O::patience, between(0.001, 3600),
-               "seconds for a request's head, for each MiB of its body, and until a client takes "
-               "more of a response"),
+               "seconds for a request's head, until more of its body comes, and until a client "
+               "takes more of a response"),
+        option("body_seconds", &O::body_time, between(0.001, 3600),
+               "seconds that a request's body may take to come, and one more for each MiB of it "
+               "that has; a slower connection is closed"),
         option("keep_alive_seconds", &O::keep_alive, between(0.001, 86400),
                "seconds that a connection stays open between requests")};
   }

@@ -199,50 +199,6 @@ TEST_F(HttpServerTest, AnUnknownTransferEncodingEndsTheConnection) {
   EXPECT_EQ(peer.receive(), "");  // the second is not answered
 }
 
-TEST_F(HttpServerTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {
-  start();
-  // `zstd` of "hello hello hello hello": a frame without a content size.
-  const std::string frame(
-      "\050\265\057\375\000\130\145\000\000\060\150\145\154\154\157\040\001\000\231\113\021", 21);
-  Peer peer(port());
-  const auto encoded = [&](const std::string& encoding) {
-    return peer.ask("POST /z HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding +
-                    "\r\nContent-Length: " + std::to_string(frame.size()) + "\r\n\r\n" + frame);
-  };
-  EXPECT_NE(encoded("zstd").find("POST /z? hello hello hello hello"), std::string::npos);
-  const std::string refused = encoded("br");
-  EXPECT_TRUE(begins(refused, "HTTP/1.1 422")) << refused;
-  EXPECT_NE(refused.find("the body cannot be read: its Content-Encoding is 'br', only zstd"),
-            std::string::npos);
-  EXPECT_NE(encoded("ZSTD").find("hello"), std::string::npos) << "the connection stays";
-}
-
-TEST_F(HttpServerTest, WhatABodyHoldsIsItsDecodedSizeAndEndsWithTheRequest) {
-  struct Held : HeldRoom {
-    explicit Held(std::atomic<int64_t>& bytes) : bytes(bytes) {}
-    ~Held() override { bytes = 0; }
-    void resize(int64_t now) override { bytes = now; }
-    std::atomic<int64_t>& bytes;
-  };
-  std::atomic<int64_t> bytes = 100;
-  admit_ = [&](const Head&, const Admit& admit) {
-    admit({.max_body_bytes = 100, .held = std::make_shared<Held>(bytes)});
-  };
-  std::promise<Request> kept;
-  handle_ = [&](Request request, const Reply& reply) {
-    kept.set_value(std::move(request));
-    reply({});
-  };
-  start();
-  Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
-  {
-    const Request request = kept.get_future().get();
-    EXPECT_EQ(bytes, 5);
-  }
-  EXPECT_EQ(bytes, 0);
-}
-
 TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {
   start({.patience = std::chrono::milliseconds(50), .keep_alive = std::chrono::milliseconds(50)});
   Peer silent(port()), head(port()), body(port());

@@ -1,0 +1,32 @@
+// One thread that does jobs in the order they were given: what takes long, or waits for a disk,
+// and must not hold up the thread that gives it.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace twinkle::server {
+
+class Worker {
+ public:
+  Worker() : thread_([this] { work(); }) {}
+  ~Worker();  // ends the job that it is at; those that have not begun are dropped
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Any thread. A job does not throw.
+  void run(std::function<void()> job);
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  bool ends_ = false;
+  std::thread thread_;  // the last: it uses the others
+};
+
+}  // namespace twinkle::server
