@@ -266,10 +266,12 @@ void route(Request request, Services& services, Reply answer) {
     const Amount amount = amount_of(a->route->touches);
     command.refused = services.amounts.refusal(services, caller.owner, amount);
     const auto pending = services.amounts.pend(caller.owner, amount);
-    const auto shared = std::make_shared<const Command>(command);  // without the body
-    command.body = a->request.body;
-    services.history.append(command, [a, caller, shared, pending, &services, reply](
+    // The body is lent, not copied: it may be most of what the service has in memory.
+    const auto shared = std::make_shared<Command>(std::move(command));
+    shared->body = std::move(a->request.body);
+    services.history.append(*shared, [a, caller, shared, pending, &services, reply](
                                          uint64_t sequence, const std::exception_ptr& error) {
+      a->request.body = std::move(shared->body);
       fault("before apply");
       Response response =
           error ? response_of(error) : *run(*a, caller, *shared, sequence, services, reply);
