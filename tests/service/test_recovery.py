@@ -257,8 +257,14 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
             status, text, _ = asked(server, "/api/v1/create_session", {})
             assert status == 503 and os.strerror(error) in text
             assert asked(server, "/api/v1/healthz")[0] == 200
+            assert asked(server, "/readyz")[:2] == (
+                503, '{"detail":"server: the disk refuses what is to be journalled"}',
+            )  # fmt: skip
+            assert "\ntwinkle_journal_refused 1\n" in asked(server, "/metrics")[1]
             assert not result.done()
         wait_until(lambda: answers_a_new_session(server) == 200)
+        assert asked(server, "/readyz")[0] == 200
+        assert "\ntwinkle_journal_refused 0\n" in asked(server, "/metrics")[1]
         _, said = result.result(600)
     server.kill()
     server.start_again()  # which compares what it does again with what was told
