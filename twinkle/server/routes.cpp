@@ -212,6 +212,15 @@ Response json(const Json& body) {
   return out;
 }
 
+std::optional<Response> answer_from_disk(const Call& call, std::function<Response()> make) {
+  const auto made = std::make_shared<Response>();
+  call.services.disk.run([made, make = std::move(make)] { *made = make(); }, call.services.loop,
+                         [made, reply = call.reply](const std::exception_ptr& error) {
+                           reply(error ? response_of(error) : std::move(*made));
+                         });
+  return std::nullopt;
+}
+
 void admit(const Head& head, const std::string& path, Services& services, BodyRoom& room,
            const Admit& admit) {
   std::string_view pattern = "none";

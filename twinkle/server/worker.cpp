@@ -21,6 +21,19 @@ void Worker::run(std::function<void()> job) {
   changed_.notify_one();
 }
 
+void Worker::run(std::function<void()> job, Loop& loop,
+                 std::function<void(const std::exception_ptr& error)> then) {
+  run([job = std::move(job), &loop, then = std::move(then)]() mutable {
+    std::exception_ptr error;
+    try {
+      job();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    loop.post([then = std::move(then), error] { then(error); });
+  });
+}
+
 void Worker::work() {
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -3,9 +3,12 @@
 #pragma once
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
+
+#include "twinkle/server/loop.h"
 
 namespace twinkle::server {
 
@@ -18,6 +21,9 @@ class Worker {
 
   // Any thread. A job does not throw.
   void run(std::function<void()> job);
+  // Then tells `loop` how it ended, whose thread also ends what `then` holds. Loop outlives it.
+  void run(std::function<void()> job, Loop& loop,
+           std::function<void(const std::exception_ptr& error)> then);
 
  private:
   void work();

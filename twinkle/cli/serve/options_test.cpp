@@ -52,6 +52,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "port=8000",
       "max_header_bytes=65536",
       "max_connections=10000",
+      "max_sending_bytes=1073741824",
       "patience_seconds=30",
       "body_seconds=60",
       "keep_alive_seconds=75",

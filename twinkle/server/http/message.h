@@ -37,6 +37,10 @@ struct Response {
   std::vector<std::pair<std::string, std::string>> headers = {};  // e.g. {"Retry-After", "5"}
   bool close = false;        // the connection, once it is written
   std::string promise = {};  // for the log: whose id the answer tells, or was asked for
+  // In place of `body`: bytes that other responses have, too, and nobody changes.
+  std::shared_ptr<const std::string> shared = {};
+
+  const std::string& text() const { return shared ? *shared : body; }
 };
 
 // An error's response, with the body {"detail": text} that clients of this protocol expect.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "twinkle/server/http/answer.h"
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/bodies/zstd.h"
 
 namespace twinkle::server {
 

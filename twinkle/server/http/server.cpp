@@ -1,5 +1,6 @@
 #include "twinkle/server/http/server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -25,6 +26,7 @@
 #include "twinkle/base/json.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/receive.h"
+#include "twinkle/server/bodies/sending.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -327,22 +329,26 @@ class HttpServer::Impl {
   // False where the connection ends with it.
   awaitable<bool> write(beast::tcp_stream& stream, Response response, bool keep_alive,
                         bool is_head = false) {
-    http::response<http::string_body> message;
+    const std::string& text = response.text();
+    http::response<http::span_body<const char>> message;
     message.result(static_cast<unsigned>(response.status));
     message.version(11);
     message.set(http::field::content_type, response.content_type);
     for (const auto& [name, value] : response.headers) message.set(name, value);
     message.keep_alive(keep_alive);
-    message.body() = std::move(response.body);
+    message.body() = {text.data(), text.size()};
     message.prepare_payload();
-    if (is_head) message.body().clear();  // its length stays
-    http::response_serializer<http::string_body> serializer(message);
+    if (is_head) message.body() = {};  // its length stays
+    http::response_serializer<http::span_body<const char>> serializer(message);
+    const Sending::One one(sending_, text, [&stream] { stream.close(); });
     fault("before acknowledgement");
     error_code error;
-    while (!serializer.is_done()) {
-      stream.expires_after(options_.patience);
-      co_await http::async_write_some(stream, serializer,
-                                      asio::redirect_error(use_awaitable, error));
+    const auto end = std::chrono::steady_clock::now() + options_.body_time;
+    for (size_t taken = 0; !serializer.is_done();) {
+      stream.expires_at(std::min(std::chrono::steady_clock::now() + options_.patience,
+                                 end + std::chrono::milliseconds(1000 * taken >> 20)));
+      taken += co_await http::async_write_some(stream, serializer,
+                                               asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
     fault("after acknowledgement");
@@ -359,6 +365,7 @@ class HttpServer::Impl {
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
   Receiver receiver_{options_, context_};
+  Sending sending_{options_.max_sending_bytes};
   uint16_t port_ = 0;
   bool draining_ = false;                       // context's thread
   std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle

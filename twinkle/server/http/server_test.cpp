@@ -209,6 +209,46 @@ TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {
   EXPECT_EQ(body.receive(), "");
 }
 
+TEST_F(HttpServerTest, AnAnswerThatOthersShareIsSentAsItIs) {
+  const auto shared = std::make_shared<const std::string>(3 << 20, 'x');
+  handle_ = [&](const Request&, const Reply& reply) { reply({.shared = shared}); };
+  start();
+  Peer peer(port());
+  for (int i = 0; i < 2; ++i) {
+    const std::string answer = peer.ask(post("/", ""));
+    EXPECT_EQ(answer.substr(answer.find("\r\n\r\n") + 4), *shared);
+  }
+}
+
+TEST_F(HttpServerTest, WhoTakesAnAnswerTooSlowlyIsClosed) {
+  std::atomic<bool> has_it = false;
+  handle_ = [&](const Request&, const Reply& reply) {
+    reply({.body = std::string(64 << 20, 'x')});
+    has_it = true;
+  };
+  start({.body_time = std::chrono::milliseconds(200)});
+  Peer peer(port(), 4096);
+  peer.send(post("/", ""));
+  while (!has_it || server_->num_connections() > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    peer.take(1000);  // less than a MiB a second
+  }
+}
+
+TEST_F(HttpServerTest, WhereSlowReadersKeepTooMuchTheOldestIsClosed) {
+  handle_ = [](const Request&, const Reply& reply) { reply({.body = std::string(32 << 20, 'x')}); };
+  start({.max_sending_bytes = 100 << 20});
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (int i = 0; i < 5; ++i) {
+    peers.push_back(std::make_unique<Peer>(port()));
+    peers.back()->send(post("/", ""));
+    peers.back()->take(1);  // it is being sent
+  }
+  EXPECT_EQ(peers[0]->receive(), "");
+  EXPECT_EQ(peers[1]->receive(), "");
+  EXPECT_GT(peers[4]->receive().size(), size_t{32} << 20);
+}
+
 TEST_F(HttpServerTest, ManyWaitForAnAnswerAtOnceAndDrainingLetsThemHaveIt) {
   std::mutex mutex;
   std::vector<Reply> waiting;

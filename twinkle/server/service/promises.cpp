@@ -52,12 +52,18 @@ void Promises::settle(const std::string& id, Response response) {
   const auto found = promises_.find(id);
   if (found == promises_.end() || found->second.response) return;
   Promise& promise = found->second;
-  num_bytes_ += std::ssize(response.body);
-  promise.response = std::move(response);
+  keep(promise, std::move(response));
   count_settled(promise.made.owner);
   const std::vector<Waiter> waiters = std::exchange(promise.waiters, {});
   num_held_ -= std::ssize(waiters);
   for (const Waiter& w : waiters) give(id, promise, w.reply);
+}
+
+// Polls are given the same bytes, however many there are.
+void Promises::keep(Promise& promise, Response response) {
+  num_bytes_ += std::ssize(response.body);
+  response.shared = std::make_shared<const std::string>(std::move(response.body));
+  promise.response = std::move(response);
 }
 
 void Promises::count_settled(const std::string& owner) {
@@ -119,7 +125,7 @@ std::vector<PromiseState> Promises::state() const {
     }
     to.status = promise.response->status;
     to.content_type = promise.response->content_type;
-    to.body = promise.response->body;
+    to.body = promise.response->text();
   }
   return out;
 }
@@ -134,10 +140,9 @@ void Promises::restore(const State& state) {
     }
     Promise& promise = promises_[from.id];
     promise.made = made;
-    promise.response = {.status = static_cast<int>(from.status),
-                        .body = from.body,
-                        .content_type = from.content_type};
-    num_bytes_ += std::ssize(from.body);
+    keep(promise, {.status = static_cast<int>(from.status),
+                   .body = from.body,
+                   .content_type = from.content_type});
     if (from.read_ms > 0) drop_later(from.id, promise, from.read_ms);
   }
 }
@@ -148,7 +153,7 @@ void Promises::drop(const std::string& id) {
   const Promise& promise = node.mapped();
   if (!promise.response) count_settled(promise.made.owner);
   num_held_ -= std::ssize(promise.waiters);
-  if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
+  if (promise.response) num_bytes_ -= std::ssize(promise.response->text());
   for (const Waiter& w : promise.waiters)
     w.reply(refusal(410, "server: request_id '" + id + "' was given up"));
 }

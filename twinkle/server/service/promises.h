@@ -92,6 +92,7 @@ class Promises {
     int64_t read_ms = 0;  // since 1970; 0: nobody has read it
   };
 
+  void keep(Promise& promise, Response response);
   void count_settled(const std::string& owner);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void drop_later(const std::string& id, Promise& promise, int64_t read_ms);

@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,6 +24,7 @@
 #include "twinkle/server/tenants/amounts.h"
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/tenants/usage.h"
+#include "twinkle/server/worker.h"
 
 namespace twinkle::server {
 
@@ -54,6 +56,12 @@ struct Checkpoint {
 
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.
 std::string new_id();
+
+// A file of the served model that anybody may read (handlers/hub.cpp).
+struct HubFile {
+  std::string etag;  // of these bytes
+  std::shared_ptr<const std::string> bytes;
+};
 
 struct ServiceOptions {
   SnapshotOptions snapshots;
@@ -137,6 +145,8 @@ class Services {
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
+  std::map<std::string, HubFile> hub_files;       // by name; of the disk's thread alone
+  Worker disk;  // for what waits for a disk and is not the journal's; ends before those above
 
  private:
   void used(const Promises::Made& of, const Ended& ended);

@@ -1,4 +1,4 @@
-#include "twinkle/server/http/body_room.h"
+#include "twinkle/server/bodies/body_room.h"
 
 #include <gtest/gtest.h>
 
