@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdarg>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -26,16 +27,25 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// What the disk is told to do with a call: its errno, or 0 where it takes it.
-int refusal() {
+// What the file that controls the disk says: the number behind this word, or 0.
+int told(const std::string& wanted) {
   static const std::string path = variable("TWINKLE_FAULT_DISK");
-  std::ifstream file(path);
+  if (path.empty()) return 0;
+  std::ifstream file(path);  // by fopen(), which calls none of those below
   std::string word;
   int number = 0;
-  if (path.empty() || !(file >> word >> number)) return 0;
-  if (word == "refuse") return number;
-  std::this_thread::sleep_for(std::chrono::milliseconds(number));
-  return 0;
+  return file >> word >> number && word == wanted ? number : 0;
+}
+
+void wait_for_disk() {
+  if (const int ms = told("slow"); ms > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+// What the disk is told to do with a call: its errno, or 0 where it takes it.
+int refusal() {
+  wait_for_disk();
+  return told("refuse");
 }
 
 template <class... Arguments>
@@ -70,4 +80,31 @@ extern "C" int ftruncate(int fd, off_t bytes) noexcept {
 }
 extern "C" int mkdir(const char* path, mode_t mode) noexcept {
   return static_cast<int>(call(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+
+// Slow alone, for all other files: what refuses them is tested by full disks.
+extern "C" int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
+  struct stat s = {};
+  if (::fstat(fd, &s) == 0 && S_ISREG(s.st_mode)) wait_for_disk();
+  return ::syscall(SYS_write, fd, bytes, count);
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+extern "C" int unlink(const char* path) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
+}
+extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
 }

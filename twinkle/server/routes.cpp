@@ -129,7 +129,7 @@ std::string_view beginning(std::string_view text, size_t most) {
   return text.substr(0, most);
 }
 
-void write_audit(const Asked& asked, const Caller& caller, const Services& services) {
+JsonObject audit_line(const Asked& asked, const Caller& caller) {
   constexpr size_t kMostBytes = 255;  // of a text
   const std::string_view path = asked.route->path;
   JsonObject line{{"action", path.substr(path.rfind('/') + 1)},
@@ -144,7 +144,7 @@ void write_audit(const Asked& asked, const Caller& caller, const Services& servi
     else if (value && value->is_int64())
       line[name] = *value;
   }
-  store::append_audit(services.state, line);
+  return line;
 }
 
 // Who asks, or its refusal, before anything of the request is read or written down.
@@ -192,6 +192,40 @@ Amount amount_of(unsigned touches) {
 }
 
 bool is_later(const Response& response) { return response.status == 429 || response.status == 503; }
+
+// Writes a request down, does it and answers.
+void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
+            const Reply& reply) {
+  try {
+    if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
+    Command command{.method = a->request.method,
+                    .path = a->request.path,
+                    .content_type = a->request.header("content-type"),
+                    .owner = caller.owner,
+                    .chance = new_id(),
+                    .time_ms = milliseconds_since_1970(),
+                    .key_id = caller.key_id};
+    const Amount amount = amount_of(a->route->touches);
+    command.refused = services.amounts.refusal(services, caller.owner, amount);
+    const auto pending = services.amounts.pend(caller.owner, amount);
+    // The body is lent, not copied: it may be most of what the service has in memory.
+    const auto shared = std::make_shared<Command>(std::move(command));
+    shared->body = std::move(a->request.body);
+    services.history.append(*shared, [a, caller, shared, pending, &services, reply](
+                                         uint64_t sequence, const std::exception_ptr& error) {
+      a->request.body = std::move(shared->body);
+      fault("before apply");
+      Response response =
+          error ? response_of(error) : *run(*a, caller, *shared, sequence, services, reply);
+      fault("after apply");
+      if (!error && is_later(response))
+        services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
+      reply(std::move(response));
+    });
+  } catch (...) {
+    reply(response_of(std::current_exception()));
+  }
+}
 
 }  // namespace
 
@@ -259,36 +293,19 @@ void route(Request request, Services& services, Reply answer) {
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
     read_body(*a);
-    if (a->route->touches & kAudited) write_audit(*a, caller, services);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;
     }
-    if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
-    Command command{.method = a->request.method,
-                    .path = a->request.path,
-                    .content_type = a->request.header("content-type"),
-                    .owner = caller.owner,
-                    .chance = new_id(),
-                    .time_ms = milliseconds_since_1970(),
-                    .key_id = caller.key_id};
-    const Amount amount = amount_of(a->route->touches);
-    command.refused = services.amounts.refusal(services, caller.owner, amount);
-    const auto pending = services.amounts.pend(caller.owner, amount);
-    // The body is lent, not copied: it may be most of what the service has in memory.
-    const auto shared = std::make_shared<Command>(std::move(command));
-    shared->body = std::move(a->request.body);
-    services.history.append(*shared, [a, caller, shared, pending, &services, reply](
-                                         uint64_t sequence, const std::exception_ptr& error) {
-      a->request.body = std::move(shared->body);
-      fault("before apply");
-      Response response =
-          error ? response_of(error) : *run(*a, caller, *shared, sequence, services, reply);
-      fault("after apply");
-      if (!error && is_later(response))
-        services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
-      reply(std::move(response));
-    });
+    if (!(a->route->touches & kAudited)) return accept(a, caller, services, reply);
+    services.disk.run(
+        [line = audit_line(*a, caller), &services] { store::append_audit(services.state, line); },
+        services.loop, [a, caller, &services, reply](const std::exception_ptr& error) {
+          if (error) return reply(response_of(error));
+          services.amounts.measure(
+              services, caller.owner, amount_of(a->route->touches),
+              [a, caller, &services, reply] { accept(a, caller, services, reply); });
+        });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }

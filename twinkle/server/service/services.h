@@ -154,6 +154,7 @@ class Services {
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);
+  void remove_snapshot(const std::filesystem::path& folder);
 
   const ServiceOptions options_;
   std::vector<Opened> starts_;                     // of this state, one of each kind
