@@ -176,7 +176,9 @@ std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
                                       Services& services) {
   if (std::ssize(asked.request.body) <= kLongBytes) return std::nullopt;
   Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
-  return touch(call, asked.route->touches, caller);
+  auto refused = touch(call, asked.route->touches, caller);
+  if (!refused && (asked.route->touches & kRun)) call.run();  // it names one
+  return refused;
 }
 
 template <class T>
@@ -300,7 +302,8 @@ void route(Request request, Services& services, Reply answer) {
     if (!(a->route->touches & kAudited)) return accept(a, caller, services, reply);
     services.disk.run(
         [line = audit_line(*a, caller), &services] { store::append_audit(services.state, line); },
-        services.loop, [a, caller, &services, reply](const std::exception_ptr& error) {
+        services.loop,
+        [a, caller, &services, reply](const std::exception_ptr& error) {
           if (error) return reply(response_of(error));
           services.amounts.measure(
               services, caller.owner, amount_of(a->route->touches),

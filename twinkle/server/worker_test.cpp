@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "twinkle/base/error.h"
@@ -31,16 +33,18 @@ TEST(Worker, WhatAJobThrowsIsToldToTheLoop) {
   LoopForTest loop;
   Worker worker;
   std::string text;
-  worker.run([] { fail(Code::kInvalid, "no"); }, loop, [&](const std::exception_ptr& error) {
-    text = error_of([&] { std::rethrow_exception(error); });
-  });
+  worker.run([] { fail(Code::kInvalid, "no"); }, loop,
+             [&](const std::exception_ptr& error) {
+               text = error_of([&] { std::rethrow_exception(error); });
+             });
   EXPECT_TRUE(loop.run_until([&] { return !text.empty(); }));
   EXPECT_EQ(text, "no");
 }
 
-TEST(Worker, ItEndsWithTheJobThatItIsAt) {
+TEST(Worker, ItEndsWithTheJobThatItIsAtAndDropsTheOthers) {
   std::promise<void> begun, go_on;
-  bool is_done = false, other = false;
+  std::jthread later;
+  bool is_done = false, is_other_done = false;
   {
     Worker worker;
     worker.run([&] {
@@ -48,11 +52,15 @@ TEST(Worker, ItEndsWithTheJobThatItIsAt) {
       go_on.get_future().wait();
       is_done = true;
     });
-    worker.run([&] { other = true; });
+    worker.run([&] { is_other_done = true; });
     begun.get_future().wait();
-    std::thread([&] { go_on.set_value(); }).detach();
+    later = std::jthread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it is ending by now
+      go_on.set_value();
+    });
   }
   EXPECT_TRUE(is_done);
+  EXPECT_FALSE(is_other_done);
 }
 
 }  // namespace

@@ -105,6 +105,7 @@ class BodyRoom::Room : public HeldRoom, public std::enable_shared_from_this<Room
 
  private:
   void set(int64_t bytes) {
+    if (bytes == bytes_) return;
     if (is_in_reserve_)
       books_->reserved += bytes - bytes_;
     else
@@ -148,7 +149,8 @@ Admission BodyRoom::admit(const Head& head, const std::string& owner) {
   const int64_t told = std::min(head.content_length, options_.max_body_bytes);  // more is 413
   if (is_sample && told > options_.small_bytes) {
     const std::lock_guard lock(books_->mutex);
-    if (!books_->has_now(owner, told)) return {-1, no_room_for_a_sample()};
+    if (!books_->has_now(owner, told) && books_->is_reserve_taken)
+      return {-1, no_room_for_a_sample()};
   }
   const bool has_body = told > 0 || !head.header("transfer-encoding").empty();
   return {.max_body_bytes = options_.max_body_bytes,
@@ -156,7 +158,10 @@ Admission BodyRoom::admit(const Head& head, const std::string& owner) {
 }
 
 void BodyRoom::wait(const std::shared_ptr<Room>& room, int64_t bytes, HeldRoom::Then then) {
-  if (room->is_sample) return then(no_room_for_a_sample());
+  if (room->is_sample) {
+    if (room->take(bytes) == Room::Turn::kHas) return then(std::nullopt);
+    return then(no_room_for_a_sample());
+  }
   const int64_t number = next_number_++;
   waiting_.push_back({number, bytes, room, std::move(then)});
   loop_.after(options_.patience, [books = books_, number] {

@@ -35,8 +35,9 @@ struct BodyRoomOptions {
         option("max_body_bytes", &O::max_body_bytes, between(1 << 20, int64_t{2} << 30),
                "bytes of one request, with what it decodes to where it came compressed; a longer "
                "one is 413"),
-        option("small_body_bytes", &O::small_bytes, between(0, 1 << 20),
-               "bytes of each body that have room always, so that polls and heartbeats do not wait"),
+        option(
+            "small_body_bytes", &O::small_bytes, between(0, 1 << 20),
+            "bytes of each body that have room always, so that polls and heartbeats do not wait"),
         option("body_patience_seconds", &O::patience, between(0, 50),
                "seconds that a request waits for room for its body; then 503, come again. Clients "
                "give a request up after 60 s")};

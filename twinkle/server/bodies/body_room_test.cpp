@@ -174,12 +174,19 @@ TEST_F(BodyRoomTest, SmallOnesAndThoseWithoutABodyNeverWait) {
 
 TEST_F(BodyRoomTest, ASampleIsNotHeldBackButTold429) {
   const std::string path = "/api/v1/asample";
-  const Held one = body("one", 300), two = body("two", 200);
+  const Held reserve = in_reserve(), one = body("one", 300), two = body("two", 200);
   const Admission refused = ask(150, "three", path);
   EXPECT_EQ(refused.max_body_bytes, -1);
   EXPECT_EQ(refused.refused.status, 429);
   const Held longer = ask(100, "three", path).held;  // when it is decoded
   EXPECT_EQ(*wait(longer, 150), 429);
+}
+
+TEST_F(BodyRoomTest, ASampleHasTheReserveIfNobodyElseHas) {
+  const Held one = body("one", 300), two = body("two", 300);
+  const Held sample = ask(150, "three", "/api/v1/asample").held;
+  ASSERT_TRUE(sample);
+  EXPECT_EQ(*wait(sample, 150), 200);
 }
 
 TEST_F(BodyRoomTest, WhoIsGoneWhileItWaitsIsForgotten) {
@@ -215,16 +222,15 @@ class BodyRoomOfAServer : public testing::Test {
  protected:
   void serve(const BodyRoomOptions& options) {
     room_.emplace(options, http_);
-    http_.serve({.admit =
-                     [this](const Head& head, const Admit& admit) {
-                       admit(room_->admit(head, head.header("owner")));
-                     },
-                 .handle =
-                     [this](Request request, const Reply& reply) {
-                       const std::lock_guard lock(mutex_);
-                       kept_.push_back(std::move(request));
-                       reply({});
-                     }});
+    http_.serve(
+        {.admit = [this](const Head& head,
+                         const Admit& admit) { admit(room_->admit(head, head.header("owner"))); },
+         .handle =
+             [this](Request request, const Reply& reply) {
+               const std::lock_guard lock(mutex_);
+               kept_.push_back(std::move(request));
+               reply({});
+             }});
   }
   ~BodyRoomOfAServer() override {
     kept_.clear();
@@ -239,7 +245,7 @@ class BodyRoomOfAServer : public testing::Test {
     return head(path, owner, bytes) + std::string(static_cast<size_t>(bytes), 'x');
   }
 
-  HttpServer http_{{}};
+  HttpServer http_{HttpOptions{}};
   std::optional<BodyRoom> room_;
   std::mutex mutex_;
   std::vector<Request> kept_;  // as work that is queued keeps them

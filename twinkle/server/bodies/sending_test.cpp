@@ -13,7 +13,8 @@ constexpr int64_t kBytes = 100'000;
 class SendingTest : public testing::Test {
  protected:
   std::unique_ptr<Sending::One> send(const std::string& text, int name) {
-    return std::make_unique<Sending::One>(sending_, text, [this, name] { closed_.push_back(name); });
+    return std::make_unique<Sending::One>(sending_, text,
+                                          [this, name] { closed_.push_back(name); });
   }
 
   const std::string a_ = std::string(kBytes, 'a'), b_ = a_, c_ = a_, d_ = a_;

@@ -92,8 +92,8 @@ std::shared_ptr<const std::string> bytes_of(const Repository& repository, const 
                                             HubFiles& files) {
   HubFile& known = files[file.name];
   if (known.etag != file.etag)
-    known = {file.etag, std::make_shared<const std::string>(read_file(
-                            repository.folder / file.name, "server", kMaxFileBytes))};
+    known = {file.etag, std::make_shared<const std::string>(
+                            read_file(repository.folder / file.name, "server", kMaxFileBytes))};
   return known.bytes;
 }
 

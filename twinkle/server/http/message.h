@@ -30,6 +30,9 @@ struct Head {
   }
 };
 
+// The status of a request whose client hung up before it was answered; for the log alone.
+inline constexpr int kGone = 499;
+
 struct Response {
   int status = 200;
   std::string body = "{}";
@@ -65,6 +68,9 @@ class HeldRoom {
 struct Request : Head {
   std::string body;                     // decoded, whatever its Content-Encoding
   std::shared_ptr<HeldRoom> held = {};  // or null
+  // For a handler that answers later, before it returns: what it gives here is called on the
+  // service's thread if the client hangs up before it is answered. May be empty.
+  std::function<void(std::function<void()>)> when_gone = {};
 };
 
 // Answers one request. May be called on any thread, once; later calls do nothing. One that is

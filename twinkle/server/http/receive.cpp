@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "twinkle/server/http/answer.h"
 #include "twinkle/server/bodies/zstd.h"
+#include "twinkle/server/http/answer.h"
 
 namespace twinkle::server {
 
@@ -60,8 +60,8 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     stream.expires_at(std::min(steady_clock::now() + options_.patience,
                                end + std::chrono::milliseconds(1000 * came / kMiB)));
     boost::system::error_code error;
-    co_await http::async_read_some(
-        stream, buffer, parser, boost::asio::redirect_error(boost::asio::use_awaitable, error));
+    co_await http::async_read_some(stream, buffer, parser,
+                                   boost::asio::redirect_error(boost::asio::use_awaitable, error));
     if (error == http::error::body_limit) co_return too_long();
     if (error) co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
   }

@@ -56,12 +56,13 @@ struct RoomForTest : HeldRoom {
 class ReceiveTest : public testing::Test {
  protected:
   void start(const HttpOptions& options = {}) {
-    server_.emplace(options,
-                    Handler{.admit = [this](const Head&, const Admit& admit) { admit(admission_()); },
-                            .handle = [this](const Request& request, const Reply& reply) {
-                              ++num_handled_;
-                              reply({.body = "has " + request.body});
-                            }});
+    server_.emplace(
+        options, Handler{.admit = [this](const Head&, const Admit& admit) { admit(admission_()); },
+                         .handle =
+                             [this](const Request& request, const Reply& reply) {
+                               ++num_handled_;
+                               reply({.body = "has " + request.body});
+                             }});
   }
   uint16_t port() const { return server_->port(); }
 
@@ -98,10 +99,15 @@ TEST_F(ReceiveTest, ABodyHoldsWhatCameThenWhatItDecodesToAndNothingWhenItsReques
   EXPECT_NE(peer.ask(packed(kHellos)).find("hello hello"), std::string::npos);
   EXPECT_NE(peer.ask(packed(told + told)).find(content + content), std::string::npos);
   const int64_t size = std::ssize(told);
-  const std::vector<int64_t> want{5,        5,   0,                                  //
-                                  size,     size + 30, 30, 0,                        //
-                                  21,       100, 23,   0,                            //
-                                  2 * size, 2 * size + 30, 100, 60, 0};
+  const std::vector<int64_t> want{5,        5,
+                                  0,  //
+                                  size,     size + 30,
+                                  30,       0,  //
+                                  21,       100,
+                                  23,       0,  //
+                                  2 * size, 2 * size + 30,
+                                  100,      60,
+                                  0};
   const std::lock_guard lock(noted.mutex);
   EXPECT_EQ(noted.sizes, want);
 }

@@ -1,5 +1,7 @@
 #include "twinkle/server/http/server.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
@@ -15,6 +17,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -24,9 +27,9 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/bodies/sending.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/receive.h"
-#include "twinkle/server/bodies/sending.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -68,6 +71,13 @@ Head head_of(const Parser& parser, const std::string& peer) {
 // Behind the head; a connection can go on without reading more.
 bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
   return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
+}
+
+// Nothing more will come, although there may be what was sent before.
+bool is_gone(int socket) {
+  char byte = 0;
+  const ssize_t count = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 Response noted(Response response, const Head& head, Told& told) {
@@ -272,12 +282,8 @@ class HttpServer::Impl {
       request = {};
       co_return co_await write(stream, noted(std::move(*refused), head, told), keep_alive);
     }
-    Answer<Response> answer(context_, refusal(500, kDropped));
-    try {
-      handler_.handle(std::move(request), answer.setter());
-    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
-    }
-    Response response = noted(co_await answer.wait(), head, told);
+    Response response = noted(co_await answered(stream, std::move(request)), head, told);
+    if (response.status == kGone) co_return false;
     const bool stays = keep_alive && !response.close && !draining_;
     co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
   }
@@ -301,6 +307,29 @@ class HttpServer::Impl {
     } catch (...) {  // as above
     }
     co_return co_await answer.wait();
+  }
+
+  awaitable<Response> answered(beast::tcp_stream& stream, Request request) {
+    const auto when_gone = std::make_shared<std::function<void()>>();
+    request.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
+    Answer<Response> answer(context_, refusal(500, kDropped));
+    try {
+      handler_.handle(std::move(request), answer.setter());
+    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
+    }
+    const bool is_watched = *when_gone && !answer.is_set();
+    if (is_watched)
+      stream.socket().async_wait(
+          tcp::socket::wait_read,
+          [answer, when_gone, socket = stream.socket().native_handle()](const error_code& error) {
+            if (error || answer.is_set() || !is_gone(socket)) return;
+            answer.set({.status = kGone});
+            (*when_gone)();
+          });
+    Response response = co_await answer.wait();
+    error_code ignored;
+    if (is_watched) stream.socket().cancel(ignored);
+    co_return response;
   }
 
   awaitable<bool> refuse_head(beast::tcp_stream& stream, const error_code& error) {

@@ -282,6 +282,33 @@ TEST_F(HttpServerTest, ManyWaitForAnAnswerAtOnceAndDrainingLetsThemHaveIt) {
   EXPECT_FALSE(Peer(port()).connected());
 }
 
+TEST_F(HttpServerTest, AClientThatHangsUpBeforeItsAnswerIsForgottenIfTheHandlerAsksForThat) {
+  std::vector<Reply> kept;
+  std::atomic<int> num_gone = 0, num_asked = 0;
+  handle_ = [&](const Request& request, Reply reply) {
+    request.when_gone([&] { ++num_gone; });
+    kept.push_back(std::move(reply));
+    ++num_asked;
+  };
+  start();
+  auto stays = std::make_unique<Peer>(port()), goes = std::make_unique<Peer>(port());
+  stays->send(post("/stays", ""));
+  goes->send(post("/goes", ""));
+  while (num_asked < 2) std::this_thread::yield();
+  goes.reset();
+  while (server_->num_connections() > 1) std::this_thread::yield();
+  EXPECT_EQ(num_gone, 1);
+  for (const Reply& reply : kept) reply({.body = "late"});
+  EXPECT_NE(stays->receive().find("late"), std::string::npos);
+  stays->send(post("/again", ""));  // watched again
+  while (num_asked < 3) std::this_thread::yield();
+  stays.reset();
+  while (server_->num_connections() > 0) std::this_thread::yield();
+  EXPECT_EQ(num_gone, 2);
+  kept.clear();
+  EXPECT_EQ(told_, (std::vector<std::string>{"/goes 499", "/stays 200", "/again 499"}));
+}
+
 TEST_F(HttpServerTest, AnAnswerMayOutliveTheServer) {
   Reply kept;
   std::atomic<bool> has_it = false;

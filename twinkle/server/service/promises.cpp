@@ -72,29 +72,42 @@ void Promises::count_settled(const std::string& owner) {
   if (--of->second == 0) open_of_.erase(of);
 }
 
-void Promises::poll(const std::string& id, Reply reply) {
+int64_t Promises::poll(const std::string& id, Reply reply) {
   const auto found = promises_.find(id);
-  if (found == promises_.end())
-    return reply(refusal(404, "server: request_id '" + id +
-                                  "' is not known; results that were "
-                                  "fetched are kept for ten minutes"));
+  if (found == promises_.end()) {
+    reply(refusal(404, "server: request_id '" + id +
+                           "' is not known; results that were "
+                           "fetched are kept for ten minutes"));
+    return 0;
+  }
   Promise& promise = found->second;
-  if (promise.response) return give(id, promise, reply);
+  if (promise.response) {
+    give(id, promise, reply);
+    return 0;
+  }
   const int64_t number = next_waiter_++;
   promise.waiters.push_back({number, std::move(reply)});
   ++num_held_;
   loop_.after(options_.hold, [this, id, number] {
-    const auto it = promises_.find(id);
-    if (it == promises_.end()) return;
-    std::vector<Waiter>& waiters = it->second.waiters;
-    const auto waiter = std::ranges::find(waiters, number, &Waiter::number);
-    if (waiter == waiters.end()) return;
-    const Reply late = std::move(waiter->reply);
-    waiters.erase(waiter);
-    --num_held_;
-    late(not_yet(why_held_ ? why_held_(id) : ""));
+    if (const Reply late = take_waiter(id, number)) late(not_yet(why_held_ ? why_held_(id) : ""));
   });
+  return number;
 }
+
+// Empty: it waits no more.
+Reply Promises::take_waiter(const std::string& id, int64_t number) {
+  const auto found = promises_.find(id);
+  if (found == promises_.end()) return {};
+  std::vector<Waiter>& waiters = found->second.waiters;
+  const auto waiter = std::ranges::find(waiters, number, &Waiter::number);
+  if (waiter == waiters.end()) return {};
+  Reply out = std::move(waiter->reply);
+  waiters.erase(waiter);
+  --num_held_;
+  return out;
+}
+
+void Promises::forget(const std::string& id, int64_t number) { take_waiter(id, number); }
 
 void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
   reply(*promise.response);

@@ -52,8 +52,10 @@ class Promises {
   // Keeps the answer and gives it to all who wait. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response);
   // Answers at once where it is settled, when it is settled, or with 408 after `hold`. 404: no such
-  // promise.
-  void poll(const std::string& id, Reply reply);
+  // promise. The number of a poll that waits; 0: it does not.
+  int64_t poll(const std::string& id, Reply reply);
+  // A poll that waits, whose client is gone.
+  void forget(const std::string& id, int64_t number);
   // Whose it is, and how many there had been when it was opened; null: no such promise.
   struct Made {
     std::string owner;
@@ -94,6 +96,7 @@ class Promises {
 
   void keep(Promise& promise, Response response);
   void count_settled(const std::string& owner);
+  Reply take_waiter(const std::string& id, int64_t number);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void drop_later(const std::string& id, Promise& promise, int64_t read_ms);
 

@@ -82,7 +82,7 @@ void Snapshots::progress(const std::string& run) {
 void Snapshots::written(const Snapshotted& record) {
   const std::string before = std::exchange(states_[record.run].last, record).folder;
   const bool is_other = !before.empty() && before != record.folder;
-  on_taken_(record, is_other ? path_of(before) : fs::path());
+  on_taken_(record, is_other ? path_of(before) : std::string());
 }
 
 int64_t Snapshots::last(const std::string& run) const {

@@ -32,14 +32,14 @@ void append_audit(const std::filesystem::path& state, const JsonObject& line) {
   for (const auto& [name, value] : line) out[name] = value;
   const FileHandle file(
       ::open((state / "audit.jsonl").c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
-  require(file.get() >= 0, Code::kBusy, "store: cannot write the audit log: ",
-          std::strerror(errno));
+  require(file.get() >= 0, Code::kBusy,
+          "store: cannot write the audit log: ", std::strerror(errno));
   ::flock(file.get(), LOCK_EX);  // no other is within a line
-  const std::string text =
-      (is_cut(file.get()) ? "\n" : "") + boost::json::serialize(out) + "\n";
+  std::string text = boost::json::serialize(out) + "\n";
+  if (is_cut(file.get())) text.insert(text.begin(), '\n');
   const ssize_t written = ::write(file.get(), text.data(), text.size());
-  require(written == std::ssize(text), Code::kBusy, "store: cannot write the audit log: ",
-          std::strerror(written < 0 ? errno : ENOSPC));
+  require(written == std::ssize(text), Code::kBusy,
+          "store: cannot write the audit log: ", std::strerror(written < 0 ? errno : ENOSPC));
 }
 
 }  // namespace twinkle::store
