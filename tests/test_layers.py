@@ -126,6 +126,7 @@ CATCHES = {
     "twinkle/server/http/server.cpp": "is a dropped request: 500 on that one's connection",
     "twinkle/server/handlers/": "uses up the number of its request; a full queue is 429",
     "twinkle/server/routes.cpp": "becomes a status of HTTP",
+    "twinkle/server/worker.cpp": "goes to who gave the job",
     "twinkle/server/history/backup.cpp": "is a journal that changed meanwhile, and is copied again",
     "twinkle/server/history/history.cpp": "goes to who waits for the record",
     "twinkle/server/history/reader.cpp": "goes to who waits for the record, likewise",

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "twinkle/engine/schedule/null_executor_for_test.h"
-#include "twinkle/server/http/body_room.h"
+#include "twinkle/server/bodies/body_room.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/routes.h"

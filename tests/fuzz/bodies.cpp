@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "tests/fuzz/fuzz.h"
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 

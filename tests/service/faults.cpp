@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdarg>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -29,17 +30,14 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// What the disk is told to do.
-struct Told {
+// What the file that controls the disk says: the number behind this word, or 0.
+int told(const std::string& wanted) {
+  static const std::string path = variable("TWINKLE_FAULT_DISK");
+  if (path.empty()) return 0;
+  std::ifstream file(path);  // by fopen(), which calls none of those below
   std::string word;
   int number = 0;
-};
-
-Told told() {
-  static const std::string path = variable("TWINKLE_FAULT_DISK");
-  Told out;
-  if (!path.empty()) std::ifstream(path) >> out.word >> out.number;
-  return out;
+  return file >> word >> number && word == wanted ? number : 0;
 }
 
 // While it is written.
@@ -50,12 +48,22 @@ bool is_of_state(int fd) {
   return path.string().starts_with(".state.partial-");
 }
 
+void wait_for_disk() {
+  if (const int ms = told("slow"); ms > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+// What the disk is told to do with a call: its errno, or 0 where it takes it.
+int refusal() {
+  wait_for_disk();
+  return told("refuse");
+}
+
 template <class... Arguments>
 long call(long number, Arguments... arguments) {
-  const Told disk = told();
-  if (disk.word == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(disk.number));
-  if (disk.word != "refuse") return ::syscall(number, arguments...);
-  errno = disk.number;
+  const int error = refusal();
+  if (error == 0) return ::syscall(number, arguments...);
+  errno = error;
   return -1;
 }
 
@@ -77,17 +85,41 @@ void reach_fault_point(std::string_view name) {
 extern "C" ssize_t pwritev(int fd, const iovec* parts, int count, off_t offset) {
   return call(SYS_pwritev, fd, parts, count, offset, 0L);
 }
-extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
-  const Told disk = told();
-  if (disk.word != "refuse-state" || !is_of_state(fd))
-    return ::syscall(SYS_write, fd, bytes, count);
-  errno = disk.number;
-  return -1;
-}
 extern "C" int fdatasync(int fd) { return static_cast<int>(call(SYS_fdatasync, fd)); }
 extern "C" int ftruncate(int fd, off_t bytes) noexcept {
   return static_cast<int>(call(SYS_ftruncate, fd, bytes));
 }
 extern "C" int mkdir(const char* path, mode_t mode) noexcept {
   return static_cast<int>(call(SYS_mkdirat, AT_FDCWD, path, mode));
+}
+
+// For all other files slow alone, and refusing for the state's: the rest is tested by full disks.
+extern "C" int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
+  struct stat s = {};
+  if (::fstat(fd, &s) == 0 && S_ISREG(s.st_mode)) wait_for_disk();
+  if (const int error = told("refuse-state"); error > 0 && is_of_state(fd)) {
+    errno = error;
+    return -1;
+  }
+  return ::syscall(SYS_write, fd, bytes, count);
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+extern "C" int unlink(const char* path) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, 0));
+}
+extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
 }

@@ -5,9 +5,11 @@ import re
 import socket
 import struct
 import time
+from pathlib import Path
 
 import pytest
 from service.message import message, train
+from service.wire import wait_until
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,11 @@ def test_clients_that_are_slow_or_gone_hold_nobody_up(attacked, wire):
     assert wire.send("GET", "/api/v1/healthz").status == 200
 
 
+def polls_held(wire):
+    said = wire.send("GET", "/metrics").body.decode()
+    return int(re.search(r"^twinkle_polls_held (\d+)$", said, re.MULTILINE)[1])
+
+
 def test_2000_open_polls_wait_and_those_who_hung_up_are_forgotten(attacked, wire):
     run = wire.run()
     ack = train(wire, message(run, 2)).json()  # behind a number that has not come
@@ -91,8 +98,16 @@ def test_2000_open_polls_wait_and_those_who_hung_up_are_forgotten(attacked, wire
     for peer in polls:
         peer.sendall(poll)
     assert wire.send("GET", "/api/v1/healthz").status == 200
-    for peer in polls[:1000]:
+    wait_until(lambda: polls_held(wire) == 2000)
+    files = Path(f"/proc/{attacked.server.process.pid}/fd")
+    connections = len(list(files.iterdir()))
+    for number, peer in enumerate(polls[:1000]):
+        if number % 2 == 0:  # a reset, not an orderly end
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
+    wait_until(lambda: polls_held(wire) == 1000, seconds=5)  # long before their 30 s are over
+    left = len(list(files.iterdir()))
+    assert connections - left > 900, (connections, left)
     assert wire.post("retrieve_future", {"request_id": "none"}).status == 404
     train(wire, message(run, 1))
     for peer in polls[1000:]:

@@ -257,8 +257,14 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
             status, text, _ = asked(server, "/api/v1/create_session", {})
             assert status == 503 and os.strerror(error) in text
             assert asked(server, "/api/v1/healthz")[0] == 200
+            assert asked(server, "/readyz")[:2] == (
+                503, '{"detail":"server: the disk refuses what is to be journalled"}',
+            )  # fmt: skip
+            assert "\ntwinkle_journal_refused 1\n" in asked(server, "/metrics")[1]
             assert not result.done()
         wait_until(lambda: answers_a_new_session(server) == 200)
+        assert asked(server, "/readyz")[0] == 200
+        assert "\ntwinkle_journal_refused 0\n" in asked(server, "/metrics")[1]
         _, said = result.result(600)
     server.kill()
     server.start_again()  # which compares what it does again with what was told
@@ -299,15 +305,35 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     undisturbed, start, with_faults, tiny_llama_dir, tmp_path
 ):
     control, state = tmp_path / "disk", tmp_path / "state"
-    server = start(tiny_llama_dir, state, command=with_faults)
+    server = start(tiny_llama_dir, state, "--snapshot-seconds", "0", command=with_faults)
     server.kill()
     server.start_again({"TWINKLE_FAULT_DISK": str(control)})
-    with four_clients(server, as_many_as(STEPS)) as result:
+    session = json.loads(asked(server, "/api/v1/create_session", {})[1])["session_id"]
+    model = {"session_id": session, "base_model": "tiny", "lora_config": {"rank": 4}}
+    on_disk = {
+        "/api/v1/create_session": {},
+        "/api/v1/create_model": model | {"model_seq_id": 0},
+        "/api/v1/create_sampling_session": {
+            "session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny",
+        },
+        "/hf/tiny/resolve/main/tokenizer.json": None,
+    }  # fmt: skip
+    in_memory = {
+        "/api/v1/healthz": None, "/readyz": None, "/metrics": None, "/api/v1/usage": None,
+        "/api/v1/session_heartbeat": {"session_id": session},
+        "/api/v1/get_server_capabilities": None,
+    }  # fmt: skip
+    with four_clients(server, as_many_as(STEPS)) as result, ThreadPoolExecutor() as pool:
         wait_until(lambda: journal_bytes(state) > 20_000)
-        control.write_text("slow 2000")
-        status, _, seconds = asked(server, "/api/v1/create_session", {})
-        assert status == 200 and seconds > 1
-        assert all(asked(server, "/api/v1/healthz")[2] < 1 for _ in range(10))
+        control.write_text("slow 1000")
+        slow = [pool.submit(asked, server, *request) for request in on_disk.items()]
+        while not all(one.done() for one in slow):
+            for request in in_memory.items():
+                status, _, seconds = asked(server, *request)
+                assert status == 200 and seconds < 1, request
+        for one in slow:
+            status, text, seconds = one.result()
+            assert status == 200 and seconds > 1, text
         control.write_text("slow 20")
         _, said = result.result(600)
     assert server.stop() == 0

@@ -1,6 +1,8 @@
 #include "twinkle/server/routes.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -24,6 +26,10 @@ constexpr std::array kRoutes = {
 #include "twinkle/server/routes.def"
 #undef ROUTE
 };
+
+constexpr int64_t kMostPublicBytes = int64_t{64} << 10;
+constexpr int64_t kMostJsonBytes = int64_t{8} << 20;
+constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
 
 bool matches(std::string_view pattern, std::string_view path,
              std::map<std::string, std::string>& parameters) {
@@ -103,6 +109,13 @@ void read_body(Asked& asked) {
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
 }
 
+// Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
+int64_t most_bytes(const Route& route, const Head& head) {
+  if (route.scope == Scope::kPublic) return kMostPublicBytes;
+  const bool is_json = head.header("content-type").find("protobuf") == std::string::npos;
+  return is_json ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
+}
+
 // As the SDK sends it, or as Prometheus does.
 std::string key_of(const Head& head) {
   const std::string bearer = head.header("authorization");
@@ -110,7 +123,14 @@ std::string key_of(const Head& head) {
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
 }
 
-void write_audit(const Asked& asked, const Caller& caller, const Services& services) {
+// At most so many bytes of it, and whole characters of UTF-8.
+std::string_view beginning(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
+JsonObject audit_line(const Asked& asked, const Caller& caller) {
   constexpr size_t kMostBytes = 255;  // of a text
   const std::string_view path = asked.route->path;
   JsonObject line{{"action", path.substr(path.rfind('/') + 1)},
@@ -125,7 +145,7 @@ void write_audit(const Asked& asked, const Caller& caller, const Services& servi
     else if (value && value->is_int64())
       line[name] = *value;
   }
-  store::append_audit(services.state, line);
+  return line;
 }
 
 // Who asks, or its refusal, before anything of the request is read or written down.
@@ -149,6 +169,17 @@ std::optional<Response> run(const Asked& asked, const Caller& caller, const Comm
   } catch (...) {
     return response_of(std::current_exception());
   }
+}
+
+// Of a long request: the refusal if it names nothing of the caller's. It takes no room in the
+// journal, which changes nothing: it is refused behind it, too.
+std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
+                                      Services& services) {
+  if (std::ssize(asked.request.body) <= kLongBytes) return std::nullopt;
+  Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
+  auto refused = touch(call, asked.route->touches, caller);
+  if (!refused && (asked.route->touches & kRun)) call.run();  // it names one
+  return refused;
 }
 
 template <class T>
@@ -177,6 +208,39 @@ void tell(const Response& response, uint64_t sequence, Services& services, const
   reply(response);
 }
 
+// Writes a request down, does it and answers.
+void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
+            const Reply& reply) {
+  try {
+    if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
+    Command command{.method = a->request.method,
+                    .path = a->request.path,
+                    .content_type = a->request.header("content-type"),
+                    .owner = caller.owner,
+                    .chance = new_id(),
+                    .time_ms = milliseconds_since_1970(),
+                    .key_id = caller.key_id};
+    const Amount amount = amount_of(a->route->touches);
+    command.refused = services.amounts.refusal(services, caller.owner, amount);
+    const auto pending = services.amounts.pend(caller.owner, amount);
+    // The body is lent, not copied: it may be most of what the service has in memory.
+    const auto shared = std::make_shared<Command>(std::move(command));
+    shared->body = std::move(a->request.body);
+    services.history.append(*shared, [a, caller, shared, pending, &services, reply](
+                                         uint64_t sequence, const std::exception_ptr& error) {
+      a->request.body = std::move(shared->body);
+      fault("before apply");
+      if (error) return reply(response_of(error));
+      services.decisions.come();
+      const Response response = *run(*a, caller, *shared, sequence, services, reply);
+      fault("after apply");
+      tell(response, sequence, services, reply);
+    });
+  } catch (...) {
+    reply(response_of(std::current_exception()));
+  }
+}
+
 }  // namespace
 
 std::span<const Route> routes() { return kRoutes; }
@@ -196,6 +260,15 @@ Response json(const Json& body) {
   return out;
 }
 
+std::optional<Response> answer_from_disk(const Call& call, std::function<Response()> make) {
+  const auto made = std::make_shared<Response>();
+  call.services.disk.run([made, make = std::move(make)] { *made = make(); }, call.services.loop,
+                         [made, reply = call.reply](const std::exception_ptr& error) {
+                           reply(error ? response_of(error) : std::move(*made));
+                         });
+  return std::nullopt;
+}
+
 void admit(const Head& head, const std::string& path, Services& services, BodyRoom& room,
            const Admit& admit) {
   std::string_view pattern = "none";
@@ -209,11 +282,13 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     pattern = route.path;
     auto entered = enter(route, head, services);
     if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
-    room.admit(head, [admit, caller = std::get<Caller>(std::move(entered))](Admission admission) {
-      admission.tenant = caller.owner;
-      admission.key_id = caller.key_id;
-      admit(std::move(admission));
-    });
+    const auto& caller = std::get<Caller>(entered);
+    Admission admission = room.admit(head, caller.owner);
+    if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
+    admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
+    admission.tenant = caller.owner;
+    admission.key_id = caller.key_id;
+    admit(std::move(admission));
   } catch (...) {
     refuse(response_of(std::current_exception()));
   }
@@ -232,32 +307,20 @@ void route(Request request, Services& services, Reply answer) {
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
     read_body(*a);
-    if (a->route->touches & kAudited) write_audit(*a, caller, services);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;
     }
-    Command command{.method = a->request.method,
-                    .path = a->request.path,
-                    .content_type = a->request.header("content-type"),
-                    .owner = caller.owner,
-                    .chance = new_id(),
-                    .time_ms = milliseconds_since_1970(),
-                    .key_id = caller.key_id};
-    const Amount amount = amount_of(a->route->touches);
-    command.refused = services.amounts.refusal(services, caller.owner, amount);
-    const auto pending = services.amounts.pend(caller.owner, amount);
-    const auto shared = std::make_shared<const Command>(command);  // without the body
-    command.body = a->request.body;
-    services.history.append(command, [a, caller, shared, pending, &services, reply](
-                                         uint64_t sequence, const std::exception_ptr& error) {
-      fault("before apply");
-      if (error) return reply(response_of(error));
-      services.decisions.come();
-      const Response response = *run(*a, caller, *shared, sequence, services, reply);
-      fault("after apply");
-      tell(response, sequence, services, reply);
-    });
+    if (!(a->route->touches & kAudited)) return accept(a, caller, services, reply);
+    services.disk.run(
+        [line = audit_line(*a, caller), &services] { store::append_audit(services.state, line); },
+        services.loop,
+        [a, caller, &services, reply](const std::exception_ptr& error) {
+          if (error) return reply(response_of(error));
+          services.amounts.measure(
+              services, caller.owner, amount_of(a->route->touches),
+              [a, caller, &services, reply] { accept(a, caller, services, reply); });
+        });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }

@@ -1,6 +1,7 @@
 // Requests to handlers, by routes.def; what a handler throws becomes a status here and nowhere
 // else.
 #pragma once
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -10,7 +11,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/auth/access.h"
-#include "twinkle/server/http/body_room.h"
+#include "twinkle/server/bodies/body_room.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/owners.h"
 #include "twinkle/server/service/services.h"
@@ -66,5 +67,9 @@ void route(Request request, Services& services, Reply reply);
 void replay(uint64_t sequence, const Command& command, Services& services);
 
 Response json(const Json& body);
+
+// Answers a request when the disk's thread has made the response; what that throws becomes a status
+// as what a handler throws does. Always nothing, for a handler to return.
+std::optional<Response> answer_from_disk(const Call& call, std::function<Response()> make);
 
 }  // namespace twinkle::server

@@ -2,6 +2,7 @@
 #include "twinkle/server/routes.h"
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/server/bodies/body_room.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -40,6 +41,36 @@ TEST_F(RoutesTest, WhatIsNotJournalledIsNotDoneAgain) {
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {
   EXPECT_EQ(answer(request("/api/v1/create_session", "{\"tags\": [", "tml-a")).status, 422);
   EXPECT_EQ(answer(request("/api/v1/create_session", "[]", "tml-a")).status, 422);
+}
+
+TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
+  BodyRoom room({}, *loop_);
+  const auto most = [&](const char* method, const std::string& path, const std::string& type) {
+    Head head{.method = method, .headers = {{"x-api-key", "tml-a"}, {"content-type", type}}};
+    int64_t out = 0;
+    admit(head, path, *services_, room, [&](const Admission& a) { out = a.max_body_bytes; });
+    return out;
+  };
+  EXPECT_EQ(most("POST", "/api/v1/forward_backward", "application/x-protobuf"), 256 << 20);
+  EXPECT_EQ(most("POST", "/api/v1/asample", "application/json"), 8 << 20);
+  EXPECT_EQ(most("GET", "/api/v1/healthz", "application/x-protobuf"), 64 << 10);
+}
+
+TEST_F(RoutesTest, ALongRequestThatNamesNothingOfTheCallersIsNotWrittenDown) {
+  go_on();
+  const std::string mine = run();
+  const int64_t before = services_->history.bytes();
+  const auto sent = [&](const std::string& body) {
+    Request r = request("/api/v1/forward_backward", body, "tml-a");
+    r.headers["content-type"] = "application/x-protobuf";
+    return answer(r).status;
+  };
+  const std::string much(100'000, '\0');
+  EXPECT_EQ(sent(much), 422);
+  EXPECT_EQ(sent(forward_backward_bytes("another", 1, "cross_entropy") + much), 404);
+  EXPECT_EQ(services_->history.bytes(), before);
+  EXPECT_EQ(sent(forward_backward_bytes(mine, 1, "cross_entropy") + much), 422);
+  EXPECT_GT(services_->history.bytes(), before + std::ssize(much)) << "it uses its number up";
 }
 
 }  // namespace

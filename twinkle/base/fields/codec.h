@@ -29,6 +29,9 @@ concept Plain = std::is_arithmetic_v<T> || requires { requires T::kPacked; };
 
 class ByteWriter {
  public:
+  // `bytes`: about how many are coming, so that none are copied again.
+  explicit ByteWriter(size_t bytes = 0) { out_.reserve(bytes); }
+
   template <detail::Plain T>
   void put(const T& v) {
     out_.append(reinterpret_cast<const char*>(&v), sizeof(T));

@@ -6,7 +6,7 @@
 #include "twinkle/base/fields/options.h"
 #include "twinkle/base/log/log.h"
 #include "twinkle/engine/engine.h"
-#include "twinkle/server/http/body_room.h"
+#include "twinkle/server/bodies/body_room.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/service/services.h"
 

@@ -185,7 +185,9 @@ TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
 
 TEST_F(HandlersTest, TheRoomOfABodyIsFreeWhenItIsAcknowledged) {
   struct Held : HeldRoom {
-    void resize(int64_t) override {}
+    bool grow(int64_t) override { return true; }
+    void wait(int64_t, Then) override {}
+    void shrink(int64_t) override {}
   };
   std::atomic<bool> go = false;
   executor_->on_batch = [&] {

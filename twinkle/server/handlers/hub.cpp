@@ -1,11 +1,13 @@
 // The read paths of Hugging Face's hub for the tokenizers and configurations of the models that are
 // served: with HF_ENDPOINT=URL/hf a client finds them by any served name. Public, and never
-// weights.
+// weights. The disk is read by its own thread.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
+#include <map>
+#include <memory>
 
 #include "twinkle/base/file.h"
 #include "twinkle/server/routes.h"
@@ -83,7 +85,20 @@ Response refuse(const char* code, const std::string& text) {
   return out;
 }
 
-Response file(const Repository& repository, const std::string& name, const ModelFacts& model) {
+using HubFiles = std::map<std::string, HubFile>;
+
+// Read once, whoever asks, until it changes.
+std::shared_ptr<const std::string> bytes_of(const Repository& repository, const PublicFile& file,
+                                            HubFiles& files) {
+  HubFile& known = files[file.name];
+  if (known.etag != file.etag)
+    known = {file.etag, std::make_shared<const std::string>(
+                            read_file(repository.folder / file.name, "server", kMaxFileBytes))};
+  return known.bytes;
+}
+
+Response file(const Repository& repository, const std::string& name, const ModelFacts& model,
+              HubFiles& files) {
   const auto found = std::ranges::find(repository.files, name, &PublicFile::name);
   if (found == repository.files.end()) {
     const bool is_one_file = model.directory.ends_with(".gguf");
@@ -93,9 +108,9 @@ Response file(const Repository& repository, const std::string& name, const Model
                                      "tokenizer.json and the like are given"
                                    : ""));
   }
-  return {.body = read_file(repository.folder / name, "server", kMaxFileBytes),
-          .content_type = name.ends_with(".json") ? "application/json" : "text/plain",
-          .headers = {{"ETag", '"' + found->etag + '"'}, {"X-Repo-Commit", repository.commit}}};
+  return {.content_type = name.ends_with(".json") ? "application/json" : "text/plain",
+          .headers = {{"ETag", '"' + found->etag + '"'}, {"X-Repo-Commit", repository.commit}},
+          .shared = bytes_of(repository, *found, files)};
 }
 
 Response model_info(const Repository& repository, const std::string& id) {
@@ -151,12 +166,15 @@ std::optional<Response> hub(Call& call) {
     return id == name || id == repository_of(name);
   });
   if (!is_served) return refuse("RepoNotFound", "server: '" + id + "' is not served here");
-  const Repository repository = open(model);
-  if (is_api && (rest.empty() || (rest.size() == 2 && rest[0] == "revision")))
-    return model_info(repository, id);
-  if (is_api && rest.size() == 2 && rest[0] == "tree") return tree(repository);
-  if (!is_api && rest.size() == 3) return file(repository, rest[2], model);
-  return refuse("EntryNotFound", "server: there is no " + call.request.path);
+  return answer_from_disk(
+      call, [&model, &files = call.services.hub_files, is_api, id, rest, path = call.request.path] {
+        const Repository repository = open(model);
+        if (is_api && (rest.empty() || (rest.size() == 2 && rest[0] == "revision")))
+          return model_info(repository, id);
+        if (is_api && rest.size() == 2 && rest[0] == "tree") return tree(repository);
+        if (!is_api && rest.size() == 3) return file(repository, rest[2], model, files);
+        return refuse("EntryNotFound", "server: there is no " + path);
+      });
 }
 
 }  // namespace twinkle::server

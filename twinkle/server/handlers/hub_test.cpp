@@ -26,13 +26,13 @@ class HubTest : public ServiceTest {
     std::ofstream(folder_ / name) << text;
   }
   Response get(const std::string& path) {
-    Named backend(*dispatcher_, facts_);
-    Services services(backend, *loop_, dir_.path());
     Request asked;
     asked.method = "GET";
     asked.path = path;
     Response out{.status = -1};
-    route(asked, services, [&](Response r) { out = std::move(r); });
+    route(asked, service_, [&](Response r) { out = std::move(r); });
+    EXPECT_TRUE(loop_->run_until([&] { return out.status != -1; }));
+    out.body = out.text();
     return out;
   }
   static std::string header(const Response& response, const std::string& name) {
@@ -43,6 +43,8 @@ class HubTest : public ServiceTest {
 
   const ScratchDir folder_;
   ModelFacts facts_;
+  Named named_{*dispatcher_, facts_};
+  Services service_{named_, *loop_, dir_.path()};
 };
 
 TEST_F(HubTest, GivesTokenizerFilesUnderEveryNameOfTheModel) {
@@ -53,6 +55,14 @@ TEST_F(HubTest, GivesTokenizerFilesUnderEveryNameOfTheModel) {
     EXPECT_EQ(header(file, "X-Repo-Commit").size(), 40);
     EXPECT_NE(header(file, "ETag"), "");
   }
+}
+
+TEST_F(HubTest, AFileIsReadOnceAndAllWhoAskAreSentTheSameBytes) {
+  const Response one = get("/hf/made/up/resolve/main/tokenizer.json");
+  const Response other = get("/hf/plain/resolve/v2/tokenizer.json");
+  ASSERT_TRUE(one.shared);
+  EXPECT_EQ(one.shared, other.shared);
+  EXPECT_NE(one.shared, get("/hf/plain/resolve/main/config.json").shared);
 }
 
 TEST_F(HubTest, ListsTheSameFilesAndNoOthers) {
@@ -75,6 +85,7 @@ TEST_F(HubTest, AChangedFileHasAnotherTagAndCommit) {
   const Response after = get("/hf/plain/resolve/main/config.json");
   EXPECT_NE(header(before, "ETag"), header(after, "ETag"));
   EXPECT_NE(header(before, "X-Repo-Commit"), header(after, "X-Repo-Commit"));
+  EXPECT_EQ(after.body, R"({"a": 2})");
 }
 
 TEST_F(HubTest, WeightsOtherFilesAndPathsAreNotThere) {

@@ -47,10 +47,13 @@ std::optional<Response> get_server_capabilities(Call& call) {
 std::optional<Response> retrieve_future(Call& call) {
   require(!call.touched.promise.empty(), Code::kInvalid, "server: request_id is missing");
   const std::string& id = call.touched.promise;
-  call.services.promises.poll(id, [id, reply = call.reply](Response response) {
+  Promises& promises = call.services.promises;
+  const int64_t waits = promises.poll(id, [id, reply = call.reply](Response response) {
     response.promise = id;
     reply(std::move(response));
   });
+  if (waits > 0 && call.request.when_gone)
+    call.request.when_gone([&promises, id, waits] { promises.forget(id, waits); });
   return std::nullopt;
 }
 

@@ -94,12 +94,20 @@ class History {
   template <class R>
   void append(const R& record, Then then) {
     if (!journal_ && !closed_) return then(0, nullptr);
-    ByteWriter writer;
+    ByteWriter writer(bytes_about(record));
     writer.put(record);
     append(R::kKind, writer.take(), std::move(then));
   }
 
  private:
+  template <class R>
+  static size_t bytes_about(const R& record) {
+    constexpr size_t kOthers = 4096;
+    if constexpr (requires { record.body; })
+      return record.body.size() + kOthers;
+    else
+      return 0;
+  }
   void append(uint8_t kind, std::string payload, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
   Kept kept(uint64_t sequence);

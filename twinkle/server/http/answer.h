@@ -28,6 +28,12 @@ class Answer {
     return [shared](T value) { shared->set(std::move(value)); };
   }
 
+  bool is_set() const { return state_->is_set; }
+  // As a setter, which it does not count as one of. The context's thread.
+  void set(T value) const {
+    if (state_->put(std::move(value))) state_->timer.cancel();
+  }
+
   boost::asio::awaitable<T> wait() {
     boost::system::error_code cancelled;
     if (!state_->is_set)
@@ -42,6 +48,13 @@ class Answer {
     State(boost::asio::io_context& context, T otherwise)
         : timer(context, boost::asio::steady_timer::time_point::max()),
           value(std::move(otherwise)) {}
+    // False: it was set before.
+    bool put(std::optional<T> new_value) {
+      const std::lock_guard lock(mutex);
+      if (is_set) return false;
+      if (new_value) value = std::move(*new_value);
+      return is_set = true;
+    }
     boost::asio::steady_timer timer;  // touched by the context's thread alone
     std::mutex mutex;
     T value;
@@ -55,12 +68,7 @@ class Answer {
     ~Setter() { set(std::nullopt); }
 
     void set(std::optional<T> value) {
-      {
-        const std::lock_guard lock(state->mutex);
-        if (state->is_set) return;
-        if (value) state->value = std::move(*value);
-        state->is_set = true;
-      }
+      if (!state->put(std::move(value))) return;
       boost::asio::post(*context, [state = state] { state->timer.cancel(); });
     }
 

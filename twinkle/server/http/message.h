@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,18 +30,8 @@ struct Head {
   }
 };
 
-// Memory that a body may take, of what all may (body_room.h); given back when it is gone. Who keeps
-// what was in the body keeps it, too. Any thread.
-class HeldRoom {
- public:
-  virtual ~HeldRoom() = default;
-  virtual void resize(int64_t bytes) = 0;
-};
-
-struct Request : Head {
-  std::string body;                     // decoded, whatever its Content-Encoding
-  std::shared_ptr<HeldRoom> held = {};  // or null
-};
+// The status of a request whose client hung up before it was answered; for the log alone.
+inline constexpr int kGone = 499;
 
 struct Response {
   int status = 200;
@@ -49,10 +40,38 @@ struct Response {
   std::vector<std::pair<std::string, std::string>> headers = {};  // e.g. {"Retry-After", "5"}
   bool close = false;        // the connection, once it is written
   std::string promise = {};  // for the log: whose id the answer tells, or was asked for
+  // In place of `body`: bytes that other responses have, too, and nobody changes.
+  std::shared_ptr<const std::string> shared = {};
+
+  const std::string& text() const { return shared ? *shared : body; }
 };
 
 // An error's response, with the body {"detail": text} that clients of this protocol expect.
 Response refusal(int status, const std::string& text);
+
+// Memory that a body takes, of what all may (body_room.h); given back when it is gone. Who keeps
+// what was in the body keeps it, too.
+class HeldRoom {
+ public:
+  using Then = std::function<void(std::optional<Response> refused)>;
+
+  virtual ~HeldRoom() = default;
+  // Takes so many bytes in all, where there is room for them now. The service's thread.
+  virtual bool grow(int64_t bytes) = 0;
+  // Takes them when there is room, or says what to answer where there was none. Where grow() has
+  // said no; the service's thread, and nothing else is asked meanwhile.
+  virtual void wait(int64_t bytes, Then then) = 0;
+  // To fewer than it has. Any thread.
+  virtual void shrink(int64_t bytes) = 0;
+};
+
+struct Request : Head {
+  std::string body;                     // decoded, whatever its Content-Encoding
+  std::shared_ptr<HeldRoom> held = {};  // or null
+  // For a handler that answers later, before it returns: what it gives here is called on the
+  // service's thread if the client hangs up before it is answered. May be empty.
+  std::function<void(std::function<void()>)> when_gone = {};
+};
 
 // Answers one request. May be called on any thread, once; later calls do nothing. One that is
 // dropped uncalled answers 500.
@@ -60,7 +79,7 @@ using Reply = std::function<void(Response)>;
 
 // Told what a request's body may be: whether to read it, and how many bytes of it.
 struct Admission {
-  int64_t max_body_bytes = 0;  // and of what it decodes to
+  int64_t max_body_bytes = 0;  // and with what it decodes to
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
   std::string tenant = {}, key_id = {};  // for the log: who was let in

@@ -10,7 +10,9 @@ namespace twinkle::server {
 
 class Peer {
  public:
-  explicit Peer(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  // `buffer`: bytes that its socket takes before they are received; 0: as the system has it.
+  explicit Peer(uint16_t port, int buffer = 0) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    if (buffer > 0) ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
     sockaddr_in at{};
     at.sin_family = AF_INET;
     at.sin_port = htons(port);
@@ -49,6 +51,12 @@ class Peer {
       if (count <= 0) return "";
       text_.append(bytes, static_cast<size_t>(count));
     }
+  }
+  // So many bytes of what comes at most, which receive() then has; waits for the first.
+  void take(size_t bytes) {
+    std::string more(bytes, '\0');
+    const ssize_t count = ::recv(socket_, more.data(), bytes, 0);
+    if (count > 0) text_.append(more.data(), static_cast<size_t>(count));
   }
   std::string ask(const std::string& text) {
     send(text);

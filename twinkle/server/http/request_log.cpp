@@ -19,7 +19,7 @@ bool is_routine(const std::string& path) {
 Level level_of(const Head& head, int status) {
   if (status == 429 || status == 503) return Level::kWarning;
   if (status >= 500) return Level::kError;
-  const bool is_well = status < 400 || status == 408;
+  const bool is_well = status < 400 || status == 408 || status == kGone;
   return is_well && is_routine(head.path) ? Level::kDebug : Level::kInfo;
 }
 

@@ -40,6 +40,7 @@ TEST(RequestLog, SaysWhoAskedAndForWhichPromise) {
 
 TEST(RequestLog, TheLevelIsThatOfTheStatusAndWhatComesAllTheTimeIsDebug) {
   EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {408}).starts_with("debug "));
+  EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {kGone}).starts_with("debug "));
   EXPECT_TRUE(said("POST", "/api/v1/session_heartbeat", {200}).starts_with("debug "));
   EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {404}).starts_with("info "));
   EXPECT_TRUE(said("POST", "/api/v1/asample", {429}).starts_with("warning "));

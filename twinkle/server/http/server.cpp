@@ -1,5 +1,8 @@
 #include "twinkle/server/http/server.h"
 
+#include <sys/socket.h>
+
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -14,6 +17,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -23,8 +27,9 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
+#include "twinkle/server/bodies/sending.h"
 #include "twinkle/server/http/answer.h"
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -39,11 +44,8 @@ using boost::system::error_code;
 
 namespace {
 
-using Parser = http::request_parser<http::string_body>;
-
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
-const char* const kDropped = "the server dropped this request";
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -69,6 +71,13 @@ Head head_of(const Parser& parser, const std::string& peer) {
 // Behind the head; a connection can go on without reading more.
 bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
   return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
+}
+
+// Nothing more will come, although there may be what was sent before.
+bool is_gone(int socket) {
+  char byte = 0;
+  const ssize_t count = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 Response noted(Response response, const Head& head, Told& told) {
@@ -261,22 +270,20 @@ class HttpServer::Impl {
       co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
-    const std::optional<Response> refused = co_await read_body(stream, buffer, parser, admission);
-    if (refused) co_return co_await refuse_unread(stream, noted(*refused, head, told));
+    std::optional<Response> refused = co_await receiver_.read(stream, buffer, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
-    const std::string wrong = decode_body(request.body, lower(request.header("content-encoding")),
-                                          admission.max_body_bytes);
-    if (!wrong.empty())
-      co_return co_await write(
-          stream, noted(refusal(422, "the body cannot be read: " + wrong), head, told), keep_alive);
-    if (request.held) request.held->resize(static_cast<int64_t>(request.body.size()));
-    stream.expires_never();
-    Answer<Response> answer(context_, refusal(500, kDropped));
-    try {
-      handler_.handle(std::move(request), answer.setter());
-    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
+    if (refused) {
+      request = {};  // nothing is kept while its peer reads why
+      co_return co_await refuse_unread(stream, noted(std::move(*refused), head, told));
     }
-    Response response = noted(co_await answer.wait(), head, told);
+    stream.expires_never();
+    refused = co_await receiver_.decode(request, admission.max_body_bytes);
+    if (refused) {
+      request = {};
+      co_return co_await write(stream, noted(std::move(*refused), head, told), keep_alive);
+    }
+    Response response = noted(co_await answered(stream, std::move(request)), head, told);
+    if (response.status == kGone) co_return false;
     const bool stays = keep_alive && !response.close && !draining_;
     co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
   }
@@ -302,29 +309,27 @@ class HttpServer::Impl {
     co_return co_await answer.wait();
   }
 
-  // The refusal, if the body is longer than it may be or does not come.
-  awaitable<std::optional<Response>> read_body(beast::tcp_stream& stream,
-                                               beast::flat_buffer& buffer, Parser& parser,
-                                               const Admission& admission) {
-    const auto limit = static_cast<uint64_t>(admission.max_body_bytes);
-    const auto too_long = [&] {
-      return refusal(413, "the body is longer than " + std::to_string(limit) + " bytes");
-    };
-    if (parser.content_length().value_or(0) > limit) co_return too_long();
-    parser.body_limit(limit);
-    constexpr size_t kStep = 1 << 20;
-    for (size_t reached = 0; !parser.is_done();) {
-      stream.expires_after(options_.patience);
-      for (const size_t end = reached + kStep; !parser.is_done() && reached < end;) {
-        error_code error;
-        reached += co_await http::async_read_some(stream, buffer, parser,
-                                                  asio::redirect_error(use_awaitable, error));
-        if (error == http::error::body_limit) co_return too_long();
-        if (error)
-          co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
-      }
+  awaitable<Response> answered(beast::tcp_stream& stream, Request request) {
+    const auto when_gone = std::make_shared<std::function<void()>>();
+    request.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
+    Answer<Response> answer(context_, refusal(500, kDropped));
+    try {
+      handler_.handle(std::move(request), answer.setter());
+    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
     }
-    co_return std::nullopt;
+    const bool is_watched = *when_gone && !answer.is_set();
+    if (is_watched)
+      stream.socket().async_wait(
+          tcp::socket::wait_read,
+          [answer, when_gone, socket = stream.socket().native_handle()](const error_code& error) {
+            if (error || answer.is_set() || !is_gone(socket)) return;
+            answer.set({.status = kGone});
+            (*when_gone)();
+          });
+    Response response = co_await answer.wait();
+    error_code ignored;
+    if (is_watched) stream.socket().cancel(ignored);
+    co_return response;
   }
 
   awaitable<bool> refuse_head(beast::tcp_stream& stream, const error_code& error) {
@@ -353,22 +358,26 @@ class HttpServer::Impl {
   // False where the connection ends with it.
   awaitable<bool> write(beast::tcp_stream& stream, Response response, bool keep_alive,
                         bool is_head = false) {
-    http::response<http::string_body> message;
+    const std::string& text = response.text();
+    http::response<http::span_body<const char>> message;
     message.result(static_cast<unsigned>(response.status));
     message.version(11);
     message.set(http::field::content_type, response.content_type);
     for (const auto& [name, value] : response.headers) message.set(name, value);
     message.keep_alive(keep_alive);
-    message.body() = std::move(response.body);
+    message.body() = {text.data(), text.size()};
     message.prepare_payload();
-    if (is_head) message.body().clear();  // its length stays
-    http::response_serializer<http::string_body> serializer(message);
+    if (is_head) message.body() = {};  // its length stays
+    http::response_serializer<http::span_body<const char>> serializer(message);
+    const Sending::One one(sending_, text, [&stream] { stream.close(); });
     fault("before acknowledgement");
     error_code error;
-    while (!serializer.is_done()) {
-      stream.expires_after(options_.patience);
-      co_await http::async_write_some(stream, serializer,
-                                      asio::redirect_error(use_awaitable, error));
+    const auto end = std::chrono::steady_clock::now() + options_.body_time;
+    for (size_t taken = 0; !serializer.is_done();) {
+      stream.expires_at(std::min(std::chrono::steady_clock::now() + options_.patience,
+                                 end + std::chrono::milliseconds(1000 * taken >> 20)));
+      taken += co_await http::async_write_some(stream, serializer,
+                                               asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
     fault("after acknowledgement");
@@ -384,6 +393,8 @@ class HttpServer::Impl {
       asio::make_work_guard(*context_);  // also while nothing is awaited
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
+  Receiver receiver_{options_, context_};
+  Sending sending_{options_.max_sending_bytes};
   uint16_t port_ = 0;
   bool draining_ = false;                       // context's thread
   std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle

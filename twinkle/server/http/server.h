@@ -16,7 +16,9 @@ struct HttpOptions {
   uint16_t port = 0;
   int64_t max_header_bytes = 64 << 10;
   int64_t max_connections = 10000;
+  int64_t max_sending_bytes = int64_t{1} << 30;
   std::chrono::milliseconds patience{30000};
+  std::chrono::milliseconds body_time{60000};
   std::chrono::milliseconds keep_alive{75000};
 
   static constexpr auto fields() {
@@ -28,9 +30,15 @@ struct HttpOptions {
                "bytes of a request's head; a longer one is 431"),
         option("max_connections", &O::max_connections, between(1, 1e6),
                "connections that are open; one more waits until another closes"),
+        option("max_sending_bytes", &O::max_sending_bytes, between(1 << 20, kMostBytes),
+               "bytes of responses that clients have not taken yet; where there would be more, the "
+               "connection that has been at it longest is closed"),
         option("patience_seconds", &O::patience, between(0.001, 3600),
-               "seconds for a request's head, for each MiB of its body, and until a client takes "
-               "more of a response"),
+               "seconds for a request's head, until more of its body comes, and until a client "
+               "takes more of a response"),
+        option("body_seconds", &O::body_time, between(0.001, 3600),
+               "seconds that a request's body may take to come, or a response to be taken, and one "
+               "more for each MiB that has; a slower connection is closed"),
         option("keep_alive_seconds", &O::keep_alive, between(0.001, 86400),
                "seconds that a connection stays open between requests")};
   }

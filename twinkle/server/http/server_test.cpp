@@ -199,50 +199,6 @@ TEST_F(HttpServerTest, AnUnknownTransferEncodingEndsTheConnection) {
   EXPECT_EQ(peer.receive(), "");  // the second is not answered
 }
 
-TEST_F(HttpServerTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {
-  start();
-  // `zstd` of "hello hello hello hello": a frame without a content size.
-  const std::string frame(
-      "\050\265\057\375\000\130\145\000\000\060\150\145\154\154\157\040\001\000\231\113\021", 21);
-  Peer peer(port());
-  const auto encoded = [&](const std::string& encoding) {
-    return peer.ask("POST /z HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding +
-                    "\r\nContent-Length: " + std::to_string(frame.size()) + "\r\n\r\n" + frame);
-  };
-  EXPECT_NE(encoded("zstd").find("POST /z? hello hello hello hello"), std::string::npos);
-  const std::string refused = encoded("br");
-  EXPECT_TRUE(begins(refused, "HTTP/1.1 422")) << refused;
-  EXPECT_NE(refused.find("the body cannot be read: its Content-Encoding is 'br', only zstd"),
-            std::string::npos);
-  EXPECT_NE(encoded("ZSTD").find("hello"), std::string::npos) << "the connection stays";
-}
-
-TEST_F(HttpServerTest, WhatABodyHoldsIsItsDecodedSizeAndEndsWithTheRequest) {
-  struct Held : HeldRoom {
-    explicit Held(std::atomic<int64_t>& bytes) : bytes(bytes) {}
-    ~Held() override { bytes = 0; }
-    void resize(int64_t now) override { bytes = now; }
-    std::atomic<int64_t>& bytes;
-  };
-  std::atomic<int64_t> bytes = 100;
-  admit_ = [&](const Head&, const Admit& admit) {
-    admit({.max_body_bytes = 100, .held = std::make_shared<Held>(bytes)});
-  };
-  std::promise<Request> kept;
-  handle_ = [&](Request request, const Reply& reply) {
-    kept.set_value(std::move(request));
-    reply({});
-  };
-  start();
-  Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
-  {
-    const Request request = kept.get_future().get();
-    EXPECT_EQ(bytes, 5);
-  }
-  EXPECT_EQ(bytes, 0);
-}
-
 TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {
   start({.patience = std::chrono::milliseconds(50), .keep_alive = std::chrono::milliseconds(50)});
   Peer silent(port()), head(port()), body(port());
@@ -251,6 +207,46 @@ TEST_F(HttpServerTest, APeerThatSendsTooSlowlyIsClosed) {
   EXPECT_EQ(silent.receive(), "");
   EXPECT_EQ(head.receive(), "");
   EXPECT_EQ(body.receive(), "");
+}
+
+TEST_F(HttpServerTest, AnAnswerThatOthersShareIsSentAsItIs) {
+  const auto shared = std::make_shared<const std::string>(3 << 20, 'x');
+  handle_ = [&](const Request&, const Reply& reply) { reply({.shared = shared}); };
+  start();
+  Peer peer(port());
+  for (int i = 0; i < 2; ++i) {
+    const std::string answer = peer.ask(post("/", ""));
+    EXPECT_EQ(answer.substr(answer.find("\r\n\r\n") + 4), *shared);
+  }
+}
+
+TEST_F(HttpServerTest, WhoTakesAnAnswerTooSlowlyIsClosed) {
+  std::atomic<bool> has_it = false;
+  handle_ = [&](const Request&, const Reply& reply) {
+    reply({.body = std::string(64 << 20, 'x')});
+    has_it = true;
+  };
+  start({.body_time = std::chrono::milliseconds(200)});
+  Peer peer(port(), 4096);
+  peer.send(post("/", ""));
+  while (!has_it || server_->num_connections() > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    peer.take(1000);  // less than a MiB a second
+  }
+}
+
+TEST_F(HttpServerTest, WhereSlowReadersKeepTooMuchTheOldestIsClosed) {
+  handle_ = [](const Request&, const Reply& reply) { reply({.body = std::string(32 << 20, 'x')}); };
+  start({.max_sending_bytes = 100 << 20});
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (int i = 0; i < 5; ++i) {
+    peers.push_back(std::make_unique<Peer>(port()));
+    peers.back()->send(post("/", ""));
+    peers.back()->take(1);  // it is being sent
+  }
+  EXPECT_EQ(peers[0]->receive(), "");
+  EXPECT_EQ(peers[1]->receive(), "");
+  EXPECT_GT(peers[4]->receive().size(), size_t{32} << 20);
 }
 
 TEST_F(HttpServerTest, ManyWaitForAnAnswerAtOnceAndDrainingLetsThemHaveIt) {
@@ -284,6 +280,33 @@ TEST_F(HttpServerTest, ManyWaitForAnAnswerAtOnceAndDrainingLetsThemHaveIt) {
   draining.join();
   EXPECT_EQ(server_->num_connections(), 0);
   EXPECT_FALSE(Peer(port()).connected());
+}
+
+TEST_F(HttpServerTest, AClientThatHangsUpBeforeItsAnswerIsForgottenIfTheHandlerAsksForThat) {
+  std::vector<Reply> kept;
+  std::atomic<int> num_gone = 0, num_asked = 0;
+  handle_ = [&](const Request& request, Reply reply) {
+    request.when_gone([&] { ++num_gone; });
+    kept.push_back(std::move(reply));
+    ++num_asked;
+  };
+  start();
+  auto stays = std::make_unique<Peer>(port()), goes = std::make_unique<Peer>(port());
+  stays->send(post("/stays", ""));
+  goes->send(post("/goes", ""));
+  while (num_asked < 2) std::this_thread::yield();
+  goes.reset();
+  while (server_->num_connections() > 1) std::this_thread::yield();
+  EXPECT_EQ(num_gone, 1);
+  for (const Reply& reply : kept) reply({.body = "late"});
+  EXPECT_NE(stays->receive().find("late"), std::string::npos);
+  stays->send(post("/again", ""));  // watched again
+  while (num_asked < 3) std::this_thread::yield();
+  stays.reset();
+  while (server_->num_connections() > 0) std::this_thread::yield();
+  EXPECT_EQ(num_gone, 2);
+  kept.clear();
+  EXPECT_EQ(told_, (std::vector<std::string>{"/goes 499", "/stays 200", "/again 499"}));
 }
 
 TEST_F(HttpServerTest, AnAnswerMayOutliveTheServer) {

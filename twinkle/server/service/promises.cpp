@@ -59,9 +59,8 @@ void Promises::settle(const std::string& id, Response response, uint64_t ended) 
   const auto found = promises_.find(id);
   if (found == promises_.end() || found->second.is_settled) return;
   Promise& promise = found->second;
-  num_bytes_ += std::ssize(response.body);
+  keep(promise, std::move(response));
   promise.is_settled = true;
-  promise.response = std::move(response);
   promise.ended = ended;
   if (ended > 0) by_age_[ended] = id;
   count_settled(promise.made.owner);
@@ -73,9 +72,16 @@ void Promises::settle(const std::string& id, Response response, uint64_t ended) 
 }
 
 void Promises::let_go(Promise& promise) {
-  if (promise.response) num_bytes_ -= std::ssize(promise.response->body);
+  if (promise.response) num_bytes_ -= std::ssize(promise.response->text());
   promise.response.reset();
   by_age_.erase(promise.ended);
+}
+
+// Polls are given the same bytes, however many there are.
+void Promises::keep(Promise& promise, Response response) {
+  num_bytes_ += std::ssize(response.body);
+  response.shared = std::make_shared<const std::string>(std::move(response.body));
+  promise.response = std::move(response);
 }
 
 void Promises::count_settled(const std::string& owner) {
@@ -84,29 +90,42 @@ void Promises::count_settled(const std::string& owner) {
   if (--of->second == 0) open_of_.erase(of);
 }
 
-void Promises::poll(const std::string& id, Reply reply) {
+int64_t Promises::poll(const std::string& id, Reply reply) {
   const auto found = promises_.find(id);
-  if (found == promises_.end())
-    return reply(refusal(404, "server: request_id '" + id +
-                                  "' is not known; results that were "
-                                  "fetched are kept for ten minutes"));
+  if (found == promises_.end()) {
+    reply(refusal(404, "server: request_id '" + id +
+                           "' is not known; results that were "
+                           "fetched are kept for ten minutes"));
+    return 0;
+  }
   Promise& promise = found->second;
-  if (promise.is_settled) return give(id, promise, reply);
+  if (promise.is_settled) {
+    give(id, promise, reply);
+    return 0;
+  }
   const int64_t number = next_waiter_++;
   promise.waiters.push_back({number, std::move(reply)});
   ++num_held_;
   loop_.after(options_.hold, [this, id, number] {
-    const auto it = promises_.find(id);
-    if (it == promises_.end()) return;
-    std::vector<Waiter>& waiters = it->second.waiters;
-    const auto waiter = std::ranges::find(waiters, number, &Waiter::number);
-    if (waiter == waiters.end()) return;
-    const Reply late = std::move(waiter->reply);
-    waiters.erase(waiter);
-    --num_held_;
-    late(not_yet(calls_.why_held(id)));
+    if (const Reply late = take_waiter(id, number)) late(not_yet(calls_.why_held(id)));
   });
+  return number;
 }
+
+// Empty: it waits no more.
+Reply Promises::take_waiter(const std::string& id, int64_t number) {
+  const auto found = promises_.find(id);
+  if (found == promises_.end()) return {};
+  std::vector<Waiter>& waiters = found->second.waiters;
+  const auto waiter = std::ranges::find(waiters, number, &Waiter::number);
+  if (waiter == waiters.end()) return {};
+  Reply out = std::move(waiter->reply);
+  waiters.erase(waiter);
+  --num_held_;
+  return out;
+}
+
+void Promises::forget(const std::string& id, int64_t number) { take_waiter(id, number); }
 
 void Promises::give(const std::string& id, Promise& promise, const Reply& reply) {
   if (!promise.response) return read_back(id, promise.ended, reply);
@@ -151,7 +170,7 @@ std::vector<PromiseState> Promises::state() const {
     if (!promise.is_settled || promise.ended > 0) continue;
     to.status = promise.response->status;
     to.content_type = promise.response->content_type;
-    to.body = promise.response->body;
+    to.body = promise.response->text();
   }
   return out;
 }
@@ -168,12 +187,10 @@ void Promises::restore(const State& state) {
     promise.made = made;
     promise.is_settled = true;
     promise.ended = from.ended;
-    if (from.ended == 0) {
-      promise.response = {.status = static_cast<int>(from.status),
-                          .body = from.body,
-                          .content_type = from.content_type};
-      num_bytes_ += std::ssize(from.body);
-    }
+    if (from.ended == 0)
+      keep(promise, {.status = static_cast<int>(from.status),
+                     .body = from.body,
+                     .content_type = from.content_type});
     if (from.read_ms > 0) drop_later(from.id, promise, from.read_ms);
   }
 }

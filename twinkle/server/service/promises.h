@@ -66,8 +66,11 @@ class Promises {
   // it, too, so that it need not stay in memory; 0: none does. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response, uint64_t ended = 0);
   // Answers where it is settled, at once or when that is read, when it is settled, or with 408
-  // after `hold`. 404: no such promise; 503: the disk does not give its answer.
-  void poll(const std::string& id, Reply reply);
+  // after `hold`. 404: no such promise; 503: the disk does not give its answer. The number of a
+  // poll that waits; 0: it does not.
+  int64_t poll(const std::string& id, Reply reply);
+  // A poll that waits, whose client is gone.
+  void forget(const std::string& id, int64_t number);
   // Whose it is, and how many there had been when it was opened; null: no such promise.
   struct Made {
     std::string owner;
@@ -108,7 +111,9 @@ class Promises {
     int64_t read_ms = 0;  // since 1970; 0: nobody has read it
   };
 
+  void keep(Promise& promise, Response response);
   void count_settled(const std::string& owner);
+  Reply take_waiter(const std::string& id, int64_t number);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void read_back(const std::string& id, uint64_t ended, const Reply& reply);
   void was_read(const std::string& id, Promise& promise);

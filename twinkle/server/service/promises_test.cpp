@@ -14,7 +14,8 @@ class PromisesTest : public testing::Test {
  protected:
   // What polls were answered, in order: "200 body".
   Reply note() {
-    return [this](const Response& r) { told_.push_back(std::to_string(r.status) + " " + r.body); };
+    return
+        [this](const Response& r) { told_.push_back(std::to_string(r.status) + " " + r.text()); };
   }
 
   LoopForTest loop_;
@@ -144,6 +145,20 @@ TEST_F(PromisesTest, ADroppedOneEndsThePollsThatWait) {
   EXPECT_EQ(promises_.num_open(), 0);
   loop_.pass(1h);
   EXPECT_EQ(told_.size(), 1u);
+}
+
+TEST_F(PromisesTest, APollWhoseClientIsGoneIsForgotten) {
+  promises_.open("r1", "a");
+  const int64_t gone = promises_.poll("r1", note());
+  promises_.poll("r1", note());
+  promises_.forget("r1", gone);
+  EXPECT_EQ(promises_.num_held(), 1);
+  promises_.settle("r1", {.body = "x"});
+  EXPECT_EQ(told_.size(), 1);
+  EXPECT_EQ(promises_.poll("r1", note()), 0);
+  promises_.forget("r1", gone);
+  promises_.forget("none", 1);
+  EXPECT_EQ(promises_.num_held(), 0);
 }
 
 }  // namespace

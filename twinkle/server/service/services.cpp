@@ -58,7 +58,10 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                                const Reader::Then& then) { history.read(ended, then); }}),
       operations(options.lines, backend, loop, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
-                [this](const Snapshotted& s) { release_saved(s); }),
+                [this](const Snapshotted& s, const fs::path& before) {
+                  release_saved(s);
+                  remove_snapshot(before);
+                }),
       runs(backend, decisions, promises, operations, snapshots),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
@@ -140,6 +143,18 @@ std::string Services::tenant_of(const fs::path& checkpoint, const std::string& o
   const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
   sampled_[name] = standing({.tenant = name, .directory = checkpoint.string()}, owner);
   return name;
+}
+
+// Renamed first: a folder that a backup still sees has all of its files. What stays, since the disk
+// refuses or the server ends, takes room until the next start.
+void Services::remove_snapshot(const fs::path& folder) {
+  if (folder.empty()) return;
+  disk.run([folder] {
+    const fs::path gone = folder.string() + ".old";
+    std::error_code ignored;
+    fs::rename(folder, gone, ignored);
+    fs::remove_all(gone, ignored);
+  });
 }
 
 void Services::release_saved(const Snapshotted& snapshot) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,6 +27,7 @@
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/tenants/silence.h"
 #include "twinkle/server/tenants/usage.h"
+#include "twinkle/server/worker.h"
 
 namespace twinkle::server {
 
@@ -57,6 +59,12 @@ struct Checkpoint {
 
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.
 std::string new_id();
+
+// A file of the served model that anybody may read (handlers/hub.cpp).
+struct HubFile {
+  std::string etag;  // of these bytes
+  std::shared_ptr<const std::string> bytes;
+};
 
 struct ServiceOptions {
   SnapshotOptions snapshots;
@@ -151,6 +159,8 @@ class Services {
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
+  std::map<std::string, HubFile> hub_files;       // by name; of the disk's thread alone
+  Worker disk;  // for what waits for a disk and is not the journal's; ends before those above
 
  private:
   // Makes them one after another, and takes away those that are made; false: there is no room yet.
@@ -159,6 +169,7 @@ class Services {
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);
+  void remove_snapshot(const std::filesystem::path& folder);
 
   const ServiceOptions options_;
   std::vector<Opened> starts_;                     // of this state, one of each kind

@@ -84,13 +84,8 @@ void Snapshots::progress(const std::string& run) {
 
 void Snapshots::written(const Snapshotted& record) {
   const std::string before = std::exchange(states_[record.run].last, record).folder;
-  on_taken_(record);
-  if (before.empty() || before == record.folder) return;
-  // Renamed first: a folder that a backup still sees has all of its files.
-  const fs::path gone = path_of(before) + ".old";
-  std::error_code ignored;  // what stays takes room, and nothing else
-  fs::rename(path_of(before), gone, ignored);
-  fs::remove_all(gone, ignored);
+  const bool is_other = !before.empty() && before != record.folder;
+  on_taken_(record, is_other ? path_of(before) : std::string());
 }
 
 int64_t Snapshots::last(const std::string& run) const {

@@ -35,9 +35,12 @@ struct SnapshotOptions {
 
 class Snapshots {
  public:
-  // `on_taken` is told of each that is there.
+  using OnTaken = std::function<void(const Snapshotted&, const std::filesystem::path& before)>;
+
+  // `on_taken` is told of each that is there, and of the folder that it takes the place of, which
+  // is the caller's to remove; or of none.
   Snapshots(Backend& backend, Loop& loop, History& history, std::filesystem::path folder,
-            SnapshotOptions options, std::function<void(const Snapshotted&)> on_taken)
+            SnapshotOptions options, OnTaken on_taken)
       : backend_(backend),
         loop_(loop),
         history_(history),
@@ -105,7 +108,7 @@ class Snapshots {
   History& history_;
   const std::filesystem::path folder_;
   const SnapshotOptions options_;
-  const std::function<void(const Snapshotted&)> on_taken_;
+  const OnTaken on_taken_;
   std::function<void()> on_change_ = [] {};
   std::map<std::string, State> states_;
   std::map<std::string, Saving> saving_;  // by run

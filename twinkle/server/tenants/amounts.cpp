@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "twinkle/server/service/services.h"
 
@@ -84,15 +86,39 @@ int64_t Amounts::num_adapters(const Services& services, const std::string& owner
 int64_t Amounts::num_bytes(const Services& services, const std::string& owner) const {
   int64_t out = 0;
   for (const auto& [id, run] : services.runs.all())
-    if (run.owner == owner) out += bytes_of(id);
+    if (const auto found = bytes_.find(id); run.owner == owner && found != bytes_.end())
+      out += found->second;
   return out;
 }
 
-int64_t Amounts::bytes_of(const std::string& run) const {
-  const auto found = bytes_.find(run);
-  if (found != bytes_.end()) return found->second;
-  return bytes_[run] =
-             bytes_below(state_ / "checkpoints" / run) + bytes_below(state_ / "snapshots" / run);
+int64_t Amounts::num_saves(const std::string& run) const {
+  const auto found = num_saves_.find(run);
+  return found == num_saves_.end() ? 0 : found->second;
+}
+
+void Amounts::measure(Services& services, const std::string& owner, Amount amount,
+                      std::function<void()> then) {
+  struct Measured {
+    std::string run;
+    int64_t num_saves, bytes = 0;
+  };
+  const auto runs = std::make_shared<std::vector<Measured>>();
+  const bool is_saved = amount == Amount::kAdapter || amount == Amount::kCheckpoint;
+  if (is_saved && services.quota_of(owner).max_disk > 0)
+    for (const auto& [id, run] : services.runs.all())
+      if (run.owner == owner && !bytes_.contains(id)) runs->push_back({id, num_saves(id)});
+  if (runs->empty()) return then();
+  const auto work = [runs, state = state_] {
+    for (Measured& m : *runs)
+      m.bytes =
+          bytes_below(state / "checkpoints" / m.run) + bytes_below(state / "snapshots" / m.run);
+  };
+  services.disk.run(work, services.loop,
+                    [this, &services, owner, amount, then = std::move(then), runs](const auto&) {
+                      for (const Measured& m : *runs)
+                        if (m.num_saves == num_saves(m.run)) bytes_[m.run] = m.bytes;
+                      measure(services, owner, amount, then);  // what was saved meanwhile
+                    });
 }
 
 }  // namespace twinkle::server

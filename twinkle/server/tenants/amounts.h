@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,23 +31,32 @@ class Amounts {
   // Counts as one of the owner's until it is dropped.
   std::shared_ptr<Pending> pend(const std::string& owner, Amount amount);
 
+  // Before refusal(): has the disk's thread measure what was saved since, where a limit of bytes
+  // counts, and then calls `then`; at once where there is nothing to measure.
+  void measure(Services& services, const std::string& owner, Amount amount,
+               std::function<void()> then);
   // What was saved of the run is another: it is measured again.
-  void saved(const std::string& run) { bytes_.erase(run); }
+  void saved(const std::string& run) {
+    bytes_.erase(run);
+    ++num_saves_[run];
+  }
 
   int64_t num_runs(const Services& services, const std::string& owner) const;
   int64_t num_adapters(const Services& services, const std::string& owner) const;
-  // Of checkpoints, also those that were overwritten, and of snapshots.
+  // Of checkpoints, also those that were overwritten, and of snapshots, as far as they have been
+  // measured.
   int64_t num_bytes(const Services& services, const std::string& owner) const;
 
  private:
   using Counts = std::map<std::pair<std::string, Amount>, int64_t>;
 
   int64_t pending(const std::string& owner, Amount amount) const;
-  int64_t bytes_of(const std::string& run) const;
+  int64_t num_saves(const std::string& run) const;
 
   const std::filesystem::path state_;
   const std::shared_ptr<Counts> pending_ = std::make_shared<Counts>();
-  mutable std::map<std::string, int64_t> bytes_;  // by run, as measured
+  std::map<std::string, int64_t> bytes_;      // by run, as measured
+  std::map<std::string, int64_t> num_saves_;  // by run
 };
 
 class Amounts::Pending {

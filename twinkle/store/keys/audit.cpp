@@ -1,6 +1,7 @@
 #include "twinkle/store/keys/audit.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,6 +12,16 @@
 #include "twinkle/base/file.h"
 
 namespace twinkle::store {
+namespace {
+
+// Whether a full disk, or a loss of power, left a part of a line at the end.
+bool is_cut(int file) {
+  const off_t size = ::lseek(file, 0, SEEK_END);
+  char last = '\n';
+  return size > 0 && ::pread(file, &last, 1, size - 1) == 1 && last != '\n';
+}
+
+}  // namespace
 
 void append_audit(const std::filesystem::path& state, const JsonObject& line) {
   const std::time_t now = std::time(nullptr);
@@ -19,13 +30,16 @@ void append_audit(const std::filesystem::path& state, const JsonObject& line) {
   std::strftime(time, sizeof(time), "%FT%TZ", ::gmtime_r(&now, &utc));
   JsonObject out{{"time", time}};
   for (const auto& [name, value] : line) out[name] = value;
-  const std::string text = boost::json::serialize(out) + "\n";
-  // In one write, which others that append do not cut in two.
   const FileHandle file(
-      ::open((state / "audit.jsonl").c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
-  const bool ok = file.get() >= 0 && ::write(file.get(), text.data(), text.size()) ==
-                                         static_cast<ssize_t>(text.size());
-  require(ok, Code::kBusy, "store: cannot write the audit log: ", std::strerror(errno));
+      ::open((state / "audit.jsonl").c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  require(file.get() >= 0, Code::kBusy,
+          "store: cannot write the audit log: ", std::strerror(errno));
+  ::flock(file.get(), LOCK_EX);  // no other is within a line
+  std::string text = boost::json::serialize(out) + "\n";
+  if (is_cut(file.get())) text.insert(text.begin(), '\n');
+  const ssize_t written = ::write(file.get(), text.data(), text.size());
+  require(written == std::ssize(text), Code::kBusy,
+          "store: cannot write the audit log: ", std::strerror(written < 0 ? errno : ENOSPC));
 }
 
 }  // namespace twinkle::store

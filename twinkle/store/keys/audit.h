@@ -1,5 +1,6 @@
 // The audit log: who asked for what lasts, one JSON object a line in STATE/audit.jsonl. Any thread
-// and any process; a file that is moved away is begun anew.
+// and any process; a file that is moved away is begun anew. What a full disk took a part of stays
+// as it is, and the next line begins behind it.
 #pragma once
 #include <filesystem>
 

@@ -1,4 +1,4 @@
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/bodies/zstd.h"
 
 #include <zstd.h>
 
@@ -10,7 +10,7 @@ namespace twinkle::server {
 namespace {
 
 constexpr int kWindowLog = 23;             // 8 MiB: what a frame may make a decoder hold
-constexpr size_t kStep = size_t{1} << 20;  // the output grows by so many bytes at first
+constexpr size_t kStep = size_t{1} << 20;  // the output grows by so many bytes
 
 std::string inflate(std::string& body, size_t max_bytes) {
   const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(),
@@ -18,12 +18,13 @@ std::string inflate(std::string& body, size_t max_bytes) {
   if (!context) return "there is no memory to decode it";
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLog);
   std::string decoded;
+  decoded.reserve(max_bytes + 1);  // addresses alone: what is not written to takes no memory
   ZSTD_inBuffer in{body.data(), body.size(), 0};
   ZSTD_outBuffer out{nullptr, 0, 0};
   for (size_t left = 1; in.pos < in.size || left > 0;) {
     if (out.pos == out.size) {  // one byte above the limit tells that there is more
       if (decoded.size() > max_bytes) break;
-      decoded.resize(std::min(max_bytes + 1, std::max(kStep, 2 * decoded.size())));
+      decoded.resize(std::min(max_bytes + 1, decoded.size() + kStep));
       out = {decoded.data(), decoded.size(), out.pos};
     }
     const size_t read = in.pos, written = out.pos;
@@ -47,6 +48,13 @@ std::string decode_body(std::string& body, const std::string& encoding, int64_t 
     return "its Content-Encoding is '" + encoding + "', only zstd and identity are taken";
   const std::string wrong = inflate(body, static_cast<size_t>(max_bytes));
   return wrong.empty() ? "" : "its Content-Encoding is zstd, but " + wrong;
+}
+
+int64_t decoded_bytes(std::string_view body, int64_t most) {
+  const unsigned long long told = ZSTD_getFrameContentSize(body.data(), body.size());
+  const bool is_told = told != ZSTD_CONTENTSIZE_UNKNOWN && told != ZSTD_CONTENTSIZE_ERROR;
+  return is_told ? static_cast<int64_t>(std::min<uint64_t>(told, static_cast<uint64_t>(most)))
+                 : most;
 }
 
 }  // namespace twinkle::server

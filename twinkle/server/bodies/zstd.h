@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace twinkle::server {
 
@@ -9,5 +10,8 @@ namespace twinkle::server {
 // "identity" or "", which is as it came. Returns what is wrong, else "": another encoding, broken
 // or cut off, or more than max_bytes, of which no more is decoded.
 std::string decode_body(std::string& body, const std::string& encoding, int64_t max_bytes);
+
+// What a zstd body decodes to as its first frame says, if that is at most `most`; else `most`.
+int64_t decoded_bytes(std::string_view body, int64_t most);
 
 }  // namespace twinkle::server

@@ -1,4 +1,4 @@
-#include "twinkle/server/http/zstd.h"
+#include "twinkle/server/bodies/zstd.h"
 
 #include <gtest/gtest.h>
 #include <zstd.h>

@@ -1,0 +1,112 @@
+"""What clients that send or take much, or slowly, leave of memory and time to the others."""
+
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from service.wire import PROTO, Wire, memory
+
+zstandard = pytest.importorskip("zstandard")
+message = pytest.importorskip("service.message")
+
+MIB = 1 << 20
+
+
+def longest_wait(wire, while_):
+    """Seconds: of healthz, asked again and again."""
+    longest = 0
+    while while_():
+        began = time.monotonic()
+        assert wire.send("GET", "/api/v1/healthz").status == 200
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.01)
+    return longest
+
+
+def test_thirty_bombs_at_once_take_no_more_than_all_bodies_may(
+    start, with_faults, tiny_llama_dir, tmp_path
+):
+    control = tmp_path / "disk"
+    options = ["--max-body-bytes", str(32 * MIB), "--max-body-bytes-total", str(128 * MIB)]
+    server = start(tiny_llama_dir, tmp_path / "state", *options, command=with_faults)
+    server.kill()
+    server.start_again({"TWINKLE_FAULT_DISK": str(control)})
+    run = Wire(server.url).run()
+    before = memory(server.process)
+    control.write_text("slow 100")  # so that bodies wait to be written down
+
+    def send(number):
+        head = message.pb.ForwardBackwardRequest(model_id=run, seq_id=number, loss_fn="none")
+        nothing = b"\x7a\x80\x80\x80\x0f" + bytes(30 * MIB)  # a field that nobody reads
+        bomb = zstandard.ZstdCompressor().compress(head.SerializeToString() + nothing)
+        assert len(bomb) < 64 << 10
+        headers = PROTO | {"content-encoding": "zstd"}
+        return Wire(server.url, timeout=60).post("forward_backward", bomb, headers).status
+
+    with ThreadPoolExecutor(31) as pool:
+        sent = [pool.submit(send, number) for number in range(1, 31)]
+        waits = longest_wait(Wire(server.url), lambda: not all(one.done() for one in sent))
+    said = [one.result() for one in sent]
+    assert set(said) <= {422, 503} and said.count(422) > 5, said
+    assert waits < 1
+    grown = memory(server.process) - before
+    assert grown < 450 * MIB, grown / MIB  # bodies, their records, and one that is decoded
+    control.unlink()
+    assert server.stop() == 0
+
+
+def test_clients_that_announce_much_and_send_little_take_no_room(start, tiny_llama_dir, tmp_path):
+    server = start(tiny_llama_dir, tmp_path / "state")
+    wire = Wire(server.url)
+    run = wire.run()
+    head = (
+        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: x\r\nx-api-key: tml-slow\r\n"
+        b"content-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n" % (256 * MIB)
+    )
+    slow = [wire.connect() for _ in range(100)]
+    for peer in slow:
+        peer.sendall(head + bytes(100_000))
+    ended = threading.Event()
+
+    def trickle():
+        while not ended.wait(0.1):
+            for peer in slow:
+                peer.sendall(bytes(100))
+
+    with ThreadPoolExecutor(1) as pool:
+        trickling = pool.submit(trickle)
+        for number in range(1, 4):
+            made = message.message(run, number, [1, 2, 3] * 100_000, loss="none")
+            began = time.monotonic()
+            assert message.train(wire, made).status == 422  # it has been read
+            assert time.monotonic() - began < 2
+        ended.set()
+        trickling.result()
+    for peer in slow:
+        peer.close()
+    assert server.stop() == 0
+
+
+def test_slow_readers_of_a_file_of_the_tokenizer_share_its_bytes(start, tiny_llama_dir, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama_dir, model)
+    (model / "vocab.txt").write_bytes(b"x" * (32 * MIB))
+    server = start(model, tmp_path / "state")
+    wire = Wire(server.url)
+    before = memory(server.process)
+    readers = []
+    for _ in range(60):
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((wire.place.hostname, wire.place.port))
+        reader.sendall(b"GET /hf/tiny/resolve/main/vocab.txt HTTP/1.1\r\nhost: x\r\n\r\n")
+        readers.append(reader)
+    for reader in readers:
+        assert reader.recv(12) == b"HTTP/1.1 200"
+    assert memory(server.process) - before < 200 * MIB
+    for reader in readers:
+        reader.close()
+    assert server.stop() == 0

@@ -1,0 +1,45 @@
+// Reads the body of a request from its connection, as there is room for it and no slower than it
+// may come, and decodes it. For server.cpp alone: it speaks Beast. On the service's thread.
+#pragma once
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+#include <memory>
+#include <optional>
+
+#include "twinkle/server/http/server.h"
+#include "twinkle/server/worker.h"
+
+namespace twinkle::server {
+
+using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+// What the coroutine that waits is told where nobody can give the answer any more.
+inline const char* const kDropped = "the server dropped this request";
+
+class Receiver {
+ public:
+  Receiver(const HttpOptions& options, const std::shared_ptr<boost::asio::io_context>& context)
+      : options_(options), context_(context) {}
+
+  // Into the parser's body. The refusal if it is longer than it may be (413), there was no room for
+  // it (503, 429) or it is not HTTP as it should be (422); a connection that is too slow is closed.
+  boost::asio::awaitable<std::optional<Response>> read(boost::beast::tcp_stream& stream,
+                                                       boost::beast::flat_buffer& buffer,
+                                                       Parser& parser, const Admission& admission);
+
+  // In place, by its Content-Encoding. The refusal if it cannot be decoded, with what it decodes to
+  // is longer than `most` bytes (422), or there was no room for that (503, 429).
+  boost::asio::awaitable<std::optional<Response>> decode(Request& request, int64_t most);
+
+ private:
+  boost::asio::awaitable<std::optional<Response>> room(HeldRoom& held, int64_t bytes);
+
+  const HttpOptions& options_;
+  const std::weak_ptr<boost::asio::io_context> context_;
+  Worker decoder_;
+};
+
+}  // namespace twinkle::server

@@ -1,0 +1,144 @@
+// How bodies come in, as a peer on a socket sees it.
+#include "twinkle/server/http/receive.h"
+
+#include <gtest/gtest.h>
+#include <zstd.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "twinkle/server/http/peer_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+// `zstd` of "hello hello hello hello": a frame that does not tell its content's size.
+const std::string kHellos(
+    "\050\265\057\375\000\130\145\000\000\060\150\145\154\154\157\040\001\000\231\113\021", 21);
+
+std::string compressed(const std::string& content) {
+  std::string out(ZSTD_compressBound(content.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), content.data(), content.size(), 3));
+  return out;
+}
+
+std::string packed(const std::string& frame, const std::string& encoding = "zstd") {
+  return "POST /z HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding +
+         "\r\nContent-Length: " + std::to_string(frame.size()) + "\r\n\r\n" + frame;
+}
+
+// Notes what a body asks for, and refuses what is more than it has.
+struct RoomForTest : HeldRoom {
+  struct Noted {
+    std::mutex mutex;
+    std::vector<int64_t> sizes;  // 0 at the end
+  };
+  RoomForTest(Noted& noted, int64_t most) : noted(noted), most(most) {}
+  ~RoomForTest() override { note(0); }
+  bool grow(int64_t bytes) override {
+    if (bytes > most) return false;
+    note(bytes);
+    return true;
+  }
+  void wait(int64_t, Then then) override { then(refusal(503, "there is no room")); }
+  void shrink(int64_t bytes) override { note(bytes); }
+  void note(int64_t bytes) const {
+    const std::lock_guard lock(noted.mutex);
+    noted.sizes.push_back(bytes);
+  }
+  Noted& noted;
+  const int64_t most;
+};
+
+class ReceiveTest : public testing::Test {
+ protected:
+  void start(const HttpOptions& options = {}) {
+    server_.emplace(
+        options, Handler{.admit = [this](const Head&, const Admit& admit) { admit(admission_()); },
+                         .handle =
+                             [this](const Request& request, const Reply& reply) {
+                               ++num_handled_;
+                               reply({.body = "has " + request.body});
+                             }});
+  }
+  uint16_t port() const { return server_->port(); }
+
+  std::function<Admission()> admission_ = [] { return Admission{.max_body_bytes = 100}; };
+  std::atomic<int> num_handled_ = 0;
+  std::optional<HttpServer> server_;
+};
+
+TEST_F(ReceiveTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {
+  start();
+  Peer peer(port());
+  const auto encoded = [&](const std::string& encoding) {
+    return peer.ask(packed(kHellos, encoding));
+  };
+  EXPECT_NE(encoded("zstd").find("has hello hello hello hello"), std::string::npos);
+  const std::string refused = encoded("br");
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 422")) << refused;
+  EXPECT_NE(refused.find("the body cannot be read: its Content-Encoding is 'br', only zstd"),
+            std::string::npos);
+  EXPECT_NE(encoded("ZSTD").find("hello"), std::string::npos) << "the connection stays";
+}
+
+TEST_F(ReceiveTest, ABodyHoldsWhatCameThenWhatItDecodesToAndNothingWhenItsRequestEnds) {
+  RoomForTest::Noted noted;
+  admission_ = [&] {
+    return Admission{.max_body_bytes = 100, .held = std::make_shared<RoomForTest>(noted, 100)};
+  };
+  start();
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
+  // A frame that tells its content's size, one that does not, and two.
+  const std::string content(30, 'x'), told = compressed(content);
+  EXPECT_NE(peer.ask(packed(told)).find("has " + content), std::string::npos);
+  EXPECT_NE(peer.ask(packed(kHellos)).find("hello hello"), std::string::npos);
+  EXPECT_NE(peer.ask(packed(told + told)).find(content + content), std::string::npos);
+  const int64_t size = std::ssize(told);
+  const std::vector<int64_t> want{5,        5,
+                                  0,  //
+                                  size,     size + 30,
+                                  30,       0,  //
+                                  21,       100,
+                                  23,       0,  //
+                                  2 * size, 2 * size + 30,
+                                  100,      60,
+                                  0};
+  const std::lock_guard lock(noted.mutex);
+  EXPECT_EQ(noted.sizes, want);
+}
+
+TEST_F(ReceiveTest, WhatDecodesToMoreThanThereIsRoomForIsNotDecoded) {
+  RoomForTest::Noted noted;
+  admission_ = [&] {
+    return Admission{.max_body_bytes = 1 << 20, .held = std::make_shared<RoomForTest>(noted, 1000)};
+  };
+  start();
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(packed(compressed(std::string(5000, 'x')))), "HTTP/1.1 503"));
+  EXPECT_EQ(num_handled_, 0);
+  EXPECT_TRUE(begins(peer.ask(post("/", "1")), "HTTP/1.1 200")) << "the connection stays";
+}
+
+TEST_F(ReceiveTest, ABodyThatComesSlowerThanItMayClosesItsConnection) {
+  start({.body_time = std::chrono::milliseconds(100)});
+  Peer peer(port());
+  peer.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n");
+  const auto begun = std::chrono::steady_clock::now();
+  std::thread trickle([&] {
+    for (int i = 0; i < 89; ++i) {
+      peer.send("x");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  EXPECT_EQ(peer.receive(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1500));
+  trickle.join();
+}
+
+}  // namespace
+}  // namespace twinkle::server
