@@ -5,44 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-
-tinker = pytest.importorskip("tinker")
-from tinker import types  # noqa: E402
-
-TOKENS = [1, 93, 198, 204, 75, 282, 49, 14, 42, 30, 2]
-ADAM = types.AdamParams(learning_rate=1e-2)
-
-
-def datum(tokens=TOKENS, **inputs):
-    inputs = inputs or {"weights": [1.0] * (len(tokens) - 1)}
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
-    )
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    return server.client()
-
-
-def trainer(service, **more):
-    return service.create_lora_training_client("tiny", rank=4, seed=1, **more)
-
-
-def loss_of(client, data=None):
-    return client.forward([data or datum()], "cross_entropy").result().metrics["loss:sum"]
-
-
-def steps(client, count, data=None):
-    """Trains; the loss before each step."""
-    out = []
-    for _ in range(count):
-        passed = client.forward_backward([data or datum()], "cross_entropy")
-        client.optim_step(ADAM).result()
-        out.append(passed.result().metrics["loss:sum"])
-    return out
-
+from service.clients import ADAM, TOKENS, datum, loss_of, norm_of, steps, tinker, trainer, types
 
 def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
     client = trainer(service)
@@ -59,7 +22,7 @@ def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
     whole = trainer(service)
     split.forward_backward_custom([datum()], custom).result()
     whole.forward_backward([datum()], "cross_entropy").result()
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    norms = [norm_of(client.optim_step(ADAM)) for client in (split, whole)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert math.isfinite(built_in)
 
@@ -125,8 +88,7 @@ def test_several_targets_of_a_token_learn_as_each_does_alone(service):
         assert of_column.loss_fn_outputs[0]["logprobs"].data == logprobs[:, k].tolist()
     expected = sum(c.metrics["loss:sum"] for c in [*columns, plain])
     assert result.metrics["loss:sum"] == pytest.approx(expected, rel=1e-6)
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"]
-             for c in (together, apart)]  # fmt: skip
+    norms = [norm_of(client.optim_step(ADAM)) for client in (together, apart)]
     assert norms[0] == pytest.approx(norms[1], rel=2e-3)  # in bfloat16, rounded apart or together
     dense = trainer(service).forward([several()], "cross_entropy").result()
     assert torch.equal(dense.loss_fn_outputs[0]["logprobs"].to_torch(), logprobs)
@@ -141,7 +103,7 @@ def test_a_custom_loss_of_several_targets_learns_as_the_built_in_one(service):
     split, whole = trainer(service), trainer(service)
     split.forward_backward_custom([several()], custom).result()
     whole.forward_backward([several()], "cross_entropy").result()
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    norms = [norm_of(client.optim_step(ADAM)) for client in (split, whole)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 

@@ -143,9 +143,9 @@ struct ForwardBackward {
 
 // Divides the accumulated gradients by the accumulated token count, unless told not to, clips them,
 // takes one optimizer step, zeroes them. Weights may become so large (beyond 1e18) that no forward
-// pass is finite; a Save then refuses them. Error kConflict: nothing was accumulated, or,
-// undivided, a ClipGradNorm has divided it; kInvalid: bad options, a step that would leave NaN or
-// infinity, a frozen tenant.
+// pass is finite; a Save then refuses them. Error kConflict: nothing was accumulated, unless that
+// is told to be gradients of 0, or, undivided, a ClipGradNorm has divided it; kInvalid: bad
+// options, a step that would leave NaN or infinity, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -153,6 +153,7 @@ struct Step {
   double max_grad_norm = 0.0;  // 0 and infinity: no clipping
   double norm_type = 2.0;
   bool divide = true;  // false: gradients as they were summed, of which losses make their own means
+  bool none_is_zero = false;  // true: without accumulated gradients it is a step by gradients of 0
 
   bool operator==(const Step&) const = default;
   static constexpr std::string_view kName = "step";
@@ -160,7 +161,8 @@ struct Step {
     return std::tuple{
         field(1, "tenant", &Step::tenant),       field(2, "optimizer", &Step::optimizer),
         field(3, "options", &Step::options),     field(4, "max_grad_norm", &Step::max_grad_norm),
-        field(5, "norm_type", &Step::norm_type), field(6, "divide", &Step::divide)};
+        field(5, "norm_type", &Step::norm_type), field(6, "divide", &Step::divide),
+        field(7, "none_is_zero", &Step::none_is_zero)};
   }
 };
 

@@ -53,16 +53,33 @@ TEST_F(HandlersTest, AWindowWithAFailureIsDroppedAndTheNextIsWhole) {
   result(good), result(next);
 }
 
+TEST_F(HandlersTest, AStepThatIsRefusedUsesItsNumberUpAndLeavesItsWindowToTheNext) {
+  const std::string id = run();
+  const Response passed = train(id, 1);
+  EXPECT_EQ(step(id, 2, std::nan("")).status, 422);
+  const auto adam = [&](const char* name) {
+    return text(post("/api/v1/optim_step",
+                     {{"model_id", id}, {"seq_id", 3},
+                      {"adam_params", {{"learning_rate", 0.1}, {name, nullptr}}}}),
+                "detail");
+  };
+  EXPECT_NE(adam("grad_clip_norm").find("'grad_clip_norm'"), std::string::npos);
+  EXPECT_TRUE(parse(result(step(id, 4))).contains("metrics"));
+  EXPECT_EQ(done(id).size(), 2U);
+  result(passed);
+}
+
 TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
   const std::string id = run();
-  const Response refused = step(id, 1, std::nan(""));
-  EXPECT_EQ(refused.status, 422);
+  EXPECT_EQ(text(train(id, 1, ""), "detail"),
+            "server: loss_fn is missing; give a loss, such as cross_entropy");
+  EXPECT_EQ(train(id, 1, "").status, 422);
   Request broken =
       request("/api/v1/optim_step", R"({"model_id":")" + id + R"(","seq_id":2})", "tml-a");
   EXPECT_EQ(answer(broken).status, 422);
   EXPECT_EQ(answer(broken).status, 422);
-  EXPECT_EQ(text(train(id, 3, ""), "detail"),
-            "server: loss_fn is missing; give a loss, such as cross_entropy");
+  EXPECT_EQ(text(result(step(id, 3)), "error").substr(0, 43),
+            "optim_step: a request of its window failed,");
 }
 
 TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) {

@@ -87,7 +87,8 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   try {
     backend_.validate(pending->ready->operation);
   } catch (const Error& e) {
-    refuse(run, seq_id, e.what(), pending->accumulates);
+    // A step that is refused has taken nothing: its window goes on to the next.
+    refuse(run, seq_id, e.what(), pending->accumulates && !pending->steps);
     throw;
   }
   promises_.open(request_id, run.owner, number.key_id);

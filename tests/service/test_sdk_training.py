@@ -1,0 +1,35 @@
+"""What training requests of the real SDK mean where the wire leaves it open."""
+
+import math
+
+import pytest
+from service.clients import ADAM, datum, loss_of, norm_of, steps, tinker, trainer, types
+
+
+def test_a_step_without_gradients_is_one_by_zeros_and_breaks_no_window(service):
+    client, other = trainer(service), trainer(service)
+    before = loss_of(client)
+    assert norm_of(client.optim_step(ADAM)) == 0
+    assert loss_of(client) == before, "there is no momentum yet"
+    learned = steps(client, 2)
+    assert learned[1] < learned[0] == before
+    stepped = client.optim_step(ADAM)
+    passed = client.forward_backward([datum()], "cross_entropy")
+    after = client.optim_step(ADAM).result().metrics
+    assert norm_of(stepped) == 0
+    assert after["step"] == 5 and after["unclipped_grad_l2:mean"] > 0, "it was not dropped"
+    steps(other, 2)
+    assert loss_of(other) != passed.result().metrics["loss:sum"], "the momentum went on"
+
+
+def test_a_step_that_is_refused_leaves_its_batch_to_the_next_one(service):
+    client, other = trainer(service), trainer(service)
+    passed = client.forward_backward([datum()], "cross_entropy")
+    wrong = {"learning_rate": math.nan, "beta2": 1.0, "grad_clip_norm": math.nan, "eps": -1.0}
+    for name, value in wrong.items():
+        with pytest.raises(tinker.UnprocessableEntityError, match=name.replace("beta2", "betas")):
+            client.optim_step(types.AdamParams(**{"learning_rate": 1e-2, name: value})).result()
+    stepped = client.optim_step(ADAM)
+    assert [passed.result().metrics["loss:sum"]] == steps(other, 1)
+    assert stepped.result().metrics["step"] == 1
+    assert loss_of(client) == loss_of(other)
