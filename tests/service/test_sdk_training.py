@@ -33,3 +33,18 @@ def test_a_step_that_is_refused_leaves_its_batch_to_the_next_one(service):
     assert [passed.result().metrics["loss:sum"]] == steps(other, 1)
     assert stepped.result().metrics["step"] == 1
     assert loss_of(client) == loss_of(other)
+
+
+def test_another_optimizer_is_refused_when_a_run_is_made_and_by_each_step(service):
+    dimuon = types.DimuonOptimizerConfig()
+    client = trainer(service)
+    path = client.save_state("with-adamw").result().path
+    for make in (
+        lambda: trainer(service, optimizer=dimuon),
+        lambda: service.create_training_client_from_state(path, optimizer=dimuon),
+    ):
+        with pytest.raises(tinker.UnprocessableEntityError, match="'dimuon', it must be adamw"):
+            make().result()
+    with pytest.raises(tinker.UnprocessableEntityError, match="adam_params is missing"):
+        client.optim_step(types.DimuonParams(learning_rate=0.1)).result()
+    assert len(steps(trainer(service, optimizer=types.AdamOptimizerConfig()), 1)) == 1

@@ -182,6 +182,12 @@ TEST_F(HandlersTest, ErrorsNameTheFieldAndAreNever400) {
   other.as_object()["lora_config"] = JsonObject{{"rank", 0}};
   EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),
             "server: lora_config.rank is 0, it must be from 1 to 512");
+  other = model(s);
+  other.as_object()["optimizer_config"] = JsonObject{{"type", "dimuon"}, {"version", 1}};
+  EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),
+            "server: optimizer_config.type is 'dimuon', it must be adamw, the optimizer here");
+  other.as_object()["optimizer_config"] = JsonObject{{"type", "adamw"}};
+  EXPECT_EQ(post("/api/v1/create_model", other).status, 200);
 }
 
 TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {

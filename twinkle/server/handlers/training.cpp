@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 #include "twinkle/server/tinker/results.h"
@@ -152,6 +153,7 @@ std::optional<Response> create_model(Call& call) {
   call.require_allowed();
   const auto base = get<std::string>(call.body, "base_model");
   s.require_model(base);
+  require_adamw(call.body);
   const Json* config = find(call.body, "lora_config");
   require(config, Code::kInvalid,
           "server: lora_config is missing; this server trains LoRA adapters, not all weights");

@@ -1,5 +1,6 @@
 // Checkpoints: saved by a run, for itself or for samplers, and runs that begin with one.
 #include "twinkle/base/error.h"
+#include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 
 namespace twinkle::server {
@@ -103,6 +104,7 @@ std::optional<Response> load_weights(Call& call) {
     return json({{"request_id", known->second}, {"model_id", id}});
   call.open_session();
   call.require_allowed();
+  require_adamw(call.body);
   require(call.touched.checkpoint, Code::kInvalid, "server: path is missing");
   const auto path = get<std::string>(call.body, "path");
   const Checkpoint& from = *call.touched.checkpoint;
