@@ -48,3 +48,18 @@ def test_another_optimizer_is_refused_when_a_run_is_made_and_by_each_step(servic
     with pytest.raises(tinker.UnprocessableEntityError, match="adam_params is missing"):
         client.optim_step(types.DimuonParams(learning_rate=0.1)).result()
     assert len(steps(trainer(service, optimizer=types.AdamOptimizerConfig()), 1)) == 1
+
+
+def test_of_two_saves_of_one_name_in_flight_the_second_is_refused(service):
+    client = trainer(service)
+    for save in (client.save_state, client.save_weights_for_sampler):
+        first, second = save("twice"), save("twice")
+        with pytest.raises(tinker.UnprocessableEntityError, match="exists, or is being saved"):
+            second.result()
+        assert first.result().path.endswith("/twice")
+        with pytest.raises(tinker.UnprocessableEntityError, match="exists, or is being saved"):
+            save("twice").result()
+    steps(client, 1)
+    path = client.save_state("twice", overwrite=True).result().path
+    loaded = service.create_training_client_from_state(path)
+    assert loss_of(loaded) == loss_of(client)

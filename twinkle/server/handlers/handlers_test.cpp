@@ -132,6 +132,33 @@ TEST_F(HandlersTest, NamesOfCheckpointsLeaveRoomForWhatIsAddedToThem) {
   EXPECT_NE(detail.find("must be 1 to 200 letters"), std::string::npos) << detail;
 }
 
+TEST_F(HandlersTest, ANameIsTakenFromTheMomentThatItsSaveIsAcceptedUntilThatFails) {
+  std::atomic<bool> go = false, fails = true;
+  executor_->on_write = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (fails) fail(Code::kInternal, "null: the disk is full");
+  };
+  const std::string id = run();
+  const auto save = [&](int64_t seq_id, const std::string& kind = "save_weights") {
+    return post("/api/v1/" + kind, {{"model_id", id}, {"seq_id", seq_id}, {"path", "a"}});
+  };
+  const Response first = save(1);
+  EXPECT_EQ(text(save(2), "detail"),
+            "server: the checkpoint 'tinker://" + id +
+                "/weights/a' exists, or is being saved; choose another name, or overwrite");
+  const Response other = save(3, "save_weights_for_sampler");
+  EXPECT_EQ(save(3, "save_weights_for_sampler").body, other.body) << "it is the same request";
+  EXPECT_EQ(text(save(4, "save_weights_for_sampler"), "detail"),
+            "server: the checkpoint 'tinker://" + id +
+                "/sampler_weights/a' exists, or is being saved; choose another name");
+  go = true;
+  EXPECT_EQ(text(result(first), "error"), "null: the disk is full");
+  result(other);
+  fails = false;
+  EXPECT_TRUE(parse(result(save(5))).contains("path"));
+  EXPECT_EQ(save(6).status, 422);
+}
+
 TEST_F(HandlersTest, ADiskThatRefusesASaveIsTheServersFailure) {
   executor_->on_write = [] { fail(Code::kInternal, "null: the disk is full"); };
   const std::string id = run();

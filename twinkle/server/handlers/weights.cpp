@@ -1,4 +1,6 @@
 // Checkpoints: saved by a run, for itself or for samplers, and runs that begin with one.
+#include <algorithm>
+
 #include "twinkle/base/error.h"
 #include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
@@ -21,6 +23,16 @@ std::string tinker_path(const Run& run, const std::string& kind, const std::stri
   return "tinker://" + run.id + "/" + kind + "/" + name;
 }
 
+// By a checkpoint, or by a save that has not ended and may become one.
+bool is_taken(const Services& s, const Run& run, const std::string& kind, const std::string& name) {
+  if (s.checkpoints.contains(tinker_path(run, kind, name))) return true;
+  return std::ranges::any_of(run.folders, [&](const auto& saving) {
+    const std::filesystem::path& folder = saving.second;  // .../KIND/NAME or NAME@SEQ_ID
+    const std::string file = folder.filename().string();
+    return folder.parent_path().filename() == kind && file.substr(0, file.find('@')) == name;
+  });
+}
+
 // Saves under state/checkpoints/RUN/KIND/NAME.
 Json save(const Call& call, const std::string& kind, bool optimizer) {
   const auto [run, seq_id] = in_run(call);
@@ -33,9 +45,10 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
     const auto decided = run.folders.find(seq_id);  // when it came first
     const auto folder =
         decided != run.folders.end() ? decided->second : s.new_folder(run, seq_id, kind, name);
-    require(overwrite || !is_new || decided != run.folders.end() || !s.checkpoints.contains(path),
+    require(overwrite || !is_new || decided != run.folders.end() || !is_taken(s, run, kind, name),
             Code::kInvalid, "server: the checkpoint '", path,
-            "' exists; choose another name, or overwrite");
+            "' exists, or is being saved; choose another name",
+            kind == "weights" ? ", or overwrite" : "");
     if (is_new) call.require_allowed();
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
