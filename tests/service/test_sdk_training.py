@@ -1,6 +1,7 @@
 """What training requests of the real SDK mean where the wire leaves it open."""
 
 import math
+from pathlib import Path
 
 import pytest
 from service.clients import ADAM, datum, loss_of, norm_of, steps, tinker, trainer, types
@@ -63,3 +64,24 @@ def test_of_two_saves_of_one_name_in_flight_the_second_is_refused(service):
     path = client.save_state("twice", overwrite=True).result().path
     loaded = service.create_training_client_from_state(path)
     assert loss_of(loaded) == loss_of(client)
+
+
+def folder_of(server, path):
+    """Of the checkpoint tinker://RUN/KIND/NAME."""
+    return Path(server.state) / "checkpoints" / path.removeprefix("tinker://")
+
+
+def test_a_state_has_no_gradients_that_no_step_has_taken(service, server):
+    client = trainer(service)
+    steps(client, 1)
+    clean = client.save_state("clean").result().path
+    client.forward_backward([datum()], "cross_entropy").result()
+    between = client.save_state("between").result().path
+    files = [folder_of(server, path) / "training.safetensors" for path in (clean, between)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    resumed = service.create_training_client_from_state_with_optimizer(between)
+    from_clean = service.create_training_client_from_state_with_optimizer(clean)
+    assert norm_of(resumed.optim_step(ADAM)) == 0
+    assert norm_of(from_clean.optim_step(ADAM)) == 0
+    assert loss_of(resumed) == loss_of(from_clean)
+    assert norm_of(client.optim_step(ADAM)) > 0, "the run that was saved keeps its own"

@@ -158,11 +158,13 @@ struct Step {
   bool operator==(const Step&) const = default;
   static constexpr std::string_view kName = "step";
   static constexpr auto fields() {
-    return std::tuple{
-        field(1, "tenant", &Step::tenant),       field(2, "optimizer", &Step::optimizer),
-        field(3, "options", &Step::options),     field(4, "max_grad_norm", &Step::max_grad_norm),
-        field(5, "norm_type", &Step::norm_type), field(6, "divide", &Step::divide),
-        field(7, "none_is_zero", &Step::none_is_zero)};
+    return std::tuple{field(1, "tenant", &Step::tenant),
+                      field(2, "optimizer", &Step::optimizer),
+                      field(3, "options", &Step::options),
+                      field(4, "max_grad_norm", &Step::max_grad_norm),
+                      field(5, "norm_type", &Step::norm_type),
+                      field(6, "divide", &Step::divide),
+                      field(7, "none_is_zero", &Step::none_is_zero)};
   }
 };
 
@@ -247,7 +249,8 @@ struct Save {
   bool optimizer = false;
   std::string extra_json;       // kept in trainer_state.json
   int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
-  int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
+  int64_t version = 0;    // of an adapter: a published one, without the optimizer; 0: as it is
+  bool gradients = true;  // with the optimizer: the accumulated ones, too
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
@@ -257,7 +260,8 @@ struct Save {
                       field(3, "optimizer", &Save::optimizer),
                       field(4, "extra_json", &Save::extra_json),
                       field(5, "max_shard_bytes", &Save::max_shard_bytes),
-                      field(6, "version", &Save::version)};
+                      field(6, "version", &Save::version),
+                      field(7, "gradients", &Save::gradients)};
   }
 };
 

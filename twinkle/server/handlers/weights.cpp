@@ -56,7 +56,10 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
         .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
     const std::string request_id = s.runs.submit(
         run, {seq_id, call.key_id},
-        {engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
+        {engine::Save{.tenant = run.id,
+                      .directory = folder.string(),
+                      .optimizer = optimizer,
+                      .gradients = false},
          [path](const engine::Result&) { return json({{"path", path}}); }},
         {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
           s.runs.find(id)->folders.erase(seq_id);
@@ -133,11 +136,8 @@ std::optional<Response> load_weights(Call& call) {
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;
   operations.emplace_back(s.standing({.tenant = id, .directory = folder}, call.owner));
-  if (optimizer) {
+  if (optimizer)
     operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
-    // Tinker's state has no gradients that no step has taken; the folder has.
-    operations.emplace_back(engine::ZeroGrad{id});
-  }
   for (const engine::Operation& o : operations) s.backend.validate(o);
   s.promises.open(request_id, call.owner, call.key_id);
   Run& added = s.runs.add(std::move(run));
