@@ -3,7 +3,9 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from service.clients import ADAM, datum, loss_of, norm_of, steps, tinker, trainer, types
 
 
@@ -71,6 +73,23 @@ def folder_of(server, path):
     return Path(server.state) / "checkpoints" / path.removeprefix("tinker://")
 
 
+TENSORS = ("adapter_model", "training")  # files of a saved state
+
+
+def moments(state, name):
+    """The first and the second, of a saved state, of the tensor of this name in an adapter."""
+    of = "optimizer/" + name.removeprefix("base_model.model.")
+    return [state[f"{of}.{moment}"].astype(np.float64) for moment in ("exp_avg", "exp_avg_sq")]
+
+
+def adam(before, g, step, *, learning_rate, beta1, beta2, eps, weight_decay):
+    """Loshchilov & Hutter 2019, algorithm 2."""
+    w, m, v = before
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    bounded = np.sqrt(v / (1 - beta2**step)) + eps
+    return w - learning_rate * (weight_decay * w + m / (1 - beta1**step) / bounded), m, v
+
+
 def test_a_state_has_no_gradients_that_no_step_has_taken(service, server):
     client = trainer(service)
     steps(client, 1)
@@ -85,3 +104,56 @@ def test_a_state_has_no_gradients_that_no_step_has_taken(service, server):
     assert norm_of(from_clean.optim_step(ADAM)) == 0
     assert loss_of(resumed) == loss_of(from_clean)
     assert norm_of(client.optim_step(ADAM)) > 0, "the run that was saved keeps its own"
+
+
+def test_steps_are_those_of_adams_formula_with_all_of_their_numbers(service, server):
+    client, probe = trainer(service), trainer(service)
+    for run in (client, probe):
+        steps(run, 1)
+        run.forward_backward([datum()], "cross_entropy")
+    folder = folder_of(server, client.save_state("before").result().path)
+    weights, state = (load_file(folder / f"{name}.safetensors") for name in TENSORS)
+    # A step of this kind leaves the gradients themselves as first moments.
+    norm = norm_of(probe.optim_step(types.AdamParams(learning_rate=0.0, beta1=0.0)))
+    probed = load_file(
+        folder_of(server, probe.save_state("probed").result().path) / f"{TENSORS[1]}.safetensors"
+    )
+    gradients = {name: moments(probed, name)[0] for name in weights}
+    squares = sum((g.astype(np.float64) ** 2).sum() for g in gradients.values())
+    assert norm == pytest.approx(math.sqrt(squares), rel=1e-6)
+    clipped = {name: g * 0.5 for name, g in gradients.items()}
+    first = dict(learning_rate=0.02, beta1=0.8, beta2=0.9, eps=0.01, weight_decay=0.3)
+    second = dict(learning_rate=0.05, beta1=0.6, beta2=0.7, eps=0.03, weight_decay=0.1)
+    client.optim_step(types.AdamParams(**first, grad_clip_norm=norm / 2))
+    client.optim_step(types.AdamParams(**second, grad_clip_norm=1.0))  # by gradients of 0
+    told = load_file(
+        folder_of(server, client.save_weights_for_sampler("after").result().path)
+        / f"{TENSORS[0]}.safetensors"
+    )
+    for name, before in weights.items():
+        m, v = moments(state, name)
+        w, m, v = adam((before.astype(np.float64), m, v), clipped[name], 2, **first)
+        w, m, v = adam((w, m, v), np.zeros_like(w), 3, **second)
+        assert np.abs(w - before).max() > 1e-3
+        np.testing.assert_allclose(told[name], w, rtol=1e-5, atol=3e-7, err_msg=name)
+
+
+GROUPS = {
+    "train_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "train_mlp": {"gate_proj", "up_proj", "down_proj"},
+    "train_unembed": {"lm_head"},
+}
+
+
+@pytest.mark.parametrize("on", [["train_attn"], ["train_mlp"], ["train_unembed"], list(GROUPS)])
+def test_a_run_trains_the_groups_of_modules_that_it_names(service, server, on):
+    groups = {name: name in on for name in GROUPS}
+    client = service.create_lora_training_client("tiny", rank=2, **groups)
+    losses = steps(client, 2)
+    assert losses[1] < losses[0]
+    path = client.save_weights_for_sampler("groups").result().path
+    saved = load_file(folder_of(server, path) / "adapter_model.safetensors")
+    modules = {name.split(".")[-3] for name in saved}
+    assert modules == set().union(*(GROUPS[name] for name in on))
+    for name, values in saved.items():
+        assert "lora_A" in name or values.any(), f"{name} has not learned"
