@@ -1,10 +1,12 @@
 """Options of a sample of the real SDK: what ends it, what is drawn, and its log-probabilities."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from service.clients import TOKENS, datum, loss_of, trainer, types
+from service.clients import TOKENS, datum, loss_of, steps, trainer, types
 
 PROMPT, LEARNED = TOKENS[:1], TOKENS[1:]  # which ends with the model's own end
 
@@ -13,10 +15,10 @@ PROMPT, LEARNED = TOKENS[:1], TOKENS[1:]  # which ends with the model's own end
 def learned(service):
     """A run that has learned to say LEARNED after PROMPT."""
     client = trainer(service)
-    for _ in range(60):
+    for _ in range(80):
         client.forward_backward([datum()], "cross_entropy")
-        client.optim_step(types.AdamParams(learning_rate=2e-2))
-    assert loss_of(client) < 0.5
+        client.optim_step(types.AdamParams(learning_rate=5e-3))
+    assert loss_of(client) < 0.1
     return client
 
 
@@ -38,9 +40,9 @@ def sequences(client, count=1, top=0, **params):
 
 
 @pytest.fixture(scope="module")
-def whole(learned):
+def whole(learned, tiny_llama_dir):
     """log p of every token after PROMPT, of the run, at a temperature of 1."""
-    count = 320
+    count = json.loads((Path(tiny_llama_dir) / "config.json").read_text())["vocab_size"]
     inputs = {"target_tokens": torch.arange(count)[None], "weights": torch.ones(1, count)}
     row = types.Datum(
         model_input=types.ModelInput.from_ints(PROMPT),
@@ -70,7 +72,7 @@ def test_what_stop_names_ends_a_sample_and_without_it_the_models_end(sampler, ti
     for stop, count in (([LEARNED[2]], 3), ([7, LEARNED[4], 9], 5), (text, with_text)):
         assert greedy(stop=stop) == (LEARNED[:count], "stop"), stop
     assert greedy(stop=["no such text", text]) == (LEARNED[:with_text], "stop")
-    for stop in ([], "no such text", [319]):  # they replace the model's end
+    for stop in ([], "no such text", [305]):  # they replace the model's end
         tokens, reason = greedy(stop=stop)
         assert (tokens[: len(LEARNED)], len(tokens), reason) == (LEARNED, 16, "length"), stop
 
@@ -132,3 +134,28 @@ def test_a_greedy_samples_logprobs_are_those_at_a_temperature_of_1(sampler, whol
     (told,) = sequences(sampler, temperature=0.0)
     assert told.tokens == [int(whole.argmax())]
     assert told.logprobs == pytest.approx([float(whole.max())], abs=1e-4)
+
+
+def test_prompts_are_scored_at_the_samples_temperature(learned, sampler):
+    prompt = types.ModelInput.from_ints(TOKENS)
+    trained = learned.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"]
+
+    def scores(temperature):
+        params = types.SamplingParams(max_tokens=1, temperature=temperature)
+        return sampler.sample(prompt, 1, params, include_prompt_logprobs=True).result()
+
+    for temperature in (1.0, 0.0):
+        told = scores(temperature).prompt_logprobs
+        assert told[0] is None and told[1:] == pytest.approx(trained.data, abs=1e-4)
+    flatter = scores(4.0).prompt_logprobs[1:]
+    assert flatter != pytest.approx(trained.data, abs=1e-2)
+    assert sampler.compute_logprobs(prompt).result()[1:] == pytest.approx(trained.data, abs=1e-4)
+
+
+def test_an_inflight_sampler_is_a_snapshot_too(service):
+    client = trainer(service)
+    inflight = client.save_weights_and_get_sampling_client(kind="inflight").result()
+    before = inflight.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    steps(client, 1)
+    client.save_weights_and_get_sampling_client(kind="inflight").result()
+    assert inflight.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() == before

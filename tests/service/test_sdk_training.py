@@ -122,8 +122,9 @@ def test_steps_are_those_of_adams_formula_with_all_of_their_numbers(service, ser
     squares = sum((g.astype(np.float64) ** 2).sum() for g in gradients.values())
     assert norm == pytest.approx(math.sqrt(squares), rel=1e-6)
     clipped = {name: g * 0.5 for name, g in gradients.items()}
-    first = dict(learning_rate=0.02, beta1=0.8, beta2=0.9, eps=0.01, weight_decay=0.3)
-    second = dict(learning_rate=0.05, beta1=0.6, beta2=0.7, eps=0.03, weight_decay=0.1)
+    names = ("learning_rate", "beta1", "beta2", "eps", "weight_decay")
+    first = dict(zip(names, (0.02, 0.8, 0.9, 0.01, 0.3), strict=True))
+    second = dict(zip(names, (0.05, 0.6, 0.7, 0.03, 0.1), strict=True))
     client.optim_step(types.AdamParams(**first, grad_clip_norm=norm / 2))
     client.optim_step(types.AdamParams(**second, grad_clip_norm=1.0))  # by gradients of 0
     told = load_file(
@@ -157,3 +158,15 @@ def test_a_run_trains_the_groups_of_modules_that_it_names(service, server, on):
     assert modules == set().union(*(GROUPS[name] for name in on))
     for name, values in saved.items():
         assert "lora_A" in name or values.any(), f"{name} has not learned"
+
+
+def test_a_run_from_a_state_may_name_the_model_that_is_served_and_no_other(service):
+    client = trainer(service)
+    path = client.save_state("named").result().path
+    named = service.create_training_client_from_state(path, base_model="tiny")
+    assert named.get_info().model_data.model_name == "tiny"
+    assert loss_of(named) == loss_of(client)
+    for more, said in (({"base_model": "nobody/x"}, "'nobody/x' is not served"),
+                       ({"weights_access_token": "tml-x"}, "weights_access_token")):  # fmt: skip
+        with pytest.raises(tinker.UnprocessableEntityError, match=said):
+            service.create_training_client_from_state(path, **more).result()

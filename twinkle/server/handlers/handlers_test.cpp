@@ -27,6 +27,20 @@ TEST_F(HandlersTest, ARequestThatComesTwiceIsDoneOnce) {
             post("/api/v1/create_model", model(s)).body);
 }
 
+TEST_F(HandlersTest, ANumberThatCameIsItsFirstRequestWhateverComesUnderItLater) {
+  const std::string id = run();
+  const Response first = train(id, 1);
+  const auto save = [&](int64_t seq_id, const char* name) {
+    return post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", seq_id}, {"path", name}});
+  };
+  EXPECT_EQ(step(id, 1).body, first.body);
+  EXPECT_EQ(save(1, "a").body, first.body);
+  EXPECT_EQ(train(id, 1, "dro").body, first.body);
+  EXPECT_EQ(result(first).content_type, "application/x-protobuf");
+  EXPECT_TRUE(parse(result(save(2, "a"))).contains("path")) << "the name was not used";
+  EXPECT_EQ(done(id), (std::vector<std::string>{"2/0"}));
+}
+
 TEST_F(HandlersTest, ARetriedUnnamedSaveIsTheFirstThoughItDrawsAnotherNumberOfItsSampler) {
   const std::string id = run();
   const auto save = [&](int64_t number) {

@@ -54,20 +54,22 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
     const Checkpoint made{
         .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
-    const std::string request_id = s.runs.submit(
-        run, {seq_id, call.key_id},
-        {engine::Save{.tenant = run.id,
-                      .directory = folder.string(),
-                      .optimizer = optimizer,
-                      .gradients = false},
-         [path](const engine::Result&) { return json({{"path", path}}); }},
-        {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
-          s.runs.find(id)->folders.erase(seq_id);
-          if (!ended.failed) s.checkpoints[path] = made;
-          s.amounts.saved(id);
-        });
-    if (is_new) run.folders[seq_id] = folder;
-    run.saved.insert(kind + "/" + name);
+    const std::string request_id =
+        s.runs.submit(run, {seq_id, call.key_id},
+                      {engine::Save{.tenant = run.id,
+                                    .directory = folder.string(),
+                                    .optimizer = optimizer,
+                                    .gradients = false},
+                       [path](const engine::Result&) { return json({{"path", path}}); }},
+                      {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
+                        s.runs.find(id)->folders.erase(seq_id);
+                        if (!ended.failed) s.checkpoints[path] = made;
+                        s.amounts.saved(id);
+                      });
+    if (is_new) {
+      run.folders[seq_id] = folder;
+      run.saved.insert(kind + "/" + name);
+    }
     return ack(run, request_id);
   } catch (const Error& e) {
     if (e.code != Code::kBusy) call.services.runs.refuse(run, seq_id, e.what(), false);
@@ -126,11 +128,16 @@ std::optional<Response> load_weights(Call& call) {
   const Checkpoint& from = *call.touched.checkpoint;
   require(from.folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
           "' is a sampler's checkpoint, which cannot be trained; save_state makes one that can");
+  require(
+      !find(call.body, "weights_access_token"), Code::kInvalid,
+      "server: weights_access_token is not there: a key sees its own tenant's checkpoints alone");
   const bool optimizer = get_or(call.body, "optimizer", false);
+  const auto base = get_or<std::string>(call.body, "base_model", "");
+  if (!base.empty()) s.require_model(base);
   Run run = {
       .id = id,
       .owner = call.owner,
-      .base_model = from.base_model,
+      .base_model = base.empty() ? from.base_model : base,
       .rank = from.rank,
   };
   const std::string folder = from.folder.string(), request_id = id + ":0";
