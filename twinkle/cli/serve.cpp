@@ -40,6 +40,7 @@ class EngineBackend : public server::Backend {
   }
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }
+  engine::SamplingStats sampling() const override { return engine_.sampling(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
   engine::Accepted check(engine::Operation operation) override {
     return engine_.check(std::move(operation));

@@ -13,6 +13,7 @@ class NullBackend : public Backend {
   explicit NullBackend(engine::Dispatcher& dispatcher) : dispatcher_(dispatcher) {}
   const ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
+  engine::SamplingStats sampling() const override { return {.num_shared_tokens = 7}; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
   }
