@@ -104,6 +104,12 @@ def server(start, tiny_llama_dir, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def service(server):
+    """Its client of the SDK."""
+    return server.client()
+
+
+@pytest.fixture(scope="module")
 def attacked(start, tiny_llama_dir, tmp_path_factory):
     """A server for hostile requests; what became of it and of its quiet tenant is checked last."""
     from service.attacked import Attacked

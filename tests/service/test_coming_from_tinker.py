@@ -83,8 +83,15 @@ def test_what_is_not_there_is_refused_at_once_as_the_page_says(page):
         assert text in str(told.value)
 
 
-def test_the_page_names_the_losses_there_are(page):
-    defined = (ROOT / "twinkle/loss/losses.def").read_text()
+def test_the_page_names_every_loss_of_the_sdk_as_there_or_as_refused():
+    from typing import get_args
+
+    from tinker.types import LossFnType
+
+    losses = set(get_args(LossFnType))
+    assert len(losses) >= 8
+    defined = set(re.findall(r"LOSS\((\w+)\)", (ROOT / "twinkle/loss/losses.def").read_text()))
     section = PAGE.split("## The same")[1].split("## Different")[0]
-    for loss in re.findall(r"`(\w+)`", section)[:5]:
-        assert f"LOSS({loss})" in defined
+    (refused,) = re.findall(r"^\|(.*unknown losses) \|", PAGE, re.MULTILINE)
+    assert {name for name in losses if f"`{name}`" in section} == losses & defined
+    assert {name for name in losses if f"`{name}`" in refused} == losses - defined

@@ -5,43 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-
-tinker = pytest.importorskip("tinker")
-from tinker import types  # noqa: E402
-
-TOKENS = [1, 93, 198, 204, 75, 282, 49, 14, 42, 30, 2]
-ADAM = types.AdamParams(learning_rate=1e-2)
-
-
-def datum(tokens=TOKENS, **inputs):
-    inputs = inputs or {"weights": [1.0] * (len(tokens) - 1)}
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
-    )
-
-
-@pytest.fixture(scope="module")
-def service(server):
-    return server.client()
-
-
-def trainer(service, **more):
-    return service.create_lora_training_client("tiny", rank=4, seed=1, **more)
-
-
-def loss_of(client, data=None):
-    return client.forward([data or datum()], "cross_entropy").result().metrics["loss:sum"]
-
-
-def steps(client, count, data=None):
-    """Trains; the loss before each step."""
-    out = []
-    for _ in range(count):
-        passed = client.forward_backward([data or datum()], "cross_entropy")
-        client.optim_step(ADAM).result()
-        out.append(passed.result().metrics["loss:sum"])
-    return out
+from service.clients import ADAM, TOKENS, datum, loss_of, norm_of, steps, tinker, trainer, types
 
 
 def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
@@ -52,16 +16,16 @@ def test_it_overfits_and_the_custom_loss_is_the_built_in_one(service):
     def custom(data, logprobs):
         return -sum(row.sum() for row in logprobs), {"rows": float(len(logprobs))}
 
-    built_in = loss_of(client)
     metrics = client.forward_backward_custom([datum()], custom).result().metrics
     assert metrics["rows"] == 1
+    for name in ("loss:sum", "surrogate_loss:sum"):
+        assert metrics[name] == pytest.approx(loss_of(client), rel=1e-6)
     split = trainer(service)
     whole = trainer(service)
     split.forward_backward_custom([datum()], custom).result()
     whole.forward_backward([datum()], "cross_entropy").result()
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    norms = [norm_of(client.optim_step(ADAM)) for client in (split, whole)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    assert math.isfinite(built_in)
 
 
 def clipped(lp, q):
@@ -89,6 +53,60 @@ def test_losses_of_sampled_rows_are_their_formulas_forwards_and_with_gradients(s
     learned = client.forward_backward([sampled], loss, config).result()
     assert learned.metrics["loss:sum"] == told.metrics["loss:sum"]
     assert learned.loss_fn_outputs[0]["logprobs"].data == logprobs
+
+
+ADVANTAGES = [(-0.5) ** t for t in range(10)]
+ROWS = [TOKENS, [5, *TOKENS[1:]]]  # of two prompts
+
+
+def sampled_near(client, gaps, **inputs):
+    """A datum of each row, whose sampler's log-probabilities are so far below the run's."""
+    told = client.forward([datum(row) for row in ROWS], "cross_entropy").result()
+    trained = [out["logprobs"].data for out in told.loss_fn_outputs]
+    return trained, [
+        datum(row, logprobs=[lp - gap for lp in logprobs], advantages=ADVANTAGES, **inputs)
+        for row, logprobs, gap in zip(ROWS, trained, gaps, strict=True)
+    ]
+
+
+def test_gspo_is_its_formula_of_one_ratio_for_a_datum_and_so_are_its_gradients(service):
+    client, reference = trainer(service), trainer(service)
+    mask, gaps, low, high = [0.0] * 3 + [1.0] * 7, (-0.3, 0.02), 0.9, 1.1
+    _, data = sampled_near(client, gaps, sequence_ratio_mask=mask)
+    config = {"clip_low_threshold": low, "clip_high_threshold": high}
+    passed = client.forward_backward(data, "gspo", config).result()
+    expected, weights = 0.0, []  # those of a cross_entropy of the same gradients
+    for gap in gaps:  # the mean of log p - logprobs over the mask
+        s = math.exp(gap)
+        bounded = min(max(s, low), high)
+        expected += -sum(min(s * a, bounded * a) for a in ADVANTAGES)
+        weights.append([0.0 if bounded * a < s * a else s * a for a in ADVANTAGES])
+    assert passed.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
+    assert 0 < sum(w == 0 for w in weights[0]) < 10 and 0 not in weights[1]
+    same = [datum(row, weights=w) for row, w in zip(ROWS, weights, strict=True)]
+    reference.forward_backward(same, "cross_entropy").result()
+    norms = [norm_of(c.optim_step(ADAM)) for c in (client, reference)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    nothing = datum(logprobs=ADVANTAGES, advantages=ADVANTAGES, sequence_ratio_mask=[0.0] * 10)
+    with pytest.raises(tinker.RequestFailedError, match="sequence_ratio_mask of sequence 0 is 0"):
+        client.forward([nothing], "gspo").result()
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
+def test_every_token_may_have_bounds_of_its_own(service, loss):
+    client = trainer(service)
+    mask = {"sequence_ratio_mask": [1.0] * 10} if loss == "gspo" else {}
+    low, high = [0.9] * 5 + [0.5] * 5, [1.1] * 5 + [2.0] * 5
+    bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
+    trained, data = sampled_near(client, (0.3, -0.3), **mask, **bounds)
+    expected = 0.0
+    for logprobs, gap in zip(trained, (0.3, -0.3), strict=True):
+        r = math.exp(gap)
+        for t, a in enumerate(ADVANTAGES):
+            bounded = min(max(r, low[t]), high[t])
+            expected -= bounded * logprobs[t] * a if loss == "cispo" else min(r * a, bounded * a)
+    told = client.forward(data, loss).result().metrics["loss:sum"]
+    assert told == pytest.approx(expected, rel=1e-5)
 
 
 TARGETS = [[TOKENS[t + 1], (7 * t) % 131, *[0] * 6] for t in range(10)]
@@ -125,8 +143,7 @@ def test_several_targets_of_a_token_learn_as_each_does_alone(service):
         assert of_column.loss_fn_outputs[0]["logprobs"].data == logprobs[:, k].tolist()
     expected = sum(c.metrics["loss:sum"] for c in [*columns, plain])
     assert result.metrics["loss:sum"] == pytest.approx(expected, rel=1e-6)
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"]
-             for c in (together, apart)]  # fmt: skip
+    norms = [norm_of(client.optim_step(ADAM)) for client in (together, apart)]
     assert norms[0] == pytest.approx(norms[1], rel=2e-3)  # in bfloat16, rounded apart or together
     dense = trainer(service).forward([several()], "cross_entropy").result()
     assert torch.equal(dense.loss_fn_outputs[0]["logprobs"].to_torch(), logprobs)
@@ -141,7 +158,7 @@ def test_a_custom_loss_of_several_targets_learns_as_the_built_in_one(service):
     split, whole = trainer(service), trainer(service)
     split.forward_backward_custom([several()], custom).result()
     whole.forward_backward([several()], "cross_entropy").result()
-    norms = [c.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] for c in (split, whole)]
+    norms = [norm_of(client.optim_step(ADAM)) for client in (split, whole)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 

@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 from service.conftest import PROGRAM, Server
+from service.wire import Wire
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.yaml"
 
@@ -115,19 +114,42 @@ def test_the_reference_of_options_is_the_one_in_the_documentation():
     assert serve("--print-reference").stdout == page.read_text()
 
 
-def test_options_of_the_engine_and_of_the_service_have_their_effect(tiny_llama_dir, tmp_path):
-    """A queue of one operation, and bodies of at most 1 MiB."""
+def sampled(server):
+    """What 16 samples at once of one long prompt are answered, and tokens that they shared."""
+    wire = Wire(server.url)
+    body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
+    chunk = {"tokens": [3 + i % 200 for i in range(200)], "type": "encoded_text"}
+    answers = [
+        wire.post("asample", {
+            "sampling_session_id": sampler, "seq_id": seq_id, "prompt": {"chunks": [chunk]},
+            "sampling_params": {"max_tokens": 100, "stop": []},
+        })
+        for seq_id in range(16)
+    ]  # fmt: skip
+    for answer in answers:
+        if answer.status == 200:
+            wire.result(answer.json())
+    metrics = wire.send("GET", "/metrics").body.decode()
+    shared = re.search(r"^twinkle_prefix_tokens_total (\d+)$", metrics, re.MULTILINE)
+    return {answer.status for answer in answers}, int(shared[1])
+
+
+def test_options_of_the_engine_and_of_the_service_have_their_effect(
+    server, tiny_llama_dir, tmp_path
+):
+    """A queue of one operation, bodies of at most 1 MiB, and no prefix cache."""
+    long = b" " * 1100000
+    assert Wire(server.url).post("create_session", long).status == 422, "it is no JSON"
+    statuses, shared = sampled(server)
+    assert statuses == {200} and shared > 0
     small = ["--max-queued", "1", "--max-body-bytes", "1048576", "--no-prefix-cache"]
-    server = Server(tiny_llama_dir, tmp_path / "state", *small)
+    other = Server(tiny_llama_dir, tmp_path / "state", *small)
     try:
-        request = urllib.request.Request(
-            f"{server.url}/api/v1/create_session", b" " * 1100000, {"x-api-key": "tml-test"}
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=30)
-        assert refused.value.code == 413
+        assert Wire(other.url).post("create_session", long).status == 413
+        assert sampled(other) == ({200, 429}, 0)
     finally:
-        assert server.stop() == 0
+        assert other.stop() == 0
 
 
 def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path):

@@ -42,6 +42,7 @@ class EngineBackend : public server::Backend {
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }
   engine::ParkingStats parking() const override { return engine_.parking(); }
+  engine::SamplingStats sampling() const override { return engine_.sampling(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
   engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
     return engine_.check(std::move(operation), {}, beyond);

@@ -242,6 +242,16 @@ TEST_F(BadInput, NumbersOfAStepThatFloat32CannotHold) {
                  "optim: lr * weight_decay of AdamW is 1e+40" + limit);
 }
 
+TEST_F(BadInput, AStepsOptionsAreReadBeforeItIsQueued) {
+  const auto text = [&](const char* options) {
+    return error_of([&] { engine_.validate(Step{.tenant = "me", .options = options}); });
+  };
+  EXPECT_EQ(text(R"({"lr": -1})"), "optim: lr of AdamW is -1, it must be at least 0 and finite");
+  EXPECT_EQ(text(R"({"betas": [0.9, 1]})"),
+            "optim: betas[1] of AdamW is 1, it must be at least 0 and below 1");
+  EXPECT_EQ(text(""), "no error");
+}
+
 TEST_F(BadInput, TenantsThatAreNotThere) {
   for (const Operation& operation :
        {Operation(work("ghost")), Operation(Step{"ghost"}), Operation(ZeroGrad{"ghost"}),

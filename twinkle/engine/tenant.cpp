@@ -212,7 +212,7 @@ Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_ty
 
 StepResult Tenant::step(const Step& operation) {
   require_trainable("step");
-  require(pending_ > 0, Code::kConflict, "engine: step: tenant '", name_,
+  require(pending_ > 0 || operation.none_is_zero, Code::kConflict, "engine: step: tenant '", name_,
           "' has no accumulated gradients; run forward_backward first");
   require(operation.divide || !clipped_, Code::kConflict,
           "engine: step: divide is false, but the "
@@ -229,10 +229,14 @@ StepResult Tenant::step(const Step& operation) {
   const bool goes_on = optimizer_ && optimizer_->name() == operation.optimizer;
   std::unique_ptr<optim::Optimizer> next = optim::make(operation.optimizer, options);
   if (mode_ == Mode::kLora) own_adapter();
+  std::vector<optim::Param> all = params();
+  for (optim::Param& p : all) {
+    if (pending_ == 0 && !p.grad.defined()) p.grad = at::zeros_like(p.value);
+  }
   {
     // If this throws, when memory runs out, say, the previous optimizer keeps its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
-    next->step(params(), next->lr(), change.scale, change.norm);
+    next->step(all, next->lr(), change.scale, change.norm);
     loan.taken = true;
   }
   optimizer_ = std::move(next);

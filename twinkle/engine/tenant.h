@@ -77,9 +77,9 @@ class Tenant {
   InspectResult inspect(bool tensors);
 
   // The training state that a Save with `optimizer` writes next to the weights: the tensors of one
-  // safetensors file, and JSON; and back.
-  std::vector<std::pair<std::string, at::Tensor>> training_tensors();
-  Json training_fields();
+  // safetensors file, and JSON; with or without the accumulated gradients. And back.
+  std::vector<std::pair<std::string, at::Tensor>> training_tensors(bool gradients);
+  Json training_fields(bool gradients);
   // Takes what was read for a tenant of these parameters. On a CPU it cannot fail.
   void load_training(TrainingState state);
   // Full mode: replaces all weights, in the decoder's order. On a CPU it cannot fail, and

@@ -224,6 +224,26 @@ TEST_P(TenantTest, WithoutGradientsThereIsNothingToStepOrClip) {
   EXPECT_EQ(std::get<0>(state_of(*engine_, "me")), std::get<0>(before));
 }
 
+TEST_P(TenantTest, AStepToWhichNoneIsZeroIsThatOfGradientsOfZero) {
+  const Step zero{.tenant = "me",
+                  .options = R"({"lr": 0.01, "weight_decay": 0.1})",
+                  .max_grad_norm = 1,
+                  .divide = false,
+                  .none_is_zero = true};
+  const State before = state_of(*engine_, "me");
+  const StepResult none = engine_->run<StepResult>(zero);
+  EXPECT_EQ(none.grad_norm, 0);
+  EXPECT_EQ(none.step, 2);
+  const State got = state_of(*engine_, "me");
+  EXPECT_NE(std::get<0>(got), std::get<0>(before)) << "the moments go on, and weights decay";
+  start();
+  ForwardBackward weightless = work("me");
+  for (Example& s : weightless.sequences) s.weights.assign(s.labels.size(), 0.0F);
+  engine_->run<ForwardResult>(weightless);
+  engine_->run<StepResult>(zero);
+  EXPECT_EQ(state_of(*engine_, "me"), got);
+}
+
 // A loss whose derivatives are finite, unlike their products.
 ForwardBackward overflowing() {
   ForwardBackward out = work("me");

@@ -8,12 +8,12 @@
 
 namespace twinkle::engine {
 
-std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors() {
+std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors(bool gradients) {
   std::vector<std::pair<std::string, at::Tensor>> out;
   if (optimizer_) {
     for (auto& [name, t] : optimizer_->state().tensors) out.emplace_back("optimizer/" + name, t);
   }
-  if (pending_ > 0) {
+  if (gradients && pending_ > 0) {
     const auto sums = grads();
     const auto names = grad_names();
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -38,13 +38,13 @@ std::vector<std::string> Tenant::grad_names() {
   return out;
 }
 
-Json Tenant::training_fields() {
+Json Tenant::training_fields(bool gradients) {
   JsonObject out;
   out["seed"] = seed_;
   out["calls"] = calls_;
-  out["pending"] = pending_;
-  out["num_tokens"] = num_tokens_;
-  out["clipped"] = clipped_;
+  out["pending"] = gradients ? pending_ : 0;
+  out["num_tokens"] = gradients ? num_tokens_ : 0;
+  out["clipped"] = gradients && clipped_;
   out["published"] = num_published_;
   if (optimizer_) {
     out["optimizer"] = optimizer_->state().fields;

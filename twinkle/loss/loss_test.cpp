@@ -27,8 +27,8 @@ TEST(Loss, IsFoundByBothOfItsNames) {
 TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_EQ(invalid_of([] { find("HingeLoss"); }),
             "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss, "
-            "importance_sampling, ppo, cispo, dro, GRPOLoss, PPOLoss, GSPOLoss, SAPOLoss, "
-            "CISPOLoss, BNPOLoss, DRGRPOLoss, DPOLoss, SimPOLoss, CPOLoss, ORPOLoss");
+            "importance_sampling, ppo, cispo, dro, gspo, GRPOLoss, PPOLoss, GSPOLoss, "
+            "SAPOLoss, CISPOLoss, BNPOLoss, DRGRPOLoss, DPOLoss, SimPOLoss, CPOLoss, ORPOLoss");
 }
 
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {

@@ -23,6 +23,7 @@ class NullBackend : public Backend {
   const ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
   engine::ParkingStats parking() const override { return parked; }
+  engine::SamplingStats sampling() const override { return {.num_shared_tokens = 7}; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
     check_folder(operation);

@@ -78,10 +78,25 @@ class ServiceTest : public testing::Test {
     out.body = std::move(body);
     return out;
   }
-  // What is told of a request that was accepted.
-  Response result(const Response& ack, const std::string& key = "tml-a") {
+  // What is told of a request that was accepted, when it has ended.
+  Response outcome(const Response& ack, const std::string& key = "tml-a") {
     EXPECT_EQ(ack.status, 200) << ack.body;
-    return post("/api/v1/retrieve_future", {{"request_id", parse(ack).at("request_id")}}, key);
+    const Response out =
+        post("/api/v1/retrieve_future", {{"request_id", parse(ack).at("request_id")}}, key);
+    EXPECT_EQ(out.status, 200) << out.body;
+    return out;
+  }
+  // The same of one that was done.
+  Response result(const Response& ack, const std::string& key = "tml-a") {
+    Response out = outcome(ack, key);
+    EXPECT_FALSE(out.body.starts_with(R"({"error":)")) << out.body;
+    return out;
+  }
+  // And of one that failed.
+  Response failure(const Response& ack, const std::string& key = "tml-a") {
+    Response out = outcome(ack, key);
+    EXPECT_TRUE(out.body.starts_with(R"({"error":)")) << out.body;
+    return out;
   }
   static JsonObject parse(const Response& response) {
     return parse_json(response.body, "the answer").as_object();

@@ -213,9 +213,9 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
     for (const auto& w : decoder.weights()) out.weights.push_back(model::view_of(w.name, *w.value));
   }
   if (!operation.optimizer) return out;
-  out.training = tenant.training_fields();
+  out.training = tenant.training_fields(operation.gradients);
   out.extra = operation.extra_json;
-  for (const auto& [name, t] : tenant.training_tensors())
+  for (const auto& [name, t] : tenant.training_tensors(operation.gradients))
     out.tensors.push_back(owning_view(name, t));
   if (is_adapter) out.copy = copy_of(out.tensors, memory);
   return out;

@@ -21,6 +21,21 @@ TEST_P(Persist, WhatIsSavedComesBackWithGradientsOptimizerAndNote) {
   EXPECT_EQ(state_of(engine_, "me"), saved);
 }
 
+TEST_P(Persist, ASaveWithoutGradientsKeepsAllElse) {
+  const State before = state_of(engine_, "me");
+  engine_.run<SaveResult>(
+      Save{.tenant = "me", .directory = target(), .optimizer = true, .gradients = false});
+  EXPECT_EQ(state_of(engine_, "me"), before);
+  EXPECT_EQ(load(), "no error");
+  const auto [weights, gradients, optimizer, step, num_tokens] = state_of(engine_, "me");
+  EXPECT_EQ(std::tuple(weights, optimizer, step),
+            std::tuple(std::get<0>(before), std::get<2>(before), std::get<3>(before)));
+  EXPECT_NE(gradients, std::get<1>(before));
+  EXPECT_EQ(num_tokens, 0);
+  EXPECT_NE(error_of([&] { engine_.run<StepResult>(Step{"me"}); }).find("no accumulated"),
+            std::string::npos);
+}
+
 TEST_P(Persist, LoadingWithoutTheOptimizerTakesTheWeightsAndDropsTheRest) {
   const State saved = state_of(engine_, "me");
   save();

@@ -7,6 +7,7 @@
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/execute/training_op.h"
 #include "twinkle/engine/schedule/hooks.h"
+#include "twinkle/optim/optimizer.h"
 #include "twinkle/sampler/sequence.h"
 
 namespace twinkle::engine {
@@ -37,6 +38,11 @@ void check_sample(const Sample& op, const model::DecoderSpec& spec) {
   for (const auto& params : op.params) sampler::validate(params);
   require(op.version >= 0, Code::kInvalid, "engine: sample: version is ", op.version,
           ", it must be at least 1, or 0 for the present weights");
+}
+
+// Its options; what it does to the weights is known later alone.
+void check_step(const Step& op) {
+  optim::make(op.optimizer, op.options.empty() ? Json() : parse_json(op.options, "step options"));
 }
 
 void check_embedding_grad(const Example& s, size_t index, int64_t width) {
@@ -227,6 +233,8 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
     if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     check_sample(*s, spec);
+  } else if (const auto* step = std::get_if<Step>(&operation)) {
+    check_step(*step);
   } else if (const auto* to = std::get_if<Save>(&operation)) {
     check_target(to->directory, base);
     require(to->max_shard_bytes >= 0, Code::kInvalid, "engine: save: max_shard_bytes is ",

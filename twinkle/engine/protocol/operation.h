@@ -144,8 +144,8 @@ struct ForwardBackward {
 // Divides the accumulated gradients by the accumulated token count, unless told not to, clips them,
 // takes one optimizer step, zeroes them. Weights may become so large (beyond 1e18) that no forward
 // pass is finite; a Save then refuses them, unless it is as_is. Error kConflict: nothing was
-// accumulated, or, undivided, a ClipGradNorm has divided it; kInvalid: bad options, a step that
-// would leave NaN or infinity, a frozen tenant.
+// accumulated, unless that is told to be gradients of 0, or, undivided, a ClipGradNorm has divided
+// it; kInvalid: bad options, a step that would leave NaN or infinity, a frozen tenant.
 struct Step {
   std::string tenant;
   std::string optimizer = "AdamW";
@@ -153,14 +153,18 @@ struct Step {
   double max_grad_norm = 0.0;  // 0 and infinity: no clipping
   double norm_type = 2.0;
   bool divide = true;  // false: gradients as they were summed, of which losses make their own means
+  bool none_is_zero = false;  // true: without accumulated gradients it is a step by gradients of 0
 
   bool operator==(const Step&) const = default;
   static constexpr std::string_view kName = "step";
   static constexpr auto fields() {
-    return std::tuple{
-        field(1, "tenant", &Step::tenant),       field(2, "optimizer", &Step::optimizer),
-        field(3, "options", &Step::options),     field(4, "max_grad_norm", &Step::max_grad_norm),
-        field(5, "norm_type", &Step::norm_type), field(6, "divide", &Step::divide)};
+    return std::tuple{field(1, "tenant", &Step::tenant),
+                      field(2, "optimizer", &Step::optimizer),
+                      field(3, "options", &Step::options),
+                      field(4, "max_grad_norm", &Step::max_grad_norm),
+                      field(5, "norm_type", &Step::norm_type),
+                      field(6, "divide", &Step::divide),
+                      field(7, "none_is_zero", &Step::none_is_zero)};
   }
 };
 
@@ -249,6 +253,7 @@ struct Save {
   int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
   bool as_is = false;  // also weights that no forward can use, which are finite: to go on from what
                        // is there, whatever it is
+  bool gradients = true;  // with the optimizer: the accumulated ones, too
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
@@ -259,7 +264,8 @@ struct Save {
                       field(4, "extra_json", &Save::extra_json),
                       field(5, "max_shard_bytes", &Save::max_shard_bytes),
                       field(6, "version", &Save::version),
-                      field(7, "as_is", &Save::as_is)};
+                      field(7, "as_is", &Save::as_is),
+                      field(8, "gradients", &Save::gradients)};
   }
 };
 

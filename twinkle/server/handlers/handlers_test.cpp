@@ -27,6 +27,20 @@ TEST_F(HandlersTest, ARequestThatComesTwiceIsDoneOnce) {
             post("/api/v1/create_model", model(s)).body);
 }
 
+TEST_F(HandlersTest, ANumberThatCameIsItsFirstRequestWhateverComesUnderItLater) {
+  const std::string id = run();
+  const Response first = train(id, 1);
+  const auto save = [&](int64_t seq_id, const char* name) {
+    return post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", seq_id}, {"path", name}});
+  };
+  EXPECT_EQ(step(id, 1).body, first.body);
+  EXPECT_EQ(save(1, "a").body, first.body);
+  EXPECT_EQ(train(id, 1, "dro").body, first.body);
+  EXPECT_EQ(result(first).content_type, "application/x-protobuf");
+  EXPECT_TRUE(parse(result(save(2, "a"))).contains("path")) << "the name was not used";
+  EXPECT_EQ(done(id), (std::vector<std::string>{"2/0"}));
+}
+
 TEST_F(HandlersTest, ARetriedUnnamedSaveIsTheFirstThoughItDrawsAnotherNumberOfItsSampler) {
   const std::string id = run();
   const auto save = [&](int64_t number) {
@@ -44,8 +58,8 @@ TEST_F(HandlersTest, ARetriedUnnamedSaveIsTheFirstThoughItDrawsAnotherNumberOfIt
 TEST_F(HandlersTest, AWindowWithAFailureIsDroppedAndTheNextIsWhole) {
   const std::string id = run();
   const Response good = train(id, 1), bad = train(id, 2, "fail"), stepped = step(id, 3);
-  EXPECT_EQ(text(result(bad), "category"), "user");
-  EXPECT_EQ(text(result(stepped), "error").substr(0, 43),
+  EXPECT_EQ(text(failure(bad), "category"), "user");
+  EXPECT_EQ(text(failure(stepped), "error").substr(0, 43),
             "optim_step: a request of its window failed,");
   const Response next = train(id, 4), ends = step(id, 5);
   EXPECT_TRUE(parse(result(ends)).contains("metrics"));
@@ -53,16 +67,33 @@ TEST_F(HandlersTest, AWindowWithAFailureIsDroppedAndTheNextIsWhole) {
   result(good), result(next);
 }
 
+TEST_F(HandlersTest, AStepThatIsRefusedUsesItsNumberUpAndLeavesItsWindowToTheNext) {
+  const std::string id = run();
+  const Response passed = train(id, 1);
+  int64_t seq_id = 1;
+  for (const char* name : {"learning_rate", "grad_clip_norm"}) {  // the SDK's NaN is null
+    JsonObject adam{{"learning_rate", 0.1}};
+    adam[name] = nullptr;
+    const Response refused =
+        post("/api/v1/optim_step", {{"model_id", id}, {"seq_id", ++seq_id}, {"adam_params", adam}});
+    EXPECT_NE(text(refused, "detail").find(name), std::string::npos) << refused.body;
+  }
+  EXPECT_TRUE(parse(result(step(id, 4))).contains("metrics"));
+  EXPECT_EQ(done(id).size(), 2U);
+  result(passed);
+}
+
 TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
   const std::string id = run();
-  const Response refused = step(id, 1, std::nan(""));
-  EXPECT_EQ(refused.status, 422);
+  EXPECT_EQ(text(train(id, 1, ""), "detail"),
+            "server: loss_fn is missing; give a loss, such as cross_entropy");
+  EXPECT_EQ(train(id, 1, "").status, 422);
   Request broken =
       request("/api/v1/optim_step", R"({"model_id":")" + id + R"(","seq_id":2})", "tml-a");
   EXPECT_EQ(answer(broken).status, 422);
   EXPECT_EQ(answer(broken).status, 422);
-  EXPECT_EQ(text(train(id, 3, ""), "detail"),
-            "server: loss_fn is missing; give a loss, such as cross_entropy");
+  EXPECT_EQ(text(failure(step(id, 3)), "error").substr(0, 43),
+            "optim_step: a request of its window failed,");
 }
 
 TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) {
@@ -71,7 +102,7 @@ TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) 
                            forward_backward_bytes(id, 1, "cross_entropy") + "\x1a\x7f", "tml-a");
   broken.headers["content-type"] = "application/x-protobuf";
   EXPECT_EQ(answer(broken).status, 422);
-  EXPECT_EQ(text(result(step(id, 2)), "error").substr(0, 43),
+  EXPECT_EQ(text(failure(step(id, 2)), "error").substr(0, 43),
             "optim_step: a request of its window failed,");
   EXPECT_EQ(text(train(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
   result(train(id, 3));
@@ -115,11 +146,38 @@ TEST_F(HandlersTest, NamesOfCheckpointsLeaveRoomForWhatIsAddedToThem) {
   EXPECT_NE(detail.find("must be 1 to 200 letters"), std::string::npos) << detail;
 }
 
+TEST_F(HandlersTest, ANameIsTakenFromTheMomentThatItsSaveIsAcceptedUntilThatFails) {
+  std::atomic<bool> go = false, fails = true;
+  executor_->on_write = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (fails) fail(Code::kInternal, "null: the disk is full");
+  };
+  const std::string id = run();
+  const auto save = [&](int64_t seq_id, const std::string& kind = "save_weights") {
+    return post("/api/v1/" + kind, {{"model_id", id}, {"seq_id", seq_id}, {"path", "a"}});
+  };
+  const Response first = save(1);
+  EXPECT_EQ(text(save(2), "detail"),
+            "server: the checkpoint 'tinker://" + id +
+                "/weights/a' exists, or is being saved; choose another name, or overwrite");
+  const Response other = save(3, "save_weights_for_sampler");
+  EXPECT_EQ(save(3, "save_weights_for_sampler").body, other.body) << "it is the same request";
+  EXPECT_EQ(text(save(4, "save_weights_for_sampler"), "detail"),
+            "server: the checkpoint 'tinker://" + id +
+                "/sampler_weights/a' exists, or is being saved; choose another name");
+  go = true;
+  EXPECT_EQ(text(failure(first), "error"), "null: the disk is full");
+  failure(other);
+  fails = false;
+  EXPECT_TRUE(parse(result(save(5))).contains("path"));
+  EXPECT_EQ(save(6).status, 422);
+}
+
 TEST_F(HandlersTest, ADiskThatRefusesASaveIsTheServersFailure) {
   executor_->on_write = [] { fail(Code::kInternal, "null: the disk is full"); };
   const std::string id = run();
   const Response told =
-      result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+      failure(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
   EXPECT_EQ(text(told, "error"), "null: the disk is full");
   EXPECT_EQ(text(told, "category"), "server");
 }
@@ -165,6 +223,12 @@ TEST_F(HandlersTest, ErrorsNameTheFieldAndAreNever400) {
   other.as_object()["lora_config"] = JsonObject{{"rank", 0}};
   EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),
             "server: lora_config.rank is 0, it must be from 1 to 512");
+  other = model(s);
+  other.as_object()["optimizer_config"] = JsonObject{{"type", "dimuon"}, {"version", 1}};
+  EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),
+            "server: optimizer_config.type is 'dimuon', it must be adamw, the optimizer here");
+  other.as_object()["optimizer_config"] = JsonObject{{"type", "adamw"}};
+  EXPECT_EQ(post("/api/v1/create_model", other).status, 200);
 }
 
 TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
@@ -264,10 +328,10 @@ TEST_F(HandlersTest, TheEndOfASessionEndsWhatWaitsForANumberThatDidNotCome) {
   const std::string id = text(result(post("/api/v1/create_model", model(s))), "model_id");
   const Response first = train(id, 1), third = train(id, 3), fourth = step(id, 4);
   EXPECT_EQ(post("/api/v1/sessions/" + s + "/finish", JsonObject{}).status, 200);
-  EXPECT_EQ(text(result(third), "error"),
+  EXPECT_EQ(text(failure(third), "error"),
             "server: the session has ended, and seq_id 2, for which this request waited, did not "
             "come");
-  EXPECT_EQ(text(result(fourth), "category"), "user");
+  EXPECT_EQ(text(failure(fourth), "category"), "user");
   EXPECT_EQ(result(first).content_type, "application/x-protobuf");
   EXPECT_EQ(train(id, 3).body, third.body);
   for (const Response& late : {train(id, 2), step(id, 5)})

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 #include "twinkle/server/tinker/results.h"
@@ -152,6 +153,7 @@ std::optional<Response> create_model(Call& call) {
   call.require_allowed();
   const auto base = get<std::string>(call.body, "base_model");
   s.require_model(base);
+  require_adamw(call.body);
   const Json* config = find(call.body, "lora_config");
   require(config, Code::kInvalid,
           "server: lora_config is missing; this server trains LoRA adapters, not all weights");
@@ -221,6 +223,12 @@ std::optional<Response> forward_backward(Call& call) {
 
 namespace {
 
+// The SDK's null is NaN.
+double number(const Json& object, std::string_view key, double fallback) {
+  return object.is_object() && object.get_object().contains(key) ? get<double>(object, key)
+                                                                 : fallback;
+}
+
 Response step_answer(const engine::Result& r) {
   const auto& result = std::get<engine::StepResult>(r);
   return json({{"metrics",
@@ -233,18 +241,19 @@ Response step_answer(const engine::Result& r) {
 std::optional<Response> optim_step(Call& call) {
   Run& run = call.run();
   const auto seq_id = get<int64_t>(call.body, "seq_id");
-  engine::Step step{.tenant = run.id, .divide = false};
+  engine::Step step{.tenant = run.id, .divide = false, .none_is_zero = true};
   try {
     const Json* adam = find(call.body, "adam_params");
     require(adam, Code::kInvalid, "server: adam_params is missing; adamw is the optimizer here");
     step.options = boost::json::serialize(
         JsonObject{{"lr", get<double>(*adam, "learning_rate")},
-                   {"betas", JsonArray{get_or(*adam, "beta1", 0.9), get_or(*adam, "beta2", 0.95)}},
-                   {"eps", get_or(*adam, "eps", 1e-12)},
-                   {"weight_decay", get_or(*adam, "weight_decay", 0.0)}});
-    step.max_grad_norm = std::max(0.0, get_or(*adam, "grad_clip_norm", 0.0));
+                   {"betas", JsonArray{number(*adam, "beta1", 0.9), number(*adam, "beta2", 0.95)}},
+                   {"eps", number(*adam, "eps", 1e-12)},
+                   {"weight_decay", number(*adam, "weight_decay", 0.0)}});
+    step.max_grad_norm = std::max(0.0, number(*adam, "grad_clip_norm", 0.0));
   } catch (const Error& e) {
-    call.services.runs.refuse(run, seq_id, e.what(), true);
+    // It has taken nothing: its window goes on to the next.
+    call.services.runs.refuse(run, seq_id, e.what(), false);
     throw;
   }
   return json(ack(

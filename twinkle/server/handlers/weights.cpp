@@ -1,5 +1,8 @@
 // Checkpoints: saved by a run, for itself or for samplers, and runs that begin with one.
+#include <algorithm>
+
 #include "twinkle/base/error.h"
+#include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 
 namespace twinkle::server {
@@ -20,6 +23,16 @@ std::string tinker_path(const Run& run, const std::string& kind, const std::stri
   return "tinker://" + run.id + "/" + kind + "/" + name;
 }
 
+// By a checkpoint, or by a save that has not ended and may become one.
+bool is_taken(const Services& s, const Run& run, const std::string& kind, const std::string& name) {
+  if (s.checkpoints.contains(tinker_path(run, kind, name))) return true;
+  return std::ranges::any_of(run.folders, [&](const auto& saving) {
+    const std::filesystem::path& folder = saving.second;  // .../KIND/NAME or NAME@SEQ_ID
+    const std::string file = folder.filename().string();
+    return folder.parent_path().filename() == kind && file.substr(0, file.find('@')) == name;
+  });
+}
+
 // Saves under state/checkpoints/RUN/KIND/NAME.
 Json save(const Call& call, const std::string& kind, bool optimizer) {
   const auto [run, seq_id] = in_run(call);
@@ -32,25 +45,31 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
     const auto decided = run.folders.find(seq_id);  // when it came first
     const auto folder =
         decided != run.folders.end() ? decided->second : s.new_folder(run, seq_id, kind, name);
-    require(overwrite || !is_new || decided != run.folders.end() || !s.checkpoints.contains(path),
+    require(overwrite || !is_new || decided != run.folders.end() || !is_taken(s, run, kind, name),
             Code::kInvalid, "server: the checkpoint '", path,
-            "' exists; choose another name, or overwrite");
+            "' exists, or is being saved; choose another name",
+            kind == "weights" ? ", or overwrite" : "");
     if (is_new) call.require_allowed();
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
     const Checkpoint made{
         .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
-    const std::string request_id = s.runs.submit(
-        run, {seq_id, call.key_id},
-        {engine::Save{.tenant = run.id, .directory = folder.string(), .optimizer = optimizer},
-         [path](const engine::Result&) { return json({{"path", path}}); }},
-        {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
-          s.runs.find(id)->folders.erase(seq_id);
-          if (!ended.failed) s.checkpoints[path] = made;
-          s.amounts.saved(id);
-        });
-    if (is_new) run.folders[seq_id] = folder;
-    run.saved.insert(kind + "/" + name);
+    const std::string request_id =
+        s.runs.submit(run, {seq_id, call.key_id},
+                      {engine::Save{.tenant = run.id,
+                                    .directory = folder.string(),
+                                    .optimizer = optimizer,
+                                    .gradients = false},
+                       [path](const engine::Result&) { return json({{"path", path}}); }},
+                      {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
+                        s.runs.find(id)->folders.erase(seq_id);
+                        if (!ended.failed) s.checkpoints[path] = made;
+                        s.amounts.saved(id);
+                      });
+    if (is_new) {
+      run.folders[seq_id] = folder;
+      run.saved.insert(kind + "/" + name);
+    }
     return ack(run, request_id);
   } catch (const Error& e) {
     if (e.code != Code::kBusy) call.services.runs.refuse(run, seq_id, e.what(), false);
@@ -108,26 +127,29 @@ std::optional<Response> load_weights(Call& call) {
     return json({{"request_id", known->second}, {"model_id", id}});
   call.open_session();
   call.require_allowed();
+  require_adamw(call.body);
   require(call.touched.checkpoint, Code::kInvalid, "server: path is missing");
   const auto path = get<std::string>(call.body, "path");
   const Checkpoint& from = *call.touched.checkpoint;
   require(from.folder.parent_path().filename() == "weights", Code::kInvalid, "server: '", path,
           "' is a sampler's checkpoint, which cannot be trained; save_state makes one that can");
+  require(
+      !find(call.body, "weights_access_token"), Code::kInvalid,
+      "server: weights_access_token is not there: a key sees its own tenant's checkpoints alone");
   const bool optimizer = get_or(call.body, "optimizer", false);
+  const auto base = get_or<std::string>(call.body, "base_model", "");
+  if (!base.empty()) s.require_model(base);
   Run run = {
       .id = id,
       .owner = call.owner,
-      .base_model = from.base_model,
+      .base_model = base.empty() ? from.base_model : base,
       .rank = from.rank,
   };
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;
   operations.emplace_back(s.standing({.tenant = id, .directory = folder}, call.owner));
-  if (optimizer) {
+  if (optimizer)
     operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
-    // Tinker's state has no gradients that no step has taken; the folder has.
-    operations.emplace_back(engine::ZeroGrad{id});
-  }
   s.decisions.decide([&] {
     for (const engine::Operation& o : operations) s.backend.validate(o);
     s.promises.require_room(call.owner);

@@ -44,6 +44,9 @@ std::string Metrics::text(const Services& s) const {
       engine.batches.num_tokens);
   one("twinkle_training_seconds_total", "counter", "Time of training.", engine.training_seconds);
   one("twinkle_sampling_seconds_total", "counter", "Time of sampling.", engine.sampling_seconds);
+  one("twinkle_prefix_tokens_total", "counter",
+      "Tokens of prompts whose keys and values were there already.",
+      s.backend.sampling().num_shared_tokens);
   one("twinkle_requests_held", "gauge", "Accepted requests that a tenant's rates hold.",
       s.rates.num_held());
   const std::vector<UsageLine> tenants = s.usage.by_tenant(kMaxTenants);

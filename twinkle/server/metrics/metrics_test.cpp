@@ -57,6 +57,7 @@ TEST_F(MetricsTest, WhatRunsAndWhoWaitsIsTold) {
   EXPECT_EQ(value("twinkle_polls_held"), "0");
   EXPECT_EQ(value("twinkle_engine_operations"), "0");
   EXPECT_EQ(value("twinkle_training_tokens_total"), "3");
+  EXPECT_EQ(value("twinkle_prefix_tokens_total"), "7");
   EXPECT_EQ(value("twinkle_journal_refused"), "0");
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/schedule/accepted.h"
 #include "twinkle/engine/schedule/dispatcher.h"
@@ -26,6 +27,7 @@ class Backend {
   virtual const ModelFacts& model() const = 0;
   // As Engine's of these names.
   virtual engine::Stats stats() const = 0;
+  virtual engine::SamplingStats sampling() const = 0;
   virtual engine::ParkingStats parking() const = 0;
   virtual void validate(const engine::Operation& operation) const = 0;
   virtual engine::Accepted check(engine::Operation operation,

@@ -111,7 +111,8 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   try {
     decisions_.decide([&] { backend_.validate(pending->ready->operation); });
   } catch (const Error& e) {
-    refuse(run, seq_id, e.what(), pending->accumulates);
+    // A step that is refused has taken nothing: its window goes on to the next.
+    refuse(run, seq_id, e.what(), pending->accumulates && !pending->steps);
     throw;
   }
   decisions_.decide([&] { promises_.require_room(run.owner); });
