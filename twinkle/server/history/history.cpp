@@ -161,7 +161,7 @@ void History::read(uint64_t sequence, const Reader::Then& then) {
   then({}, std::make_exception_ptr(Error(Code::kBusy, "server: it ends; come again")));
 }
 
-Kept History::kept(uint64_t sequence) {
+ReadBack History::kept(uint64_t sequence) {
   const auto read = [&] {
     try {
       return journal_->read(sequence);

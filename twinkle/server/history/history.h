@@ -110,7 +110,7 @@ class History {
   }
   void append(uint8_t kind, std::string payload, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
-  Kept kept(uint64_t sequence);
+  ReadBack kept(uint64_t sequence);
 
   Loop& loop_;
   bool replaying_ = false, closed_ = false;

@@ -34,7 +34,7 @@ void Reader::run() {
       next = std::move(queue_.front());
       queue_.pop_front();
     }
-    const auto kept = std::make_shared<Kept>();
+    const auto kept = std::make_shared<ReadBack>();
     std::exception_ptr error;
     try {
       *kept = read_(next.first);

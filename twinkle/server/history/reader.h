@@ -17,14 +17,14 @@
 namespace twinkle::server {
 
 // What is left on the disk until it is needed.
-using Kept = std::variant<Command, Ended>;
+using ReadBack = std::variant<Command, Ended>;
 
 class Reader {
  public:
   // On the reader's thread. Errors as of store::Journal::read, and kInvalid: it is neither.
-  using Read = std::function<Kept(uint64_t sequence)>;
+  using Read = std::function<ReadBack(uint64_t sequence)>;
   // Of the record and null, or of an empty one and the error. On the service's thread.
-  using Then = std::function<void(Kept, std::exception_ptr)>;
+  using Then = std::function<void(ReadBack, std::exception_ptr)>;
 
   Reader(Loop& loop, Read read);
   ~Reader();  // what has not been told is not told

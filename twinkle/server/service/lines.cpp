@@ -133,7 +133,7 @@ void Lines::read_first(const std::string& key) {
   line.is_reading = true;
   const Waiting first = line.waiting.front();
   history_.read(first.pending->source.sequence,
-                [this, key, first](const Kept& kept, const std::exception_ptr& error) {
+                [this, key, first](const ReadBack& kept, const std::exception_ptr& error) {
                   lines_.at(key).is_reading = false;
                   try {
                     if (error) std::rethrow_exception(error);

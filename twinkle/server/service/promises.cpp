@@ -134,7 +134,7 @@ void Promises::give(const std::string& id, Promise& promise, const Reply& reply)
 }
 
 void Promises::read_back(const std::string& id, uint64_t ended, const Reply& reply) {
-  calls_.read(ended, [this, id, reply](const Kept& kept, const std::exception_ptr& error) {
+  calls_.read(ended, [this, id, reply](const ReadBack& kept, const std::exception_ptr& error) {
     if (error) return reply(not_read(id, error));
     const auto& end = std::get<Ended>(kept);
     reply({.body = end.body, .content_type = end.content_type});
