@@ -195,10 +195,10 @@ TEST_F(HistoryTest, ASaveThatFailedBehindALaterStepDoesNotStopTheStart) {
       post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 2}, {"path", "a"}});
   EXPECT_TRUE(parse(result(step(id, 3))).contains("metrics")) << "it does not wait for the disk";
   go = true;
-  const std::string told = result(saved).body;
+  const std::string told = failure(saved).body;
   EXPECT_NE(told.find("the disk is full"), told.npos);
   restart();
-  EXPECT_EQ(result(saved).body, told);
+  EXPECT_EQ(failure(saved).body, told);
   EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step"}));
 }
 

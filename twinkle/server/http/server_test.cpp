@@ -161,13 +161,17 @@ TEST_F(HttpServerTest, ABodyIsNotReadBeforeThereIsRoomForIt) {
   };
   start();
   Peer first(port()), second(port());
-  first.send(post("/", "12345"));
-  second.send(post("/", "12345"));
-  const auto num_waiting = [&] {
-    const std::lock_guard lock(mutex);
-    return waiting.size();
+  const auto wait_for = [&](size_t number) {
+    const auto is_there = [&] {
+      const std::lock_guard lock(mutex);
+      return waiting.size() == number;
+    };
+    while (!is_there()) std::this_thread::yield();
   };
-  while (num_waiting() < 2) std::this_thread::yield();
+  first.send(post("/", "12345"));
+  wait_for(1);
+  second.send(post("/", "12345"));
+  wait_for(2);
   EXPECT_EQ(handled, 0);
   waiting[0]({.max_body_bytes = 5});
   EXPECT_TRUE(begins(first.receive(), "HTTP/1.1 200"));

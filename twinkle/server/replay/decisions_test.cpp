@@ -144,7 +144,7 @@ TEST_F(DecisionsTest, WhatWasDoneIsDoneAgainThoughTheEngineTakesLessMemoryNow) {
   const std::vector<std::string> before = done(id);
   restart();
   EXPECT_EQ(train(id, 2).status, 422) << "it was refused";
-  EXPECT_EQ(text(result(step(id, 4)), "error").substr(0, 43),
+  EXPECT_EQ(text(failure(step(id, 4)), "error").substr(0, 43),
             "optim_step: a request of its window failed,");
   EXPECT_EQ(done(id).size(), before.size());
 }

@@ -146,7 +146,8 @@ TEST_F(WaitingTest, AResultThatTheDiskDoesNotGiveIsLaterAndNotLost) {
   std::string damaged = bytes;
   damaged.back() ^= 1;
   write_text(file, damaged);
-  const Response refused = result(ack);
+  const Response refused =
+      post("/api/v1/retrieve_future", {{"request_id", parse(ack).at("request_id")}});
   EXPECT_EQ(refused.status, 503);
   EXPECT_NE(text(refused, "detail").find("cannot be read back"), std::string::npos);
   write_text(file, bytes);
