@@ -138,11 +138,12 @@ inline Operation some_operation(const std::string& tenant, const std::string& fo
       return Load{tenant, folder + "/" + std::to_string(draw(key, 2)), draw(key, 3) > 0};
     case 13:
     case 14:
-      return Publish{tenant};
     case 15:
-      return Park{tenant};
+      return Publish{tenant};
     case 16:
       return Release{tenant, 1 + static_cast<int64_t>(draw(key, 2))};
+    case 17:
+      return Park{tenant};
     default:
       return some_training(tenant, key);
   }
