@@ -101,8 +101,9 @@ ForwardBackward read_by(const loss::Loss& loss) {
   for (Example& s : out.sequences) {
     for (const loss::Extra& extra : loss.extras) {
       auto& values = s.extras[std::string(extra.name)];
+      const float least = extra.name.starts_with("clip_") ? 0.7f : -0.6f;  // of bounds of a ratio
       for (size_t t = 0; t < (extra.per_sequence ? 1 : s.input_ids.size()); ++t)
-        values.push_back(0.25f * static_cast<float>(t % 5) - 0.6f);
+        values.push_back(0.25f * static_cast<float>(t % 5) + least);
     }
     s.labels[1] = -100;
   }
