@@ -26,6 +26,9 @@ def make(start, tiny_llama_dir, tmp_path):
 def start_again(server, *more):
     """Killed, and with more options."""
     server.kill()
+    if more and more[0] in server.command:
+        at = server.command.index(more[0])
+        del server.command[at : at + len(more)]
     server.command += more
     server.start_again()
     return Wire(server.url)

@@ -1,6 +1,7 @@
 // Training runs: their creation, forward_backward and optim_step.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "twinkle/base/error.h"
 #include "twinkle/server/handlers/optimizer.h"
@@ -223,10 +224,19 @@ std::optional<Response> forward_backward(Call& call) {
 
 namespace {
 
+constexpr double kMostRate = std::numeric_limits<float>::max();
+
 // The SDK's null is NaN.
 double number(const Json& object, std::string_view key, double fallback) {
   return object.is_object() && object.get_object().contains(key) ? get<double>(object, key)
                                                                  : fallback;
+}
+
+// Of a number that the optimizer knows by another name than the SDK.
+double checked(std::string_view name, double value, double below) {
+  require(value >= 0 && value < below, Code::kInvalid, "server: ", name, " is ", value,
+          ", it must be at least 0 and below ", below);
+  return value;
 }
 
 Response step_answer(const engine::Result& r) {
@@ -246,8 +256,9 @@ std::optional<Response> optim_step(Call& call) {
     const Json* adam = find(call.body, "adam_params");
     require(adam, Code::kInvalid, "server: adam_params is missing; adamw is the optimizer here");
     step.options = boost::json::serialize(
-        JsonObject{{"lr", get<double>(*adam, "learning_rate")},
-                   {"betas", JsonArray{number(*adam, "beta1", 0.9), number(*adam, "beta2", 0.95)}},
+        JsonObject{{"lr", checked("learning_rate", get<double>(*adam, "learning_rate"), kMostRate)},
+                   {"betas", JsonArray{checked("beta1", number(*adam, "beta1", 0.9), 1),
+                                       checked("beta2", number(*adam, "beta2", 0.95), 1)}},
                    {"eps", number(*adam, "eps", 1e-12)},
                    {"weight_decay", number(*adam, "weight_decay", 0.0)}});
     step.max_grad_norm = std::max(0.0, number(*adam, "grad_clip_norm", 0.0));

@@ -28,12 +28,16 @@ bool done(const std::error_code& error, const char* action, const fs::path& path
   return true;
 }
 
+// Files that nobody changes any more may be links, which take no time, where the file system is one.
+enum class How { kCopied, kLinked };
+
 // Nothing, if it is not there.
-void copy_file(const fs::path& from, const fs::path& to, Copied& copied) {
+void copy_file(const fs::path& from, const fs::path& to, Copied& copied, How how = How::kCopied) {
   std::error_code error;
   fs::create_directories(to.parent_path(), error);
   done(error, "make", to.parent_path());
-  fs::copy_file(from, to, error);
+  if (how == How::kLinked) fs::create_hard_link(from, to, error);
+  if (how == How::kCopied || error) fs::copy_file(from, to, error);
   if (!done(error, "copy", from)) return;
   ++copied.num_files;
   copied.num_bytes += static_cast<int64_t>(fs::file_size(to, error));
@@ -42,7 +46,7 @@ void copy_file(const fs::path& from, const fs::path& to, Copied& copied) {
 // What goes while it is copied is left out; whoever needs it sees that it is not there. So are
 // entries of `from` of the names `without`.
 void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
-               const std::set<std::string>& without = {}) {
+               const std::set<std::string>& without = {}, How how = How::kCopied) {
   std::error_code error;
   std::vector<fs::directory_entry> entries;
   for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error))
@@ -54,10 +58,10 @@ void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
     const fs::path name = entry.path().filename();
     if (name.extension() == ".old" || name == "lock" || without.contains(name.string())) continue;
     if (entry.is_directory(error)) {
-      copy_tree(entry.path(), to / name, copied);
+      copy_tree(entry.path(), to / name, copied, {}, how);
       continue;
     }
-    copy_file(entry.path(), to / name, copied);
+    copy_file(entry.path(), to / name, copied, how);
   }
 }
 
@@ -106,8 +110,9 @@ Copied backup(const fs::path& state, const fs::path& to) {
     copy_file(state_file(from), state_file(journal), copied);
     copy_tree(from, journal, copied, {state_file(from).filename().string()});
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
-    copy_tree(state, copy.staging(), copied, {"journal", kParked});
+    copy_tree(state / "snapshots", copy.staging() / "snapshots", copied, {}, How::kLinked);
     if (!has_all(copy.staging(), state)) continue;
+    copy_tree(state, copy.staging(), copied, {"journal", "snapshots", kParked});
     copy.commit();
     return copied;
   }
