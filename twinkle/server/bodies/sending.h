@@ -6,6 +6,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -37,14 +38,14 @@ class Sending {
 
 class Sending::One {
  public:
-  One(Sending& sending, const std::string& text, std::function<void()> close);
+  One(std::shared_ptr<Sending> sending, const std::string& text, std::function<void()> close);
   ~One();
   One(const One&) = delete;
   One& operator=(const One&) = delete;
 
  private:
-  Sending& sending_;
-  std::list<Entry>::iterator at_;  // the end: it does not count
+  const std::shared_ptr<Sending> sending_;  // a coroutine of a server that has ended may end later
+  std::list<Entry>::iterator at_;           // the end: it does not count
 };
 
 }  // namespace twinkle::server

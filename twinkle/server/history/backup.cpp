@@ -28,7 +28,8 @@ bool done(const std::error_code& error, const char* action, const fs::path& path
   return true;
 }
 
-// Files that nobody changes any more may be links, which take no time, where the file system is one.
+// Files that nobody changes any more may be links, which take no time, where the file system is
+// one.
 enum class How { kCopied, kLinked };
 
 // Nothing, if it is not there.

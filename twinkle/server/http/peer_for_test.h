@@ -35,7 +35,7 @@ class Peer {
       const size_t head = text_.find("\r\n\r\n");
       const size_t length = text_.find("Content-Length: ");
       if (head != std::string::npos && length < head) {
-        const size_t whole = head + 4 + std::stoul(text_.substr(length + 16));
+        const size_t whole = head + 4 + std::stoul(text_.substr(length + 16, 20));
         if (text_.size() >= whole) {
           std::string out = text_.substr(0, whole);
           text_.erase(0, whole);
@@ -46,7 +46,7 @@ class Peer {
         text_.erase(0, head + 4);
         return out;
       }
-      char bytes[4096];
+      char bytes[1 << 16];
       const ssize_t count = ::recv(socket_, bytes, sizeof bytes, 0);
       if (count <= 0) return "";
       text_.append(bytes, static_cast<size_t>(count));

@@ -394,7 +394,7 @@ class HttpServer::Impl {
   tcp::acceptor acceptor_;
   asio::steady_timer room_;  // for another connection
   Receiver receiver_{options_, context_};
-  Sending sending_{options_.max_sending_bytes};
+  const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
   bool draining_ = false;                       // context's thread
   std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle

@@ -82,12 +82,13 @@ def moments(state, name):
     return [state[f"{of}.{moment}"].astype(np.float64) for moment in ("exp_avg", "exp_avg_sq")]
 
 
-def adam(before, g, step, *, learning_rate, beta1, beta2, eps, weight_decay):
+def adam(before, g, step, numbers):
     """Loshchilov & Hutter 2019, algorithm 2."""
     w, m, v = before
+    beta1, beta2, rate = (numbers[name] for name in ("beta1", "beta2", "learning_rate"))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
-    bounded = np.sqrt(v / (1 - beta2**step)) + eps
-    return w - learning_rate * (weight_decay * w + m / (1 - beta1**step) / bounded), m, v
+    bounded = np.sqrt(v / (1 - beta2**step)) + numbers["eps"]
+    return w - rate * (numbers["weight_decay"] * w + m / (1 - beta1**step) / bounded), m, v
 
 
 def test_a_state_has_no_gradients_that_no_step_has_taken(service, server):
@@ -133,8 +134,8 @@ def test_steps_are_those_of_adams_formula_with_all_of_their_numbers(service, ser
     )
     for name, before in weights.items():
         m, v = moments(state, name)
-        w, m, v = adam((before.astype(np.float64), m, v), clipped[name], 2, **first)
-        w, m, v = adam((w, m, v), np.zeros_like(w), 3, **second)
+        w, m, v = adam((before.astype(np.float64), m, v), clipped[name], 2, first)
+        w, m, v = adam((w, m, v), np.zeros_like(w), 3, second)
         assert np.abs(w - before).max() > 1e-3
         np.testing.assert_allclose(told[name], w, rtol=1e-5, atol=3e-7, err_msg=name)
 
