@@ -19,6 +19,7 @@ class OwnersTest : public ServiceTest {
     revoke("revoked");
     services_->access = Access(keys_, {.now = [this] { return now_; }});
   }
+  ~OwnersTest() override { close(); }  // while the clock that it asks is there
   std::string make(const std::string& tenant, std::vector<std::string> scopes = {"train", "sample"},
                    int64_t expires = 0) {
     ++now_;

@@ -9,6 +9,7 @@ namespace {
 class AmountsTest : public ServiceTest {
  protected:
   AmountsTest() { admit(); }
+  ~AmountsTest() override { close(); }  // while the clock that it asks is there
   void admit() {
     services_->access = Access(keys_, {.now = [this] { return now_; }});
   }

@@ -43,6 +43,7 @@ TEST(Usage, IsKeptByTenantKeyAndRunAndSummedByTenant) {
 class TenantsTest : public ServiceTest {
  protected:
   TenantsTest() { admit(); }
+  ~TenantsTest() override { close(); }  // while the clock that it asks is there
   void admit() {
     services_->access = Access(keys_, {.now = [this] { return now_; }});
   }
