@@ -11,7 +11,7 @@ from service.conftest import Server, environment
 
 pytest.importorskip("tinker")
 pytest.importorskip("transformers")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/coming-from-tinker.md").read_text()
 URL = "http://127.0.0.1:8000"
 

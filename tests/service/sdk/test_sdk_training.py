@@ -30,7 +30,7 @@ def test_a_step_that_is_refused_leaves_its_batch_to_the_next_one(service):
     passed = client.forward_backward([datum()], "cross_entropy")
     wrong = {"learning_rate": math.nan, "beta2": 1.0, "grad_clip_norm": math.nan, "eps": -1.0}
     for name, value in wrong.items():
-        with pytest.raises(tinker.UnprocessableEntityError, match=name.replace("beta2", "betas")):
+        with pytest.raises(tinker.UnprocessableEntityError, match=name):
             client.optim_step(types.AdamParams(**{"learning_rate": 1e-2, name: value})).result()
     stepped = client.optim_step(ADAM)
     assert [passed.result().metrics["loss:sum"]] == steps(other, 1)

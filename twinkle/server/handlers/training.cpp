@@ -232,7 +232,7 @@ double number(const Json& object, std::string_view key, double fallback) {
                                                                  : fallback;
 }
 
-// Of a number that the optimizer knows by another name than the SDK.
+// By the SDK's name, which may not be the optimizer's.
 double checked(std::string_view name, double value, double below) {
   require(value >= 0 && value < below, Code::kInvalid, "server: ", name, " is ", value,
           ", it must be at least 0 and below ", below);
@@ -259,8 +259,9 @@ std::optional<Response> optim_step(Call& call) {
         JsonObject{{"lr", checked("learning_rate", get<double>(*adam, "learning_rate"), kMostRate)},
                    {"betas", JsonArray{checked("beta1", number(*adam, "beta1", 0.9), 1),
                                        checked("beta2", number(*adam, "beta2", 0.95), 1)}},
-                   {"eps", number(*adam, "eps", 1e-12)},
-                   {"weight_decay", number(*adam, "weight_decay", 0.0)}});
+                   {"eps", checked("eps", number(*adam, "eps", 1e-12), kMostRate)},
+                   {"weight_decay",
+                    checked("weight_decay", number(*adam, "weight_decay", 0.0), kMostRate)}});
     step.max_grad_norm = std::max(0.0, number(*adam, "grad_clip_norm", 0.0));
   } catch (const Error& e) {
     // It has taken nothing: its window goes on to the next.
