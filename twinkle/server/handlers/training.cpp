@@ -255,13 +255,12 @@ std::optional<Response> optim_step(Call& call) {
   try {
     const Json* adam = find(call.body, "adam_params");
     require(adam, Code::kInvalid, "server: adam_params is missing; adamw is the optimizer here");
-    step.options = boost::json::serialize(
-        JsonObject{{"lr", checked("learning_rate", get<double>(*adam, "learning_rate"), kMostRate)},
-                   {"betas", JsonArray{checked("beta1", number(*adam, "beta1", 0.9), 1),
-                                       checked("beta2", number(*adam, "beta2", 0.95), 1)}},
-                   {"eps", checked("eps", number(*adam, "eps", 1e-12), kMostRate)},
-                   {"weight_decay",
-                    checked("weight_decay", number(*adam, "weight_decay", 0.0), kMostRate)}});
+    step.options = boost::json::serialize(JsonObject{
+        {"lr", checked("learning_rate", get<double>(*adam, "learning_rate"), kMostRate)},
+        {"betas", JsonArray{checked("beta1", number(*adam, "beta1", 0.9), 1),
+                            checked("beta2", number(*adam, "beta2", 0.95), 1)}},
+        {"eps", checked("eps", number(*adam, "eps", 1e-12), kMostRate)},
+        {"weight_decay", checked("weight_decay", number(*adam, "weight_decay", 0.0), kMostRate)}});
     step.max_grad_norm = std::max(0.0, number(*adam, "grad_clip_norm", 0.0));
   } catch (const Error& e) {
     // It has taken nothing: its window goes on to the next.
