@@ -30,8 +30,12 @@ using Ids = std::vector<int64_t>;
 using NoGil = py::call_guard<ReleasedGil>;
 using Features = std::vector<std::vector<InputFeature>>;
 
+// Filled here: numpy's copy lets go of the GIL, and a thread that does not get it back because the
+// interpreter ends would drop Python's objects without it.
 py::array_t<int64_t> array(const Ids& ids) {
-  return py::array_t<int64_t>(static_cast<py::ssize_t>(ids.size()), ids.data());
+  py::array_t<int64_t> out(static_cast<py::ssize_t>(ids.size()));
+  std::ranges::copy(ids, out.mutable_data());
+  return out;
 }
 
 // A copy of the row with the fields of the feature.
