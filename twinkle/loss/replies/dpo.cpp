@@ -41,6 +41,9 @@ Options parse(const Json& json) {
 std::vector<double> reference_of(const Inputs& in, const Options& o) {
   const size_t n = in.cu_seqlens.size() - 1;
   if (o.reference_free) return std::vector<double>(n);
+  require(
+      !in.extras.contains("ref_sums") || !in.extras.contains("ref_logps"), Code::kInvalid,
+      "loss: DPOLoss has both 'ref_logps' and 'ref_sums', which mean the same; pass one of them");
   if (in.extras.contains("ref_sums")) return doubles(in.extras.at("ref_sums"));
   require(in.extras.contains("ref_logps"), Code::kInvalid,
           "loss: DPOLoss needs 'ref_logps' or 'ref_sums', pass one with the batch");

@@ -1,5 +1,6 @@
 // Training runs: their creation, forward_backward and optim_step.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -66,21 +67,32 @@ int64_t width_of(const tinker::Datum& datum) {
   return shape.size() == 1 ? 0 : shape[1];
 }
 
+// Tinker's losses of sampled rows do not read weights; cross_entropy and Twinkle's own losses do.
+bool reads_weights(std::string_view loss) {
+  constexpr std::array<std::string_view, 5> kTinkers = {"importance_sampling", "ppo", "cispo",
+                                                        "dro", "gspo"};
+  return std::ranges::find(kTinkers, loss) == kTinkers.end();
+}
+
 engine::Example example(const tinker::Datum& datum, const std::string& loss, size_t number) {
   const std::string where = "server: data[" + std::to_string(number) + "]";
   const Tensor& targets = targets_of(datum, where);
   engine::Example out{.input_ids = datum.tokens, .labels = labels_of(targets, where)};
   out.num_targets = static_cast<int32_t>(std::max<int64_t>(1, width_of(datum)));
-  const std::vector<int64_t> of_tokens{std::ssize(datum.tokens)};
+  require(!reads_weights(loss) || !datum.loss_fn_inputs.contains("weights") ||
+              !datum.loss_fn_inputs.contains("mask"),
+          Code::kInvalid, where, " has weights and mask, which mean the same; give one of them");
+  const std::vector<int64_t> of_tokens{std::ssize(datum.tokens)}, of_datum{1};
   for (const auto& [name, tensor] : datum.loss_fn_inputs) {
     if (name == "target_tokens") continue;
     const bool weights = name == "weights" || name == "mask";
     const std::vector<int64_t>& shape = weights ? targets.shape : of_tokens;
-    require(tensor.shape == shape, Code::kInvalid, where, ".", name, " has the shape ",
-            text_of(tensor.shape), ", it must be ", text_of(shape));
+    // One number of a whole datum, as some losses read: the engine knows which.
+    require(tensor.shape == shape || (!weights && tensor.shape == of_datum), Code::kInvalid, where,
+            ".", name, " has the shape ", text_of(tensor.shape), ", it must be ", text_of(shape));
     if (!weights)
       out.extras[name] = floats(tensor, where + "." + name);
-    else if (loss == "cross_entropy")  // others do not read them
+    else if (reads_weights(loss))
       out.weights = floats(tensor, where + "." + name);
   }
   return out;
