@@ -136,7 +136,7 @@ class ServiceTest : public testing::Test {
     const int64_t enough = services_->truncation.num_taken() + 2;
     for (int i = 0; i < 200 && services_->truncation.num_taken() < enough; ++i) {
       session(key);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(i < 100 ? 1 : 10));
       loop_->run();
     }
     return services_->truncation.num_taken() >= enough;

@@ -4,13 +4,13 @@
 
 namespace twinkle::server {
 
-Worker::~Worker() {
+void Worker::close() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
   changed_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Worker::run(std::function<void()> job) {

@@ -15,9 +15,13 @@ namespace twinkle::server {
 class Worker {
  public:
   Worker() : thread_([this] { work(); }) {}
-  ~Worker();  // ends the job that it is at; those that have not begun are dropped
+  ~Worker() { close(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
+
+  // Ends the job that it is at; those that have not begun, and that come later, are dropped. Not on
+  // its own thread.
+  void close();
 
   // Any thread. A job does not throw.
   void run(std::function<void()> job);
@@ -33,6 +37,12 @@ class Worker {
   std::deque<std::function<void()>> jobs_;
   bool ends_ = false;
   std::thread thread_;  // the last: it uses the others
+};
+
+// The thread that serves, and the one that waits for the disk in its place.
+struct Threads {
+  Loop& loop;
+  Worker& disk;
 };
 
 }  // namespace twinkle::server

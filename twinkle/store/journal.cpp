@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -174,13 +176,14 @@ StoredRecord Journal::read(uint64_t sequence) const {
   return read_record(File(path, "store"), offset, sequence);
 }
 
-void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written) {
+void Journal::append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written,
+                     Refusal refusal) {
   require(payload.size() <= kMaxPayloadBytes, Code::kInvalid, "store: a record has ",
           payload.size(), " bytes, the limit is ", kMaxPayloadBytes);
   {
     const Lock lock(mutex_);
-    if (!trouble_.empty()) throw Error(Code::kBusy, trouble_);
-    queue_.push_back({kind, version, std::move(payload), std::move(on_written)});
+    if (!trouble_.empty() && refusal == Refusal::kTold) throw Error(Code::kBusy, trouble_);
+    queue_.push_back({kind, version, std::move(payload), std::move(on_written), refusal});
   }
   ready_.notify_one();
 }
@@ -199,17 +202,21 @@ void Journal::wait_synced(uint64_t sequence) const {
 }
 
 void Journal::truncate_before(uint64_t sequence) {
-  const Lock lock(mutex_);
-  size_t removed = 0;
-  while (removed + 1 < segments_.size() && segments_[removed + 1].first <= sequence) {
-    // The oldest first, so that no gap is left whenever this ends.
-    const fs::path path = segments_.front().path;
+  // The oldest first, so that no gap is left whenever this ends. Appends must not wait for the
+  // disk.
+  const auto oldest = [&]() -> std::optional<fs::path> {
+    const Lock lock(mutex_);
+    if (segments_.size() < 2 || segments_[1].first > sequence) return std::nullopt;
+    return segments_.front().path;
+  };
+  while (const auto path = oldest()) {
     fault("before truncation");
-    require_system(::unlink(path.c_str()) == 0 || errno == ENOENT, "remove", path);
+    require_system(::unlink(path->c_str()) == 0 || errno == ENOENT, "remove", *path);
     fault("after truncation");
+    const Lock lock(mutex_);
     segments_.erase(segments_.begin());
+    marks_.erase(marks_.begin(), marks_.lower_bound(segments_.front().first));
   }
-  marks_.erase(marks_.begin(), marks_.lower_bound(segments_.front().first));
   require_system(sync_folder(folder_), "sync", folder_);
 }
 
@@ -221,7 +228,7 @@ std::string Journal::trouble() const {
 void Journal::run() {
   std::vector<Pending> batch;
   bool stopping = false;
-  while (!stopping) {
+  while (!stopping || (!failing_ && !kept_.empty())) {
     batch.clear();
     wait_for_work(batch, stopping);
     std::span<Pending> rest = batch;
@@ -233,6 +240,8 @@ void Journal::run() {
     if (failing_ && Clock::now() >= retry_at_) retry();
     if (is_sync_due() || (stopping && !failing_)) sync();
   }
+  for (Pending& p : kept_)
+    p.on_written(0, std::make_exception_ptr(Error(Code::kBusy, "store: the journal was closed")));
 }
 
 bool Journal::is_sync_due() const {
@@ -241,14 +250,16 @@ bool Journal::is_sync_due() const {
 
 // Until there is something to write, to sync, to try again, or the end.
 void Journal::wait_for_work(std::vector<Pending>& batch, bool& stopping) {
+  if (!failing_) batch.swap(kept_);
   Lock lock(mutex_);
-  while (queue_.empty() && !stopping_) {
+  while (queue_.empty() && batch.empty() && !stopping_) {
     if (!failing_ && end_ == synced_end_)
       lock.wait(ready_);
     else if (!lock.wait_until(ready_, failing_ ? retry_at_ : sync_at_))
       break;
   }
-  batch.swap(queue_);
+  std::ranges::move(queue_, std::back_inserter(batch));
+  queue_.clear();
   stopping = stopping_;
 }
 
@@ -311,6 +322,8 @@ size_t Journal::write_some(std::span<Pending> records) {
   for (Pending& p : records.first(count)) {
     if (options_.durability == Durability::kProcess)
       p.on_written(next_, nullptr);
+    else if (p.refusal == Refusal::kKept)
+      unsynced_.push_back(std::move(p));
     else
       unsynced_.push_back({.on_written = std::move(p.on_written)});
     ++next_;
@@ -343,8 +356,8 @@ bool Journal::sync() {
   return false;
 }
 
-// Cuts off what is half written, and tells these why. What was written before is synced first, so
-// that its callbacks come first.
+// Cuts off what is half written, and tells these why, or keeps them. What was written before is
+// synced first, so that its callbacks come first.
 void Journal::refuse(const char* action, int error, std::span<Pending> records) {
   if (!unsynced_.empty()) sync();
   // Where this fails, retry() does it; until then nothing is written after it.
@@ -360,7 +373,12 @@ void Journal::refuse(const char* action, int error, std::span<Pending> records) 
   synced_.notify_all();
   if (!failing_) retry_at_ = Clock::now() + seconds(options_.retry_seconds);
   failing_ = true;
-  for (Pending& p : records) p.on_written(0, refusal);
+  for (Pending& p : records) {
+    if (p.refusal == Refusal::kKept)
+      kept_.push_back(std::move(p));
+    else
+      p.on_written(0, refusal);
+  }
 }
 
 // Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a

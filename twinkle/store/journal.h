@@ -27,6 +27,10 @@ namespace twinkle::store {
 // which a loss of power does.
 enum class Durability { kProcess, kDisk };
 
+// What becomes of a record that the disk refuses: its caller is told, or it is kept, and written
+// when the disk takes it, before all that is appended behind it.
+enum class Refusal { kTold, kKept };
+
 struct JournalOptions {
   Durability durability = Durability::kProcess;
   int64_t segment_bytes = int64_t{64} << 20;
@@ -75,8 +79,10 @@ class Journal {
   const Report& open(const Visitor& replay);
   const Report& report() const { return report_; }
 
-  // Error kBusy: the disk refuses (trouble()); kInvalid: a payload of 4 GiB.
-  void append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written);
+  // Error kBusy: the disk refuses (trouble()), but for kKept, which is then refused by the
+  // destructor alone; kInvalid: a payload of 4 GiB.
+  void append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written,
+              Refusal refusal = Refusal::kTold);
 
   // One that was written, or given to `replay`. Error kNotFound: it was removed; kInvalid: it is
   // damaged, none has this sequence, or the system refuses.
@@ -89,8 +95,8 @@ class Journal {
   // Waits until the record of this sequence, which is written, is synced. Error kBusy: the disk
   // refuses.
   void wait_synced(uint64_t sequence) const;
-  // Removes the segments whose records all come before `sequence`. Error kInvalid: the system
-  // refuses.
+  // Removes the segments whose records all come before `sequence`; by one thread at a time. Error
+  // kInvalid: the system refuses.
   void truncate_before(uint64_t sequence);
 
   // False while the disk refuses; trouble() says why, and is empty otherwise.
@@ -104,6 +110,7 @@ class Journal {
     uint16_t version = 0;
     std::string payload;
     OnWritten on_written;
+    Refusal refusal = Refusal::kTold;
   };
 
   void lock_folder();
@@ -129,6 +136,7 @@ class Journal {
   int64_t end_ = 0, synced_end_ = 0;     // bytes
   uint64_t next_ = 1, synced_next_ = 1;  // sequences
   std::vector<Pending> unsynced_;        // kDisk: written, not yet synced
+  std::vector<Pending> kept_;            // refused, to be written before all others
   bool failing_ = false, must_roll_ = false;
   std::atomic<bool> must_begin_ = false;
   Clock::time_point sync_at_, retry_at_;

@@ -289,6 +289,45 @@ TEST_P(Refusing, AFullDiskLosesNothingAndHeals) {
   EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
 }
 
+TEST_P(Refusing, WhatIsKeptIsWrittenBeforeAllThatIsAppendedBehindIt) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
+    Journal& journal = *opened.journal;
+    {
+      const LimitForTest full(RLIMIT_FSIZE, 1);
+      journal.append(1, 1, "a", calls.one(), Refusal::kKept);
+      while (journal.healthy()) ::usleep(1000);
+      journal.append(1, 1, "b", calls.one(), Refusal::kKept);
+      ::usleep(50000);  // some attempts
+      EXPECT_THROW(journal.append(1, 1, "told", calls.one()), Error);
+      journal.append(1, 1, "c", calls.one(), Refusal::kKept);
+    }
+    wait_until_healthy(journal);
+    journal.append(1, 1, "d", calls.one());
+    EXPECT_EQ(calls.wait(4), (std::vector<std::string>{"1", "2", "3", "4"}));
+  }
+  EXPECT_EQ(Opened(dir / "j").kept,
+            (std::vector<Kept>{{1, 1, 1, "a"}, {2, 1, 1, "b"}, {3, 1, 1, "c"}, {4, 1, 1, "d"}}));
+}
+
+TEST_P(Refusing, WhatIsStillKeptWhenItIsClosedIsTold) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.durability = GetParam()});
+    const LimitForTest full(RLIMIT_FSIZE, 1);
+    opened.journal->append(1, 1, "a", calls.one(), Refusal::kKept);
+    while (opened.journal->healthy()) ::usleep(1000);
+    opened.journal.reset();
+    EXPECT_EQ(calls.wait(1)[0], "store: the journal was closed");
+  }
+  EXPECT_TRUE(Opened(dir / "j").kept.empty());
+}
+
 TEST_P(Refusing, ASegmentThatCannotBeMadeIsTriedAgain) {
   const ScratchDir dir(memory_folder());
   Calls calls;
@@ -325,8 +364,15 @@ TEST_P(Refusing, WhatCouldNotBeSyncedIsRefusedOrWasAcknowledgedBefore) {
     wait_until_healthy(*opened.journal);
     opened.journal->append(1, 1, "second", calls.one());
     EXPECT_EQ(calls.wait(2)[1], disk ? "1" : "2");
+    sync_fails = true;
+    opened.journal->append(1, 1, "kept", calls.one(), Refusal::kKept);
+    while (opened.journal->healthy()) ::usleep(1000);
+    sync_fails = false;
+    wait_until_healthy(*opened.journal);
+    opened.journal->append(1, 1, "third", calls.one());
+    EXPECT_EQ(calls.wait(4)[2], disk ? "2" : "3") << "written again where it was cut off";
   }
-  EXPECT_EQ(Opened(dir / "j").kept.size(), disk ? 1U : 2U);
+  EXPECT_EQ(Opened(dir / "j").kept.size(), disk ? 3U : 4U);
 }
 
 TEST(Journal, ReadsAnyRecordBackInAnyOrder) {

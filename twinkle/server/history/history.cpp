@@ -197,7 +197,7 @@ bool History::on_loop(const std::function<void()>& turn, const std::function<boo
   return task->get_future().get();
 }
 
-void History::append(uint8_t kind, std::string payload, Then then) {
+void History::append(uint8_t kind, std::string payload, store::Refusal refusal, Then then) {
   auto shared = std::make_shared<Then>(std::move(then));  // a const one would be copied below
   const int64_t bytes = bytes_of(payload);
   // The journal's thread gives `then` away: what it holds ends on the service's thread.
@@ -212,7 +212,7 @@ void History::append(uint8_t kind, std::string payload, Then then) {
   };
   try {
     require(journal_ != nullptr, Code::kBusy, "server: it ends; come again");
-    journal_->append(kind, kVersion, std::move(payload), told);
+    journal_->append(kind, kVersion, std::move(payload), told, refusal);
   } catch (const Error&) {
     told(0, std::current_exception());
   }

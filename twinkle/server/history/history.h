@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -90,13 +91,17 @@ class History {
   std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
 
   // Calls `then` on the service's thread when the record is written, or refused; calls come in the
-  // order of the records.
+  // order of the records. What tells how a request fared is not refused but waits for the disk, and
+  // all that is appended behind it waits with it, or is refused: what comes later may rest on it.
   template <class R>
   void append(const R& record, Then then) {
     if (!journal_ && !closed_) return then(0, nullptr);
     ByteWriter writer(bytes_about(record));
     writer.put(record);
-    append(R::kKind, writer.take(), std::move(then));
+    constexpr bool is_kept =
+        std::is_same_v<R, Ended> || std::is_same_v<R, Refused> || std::is_same_v<R, Dropped>;
+    append(R::kKind, writer.take(), is_kept ? store::Refusal::kKept : store::Refusal::kTold,
+           std::move(then));
   }
 
  private:
@@ -108,7 +113,7 @@ class History {
     else
       return 0;
   }
-  void append(uint8_t kind, std::string payload, Then then);
+  void append(uint8_t kind, std::string payload, store::Refusal refusal, Then then);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
   ReadBack kept(uint64_t sequence);
 

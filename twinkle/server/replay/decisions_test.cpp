@@ -1,12 +1,16 @@
 // Starts with other options, names and disks than those before: what was decided stays.
 #include "twinkle/server/replay/decisions.h"
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <thread>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -147,6 +151,38 @@ TEST_F(DecisionsTest, WhatWasDoneIsDoneAgainThoughTheEngineTakesLessMemoryNow) {
   EXPECT_EQ(text(failure(step(id, 4)), "error").substr(0, 43),
             "optim_step: a request of its window failed,");
   EXPECT_EQ(done(id).size(), before.size());
+}
+
+// Between the request's record and that of its refusal the disk becomes full.
+TEST_F(DecisionsTest, ARefusalThatTheDiskDoesNotTakeIsWrittenBeforeAllThatComesBehindIt) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  const std::string id = run();
+  options_.journal.retry_seconds = 0.05;
+  restart({.max_queued_bytes = 300});  // a step, not three tokens
+  Request request = DecisionsTest::request("/api/v1/forward_backward",
+                                           forward_backward_bytes(id, 1, "cross_entropy"), "tml-a");
+  request.headers["content-type"] = "application/x-protobuf";
+  const auto refused = send(std::move(request));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is in the journal
+  {
+    const LimitForTest full(RLIMIT_FSIZE, 1);
+    for (int i = 0; i < 1000 && services_->history.trouble().empty(); ++i) {
+      loop_->run();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_NE(services_->history.trouble(), "");
+    EXPECT_FALSE(refused->has_value()) << "it would be forgotten";
+    EXPECT_EQ(step(id, 2).status, 503);
+  }
+  Response stepped = step(id, 2);
+  for (int i = 0; i < 1000 && stepped.status == 503; ++i, stepped = step(id, 2))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(refused->value_or(Response{}).status, 422);
+  EXPECT_EQ(text(failure(stepped), "error").substr(0, 43),
+            "optim_step: a request of its window failed,");
+  restart();
+  EXPECT_EQ(train(id, 1).status, 422) << "it was refused";
+  EXPECT_EQ(train(id, 3).status, 200);
 }
 
 TEST_F(DecisionsTest, SnapshotsAndSamplersAreThereThoughTheEngineTakesLessAtATimeNow) {

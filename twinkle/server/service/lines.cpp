@@ -2,11 +2,30 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::server {
+namespace {
+
+bool is_busy(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.code == Code::kBusy;
+  } catch (...) {
+    return false;
+  }
+}
+
+engine::Beyond beyond_of(const Pending& pending) {
+  return pending.came_before ? engine::Beyond::kAlone : engine::Beyond::kRefused;
+}
+
+}  // namespace
 
 void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again) {
   const std::string key = key_of(*pending);
@@ -19,6 +38,7 @@ void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again)
   if (lines_[key].waiting.size() == 1) go_on(key);
   const auto line = lines_.find(key);
   if (line == lines_.end() || line->second.waiting.empty()) return;
+  if (line->second.is_reading && line->second.waiting.size() == 1) return;
   if (line->second.waiting.back().number == number) pending->let_go();  // it waits
 }
 
@@ -88,19 +108,52 @@ void Lines::go_on(const std::string& key) {
   }
 }
 
-// False: the engine has no room.
+// False: not now.
 bool Lines::give_first(const std::string& key) {
+  Pending& pending = *lines_.at(key).waiting.front().pending;
+  if (!pending.reads.empty()) {
+    check_on_disk(key);
+    return false;
+  }
+  return accepted(key, [&] {
+    // What can be read again need not be copied.
+    return backend_.check(pending.source.sequence > 0 ? std::move(pending.ready->operation)
+                                                      : pending.ready->operation,
+                          beyond_of(pending));
+  });
+}
+
+// The engine reads a checkpoint's files where it is asked whether it takes the operation.
+void Lines::check_on_disk(const std::string& key) {
+  Line& line = lines_.at(key);
+  line.is_reading = true;
+  const Pending& pending = *line.waiting.front().pending;
+  const auto checked = std::make_shared<std::optional<engine::Accepted>>();
+  disk_.run(
+      [this, checked, operation = pending.ready->operation, beyond = beyond_of(pending)]() mutable {
+        checked->emplace(backend_.check(std::move(operation), beyond));
+      },
+      loop_,
+      [this, key, checked](const std::exception_ptr& error) {
+        lines_.at(key).is_reading = false;
+        if (is_closed_) return;
+        const bool is_given = accepted(key, [&] {
+          if (error) std::rethrow_exception(error);
+          return std::move(**checked);
+        });
+        if (is_given) go_on(key);
+      });
+}
+
+// Gives the engine the first of a line, if `check` does not throw. False: the engine has no room.
+bool Lines::accepted(const std::string& key, const std::function<engine::Accepted()>& check) {
   const Waiting first = lines_.at(key).waiting.front();
   Pending& pending = *first.pending;
   std::optional<engine::Accepted> accepted;
   try {
-    // What can be read again need not be copied.
-    accepted.emplace(
-        backend_.check(pending.source.sequence > 0 ? std::move(pending.ready->operation)
-                                                   : pending.ready->operation,
-                       pending.came_before ? engine::Beyond::kAlone : engine::Beyond::kRefused));
-  } catch (const Error& e) {
-    if (e.code == Code::kBusy) {
+    accepted.emplace(check());
+  } catch (...) {
+    if (is_busy(std::current_exception())) {
       pending.let_go();
       refused(key);
       return false;

@@ -18,6 +18,7 @@
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/pending.h"
 #include "twinkle/server/tenants/rates.h"
+#include "twinkle/server/worker.h"
 
 namespace twinkle::server {
 
@@ -57,11 +58,12 @@ class Lines {
     Fail fail;
   };
 
-  Lines(const LineOptions& options, Backend& backend, Loop& loop, History& history, Rates& rates,
-        Told told)
+  Lines(const LineOptions& options, Backend& backend, Threads threads, History& history,
+        Rates& rates, Told told)
       : options_(options),
         backend_(backend),
-        loop_(loop),
+        loop_(threads.loop),
+        disk_(threads.disk),
         history_(history),
         rates_(rates),
         give_(std::move(told.give)),
@@ -85,7 +87,7 @@ class Lines {
   struct Line {
     std::deque<Waiting> waiting;
     int64_t num_given = 0, bytes_given = 0;  // that the engine has
-    bool is_reading = false;                 // the first, from the journal
+    bool is_reading = false;                 // the first, from the journal, or what it reads
     bool is_refused = false;                 // the engine had no room just now for the first
   };
 
@@ -97,6 +99,8 @@ class Lines {
   bool has_room_in_all(int64_t bytes) const;
   void go_on(const std::string& key);
   bool give_first(const std::string& key);
+  bool accepted(const std::string& key, const std::function<engine::Accepted()>& check);
+  void check_on_disk(const std::string& key);
   void read_first(const std::string& key);
   void refused(const std::string& key);
   void remove_first(const std::string& key);
@@ -105,6 +109,7 @@ class Lines {
   const LineOptions options_;
   Backend& backend_;
   Loop& loop_;
+  Worker& disk_;
   History& history_;
   Rates& rates_;
   const Give give_;

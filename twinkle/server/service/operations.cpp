@@ -15,8 +15,6 @@ namespace {
 
 using engine::Outcome;
 
-constexpr std::chrono::seconds kWriteAgain{1};
-
 Response told(const engine::Result& result, const Answered& answer) {
   try {
     return answer(result);
@@ -42,13 +40,13 @@ Response failure(const std::exception_ptr& error) {
   }
 }
 
-Operations::Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history,
-                       Rates& rates, Promises& promises)
+Operations::Operations(const LineOptions& lines, Backend& backend, Threads threads,
+                       History& history, Rates& rates, Promises& promises)
     : backend_(backend),
-      loop_(loop),
+      loop_(threads.loop),
       history_(history),
       promises_(promises),
-      lines_(lines, backend, loop, history, rates,
+      lines_(lines, backend, threads, history, rates,
              {.give = [this](int64_t number,
                              engine::Accepted accepted) { give(number, std::move(accepted)); },
               .fail =
@@ -126,11 +124,11 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (entry->is_given) lines_.ended(pending);
 }
 
-// Until the disk takes it: the engine has done it, and nobody may be told before.
+// The engine has done it, and nobody may be told before.
 void Operations::write(int64_t number) {
   fault("before outcome");
   history_.append(*entries_.at(number)->came, [this, number](uint64_t sequence, const auto& error) {
-    if (error) return loop_.after(kWriteAgain, [this, number] { write(number); });
+    if (error) return;  // the service ends: the next start does it again
     const std::shared_ptr<Entry> entry = entries_.extract(number).mapped();
     numbers_.erase(entry->pending->request_id);
     apply(*entry, *entry->came, sequence);

@@ -26,8 +26,8 @@ Response failure(const std::exception_ptr& error);
 
 class Operations {
  public:
-  Operations(const LineOptions& lines, Backend& backend, Loop& loop, History& history, Rates& rates,
-             Promises& promises);
+  Operations(const LineOptions& lines, Backend& backend, Threads threads, History& history,
+             Rates& rates, Promises& promises);
   // Told of each end what it took, of a replay, too.
   using OnUsed = std::function<void(const Promises::Made& of, const Ended&)>;
   void on_used(OnUsed told) { on_used_ = std::move(told); }

@@ -33,6 +33,22 @@ Run& Runs::add(Run run) {
   return runs_.insert_or_assign(id, std::move(run)).first->second;
 }
 
+namespace {
+
+// Of one that has ended before another in front of it, `next`. A state whose window is still that
+// of the optim_step behind `next` tells here what broke the window behind that.
+RefusedState told_of(const Run& run, int64_t seq_id, int64_t next) {
+  RefusedState out{.seq_id = seq_id, .is_told = true};
+  const std::string cause = "seq_id " + std::to_string(seq_id) + ": ";
+  if (next <= run.last_step && run.broken.starts_with(cause)) {
+    out.why = run.broken.substr(cause.size());
+    out.breaks_window = true;
+  }
+  return out;
+}
+
+}  // namespace
+
 std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& state) const {
   std::vector<RunState> out;
   for (const auto& [id, run] : runs_) {
@@ -57,7 +73,7 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
     // What failed before requests in front of it had ended is told, so it is not carried.
     for (int64_t seq_id = next; seq_id < run.next; ++seq_id)
       if (!run.running.contains(seq_id) && !run.refused.contains(seq_id))
-        to.refused.push_back({.seq_id = seq_id, .is_told = true});
+        to.refused.push_back(told_of(run, seq_id, next));
     for (const auto& [seq_id, folder] : run.folders)
       to.folders.push_back({seq_id, folder.lexically_relative(state).string()});
   }

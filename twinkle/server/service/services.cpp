@@ -56,7 +56,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                 .sequence = [this] { return history.sequence(); },
                 .read = [this](uint64_t ended,
                                const Reader::Then& then) { history.read(ended, then); }}),
-      operations(options.lines, backend, loop, history, rates, promises),
+      operations(options.lines, backend, {loop, disk}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, const fs::path& before) {
                   release_saved(s);

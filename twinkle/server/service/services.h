@@ -136,6 +136,7 @@ class Services {
   // a client is told of. The next start does it.
   void close(const std::function<void()>& turn = [] {}) {
     history.close([this] { operations.close(); }, turn);
+    disk.close();  // whose jobs tell the loop, which may end before this
   }
 
   Backend& backend;
