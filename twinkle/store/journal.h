@@ -106,7 +106,6 @@ class Journal {
     OnWritten on_written;
   };
 
-  void lock_folder();
   void mark(uint64_t sequence, int64_t offset) REQUIRES(mutex_);
   void run();
   void wait_for_work(std::vector<Pending>& batch, bool& stopping);

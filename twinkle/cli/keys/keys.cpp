@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/store/keys/audit.h"
 #include "twinkle/store/keys/keys.h"
@@ -42,6 +43,15 @@ store::ChangeQuota change_of(const KeysOptions& o) {
 int64_t now() {
   const auto time = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::seconds>(time).count();
+}
+
+// For a text with a unit, too: what CLI11 reads as an integer.
+std::string as_bytes(const std::string& text) {
+  const auto bytes = bytes_of(text);
+  if (!bytes)
+    throw CLI::ValidationError("'" + text +
+                               "' must be bytes: an integer, or with a unit, as 100GB or 100GiB");
+  return std::to_string(*bytes);
 }
 
 // "30d", "12h" from now on, or "2027-01-31", of which the first second is the end. UTC.
@@ -185,7 +195,8 @@ void add_quota(CLI::App& command, KeysOptions& o) {
                      "its share of the model's time; what is beyond waits");
   command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished");
   command.add_option("--max-adapters", o.max_adapters, "that are kept to be sampled");
-  command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots");
+  command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots, as 100GB")
+      ->transform(as_bytes);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
       "tenant                  weight  priority  tokens/min  compute-s/min  runs   adapters  "
       "disk\n";
   EXPECT_EQ(run({"limit", "--tenant", "alice", "--tokens-per-minute", "60000", "--priority", "-1",
-                 "--max-disk", "10737418240"}),
+                 "--max-disk", "10GiB"}),
             head +
                 "alice                   2.5     -1        60000       -              4      -"
                 "         10737418240\n");
@@ -147,6 +147,14 @@ TEST_F(KeysCommand, MistakesAreNamed) {
   EXPECT_EQ(error_of([&] { run({"revoke"}); }),
             "cli: name the id of a key, or --tenant for all of its keys; 'twinkle keys list' has "
             "the ids");
+  try {
+    run({"create", "--tenant", "a", "--max-disk", "100XB"});
+    ADD_FAILURE() << "100XB is taken";
+  } catch (const CLI::ParseError& e) {
+    EXPECT_STREQ(e.what(),
+                 "--max-disk: '100XB' must be bytes: an integer, or with a unit, as 100GB or "
+                 "100GiB");
+  }
   EXPECT_THROW(run({"create"}), CLI::ParseError);
   EXPECT_THROW(run({}), CLI::ParseError);
 }

@@ -17,7 +17,8 @@ constexpr const char* kHead =
     "of `twinkle serve` and `token_budget:` in its YAML file; one of the engine is also "
     "`token_budget=` of `twinkle.Engine`,\n"
     "`TransformersModel` and the samplers' `engine_args`. A flag that is true by default has "
-    "`--no-...`, a list `name` also\n`--names`.\n";
+    "`--no-...`, a list `name` also\n`--names`. Bytes may have a unit on a command line and in a "
+    "file: `64MiB` (KiB, MiB, GiB, TiB: powers of 1024), `2GB` (KB,\nMB, GB, TB: of 1000).\n";
 
 void add_table(const std::vector<AnyOption>& options, const std::set<std::string_view>& without,
                std::string& out) {
