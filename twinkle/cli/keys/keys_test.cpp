@@ -1,11 +1,14 @@
 // `twinkle keys` as the program runs it: arguments in, printed text and a file out.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "twinkle/cli/command.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/store/folder_lock.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/store/keys/sha256.h"
 
@@ -55,6 +58,21 @@ TEST_F(KeysCommand, CreatePrintsTheKeyAloneAndTellsItsIdOnTheSide) {
   EXPECT_EQ(told_.find("key " + key.id + " of tenant alice for train,sample, until "), 0u) << told_;
   EXPECT_EQ(key.expires - key.created, 2 * 86400);
   EXPECT_EQ(key.scopes, (std::vector<std::string>{"train", "sample"}));
+}
+
+TEST_F(KeysCommand, CreateTellsOfAServerThatMayNotAskForIt) {
+  run({"create", "--tenant", "alice"});
+  EXPECT_EQ(told_.find("a server runs"), std::string::npos) << told_;
+  const std::filesystem::path journal = std::filesystem::path(state_) / "journal";
+  std::filesystem::create_directories(journal);
+  const FileHandle server = store::lock_folder(journal);
+  run({"create", "--tenant", "bob"});
+  const std::string process = std::to_string(::getpid());
+  EXPECT_NE(told_.find("\na server runs there, process " + process +
+                       ": if it was started with auth open, it asks for no key until it is started "
+                       "again, with --auth keys\n"),
+            std::string::npos)
+      << told_;
 }
 
 TEST_F(KeysCommand, ScopesAndEndsAreAsAsked) {

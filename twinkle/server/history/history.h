@@ -23,6 +23,9 @@
 
 namespace twinkle::server {
 
+// The journal's folder in that of a state.
+inline constexpr const char* kJournal = "journal";
+
 int64_t milliseconds_since_1970();
 
 class History {

@@ -255,7 +255,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     return *written && make_all(samplers_to_make) && snapshots.finish_restore() &&
            operations.finish_replay(same);
   };
-  history.open(state / "journal", {begin, apply, finish, turn}, options_.journal);
+  history.open(state / kJournal, {begin, apply, finish, turn}, options_.journal);
 }
 
 }  // namespace twinkle::server
