@@ -36,7 +36,7 @@ struct ServeOptions {
         option("state", &O::state, any(), "folder of checkpoints, keys and all that was accepted"),
         option("auth", &O::auth, one_of("keys", "open"),
                "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
-               "[keys if the state has any]"),
+               "[keys if the state has any, else open]"),
         group("http", &O::http),
         option("root_path", &O::root_path, any(),
                "path under which a proxy hands requests on, as /twinkle"),
