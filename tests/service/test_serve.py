@@ -143,7 +143,8 @@ def test_options_of_the_engine_and_of_the_service_have_their_effect(
     assert Wire(server.url).post("create_session", long).status == 422, "it is no JSON"
     statuses, shared = sampled(server)
     assert statuses == {200} and shared > 0
-    small = ["--max-queued", "1", "--max-body-bytes", "1048576", "--no-prefix-cache"]
+    queue = ["--max-queued", "1", "--max-given", "1"]
+    small = [*queue, "--max-body-bytes", "1048576", "--no-prefix-cache"]
     other = Server(tiny_llama_dir, tmp_path / "state", *small)
     try:
         assert Wire(other.url).post("create_session", long).status == 413

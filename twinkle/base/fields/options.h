@@ -53,7 +53,9 @@ inline constexpr double kMostBytes = int64_t{1} << 50;
 template <class Struct, class Type>
 struct Option : Field<Struct, Type> {
   Limits limits;
-  std::string_view help;  // its unit, and what changing it does
+  // Its unit, and what changing it does; at its end "[...]": what is taken without it, where the
+  // struct's default does not tell.
+  std::string_view help;
 };
 // A std::chrono::milliseconds is told in seconds.
 template <class Struct, class Type>

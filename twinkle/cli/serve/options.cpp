@@ -31,6 +31,29 @@ void check_state(const std::string& state) {
           "', but the folder '", there.string(), "' cannot be written: choose another");
 }
 
+// What one may have, and what all may have together.
+void require_at_most(const char* name, int64_t value, const char* name_of_most, int64_t most) {
+  require(value <= most, Code::kInvalid, "cli: ", name, " is ", value, ", it must be at most ",
+          name_of_most, ", ", most, ": lower it, or raise that");
+}
+
+void check_pairs(const ServeOptions& o) {
+  const server::LineOptions& lines = o.service.lines;
+  const engine::DispatcherOptions& queue = o.engine.scheduling;
+  require_at_most("max_given", lines.max_given, "max_queued", queue.max_queued);
+  require_at_most("max_given_bytes", lines.max_bytes, "max_given_bytes_total",
+                  lines.max_bytes_total);
+  require_at_most("max_queued", queue.max_queued, "max_queued_total", queue.max_queued_total);
+  require_at_most("max_queued_bytes", queue.max_queued_bytes, "max_queued_bytes_total",
+                  queue.max_queued_bytes_total);
+  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
+          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
+          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  require(!o.engine.model.value_head, Code::kInvalid,
+          "cli: value_head is true, and a service has adapters and samples, neither of which a "
+          "value head takes: leave it out; twinkle.TransformersValueModel trains one");
+}
+
 }  // namespace
 
 std::vector<std::string> default_names(const std::string& model) {
@@ -51,9 +74,7 @@ void check_options(const ServeOptions& o) {
                                   !o.root_path.ends_with('/')),
           Code::kInvalid, "cli: root_path is '", o.root_path,
           "', it must begin with '/' and not end with it, as /twinkle");
-  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
-          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
-          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  check_pairs(o);
   require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
           "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,

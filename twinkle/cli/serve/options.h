@@ -59,8 +59,9 @@ std::vector<std::string> default_names(const std::string& model);
 // Keys if the state has any.
 std::string default_auth(const ServeOptions& options);
 
-// Error kInvalid: an option outside its limits; a name, root_path, host or state that cannot be; a
-// host that others reach, and everybody is let in.
+// Error kInvalid: an option outside its limits; options that cannot be together, as a limit of one
+// above that of all; a name, root_path, host or state that cannot be; a host that others reach, and
+// everybody is let in.
 void check_options(const ServeOptions& options);
 
 // What would be served. Errors as of check_options; and those of a model whose files, config.json
