@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
+#include "twinkle/server/starting.h"
 #include "twinkle/store/crc32c.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
@@ -119,13 +121,45 @@ server::Access access_of(const ServeOptions& o) {
                         }});
 }
 
+// Does again what the journal holds, and logs when that begins and ends.
+void recover(server::Services& services, const engine::ModelInfo& info, const ServeOptions& o,
+             Log& log) {
+  const std::filesystem::path journal = services.state / server::kJournal;
+  log.write(Level::kInfo, "recovery begins: " + std::to_string(server::bytes_to_read(journal)) +
+                              " bytes to read of " + journal.string());
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t num_records =
+      services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
+                    o.accept_other_arithmetic,
+                    [&](uint64_t sequence, const server::Command& command) {
+                      server::replay(sequence, command, services);
+                    });
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  std::array<char, 64> end{};
+  std::snprintf(end.data(), end.size(), "recovery ends: %lld records in %.1f s",
+                static_cast<long long>(num_records), time.count());
+  log.write(Level::kInfo, end.data());
+  for (const auto& [run, why] : services.operations.lost())
+    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
+}
+
 void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
   allow_connections();
   Log log(o.log_level);
+  server::Starting starting;
   auto http = std::make_unique<server::HttpServer>(o.http);
+  http->serve({.admit =
+                   [&](const server::Head& head, const server::Admit& admit) {
+                     starting.admit(head, without_root(head.path, o.root_path), admit);
+                   },
+               .handle =
+                   [&](server::Request request, server::Reply reply) {
+                     starting.handle(std::move(request), std::move(reply));
+                   },
+               .answered = [&](const auto&... told) { server::note_request(log, told...); }});
   engine::EngineOptions with = o.engine;
   with.model.path = model_path(o.engine.model.path);
   const std::filesystem::path state = std::filesystem::absolute(o.state);
@@ -137,24 +171,19 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   services.access = std::move(access);
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
-  const engine::ModelInfo& info = engine.model_info();
-  services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
-                o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
-                  server::replay(sequence, command, services);
-                });
-  for (const auto& [run, why] : services.operations.lost())
-    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
-  http->serve({.admit =
-                   [&](const server::Head& head, const server::Admit& admit) {
-                     server::admit(head, without_root(head.path, o.root_path), services, room,
-                                   admit);
-                   },
-               .handle =
-                   [&](server::Request request, server::Reply reply) {
-                     request.path = without_root(request.path, o.root_path);
-                     server::route(std::move(request), services, std::move(reply));
-                   },
-               .answered = [&](const auto&... told) { server::note_request(log, told...); }});
+  recover(services, engine.model_info(), o, log);
+  http->post([&] {
+    starting.end({.admit =
+                      [&](const server::Head& head, const server::Admit& admit) {
+                        server::admit(head, without_root(head.path, o.root_path), services, room,
+                                      admit);
+                      },
+                  .handle =
+                      [&](server::Request request, server::Reply reply) {
+                        request.path = without_root(request.path, o.root_path);
+                        server::route(std::move(request), services, std::move(reply));
+                      }});
+  });
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.http.address.c_str(), http->port());
   std::fflush(stdout);

@@ -101,14 +101,27 @@ History::Summary summary_of(const std::filesystem::path& folder) {
   return out;
 }
 
+int64_t bytes_to_read(const std::filesystem::path& folder) {
+  if (!std::filesystem::is_directory(folder)) return 0;
+  int64_t out = 0;
+  const auto add = [&out](const std::filesystem::path& file) {
+    std::error_code gone;  // which a server that runs has put a state in the place of
+    const auto bytes = std::filesystem::file_size(file, gone);
+    if (!gone) out += static_cast<int64_t>(bytes);
+  };
+  add(state_file(folder));
+  for (const store::Segment& segment : store::segments_in(folder)) add(segment.path);
+  return out;
+}
+
 int64_t milliseconds_since_1970() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-void History::open(const std::filesystem::path& folder, const Replay& replay,
-                   store::JournalOptions options) {
+int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
+                      store::JournalOptions options) {
   const Summary summary = summary_of(folder);
   const auto begin = [&] {
     replaying_ = true;
@@ -116,7 +129,9 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
     return replay.begin(summary);
   };
   while (!on_loop(replay.turn, begin)) std::this_thread::sleep_for(kAskAgain);
+  int64_t num_records = 0;
   const auto do_again = [&](uint64_t sequence, const AnyRecord& record) {
+    ++num_records;
     on_loop(replay.turn, [&] {
       sequence_ = sequence;
       replay.apply(sequence, record);
@@ -154,6 +169,7 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
     return !replaying_;
   };
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
+  return num_records;
 }
 
 void History::read(uint64_t sequence, const Reader::Then& then) {

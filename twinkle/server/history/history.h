@@ -61,8 +61,8 @@ class History {
 
   // Opens the folder's journal, and has the service's thread do again what it holds, while the
   // caller waits. Before, or without it, nothing is kept, and what is appended is done at once.
-  // Errors as of store::Journal and of `replay`.
-  void open(const std::filesystem::path& folder, const Replay& replay,
+  // Returns how many records that were. Errors as of store::Journal and of `replay`.
+  int64_t open(const std::filesystem::path& folder, const Replay& replay,
             store::JournalOptions options = {});
   // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
   // service's thread.
@@ -126,6 +126,9 @@ class History {
   std::unique_ptr<Reader> reader_;           // of both
   std::thread state_writer_;                 // uses the journal
 };
+
+// That a start reads of the journal in this folder: of its segments and its state.
+int64_t bytes_to_read(const std::filesystem::path& folder);
 
 // Of the journal in this folder, which a server may be writing. Errors as of StateReader and
 // store::read_segment; kInvalid: records are missing.

@@ -199,9 +199,9 @@ void Services::require_model(const std::string& name) {
   });
 }
 
-void Services::open(const Opened& opened, bool accept_other_arithmetic,
-                    const std::function<void(uint64_t, const Command&)>& command,
-                    const std::function<void()>& turn) {
+int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
+                       const std::function<void(uint64_t, const Command&)>& command,
+                       const std::function<void()>& turn) {
   bool same = true, given = false;
   std::map<uint64_t, std::string> refused;
   std::set<std::string> samplers_to_make;
@@ -255,7 +255,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     return *written && make_all(samplers_to_make) && snapshots.finish_restore() &&
            operations.finish_replay(same);
   };
-  history.open(state / kJournal, {begin, apply, finish, turn}, options_.journal);
+  return history.open(state / kJournal, {begin, apply, finish, turn}, options_.journal);
 }
 
 }  // namespace twinkle::server
