@@ -18,12 +18,12 @@
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/reference.h"
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/serve/state.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/starting.h"
-#include "twinkle/store/crc32c.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
@@ -107,13 +107,6 @@ struct Ending {
   }
 };
 
-// Which weights a state belongs to.
-std::string identity_of(const engine::ModelInfo& info) {
-  return boost::json::serialize(JsonObject{{"family", info.family},
-                                           {"num_parameters", info.num_parameters},
-                                           {"config_crc32c", store::crc32c(info.config_json)}});
-}
-
 server::Access access_of(const ServeOptions& o) {
   if (o.auth == "open") return {};
   return server::Access(store::KeyFile(o.state), {.warn = [](const std::string& text) {
@@ -128,12 +121,12 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
   log.write(Level::kInfo, "recovery begins: " + std::to_string(server::bytes_to_read(journal)) +
                               " bytes to read of " + journal.string());
   const auto begin = std::chrono::steady_clock::now();
-  const int64_t num_records =
-      services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
-                    o.accept_other_arithmetic,
-                    [&](uint64_t sequence, const server::Command& command) {
-                      server::replay(sequence, command, services);
-                    });
+  const int64_t num_records = services.open(
+      {.arithmetic = info.arithmetic,
+       .model = identity_of(info.family, info.num_parameters, info.config_json)},
+      o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
+        server::replay(sequence, command, services);
+      });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   std::array<char, 64> end{};
   std::snprintf(end.data(), end.size(), "recovery ends: %lld records in %.1f s",
@@ -239,8 +232,9 @@ void serve(CLI::App& app, Action& action) {
     const auto take = [how, value] { how->task = value; };
     return command->add_flag_callback(name, take, help)->configurable(false);
   };
-  CLI::Option* check = add_task("--check", Task::kCheck,
-                                "check the options and the model's files, without its weights");
+  CLI::Option* check =
+      add_task("--check", Task::kCheck,
+               "check the options, the state and the model's files, without its weights");
   add_task("--print-config", Task::kPrintConfig, "print all options as YAML for --config")
       ->excludes(check);
   add_task("--print-reference", Task::kPrintReference,

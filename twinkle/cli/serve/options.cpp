@@ -1,13 +1,12 @@
 #include "twinkle/cli/serve/options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
 
 #include "twinkle/base/file.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/serve/state.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/family.h"
@@ -18,18 +17,6 @@ namespace twinkle::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A folder that is not there yet is made where its nearest one can be written.
-void check_state(const std::string& state) {
-  const fs::path whole = fs::absolute(state);
-  fs::path there = whole;
-  while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
-  std::error_code ignored;
-  require(fs::is_directory(there, ignored), Code::kInvalid, "cli: state is '", state, "', but '",
-          there.string(), "' is no folder");
-  require(::access(there.c_str(), W_OK | X_OK) == 0, Code::kInvalid, "cli: state is '", state,
-          "', but the folder '", there.string(), "' cannot be written: choose another");
-}
 
 // What one may have, and what all may have together.
 void require_at_most(const char* name, int64_t value, const char* name_of_most, int64_t most) {
@@ -79,7 +66,7 @@ void check_options(const ServeOptions& o) {
           "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,
           " --tenant NAME), or listen on 127.0.0.1");
-  check_state(o.state);
+  check_folder(o.state);
 }
 
 std::string default_auth(const ServeOptions& o) {
@@ -101,7 +88,9 @@ std::string check_service(const ServeOptions& o) {
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
   out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path
-      << "\nstate: " << fs::absolute(o.state).string() << "\n";
+      << "\nstate: " << fs::absolute(o.state).string();
+  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
+  out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();
 }
 

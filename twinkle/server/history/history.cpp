@@ -29,9 +29,13 @@ R read_as(const store::Record& record) {
   return out;
 }
 
-AnyRecord decoded(const store::Record& record) {
+void require_version(const store::Record& record) {
   require(record.version == kVersion, Code::kInvalid, "server: record ", record.sequence,
           " of the journal is of version ", record.version, ", this program reads ", kVersion);
+}
+
+AnyRecord decoded(const store::Record& record) {
+  require_version(record);
   switch (record.kind) {
     case Command::kKind:
       return read_as<Command>(record);
@@ -53,6 +57,7 @@ bool tells_how(const store::Record& record) {
 
 // Adds what a record says.
 void add(History::Summary& out, const store::Record& record) {
+  require_version(record);
   if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
   if (record.kind == Snapshotted::kKind) {
     auto snapshot = read_as<Snapshotted>(record);
@@ -112,6 +117,17 @@ int64_t bytes_to_read(const std::filesystem::path& folder) {
   add(state_file(folder));
   for (const store::Segment& segment : store::segments_in(folder)) add(segment.path);
   return out;
+}
+
+void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
+                  const Opened& now, bool accept_other_arithmetic) {
+  for (const Opened& start : starts)
+    require(start.model == now.model, Code::kInvalid, "server: the state in ", state.string(),
+            " is of the model ", start.model, ", and this is ", now.model, "; name another folder");
+  require(starts.empty() || accept_other_arithmetic || starts.back().arithmetic == now.arithmetic,
+          Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
+          starts.empty() ? "" : starts.back().arithmetic, ", and this is ", now.arithmetic,
+          "; what is done again would get other bits. Accept that by accept_other_arithmetic");
 }
 
 int64_t milliseconds_since_1970() {

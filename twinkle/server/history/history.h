@@ -63,7 +63,7 @@ class History {
   // caller waits. Before, or without it, nothing is kept, and what is appended is done at once.
   // Returns how many records that were. Errors as of store::Journal and of `replay`.
   int64_t open(const std::filesystem::path& folder, const Replay& replay,
-            store::JournalOptions options = {});
+               store::JournalOptions options = {});
   // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
   // service's thread.
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
@@ -133,5 +133,11 @@ int64_t bytes_to_read(const std::filesystem::path& folder);
 // Of the journal in this folder, which a server may be writing. Errors as of StateReader and
 // store::read_segment; kInvalid: records are missing.
 History::Summary summary_of(const std::filesystem::path& folder);
+
+// Error kInvalid: the state in this folder, by its `starts`, is of another model than `now`; or was
+// last gone on with by other arithmetic, unless that is accepted: results will differ from what
+// they would have been.
+void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
+                  const Opened& now, bool accept_other_arithmetic);
 
 }  // namespace twinkle::server
