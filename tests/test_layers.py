@@ -118,6 +118,7 @@ CATCHES = {
     "python/src/module.cpp": "becomes an exception of Python",
     "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
     "twinkle/cli/program.cpp": "becomes an exit status",
+    "twinkle/cli/serve/state.cpp": "is a journal that changed meanwhile, and is read again",
     "twinkle/cli/serve/yaml.cpp": "gets the file's name and the line of the option",
     # A trial save knows its folder alone; a signal must hide no error while the engine closes.
     "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",

@@ -173,3 +173,9 @@ def readme():
 def test_the_readme_leads_to_every_page():
     for page in sorted((ROOT / "docs").glob("*.md")):
         assert f"(docs/{page.name})" in readme(), page.name
+
+
+def test_a_page_links_to_every_decision(tracked):
+    pages = "".join(path_text(page) for page in tracked("README.md", "docs/*.md"))
+    for decision in sorted((ROOT / "docs/decisions").glob("*.md")):
+        assert f"{decision.name})" in pages, decision.name

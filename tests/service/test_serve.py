@@ -86,13 +86,13 @@ def test_without_arguments_it_is_smollm2_by_both_names():
         ("prot: 1\n", "serve.yaml:1: 'prot' is no key of `twinkle serve`; did you mean 'port'?"),
         (
             "model: MODEL\nport: x\n",
-            "serve.yaml:2: --port is 'x', it must be an integer of at least 0",
+            "serve.yaml:2: port is 'x', it must be an integer of at least 0",
         ),
         (
             "log_level: loud\n",
-            "serve.yaml:1: --log-level is 'loud', it must be 'debug', 'info', 'warning', 'error'",
+            "serve.yaml:1: log_level is 'loud', it must be 'debug', 'info', 'warning', 'error'",
         ),
-        ("token_budget: 0\n", "serve.yaml:1: --token-budget is '0', it must be an integer of at"),
+        ("token_budget: 0\n", "serve.yaml:1: token_budget is '0', it must be an integer of at"),
         ("token_budge: 5\n", "is no key of `twinkle serve`; did you mean 'token_budget'?"),
         ("model: MODEL\nroot_path: p\n", "root_path is 'p', it must begin with '/'"),
         ("model: MODEL\nname: 'a:b'\n", "name 'a:b' must be a text without ':'"),
@@ -143,7 +143,8 @@ def test_options_of_the_engine_and_of_the_service_have_their_effect(
     assert Wire(server.url).post("create_session", long).status == 422, "it is no JSON"
     statuses, shared = sampled(server)
     assert statuses == {200} and shared > 0
-    small = ["--max-queued", "1", "--max-body-bytes", "1048576", "--no-prefix-cache"]
+    queue = ["--max-queued", "1", "--max-given", "1"]
+    small = [*queue, "--max-body-bytes", "1048576", "--no-prefix-cache"]
     other = Server(tiny_llama_dir, tmp_path / "state", *small)
     try:
         assert Wire(other.url).post("create_session", long).status == 413

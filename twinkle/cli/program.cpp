@@ -21,6 +21,19 @@ constexpr const char* kInterrupted = "interrupted";
 
 enum ExitStatus { kDone = 0, kFailed = 1, kWrongArguments = 2 };
 
+constexpr const char* kModels =
+    "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n";
+constexpr const char* kStatuses =
+    "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
+
+// What ends the help of the program and of each command: what a MODEL is, where one is taken.
+void add_footers(CLI::App& app) {
+  const bool takes_model = app.get_parent() == nullptr || app.get_option_no_throw("model") ||
+                           app.get_option_no_throw("--model");
+  app.footer(takes_model ? std::string(kModels) + kStatuses : kStatuses);
+  for (CLI::App* command : app.get_subcommands({})) add_footers(*command);
+}
+
 std::string names(CLI::App& app) {
   std::string all;
   for (const CLI::App* command : app.get_subcommands({}))
@@ -70,14 +83,11 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
   CLI::App app("Fine-tune large language models and sample from them", "twinkle");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
-  app.footer(
-      "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n"
-      "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong "
-      "arguments.");
   Action action;
 #define COMMAND(name) name(app, action);
 #include "twinkle/cli/commands.def"
 #undef COMMAND
+  add_footers(app);
   ExitStatus status_of_error = kWrongArguments;
   try {
     parse(app, argc, argv);

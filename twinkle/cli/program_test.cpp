@@ -74,6 +74,24 @@ TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
                           help));
 }
 
+TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
+  const auto help = [](std::vector<const char*> arguments) {
+    arguments.push_back("--help");
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(run(arguments), std::pair(0, std::string()));
+    return testing::internal::GetCapturedStdout();
+  };
+  for (const std::vector<const char*>& takes :
+       {std::vector<const char*>{}, {"info"}, {"sample"}, {"serve"}, {"train"}})
+    EXPECT_NE(help(takes).find("MODEL is 'smollm2'"), std::string::npos) << help(takes);
+  for (const std::vector<const char*>& takes_none :
+       {std::vector{"backup"}, {"restore"}, {"keys"}, {"keys", "create"}})
+    EXPECT_EQ(help(takes_none).find("MODEL"), std::string::npos) << help(takes_none);
+  for (const std::vector<const char*>& any :
+       {std::vector<const char*>{}, {"info"}, {"keys", "list"}})
+    EXPECT_NE(help(any).find("Exit status: 0 done"), std::string::npos) << help(any);
+}
+
 TEST(ProgramDeathTest, ASignalAfterItsLastWordsEndsItWith1) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto late = [] {

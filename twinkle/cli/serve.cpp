@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -17,11 +18,12 @@
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/reference.h"
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/serve/state.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
-#include "twinkle/store/crc32c.h"
+#include "twinkle/server/starting.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
@@ -105,13 +107,6 @@ struct Ending {
   }
 };
 
-// Which weights a state belongs to.
-std::string identity_of(const engine::ModelInfo& info) {
-  return boost::json::serialize(JsonObject{{"family", info.family},
-                                           {"num_parameters", info.num_parameters},
-                                           {"config_crc32c", store::crc32c(info.config_json)}});
-}
-
 server::Access access_of(const ServeOptions& o) {
   if (o.auth == "open") return {};
   return server::Access(store::KeyFile(o.state), {.warn = [](const std::string& text) {
@@ -130,13 +125,45 @@ std::shared_ptr<const text::Tokenizer> tokenizer_of(const std::string& model) {
   }
 }
 
+// Does again what the journal holds, and logs when that begins and ends.
+void recover(server::Services& services, const engine::ModelInfo& info, const ServeOptions& o,
+             Log& log) {
+  const std::filesystem::path journal = services.state / server::kJournal;
+  log.write(Level::kInfo, "recovery begins: " + std::to_string(server::bytes_to_read(journal)) +
+                              " bytes to read of " + journal.string());
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t num_records = services.open(
+      {.arithmetic = info.arithmetic,
+       .model = identity_of(info.family, info.num_parameters, info.config_json)},
+      o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
+        server::replay(sequence, command, services);
+      });
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  std::array<char, 64> end{};
+  std::snprintf(end.data(), end.size(), "recovery ends: %lld records in %.1f s",
+                static_cast<long long>(num_records), time.count());
+  log.write(Level::kInfo, end.data());
+  for (const auto& [run, why] : services.operations.lost())
+    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
+}
+
 void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
   allow_connections();
   Log log(o.log_level);
+  server::Starting starting;
   auto http = std::make_unique<server::HttpServer>(o.http);
+  http->serve({.admit =
+                   [&](const server::Head& head, const server::Admit& admit) {
+                     starting.admit(head, without_root(head.path, o.root_path), admit);
+                   },
+               .handle =
+                   [&](server::Request request, server::Reply reply) {
+                     starting.handle(std::move(request), std::move(reply));
+                   },
+               .answered = [&](const auto&... told) { server::note_request(log, told...); }});
   engine::EngineOptions with = o.engine;
   with.model.path = model_path(o.engine.model.path);
   const std::filesystem::path state = std::filesystem::absolute(o.state);
@@ -149,24 +176,19 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   services.access = std::move(access);
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
-  const engine::ModelInfo& info = engine.model_info();
-  services.open({.arithmetic = info.arithmetic, .model = identity_of(info)},
-                o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
-                  server::replay(sequence, command, services);
-                });
-  for (const auto& [run, why] : services.operations.lost())
-    std::fprintf(stderr, "twinkle: %s\n", why.c_str());
-  http->serve({.admit =
-                   [&](const server::Head& head, const server::Admit& admit) {
-                     server::admit(head, without_root(head.path, o.root_path), services, room,
-                                   admit);
-                   },
-               .handle =
-                   [&](server::Request request, server::Reply reply) {
-                     request.path = without_root(request.path, o.root_path);
-                     server::route(std::move(request), services, std::move(reply));
-                   },
-               .answered = [&](const auto&... told) { server::note_request(log, told...); }});
+  recover(services, engine.model_info(), o, log);
+  http->post([&] {
+    starting.end({.admit =
+                      [&](const server::Head& head, const server::Admit& admit) {
+                        server::admit(head, without_root(head.path, o.root_path), services, room,
+                                      admit);
+                      },
+                  .handle =
+                      [&](server::Request request, server::Reply reply) {
+                        request.path = without_root(request.path, o.root_path);
+                        server::route(std::move(request), services, std::move(reply));
+                      }});
+  });
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.http.address.c_str(), http->port());
   std::fflush(stdout);
@@ -222,8 +244,9 @@ void serve(CLI::App& app, Action& action) {
     const auto take = [how, value] { how->task = value; };
     return command->add_flag_callback(name, take, help)->configurable(false);
   };
-  CLI::Option* check = add_task("--check", Task::kCheck,
-                                "check the options and the model's files, without its weights");
+  CLI::Option* check =
+      add_task("--check", Task::kCheck,
+               "check the options, the state and the model's files, without its weights");
   add_task("--print-config", Task::kPrintConfig, "print all options as YAML for --config")
       ->excludes(check);
   add_task("--print-reference", Task::kPrintReference,

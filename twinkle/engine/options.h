@@ -24,10 +24,13 @@ struct ModelOptions {
   static constexpr auto fields() {
     using O = ModelOptions;
     return std::tuple{
-        option("model", &O::path, any(), "directory, .gguf file, or a hub's owner/name"),
+        option(
+            "model", &O::path, any(),
+            "directory, .gguf file, or a hub's owner/name [of twinkle serve smollm2, else none]"),
         option("mixed_precision", &O::mixed_precision, one_of("bf16", "no"),
                "bf16: weights and activations are bfloat16; no: float32"),
-        option("device", &O::device, any(), "cpu, cuda or cuda:N"),
+        option("device", &O::device, any(),
+               "cpu, cuda or cuda:N [TWINKLE_DEVICE, else a GPU where there is one, else cpu]"),
         option("value_head", &O::value_head, any(),
                "a head of one row and a bias instead of the vocabulary's: the logits of a position "
                "are one number, its value; all weights are trained, nothing is sampled"),

@@ -1,7 +1,6 @@
 #include "twinkle/store/journal.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/store/folder_lock.h"
 
 namespace twinkle::store {
 
@@ -68,6 +68,17 @@ bool write_all(int fd, std::span<iovec> parts, int64_t offset) {
   return true;
 }
 
+// The folder, which is there from here on.
+fs::path made(const fs::path& folder) {
+  fs::path out = fs::absolute(folder);
+  std::error_code error;
+  const bool is_new = fs::create_directories(out, error);
+  require(!error, Code::kInvalid, "store: cannot make the folder ", out.string(), ": ",
+          error.message());
+  if (is_new) require_system(sync_folder(out.parent_path()), "sync", out.parent_path());
+  return out;
+}
+
 std::chrono::nanoseconds seconds(double value) {
   return std::chrono::nanoseconds(static_cast<int64_t>(value * 1e9));
 }
@@ -75,14 +86,7 @@ std::chrono::nanoseconds seconds(double value) {
 }  // namespace
 
 Journal::Journal(const fs::path& folder, JournalOptions options)
-    : folder_(fs::absolute(folder)), options_(options) {
-  std::error_code error;
-  const bool made = fs::create_directories(folder_, error);
-  require(!error, Code::kInvalid, "store: cannot make the folder ", folder_.string(), ": ",
-          error.message());
-  if (made) require_system(sync_folder(folder_.parent_path()), "sync", folder_.parent_path());
-  lock_folder();
-}
+    : folder_(made(folder)), options_(options), lock_(lock_folder(folder_)) {}
 
 Journal::~Journal() {
   {
@@ -91,24 +95,6 @@ Journal::~Journal() {
   }
   ready_.notify_all();
   if (writer_.joinable()) writer_.join();
-}
-
-void Journal::lock_folder() {
-  const fs::path path = folder_ / "lock";
-  lock_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  require_system(lock_.get() >= 0, "open", path);
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-    require_system(errno == EWOULDBLOCK, "lock", path);
-    std::string pid(20, '\0');
-    pid.resize(
-        static_cast<size_t>(std::max<ssize_t>(0, ::pread(lock_.get(), pid.data(), pid.size(), 0))));
-    fail(Code::kConflict, "store: the folder ", folder_.string(), " is open in process ",
-         pid.empty() ? "(unknown)" : pid, "; end that one, or name another folder");
-  }
-  // For the text above alone: a full disk must not keep anybody from opening.
-  const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(lock_.get(), 0) == 0)
-    std::ignore = ::pwrite(lock_.get(), pid.data(), pid.size(), 0);
 }
 
 const Journal::Report& Journal::open(const Visitor& replay) {

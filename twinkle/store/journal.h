@@ -113,7 +113,6 @@ class Journal {
     Refusal refusal = Refusal::kTold;
   };
 
-  void lock_folder();
   void mark(uint64_t sequence, int64_t offset) REQUIRES(mutex_);
   void run();
   void wait_for_work(std::vector<Pending>& batch, bool& stopping);

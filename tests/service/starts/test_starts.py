@@ -1,5 +1,6 @@
 """Starts on a state that a server with other names, limits and folders has left."""
 
+import re
 import shutil
 
 import pytest
@@ -104,6 +105,24 @@ def test_a_removed_checkpoint_loses_the_run_that_needs_it_and_no_other(make, tmp
     (tmp_path / "aside").rename(folder)
     wire = start_again(server)
     assert isinstance(a_batch(wire, loaded, 3), bytes)
+
+
+def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_llama_dir, tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        server = start(tiny_llama_dir, tmp_path / "state", log=log)
+        wire = Wire(server.url)
+        a_batch(wire, wire.run(), 1)
+        start_again(server)
+        assert server.stop() == 0
+    told = re.findall(
+        r"info recovery begins: (\d+) bytes to read of (\S+)\n"
+        r"\S+ info recovery ends: (\d+) records in \d+\.\d s\n",
+        (tmp_path / "log").read_text(),
+    )
+    (no_bytes, journal, none), (num_bytes, again, some) = told
+    assert (no_bytes, none, journal) == ("0", "0", again)
+    assert journal == str(tmp_path / "state/journal")
+    assert int(num_bytes) > 1000 and int(some) >= 4, "a session, a run, a batch and how they ended"
 
 
 def open_promises(wire):

@@ -20,7 +20,7 @@ std::string shortest(double value) {
 }
 
 template <class T>
-bool parse(const std::string& text, T& out) {
+bool parse(std::string_view text, T& out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   return error == std::errc{} && end == text.data() + text.size() && !text.empty();
 }
@@ -52,6 +52,10 @@ std::string shown(const AnyOption& option, const Json& value) {
 }
 
 }  // namespace
+
+bool AnyOption::is_bytes() const {
+  return kind == OptionKind::kInteger && name.find("bytes") != std::string_view::npos;
+}
 
 std::string AnyOption::range() const {
   std::string out;
@@ -121,10 +125,36 @@ void set_option(const AnyOption& option, const Json& value, std::string_view wha
   option.set(value);
 }
 
-Json value_of(OptionKind kind, const std::string& text) {
+std::optional<int64_t> bytes_of(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, int64_t>, 8> kUnits = {
+      {{"KiB", int64_t{1} << 10},
+       {"MiB", int64_t{1} << 20},
+       {"GiB", int64_t{1} << 30},
+       {"TiB", int64_t{1} << 40},
+       {"KB", 1'000},
+       {"MB", 1'000'000},
+       {"GB", 1'000'000'000},
+       {"TB", 1'000'000'000'000}}};
+  int64_t unit = 1, count = 0, bytes = 0;
+  for (const auto& [name, size] : kUnits) {
+    if (!text.ends_with(name)) continue;
+    unit = size;
+    text.remove_suffix(name.size());
+    if (text.ends_with(' ')) text.remove_suffix(1);
+    break;
+  }
+  if (!parse(text, count) || __builtin_mul_overflow(count, unit, &bytes)) return std::nullopt;
+  return bytes;
+}
+
+Json value_of(const AnyOption& option, const std::string& text) {
   double number = 0;
   int64_t integer = 0;
-  switch (kind) {
+  if (option.is_bytes()) {
+    const auto bytes = bytes_of(text);
+    return bytes ? Json(*bytes) : Json(nullptr);
+  }
+  switch (option.kind) {
     case OptionKind::kFlag:
       return text == "true" || text == "false" ? Json(text == "true") : Json(nullptr);
     case OptionKind::kInteger:

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,7 +53,9 @@ inline constexpr double kMostBytes = int64_t{1} << 50;
 template <class Struct, class Type>
 struct Option : Field<Struct, Type> {
   Limits limits;
-  std::string_view help;  // its unit, and what changing it does
+  // Its unit, and what changing it does; at its end "[...]": what is taken without it, where the
+  // struct's default does not tell.
+  std::string_view help;
 };
 // A std::chrono::milliseconds is told in seconds.
 template <class Struct, class Type>
@@ -75,6 +78,7 @@ struct AnyOption {
   std::function<Json()> get;
   std::function<void(const Json&)> set;  // unchecked: set_option() checks
 
+  bool is_bytes() const;        // by its name: a text may then have a unit, "64MiB"
   std::string range() const;    // "at least 1, at most 9", "'a' or 'b'"; empty: any
   std::string must_be() const;  // "an integer of at least 1, at most 9"
   bool allows(const Json& value) const;
@@ -87,8 +91,11 @@ std::string told(const Json& value);
 // and `shown` is how the caller wrote the value.
 void set_option(const AnyOption& option, const Json& value, std::string_view what,
                 const std::string& shown);
-// What a text of a command line or a file says; null: it is none of the kind.
-Json value_of(OptionKind kind, const std::string& text);
+// What a text of a command line or a file says; null: it is none of the option's kind.
+Json value_of(const AnyOption& option, const std::string& text);
+// "1048576", "1024KiB", "1 MiB" (powers of 1024: KiB, MiB, GiB, TiB; of 1000: KB, MB, GB, TB).
+// Nothing: it is no whole number of bytes, or more than an int64_t has.
+std::optional<int64_t> bytes_of(std::string_view text);
 // Error kInvalid: one is outside its limits.
 void check_options(std::span<const AnyOption> options, std::string_view what);
 

@@ -52,7 +52,7 @@ TEST(Options, ThoseOfAllGroupsAreToldByTheirNamesWithDefaults) {
 }
 
 void set(const AnyOption& option, const std::string& text) {
-  set_option(option, value_of(option.kind, text), "test: ", text);
+  set_option(option, value_of(option, text), "test: ", text);
 }
 
 TEST(Options, AreSetFromTextsAndFromJson) {
@@ -98,6 +98,37 @@ TEST(Options, AValueOfAnotherKindOrOutsideItsLimitsIsRefusedAndNothingIsSet) {
             "name is 'a', it must be a list of texts");
   EXPECT_EQ(o.inner.size, 4);
   EXPECT_EQ(o.color, Color::kBlue);
+}
+
+TEST(Options, ThoseOfBytesAreAlsoSetByATextWithAUnit) {
+  for (const auto& [text, bytes] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"7", 7},
+                                                              {"3KiB", 3 << 10},
+                                                              {"64MiB", 64 << 20},
+                                                              {"2 GiB", int64_t{2} << 30},
+                                                              {"1TiB", int64_t{1} << 40},
+                                                              {"3KB", 3'000},
+                                                              {"100MB", 100'000'000},
+                                                              {"100GB", 100'000'000'000},
+                                                              {"1 TB", 1'000'000'000'000},
+                                                              {"-1KB", -1'000}})
+    EXPECT_EQ(bytes_of(text), bytes) << text;
+  for (const char* text : {"", "KB", "1.5GiB", "1  KB", "1kb", "1K", "1KBs", "9999999TiB", "x"})
+    EXPECT_EQ(bytes_of(text), std::nullopt) << text;
+  struct Sizes {
+    int64_t max_bytes_total = 1, size = 1;
+    static constexpr auto fields() {
+      return std::tuple{option("max_bytes_total", &Sizes::max_bytes_total, at_least(1), "of it"),
+                        option("size", &Sizes::size, at_least(1), "things")};
+    }
+  } o;
+  const auto all = options_of(o);
+  set(named(all, "max_bytes_total"), "2MiB");
+  EXPECT_EQ(o.max_bytes_total, 2 << 20);
+  EXPECT_EQ(error_of([&] { set(named(all, "max_bytes_total"), "0KiB"); }),
+            "test: max_bytes_total is 0KiB, it must be an integer of at least 1");
+  EXPECT_EQ(error_of([&] { set(named(all, "size"), "1KB"); }),
+            "test: size is 1KB, it must be an integer of at least 1");
 }
 
 TEST(Options, AStructIsCheckedAsAWhole) {

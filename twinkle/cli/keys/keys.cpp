@@ -3,10 +3,14 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/server/history/history.h"
+#include "twinkle/store/folder_lock.h"
 #include "twinkle/store/keys/audit.h"
 #include "twinkle/store/keys/keys.h"
 
@@ -42,6 +46,15 @@ store::ChangeQuota change_of(const KeysOptions& o) {
 int64_t now() {
   const auto time = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::seconds>(time).count();
+}
+
+// For a text with a unit, too: what CLI11 reads as an integer.
+std::string as_bytes(const std::string& text) {
+  const auto bytes = bytes_of(text);
+  if (!bytes)
+    throw CLI::ValidationError("'" + text +
+                               "' must be bytes: an integer, or with a unit, as 100GB or 100GiB");
+  return std::to_string(*bytes);
 }
 
 // "30d", "12h" from now on, or "2027-01-31", of which the first second is the end. UTC.
@@ -88,6 +101,17 @@ void note(const KeysOptions& o, const char* action, const store::Key& key) {
   store::append_audit(o.state, {{"action", action}, {"tenant", key.tenant}, {"key", key.id}});
 }
 
+// Whether the server that runs on a state asks for keys, the state does not tell.
+void warn_of_open_server(const std::string& state) {
+  const auto process = store::holder_of(std::filesystem::path(state) / server::kJournal);
+  if (process)
+    std::fprintf(
+        stderr,
+        "a server runs there, process %s: if it was started with auth open, it asks for no "
+        "key until it is started again, with --auth keys\n",
+        process->c_str());
+}
+
 // The key alone on standard output, so that a script can take it from there.
 void create(const KeysOptions& o) {
   const int64_t time = now();
@@ -102,6 +126,7 @@ void create(const KeysOptions& o) {
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
   std::printf("%s\n", text.c_str());
   note(o, "keys create", key);
+  warn_of_open_server(o.state);
 }
 
 std::string status_of(const store::Key& key) {
@@ -185,7 +210,9 @@ void add_quota(CLI::App& command, KeysOptions& o) {
                      "its share of the model's time; what is beyond waits");
   command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished");
   command.add_option("--max-adapters", o.max_adapters, "that are kept to be sampled");
-  command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots");
+  command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots, as 100GB")
+      ->transform(as_bytes)
+      ->type_name("BYTES");
 }
 
 }  // namespace
@@ -201,7 +228,11 @@ void keys(CLI::App& app, Action& action) {
     out->callback([o, &action, run] { action = [o, run](const std::string&) { run(*o); }; });
     return out;
   };
-  CLI::App* made = add("create", "Make a key and print it, this once", create);
+  CLI::App* made =
+      add("create",
+          "Make a key and print it, this once; a server that was started with auth open asks for "
+          "none until it is started again",
+          create);
   made->add_option("--tenant", o->tenant, "owner of what is made with it")->required();
   made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
   made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")

@@ -1,11 +1,14 @@
 // `twinkle keys` as the program runs it: arguments in, printed text and a file out.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "twinkle/cli/command.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/store/folder_lock.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/store/keys/sha256.h"
 
@@ -57,6 +60,21 @@ TEST_F(KeysCommand, CreatePrintsTheKeyAloneAndTellsItsIdOnTheSide) {
   EXPECT_EQ(key.scopes, (std::vector<std::string>{"train", "sample"}));
 }
 
+TEST_F(KeysCommand, CreateTellsOfAServerThatMayNotAskForIt) {
+  run({"create", "--tenant", "alice"});
+  EXPECT_EQ(told_.find("a server runs"), std::string::npos) << told_;
+  const std::filesystem::path journal = std::filesystem::path(state_) / "journal";
+  std::filesystem::create_directories(journal);
+  const FileHandle server = store::lock_folder(journal);
+  run({"create", "--tenant", "bob"});
+  const std::string process = std::to_string(::getpid());
+  EXPECT_NE(told_.find("\na server runs there, process " + process +
+                       ": if it was started with auth open, it asks for no key until it is started "
+                       "again, with --auth keys\n"),
+            std::string::npos)
+      << told_;
+}
+
 TEST_F(KeysCommand, ScopesAndEndsAreAsAsked) {
   run({"create", "--tenant", "a", "--scope", "sample", "--expires", "2999-12-31"});
   run({"create", "--tenant", "a", "--expires", "12h"});
@@ -95,7 +113,7 @@ TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
       "tenant                  weight  priority  tokens/min  compute-s/min  runs   adapters  "
       "disk\n";
   EXPECT_EQ(run({"limit", "--tenant", "alice", "--tokens-per-minute", "60000", "--priority", "-1",
-                 "--max-disk", "10737418240"}),
+                 "--max-disk", "10GiB"}),
             head +
                 "alice                   2.5     -1        60000       -              4      -"
                 "         10737418240\n");
@@ -147,6 +165,14 @@ TEST_F(KeysCommand, MistakesAreNamed) {
   EXPECT_EQ(error_of([&] { run({"revoke"}); }),
             "cli: name the id of a key, or --tenant for all of its keys; 'twinkle keys list' has "
             "the ids");
+  try {
+    run({"create", "--tenant", "a", "--max-disk", "100XB"});
+    ADD_FAILURE() << "100XB is taken";
+  } catch (const CLI::ParseError& e) {
+    EXPECT_STREQ(e.what(),
+                 "--max-disk: '100XB' must be bytes: an integer, or with a unit, as 100GB or "
+                 "100GiB");
+  }
   EXPECT_THROW(run({"create"}), CLI::ParseError);
   EXPECT_THROW(run({}), CLI::ParseError);
 }

@@ -13,7 +13,7 @@ std::string type_of(const AnyOption& option) {
   if (!out.empty()) return out;
   switch (option.kind) {
     case OptionKind::kInteger:
-      return "INT";
+      return option.is_bytes() ? "BYTES" : "INT";
     case OptionKind::kNumber:
       return "FLOAT";
     default:
@@ -24,9 +24,10 @@ std::string type_of(const AnyOption& option) {
 void set(const AnyOption& option, const std::string& flag, const std::vector<std::string>& given) {
   const bool is_list = option.kind == OptionKind::kTexts;
   const Json value =
-      is_list ? Json(JsonArray(given.begin(), given.end())) : value_of(option.kind, given.back());
+      is_list ? Json(JsonArray(given.begin(), given.end())) : value_of(option, given.back());
   if (!option.allows(value))
-    throw CLI::ValidationError(flag + " is '" + given.back() + "', it must be " + option.must_be());
+    throw CLI::ValidationError(flag + " is '" + given.back() + "', it must be " + option.must_be() +
+                               (option.is_bytes() ? ", or with a unit, as 64MiB or 2GB" : ""));
   option.set(value);
 }
 

@@ -10,6 +10,7 @@ struct Values {
   double share = 0.5;
   std::string precision = "bf16";
   std::vector<std::string> names;
+  int64_t journal_bytes = 1024;
   bool exact = true, loud = false;
 
   static constexpr auto fields() {
@@ -17,6 +18,7 @@ struct Values {
                       option("share", &Values::share, strictly_between(0, 1), "of the time"),
                       option("precision", &Values::precision, one_of("bf16", "no"), "of weights"),
                       option("name", &Values::names, any(), "of it"),
+                      option("journal_bytes", &Values::journal_bytes, at_least(1024), "on disk"),
                       option("exact", &Values::exact, any(), "the same bits"),
                       option("loud", &Values::loud, any(), "how")};
   }
@@ -63,6 +65,15 @@ TEST(Flags, AValueThatCannotBeIsRefusedWithItsLimits) {
   EXPECT_EQ(error({"--precision", "fp8"}), "--precision is 'fp8', it must be 'bf16' or 'no'");
 }
 
+TEST(Flags, BytesMayHaveAUnit) {
+  EXPECT_EQ(parsed({"--journal-bytes", "64MiB"}).journal_bytes, 64 << 20);
+  EXPECT_EQ(parsed({"--journal-bytes", "100 GB"}).journal_bytes, 100'000'000'000);
+  for (const std::string text : {"1KB", "1.5GB", "64 M"})
+    EXPECT_EQ(error({"--journal-bytes", text}),
+              "--journal-bytes is '" + text +
+                  "', it must be an integer of at least 1024, or with a unit, as 64MiB or 2GB");
+}
+
 TEST(Flags, SomeOptionsCanBeTakenAlone) {
   EXPECT_EQ(parsed({"--share", "0.1"}, {"share"}).share, 0.1);
   EXPECT_NE(error({"--loud"}, {"share"}).find("--loud"), std::string::npos);
@@ -74,6 +85,7 @@ TEST(Flags, HelpTellsDefaultsAndLimits) {
   add_options(app, v);
   const std::string help = app.help();
   EXPECT_NE(help.find("--token-budget INT=4096"), std::string::npos) << help;
+  EXPECT_NE(help.find("--journal-bytes BYTES=1024"), std::string::npos) << help;
   EXPECT_NE(help.find("tokens (at least 1)"), std::string::npos) << help;
   EXPECT_NE(help.find("--precision bf16|no=bf16"), std::string::npos) << help;
   EXPECT_NE(help.find("--exact,--no-exact"), std::string::npos) << help;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/serve/options.h"
@@ -17,17 +18,27 @@ constexpr const char* kHead =
     "of `twinkle serve` and `token_budget:` in its YAML file; one of the engine is also "
     "`token_budget=` of `twinkle.Engine`,\n"
     "`TransformersModel` and the samplers' `engine_args`. A flag that is true by default has "
-    "`--no-...`, a list `name` also\n`--names`.\n";
+    "`--no-...`, a list `name` also\n`--names`. Bytes may have a unit on a command line and in a "
+    "file: `64MiB` (KiB, MiB, GiB, TiB: powers of 1024), `2GB` (KB,\nMB, GB, TB: of 1000).\n";
+
+// What an option does, and from "[...]" at its end what happens without it, where that is no value.
+std::pair<std::string_view, std::string_view> parts_of(std::string_view help) {
+  const size_t open = help.rfind(" [");
+  if (!help.ends_with(']') || open == std::string_view::npos) return {help, ""};
+  return {help.substr(0, open), help.substr(open + 2, help.size() - open - 3)};
+}
 
 void add_table(const std::vector<AnyOption>& options, const std::set<std::string_view>& without,
                std::string& out) {
   out += "\n| option | default | what it may be | what it does |\n|---|---|---|---|\n";
   for (const AnyOption& option : options) {
     if (without.contains(option.name)) continue;
+    const auto [help, otherwise] = parts_of(option.help);
     const std::string value = told(option.get());
-    out.append("| `").append(option.name).append("` | ");
-    if (!value.empty() && value != "[]") out.append("`").append(value).append("`");
-    out.append(" | ").append(option.must_be()).append(" | ").append(option.help).append(" |\n");
+    out.append("| `").append(option.name).append("` | ").append(otherwise);
+    if (otherwise.empty() && !value.empty() && value != "[]")
+      out.append("`").append(value).append("`");
+    out.append(" | ").append(option.must_be()).append(" | ").append(help).append(" |\n");
   }
 }
 

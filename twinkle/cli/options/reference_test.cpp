@@ -12,5 +12,14 @@ TEST(OptionsReference, IsTheDocumentThatTheDeclarationsMake) {
       << "tools/options_reference.py writes it anew";
 }
 
+TEST(OptionsReference, TellsWhatHappensWithoutAnOptionThatHasNoDefault) {
+  const std::string text = options_reference();
+  for (const char* row :
+       {"| `name` | the model's | ", "| `auth` | keys if the state has any, else open | ",
+        "| `model` | of twinkle serve smollm2, else none | ",
+        "| `device` | TWINKLE_DEVICE, else a GPU where there is one, else cpu | "})
+    EXPECT_NE(text.find(row), std::string::npos) << row;
+}
+
 }  // namespace
 }  // namespace twinkle::cli

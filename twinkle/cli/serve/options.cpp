@@ -1,13 +1,12 @@
 #include "twinkle/cli/serve/options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
 
 #include "twinkle/base/file.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/serve/state.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/family.h"
@@ -19,16 +18,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder that is not there yet is made where its nearest one can be written.
-void check_state(const std::string& state) {
-  const fs::path whole = fs::absolute(state);
-  fs::path there = whole;
-  while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
-  std::error_code ignored;
-  require(fs::is_directory(there, ignored), Code::kInvalid, "cli: state is '", state, "', but '",
-          there.string(), "' is no folder");
-  require(::access(there.c_str(), W_OK | X_OK) == 0, Code::kInvalid, "cli: state is '", state,
-          "', but the folder '", there.string(), "' cannot be written: choose another");
+// What one may have, and what all may have together.
+void require_at_most(const char* name, int64_t value, const char* name_of_most, int64_t most) {
+  require(value <= most, Code::kInvalid, "cli: ", name, " is ", value, ", it must be at most ",
+          name_of_most, ", ", most, ": lower it, or raise that");
+}
+
+void check_pairs(const ServeOptions& o) {
+  const server::LineOptions& lines = o.service.lines;
+  const engine::DispatcherOptions& queue = o.engine.scheduling;
+  require_at_most("max_given", lines.max_given, "max_queued", queue.max_queued);
+  require_at_most("max_given_bytes", lines.max_bytes, "max_given_bytes_total",
+                  lines.max_bytes_total);
+  require_at_most("max_queued", queue.max_queued, "max_queued_total", queue.max_queued_total);
+  require_at_most("max_queued_bytes", queue.max_queued_bytes, "max_queued_bytes_total",
+                  queue.max_queued_bytes_total);
+  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
+          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
+          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  require(!o.engine.model.value_head, Code::kInvalid,
+          "cli: value_head is true, and a service has adapters and samples, neither of which a "
+          "value head takes: leave it out; twinkle.TransformersValueModel trains one");
 }
 
 }  // namespace
@@ -51,14 +61,12 @@ void check_options(const ServeOptions& o) {
                                   !o.root_path.ends_with('/')),
           Code::kInvalid, "cli: root_path is '", o.root_path,
           "', it must begin with '/' and not end with it, as /twinkle");
-  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
-          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
-          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  check_pairs(o);
   require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
           "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,
           " --tenant NAME), or listen on 127.0.0.1");
-  check_state(o.state);
+  check_folder(o.state);
 }
 
 std::string default_auth(const ServeOptions& o) {
@@ -80,7 +88,9 @@ std::string check_service(const ServeOptions& o) {
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
   out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path
-      << "\nstate: " << fs::absolute(o.state).string() << "\n";
+      << "\nstate: " << fs::absolute(o.state).string();
+  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
+  out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();
 }
 

@@ -36,7 +36,7 @@ struct ServeOptions {
         option("state", &O::state, any(), "folder of checkpoints, keys and all that was accepted"),
         option("auth", &O::auth, one_of("keys", "open"),
                "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
-               "[keys if the state has any]"),
+               "[keys if the state has any, else open]"),
         group("http", &O::http),
         option("root_path", &O::root_path, any(),
                "path under which a proxy hands requests on, as /twinkle"),
@@ -59,13 +59,14 @@ std::vector<std::string> default_names(const std::string& model);
 // Keys if the state has any.
 std::string default_auth(const ServeOptions& options);
 
-// Error kInvalid: an option outside its limits; a name, root_path, host or state that cannot be; a
-// host that others reach, and everybody is let in.
+// Error kInvalid: an option outside its limits; options that cannot be together, as a limit of one
+// above that of all; a name, root_path, host or state that cannot be; a host that others reach, and
+// everybody is let in.
 void check_options(const ServeOptions& options);
 
 // What would be served. Errors as of check_options; and those of a model whose files, config.json
-// or tokenizer cannot be read, or of a device that is not here. Reads no weights; downloads a hub's
-// model without them.
+// or tokenizer cannot be read, of a device that is not here, or of check_state (state.h). Reads no
+// weights; downloads a hub's model without them.
 std::string check_service(const ServeOptions& options);
 
 // The path behind root_path, or as it came.

@@ -126,6 +126,34 @@ TEST(ServeOptions, AnOptionOfAnyPartOutsideItsLimitsIsRefused) {
             "cli: snapshot_seconds is 90000, it must be a number of at least 0, at most 86400");
 }
 
+TEST(ServeOptions, ThoseThatCannotBeTogetherAreRefusedByName) {
+  const auto error = [](const auto& change) {
+    ServeOptions o;
+    change(o);
+    return error_of([&] { check_options(o); });
+  };
+  const std::string remedy = ": lower it, or raise that";
+  EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued = 999; }),
+            "cli: max_given is 1000, it must be at most max_queued, 999" + remedy);
+  EXPECT_EQ(
+      error([](ServeOptions& o) { o.service.lines.max_bytes_total = 1; }),
+      "cli: max_given_bytes is 67108864, it must be at most max_given_bytes_total, 1" + remedy);
+  EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued_total = 1023; }),
+            "cli: max_queued is 1024, it must be at most max_queued_total, 1023" + remedy);
+  EXPECT_EQ(
+      error([](ServeOptions& o) { o.engine.scheduling.max_queued_bytes_total = 7; }),
+      "cli: max_queued_bytes is 4294967296, it must be at most max_queued_bytes_total, 7" + remedy);
+  EXPECT_NE(error([](ServeOptions& o) {
+              o.engine.model.value_head = true;
+            }).find("cli: value_head is true, and a service has adapters"),
+            std::string::npos);
+  EXPECT_EQ(error([](ServeOptions& o) {
+              o.service.lines.max_given = o.engine.scheduling.max_queued = 1;
+              o.engine.scheduling.max_queued_total = 1;
+            }),
+            "no error");
+}
+
 TEST(ServeOptions, AStateThatCannotBeMadeIsRefusedAndNothingIsMade) {
   const ScratchDir dir;
   ServeOptions o;

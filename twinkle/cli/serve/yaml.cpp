@@ -129,6 +129,17 @@ std::vector<CLI::Option*> options_of(CLI::App& command) {
   refuse_name(key, names, where, "key of `twinkle " + command.get_name() + "`");
 }
 
+// What is said of an option, of the key that the file has in its place.
+std::string of_key(std::string text, const CLI::Option& option, const std::string& key) {
+  for (const std::string& name : option.get_lnames()) {
+    const std::string flag = "--" + name;
+    for (size_t at = 0; (at = text.find(flag, at)) != std::string::npos; at += key.size())
+      text.replace(at, flag.size(), key);
+  }
+  const std::string before = key + ": ";  // as CLI11 puts it before what a flag's own check says
+  return text.starts_with(before + key) ? text.substr(before.size()) : text;
+}
+
 bool is_flag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
 
 std::string as_scalar(const std::string& text) {
@@ -158,7 +169,7 @@ void read_yaml(CLI::App& command, const std::filesystem::path& file) {
       (*found)->add_result(entry.values);
       (*found)->run_callback();
     } catch (const CLI::Error& e) {  // CLI11's tells no file
-      fail(Code::kInvalid, where, e.what());
+      fail(Code::kInvalid, where, of_key(e.what(), **found, entry.key));
     }
   }
 }

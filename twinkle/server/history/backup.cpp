@@ -82,7 +82,7 @@ bool has_all(const fs::path& state, const fs::path& source) {
     const fs::path path = fs::path("snapshots") / folder;
     return is_there(state / path) && is_there(source / path);
   };
-  for (const auto& [run, snapshot] : summary_of(state / "journal").snapshots) {
+  for (const auto& [run, snapshot] : summary_of(state / kJournal).snapshots) {
     if (!is_whole(snapshot.folder)) return false;
     for (const std::string& version : snapshot.versions)
       if (!is_whole(version)) return false;
@@ -99,7 +99,7 @@ void require_new(const fs::path& to) {
 }  // namespace
 
 Copied backup(const fs::path& state, const fs::path& to) {
-  require(is_there(state / "journal"), Code::kInvalid, "server: ", state.string(),
+  require(is_there(state / kJournal), Code::kInvalid, "server: ", state.string(),
           " is no state of a server: it has no journal");
   require_new(to);
   for (int tries = 0; tries < kMaxTries; ++tries) {
@@ -107,13 +107,13 @@ Copied backup(const fs::path& state, const fs::path& to) {
     Copied copied;
     // The journal first: what it names is there, and stays but for snapshots that were replaced.
     // Of it, the state first: what follows it is there, unless another takes its place meanwhile.
-    const fs::path from = state / "journal", journal = copy.staging() / "journal";
+    const fs::path from = state / kJournal, journal = copy.staging() / kJournal;
     copy_file(state_file(from), state_file(journal), copied);
     copy_tree(from, journal, copied, {state_file(from).filename().string()});
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
     copy_tree(state / "snapshots", copy.staging() / "snapshots", copied, {}, How::kLinked);
     if (!has_all(copy.staging(), state)) continue;
-    copy_tree(state, copy.staging(), copied, {"journal", "snapshots", kParked});
+    copy_tree(state, copy.staging(), copied, {kJournal, "snapshots", kParked});
     copy.commit();
     return copied;
   }
@@ -123,7 +123,7 @@ Copied backup(const fs::path& state, const fs::path& to) {
 }
 
 Copied restore(const fs::path& from, const fs::path& state) {
-  require(is_there(from / "journal"), Code::kInvalid, "server: ", from.string(),
+  require(is_there(from / kJournal), Code::kInvalid, "server: ", from.string(),
           " is no backup: it has no journal");
   require_new(state);
   require(has_all(from, from), Code::kInvalid, "server: ", from.string(),

@@ -29,9 +29,13 @@ R read_as(const store::Record& record) {
   return out;
 }
 
-AnyRecord decoded(const store::Record& record) {
+void require_version(const store::Record& record) {
   require(record.version == kVersion, Code::kInvalid, "server: record ", record.sequence,
           " of the journal is of version ", record.version, ", this program reads ", kVersion);
+}
+
+AnyRecord decoded(const store::Record& record) {
+  require_version(record);
   switch (record.kind) {
     case Command::kKind:
       return read_as<Command>(record);
@@ -53,6 +57,7 @@ bool tells_how(const store::Record& record) {
 
 // Adds what a record says.
 void add(History::Summary& out, const store::Record& record) {
+  require_version(record);
   if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
   if (record.kind == Snapshotted::kKind) {
     auto snapshot = read_as<Snapshotted>(record);
@@ -101,14 +106,38 @@ History::Summary summary_of(const std::filesystem::path& folder) {
   return out;
 }
 
+int64_t bytes_to_read(const std::filesystem::path& folder) {
+  if (!std::filesystem::is_directory(folder)) return 0;
+  int64_t out = 0;
+  const auto add = [&out](const std::filesystem::path& file) {
+    std::error_code gone;  // which a server that runs has put a state in the place of
+    const auto bytes = std::filesystem::file_size(file, gone);
+    if (!gone) out += static_cast<int64_t>(bytes);
+  };
+  add(state_file(folder));
+  for (const store::Segment& segment : store::segments_in(folder)) add(segment.path);
+  return out;
+}
+
+void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
+                  const Opened& now, bool accept_other_arithmetic) {
+  for (const Opened& start : starts)
+    require(start.model == now.model, Code::kInvalid, "server: the state in ", state.string(),
+            " is of the model ", start.model, ", and this is ", now.model, "; name another folder");
+  require(starts.empty() || accept_other_arithmetic || starts.back().arithmetic == now.arithmetic,
+          Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
+          starts.empty() ? "" : starts.back().arithmetic, ", and this is ", now.arithmetic,
+          "; what is done again would get other bits. Accept that by accept_other_arithmetic");
+}
+
 int64_t milliseconds_since_1970() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-void History::open(const std::filesystem::path& folder, const Replay& replay,
-                   store::JournalOptions options) {
+int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
+                      store::JournalOptions options) {
   const Summary summary = summary_of(folder);
   const auto begin = [&] {
     replaying_ = true;
@@ -116,7 +145,9 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
     return replay.begin(summary);
   };
   while (!on_loop(replay.turn, begin)) std::this_thread::sleep_for(kAskAgain);
+  int64_t num_records = 0;
   const auto do_again = [&](uint64_t sequence, const AnyRecord& record) {
+    ++num_records;
     on_loop(replay.turn, [&] {
       sequence_ = sequence;
       replay.apply(sequence, record);
@@ -154,6 +185,7 @@ void History::open(const std::filesystem::path& folder, const Replay& replay,
     return !replaying_;
   };
   while (!on_loop(replay.turn, finish)) std::this_thread::sleep_for(kAskAgain);
+  return num_records;
 }
 
 void History::read(uint64_t sequence, const Reader::Then& then) {

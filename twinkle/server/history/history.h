@@ -24,6 +24,9 @@
 
 namespace twinkle::server {
 
+// The journal's folder in that of a state.
+inline constexpr const char* kJournal = "journal";
+
 int64_t milliseconds_since_1970();
 
 class History {
@@ -59,9 +62,9 @@ class History {
 
   // Opens the folder's journal, and has the service's thread do again what it holds, while the
   // caller waits. Before, or without it, nothing is kept, and what is appended is done at once.
-  // Errors as of store::Journal and of `replay`.
-  void open(const std::filesystem::path& folder, const Replay& replay,
-            store::JournalOptions options = {});
+  // Returns how many records that were. Errors as of store::Journal and of `replay`.
+  int64_t open(const std::filesystem::path& folder, const Replay& replay,
+               store::JournalOptions options = {});
   // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
   // service's thread.
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
@@ -129,8 +132,17 @@ class History {
   std::thread state_writer_;                 // uses the journal
 };
 
+// That a start reads of the journal in this folder: of its segments and its state.
+int64_t bytes_to_read(const std::filesystem::path& folder);
+
 // Of the journal in this folder, which a server may be writing. Errors as of StateReader and
 // store::read_segment; kInvalid: records are missing.
 History::Summary summary_of(const std::filesystem::path& folder);
+
+// Error kInvalid: the state in this folder, by its `starts`, is of another model than `now`; or was
+// last gone on with by other arithmetic, unless that is accepted: results will differ from what
+// they would have been.
+void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
+                  const Opened& now, bool accept_other_arithmetic);
 
 }  // namespace twinkle::server

@@ -10,9 +10,10 @@ namespace {
 
 constexpr size_t kMaxPath = 300;
 
-// What clients send all the time.
+// What clients and probes send all the time.
 bool is_routine(const std::string& path) {
-  constexpr std::array kEnds{"/retrieve_future", "/session_heartbeat", "/telemetry", "/healthz"};
+  constexpr std::array kEnds{
+      "/retrieve_future", "/session_heartbeat", "/telemetry", "/healthz", "/readyz", "/metrics"};
   return std::ranges::any_of(kEnds, [&](const char* end) { return path.ends_with(end); });
 }
 

@@ -32,11 +32,12 @@ struct LineOptions {
   static constexpr auto fields() {
     using O = LineOptions;
     return std::tuple{
-        option("max_given", &O::max_given, between(1, kMostTokens),
-               "operations of a run that the engine is given at a time, fewer than max_queued; the "
-               "rest wait on the disk"),
+        option(
+            "max_given", &O::max_given, between(1, kMostTokens),
+            "operations of a run that the engine is given at a time, at most max_queued; the rest "
+            "wait on the disk"),
         option("max_given_bytes", &O::max_bytes, between(1, kMostBytes),
-               "bytes of requests' bodies that they are made of"),
+               "bytes of requests' bodies that they are made of, at most max_given_bytes_total"),
         option("max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
                "the same of all runs, in bytes"),
         option("give_again_seconds", &O::again, between(0.001, 60),

@@ -199,9 +199,9 @@ void Services::require_model(const std::string& name) {
   });
 }
 
-void Services::open(const Opened& opened, bool accept_other_arithmetic,
-                    const std::function<void(uint64_t, const Command&)>& command,
-                    const std::function<void()>& turn) {
+int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
+                       const std::function<void(uint64_t, const Command&)>& command,
+                       const std::function<void()>& turn) {
   bool same = true, given = false;
   std::map<uint64_t, std::string> refused;
   std::set<std::string> samplers_to_make;
@@ -212,18 +212,8 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     starts_ = summary.starts;
     refused = summary.refused;
     kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
-    for (const Opened& start : summary.starts) {
-      require(start.model == opened.model, Code::kInvalid, "server: the state in ", state.string(),
-              " is of the model ", start.model, ", and this is ", opened.model,
-              "; name another folder");
-      same &= start.arithmetic == opened.arithmetic;
-    }
-    require(summary.starts.empty() || accept_other_arithmetic ||
-                summary.starts.back().arithmetic == opened.arithmetic,
-            Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
-            summary.starts.empty() ? "" : summary.starts.back().arithmetic, ", and this is ",
-            opened.arithmetic,
-            "; what is done again would get other bits. Accept that by accept_other_arithmetic");
+    require_same(state, starts_, opened, accept_other_arithmetic);
+    same = std::ranges::all_of(starts_, [&](const Opened& start) { return start == opened; });
     return snapshots.restore(summary.snapshots, same,
                              [this](engine::Create create, const std::string& owner) {
                                return standing(std::move(create), owner);
@@ -255,7 +245,7 @@ void Services::open(const Opened& opened, bool accept_other_arithmetic,
     return *written && make_all(samplers_to_make) && snapshots.finish_restore() &&
            operations.finish_replay(same);
   };
-  history.open(state / "journal", {begin, apply, finish, turn}, options_.journal);
+  return history.open(state / kJournal, {begin, apply, finish, turn}, options_.journal);
 }
 
 }  // namespace twinkle::server

@@ -116,11 +116,11 @@ class Services {
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
 
-  // Does again what the journal in the state's folder holds, and writes down what follows; called
-  // by another thread than the service's. `command` runs a request that was journalled. Error
-  // kInvalid: damaged, or of another model; or of `other_arithmetic`, unless that is accepted:
-  // results will differ from what they would have been.
-  void open(
+  // Does again what the journal in the state's folder holds, tells how many records that were, and
+  // writes down what follows; called by another thread than the service's. `command` runs a request
+  // that was journalled. Error kInvalid: damaged, or of another model; or of `other_arithmetic`,
+  // unless that is accepted: results will differ from what they would have been.
+  int64_t open(
       const Opened& opened, bool accept_other_arithmetic,
       const std::function<void(uint64_t sequence, const Command&)>& command,
       const std::function<void()>& turn = [] {});

@@ -1,0 +1,77 @@
+#include "twinkle/cli/serve/state.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
+#include "twinkle/base/json.h"
+#include "twinkle/engine/device.h"
+#include "twinkle/engine/execute/model_info.h"
+#include "twinkle/server/history/history.h"
+#include "twinkle/store/crc32c.h"
+#include "twinkle/store/folder_lock.h"
+#include "twinkle/store/keys/keys.h"
+
+namespace twinkle::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A server that runs may have put a state in the place of records that were about to be read.
+std::vector<server::Opened> starts_of(const fs::path& journal) {
+  try {
+    return server::summary_of(journal).starts;
+  } catch (const Error&) {
+    return server::summary_of(journal).starts;
+  }
+}
+
+std::string without_count(const std::string& identity) {
+  JsonObject out = parse_json(identity, "cli: the state's model").as_object();
+  out.stable_erase("num_parameters");
+  return boost::json::serialize(out);
+}
+
+}  // namespace
+
+void check_folder(const std::string& state) {
+  const fs::path whole = fs::absolute(state);
+  for (fs::path there : {whole, whole / server::kJournal}) {
+    while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
+    std::error_code ignored;
+    require(fs::is_directory(there, ignored), Code::kInvalid, "cli: state is '", state, "', but '",
+            there.string(), "' is no folder");
+    require(::access(there.c_str(), W_OK | X_OK) == 0, Code::kInvalid, "cli: state is '", state,
+            "', but the folder '", there.string(), "' cannot be written: choose another");
+  }
+}
+
+std::string identity_of(const std::string& family, int64_t num_parameters,
+                        const std::string& config) {
+  return boost::json::serialize(JsonObject{{"family", family},
+                                           {"num_parameters", num_parameters},
+                                           {"config_crc32c", store::crc32c(config)}});
+}
+
+std::string check_state(const ServeOptions& o, const std::string& family,
+                        const std::string& config) {
+  if (o.auth == "keys") store::KeyFile(o.state).read_table();
+  const fs::path state = fs::absolute(o.state), journal = state / server::kJournal;
+  std::vector<server::Opened> starts = starts_of(journal);
+  for (server::Opened& start : starts) start.model = without_count(start.model);
+  const engine::ModelOptions& m = o.engine.model;
+  const JsonObject arithmetic = engine::arithmetic_of(
+      engine::dtype_named(m.mixed_precision), engine::device_named(m.device), m.deterministic);
+  server::require_same(state, starts,
+                       {.arithmetic = boost::json::serialize(arithmetic),
+                        .model = without_count(identity_of(family, 0, config))},
+                       o.accept_other_arithmetic);
+  const auto process = store::holder_of(journal);
+  return process ? "open in process " + *process + ", which must end before this one starts" : "";
+}
+
+}  // namespace twinkle::cli

@@ -1,0 +1,25 @@
+// What a start would find wrong with the folder of its state, told without changing anything in it.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "twinkle/cli/serve/options.h"
+
+namespace twinkle::cli {
+
+// Error kInvalid: the state, or its journal, is no folder, or one that cannot be written; where
+// there is none yet, the folder that it would be made in.
+void check_folder(const std::string& state);
+
+// JSON: which weights a state belongs to. `config`: config.json's text.
+std::string identity_of(const std::string& family, int64_t num_parameters,
+                        const std::string& config);
+
+// What a server of this model would find: "", or who has the state open now. Reads the journal.
+// Errors of a start: of keys that are asked for and cannot be read, a damaged journal, another
+// model, or other arithmetic, unless that is accepted. Not the number of the model's parameters,
+// which only its weights tell.
+std::string check_state(const ServeOptions& options, const std::string& family,
+                        const std::string& config);
+
+}  // namespace twinkle::cli

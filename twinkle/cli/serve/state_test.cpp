@@ -1,0 +1,108 @@
+#include "twinkle/cli/serve/state.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/base/fields/codec.h"
+#include "twinkle/base/json.h"
+#include "twinkle/engine/execute/model_info.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/server/history/records.h"
+#include "twinkle/store/folder_lock.h"
+#include "twinkle/store/journal.h"
+
+namespace twinkle::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A state that a server of the model "llama" with the config "{}" has left.
+class StateTest : public testing::Test {
+ protected:
+  StateTest() {
+    o_.state = dir_.path().string();
+    o_.engine.model.device = "cpu";
+  }
+  void write_start(const std::string& arithmetic, const std::string& model) {
+    store::Journal out(journal_);
+    out.open([](const store::Record&) {});
+    for (int i = 0; i < 2; ++i) {
+      ByteWriter writer;
+      writer.put(server::Opened{arithmetic, model});
+      out.append(server::Opened::kKind, 1, writer.take(), [](uint64_t, const auto&) {});
+    }
+  }
+  static std::string here() {
+    return boost::json::serialize(engine::arithmetic_of(at::kBFloat16, at::kCPU, true));
+  }
+  std::string check() { return check_state(o_, "llama", "{}"); }
+  std::string error() {
+    return error_of([&] { check(); });
+  }
+
+  const ScratchDir dir_;
+  const fs::path journal_ = dir_ / "journal";
+  const std::string model_ = identity_of("llama", 7, "{}");
+  ServeOptions o_;
+};
+
+TEST_F(StateTest, OfTheSameModelAndArithmeticIsWellAndSoIsNone) {
+  EXPECT_EQ(check(), "");
+  EXPECT_TRUE(fs::is_empty(dir_.path())) << "a question makes nothing";
+  write_start(here(), model_);
+  EXPECT_EQ(check(), "");
+}
+
+TEST_F(StateTest, OfAnotherModelOrOtherArithmeticIsToldAsAStartTellsIt) {
+  write_start("{\"torch\":\"1\"}", model_);
+  const std::string text = error();
+  EXPECT_TRUE(text.starts_with("server: the state in " + o_.state +
+                               " was computed with {\"torch\":\"1\"}, and this is " + here()))
+      << text;
+  o_.accept_other_arithmetic = true;
+  EXPECT_EQ(check(), "");
+  const std::string other =
+      error_of([&] { check_state(o_, "llama", "{\"num_hidden_layers\":3}"); });
+  EXPECT_TRUE(other.starts_with("server: the state in " + o_.state +
+                                " is of the model {\"family\":\"llama\",\"config_crc32c\":"))
+      << other;
+  EXPECT_NE(
+      error_of([&] { check_state(o_, "qwen2", "{}"); }).find("and this is {\"family\":\"qwen2\""),
+      std::string::npos);
+}
+
+TEST_F(StateTest, ADamagedJournalIsToldWithItsFile) {
+  write_start(here(), model_);
+  const fs::path file = journal_ / "00000000000000000001.journal";
+  std::string bytes = read_text(file);
+  bytes[25] ^= 1;
+  write_text(file, bytes);
+  EXPECT_TRUE(error().starts_with("store: " + file.string() + " is damaged at byte 0")) << error();
+  EXPECT_EQ(read_text(file), bytes);
+}
+
+TEST_F(StateTest, AServerThatHasItOpenIsNamed) {
+  write_start(here(), model_);
+  const FileHandle lock = store::lock_folder(journal_);
+  EXPECT_EQ(check(), "open in process " + std::to_string(::getpid()) +
+                         ", which must end before this one starts");
+}
+
+TEST_F(StateTest, KeysThatAreAskedForAndNotThereAreMissed) {
+  o_.auth = "keys";
+  EXPECT_NE(error().find("keys.json does not exist; 'twinkle keys create' makes it"),
+            std::string::npos);
+}
+
+TEST_F(StateTest, AJournalThatIsNoFolderIsRefused) {
+  check_folder(o_.state);
+  write_text(journal_, "x");
+  EXPECT_EQ(error_of([&] { check_folder(o_.state); }),
+            "cli: state is '" + o_.state + "', but '" + journal_.string() + "' is no folder");
+}
+
+}  // namespace
+}  // namespace twinkle::cli

@@ -1,0 +1,24 @@
+#include "twinkle/server/starting.h"
+
+#include <utility>
+
+namespace twinkle::server {
+
+void Starting::admit(const Head& head, const std::string& path, const Admit& admit) {
+  if (service_) return service_->admit(head, admit);
+  if (path == "/healthz" || path == "/api/v1/healthz")
+    return admit({-1, {.body = R"({"status":"ok"})"}});
+  if (path == "/readyz") {
+    Response later = refusal(503, "server: it starts, and does again what its journal holds");
+    later.headers.emplace_back("Retry-After", "1");
+    return admit({-1, std::move(later)});
+  }
+  waiting_.push_back([this, head, admit] { service_->admit(head, admit); });
+}
+
+void Starting::end(Handler service) {
+  service_ = std::move(service);
+  for (const auto& admit : std::exchange(waiting_, {})) admit();
+}
+
+}  // namespace twinkle::server

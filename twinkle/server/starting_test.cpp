@@ -1,0 +1,73 @@
+// As a peer on a socket sees a server whose service is not there yet.
+#include "twinkle/server/starting.h"
+
+#include <gtest/gtest.h>
+
+#include "twinkle/server/http/peer_for_test.h"
+#include "twinkle/server/http/server.h"
+
+namespace twinkle::server {
+namespace {
+
+class StartingTest : public testing::Test {
+ protected:
+  StartingTest() {
+    http_.serve({.admit = [this](const Head& head,
+                                 const Admit& admit) { starting_.admit(head, head.path, admit); },
+                 .handle =
+                     [this](Request request, Reply reply) {
+                       starting_.handle(std::move(request), std::move(reply));
+                     }});
+  }
+  void end_start() {
+    http_.post([this] {
+      starting_.end({.admit = [](const Head&, const Admit& admit) { admit({100}); },
+                     .handle =
+                         [](const Request& request, const Reply& reply) {
+                           reply({.body = "done: " + request.path + " " + request.body});
+                         }});
+    });
+  }
+  static std::string get(const std::string& path) {
+    return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n";
+  }
+  uint16_t port() const { return http_.port(); }
+
+  Starting starting_;
+  HttpServer http_{HttpOptions{}};
+};
+
+TEST_F(StartingTest, ProbesAreAnsweredThatTheProcessLivesAndIsNotReady) {
+  Peer peer(port());
+  for (const char* path : {"/healthz", "/api/v1/healthz"}) {
+    const std::string alive = peer.ask(get(path));
+    EXPECT_TRUE(begins(alive, "HTTP/1.1 200")) << alive;
+    EXPECT_NE(alive.find("{\"status\":\"ok\"}"), std::string::npos) << alive;
+  }
+  const std::string ready = peer.ask(get("/readyz"));
+  EXPECT_TRUE(begins(ready, "HTTP/1.1 503")) << ready;
+  EXPECT_NE(ready.find("Retry-After: 1\r\n"), std::string::npos) << ready;
+  EXPECT_NE(ready.find("server: it starts, and does again what its journal holds"),
+            std::string::npos);
+  end_start();
+  EXPECT_NE(peer.ask(get("/readyz")).find("done: /readyz"), std::string::npos)
+      << "which the service answers from here on";
+}
+
+TEST_F(StartingTest, OtherRequestsWaitForTheServiceWithTheirBodies) {
+  Peer early(port()), probe(port());
+  early.send(post("/api/v1/optim_step", "it"));
+  EXPECT_TRUE(begins(probe.ask(get("/healthz")), "HTTP/1.1 200"));
+  end_start();
+  EXPECT_NE(early.receive().find("done: /api/v1/optim_step it"), std::string::npos);
+  EXPECT_NE(probe.ask(post("/late", "too")).find("done: /late too"), std::string::npos);
+}
+
+TEST_F(StartingTest, AServerThatEndsBeforeItsServiceWasThereEnds) {
+  Peer peer(port());
+  peer.send(post("/api/v1/optim_step", "it"));
+  EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
+}
+
+}  // namespace
+}  // namespace twinkle::server
