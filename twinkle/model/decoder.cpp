@@ -50,9 +50,9 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
   parts.weight("model.embed_tokens.weight", {v, d}, true, embedding_, embedding_grad_);
-  for (size_t i = 0; i < static_cast<size_t>(spec.num_layers); ++i) {
-    parts.path = layer_path(i);
-    layers_.emplace_back(spec, i, parts);
+  for (const LayerSpec& layer : spec.layers) {
+    parts.path = layer_path(layers_.size());
+    layers_.emplace_back(spec, layer, parts);
   }
   parts.path.clear();
   parts.norm("model.norm", d, spec.norm_eps, final_norm_);
@@ -68,18 +68,23 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   }
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
-  const std::string beyond = layer_path(static_cast<size_t>(spec.num_layers));
+  const std::string beyond = layer_path(spec.layers.size());
   for (const std::string& name : checkpoint.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
-            ", config.json's num_hidden_layers is ", spec.num_layers);
+            ", config.json's num_hidden_layers is ", spec.num_layers());
   }
   rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
 }
 
 nn::RopeTable Decoder::rope_table(int64_t positions) const {
-  const AttentionSpec& a = spec_.attention;
-  const nn::RopeTable table = nn::make_rope_table(a.rope, a.head_dim, positions);
+  const nn::RopeTable table = nn::make_rope_table(spec_.rope, spec_.rope.rotary_dim, positions);
   return {table.cos.to(device_), table.sin.to(device_)};
+}
+
+std::vector<StateSpec> Decoder::states() const {
+  std::vector<StateSpec> out;
+  for (const Layer& layer : layers_) out.push_back(layer.mixer->state());
+  return out;
 }
 
 void Decoder::set_exact(bool exact) {
@@ -181,7 +186,7 @@ int64_t Decoder::activation_bytes(const Batch& batch) const {
 
 int64_t Decoder::input_bytes(const Batch& batch) const {
   const int64_t row = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_));
-  return (spec_.num_layers + 2) * row * batch.rows.num_tokens();  // and the last one's output
+  return (spec_.num_layers() + 2) * row * batch.rows.num_tokens();  // and the last one's output
 }
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {

@@ -85,6 +85,9 @@ class Decoder {
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
 
+  // What sampling keeps of a sequence in each layer.
+  std::vector<StateSpec> states() const;
+
   // V x D and its gradient buffer; a value head is 1 x D and has a bias.
   const nn::Linear& head() const { return head_; }
 

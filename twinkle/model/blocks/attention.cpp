@@ -10,18 +10,17 @@
 
 namespace twinkle::model {
 
-Attention::Attention(const DecoderSpec& spec, size_t layer, Parts& parts)
-    : head_dim_(spec.attention.head_dim),
-      window_(spec.attention.windows.empty() ? 0 : spec.attention.windows[layer]) {
-  const AttentionSpec& a = spec.attention;
-  const int64_t d = spec.hidden_size, q = a.num_heads * head_dim_, kv = a.num_kv_heads * head_dim_;
-  parts.linear("self_attn.q_proj", {q, d, a.qkv_bias}, q_);
-  parts.linear("self_attn.k_proj", {kv, d, a.qkv_bias}, k_);
-  parts.linear("self_attn.v_proj", {kv, d, a.qkv_bias}, v_);
-  parts.linear("self_attn.o_proj", {d, q, a.o_bias}, o_);
-  if (!a.qk_norm) return;
-  parts.norm("self_attn.q_norm", head_dim_, spec.norm_eps, q_norm_);
-  parts.norm("self_attn.k_norm", head_dim_, spec.norm_eps, k_norm_);
+Attention::Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Parts& parts)
+    : head_dim_(spec.head_dim), window_(spec.window) {
+  const int64_t d = decoder.hidden_size, q = spec.num_heads * head_dim_,
+                kv = spec.num_kv_heads * head_dim_;
+  parts.linear("self_attn.q_proj", {q, d, spec.qkv_bias}, q_);
+  parts.linear("self_attn.k_proj", {kv, d, spec.qkv_bias}, k_);
+  parts.linear("self_attn.v_proj", {kv, d, spec.qkv_bias}, v_);
+  parts.linear("self_attn.o_proj", {d, q, spec.o_bias}, o_);
+  if (!spec.qk_norm) return;
+  parts.norm("self_attn.q_norm", head_dim_, decoder.norm_eps, q_norm_);
+  parts.norm("self_attn.k_norm", head_dim_, decoder.norm_eps, k_norm_);
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const {

@@ -4,17 +4,17 @@
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"
-#include "twinkle/model/spec.h"
 
 namespace twinkle::model {
 
-class Attention final : public Block {
+class Attention final : public Mixer {
  public:
-  Attention(const DecoderSpec& spec, size_t layer, Parts& parts);
+  Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Parts& parts);
 
   at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
   void prefetch() const override;
   int64_t saved_bytes(const nn::Rows& rows) const override;
+  StateSpec state() const override { return {k_.weight.size(0) / head_dim_, head_dim_}; }
 
  private:
   nn::Linear q_, k_, v_, o_;

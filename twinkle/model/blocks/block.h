@@ -1,11 +1,13 @@
 // Half of a layer: a mixer, through which the tokens of a sequence see each other, or an MLP. A
 // block owns its weights and names each of them once, to Parts (parts.h), when it is made; it alone
-// knows what its backward pass keeps. Knows neither its neighbours nor the residual sum: what it
-// gets is normed, what it returns is added. Used by the decoder's thread. T tokens, D width.
+// knows what its backward pass keeps, and what sampling keeps of a sequence. Knows neither its
+// neighbours nor the residual sum: what it gets is normed, what it returns is added. Used by the
+// decoder's thread. T tokens, D width.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/model/kv_cache.h"
+#include "twinkle/model/spec.h"
 #include "twinkle/nn/attention/rope.h"
 #include "twinkle/nn/rows.h"
 
@@ -32,6 +34,13 @@ class Block {
   virtual void prefetch() const = 0;
   // Bytes that forward() keeps for backward, with x where backward reads it, without the result.
   virtual int64_t saved_bytes(const nn::Rows& rows) const = 0;
+};
+
+class Mixer : public Block {
+ public:
+  // What sampling must keep of a sequence for this block. Of its weights as they are here: the
+  // spec's is of the whole model.
+  virtual StateSpec state() const = 0;
 };
 
 }  // namespace twinkle::model

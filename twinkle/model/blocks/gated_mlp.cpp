@@ -6,11 +6,11 @@
 
 namespace twinkle::model {
 
-GatedMlp::GatedMlp(const DecoderSpec& spec, Parts& parts) {
-  const int64_t d = spec.hidden_size, inner = spec.intermediate_size;
-  parts.linear("mlp.gate_proj", {inner, d, spec.mlp_bias}, gate_);
-  parts.linear("mlp.up_proj", {inner, d, spec.mlp_bias}, up_);
-  parts.linear("mlp.down_proj", {d, inner, spec.mlp_bias}, down_);
+GatedMlp::GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts) {
+  const int64_t d = decoder.hidden_size, inner = spec.intermediate_size;
+  parts.linear("mlp.gate_proj", {inner, d, spec.bias}, gate_);
+  parts.linear("mlp.up_proj", {inner, d, spec.bias}, up_);
+  parts.linear("mlp.down_proj", {d, inner, spec.bias}, down_);
 }
 
 at::Tensor GatedMlp::forward(const at::Tensor& x, const Context& context) const {

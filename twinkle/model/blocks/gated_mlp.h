@@ -2,13 +2,12 @@
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"
-#include "twinkle/model/spec.h"
 
 namespace twinkle::model {
 
 class GatedMlp final : public Block {
  public:
-  GatedMlp(const DecoderSpec& spec, Parts& parts);
+  GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts);
 
   at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
   void prefetch() const override;

@@ -5,11 +5,11 @@
 
 namespace twinkle::model {
 
-Layer::Layer(const DecoderSpec& spec, size_t index, Parts& parts) {
-  parts.norm("input_layernorm", spec.hidden_size, spec.norm_eps, mixer_norm);
-  mixer = std::make_unique<Attention>(spec, index, parts);
-  parts.norm("post_attention_layernorm", spec.hidden_size, spec.norm_eps, mlp_norm);
-  mlp = std::make_unique<GatedMlp>(spec, parts);
+Layer::Layer(const DecoderSpec& decoder, const LayerSpec& spec, Parts& parts) {
+  parts.norm("input_layernorm", decoder.hidden_size, decoder.norm_eps, mixer_norm);
+  mixer = std::make_unique<Attention>(decoder, spec.mixer, parts);
+  parts.norm("post_attention_layernorm", decoder.hidden_size, decoder.norm_eps, mlp_norm);
+  mlp = std::make_unique<GatedMlp>(decoder, spec.mlp, parts);
 }
 
 }  // namespace twinkle::model

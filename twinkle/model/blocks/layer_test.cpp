@@ -20,7 +20,7 @@ struct Drawn {
           return at::randn(shape);
         }) {
     parts.path = "model.layers.1.";
-    layer.emplace(spec, 1, parts);
+    layer.emplace(spec, spec.layers[1], parts);
   }
   std::map<std::string, int> reads;
   Parts parts;
@@ -95,6 +95,14 @@ TEST(Layer, EveryLinearsDeltaCountsInItsBlockAndTheInputWhereItIsRead) {
     EXPECT_EQ(layer.mlp->saved_bytes(rows) - mlp, in_mlp ? more : 0) << linear.path;
     linear.linear->delta = nullptr;
   }
+}
+
+TEST(Layer, SamplingKeepsWhatTheSpecSaysOfAWholeModel) {
+  const DecoderSpec spec = read_spec(tiny_config());
+  const StateSpec state = Drawn(spec).layer->mixer->state();
+  EXPECT_EQ(state.num_heads, 2);
+  EXPECT_EQ(state.head_dim, 12);
+  EXPECT_EQ(state.token_size(), spec.layers[1].mixer.state().token_size());
 }
 
 }  // namespace
