@@ -6,8 +6,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/deterministic.h"
 #include "twinkle/kernels/simd/team.h"
-#include "twinkle/model/tensors.h"
-#include "twinkle/model/weight_memory.h"
+#include "twinkle/model/weights/weight_memory.h"
 
 namespace twinkle::model {
 namespace {
@@ -16,47 +15,46 @@ void go_on(const Batch& batch) {
   if (batch.stop && *batch.stop) throw Stopped();
 }
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
 // True if the checkpoint has a head that is not a copy of the embedding in spite of
 // tie_word_embeddings: transformers then ties nothing.
-bool has_own_head(const Checkpoint& checkpoint) {
-  if (!checkpoint.contains("lm_head.weight")) return false;
-  return !equal_bytes(checkpoint.at("lm_head.weight"), checkpoint.at("model.embed_tokens.weight"));
+bool has_own_head(const WeightSource& source) {
+  return source.contains("lm_head.weight") && !source.equal("lm_head.weight", kEmbedding);
 }
 
 constexpr const char* kValueWeight = "score.weight";
 
-// A value head that is added to a causal model begins at zero, and so does a classifier's bias that
-// is not there: transformers' sequence classifiers have none.
-bool begins_at_zero(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                    const std::string& name) {
-  return (name == kValueBias || (name == kValueWeight && spec.new_head)) &&
-         !checkpoint.contains(name);
-}
-
 }  // namespace
+
+WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                        at::ScalarType dtype) {
+  std::vector<std::string> zeros;
+  if (spec.value_head) zeros.emplace_back(kValueBias);  // transformers' classifiers have none
+  if (spec.new_head) zeros.emplace_back(kValueWeight);
+  return {checkpoint, dtype, std::move(zeros)};
+}
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
                  at::Device device)
     : spec_(spec), dtype_(dtype), device_(device) {
   keep_heap_pages();
+  const WeightSource source = weights_of(spec, checkpoint, dtype);
   WeightMemory memory;  // of the host
   Parts parts([&](const std::string& name, const std::vector<int64_t>& shape) {
-    if (begins_at_zero(spec, checkpoint, name))
-      return at::zeros(shape, at::TensorOptions(dtype).device(device));
-    return tensor_of(checkpoint, name, shape, dtype, device.is_cpu() ? &memory : nullptr)
-        .to(device);
+    return source.read(name, shape, {}, device.is_cpu() ? &memory : nullptr).to(device);
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
-  parts.weight("model.embed_tokens.weight", {v, d}, true, embedding_, embedding_grad_);
+  parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
   for (const LayerSpec& layer : spec.layers) {
     parts.path = layer_path(layers_.size());
     layers_.emplace_back(spec, layer, parts);
   }
   parts.path.clear();
   parts.norm("model.norm", d, spec.norm_eps, final_norm_);
-  spec_.tied_head = spec.tied_head && !has_own_head(checkpoint);
+  spec_.tied_head = spec.tied_head && !has_own_head(source);
   if (spec.value_head) {
     parts.weight(kValueWeight, {1, d}, true, head_.weight, head_.weight_grad);
     parts.weight(kValueBias, {1}, false, head_.bias, head_.bias_grad);
@@ -69,7 +67,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
   const std::string beyond = layer_path(spec.layers.size());
-  for (const std::string& name : checkpoint.names()) {
+  for (const std::string& name : source.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
             ", config.json's num_hidden_layers is ", spec.num_layers());
   }
@@ -256,13 +254,6 @@ void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
     sum.index_add_(0, batch.input_ids.slice(0, begin, end),
                    dx.slice(0, begin, end).to(sum.scalar_type()));
   }
-}
-
-at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                          const std::string& name, const std::vector<int64_t>& shape,
-                          at::ScalarType dtype) {
-  if (begins_at_zero(spec, checkpoint, name)) return at::zeros(shape, dtype);
-  return tensor_of(checkpoint, name, shape, dtype);
 }
 
 nn::WeightGrad* Decoder::buffer() {

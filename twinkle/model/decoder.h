@@ -17,6 +17,7 @@
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/blocks/layer.h"
 #include "twinkle/model/spec.h"
+#include "twinkle/model/weights/weight_source.h"
 
 namespace twinkle::model {
 
@@ -146,10 +147,9 @@ class Decoder {
   std::atomic<int64_t> num_recomputed_ = 0;
 };
 
-// The value that the decoder's constructor gives to a weight, in host memory. Errors as there. Any
-// thread.
-at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                          const std::string& name, const std::vector<int64_t>& shape,
-                          at::ScalarType dtype);
+// Where the decoder's constructor takes its weights from. A value head that is added to a causal
+// model begins at zero, and so does a classifier's bias that is not in its checkpoint.
+WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                        at::ScalarType dtype);
 
 }  // namespace twinkle::model

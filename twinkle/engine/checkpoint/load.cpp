@@ -6,7 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {
@@ -26,16 +26,12 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
   const auto given = model::read_spec(checkpoint.config(), base.spec.value_head);
   require_same_model(base.spec, given, directory);
-  const auto has_none = [&](const std::string& name) {
-    return name == model::kValueBias && !given.new_head && !checkpoint.contains(name);
-  };
-  for (const auto& [name, shape] : base.weights) {
-    if (!has_none(name)) model::stored_of(checkpoint, name, shape);
-  }
+  std::vector<std::string> zeros;
+  if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
+  const model::WeightSource source(checkpoint, base.dtype, std::move(zeros));
+  for (const auto& [name, shape] : base.weights) source.check(name, shape);
   std::vector<at::Tensor> out;
-  for (const auto& [name, shape] : base.weights)
-    out.push_back(has_none(name) ? at::zeros(shape, base.dtype)
-                                 : model::tensor_of(checkpoint, name, shape, base.dtype));
+  for (const auto& [name, shape] : base.weights) out.push_back(source.read(name, shape));
   return out;
 }
 
@@ -116,10 +112,9 @@ Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const B
 
 Loaded read_base(const Delete& operation, const BaseModel& base) {
   try {
-    const Checkpoint checkpoint = Checkpoint::open(base.directory);
+    const auto source = model::weights_of(base.spec, Checkpoint::open(base.directory), base.dtype);
     Loaded out;
-    for (const auto& [name, shape] : base.weights)
-      out.weights.push_back(model::initial_weight(base.spec, checkpoint, name, shape, base.dtype));
+    for (const auto& [name, shape] : base.weights) out.weights.push_back(source.read(name, shape));
     return out;
   } catch (const Error& e) {
     fail(e.code, "engine: delete: tenant '", operation.tenant,

@@ -15,7 +15,7 @@
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {
