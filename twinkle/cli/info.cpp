@@ -15,12 +15,12 @@ void print(const std::string& model) {
   int64_t weights = 0;
   for (const auto& name : checkpoint.names())
     weights += num_elements(checkpoint.at(name).shape).value_or(0);
+  const model::AttentionSpec& attention = spec.layers.front().mixer;
   std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
-              spec.family.c_str(), static_cast<long long>(spec.num_layers),
-              static_cast<long long>(spec.hidden_size),
-              static_cast<long long>(spec.attention.num_heads),
-              static_cast<long long>(spec.attention.num_kv_heads),
-              static_cast<long long>(spec.attention.head_dim));
+              spec.family.c_str(), static_cast<long long>(spec.num_layers()),
+              static_cast<long long>(spec.hidden_size), static_cast<long long>(attention.num_heads),
+              static_cast<long long>(attention.num_kv_heads),
+              static_cast<long long>(attention.head_dim));
   std::printf("vocabulary %lld, positions %lld\nweights %.1f million in %zu tensors\n",
               static_cast<long long>(spec.vocab_size), static_cast<long long>(spec.max_positions),
               static_cast<double>(weights) / 1e6, checkpoint.names().size());

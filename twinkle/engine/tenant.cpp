@@ -8,7 +8,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 #include "twinkle/optim/clip.h"
 
 namespace twinkle::engine {

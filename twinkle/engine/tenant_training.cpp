@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "twinkle/engine/tenant.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 

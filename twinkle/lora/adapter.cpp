@@ -15,7 +15,7 @@
 #include "twinkle/base/random.h"
 #include "twinkle/kernels/random/uniform.h"
 #include "twinkle/lora/targets.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::lora {
 namespace {

@@ -6,135 +6,88 @@
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/deterministic.h"
 #include "twinkle/kernels/simd/team.h"
-#include "twinkle/model/kv_cache.h"
-#include "twinkle/model/tensors.h"
-#include "twinkle/model/weight_memory.h"
-#include "twinkle/nn/mlp.h"
+#include "twinkle/model/weights/weight_memory.h"
 
 namespace twinkle::model {
 namespace {
-
-// Calls f(module, ".weight" or ".bias", value, grad, decay) for every weight in the checkpoint's
-// order of modules. Allocates nothing.
-template <class F>
-void visit(Layer& layer, F&& f) {
-  const auto linear = [&](const char* name, nn::Linear& w) {
-    f(name, ".weight", w.weight, w.weight_grad, true);
-    if (w.bias.defined()) f(name, ".bias", w.bias, w.bias_grad, false);
-  };
-  const auto norm = [&](const char* name, nn::RmsNorm& n) {
-    if (n.weight.defined()) f(name, ".weight", n.weight, n.grad, false);
-  };
-  norm("input_layernorm", layer.input_norm);
-  linear("self_attn.q_proj", layer.q);
-  linear("self_attn.k_proj", layer.k);
-  linear("self_attn.v_proj", layer.v);
-  linear("self_attn.o_proj", layer.o);
-  norm("self_attn.q_norm", layer.q_norm);
-  norm("self_attn.k_norm", layer.k_norm);
-  norm("post_attention_layernorm", layer.post_norm);
-  linear("mlp.gate_proj", layer.gate);
-  linear("mlp.up_proj", layer.up);
-  linear("mlp.down_proj", layer.down);
-}
 
 void go_on(const Batch& batch) {
   if (batch.stop && *batch.stop) throw Stopped();
 }
 
-// The next product's weights, which threads fetch while they wait for it.
-void prefetch(const nn::Linear& w) {
-  if (!w.weight.is_cpu()) return;
-  kernels::will_read(w.weight.const_data_ptr(), static_cast<int64_t>(w.weight.nbytes()));
-}
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
 // True if the checkpoint has a head that is not a copy of the embedding in spite of
 // tie_word_embeddings: transformers then ties nothing.
-bool has_own_head(const Checkpoint& checkpoint) {
-  if (!checkpoint.contains("lm_head.weight")) return false;
-  return !equal_bytes(checkpoint.at("lm_head.weight"), checkpoint.at("model.embed_tokens.weight"));
+bool has_own_head(const WeightSource& source) {
+  return source.contains("lm_head.weight") && !source.equal("lm_head.weight", kEmbedding);
 }
 
 constexpr const char* kValueWeight = "score.weight";
 
-// A value head that is added to a causal model begins at zero, and so does a classifier's bias that
-// is not there: transformers' sequence classifiers have none.
-bool begins_at_zero(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                    const std::string& name) {
-  return (name == kValueBias || (name == kValueWeight && spec.new_head)) &&
-         !checkpoint.contains(name);
-}
-
 }  // namespace
+
+WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                        at::ScalarType dtype) {
+  std::vector<std::string> zeros;
+  if (spec.value_head) zeros.emplace_back(kValueBias);  // transformers' classifiers have none
+  if (spec.new_head) zeros.emplace_back(kValueWeight);
+  return {checkpoint, dtype, std::move(zeros)};
+}
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
                  at::Device device)
     : spec_(spec), dtype_(dtype), device_(device) {
   keep_heap_pages();
+  const WeightSource source = weights_of(spec, checkpoint, dtype);
   WeightMemory memory;  // of the host
-  const auto take = [&](const std::string& name, std::vector<int64_t> shape) {
-    if (begins_at_zero(spec, checkpoint, name))
-      return at::zeros(shape, at::TensorOptions(dtype).device(device));
-    return tensor_of(checkpoint, name, shape, dtype, device.is_cpu() ? &memory : nullptr)
-        .to(device);
-  };
-  const AttentionSpec& a = spec.attention;
-  const int64_t d = spec.hidden_size, q = a.num_heads * a.head_dim,
-                kv = a.num_kv_heads * a.head_dim;
-  const auto linear = [&](const std::string& path, int64_t out, int64_t in, bool bias) {
-    nn::Linear w{take(path + ".weight", {out, in})};
-    if (bias) w.bias = take(path + ".bias", {out});
-    return w;
-  };
-  const auto norm = [&](const std::string& path, int64_t width) {
-    return nn::RmsNorm{take(path + ".weight", {width}), spec.norm_eps};
-  };
-  embedding_ = take("model.embed_tokens.weight", {spec.vocab_size, d});
-  for (int64_t i = 0; i < spec.num_layers; ++i) {
-    const std::string path = layer_path(static_cast<size_t>(i)), attn = path + "self_attn.";
-    Layer layer;
-    layer.input_norm = norm(path + "input_layernorm", d);
-    layer.post_norm = norm(path + "post_attention_layernorm", d);
-    layer.q = linear(attn + "q_proj", q, d, a.qkv_bias);
-    layer.k = linear(attn + "k_proj", kv, d, a.qkv_bias);
-    layer.v = linear(attn + "v_proj", kv, d, a.qkv_bias);
-    layer.o = linear(attn + "o_proj", d, q, a.o_bias);
-    if (a.qk_norm) {
-      layer.q_norm = norm(attn + "q_norm", a.head_dim);
-      layer.k_norm = norm(attn + "k_norm", a.head_dim);
-    }
-    layer.gate = linear(path + "mlp.gate_proj", spec.intermediate_size, d, spec.mlp_bias);
-    layer.up = linear(path + "mlp.up_proj", spec.intermediate_size, d, spec.mlp_bias);
-    layer.down = linear(path + "mlp.down_proj", d, spec.intermediate_size, spec.mlp_bias);
-    layer.window = a.windows.empty() ? 0 : a.windows[static_cast<size_t>(i)];
-    layers_.push_back(std::move(layer));
+  Parts parts([&](const std::string& name, const std::vector<int64_t>& shape) {
+    return source.read(name, shape, {}, device.is_cpu() ? &memory : nullptr).to(device);
+  });
+  const int64_t d = spec.hidden_size, v = spec.vocab_size;
+  parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
+  for (const LayerSpec& layer : spec.layers) {
+    parts.path = layer_path(layers_.size());
+    layers_.emplace_back(spec, layer, parts);
   }
-  final_norm_ = norm("model.norm", d);
-  spec_.tied_head = spec.tied_head && !has_own_head(checkpoint);
+  parts.path.clear();
+  parts.norm("model.norm", d, spec.norm_eps, final_norm_);
+  spec_.tied_head = spec.tied_head && !has_own_head(source);
   if (spec.value_head) {
-    head_ = {.weight = take(kValueWeight, {1, d}), .bias = take(kValueBias, {1})};
+    parts.weight(kValueWeight, {1, d}, true, head_.weight, head_.weight_grad);
+    parts.weight(kValueBias, {1}, false, head_.bias, head_.bias_grad);
+  } else if (spec_.tied_head) {
+    head_.weight = embedding_;
+    parts.linears.push_back({kHead, &head_});
   } else {
-    head_.weight = spec_.tied_head ? embedding_ : take("lm_head.weight", {spec.vocab_size, d});
+    parts.linear(kHead, {v, d}, head_);
   }
-  const std::string beyond = layer_path(static_cast<size_t>(spec.num_layers));
-  for (const std::string& name : checkpoint.names()) {
+  weights_ = std::move(parts.weights);
+  linears_ = std::move(parts.linears);
+  const std::string beyond = layer_path(spec.layers.size());
+  for (const std::string& name : source.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
-            ", config.json's num_hidden_layers is ", spec.num_layers);
+            ", config.json's num_hidden_layers is ", spec.num_layers());
   }
   rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
 }
 
 nn::RopeTable Decoder::rope_table(int64_t positions) const {
-  const AttentionSpec& a = spec_.attention;
-  const nn::RopeTable table = nn::make_rope_table(a.rope, a.head_dim, positions);
+  const nn::RopeTable table = nn::make_rope_table(spec_.rope, spec_.rope.rotary_dim, positions);
   return {table.cos.to(device_), table.sin.to(device_)};
+}
+
+std::vector<StateSpec> Decoder::states() const {
+  std::vector<StateSpec> out;
+  for (const Layer& layer : layers_) out.push_back(layer.mixer->state());
+  return out;
 }
 
 void Decoder::set_exact(bool exact) {
   std::vector<nn::Linear*> all{&head_};
-  for (const NamedLinear& linear : linears()) {
+  for (const NamedLinear& linear : linears_) {
     if (linear.linear != &head_) all.push_back(linear.linear);
   }
   for (nn::Linear* linear : all) {
@@ -169,40 +122,19 @@ void Decoder::to_device(Batch& batch) const {
   batch.rows.position_ids = batch.rows.position_ids.to(device_, at::kLong);
 }
 
-at::Tensor Decoder::attend(size_t index, const at::Tensor& x, const Batch& batch) {
-  const Layer& layer = layers_[index];
-  const int64_t tokens = x.size(0), head_dim = spec_.attention.head_dim;
-  const auto project = [&](const nn::Linear& w) {
-    return nn::linear(x, w, batch.rows).view({tokens, -1, head_dim});
-  };
-  at::Tensor q = project(layer.q), k = project(layer.k);
-  const at::Tensor v = project(layer.v);
-  prefetch(layer.o);
-  if (layer.q_norm.weight.defined()) {
-    q = nn::rms_norm(q, layer.q_norm, batch.rows);
-    k = nn::rms_norm(k, layer.k_norm, batch.rows);
-  }
-  std::tie(q, k) = nn::apply_rope(q, k, rope_, batch.rows.position_ids);
-  const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim)), layer.window,
-                                     head_.exact};
-  const at::Tensor mixed = batch.kv ? batch.kv->attend(index, q, k, v, batch.rows, options)
-                                    : nn::attention(q, k, v, batch.rows, options);
-  return nn::linear(mixed.reshape({tokens, -1}), layer.o, batch.rows);
-}
-
 Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at::Tensor& normed_x,
                                      const Batch& batch) {
   const Layer& layer = layers_[index];
-  const auto apply = [&](const at::Tensor& in, const nn::Linear& w) {
-    return nn::linear(in, w, batch.rows);
-  };
-  const at::Tensor mixed = attend(index, normed_x, batch);
-  prefetch(layer.gate);
-  const auto [middle, normed] = nn::add_rms_norm(x, mixed, layer.post_norm, batch.rows);
-  const at::Tensor gate = apply(normed, layer.gate), up = apply(normed, layer.up);
-  prefetch(layer.down);
-  const at::Tensor out = nn::swiglu_linear(gate, up, layer.down, batch.rows);
-  prefetch(index + 1 < layers_.size() ? layers_[index + 1].q : head_);
+  const Context context{.rows = batch.rows, .rope = rope_, .layer = index, .kv = batch.kv};
+  const at::Tensor mixed = layer.mixer->forward(normed_x, context);
+  layer.mlp->prefetch();
+  const auto [middle, normed] = nn::add_rms_norm(x, mixed, layer.mlp_norm, batch.rows);
+  const at::Tensor out = layer.mlp->forward(normed, context);
+  if (index + 1 < layers_.size()) {
+    layers_[index + 1].mixer->prefetch();
+  } else {
+    nn::prefetch(head_);
+  }
   return {middle, out};
 }
 
@@ -218,7 +150,7 @@ at::Tensor Decoder::forward(const Batch& from) {
   at::Tensor x = embed(batch);
   const auto run = [&] {
     const auto norm_of = [&](size_t i) -> const nn::RmsNorm& {
-      return i < layers_.size() ? layers_[i].input_norm : final_norm_;
+      return i < layers_.size() ? layers_[i].mixer_norm : final_norm_;
     };
     at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.rows);
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -240,7 +172,7 @@ at::Tensor Decoder::forward(const Batch& from) {
 at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& batch) {
   const auto norm = [&](const nn::RmsNorm& n) { return nn::rms_norm(x, n, batch.rows); };
   if (index == layers_.size()) return norm(final_norm_);
-  const auto [middle, out] = run_layer(index, x, norm(layers_[index].input_norm), batch);
+  const auto [middle, out] = run_layer(index, x, norm(layers_[index].mixer_norm), batch);
   return middle + out;
 }
 
@@ -252,26 +184,14 @@ int64_t Decoder::activation_bytes(const Batch& batch) const {
 
 int64_t Decoder::input_bytes(const Batch& batch) const {
   const int64_t row = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_));
-  return (spec_.num_layers + 2) * row * batch.rows.num_tokens();  // and the last one's output
+  return (spec_.num_layers() + 2) * row * batch.rows.num_tokens();  // and the last one's output
 }
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
-  const Layer& l = layers_[index];
-  const AttentionSpec& a = spec_.attention;
-  const int64_t d = spec_.hidden_size, q = a.num_heads * a.head_dim,
-                kv = a.num_kv_heads * a.head_dim;
-  // Attention's q, k, v and output; the second norm's input; gate and up.
-  int64_t row = 2 * q + 2 * kv + d + 2 * spec_.intermediate_size;
-  if (l.q.needs_input() || l.k.needs_input() || l.v.needs_input()) row += d;
-  if (l.q_norm.weight.defined()) row += q + kv;
-  if (l.gate.needs_input() || l.up.needs_input()) row += d;
-  const int64_t size = static_cast<int64_t>(at::elementSize(dtype_));
-  const int64_t sums = std::max<int64_t>(size, 4) * a.num_heads;  // attention's log-sum-exp
-  int64_t bytes = (row * size + sums) * batch.rows.num_tokens();
-  for (const nn::Linear* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) {
-    if (w->delta) bytes += w->delta->saved_bytes(batch.rows);
-  }
-  return bytes;
+  const Layer& layer = layers_[index];
+  const int64_t sum = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_)) *
+                      batch.rows.num_tokens();  // that the second norm keeps
+  return sum + layer.mixer->saved_bytes(batch.rows) + layer.mlp->saved_bytes(batch.rows);
 }
 
 // The last layers' graphs are kept: backward has freed them by the time it computes the others
@@ -336,49 +256,6 @@ void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
   }
 }
 
-std::vector<NamedLinear> Decoder::linears() {
-  std::vector<NamedLinear> out;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    Layer& l = layers_[i];
-    const std::string attn = layer_path(i) + "self_attn.", mlp = layer_path(i) + "mlp.";
-    out.insert(out.end(), {{attn + "q_proj", &l.q},
-                           {attn + "k_proj", &l.k},
-                           {attn + "v_proj", &l.v},
-                           {attn + "o_proj", &l.o},
-                           {mlp + "gate_proj", &l.gate},
-                           {mlp + "up_proj", &l.up},
-                           {mlp + "down_proj", &l.down}});
-  }
-  if (!spec_.value_head) out.push_back({kHead, &head_});
-  return out;
-}
-
-std::vector<NamedWeight> Decoder::weights() {
-  std::vector<NamedWeight> out{{"model.embed_tokens.weight", &embedding_, true}};
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto add = [&](const char* module, const char* what, at::Tensor& value, nn::WeightGrad*&,
-                         bool decay) {
-      out.push_back({layer_path(i) + module + what, &value, decay});
-    };
-    visit(layers_[i], add);
-  }
-  out.push_back({"model.norm.weight", &final_norm_.weight, false});
-  if (spec_.value_head) {
-    out.push_back({kValueWeight, &head_.weight, true});
-    out.push_back({kValueBias, &head_.bias, false});
-  } else if (!spec_.tied_head) {
-    out.push_back({"lm_head.weight", &head_.weight, true});
-  }
-  return out;
-}
-
-at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                          const std::string& name, const std::vector<int64_t>& shape,
-                          at::ScalarType dtype) {
-  if (begins_at_zero(spec, checkpoint, name)) return at::zeros(shape, dtype);
-  return tensor_of(checkpoint, name, shape, dtype);
-}
-
 nn::WeightGrad* Decoder::buffer() {
   buffers_.push_back(std::make_unique<nn::WeightGrad>());
   return buffers_.back().get();
@@ -386,24 +263,13 @@ nn::WeightGrad* Decoder::buffer() {
 
 void Decoder::train_all() {
   freeze();
-  embedding_grad_ = buffer();
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    visit(layers_[i], [&](const char*, const char*, at::Tensor&, nn::WeightGrad*& grad, bool) {
-      grad = buffer();
-    });
-  }
-  final_norm_.grad = buffer();
-  head_.weight_grad = buffer();
-  if (head_.bias.defined()) head_.bias_grad = buffer();
+  for (const NamedWeight& weight : weights_) *weight.grad = buffer();
+  if (spec_.tied_head) head_.weight_grad = buffer();
 }
 
 void Decoder::freeze() {
-  embedding_grad_ = final_norm_.grad = head_.weight_grad = head_.bias_grad = nullptr;
-  for (Layer& layer : layers_) {
-    visit(layer, [](const char*, const char*, at::Tensor&, nn::WeightGrad*& grad, bool) {
-      grad = nullptr;
-    });
-  }
+  for (const NamedWeight& weight : weights_) *weight.grad = nullptr;
+  head_.weight_grad = nullptr;
   buffers_.clear();
 }
 

@@ -1,28 +1,25 @@
-// The one skeleton: embedding, N identical layers, a final norm. It owns the only copy of the base
-// weights. Knows neither adapters (they come in by nn::Linear's seam), losses, tenants nor the
-// mesh. One thread at a time. For training a layer is a detached segment of autograd: its input
-// starts a graph of its own, and backward() walks the segments in reverse. Gradients of trained
-// weights go to their WeightGrad, never through .grad. T tokens of all sequences packed into one
-// row, D width, V vocabulary.
+// The one skeleton: embedding, layers of two blocks each (blocks/block.h), a final norm. It owns
+// the only copy of the base weights. Knows neither what is in a block, adapters (they come in by
+// nn::Linear's seam), losses, tenants nor the mesh. One thread at a time. For training a layer is a
+// detached segment of autograd: its input starts a graph of its own, and backward() walks the
+// segments in reverse. Gradients of trained weights go to their WeightGrad, never through .grad. T
+// tokens of all sequences packed into one row, D width, V vocabulary.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "twinkle/io/checkpoint.h"
+#include "twinkle/model/blocks/layer.h"
 #include "twinkle/model/spec.h"
-#include "twinkle/nn/attention/attention.h"
-#include "twinkle/nn/linear.h"
-#include "twinkle/nn/norm.h"
-#include "twinkle/nn/rows.h"
+#include "twinkle/model/weights/weight_source.h"
 
 namespace twinkle::model {
-
-class KvCache;  // kv_cache.h
 
 struct Batch {
   at::Tensor input_ids;  // [T] int64
@@ -36,25 +33,6 @@ struct Batch {
 // Thrown when all of a batch has been cancelled.
 struct Stopped : std::exception {
   const char* what() const noexcept override { return "model: stopped"; }
-};
-
-struct NamedLinear {
-  std::string path;  // "model.layers.0.self_attn.q_proj"
-  nn::Linear* linear;
-};
-
-struct NamedWeight {
-  std::string name;   // as in the checkpoint: "model.norm.weight"
-  at::Tensor* value;  // in the decoder's dtype
-  bool decay;         // whether weight decay applies: not to norms and biases
-};
-
-struct Layer {
-  nn::RmsNorm input_norm, post_norm;
-  nn::Linear q, k, v, o;
-  nn::RmsNorm q_norm, k_norm;  // undefined weight: none
-  nn::Linear gate, up, down;
-  int64_t window = 0;
 };
 
 // The activations of a batch, which forward_train keeps for backward.
@@ -108,6 +86,9 @@ class Decoder {
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
 
+  // What sampling keeps of a sequence in each layer.
+  std::vector<StateSpec> states() const;
+
   // V x D and its gradient buffer; a value head is 1 x D and has a bias.
   const nn::Linear& head() const { return head_; }
 
@@ -115,10 +96,10 @@ class Decoder {
   // backward is tested for it; Error kInternal: one fails.
   void set_exact(bool exact);
 
-  std::vector<NamedLinear>
-  linears();  // every linear that an adapter may attach to, in the model's order
-  std::vector<NamedWeight>
-  weights();  // every weight, in the checkpoint's names; a tied head only once
+  // Every linear that an adapter may attach to, in the model's order.
+  const std::vector<NamedLinear>& linears() { return linears_; }
+  // Every weight, in the checkpoint's names; a tied head only once.
+  const std::vector<NamedWeight>& weights() { return weights_; }
 
   // From here until freeze() every weight has a gradient buffer.
   void train_all();
@@ -144,7 +125,6 @@ class Decoder {
   int64_t input_bytes(const Batch& batch) const;                // of all segments' inputs
   int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
   size_t first_kept(const Batch& batch) const;
-  at::Tensor attend(size_t index, const at::Tensor& x_TD, const Batch& batch);
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
   nn::WeightGrad* buffer();
   void grow_rope(const Batch& batch);
@@ -155,20 +135,21 @@ class Decoder {
   at::ScalarType dtype_;
   at::Device device_;
   at::Tensor embedding_;  // [V, D]
-  std::vector<Layer> layers_;
+  nn::WeightGrad* embedding_grad_ = nullptr;
+  std::deque<Layer> layers_;
   nn::RmsNorm final_norm_;
   nn::Linear head_;
+  std::vector<NamedWeight> weights_;
+  std::vector<NamedLinear> linears_;
   nn::RopeTable rope_;
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
-  nn::WeightGrad* embedding_grad_ = nullptr;
   int64_t activation_limit_ = 0;
   std::atomic<int64_t> num_recomputed_ = 0;
 };
 
-// The value that the decoder's constructor gives to a weight, in host memory. Errors as there. Any
-// thread.
-at::Tensor initial_weight(const DecoderSpec& spec, const Checkpoint& checkpoint,
-                          const std::string& name, const std::vector<int64_t>& shape,
-                          at::ScalarType dtype);
+// Where the decoder's constructor takes its weights from. A value head that is added to a causal
+// model begins at zero, and so does a classifier's bias that is not in its checkpoint.
+WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
+                        at::ScalarType dtype);
 
 }  // namespace twinkle::model

@@ -45,7 +45,7 @@ class Textbook {
 
   at::Tensor hidden(const std::vector<int64_t>& ids) const {
     at::Tensor x = at::embedding(w_.at("model.embed_tokens.weight"), at::tensor(ids, at::kLong));
-    for (int64_t i = 0; i < spec_.num_layers; ++i) {
+    for (int64_t i = 0; i < spec_.num_layers(); ++i) {
       const std::string layer = "model.layers." + std::to_string(i) + ".";
       x = x + attend(norm(x, layer + "input_layernorm"), layer + "self_attn.", i);
       const at::Tensor y = norm(x, layer + "post_attention_layernorm");
@@ -67,7 +67,7 @@ class Textbook {
   }
 
   at::Tensor turn(const at::Tensor& x) const {  // [T, H, d]
-    const auto table = nn::make_rope_table(spec_.attention.rope, x.size(2), x.size(0));
+    const auto table = nn::make_rope_table(spec_.rope, x.size(2), x.size(0));
     const auto wide = [](const at::Tensor& half) {
       return at::cat({half, half}, 1).to(at::kDouble).unsqueeze(1);
     };
@@ -76,7 +76,7 @@ class Textbook {
   }
 
   at::Tensor attend(const at::Tensor& x, const std::string& path, int64_t layer) const {
-    const AttentionSpec& a = spec_.attention;
+    const AttentionSpec& a = spec_.layers[static_cast<size_t>(layer)].mixer;
     const auto heads = [&](const char* name) {
       return linear(x, path + name).view({x.size(0), -1, a.head_dim});
     };
@@ -91,8 +91,7 @@ class Textbook {
     v = v.transpose(0, 1).repeat_interleave(group, 0);
     const at::Tensor scores = q.matmul(k.transpose(1, 2)) / std::sqrt(double(a.head_dim));
     at::Tensor seen = at::ones({n, n}, at::kBool).tril();
-    const int64_t window = a.windows[static_cast<size_t>(layer)];
-    if (window > 0) seen = seen & at::ones({n, n}, at::kBool).triu(1 - window);
+    if (a.window > 0) seen = seen & at::ones({n, n}, at::kBool).triu(1 - a.window);
     const at::Tensor p = scores.masked_fill(seen.logical_not(), -INFINITY).softmax(-1);
     return linear(p.matmul(v).transpose(0, 1).reshape({n, -1}), path + "o_proj");
   }

@@ -219,17 +219,16 @@ DecoderSpec llama_like(const Json& config) {
   DecoderSpec spec;
   spec.vocab_size = positive(config, "vocab_size");
   spec.hidden_size = positive(config, "hidden_size");
-  spec.num_layers = positive(config, "num_hidden_layers");
-  require(spec.num_layers <= kMaxLayers, Code::kInvalid,
-          "model: config field 'num_hidden_layers' is ", spec.num_layers, ", the limit is ",
-          kMaxLayers);
-  spec.intermediate_size = positive(config, "intermediate_size");
+  const int64_t num_layers = positive(config, "num_hidden_layers");
+  require(num_layers <= kMaxLayers, Code::kInvalid, "model: config field 'num_hidden_layers' is ",
+          num_layers, ", the limit is ", kMaxLayers);
+  const GatedMlpSpec mlp{.intermediate_size = positive(config, "intermediate_size")};
   spec.max_positions = positive(config, "max_position_embeddings");
   spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
   require(spec.norm_eps > 0 && spec.norm_eps <= 1, Code::kInvalid, "model: rms_norm_eps is ",
           spec.norm_eps, ", it must be above 0 and at most 1");
   spec.tied_head = get_or(config, "tie_word_embeddings", false);
-  AttentionSpec& a = spec.attention;
+  AttentionSpec a;
   a.num_heads = positive(config, "num_attention_heads");
   a.num_kv_heads =
       find(config, "num_key_value_heads") ? positive(config, "num_key_value_heads") : a.num_heads;
@@ -241,8 +240,12 @@ DecoderSpec llama_like(const Json& config) {
           ", too small for num_attention_heads, ", a.num_heads);
   require(a.head_dim % 2 == 0, Code::kInvalid, "model: head_dim is ", a.head_dim,
           ", rope needs an even one");
-  a.windows = read_windows(config, spec.num_layers);
-  a.rope = read_rope(config);
+  for (const int64_t window : read_windows(config, num_layers)) {
+    a.window = window;
+    spec.layers.push_back({a, mlp});
+  }
+  spec.rope = read_rope(config);
+  spec.rope.rotary_dim = a.head_dim;
   const auto activation = get_or<std::string>(config, "hidden_act", "silu");
   require(activation == "silu", Code::kInvalid, "model: hidden_act '", activation,
           "' is not known; known: silu");

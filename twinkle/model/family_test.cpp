@@ -15,6 +15,12 @@ std::string refusal(const JsonObject& config) {
   return error_of([&] { read_spec(config); });
 }
 
+std::vector<int64_t> windows_of(const DecoderSpec& spec) {
+  std::vector<int64_t> windows;
+  for (const LayerSpec& layer : spec.layers) windows.push_back(layer.mixer.window);
+  return windows;
+}
+
 JsonObject with(const char* key, Json value, JsonObject config = tiny_config()) {
   config[key] = std::move(value);
   return config;
@@ -39,14 +45,14 @@ TEST(Family, SizesComeFromTheConfig) {
   EXPECT_EQ(spec.family, "llama");
   EXPECT_EQ(spec.vocab_size, 131);
   EXPECT_EQ(spec.hidden_size, 48);
-  EXPECT_EQ(spec.num_layers, 2);
-  EXPECT_EQ(spec.intermediate_size, 80);
+  EXPECT_EQ(spec.num_layers(), 2);
+  EXPECT_EQ(spec.layers.back().mlp.intermediate_size, 80);
   EXPECT_EQ(spec.max_positions, 256);
   EXPECT_EQ(spec.norm_eps, 1e-5);
   EXPECT_TRUE(spec.tied_head);
-  EXPECT_EQ(spec.attention.num_heads, 4);
-  EXPECT_EQ(spec.attention.num_kv_heads, 2);
-  EXPECT_EQ(spec.attention.head_dim, 12);
+  EXPECT_EQ(spec.layers.back().mixer.num_heads, 4);
+  EXPECT_EQ(spec.layers.back().mixer.num_kv_heads, 2);
+  EXPECT_EQ(spec.layers.back().mixer.head_dim, 12);
 }
 
 TEST(Family, AbsentFieldsHaveTransformersDefaults) {
@@ -55,12 +61,12 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
                           "tie_word_embeddings", "architectures"})
     config.erase(key);
   const DecoderSpec spec = read_spec(config);
-  EXPECT_EQ(spec.attention.num_kv_heads, 4);
-  EXPECT_EQ(spec.attention.head_dim, 48 / 4);
+  EXPECT_EQ(spec.layers.back().mixer.num_kv_heads, 4);
+  EXPECT_EQ(spec.layers.back().mixer.head_dim, 48 / 4);
   EXPECT_EQ(spec.norm_eps, 1e-6);
-  EXPECT_EQ(spec.attention.rope.theta, 10000);
+  EXPECT_EQ(spec.rope.theta, 10000);
   EXPECT_FALSE(spec.tied_head);
-  EXPECT_EQ(spec.attention.windows, std::vector<int64_t>(2, 0));
+  EXPECT_EQ(windows_of(spec), std::vector<int64_t>(2, 0));
 }
 
 // The first windowed layer is an index: -1 was written before the list.
@@ -73,7 +79,7 @@ TEST(Family, WindowsBeginAtALayer) {
                                    std::to_string(first) + ", it must be at least 0");
   }
   config["max_window_layers"] = int64_t{1} << 62;
-  EXPECT_EQ(read_spec(config).attention.windows, std::vector<int64_t>(2, 0));
+  EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(2, 0));
 }
 
 TEST(Family, ANormsEpsilonIsSmall) {
@@ -180,17 +186,17 @@ TEST(Family, ImpossibleSizesAreRefused) {
 TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
   JsonObject config = with("num_hidden_layers", 4);
   config["sliding_window"] = 9;
-  EXPECT_EQ(read_spec(config).attention.windows, std::vector<int64_t>(4, 0)) << "not used";
+  EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(4, 0)) << "not used";
   config["use_sliding_window"] = true;
   JsonObject unsaid = config;
   unsaid.erase("sliding_window");
   EXPECT_EQ(refusal(unsaid),
             "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
   config["max_window_layers"] = 3;
-  EXPECT_EQ(read_spec(config).attention.windows, (std::vector<int64_t>{0, 0, 0, 9}));
+  EXPECT_EQ(windows_of(read_spec(config)), (std::vector<int64_t>{0, 0, 0, 9}));
   config["layer_types"] =
       JsonArray{"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
-  EXPECT_EQ(read_spec(config).attention.windows, (std::vector<int64_t>{9, 0, 9, 0}));
+  EXPECT_EQ(windows_of(read_spec(config)), (std::vector<int64_t>{9, 0, 9, 0}));
   config["layer_types"] = JsonArray{"full_attention"};
   EXPECT_EQ(refusal(config), "model: config field 'layer_types' must list 4 layers");
   config["layer_types"] = JsonArray{"full_attention", "full_attention", "chunked_attention", "x"};

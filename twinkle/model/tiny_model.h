@@ -9,7 +9,7 @@
 #include "twinkle/base/json.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir_for_test.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::model {
 

@@ -43,8 +43,8 @@ TEST(ValueHead, ANewOneIsZeroAndTheEmbeddingKeepsItsVocabulary) {
     EXPECT_TRUE(at::equal(*bias.value, at::zeros({1})));
     weight.value->fill_(3);
     const auto initial = [&](const NamedWeight& w) {
-      return initial_weight(decoder.spec(), Checkpoint::open(dir.path()), w.name,
-                            w.value->sizes().vec(), at::kFloat);
+      return weights_of(decoder.spec(), Checkpoint::open(dir.path()), at::kFloat)
+          .read(w.name, w.value->sizes().vec());
     };
     EXPECT_TRUE(at::equal(initial(weight), at::zeros({1, 48})));
     EXPECT_TRUE(at::equal(initial(weights[0]), given.at("model.embed_tokens.weight")));

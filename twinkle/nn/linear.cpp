@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "twinkle/kernels/simd/team.h"
 #include "twinkle/nn/linear_node.h"
 
 namespace twinkle::nn {
@@ -93,6 +94,11 @@ void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor
     const int64_t begin = rows.cu_seqlens[s], end = rows.cu_seqlens[s + 1];
     add_thread_invariant_product(sum, dy.slice(0, begin, end).t(), x.slice(0, begin, end));
   }
+}
+
+void prefetch(const Linear& w) {
+  if (!w.weight.is_cpu()) return;
+  kernels::will_read(w.weight.const_data_ptr(), static_cast<int64_t>(w.weight.nbytes()));
 }
 
 at::Tensor linear(const at::Tensor& x, const Linear& w, const Rows& rows) {

@@ -38,10 +38,15 @@ struct Linear {
 
   // True if its backward pass reads its input.
   bool needs_input() const { return delta || weight_grad; }
+  // Bytes that its forward keeps for backward besides its input.
+  int64_t saved_bytes(const Rows& rows) const { return delta ? delta->saved_bytes(rows) : 0; }
 };
 
 // x [T, I] of the weight's dtype. `rows` must outlive the backward pass.
 at::Tensor linear(const at::Tensor& x_TI, const Linear& w, const Rows& rows);
+
+// Says that a product with w comes next: the threads of a CPU fetch its weight while they wait.
+void prefetch(const Linear& w);
 
 // x W^T + b of w alone, without its delta; and dy W.
 at::Tensor product(const at::Tensor& x_TI, const Linear& w);

@@ -77,7 +77,7 @@ Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
       options_(options),
       eos_ids_(std::move(eos_ids)),
       schedule_(options),
-      cache_(decoder.spec(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
+      cache_(decoder.states(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
       graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
 
 Sampler::~Sampler() = default;

@@ -12,7 +12,7 @@
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::sampler {
 

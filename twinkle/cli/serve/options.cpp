@@ -84,7 +84,7 @@ std::string check_service(const ServeOptions& o) {
   const model::DecoderSpec spec = model::read_spec(config);
   text::decoder_of(path);
   std::ostringstream out;
-  out << spec.family << " of " << spec.num_layers << " layers from " << path << " on "
+  out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
   out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path

@@ -3,77 +3,22 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 
 #include "twinkle/base/error.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string text_of(const std::string& value) { return value; }
-std::string text_of(bool value) { return value ? "true" : "false"; }
-std::string text_of(int64_t value) { return std::to_string(value); }
-std::string text_of(double value) { return boost::json::serialize(Json(value)); }
-std::string text_of(const std::vector<int64_t>& value) { return shape_text(value); }
-std::string text_of(const std::optional<double>& value) {
-  return value ? text_of(*value) : "missing";
-}
-
-// GGUF keeps them in float32.
-bool same(double a, double b) { return static_cast<float>(a) == static_cast<float>(b); }
-bool same(const std::optional<double>& a, const std::optional<double>& b) {
-  return a.has_value() == b.has_value() && (!a || same(*a, *b));
-}
-template <class T>
-bool same(const T& a, const T& b) {
-  return a == b;
-}
-
 // Weights of another model may have the same names and shapes.
 void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec& theirs,
                         const fs::path& directory) {
-  const auto check = [&](std::string_view key, const auto& mine, const auto& other) {
-    require(same(mine, other), Code::kInvalid, "engine: load: ", directory.string(),
-            " is of another model: its ", key, " is ", text_of(other), ", this model's is ",
-            text_of(mine));
-  };
-  check("model_type", ours.family, theirs.family);
-  check("vocab_size", ours.vocab_size, theirs.vocab_size);
-  check("hidden_size", ours.hidden_size, theirs.hidden_size);
-  check("num_hidden_layers", ours.num_layers, theirs.num_layers);
-  check("intermediate_size", ours.intermediate_size, theirs.intermediate_size);
-  check("rms_norm_eps", ours.norm_eps, theirs.norm_eps);
-  check("mlp_bias", ours.mlp_bias, theirs.mlp_bias);
-  check("tie_word_embeddings", ours.tied_head, theirs.tied_head);
-  const model::AttentionSpec &a = ours.attention, &b = theirs.attention;
-  check("num_attention_heads", a.num_heads, b.num_heads);
-  check("num_key_value_heads", a.num_kv_heads, b.num_kv_heads);
-  check("head_dim", a.head_dim, b.head_dim);
-  check("attention_bias", a.qkv_bias, b.qkv_bias);
-  check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
-  check("q_norm", a.qk_norm, b.qk_norm);
-  check("sliding_window (of each layer)", a.windows, b.windows);
-  const nn::RopeSpec &r = a.rope, &s = b.rope;
-  const auto kind = [](nn::RopeKind k) {
-    return std::string(
-        std::array{"default", "linear", "yarn", "llama3"}.at(static_cast<size_t>(k)));
-  };
-  check("rope_type", kind(r.kind), kind(s.kind));
-  check("rope_theta", r.theta, s.theta);
-  check("rope factor", r.factor, s.factor);
-  check("original_max_position_embeddings", r.original_max_position, s.original_max_position);
-  check("low_freq_factor", r.low_freq_factor, s.low_freq_factor);
-  check("high_freq_factor", r.high_freq_factor, s.high_freq_factor);
-  check("beta_fast", r.beta_fast, s.beta_fast);
-  check("beta_slow", r.beta_slow, s.beta_slow);
-  check("rope truncate", r.truncate, s.truncate);
-  check("attention_factor", r.attention_factor, s.attention_factor);
-  check("mscale", r.mscale, s.mscale);
-  check("mscale_all_dim", r.mscale_all_dim, s.mscale_all_dim);
+  const std::string different = model::difference(ours, theirs);
+  require(different.empty(), Code::kInvalid, "engine: load: ", directory.string(),
+          " is of another model: its ", different);
 }
 
 std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel& base) {
@@ -81,16 +26,12 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
   const auto given = model::read_spec(checkpoint.config(), base.spec.value_head);
   require_same_model(base.spec, given, directory);
-  const auto has_none = [&](const std::string& name) {
-    return name == model::kValueBias && !given.new_head && !checkpoint.contains(name);
-  };
-  for (const auto& [name, shape] : base.weights) {
-    if (!has_none(name)) model::stored_of(checkpoint, name, shape);
-  }
+  std::vector<std::string> zeros;
+  if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
+  const model::WeightSource source(checkpoint, base.dtype, std::move(zeros));
+  for (const auto& [name, shape] : base.weights) source.check(name, shape);
   std::vector<at::Tensor> out;
-  for (const auto& [name, shape] : base.weights)
-    out.push_back(has_none(name) ? at::zeros(shape, base.dtype)
-                                 : model::tensor_of(checkpoint, name, shape, base.dtype));
+  for (const auto& [name, shape] : base.weights) out.push_back(source.read(name, shape));
   return out;
 }
 
@@ -171,10 +112,9 @@ Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const B
 
 Loaded read_base(const Delete& operation, const BaseModel& base) {
   try {
-    const Checkpoint checkpoint = Checkpoint::open(base.directory);
+    const auto source = model::weights_of(base.spec, Checkpoint::open(base.directory), base.dtype);
     Loaded out;
-    for (const auto& [name, shape] : base.weights)
-      out.weights.push_back(model::initial_weight(base.spec, checkpoint, name, shape, base.dtype));
+    for (const auto& [name, shape] : base.weights) out.weights.push_back(source.read(name, shape));
     return out;
   } catch (const Error& e) {
     fail(e.code, "engine: delete: tenant '", operation.tenant,

@@ -13,7 +13,7 @@
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {

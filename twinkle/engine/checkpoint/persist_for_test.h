@@ -10,8 +10,8 @@
 
 #include "twinkle/engine/operations_for_test.h"
 #include "twinkle/io/safetensors.h"
-#include "twinkle/model/tensors.h"
 #include "twinkle/model/tiny_model.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 

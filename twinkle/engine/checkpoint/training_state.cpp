@@ -8,7 +8,7 @@
 #include <set>
 
 #include "twinkle/io/safetensors.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {

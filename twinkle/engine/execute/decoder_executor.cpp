@@ -15,7 +15,7 @@
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
 namespace {
@@ -32,9 +32,7 @@ double memory_of(at::Device device) {
 }
 
 double cache_bytes(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype) {
-  const auto& a = spec.attention;
-  return 2.0 * static_cast<double>(tokens) *
-         static_cast<double>(spec.num_layers * a.num_kv_heads * a.head_dim) *
+  return static_cast<double>(tokens) * static_cast<double>(spec.state_size()) *
          static_cast<double>(c10::elementSize(dtype));
 }
 
@@ -309,7 +307,7 @@ void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
     base = taken(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
-  const auto weights = decoder_->weights();  // before a change: it takes memory
+  const auto& weights = decoder_->weights();
   parking_.forget(gone);
   tenants_.erase(op.tenant);
   prefetch_.remove(op.tenant);

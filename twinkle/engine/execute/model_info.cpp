@@ -67,7 +67,7 @@ ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   info.config_json = boost::json::serialize(checkpoint.config());
   info.vocab_size = spec.vocab_size;
   info.max_positions = spec.max_positions;
-  info.num_layers = spec.num_layers;
+  info.num_layers = spec.num_layers();
   info.bf16_products = kernels::linear_bf16_best();
   for (const auto& w : decoder.weights()) info.num_parameters += w.value->numel();
   info.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);

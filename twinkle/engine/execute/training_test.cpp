@@ -288,7 +288,7 @@ TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationThatCannotBeFailsAlone) {
 }
 
 TEST_F(TrainingOnADecoder, ABatchThatNobodyWantsAnyMoreBeginsNoOtherLayer) {
-  const auto layers = static_cast<size_t>(decoder_.spec().num_layers);
+  const auto layers = static_cast<size_t>(decoder_.spec().num_layers());
   ASSERT_GE(layers, 2u);
   const ForwardBackward learns = work("a", 2);
   const Operation first = work("a", 1), train = learns,

@@ -6,9 +6,10 @@ namespace twinkle::model {
 Family llama() {
   return {.name = "llama", .architectures = {"LlamaForCausalLM"}, .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
-            spec.attention.qkv_bias = spec.attention.o_bias =
-                get_or(config, "attention_bias", false);
-            spec.mlp_bias = get_or(config, "mlp_bias", false);
+            for (LayerSpec& layer : spec.layers) {
+              layer.mixer.qkv_bias = layer.mixer.o_bias = get_or(config, "attention_bias", false);
+              layer.mlp.bias = get_or(config, "mlp_bias", false);
+            }
             return spec;
           }};
 }

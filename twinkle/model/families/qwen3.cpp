@@ -6,9 +6,10 @@ namespace twinkle::model {
 Family qwen3() {
   return {.name = "qwen3", .architectures = {"Qwen3ForCausalLM"}, .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
-            spec.attention.qk_norm = true;
-            spec.attention.qkv_bias = spec.attention.o_bias =
-                get_or(config, "attention_bias", false);
+            for (LayerSpec& layer : spec.layers) {
+              layer.mixer.qk_norm = true;
+              layer.mixer.qkv_bias = layer.mixer.o_bias = get_or(config, "attention_bias", false);
+            }
             return spec;
           }};
 }

@@ -9,11 +9,10 @@ namespace twinkle::sampler {
 
 static_assert(kPageTokens == kernels::kKeyTile);
 
-PagedCache::PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, at::Device device,
-                       int64_t num_pages)
+PagedCache::PagedCache(const std::vector<model::StateSpec>& states, at::ScalarType dtype,
+                       at::Device device, int64_t num_pages)
     : device_(device) {
-  const int64_t heads = spec.attention.num_kv_heads, dim = spec.attention.head_dim;
-  for (int64_t i = 0; i < spec.num_layers; ++i) {
+  for (const auto& [heads, dim] : states) {
     // Not make_pages: its zeros would make every page resident at once.
     const auto options = at::device(device).dtype(dtype);
     layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, options),

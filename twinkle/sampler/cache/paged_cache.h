@@ -20,8 +20,9 @@ struct Chunk {
 
 class PagedCache final : public model::KvCache {
  public:
-  // Memory for all pages, on `device`; that of the CPU is handed out as pages are first used.
-  PagedCache(const model::DecoderSpec& spec, at::ScalarType dtype, at::Device device,
+  // Memory for all pages of layers that keep `states`, on `device`; that of the CPU is handed out
+  // as pages are first used.
+  PagedCache(const std::vector<model::StateSpec>& states, at::ScalarType dtype, at::Device device,
              int64_t num_pages);
 
   // Says what the sequences of the next forward are, in its order. Rows that the forward has behind

@@ -8,14 +8,7 @@
 namespace twinkle::sampler {
 namespace {
 
-model::DecoderSpec two_layers() {
-  model::DecoderSpec spec;
-  spec.num_layers = 2;
-  spec.attention.num_heads = 4;
-  spec.attention.num_kv_heads = 2;
-  spec.attention.head_dim = 16;
-  return spec;
-}
+std::vector<model::StateSpec> two_layers() { return {{2, 16}, {2, 16}}; }
 
 struct Tokens {
   at::Tensor q, k, v;
@@ -46,6 +39,22 @@ TEST(PagedCache, PiecesOfASequenceAttendAsTheWholeDoesInEachLayer) {
   };
   EXPECT_TRUE(at::equal(got_first, whole(first)));
   EXPECT_TRUE(at::equal(got_second, whole(second)));
+}
+
+TEST(PagedCache, EveryLayerHasPagesOfItsOwnShape) {
+  const std::vector<model::StateSpec> states{{2, 16}, {1, 8}};
+  PagedCache cache(states, at::kFloat, at::kCPU, 1);
+  BlockPool pool(kPageTokens);
+  const std::vector<Block> blocks = pool.take(1);
+  cache.start({{&blocks, 0, 5}});
+  const int64_t lengths[] = {5};
+  for (size_t layer = 0; layer < states.size(); ++layer) {
+    const auto [heads, dim] = states[layer];
+    const at::Tensor q = at::randn({5, 4, dim}), k = at::randn({5, heads, dim}),
+                     v = at::randn({5, heads, dim});
+    EXPECT_TRUE(at::equal(cache.attend(layer, q, k, v, {}, {.scale = 0.25}),
+                          nn::attention(q, k, v, nn::pack(lengths), {.scale = 0.25})));
+  }
 }
 
 TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {

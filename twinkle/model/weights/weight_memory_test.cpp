@@ -1,4 +1,4 @@
-#include "twinkle/model/weight_memory.h"
+#include "twinkle/model/weights/weight_memory.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -7,19 +7,26 @@
 
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/tensor_view.h"
-#include "twinkle/model/weight_memory.h"
+#include "twinkle/model/weights/weight_memory.h"
 
 namespace twinkle::model {
 
-// Tensor `name`, not read yet. Error kInvalid: it is missing, or its shape is not `shape`.
-const StoredTensor& stored_of(const Checkpoint& checkpoint, const std::string& name,
-                              const std::vector<int64_t>& shape);
+// Indices [begin, end) of one dim, and all of the others. By default everything.
+struct TensorSlice {
+  int64_t dim = 0, begin = 0;
+  int64_t end = -1;  // -1: the dim's end
 
-// A copy of it in `dtype`. Error kInvalid: as stored_of; its type is no float type, it holds NaN or
-// infinity. `memory` provides the storage; null: the tensor allocates its own.
-at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
-                     const std::vector<int64_t>& shape, at::ScalarType dtype,
-                     WeightMemory* memory = nullptr);
+  // Of the slice of a tensor of this shape. Error kInternal: it is not inside.
+  std::vector<int64_t> shape_in(std::vector<int64_t> shape) const;
+};
+
+// Error kInvalid: the tensor's type is no float type.
+at::ScalarType scalar_type_of(const StoredTensor& stored);
+
+// A copy in its own type, straight from the file; what is not in the slice is not read. `memory`
+// provides the storage; null: the tensor allocates its own. Error kInvalid: as scalar_type_of.
+at::Tensor read_tensor(const StoredTensor& stored, const TensorSlice& slice = {},
+                       WeightMemory* memory = nullptr);
 
 // Any float tensor as float32.
 at::Tensor to_float32(const StoredTensor& stored);

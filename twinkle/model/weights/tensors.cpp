@@ -1,4 +1,4 @@
-#include "twinkle/model/tensors.h"
+#include "twinkle/model/weights/tensors.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -6,14 +6,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <span>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::model {
-namespace {
 
-at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
-  switch (dtype) {
+std::vector<int64_t> TensorSlice::shape_in(std::vector<int64_t> shape) const {
+  if (begin == 0 && end == -1) return shape;
+  require(dim >= 0 && dim < std::ssize(shape), Code::kInternal, "model: a slice of dim ", dim,
+          " of a tensor of shape ", shape_text(shape));
+  int64_t& size = shape[static_cast<size_t>(dim)];
+  const int64_t last = end == -1 ? size : end;
+  require(begin >= 0 && begin <= last && last <= size, Code::kInternal, "model: a slice from ",
+          begin, " to ", last, " of a dim of ", size);
+  size = last - begin;
+  return shape;
+}
+
+at::ScalarType scalar_type_of(const StoredTensor& stored) {
+  switch (stored.dtype) {
     case Dtype::kF64:
       return at::kDouble;
     case Dtype::kF32:
@@ -23,66 +37,27 @@ at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
     case Dtype::kBF16:
       return at::kBFloat16;
     default:
-      fail(Code::kInvalid, "model: tensor ", name, " is ", name_of(dtype),
+      fail(Code::kInvalid, "model: tensor ", stored.name, " is ", name_of(stored.dtype),
            "; weights are F32, F16, BF16 or F64");
   }
 }
 
-// Straight from the file into its place.
-at::Tensor read(const StoredTensor& stored, WeightMemory* memory = nullptr) {
-  const at::ScalarType type = scalar_type(stored.dtype, stored.name);
-  at::Tensor out = memory ? memory->empty(stored.shape, type) : at::empty(stored.shape, type);
-  stored.read({static_cast<std::byte*>(out.mutable_data_ptr()), out.nbytes()});
+at::Tensor read_tensor(const StoredTensor& stored, const TensorSlice& slice, WeightMemory* memory) {
+  const at::ScalarType type = scalar_type_of(stored);
+  const std::vector<int64_t> shape = slice.shape_in(stored.shape);
+  at::Tensor out = memory ? memory->empty(shape, type) : at::empty(shape, type);
+  std::span<std::byte> left{static_cast<std::byte*>(out.mutable_data_ptr()), out.nbytes()};
+  if (left.empty()) return out;
+  // The file holds the slice in runs, one for each index of the dims before its own.
+  const auto before = shape.begin() + slice.dim;
+  const int64_t runs = std::accumulate(shape.begin(), before, int64_t{1}, std::multiplies{});
+  const size_t run = left.size() / static_cast<size_t>(runs);
+  const int64_t stride = stored.num_bytes() / runs;
+  int64_t offset = 0;  // of the next run
+  if (slice.begin > 0) offset = static_cast<int64_t>(run) / *before * slice.begin;
+  for (; !left.empty(); left = left.subspan(run), offset += stride)
+    stored.read(left.first(run), offset);
   return out;
-}
-
-// True if any of n words has all bits of its exponent set, which is NaN or infinity.
-template <class Word>
-bool has_full_exponent(const void* data, int64_t n, Word exponent) {
-  const auto* words = static_cast<const Word*>(data);
-  Word found = 0;
-  for (int64_t i = 0; i < n; ++i) found |= static_cast<Word>((words[i] & exponent) == exponent);
-  return found != 0;
-}
-
-bool is_finite(const at::Tensor& t) {
-  const void* data = t.const_data_ptr();
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return !has_full_exponent<uint32_t>(data, t.numel(), 0x7F800000);
-    case at::kBFloat16:
-      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7F80);
-    case at::kHalf:
-      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7C00);
-    default:
-      return at::isfinite(t).all().item<bool>();
-  }
-}
-
-}  // namespace
-
-const StoredTensor& stored_of(const Checkpoint& checkpoint, const std::string& name,
-                              const std::vector<int64_t>& shape) {
-  require(checkpoint.contains(name), Code::kInvalid, "model: ", checkpoint.path().string(),
-          " has no tensor ", name, ", which config.json asks for");
-  const StoredTensor& stored = checkpoint.at(name);
-  require(stored.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
-          shape_text(stored.shape), ", config.json asks for ", shape_text(shape));
-  return stored;
-}
-
-at::Tensor tensor_of(const Checkpoint& checkpoint, const std::string& name,
-                     const std::vector<int64_t>& shape, at::ScalarType dtype,
-                     WeightMemory* memory) {
-  const StoredTensor& stored = stored_of(checkpoint, name, shape);
-  const auto check = [&](const at::Tensor& t) {
-    require(is_finite(t), Code::kInvalid, "model: tensor ", name, " of ",
-            checkpoint.path().string(), " holds NaN or infinity; fetch the checkpoint again");
-    return t;
-  };
-  if (scalar_type(stored.dtype, name) == dtype) return check(read(stored, memory));
-  const at::Tensor converted = check(read(stored)).to(dtype);
-  return memory ? memory->empty(shape, dtype).copy_(converted) : converted;
 }
 
 void assign(const at::Tensor& from, const at::Tensor& to) {
@@ -109,13 +84,13 @@ void assign(const at::Tensor& from, const at::Tensor& to) {
   });
 }
 
-at::Tensor to_float32(const StoredTensor& stored) { return read(stored).to(at::kFloat); }
+at::Tensor to_float32(const StoredTensor& stored) { return read_tensor(stored).to(at::kFloat); }
 
 bool is_copy(const StoredTensor& copy, const StoredTensor& original) {
   constexpr int64_t kBlock = 1 << 18;  // elements
   if (copy.shape != original.shape) return false;
   const auto block = [](const StoredTensor& from, int64_t begin, int64_t count) {
-    at::Tensor out = at::empty({count}, scalar_type(from.dtype, from.name));
+    at::Tensor out = at::empty({count}, scalar_type_of(from));
     from.read({static_cast<std::byte*>(out.mutable_data_ptr()), out.nbytes()},
               begin * size_of(from.dtype));
     return out;

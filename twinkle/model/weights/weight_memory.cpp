@@ -1,4 +1,4 @@
-#include "twinkle/model/weight_memory.h"
+#include "twinkle/model/weights/weight_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

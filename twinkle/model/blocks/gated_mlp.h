@@ -1,0 +1,20 @@
+// The MLP of llama-like models: down(silu(gate x) * up x) (Shazeer 2020, SwiGLU).
+#pragma once
+#include "twinkle/model/blocks/block.h"
+#include "twinkle/model/blocks/parts.h"
+
+namespace twinkle::model {
+
+class GatedMlp final : public Block {
+ public:
+  GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts);
+
+  at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
+  void prefetch() const override;
+  int64_t saved_bytes(const nn::Rows& rows) const override;
+
+ private:
+  nn::Linear gate_, up_, down_;
+};
+
+}  // namespace twinkle::model

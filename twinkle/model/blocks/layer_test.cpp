@@ -1,0 +1,109 @@
+#include "twinkle/model/blocks/layer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::model {
+namespace {
+
+// A layer of random weights, and how often each was read.
+struct Drawn {
+  explicit Drawn(const DecoderSpec& spec)
+      : parts([this](const std::string& name, const std::vector<int64_t>& shape) {
+          ++reads[name];
+          return at::randn(shape);
+        }) {
+    parts.path = "model.layers.1.";
+    layer.emplace(spec, spec.layers[1], parts);
+  }
+  std::map<std::string, int> reads;
+  Parts parts;
+  std::optional<Layer> layer;
+};
+
+// What a checkpoint holds of the second layer.
+std::map<std::string, at::Tensor> stored(const JsonObject& config) {
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, value] : tiny_weights(config)) {
+    if (name.starts_with("model.layers.1.")) out[name] = value;
+  }
+  return out;
+}
+
+class LayerParts : public testing::TestWithParam<std::string> {};
+
+TEST_P(LayerParts, AreTheCheckpointsEachOnceWithItsShape) {
+  const JsonObject config = tiny_config(GetParam());
+  const Drawn drawn(read_spec(config));
+  const auto want = stored(config);
+  EXPECT_EQ(drawn.parts.weights.size(), want.size());
+  for (const NamedWeight& weight : drawn.parts.weights) {
+    ASSERT_TRUE(want.contains(weight.name)) << weight.name;
+    EXPECT_EQ(weight.value->sizes(), want.at(weight.name).sizes()) << weight.name;
+    EXPECT_EQ(drawn.reads.at(weight.name), 1) << weight.name;
+    EXPECT_EQ(weight.decay, weight.value->dim() == 2) << weight.name;
+  }
+}
+
+TEST_P(LayerParts, HaveTheBuffersThatAreEnteredForTheirWeights) {
+  const Drawn drawn(read_spec(tiny_config(GetParam())));
+  std::map<std::string, nn::WeightGrad> buffers;
+  for (const NamedWeight& weight : drawn.parts.weights) {
+    EXPECT_EQ(*weight.grad, nullptr) << weight.name << " begins frozen";
+    *weight.grad = &buffers[weight.name];
+  }
+  for (const NamedLinear& linear : drawn.parts.linears) {
+    EXPECT_EQ(linear.linear->weight_grad, &buffers.at(linear.path + ".weight"));
+    const bool bias = linear.linear->bias.defined();
+    EXPECT_EQ(linear.linear->bias_grad, bias ? &buffers.at(linear.path + ".bias") : nullptr);
+  }
+  const Layer& layer = *drawn.layer;
+  EXPECT_EQ(layer.mixer_norm.grad, &buffers.at("model.layers.1.input_layernorm.weight"));
+  EXPECT_EQ(layer.mlp_norm.grad, &buffers.at("model.layers.1.post_attention_layernorm.weight"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayerParts, testing::Values("llama", "qwen2", "qwen3"));
+
+// Says that it keeps 1000 bytes a token.
+struct Keeping : nn::Delta {
+  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Rows&, at::Tensor&) override {
+    return {};
+  }
+  int64_t saved_bytes(const nn::Rows& rows) const override { return 1000 * rows.num_tokens(); }
+  void backward(const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&,
+                const nn::Rows&, at::Tensor&) override {}
+};
+
+TEST(Layer, EveryLinearsDeltaCountsInItsBlockAndTheInputWhereItIsRead) {
+  const Drawn drawn(read_spec(tiny_config()));
+  const Layer& layer = *drawn.layer;
+  const nn::Rows rows = nn::pack(std::vector<int64_t>{3, 2});
+  Keeping delta;
+  for (const NamedLinear& linear : drawn.parts.linears) {
+    const int64_t mixer = layer.mixer->saved_bytes(rows), mlp = layer.mlp->saved_bytes(rows);
+    linear.linear->delta = &delta;
+    const bool in_mlp = linear.path.find(".mlp.") != std::string::npos;
+    const bool reads_x = !linear.path.ends_with("o_proj") && !linear.path.ends_with("down_proj");
+    const int64_t more = 5 * (1000 + (reads_x ? 48 * 4 : 0));
+    EXPECT_EQ(layer.mixer->saved_bytes(rows) - mixer, in_mlp ? 0 : more) << linear.path;
+    EXPECT_EQ(layer.mlp->saved_bytes(rows) - mlp, in_mlp ? more : 0) << linear.path;
+    linear.linear->delta = nullptr;
+  }
+}
+
+TEST(Layer, SamplingKeepsWhatTheSpecSaysOfAWholeModel) {
+  const DecoderSpec spec = read_spec(tiny_config());
+  const StateSpec state = Drawn(spec).layer->mixer->state();
+  EXPECT_EQ(state.num_heads, 2);
+  EXPECT_EQ(state.head_dim, 12);
+  EXPECT_EQ(state.token_size(), spec.layers[1].mixer.state().token_size());
+}
+
+}  // namespace
+}  // namespace twinkle::model

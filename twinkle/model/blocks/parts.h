@@ -1,0 +1,56 @@
+// The parts of a decoder: every weight by its name in the checkpoint, every linear that an adapter
+// may attach to by its path. A block adds its own, each once, when it is made. What goes over all
+// weights or linears (gradient buffers, optimizers, files, adapters) reads these lists. The parts
+// must stay where they are.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "twinkle/nn/linear.h"
+#include "twinkle/nn/norm.h"
+
+namespace twinkle::model {
+
+struct NamedLinear {
+  std::string path;  // "model.layers.0.self_attn.q_proj"
+  nn::Linear* linear;
+};
+
+struct NamedWeight {
+  std::string name;       // as in the checkpoint: "model.norm.weight"
+  at::Tensor* value;      // in the decoder's dtype
+  bool decay;             // whether weight decay applies: not to norms and biases
+  nn::WeightGrad** grad;  // its buffer's place in the linear or norm; the decoder fills it
+};
+
+struct LinearSize {
+  int64_t outputs, inputs;
+  bool bias = false;
+};
+
+class Parts {
+ public:
+  // Gives the weight of this name and shape, or throws.
+  using Read =
+      std::function<at::Tensor(const std::string& name, const std::vector<int64_t>& shape)>;
+  explicit Parts(Read read) : read_(std::move(read)) {}
+
+  std::string path;                  // of the parts that follow: "model.layers.0."
+  std::vector<NamedWeight> weights;  // in the order in which they were added
+  std::vector<NamedLinear> linears;
+
+  // Each reads the part's weights and lists it. Errors are those of `read`.
+  void weight(const std::string& name, const std::vector<int64_t>& shape, bool decay,
+              at::Tensor& value, nn::WeightGrad*& grad);
+  void linear(const std::string& name, const LinearSize& size, nn::Linear& into);
+  void norm(const std::string& name, int64_t width, double eps, nn::RmsNorm& into);
+
+ private:
+  Read read_;
+};
+
+}  // namespace twinkle::model

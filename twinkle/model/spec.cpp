@@ -1,0 +1,96 @@
+#include "twinkle/model/spec.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "twinkle/base/json.h"
+
+namespace twinkle::model {
+namespace {
+
+std::string text_of(const std::string& value) { return value; }
+std::string text_of(bool value) { return value ? "true" : "false"; }
+std::string text_of(int64_t value) { return std::to_string(value); }
+std::string text_of(double value) { return boost::json::serialize(Json(value)); }
+std::string text_of(const std::optional<double>& value) {
+  return value ? text_of(*value) : "missing";
+}
+
+bool same(double a, double b) { return static_cast<float>(a) == static_cast<float>(b); }
+bool same(const std::optional<double>& a, const std::optional<double>& b) {
+  return a.has_value() == b.has_value() && (!a || same(*a, *b));
+}
+template <class T>
+bool same(const T& a, const T& b) {
+  return a == b;
+}
+
+std::string kind_of(const nn::RopeSpec& rope) {
+  return std::array{"default", "linear", "yarn", "llama3"}.at(static_cast<size_t>(rope.kind));
+}
+
+// Each calls check(name, value, other value) for every field.
+template <class Check>
+void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check) {
+  check("num_attention_heads", a.num_heads, b.num_heads);
+  check("num_key_value_heads", a.num_kv_heads, b.num_kv_heads);
+  check("head_dim", a.head_dim, b.head_dim);
+  check("attention_bias", a.qkv_bias, b.qkv_bias);
+  check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
+  check("q_norm", a.qk_norm, b.qk_norm);
+  check("sliding_window", a.window, b.window);
+}
+
+template <class Check>
+void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const Check& check) {
+  check("intermediate_size", a.intermediate_size, b.intermediate_size);
+  check("mlp_bias", a.bias, b.bias);
+}
+
+template <class Check>
+void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
+  check("rope_type", kind_of(a), kind_of(b));
+  check("rope_theta", a.theta, b.theta);
+  check("rope factor", a.factor, b.factor);
+  check("original_max_position_embeddings", a.original_max_position, b.original_max_position);
+  check("low_freq_factor", a.low_freq_factor, b.low_freq_factor);
+  check("high_freq_factor", a.high_freq_factor, b.high_freq_factor);
+  check("beta_fast", a.beta_fast, b.beta_fast);
+  check("beta_slow", a.beta_slow, b.beta_slow);
+  check("rope truncate", a.truncate, b.truncate);
+  check("attention_factor", a.attention_factor, b.attention_factor);
+  check("mscale", a.mscale, b.mscale);
+  check("mscale_all_dim", a.mscale_all_dim, b.mscale_all_dim);
+}
+
+}  // namespace
+
+int64_t DecoderSpec::state_size() const {
+  int64_t size = 0;
+  for (const LayerSpec& layer : layers) size += layer.mixer.state().token_size();
+  return size;
+}
+
+std::string difference(const DecoderSpec& ours, const DecoderSpec& other) {
+  std::string found, where;
+  const auto check = [&](const char* key, const auto& mine, const auto& others) {
+    if (found.empty() && !same(mine, others))
+      found = key + where + " is " + text_of(others) + ", this model's is " + text_of(mine);
+  };
+  check("model_type", ours.family, other.family);
+  check("vocab_size", ours.vocab_size, other.vocab_size);
+  check("hidden_size", ours.hidden_size, other.hidden_size);
+  check("num_hidden_layers", ours.num_layers(), other.num_layers());
+  check("rms_norm_eps", ours.norm_eps, other.norm_eps);
+  check("tie_word_embeddings", ours.tied_head, other.tied_head);
+  compare(ours.rope, other.rope, check);
+  for (size_t i = 0; found.empty() && i < ours.layers.size(); ++i) {
+    if (i > 0) where = " (of layer " + std::to_string(i) + ")";
+    compare(ours.layers[i].mixer, other.layers[i].mixer, check);
+    compare(ours.layers[i].mlp, other.layers[i].mlp, check);
+  }
+  return found;
+}
+
+}  // namespace twinkle::model

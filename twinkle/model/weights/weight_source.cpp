@@ -1,0 +1,77 @@
+#include "twinkle/model/weights/weight_source.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::model {
+namespace {
+
+// True if any of n words has all bits of its exponent set, which is NaN or infinity.
+template <class Word>
+bool has_full_exponent(const void* data, int64_t n, Word exponent) {
+  const auto* words = static_cast<const Word*>(data);
+  Word found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= static_cast<Word>((words[i] & exponent) == exponent);
+  return found != 0;
+}
+
+bool is_finite(const at::Tensor& t) {
+  const void* data = t.const_data_ptr();
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return !has_full_exponent<uint32_t>(data, t.numel(), 0x7F800000);
+    case at::kBFloat16:
+      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7F80);
+    case at::kHalf:
+      return !has_full_exponent<uint16_t>(data, t.numel(), 0x7C00);
+    default:
+      return at::isfinite(t).all().item<bool>();
+  }
+}
+
+}  // namespace
+
+WeightSource::WeightSource(Checkpoint checkpoint, at::ScalarType dtype,
+                           std::vector<std::string> zeros)
+    : checkpoint_(std::move(checkpoint)), dtype_(dtype), zeros_(std::move(zeros)) {}
+
+bool WeightSource::equal(const std::string& a, const std::string& b) const {
+  return equal_bytes(checkpoint_.at(a), checkpoint_.at(b));
+}
+
+bool WeightSource::is_zero(const std::string& name) const {
+  return std::ranges::find(zeros_, name) != zeros_.end() && !contains(name);
+}
+
+const StoredTensor& WeightSource::stored(const std::string& name,
+                                         const std::vector<int64_t>& shape) const {
+  require(contains(name), Code::kInvalid, "model: ", checkpoint_.path().string(), " has no tensor ",
+          name, ", which config.json asks for");
+  const StoredTensor& found = checkpoint_.at(name);
+  require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
+          shape_text(found.shape), ", config.json asks for ", shape_text(shape));
+  return found;
+}
+
+void WeightSource::check(const std::string& name, const std::vector<int64_t>& shape) const {
+  if (!is_zero(name)) stored(name, shape);
+}
+
+at::Tensor WeightSource::read(const std::string& name, const std::vector<int64_t>& shape,
+                              const TensorSlice& slice, WeightMemory* memory) const {
+  if (is_zero(name)) return at::zeros(slice.shape_in(shape), dtype_);
+  const StoredTensor& from = stored(name, shape);
+  const bool converts = scalar_type_of(from) != dtype_;
+  const at::Tensor taken = read_tensor(from, slice, converts ? nullptr : memory);
+  require(is_finite(taken), Code::kInvalid, "model: tensor ", name, " of ",
+          checkpoint_.path().string(), " holds NaN or infinity; fetch the checkpoint again");
+  if (!converts) return taken;
+  const at::Tensor converted = taken.to(dtype_);
+  return memory ? memory->empty(converted.sizes(), dtype_).copy_(converted) : converted;
+}
+
+}  // namespace twinkle::model

@@ -1,0 +1,45 @@
+// The weights of a model by name: the one way by which they come out of a checkpoint's files, whole
+// or in slices. Knows no model: whoever asks for a weight says its shape. A family whose files
+// name, fuse or stack its tensors otherwise is to be translated here. A value; any thread may read.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/model/weights/tensors.h"
+#include "twinkle/model/weights/weight_memory.h"
+
+namespace twinkle::model {
+
+class WeightSource {
+ public:
+  // Gives weights in `dtype`. `zeros`: names of weights that are zero where the checkpoint has no
+  // such tensor.
+  WeightSource(Checkpoint checkpoint, at::ScalarType dtype, std::vector<std::string> zeros = {});
+
+  const std::vector<std::string>& names() const { return checkpoint_.names(); }
+  bool contains(const std::string& name) const { return checkpoint_.contains(name); }
+  // True if both tensors have one type and the same bytes. Error kNotFound: one is not there.
+  bool equal(const std::string& a, const std::string& b) const;
+
+  // Reads nothing. Error kInvalid: there is no such weight, or its shape is not `shape`.
+  void check(const std::string& name, const std::vector<int64_t>& shape) const;
+
+  // A copy of a slice of weight `name`, whose whole shape is `shape`; nothing else is read.
+  // `memory` provides the storage; null: the tensor allocates its own. Error kInvalid: as check;
+  // the type is no float type; the slice holds NaN or infinity.
+  at::Tensor read(const std::string& name, const std::vector<int64_t>& shape,
+                  const TensorSlice& slice = {}, WeightMemory* memory = nullptr) const;
+
+ private:
+  bool is_zero(const std::string& name) const;
+  const StoredTensor& stored(const std::string& name, const std::vector<int64_t>& shape) const;
+
+  Checkpoint checkpoint_;
+  at::ScalarType dtype_;
+  std::vector<std::string> zeros_;
+};
+
+}  // namespace twinkle::model

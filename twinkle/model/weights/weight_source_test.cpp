@@ -1,0 +1,131 @@
+#include "twinkle/model/weights/weight_source.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "twinkle/io/safetensors.h"
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace twinkle::model {
+namespace {
+
+// A checkpoint of one tensor "w".
+class OfOne {
+ public:
+  explicit OfOne(const at::Tensor& w) {
+    write_safetensors(dir_ / "model.safetensors", std::vector{view_of("w", w)});
+  }
+  WeightSource source(at::ScalarType dtype, std::vector<std::string> zeros = {}) const {
+    return {Checkpoint::open(dir_ / "model.safetensors"), dtype, std::move(zeros)};
+  }
+
+ private:
+  ScratchDir dir_;
+};
+
+TEST(WeightSource, EveryFloatTypeIsReadInTheTypeThatIsAskedFor) {
+  const at::Tensor value = at::arange(6, at::kFloat).reshape({2, 3}) - 2.5;  // exact in bfloat16
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const OfOne stored(value.to(type));
+    for (const auto wanted : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      const at::Tensor read = stored.source(wanted).read("w", {2, 3});
+      EXPECT_EQ(read.scalar_type(), wanted);
+      EXPECT_TRUE(at::equal(read, value.to(wanted)));
+    }
+  }
+}
+
+TEST(WeightSource, ASliceOfAnyDimIsThatOfTheWhole) {
+  const at::Tensor whole = at::randn({4, 6, 5});
+  const OfOne stored(whole);
+  WeightMemory memory;
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const WeightSource source = stored.source(type);
+    for (int64_t dim = 0; dim < 3; ++dim) {
+      const int64_t size = whole.size(dim);
+      for (int64_t begin = 0; begin <= size; ++begin) {
+        for (int64_t end = begin; end <= size; ++end) {
+          const at::Tensor want = whole.slice(dim, begin, end).to(type);
+          EXPECT_TRUE(at::equal(source.read("w", {4, 6, 5}, {dim, begin, end}), want))
+              << dim << ": " << begin << " to " << end;
+          EXPECT_TRUE(at::equal(source.read("w", {4, 6, 5}, {dim, begin, end}, &memory), want));
+        }
+        EXPECT_TRUE(at::equal(source.read("w", {4, 6, 5}, {.dim = dim, .begin = begin}),
+                              whole.slice(dim, begin).to(type)));
+      }
+    }
+  }
+}
+
+// Files of many ranks' slices would otherwise be read as often as there are ranks.
+TEST(WeightSource, WhatIsOutsideASliceIsNotRead) {
+  at::Tensor w = at::zeros({4, 3});
+  w[3][2] = NAN;
+  const OfOne stored(w);
+  const WeightSource source = stored.source(at::kFloat);
+  EXPECT_NO_THROW(source.read("w", {4, 3}, {0, 0, 3}));
+  EXPECT_NO_THROW(source.read("w", {4, 3}, {1, 0, 2}));
+  EXPECT_THROW(source.read("w", {4, 3}, {0, 3, 4}), Error);
+  EXPECT_THROW(source.read("w", {4, 3}, {1, 2, 3}), Error);
+}
+
+TEST(WeightSource, ASliceThatIsNotInsideIsRefused) {
+  const WeightSource source = OfOne(at::zeros({4, 3})).source(at::kFloat);
+  EXPECT_EQ(error_of([&] { source.read("w", {4, 3}, {2, 0, 1}); }),
+            "model: a slice of dim 2 of a tensor of shape [4, 3]");
+  EXPECT_EQ(error_of([&] { source.read("w", {4, 3}, {1, 2, 4}); }),
+            "model: a slice from 2 to 4 of a dim of 3");
+}
+
+TEST(WeightSource, WeightsThatAreZeroWhereThereIsNoneAreTakenWhereThereIsOne) {
+  const at::Tensor w = at::ones({2, 3});
+  const OfOne stored(w);
+  const WeightSource source = stored.source(at::kFloat, {"w", "bias"});
+  EXPECT_TRUE(at::equal(source.read("w", {2, 3}), w));
+  EXPECT_TRUE(at::equal(source.read("bias", {4}), at::zeros({4})));
+  EXPECT_TRUE(at::equal(source.read("bias", {4}, {0, 1, 3}), at::zeros({2})));
+  source.check("bias", {4});
+  EXPECT_THROW(source.check("other", {4}), Error);
+}
+
+TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
+  const ScratchDir dir;
+  const at::Tensor w = at::zeros({2, 3}), ids = at::zeros({2}, at::kLong);
+  write_safetensors(dir / "model.safetensors", std::vector{view_of("w", w), view_of("ids", ids)});
+  const auto file = dir / "model.safetensors";
+  const WeightSource source(Checkpoint::open(file), at::kFloat);
+  EXPECT_EQ(error_of([&] { source.read("b", {2}); }),
+            "model: " + file.string() + " has no tensor b, which config.json asks for");
+  EXPECT_EQ(error_of([&] { source.read("w", {3, 2}); }),
+            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(error_of([&] { source.read("ids", {2}); }),
+            "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
+  EXPECT_EQ(error_of([&] { source.check("w", {3, 2}); }),
+            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+}
+
+TEST(WeightSource, OneNumberThatIsNotFiniteIsFoundWhereverItIs) {
+  const ScratchDir dir;
+  const auto file = dir / "model.safetensors";
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      for (const int64_t place : {0, 100, 1000}) {
+        const at::Tensor w = at::full({1001}, -3e38).to(type);  // near the end of the range
+        w[place] = bad;
+        write_safetensors(file, std::vector{view_of("w", w)});
+        EXPECT_EQ(
+            error_of([&] { WeightSource(Checkpoint::open(file), at::kFloat).read("w", {1001}); }),
+            "model: tensor w of " + file.string() +
+                " holds NaN or infinity; fetch the checkpoint again");
+        w[place] = 0;
+        write_safetensors(file, std::vector{view_of("w", w)});
+        EXPECT_TRUE(WeightSource(Checkpoint::open(file), type).read("w", {1001}).equal(w));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::model
