@@ -114,17 +114,6 @@ server::Access access_of(const ServeOptions& o) {
                         }});
 }
 
-// Kept while the service runs, or each sample with a stop text would read it anew; null: the model
-// has none.
-std::shared_ptr<const text::Tokenizer> tokenizer_of(const std::string& model) {
-  try {
-    return text::shared_tokenizer(model);
-  } catch (const Error& e) {
-    if (e.code != Code::kNotFound) throw;
-    return nullptr;
-  }
-}
-
 // Does again what the journal holds, and logs when that begins and ends.
 void recover(server::Services& services, const engine::ModelInfo& info, const ServeOptions& o,
              Log& log) {
@@ -168,7 +157,8 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   with.model.path = model_path(o.engine.model.path);
   const std::filesystem::path state = std::filesystem::absolute(o.state);
   if (with.parking.directory.empty()) with.parking.directory = (state / server::kParked).string();
-  const auto tokenizer = tokenizer_of(with.model.path);
+  // Kept while the service runs, or each sample with a stop text would read it anew.
+  const auto tokenizer = text::shared_tokenizer(with.model.path);
   engine::Engine engine(with, text::decoder_of);
   EngineBackend backend(engine, o.names);
   server::Services services(backend, *http, state, o.service);
