@@ -26,11 +26,13 @@ constexpr const char* kModels =
 constexpr const char* kStatuses =
     "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
 
-// What ends the help of the program and of each command: what a MODEL is, where one is taken.
+// What ends the help of the program and of each command, behind its own: what a MODEL is, where one
+// is taken.
 void add_footers(CLI::App& app) {
+  const std::string own = app.get_footer();
   const bool takes_model = app.get_parent() == nullptr || app.get_option_no_throw("model") ||
                            app.get_option_no_throw("--model");
-  app.footer(takes_model ? std::string(kModels) + kStatuses : kStatuses);
+  app.footer((own.empty() ? "" : own + "\n") + (takes_model ? kModels : "") + kStatuses);
   for (CLI::App* command : app.get_subcommands({})) add_footers(*command);
 }
 

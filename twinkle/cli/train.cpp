@@ -19,8 +19,7 @@ constexpr const char* kForms =
     "  {\"instruction\": \"...\", \"input\": \"\", \"output\": \"...\"}   --preprocessor "
     "AlpacaProcessor\n"
     "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
-    "prints how to resume.\n"
-    "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
+    "prints how to resume.";
 
 // For a shell, which reads it as one word.
 std::string quoted(const std::string& text) {
