@@ -1,6 +1,7 @@
 // For tests: the engine as the service sees it, over a dispatcher that has a null model behind it.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -15,7 +16,8 @@ namespace twinkle::server {
 
 class NullBackend : public Backend {
  public:
-  engine::ParkingStats parked;  // what it tells
+  engine::ParkingStats parked;                             // what it tells
+  std::function<void(const engine::Operation&)> on_check;  // called by each check(), on its thread
 
   explicit NullBackend(engine::Dispatcher& dispatcher, std::vector<std::string> names = {"null"})
       : dispatcher_(dispatcher),
@@ -30,6 +32,7 @@ class NullBackend : public Backend {
   }
   engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
     check_folder(operation);
+    if (on_check) on_check(operation);
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));
     return std::move(dispatcher_.accept(std::move(one), {}, beyond)[0]);

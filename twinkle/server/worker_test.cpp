@@ -63,5 +63,14 @@ TEST(Worker, ItEndsWithTheJobThatItIsAtAndDropsTheOthers) {
   EXPECT_FALSE(is_other_done);
 }
 
+TEST(Worker, ClosedItDoesNothingMore) {
+  bool is_done = false;
+  Worker worker;
+  worker.close();
+  worker.run([&] { is_done = true; });
+  worker.close();
+  EXPECT_FALSE(is_done);
+}
+
 }  // namespace
 }  // namespace twinkle::server

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <chrono>
+#include <thread>
 #include <tuple>
 
 #include "twinkle/base/error.h"
+#include "twinkle/store/system.h"
 
 namespace twinkle::store {
 
@@ -24,10 +26,16 @@ std::string written_in(const FileHandle& lock) {
   return pid.empty() ? "(unknown)" : pid;
 }
 
-void require_system(bool ok, const char* action, const fs::path& path) {
-  const int error = errno;
-  require(ok, Code::kInvalid, "store: cannot ", action, " ", path.string(), ": ",
-          std::strerror(error));
+// holder_of() has a lock for a moment, which must not refuse a start.
+constexpr int kTries = 10;
+constexpr std::chrono::milliseconds kPause{10};
+
+bool try_lock(const FileHandle& file) {
+  for (int i = 0; ::flock(file.get(), LOCK_EX | LOCK_NB) != 0; ++i) {
+    if (errno != EWOULDBLOCK || i == kTries) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 }  // namespace
@@ -36,7 +44,7 @@ FileHandle lock_folder(const fs::path& folder) {
   const fs::path path = folder / "lock";
   FileHandle lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   require_system(lock.get() >= 0, "open", path);
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+  if (!try_lock(lock)) {
     require_system(errno == EWOULDBLOCK, "lock", path);
     fail(Code::kConflict, "store: the folder ", folder.string(), " is open in process ",
          written_in(lock), "; end that one, or name another folder");

@@ -1,7 +1,12 @@
 #include "twinkle/store/folder_lock.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <unistd.h>
+
+#include <chrono>
+#include <thread>
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
@@ -22,6 +27,20 @@ TEST(FolderLock, IsHeldByOneAndOthersAreToldByWhom) {
   }
   EXPECT_EQ(holder_of(dir.path()), std::nullopt);
   EXPECT_GE(lock_folder(dir.path()).get(), 0) << "whoever asked holds nothing";
+}
+
+TEST(FolderLock, AQuestionRefusesNoOtherWhoTakesItMeanwhile) {
+  const ScratchDir dir;
+  {
+    lock_folder(dir.path());
+  }
+  FileHandle question(::open((dir / "lock").c_str(), O_RDONLY));
+  ASSERT_EQ(::flock(question.get(), LOCK_SH), 0);
+  const std::jthread answered([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    question.reset();
+  });
+  EXPECT_GE(lock_folder(dir.path()).get(), 0);
 }
 
 TEST(FolderLock, AFolderThatIsNotThereIsHeldByNobodyAndCannotBeHeld) {

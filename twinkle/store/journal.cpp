@@ -16,6 +16,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/store/folder_lock.h"
+#include "twinkle/store/system.h"
 
 namespace twinkle::store {
 
@@ -26,12 +27,6 @@ namespace {
 constexpr size_t kMaxRecordsAtOnce = 64;
 constexpr int64_t kMarkBytes = int64_t{64} << 10;  // between places that are kept in memory
 constexpr size_t kProbeBytes = size_t{64} << 10;   // that must fit before appends are taken again
-
-void require_system(bool ok, const char* action, const fs::path& path) {
-  const int error = errno;
-  require(ok, Code::kInvalid, "store: cannot ", action, " ", path.string(), ": ",
-          std::strerror(error));
-}
 
 bool sync_folder(const fs::path& folder) {
   const FileHandle opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

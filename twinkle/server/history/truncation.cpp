@@ -54,7 +54,7 @@ void Truncation::take() {
 bool Truncation::save(const RunState& run) {
   if (!run.is_made) return true;
   const Run& now = *runs_.find(run.id);
-  const int64_t number = std::min(now.given, now.last_ended());
+  const int64_t number = std::min(now.given, run.next - 1);
   if (snapshots_.last(run.id) >= number) return true;
   needed_[run.id] = number;
   return snapshots_.saving(run.id) >= number || snapshots_.take(now);

@@ -115,7 +115,7 @@ bool Lines::give_first(const std::string& key) {
     check_on_disk(key);
     return false;
   }
-  return accepted(key, [&] {
+  return give_checked(key, [&] {
     // What can be read again need not be copied.
     return backend_.check(pending.source.sequence > 0 ? std::move(pending.ready->operation)
                                                       : pending.ready->operation,
@@ -137,7 +137,7 @@ void Lines::check_on_disk(const std::string& key) {
       [this, key, checked](const std::exception_ptr& error) {
         lines_.at(key).is_reading = false;
         if (is_closed_) return;
-        const bool is_given = accepted(key, [&] {
+        const bool is_given = give_checked(key, [&] {
           if (error) std::rethrow_exception(error);
           return std::move(**checked);
         });
@@ -146,7 +146,7 @@ void Lines::check_on_disk(const std::string& key) {
 }
 
 // Gives the engine the first of a line, if `check` does not throw. False: the engine has no room.
-bool Lines::accepted(const std::string& key, const std::function<engine::Accepted()>& check) {
+bool Lines::give_checked(const std::string& key, const std::function<engine::Accepted()>& check) {
   const Waiting first = lines_.at(key).waiting.front();
   Pending& pending = *first.pending;
   std::optional<engine::Accepted> accepted;

@@ -100,7 +100,7 @@ class Lines {
   bool has_room_in_all(int64_t bytes) const;
   void go_on(const std::string& key);
   bool give_first(const std::string& key);
-  bool accepted(const std::string& key, const std::function<engine::Accepted()>& check);
+  bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
   void check_on_disk(const std::string& key);
   void read_first(const std::string& key);
   void refused(const std::string& key);

@@ -67,12 +67,6 @@ struct Run {
              return request.second.accumulates;
            });
   }
-  // The last number that is done, though one before it may not be.
-  int64_t last_ended() const {
-    int64_t last = next - 1;
-    while (last > 0 && running.contains(last)) --last;
-    return last;
-  }
   // The first number that has not ended: of a request that runs, or that has not come. Saves that
   // the engine has been given do not count: later requests may end before them.
   int64_t first_unended() const {

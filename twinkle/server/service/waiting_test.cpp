@@ -167,5 +167,35 @@ TEST_F(WaitingTest, ARequestWhoseRecordIsDamagedFailsByNameAndItsWindowWithIt) {
   EXPECT_EQ(result(first).status, 200);
 }
 
+TEST_F(WaitingTest, ACheckpointsFilesAreReadBesideTheThreadThatServes) {
+  const std::string id = run();
+  result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  std::atomic<int> num_read = 0, num_read_here = 0;
+  backend_->on_check = [&, here = std::this_thread::get_id()](const engine::Operation& operation) {
+    const auto* create = std::get_if<engine::Create>(&operation);
+    if (!create || create->directory.empty()) return;
+    ++num_read;
+    if (std::this_thread::get_id() == here) ++num_read_here;
+  };
+  result(post(
+      "/api/v1/load_weights",
+      {{"session_id", session()}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}}));
+  EXPECT_EQ(num_read, 1);
+  EXPECT_EQ(num_read_here, 0);
+}
+
+// Its end tells the loop, which may be gone later.
+TEST_F(WaitingTest, AClosedServiceHasEndedWhatItsDiskWasDoing) {
+  std::atomic<bool> begun = false, ended = false;
+  services_->disk.run([&] {
+    begun = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ended = true;
+  });
+  while (!begun) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  services_->close([this] { loop_->run(); });
+  EXPECT_TRUE(ended);
+}
+
 }  // namespace
 }  // namespace twinkle::server
