@@ -144,7 +144,7 @@ TEST_F(TruncationTest, AFailureBehindAStepThatHasNotEndedBreaksItsWindowThoughIt
   const std::string id = run(), other = run();
   result(train(id, 1));
   settle();
-  serve_with(2000);
+  serve_with(services_->history.bytes() + 4000);
   std::atomic<bool> go = false;
   executor_->on_batch = [&] {
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -163,6 +163,8 @@ TEST_F(TruncationTest, AFailureBehindAStepThatHasNotEndedBreaksItsWindowThoughIt
   const auto of = std::ranges::find(state.runs, id, &RunState::id);
   ASSERT_NE(of, state.runs.end());
   EXPECT_EQ(of->next, 2) << "the step";
+  ASSERT_EQ(of->refused.size(), 1U);
+  EXPECT_EQ(of->refused[0].seq_id, 3) << "the failure came before the state";
   restart();
   EXPECT_TRUE(parse(result(stepped)).contains("metrics"));
   EXPECT_EQ(text(failure(step(id, 4)), "error").substr(0, 43),
