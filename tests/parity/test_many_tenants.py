@@ -223,11 +223,16 @@ def test_each_tenants_text_and_ten_steps_equal_transformers_and_peft(crowd):
     """All sample at the same time with the weights as they are, while the adapters train on."""
     steps_before = crowd.engine.stats()["num_sampling_steps"]
 
+    samples = {}
+
     def submit(name, tenant):
-        alone = crowd.alone[name]
-        sampling = {"max_tokens": TEXT, "temperature": 0.0}
-        futures = [tenant.sample([{"input_ids": alone.prompt}], sampling)]
-        for batch in alone.batches:
+        if not samples:  # all at once: what is trained takes longer to submit than a text may take
+            sampling = {"max_tokens": TEXT, "temperature": 0.0}
+            for each, alone in crowd.alone.items():
+                prompt = [{"input_ids": alone.prompt}]
+                samples[each] = crowd.tenants[each].sample(prompt, sampling)
+        futures = [samples[name]]
+        for batch in crowd.alone[name].batches:
             futures.append(tenant.forward_backward(inputs(batch)))
             futures.append(tenant.step("AdamW", max_grad_norm=1.0, **OPTIMIZERS["AdamW"][1]))
         return futures
