@@ -33,8 +33,10 @@ POINTS = (
     "journal write", "apply", "acknowledgement", "outcome", "rename", "state rename", "truncation"
 )  # fmt: skip
 CLOCK = "wall clock"
-KINDS = [f"{side} {point}" for point in POINTS for side in ("before", "after")] + [CLOCK]
-KILLS = 2 * len(KINDS)
+# A round kills at each point once: before it in odd rounds, after it in even ones.
+ROUND = len(POINTS) + 1
+LEAST = 5  # of each point
+KILLS = LEAST * ROUND
 SOAK_KILLS = 200
 # So that records give way to a state many times.
 JOURNAL_BYTES = 6000
@@ -106,32 +108,35 @@ def undisturbed(start, tiny_llama_dir, tmp_path_factory):
 
 
 def plan(count):
-    """(point, the how many-th time or after how many seconds), equally many of each."""
+    """(point, its side, the how many-th time or after how many seconds), each point as often."""
     draw = random.Random(1)
-    for kind in itertools.islice(itertools.cycle(KINDS), count):
-        if kind == CLOCK:
-            yield CLOCK, draw.uniform(0.1, 1.5)  # of which the start takes a part
-        elif kind.endswith("rename") or kind.endswith("truncation"):
-            yield kind, draw.randint(1, 2)
+    sides = itertools.cycle(("before", "after"))
+    rounds = ((point, side) for side in sides for point in (*POINTS, CLOCK))
+    for point, side in itertools.islice(rounds, count):
+        if point == CLOCK:
+            yield CLOCK, "", draw.uniform(0.1, 1.5)  # of which the start takes a part
+        elif point.endswith("rename") or point == "truncation":
+            yield point, side, draw.randint(1, 2)
         else:
-            yield kind, draw.randint(1, 8)
+            yield point, side, draw.randint(1, 8)
 
 
-def kill_at(server, point, when, result):
+def kill_at(server, point, side, when, result):
     """Starts the server, which is killed there: while it starts, or while it serves."""
-    server.launch({} if point == CLOCK else {"TWINKLE_FAULT": f"{point}:{when}"})
+    server.launch({} if point == CLOCK else {"TWINKLE_FAULT": f"{side} {point}:{when}"})
     end = time.monotonic() + (when if point == CLOCK else LIMIT_SECONDS)
     while server.process.poll() is None and time.monotonic() < end:
         assert not result.done(), f"the clients ended before {point}: {result.exception()}"
         time.sleep(0.01)
     if point == CLOCK:
         server.process.kill()
-    assert server.process.wait(1) == -signal.SIGKILL, (point, when)
+    assert server.process.wait(1) == -signal.SIGKILL, (side, point, when)
     server.process.stdout.close()
 
 
 def run_killed(server, count):
-    """What clients that worked until the server had been killed so often have done and said."""
+    """What clients that worked until the server had been killed so often have done and said, and
+    how often it was at which point."""
     killed = Counter()
     is_over = Event()
 
@@ -141,8 +146,8 @@ def run_killed(server, count):
     with four_clients(server, goes_on) as result:
         server.kill()  # which has only just begun
         try:
-            for point, when in plan(count):
-                kill_at(server, point, when, result)
+            for point, side, when in plan(count):
+                kill_at(server, point, side, when, result)
                 killed[point] += 1
         finally:  # clients whose server is gone would try for minutes
             is_over.set()
@@ -151,7 +156,7 @@ def run_killed(server, count):
             print(f"{killed.total()} kills: {dict(killed)}")
         steps, said = result.result(600)
     assert server.stop() == 0
-    return dict(zip(SEEDS, steps, strict=True)), said
+    return dict(zip(SEEDS, steps, strict=True)), said, killed
 
 
 def check_kills(start, with_faults, model, folder, kills, seconds):
@@ -159,7 +164,8 @@ def check_kills(start, with_faults, model, folder, kills, seconds):
     options = ["--snapshot-seconds", seconds, "--log-level", "off"]
     options += ["--journal-bytes", str(JOURNAL_BYTES)]
     server = start(model, folder / "killed", *options, command=with_faults)
-    steps, said = run_killed(server, kills)
+    steps, said, killed = run_killed(server, kills)
+    assert all(killed[point] >= kills // ROUND for point in (*POINTS, CLOCK)), killed
     assert journal_bytes(folder / "killed") < 20 * JOURNAL_BYTES
     undisturbed = run_undisturbed(
         start, model, folder / "undisturbed", lambda seed, step: step < steps[seed]
@@ -185,7 +191,7 @@ def test_two_hundred_kills(start, with_faults, tiny_llama_dir, tmp_path, capfd):
 def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
     texts = [(ROOT / path).read_text() for path in tracked("twinkle/*.cpp", "twinkle/*.h")]
     named = re.findall(r'\bfault\("([^"]+)"\);', "".join(texts))
-    points = set(KINDS) - {CLOCK}
+    points = {f"{side} {point}" for point in POINTS for side in ("before", "after")}
     assert points <= set(named) <= points | {"before this", "after this"}  # of fault_test.cpp
 
 
