@@ -6,6 +6,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -224,6 +225,39 @@ def test_what_is_beyond_a_tenants_amounts_is_refused_and_its_use_is_told(
     assert line["tenant"] == "ida" and line["key"] in ids(twinkle, state, "ida")
     assert line["trained_tokens"] == 8 and line["requests"] == 5
     assert 0 < line["compute_seconds"] < 60
+
+
+def test_runs_of_a_key_with_a_higher_priority_go_before_their_tenants_others(
+    server, twinkle, state, make
+):
+    others, first = make("jana"), make("jana", "--priority", "1", "--weight", "2")
+    listed = twinkle("keys", "list", "--state", state, "--tenant", "jana").stdout.splitlines()
+    assert [re.split(r"Z +", line)[1].split() for line in listed[1:]] == [
+        ["-", "-", "valid"],
+        ["2", "1", "valid"],
+    ]
+    time.sleep(SEEN)
+    waits, goes = trained(server.client(others)), trained(server.client(first))
+    tokens = [(i * i) % 300 + 3 for i in range(400)]
+    long = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens),
+        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * 400},
+    )
+
+    def queued(client):
+        sent = [client.forward_backward([long] * 32, "cross_entropy") for _ in range(10)]
+        return [pool.submit(each.result) for each in sent]
+
+    def num_done():
+        return sum(each.done() for each in behind)
+
+    with ThreadPoolExecutor(20) as pool:
+        behind, before = queued(waits), queued(goes)
+        before[0].result()
+        had = num_done()
+        before[-1].result()
+        assert num_done() - had <= 3, "nine at equal places"
+        assert behind[-1].result().loss_fn_outputs
 
 
 def test_without_keys_a_server_is_for_its_own_machine(twinkle, tiny_llama_dir, tmp_path):

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <sstream>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fields/options.h"
@@ -20,7 +22,8 @@ namespace {
 struct KeysOptions {
   std::string state = "twinkle-state", tenant, expires, id;
   std::vector<std::string> scopes = {"train", "sample"};
-  // Of the tenant's quota: those that were given.
+  // Of the tenant's quota, or, of the first and the third, of the key that is made: those that were
+  // given.
   std::optional<double> weight, compute_seconds_per_minute;
   std::optional<int32_t> priority;
   std::optional<int64_t> tokens_per_minute, max_runs, max_adapters, max_disk;
@@ -115,12 +118,15 @@ void warn_of_open_server(const std::string& state) {
 // The key alone on standard output, so that a script can take it from there.
 void create(const KeysOptions& o) {
   const int64_t time = now();
+  KeysOptions of_tenant = o;
+  of_tenant.weight.reset();
+  of_tenant.priority.reset();
   const auto [text, key] =
       store::KeyFile(o.state).create({.tenant = o.tenant,
                                       .scopes = o.scopes,
                                       .created = time,
                                       .expires = o.expires.empty() ? 0 : time_of(o.expires, time)},
-                                     change_of(o));
+                                     change_of(of_tenant), {o.weight, o.priority});
   std::fprintf(stderr, "key %s of tenant %s for %s, %s; it is shown this once:\n", key.id.c_str(),
                key.tenant.c_str(), joined(key.scopes).c_str(),
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
@@ -155,13 +161,30 @@ void print_quotas(const std::vector<store::Quota>& quotas) {
   for (const store::Quota& quota : quotas) print(quota);
 }
 
+// "-": its tenant's.
+template <class T>
+std::string own(const std::map<std::string, T>& by_id, const store::Key& key) {
+  std::ostringstream out;
+  if (by_id.contains(key.id))
+    out << by_id.at(key.id);
+  else
+    out << '-';
+  return out.str();
+}
+
+void print(const store::KeyTable& table, const store::Key& key) {
+  std::printf("%-10s%-24s%-14s%-19s%-8s%-10s%s\n", key.id.c_str(), key.tenant.c_str(),
+              joined(key.scopes).c_str(), text_of(key.created).c_str(),
+              own(table.weights, key).c_str(), own(table.priorities, key).c_str(),
+              status_of(key).c_str());
+}
+
 void list(const KeysOptions& o) {
   store::KeyTable table = store::KeyFile(o.state).read_table();
-  std::printf("%-10s%-24s%-14s%-19s%s\n", "id", "tenant", "scopes", "created", "status");
+  std::printf("%-10s%-24s%-14s%-19s%-8s%-10s%s\n", "id", "tenant", "scopes", "created", "weight",
+              "priority", "status");
   for (const store::Key& key : table.keys)
-    if (o.tenant.empty() || o.tenant == key.tenant)
-      std::printf("%-10s%-24s%-14s%-19s%s\n", key.id.c_str(), key.tenant.c_str(),
-                  joined(key.scopes).c_str(), text_of(key.created).c_str(), status_of(key).c_str());
+    if (o.tenant.empty() || o.tenant == key.tenant) print(table, key);
   std::erase_if(table.tenants, [&](const store::Quota& quota) {
     return !o.tenant.empty() && o.tenant != quota.tenant;
   });
@@ -198,12 +221,19 @@ void revoke(const KeysOptions& o) {
   }
 }
 
+// `of` and `otherwise`: whose they are, and which they are where they are not given.
+void add_standing(CLI::App& command, KeysOptions& o, const std::string& of,
+                  const std::array<std::string, 2>& otherwise) {
+  command.add_option(
+      "--weight", o.weight,
+      of + " share of computing among those of its priority, 0.001 to 1000 [" + otherwise[0] + "]");
+  command.add_option(
+      "--priority", o.priority,
+      of + " place: higher first, lower ones get what is left over [" + otherwise[1] + "]");
+}
+
 // Of the tenant, whichever of its keys is used.
 void add_quota(CLI::App& command, KeysOptions& o) {
-  command.add_option("--weight", o.weight,
-                     "its share of computing among tenants of its priority, 0.001 to 1000 [1]");
-  command.add_option("--priority", o.priority,
-                     "higher first; lower ones get what is left over [0]");
   command.add_option("--tokens-per-minute", o.tokens_per_minute,
                      "trained and sampled; what is beyond waits [0: no limit, as of all below]");
   command.add_option("--compute-seconds-per-minute", o.compute_seconds_per_minute,
@@ -237,10 +267,12 @@ void keys(CLI::App& app, Action& action) {
   made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
   made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")
       ->capture_default_str();
+  add_standing(*made, *o, "its runs'", {"its tenant's", "its tenant's"});
   add_quota(*made, *o);
   CLI::App* limited =
       add("limit", "Change what a tenant may use: what is named, and that alone", limit);
   limited->add_option("--tenant", o->tenant, "who is limited")->required();
+  add_standing(*limited, *o, "its", {"1", "0"});
   add_quota(*limited, *o);
   add("list", "Print the keys' ids and what they are for, not the keys, and tenants' limits", list)
       ->add_option("--tenant", o->tenant, "only its keys");

@@ -94,20 +94,40 @@ TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
   std::istringstream lines(run({"list"}));
   std::string line;
   std::getline(lines, line);
-  EXPECT_EQ(line, "id        tenant                  scopes        created            status");
+  EXPECT_EQ(line,
+            "id        tenant                  scopes        created            weight  priority  "
+            "status");
   std::getline(lines, line);
   EXPECT_EQ(line.find(keys[0].id + "  alice                   train,sample  "), 0u) << line;
-  EXPECT_NE(line.find("Z  valid until 2999-12-31T00:00Z"), std::string::npos) << line;
+  EXPECT_NE(line.find("Z  -       -         valid until 2999-12-31T00:00Z"), std::string::npos)
+      << line;
   std::getline(lines, line);
   EXPECT_EQ(line.find(keys[1].id + "  bob                     train         "), 0u) << line;
-  EXPECT_NE(line.find("Z  revoked "), std::string::npos) << line;
+  EXPECT_NE(line.find("Z  -       -         revoked "), std::string::npos) << line;
   const std::string bobs = run({"list", "--tenant", "bob"});
   EXPECT_EQ(bobs.find("alice"), std::string::npos);
   EXPECT_EQ(run({"list"}).find(text.substr(4, 20)), std::string::npos);
 }
 
+TEST_F(KeysCommand, AWeightAndAPriorityAreOfTheKeyThatIsMadeAndListShowsThem) {
+  run({"create", "--tenant", "alice", "--weight", "2.5", "--priority", "-3"});
+  run({"create", "--tenant", "alice", "--priority", "0", "--max-runs", "4"});
+  const store::KeyTable table = store::KeyFile(state_).read_table();
+  EXPECT_EQ(table.weights, (std::map<std::string, double>{{table.keys[0].id, 2.5}}));
+  EXPECT_EQ(table.priorities,
+            (std::map<std::string, int32_t>{{table.keys[0].id, -3}, {table.keys[1].id, 0}}));
+  EXPECT_EQ(table.tenants, (std::vector<store::Quota>{{.tenant = "alice", .max_runs = 4}}));
+  const std::string listed = run({"list"});
+  EXPECT_NE(listed.find("Z  2.5     -3        valid\n"), std::string::npos) << listed;
+  EXPECT_NE(listed.find("Z  -       0         valid\n"), std::string::npos) << listed;
+  EXPECT_EQ(error_of([&] { run({"create", "--tenant", "bob", "--weight", "0"}); }),
+            "store: the weight is 0, it must be from 0.001 to 1000");
+  EXPECT_EQ(read().size(), 2u);
+}
+
 TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
-  run({"create", "--tenant", "alice", "--max-runs", "4", "--weight", "2.5"});
+  run({"create", "--tenant", "alice", "--max-runs", "4"});
+  run({"limit", "--tenant", "alice", "--weight", "2.5"});
   run({"create", "--tenant", "bob"});
   const std::string head =
       "tenant                  weight  priority  tokens/min  compute-s/min  runs   adapters  "

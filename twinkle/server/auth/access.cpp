@@ -76,11 +76,15 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   return caller;
 }
 
-store::Quota Access::quota(const std::string& owner, int64_t mark) {
+store::Quota Access::quota(const std::string& owner, int64_t mark, const std::string& key_id) {
   if (!file_) return {};
   if (const int64_t now = options_.now(); now != looked_) look(now, mark);
   const auto found = quotas_.find(owner);
-  return found == quotas_.end() ? store::Quota{} : found->second;
+  store::Quota out = found == quotas_.end() ? store::Quota{} : found->second;
+  if (const auto own = weights_.find(key_id); own != weights_.end()) out.weight = own->second;
+  if (const auto own = priorities_.find(key_id); own != priorities_.end())
+    out.priority = own->second;
+  return out;
 }
 
 void Access::look(int64_t now, int64_t mark) {
@@ -99,7 +103,7 @@ void Access::look(int64_t now, int64_t mark) {
 void Access::read(int64_t mark) {
   seen_ = state_of(file_->path());  // first: a change during the reading is seen the next time
   std::map<std::string, Known> known;
-  const store::KeyTable table = file_->read_table();
+  store::KeyTable table = file_->read_table();
   for (const store::Key& key : table.keys) {
     Known& now = known[key.sha256] = {key};
     const auto before = known_.find(key.sha256);
@@ -109,6 +113,8 @@ void Access::read(int64_t mark) {
   known_ = std::move(known);
   quotas_.clear();
   for (const store::Quota& quota : table.tenants) quotas_[quota.tenant] = quota;
+  weights_ = std::move(table.weights);
+  priorities_ = std::move(table.priorities);
 }
 
 }  // namespace twinkle::server

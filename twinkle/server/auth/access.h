@@ -45,8 +45,9 @@ class Access {
   // kBusy: the file cannot be read, and until it can nobody comes in.
   std::variant<Caller, Response> enter(const std::string& key, Scope scope, int64_t mark);
 
-  // What this owner may use, as the file says now; without keys: Quota's defaults.
-  store::Quota quota(const std::string& owner, int64_t mark);
+  // What this owner may use, as the file says now, with the weight and priority of its key where
+  // that has its own; without keys: Quota's defaults.
+  store::Quota quota(const std::string& owner, int64_t mark, const std::string& key_id = {});
 
   // False from a look at the file that failed to one that does not.
   bool is_read() const { return is_read_; }
@@ -67,6 +68,8 @@ class Access {
   bool is_read_ = true;
   std::map<std::string, Known> known_;          // by the SHA-256 of the key's text
   std::map<std::string, store::Quota> quotas_;  // by tenant
+  std::map<std::string, double> weights_;       // by id: of keys that have their own
+  std::map<std::string, int32_t> priorities_;   // likewise
 };
 
 }  // namespace twinkle::server

@@ -145,6 +145,25 @@ TEST_F(AccessTest, WhileTheFileCannotBeReadNobodyComesInAndTheOperatorIsToldOnce
             "store: " + file_.path().string() + " does not exist; 'twinkle keys create' makes it");
 }
 
+TEST_F(AccessTest, AQuotaHasTheWeightAndPriorityOfAKeyThatHasItsOwnAndKeepsThemWhenItIsRevoked) {
+  const store::Key wanted = {.tenant = "alice", .scopes = {"train"}};
+  const std::string own = file_.create(wanted, {}, {.priority = -1}).key.id;
+  make("alice");
+  const std::string other = file_.read()[1].id;
+  file_.limit("alice", [](store::Quota& q) { q.weight = 4, q.priority = 2, q.max_runs = 3; });
+  Access in = access();
+  const auto quota = [&](const std::string& key_id) { return in.quota("alice", 0, key_id); };
+  const store::Quota tenants = {.tenant = "alice", .weight = 4, .priority = 2, .max_runs = 3};
+  store::Quota keys = tenants;
+  keys.priority = -1;
+  EXPECT_EQ(quota(own), keys);
+  EXPECT_EQ(quota(other), tenants);
+  EXPECT_EQ(quota(""), tenants);
+  revoke("alice");
+  ++now_;
+  EXPECT_EQ(quota(own), keys);
+}
+
 TEST_F(AccessTest, OpenEverybodyComesInAndOwnersAreNotTheKeysThemselves) {
   Access open;
   EXPECT_EQ(enter(open, "tml-a", Scope::kTrain), enter(open, "tml-a", Scope::kSample));

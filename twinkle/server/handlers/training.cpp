@@ -173,7 +173,7 @@ std::optional<Response> create_model(Call& call) {
   const auto rank = get<int64_t>(*config, "rank");
   require(rank >= 1 && rank <= kMaxRank, Code::kInvalid, "server: lora_config.rank is ", rank,
           ", it must be from 1 to ", kMaxRank);
-  Run run{.id = id, .owner = call.owner, .base_model = base, .rank = rank};
+  Run run{.id = id, .owner = call.owner, .base_model = base, .rank = rank, .key_id = call.key_id};
   JsonArray targets;
   if (get_or(*config, "train_attn", true))
     for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) targets.push_back(name);
@@ -185,8 +185,8 @@ std::optional<Response> create_model(Call& call) {
       "server: train_attn, train_mlp and train_unembed are all false: nothing would be trained");
   const JsonObject lora{
       {"r", rank}, {"lora_alpha", kLoraAlpha}, {"target_modules", std::move(targets)}};
-  engine::Create create =
-      s.standing({.tenant = id, .lora_json = boost::json::serialize(lora)}, call.owner);
+  engine::Create create = s.standing({.tenant = id, .lora_json = boost::json::serialize(lora)},
+                                     call.owner, call.key_id);
   create.seed = get_or<int64_t>(*config, "seed", 0);
   const std::string request_id = id + ":0";
   s.decisions.decide([&] {

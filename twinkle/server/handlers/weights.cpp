@@ -97,7 +97,8 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
   const Sampler made{.id = run.id + ":sample:" + std::to_string(seq_id),
                      .owner = run.owner,
                      .base_model = run.base_model,
-                     .tenant = run.id};
+                     .tenant = run.id,
+                     .key_id = run.key_id};
   const std::string request_id = s.runs.submit(
       run, {seq_id, call.key_id},
       {engine::Publish{run.id},
@@ -107,7 +108,7 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
         Sampler& sampler = s.add(made);
         sampler.version = ++s.runs.find(made.tenant)->num_published;
         if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
-          sampler.tenant = s.tenant_of(*folder, sampler.owner);
+          sampler.tenant = s.tenant_of(*folder, sampler.owner, sampler.key_id);
           sampler.version = 0;
         }
       });
@@ -144,10 +145,11 @@ std::optional<Response> load_weights(Call& call) {
       .owner = call.owner,
       .base_model = base.empty() ? from.base_model : base,
       .rank = from.rank,
+      .key_id = call.key_id,
   };
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;
-  operations.emplace_back(s.standing({.tenant = id, .directory = folder}, call.owner));
+  operations.emplace_back(s.standing({.tenant = id, .directory = folder}, call.owner, call.key_id));
   if (optimizer)
     operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
   s.decisions.decide([&] {

@@ -108,14 +108,15 @@ struct Snapshotted {
   int64_t seq_id = 0;       // that it is behind
   // Folders of the published versions, 1 and on, likewise.
   std::vector<std::string> versions;
-  std::string owner;  // of the run, by whose weight and priority it goes on
+  // Of the run, and of the key that made it: by their weight and priority it goes on.
+  std::string owner, key_id;
 
   static constexpr uint8_t kKind = 6;
   static constexpr auto fields() {
-    return std::tuple{field(1, "run", &Snapshotted::run), field(2, "folder", &Snapshotted::folder),
-                      field(3, "seq_id", &Snapshotted::seq_id),
-                      field(4, "versions", &Snapshotted::versions),
-                      field(5, "owner", &Snapshotted::owner)};
+    return std::tuple{
+        field(1, "run", &Snapshotted::run),       field(2, "folder", &Snapshotted::folder),
+        field(3, "seq_id", &Snapshotted::seq_id), field(4, "versions", &Snapshotted::versions),
+        field(5, "owner", &Snapshotted::owner),   field(6, "key_id", &Snapshotted::key_id)};
   }
 };
 

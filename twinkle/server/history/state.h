@@ -66,6 +66,7 @@ struct RunState {
   std::vector<std::string> saved;       // KIND/NAME
   std::vector<NumberedId> folders;      // of saves that have not ended, below the state's
   std::vector<int64_t> refused_before;  // ranges of numbers below, first and last of each
+  std::string key_id;                   // of the key that made it, if keys were asked for
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &RunState::id),
@@ -81,7 +82,8 @@ struct RunState {
                       field(11, "folders", &RunState::folders),
                       field(12, "finished", &RunState::finished),
                       field(13, "is_lost", &RunState::is_lost),
-                      field(14, "refused_before", &RunState::refused_before)};
+                      field(14, "refused_before", &RunState::refused_before),
+                      field(15, "key_id", &RunState::key_id)};
   }
 };
 
@@ -89,6 +91,7 @@ struct SamplerState {
   std::string id, owner, base_model, model_path, tenant;
   int64_t version = 0;
   std::vector<int64_t> came;  // ranges of seq_ids, first and last of each
+  std::string key_id;         // of the key that made the run whose version it is
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &SamplerState::id),
@@ -97,7 +100,8 @@ struct SamplerState {
                       field(4, "model_path", &SamplerState::model_path),
                       field(5, "tenant", &SamplerState::tenant),
                       field(6, "version", &SamplerState::version),
-                      field(7, "came", &SamplerState::came)};
+                      field(7, "came", &SamplerState::came),
+                      field(8, "key_id", &SamplerState::key_id)};
   }
 };
 

@@ -67,7 +67,8 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .is_lost = is_lost,
           .broken = next <= run.last_step ? run.broken_at_step : run.broken,
           .saved = {run.saved.begin(), run.saved.end()},
-          .refused_before = run.refused_before.ranges()};
+          .refused_before = run.refused_before.ranges(),
+          .key_id = run.key_id};
     for (const auto& [seq_id, refusal] : run.refused)
       to.refused.push_back({seq_id, refusal.why, refusal.breaks_window, refusal.is_told});
     // What failed before requests in front of it had ended is told, so it is not carried.
@@ -86,6 +87,7 @@ void Runs::restore(const RunState& from, const std::filesystem::path& state) {
   run.owner = from.owner;
   run.base_model = from.base_model;
   run.rank = from.rank;
+  run.key_id = from.key_id;
   run.finished = from.finished;
   run.next = run.first_missing = from.next;
   run.given = from.next - 1;

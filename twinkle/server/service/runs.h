@@ -24,7 +24,8 @@ namespace twinkle::server {
 struct Run {
   std::string id, owner, base_model;
   int64_t rank = 0;
-  bool finished = false;  // its session has: no new requests
+  std::string key_id = {};  // of the key that made it; empty where keys are not asked for
+  bool finished = false;    // its session has: no new requests
 
   struct Refusal {
     std::string why;

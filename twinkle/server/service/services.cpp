@@ -126,8 +126,9 @@ bool Services::make_all(std::set<std::string>& tenants) {
   return true;
 }
 
-engine::Create Services::standing(engine::Create create, const std::string& owner) {
-  const store::Quota quota = quota_of(owner);
+engine::Create Services::standing(engine::Create create, const std::string& owner,
+                                  const std::string& key_id) {
+  const store::Quota quota = quota_of(owner, key_id);
   create.weight = quota.weight;
   create.priority = quota.priority;
   return create;
@@ -139,9 +140,10 @@ std::string Services::tenant_of_base(const std::string& owner) {
   return name;
 }
 
-std::string Services::tenant_of(const fs::path& checkpoint, const std::string& owner) {
+std::string Services::tenant_of(const fs::path& checkpoint, const std::string& owner,
+                                const std::string& key_id) {
   const std::string name = "sampler:" + checkpoint.lexically_relative(state).string();
-  sampled_[name] = standing({.tenant = name, .directory = checkpoint.string()}, owner);
+  sampled_[name] = standing({.tenant = name, .directory = checkpoint.string()}, owner, key_id);
   return name;
 }
 
@@ -173,7 +175,7 @@ void Services::release_saved(const Snapshotted& snapshot) {
     } catch (const Error&) {
       return;  // there is no room now; the next snapshot comes
     }
-    sampler.tenant = tenant_of(snapshots.path_of(folder), sampler.owner);
+    sampler.tenant = tenant_of(snapshots.path_of(folder), sampler.owner, sampler.key_id);
     sampler.version = 0;
   }
 }
@@ -215,8 +217,8 @@ int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
     require_same(state, starts_, opened, accept_other_arithmetic);
     same = std::ranges::all_of(starts_, [&](const Opened& start) { return start == opened; });
     return snapshots.restore(summary.snapshots, same,
-                             [this](engine::Create create, const std::string& owner) {
-                               return standing(std::move(create), owner);
+                             [this](engine::Create create, const Snapshotted& of) {
+                               return standing(std::move(create), of.owner, of.key_id);
                              });
   };
   const auto apply = [&](uint64_t sequence, const AnyRecord& record) {

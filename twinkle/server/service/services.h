@@ -49,6 +49,7 @@ struct Sampler {
   std::string tenant;      // of the engine
   int64_t version = 0;     // of its weights; 0: those of a tenant that nobody trains
   NumberSet came;          // seq_ids of requests
+  std::string key_id;      // of the run whose version it is, with whose weight it samples; or empty
 };
 
 struct Checkpoint {
@@ -102,13 +103,16 @@ class Services {
   // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
   // the engine gets it by make().
   std::string tenant_of_base(const std::string& owner);
-  std::string tenant_of(const std::filesystem::path& checkpoint, const std::string& owner);
+  // With the weight and priority of this key, if it has its own.
+  std::string tenant_of(const std::filesystem::path& checkpoint, const std::string& owner,
+                        const std::string& key_id = {});
   // What the owner may use now, as `twinkle keys` says.
-  store::Quota quota_of(const std::string& owner) {
-    return access.quota(owner, promises.num_ever());
+  store::Quota quota_of(const std::string& owner, const std::string& key_id = {}) {
+    return access.quota(owner, promises.num_ever(), key_id);
   }
-  // With the owner's weight and priority.
-  engine::Create standing(engine::Create create, const std::string& owner);
+  // With the weight and priority of the key, or else of the owner.
+  engine::Create standing(engine::Create create, const std::string& owner,
+                          const std::string& key_id = {});
   // If it is one of these, and the engine has not got it. A replay makes at its end those for which
   // work is left. Errors as of Backend::check.
   void make(const std::string& tenant, engine::Beyond beyond = engine::Beyond::kRefused);

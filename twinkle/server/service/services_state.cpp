@@ -37,7 +37,7 @@ std::optional<State> Services::take_state() const {
     out.sessions.push_back({id, s.owner, listed(s.runs), listed(s.samplers), s.finished});
   for (const auto& [id, s] : samplers)
     out.samplers.push_back(
-        {id, s.owner, s.base_model, s.model_path, s.tenant, s.version, s.came.ranges()});
+        {id, s.owner, s.base_model, s.model_path, s.tenant, s.version, s.came.ranges(), s.key_id});
   for (const auto& [path, c] : checkpoints)
     out.checkpoints.push_back(
         {path, c.owner, c.base_model, c.rank, c.folder.lexically_relative(state).string()});
@@ -50,15 +50,15 @@ void Services::restore(const State& from, int64_t kept_from_ms) {
   for (const CheckpointState& c : from.checkpoints)
     checkpoints[c.path] = {c.owner, c.base_model, c.rank, state / c.folder};
   for (const SamplerState& s : from.samplers) {
-    Sampler& sampler = add(
-        Sampler{s.id, s.owner, s.base_model, s.model_path, s.tenant, s.version, NumberSet(s.came)});
+    Sampler& sampler = add(Sampler{s.id, s.owner, s.base_model, s.model_path, s.tenant, s.version,
+                                   NumberSet(s.came), s.key_id});
     // The engine has no versions that were published before a snapshot.
     const auto folder = snapshots.version(s.tenant, s.version);
     if (s.version > 0 && folder) {
-      sampler.tenant = tenant_of(*folder, s.owner);
+      sampler.tenant = tenant_of(*folder, s.owner, s.key_id);
       sampler.version = 0;
     } else if (s.tenant.starts_with(kSampler)) {
-      tenant_of(state / s.tenant.substr(kSampler.size()), s.owner);
+      tenant_of(state / s.tenant.substr(kSampler.size()), s.owner, s.key_id);
     } else if (s.version == 0) {
       tenant_of_base(s.owner);
     }

@@ -23,6 +23,7 @@ bool Snapshots::take(const Run& run) {
   Saving saving{.record = state.last};
   saving.record.run = run.id;
   saving.record.owner = run.owner;
+  saving.record.key_id = run.key_id;
   saving.record.seq_id = run.given;
   saving.record.folder = run.id + "/" + std::to_string(run.given);
   int64_t num_versions = run.num_published;
@@ -112,7 +113,7 @@ bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, boo
     restored_ = snapshots;
     for (const auto& [run, snapshot] : snapshots) {
       const std::string folder = path_of(snapshot.folder);
-      to_restore_.emplace_back(standing({.tenant = run, .directory = folder}, snapshot.owner));
+      to_restore_.emplace_back(standing({.tenant = run, .directory = folder}, snapshot));
       to_restore_.emplace_back(
           engine::Load{.tenant = run, .directory = folder, .optimizer = true, .exact = exact});
       states_[run].last = snapshot;

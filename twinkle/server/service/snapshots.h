@@ -71,8 +71,8 @@ class Snapshots {
   // Of a folder that a record names.
   std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
 
-  // A Create with the weight and priority of an owner.
-  using Standing = std::function<engine::Create(engine::Create, const std::string& owner)>;
+  // A Create with the weight and priority that the run of a snapshot goes on by.
+  using Standing = std::function<engine::Create(engine::Create, const Snapshotted& of)>;
   // At the beginning of a replay: gives the engine the runs as they were saved. `exact`: they go on
   // bit for bit, which takes the arithmetic that saved them. False: there is no room yet, ask
   // again.

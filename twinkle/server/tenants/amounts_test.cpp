@@ -17,6 +17,9 @@ class AmountsTest : public ServiceTest {
     keys_.limit("alice", change);
     ++now_;
   }
+  std::string make(const store::Standing& standing) {
+    return keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}, {}, standing).text;
+  }
   void restart() {
     open();
     admit();
@@ -180,6 +183,60 @@ TEST_F(AmountsTest, WeightsAndPrioritiesAreThoseOfTheTenantNow) {
   const std::string run = text(result(create(session(key_)), key_), "model_id");
   EXPECT_EQ(executor_->shares.at(run).weight, 2.5);
   EXPECT_EQ(executor_->shares.at(run).priority, 3);
+}
+
+TEST_F(AmountsTest, ARunStandsWhereTheKeyThatMadeItDoesAfterEachKindOfStartToo) {
+  const std::string own = make({.weight = 7, .priority = -2});
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();  // with a journal
+  limit([](store::Quota& q) { q.weight = 3, q.priority = 1; });
+  const std::string mine =
+      text(result(post("/api/v1/create_model", model(session(own)), own), own), "model_id");
+  const std::string tenants = text(result(create(session(key_)), key_), "model_id");
+  const auto expect_standing = [&](const std::string& name) {
+    EXPECT_EQ(executor_->shares.at(mine).weight, 7) << name;
+    EXPECT_EQ(executor_->shares.at(mine).priority, -2) << name;
+    EXPECT_EQ(executor_->shares.at(tenants).weight, 3) << name;
+    EXPECT_EQ(executor_->shares.at(tenants).priority, 1) << name;
+  };
+  expect_standing("as they were made");
+  restart();
+  expect_standing("from the journal");
+  // Sent with the tenant's other key: it is the run's place, and not the request's.
+  const Json step = {{"model_id", mine}, {"seq_id", 1}, {"adam_params", {{"learning_rate", 0.1}}}};
+  EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(mine); }));
+  options_.truncation.journal_bytes = 1;
+  restart();
+  expect_standing("from a snapshot");
+  ASSERT_TRUE(truncate(key_));
+  restart();
+  expect_standing("from a state");
+  EXPECT_EQ(services_->runs.find(mine)->key_id, keys_.read()[1].id);
+}
+
+TEST_F(AmountsTest, AVersionOfARunIsSampledWithTheWeightOfTheKeyThatMadeTheRun) {
+  const std::string own = make({.weight = 7});
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string run =
+      text(result(post("/api/v1/create_model", model(session(own)), own), own), "model_id");
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 1), key_).status, 200);
+  const Json step = {{"model_id", run}, {"seq_id", 2}, {"adam_params", {{"learning_rate", 0.1}}}};
+  EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  for (const char* from : {"a snapshot", "a state"}) {
+    if (from == std::string("a state")) {
+      ASSERT_TRUE(truncate(key_));
+    }
+    options_.truncation.journal_bytes = 1;
+    restart();
+    const Sampler& sampler = services_->samplers.begin()->second;
+    EXPECT_TRUE(sampler.tenant.starts_with("sampler:snapshots/")) << sampler.tenant;
+    services_->make(sampler.tenant);
+    done(sampler.tenant);  // behind its creation
+    EXPECT_EQ(executor_->shares.at(sampler.tenant).weight, 7) << from;
+  }
 }
 
 }  // namespace

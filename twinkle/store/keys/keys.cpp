@@ -35,6 +35,12 @@ FileHandle locked(fs::path file) {
   return out;
 }
 
+// As the engine takes it.
+void check_weight(double weight) {
+  require(weight >= 0.001 && weight <= 1000, Code::kInvalid, "store: the weight is ", weight,
+          ", it must be from 0.001 to 1000");
+}
+
 void check(const Key& key) {
   const std::string& name = key.tenant;
   require(is_plain_name(name, kMaxName), Code::kInvalid, "store: the tenant '", name,
@@ -49,9 +55,7 @@ void check(const Key& key) {
 }
 
 void check(const Quota& quota) {
-  // As the engine takes it.
-  require(quota.weight >= 0.001 && quota.weight <= 1000, Code::kInvalid, "store: the weight is ",
-          quota.weight, ", it must be from 0.001 to 1000");
+  check_weight(quota.weight);
   const auto is_amount = [](double value) { return std::isfinite(value) && value >= 0; };
   require(is_amount(quota.compute_seconds_per_minute), Code::kInvalid,
           "store: compute_seconds_per_minute is ", quota.compute_seconds_per_minute,
@@ -102,8 +106,10 @@ KeyTable KeyFile::read_table() const {
   return out;
 }
 
-KeyFile::Created KeyFile::create(Key wanted, const ChangeQuota& change) const {
+KeyFile::Created KeyFile::create(Key wanted, const ChangeQuota& change,
+                                 const Standing& standing) const {
   check(wanted);
+  if (standing.weight) check_weight(*standing.weight);
   std::error_code error;
   fs::create_directories(path_.parent_path(), error);
   require(!error, Code::kInvalid, "store: cannot make the folder ", path_.parent_path().string(),
@@ -115,6 +121,8 @@ KeyFile::Created KeyFile::create(Key wanted, const ChangeQuota& change) const {
   do wanted.id = random_hex(kIdBytes);
   while (std::ranges::find(table.keys, wanted.id, &Key::id) != table.keys.end());
   table.keys.push_back(wanted);
+  if (standing.weight) table.weights[wanted.id] = *standing.weight;
+  if (standing.priority) table.priorities[wanted.id] = *standing.priority;
   if (change) change_quota(table, wanted.tenant, change);
   write(table);
   return {text, std::move(wanted)};

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -47,10 +49,21 @@ struct Key {
 struct KeyTable {
   std::vector<Key> keys;       // in the order of their creation
   std::vector<Quota> tenants;  // that have one; others have Quota's defaults
+  // Of keys that have their own, by id; others have their tenant's.
+  std::map<std::string, double> weights;
+  std::map<std::string, int32_t> priorities;
 
   static constexpr auto fields() {
-    return std::tuple{field(1, "keys", &KeyTable::keys), field(2, "tenants", &KeyTable::tenants)};
+    return std::tuple{field(1, "keys", &KeyTable::keys), field(2, "tenants", &KeyTable::tenants),
+                      field(3, "weights", &KeyTable::weights),
+                      field(4, "priorities", &KeyTable::priorities)};
   }
+};
+
+// engine::Create's, of the runs that a key makes; none: its tenant's.
+struct Standing {
+  std::optional<double> weight = {};
+  std::optional<int32_t> priority = {};
 };
 
 class KeyFile {
@@ -68,9 +81,9 @@ class KeyFile {
   std::vector<Key> read() const { return read_table().keys; }
   // Adds a key of this tenant, scopes, created and expires, and changes the tenant's quota if that
   // is asked for; makes file and folder if there are none. Error kInvalid: a tenant's name that is
-  // none, no scope or an unknown one, an end that is not after its beginning; a quota's value out
-  // of its range.
-  Created create(Key wanted, const ChangeQuota& change = {}) const;
+  // none, no scope or an unknown one, an end that is not after its beginning; a weight or a quota's
+  // value out of its range.
+  Created create(Key wanted, const ChangeQuota& change = {}, const Standing& standing = {}) const;
   // Changes the quota of a tenant, and returns it. Errors as of read() and create(); kNotFound: the
   // tenant has no key.
   Quota limit(const std::string& tenant, const ChangeQuota& change) const;

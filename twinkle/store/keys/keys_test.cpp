@@ -84,6 +84,16 @@ TEST_F(Keys, AFileOfBeforeThereWereQuotasIsRead) {
   EXPECT_EQ(file_.read_table().tenants.at(0).priority, 1);
 }
 
+TEST_F(Keys, AKeyHasAWeightAndAPriorityOfItsOwnOrNone) {
+  const std::string both = file_.create(wanted("a"), {}, {.weight = 0.5, .priority = 0}).key.id;
+  const std::string one = file_.create(wanted("a"), {}, {.priority = -2}).key.id;
+  file_.create(wanted("a"));
+  const KeyTable table = file_.read_table();
+  EXPECT_EQ(table.weights, (std::map<std::string, double>{{both, 0.5}}));
+  EXPECT_EQ(table.priorities, (std::map<std::string, int32_t>{{both, 0}, {one, -2}}));
+  EXPECT_TRUE(table.tenants.empty());
+}
+
 TEST_F(Keys, MistakesInAQuotaAreNamedAndChangeNothing) {
   file_.create(wanted("a"));
   const auto error = [&](const ChangeQuota& change) {
@@ -115,6 +125,8 @@ TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
   key = wanted("a");
   key.expires = 999;
   EXPECT_EQ(error(key), "store: the key would expire before it is made; choose a later time");
+  EXPECT_EQ(error_of([&] { file_.create(wanted("a"), {}, {.weight = 1001}); }),
+            "store: the weight is 1001, it must be from 0.001 to 1000");
   EXPECT_FALSE(std::filesystem::exists(dir_ / "state"));
 }
 

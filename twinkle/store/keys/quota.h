@@ -12,7 +12,8 @@ namespace twinkle::store {
 // Of all limits 0 is: none.
 struct Quota {
   std::string tenant;
-  // engine::Create's, of the runs and samplers that it makes from then on.
+  // engine::Create's, of the runs and samplers that it makes from then on, but for runs of a key
+  // that has its own.
   double weight = 1.0;
   int32_t priority = 0;
   // Rates: what is beyond waits.
