@@ -2,13 +2,16 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from service.conftest import PROGRAM, Server
-from service.wire import Wire
+from service.wire import Wire, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.yaml"
 
@@ -198,3 +201,78 @@ def test_a_client_compresses_when_it_is_asked_to(server, tiny_llama_dir, tmp_pat
     finally:
         assert compressing.stop() == 0
     assert len(sent) == 1
+
+
+def taken(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_without_arguments_smollm2_is_served_and_sampled_by_both_names(smollm2_dir, tmp_path):
+    tinker = pytest.importorskip("tinker")
+    if taken(8000):
+        pytest.skip("another process listens on port 8000, the default")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    process = subprocess.Popen(
+        [*PROGRAM, "serve"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        assert line == "twinkle serves smollm2 at http://127.0.0.1:8000\n"
+        prompt = tinker.ModelInput.from_ints([504, 5986, 282, 4649, 314])
+        params = tinker.SamplingParams(max_tokens=4, temperature=0.0)
+        drawn = []
+        with tinker.ServiceClient(base_url="http://127.0.0.1:8000", api_key="tml-any") as client:
+            for name in ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+                sampler = client.create_sampling_client(base_model=name)
+                drawn.append(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
+        assert drawn[0] == drawn[1] and len(drawn[0]) == 4
+        assert (tmp_path / "twinkle-state/journal").is_dir()
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+def test_polls_that_are_held_at_sigterm_are_answered_and_the_status_is_0(tiny_llama_dir, tmp_path):
+    """One with its result, one, whose work waits for a request that does not come, with 408."""
+    pb = pytest.importorskip("tinker.proto.tinker_public_pb2")
+    hold = 8
+    options = ["--hold-seconds", str(hold), "--log-level", "off"]
+    server = Server(tiny_llama_dir, tmp_path / "state", *options)
+    wire = Wire(server.url)
+    body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
+    waits = wire.step(wire.run(), 2).json()
+    works = wire.ok("asample", {
+        "sampling_session_id": sampler, "seq_id": 0, "num_samples": 32,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 5, 9]}]},
+        "sampling_params": {"max_tokens": 400, "stop": []},
+    })  # fmt: skip
+
+    def poll(ack):
+        answer = Wire(server.url, timeout=60).post(
+            "retrieve_future", {"request_id": ack["request_id"]}
+        )
+        return answer, time.monotonic()
+
+    def num_held():
+        told = wire.send("GET", "/metrics").body.decode()
+        return int(re.search(r"^twinkle_polls_held (\d+)$", told, re.MULTILINE)[1])
+
+    with ThreadPoolExecutor(2) as pool:
+        polls = [pool.submit(poll, ack) for ack in (works, waits)]
+        wait_until(lambda: num_held() == 2 or polls[0].done())
+        assert not polls[0].done(), "it ended before the signal; make it longer"
+        begun = time.monotonic()
+        server.process.terminate()
+        wait_until(lambda: not taken(Wire(server.url).place.port))  # nobody else comes in
+        (done, _), (not_yet, at) = [each.result(60) for each in polls]
+    assert done.status == 200
+    drawn = pb.SampleResponse.FromString(done.body).sequences
+    assert [len(each.tokens) for each in drawn] == [4 * 400] * 32  # int32
+    assert not_yet.status == 408
+    assert at - begun < hold + 1
+    assert server.process.wait(30 - (time.monotonic() - begun)) == 0
+    server.process.stdout.close()
