@@ -119,6 +119,9 @@ def test_the_service_over_a_model_that_computes_nothing_is_measured(id_):
         pytest.importorskip("tinker")
     made = list(run.QUESTIONS[id_](QuickRun()))
     assert made
+    if id_ == "S6":
+        assert [row["what"].endswith(", server time") for row in made] == [False, True]
+        assert made[1]["ours"] <= made[0]["ours"], "the client waits for the server, too"
     for row in made:
         assert row["id"] == id_ and row["ours"] > 0 and row["peer"] > 0
         assert len(row["samples"]["ours"]) == len(row["samples"]["peer"])

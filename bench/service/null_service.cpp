@@ -1,7 +1,11 @@
 // The service as `twinkle serve` runs it, journal and all, over a model that computes nothing: what
-// is left is the service's own time. Usage: null_service STATE_DIR. Prints where it listens; serves
-// until standard input ends.
+// is left is the service's own time. Usage: null_service STATE_DIR [TIMES]. Prints where it
+// listens; serves until standard input ends. TIMES: a file for the times of all requests, a line
+// each: path, when it was answered by the monotonic clock, and how long that took from its head on,
+// both in microseconds.
+#include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 #include <limits>
 #include <map>
@@ -50,6 +54,11 @@ class NullModel : public engine::NullExecutor {
   std::map<int64_t, std::vector<size_t>> sizes_;
 };
 
+struct Time {
+  std::string path;
+  int64_t at_us = 0, took_us = 0;
+};
+
 // As `twinkle serve` ends.
 struct Ending {
   server::Services& services;
@@ -64,7 +73,8 @@ struct Ending {
   }
 };
 
-void serve(const std::string& state) {
+// `times`: kept in memory, so that none waits for a disk; null: not kept.
+void serve(const std::string& state, std::vector<Time>* times) {
   auto http = std::make_unique<server::HttpServer>(server::HttpOptions{});
   NullModel model;
   engine::Dispatcher dispatcher({}, model);
@@ -82,6 +92,15 @@ void serve(const std::string& state) {
                .handle =
                    [&](server::Request request, server::Reply reply) {
                      server::route(std::move(request), services, std::move(reply));
+                   },
+               .answered =
+                   [times](const server::Head& head, const server::Told& told) {
+                     if (!times) return;
+                     const auto at = std::chrono::steady_clock::now().time_since_epoch();
+                     times->push_back(
+                         {head.path,
+                          std::chrono::duration_cast<std::chrono::microseconds>(at).count(),
+                          told.time.count()});
                    }});
   std::printf("serves at http://127.0.0.1:%d\n", http->port());
   std::fflush(stdout);
@@ -89,11 +108,21 @@ void serve(const std::string& state) {
   http->drain(std::chrono::seconds(5));
 }
 
+void write(const std::vector<Time>& times, const char* path) {
+  std::ofstream file(path);
+  for (const Time& time : times)
+    file << time.path << ' ' << time.at_us << ' ' << time.took_us << '\n';
+  require(static_cast<bool>(file.flush()), Code::kInternal, "null_service: cannot write ", path);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
-  twinkle::require(argc == 2, twinkle::Code::kInvalid, "usage: null_service STATE_DIR");
-  serve(argv[1]);
+  twinkle::require(argc == 2 || argc == 3, twinkle::Code::kInvalid,
+                   "usage: null_service STATE_DIR [TIMES]");
+  std::vector<Time> times;
+  serve(argv[1], argc == 3 ? &times : nullptr);
+  if (argc == 3) write(times, argv[2]);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "null_service: %s\n", error.what());

@@ -4,11 +4,12 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from rows import make_row
-from service.client import KEY, Client
+from service.client import KEY, Client, Server, program
 from service.questions import in_turn, is_quick, row, s1, servers, share
 from verdict import IDLE
 
@@ -66,25 +67,47 @@ def heartbeats_ms(client, session, goes_on):
     return out
 
 
+def server_heartbeats_ms(file, begin, end):
+    """What null_service says of those that it answered between these two: from head to response."""
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return [
+        int(took) / 1e3
+        for path, at, took in lines
+        if path.endswith("/session_heartbeat") and begin <= int(at) / 1e6 <= end
+    ]
+
+
 def s6(run):
-    """One burst: it takes long, and its samples are its heartbeats' p99."""
+    """One burst: it takes long, and its samples are its heartbeats' p99, as their client sees them
+    and as the server does."""
     num_passes, num_samples = (4, 16) if is_quick(run) else BURST
-    with servers() as at, Client(at["ours"].port) as client:
-        session = client.post("create_session")["session_id"]
-        end = time.monotonic() + (0.5 if is_quick(run) else 5)
-        idle = heartbeats_ms(client, session, lambda: time.monotonic() < end)
-        script = Path(__file__).with_name("burst.py")
-        command = [sys.executable, script, at["ours"].url, KEY, str(num_passes), str(num_samples)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as burst:
-            busy = heartbeats_ms(client, session, lambda: burst.poll() is None)
-            said = burst.stdout.read().strip()
-        run.progress("S6")(None)
-    if burst.returncode != 0 or said != str(num_passes + num_samples):
-        raise RuntimeError(f"bench: the burst ended with {burst.returncode} and said {said!r}")
-    yield make_row(
-        "S6", f"a heartbeat beside {num_passes} forward_backwards and {num_samples} samples, p99",
-        IDLE, {"ours": [share(busy, 0.99)], "peer": [share(idle, 0.99)]}, HEARTBEAT_MS,
-        lower_is_better=True, unit="ms", noisy=False, valid=True,
-        notes=["the limit is the goal", f"load average {os.getloadavg()[0]:.1f}"],
-        **run.machine_fields(),
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        times = Path(folder) / "times"
+        with (
+            Server(program("null_service"), f"{folder}/state", times) as server,
+            Client(server.port) as client,
+        ):
+            session = client.post("create_session")["session_id"]
+            begin = time.monotonic()  # the clock of `times`
+            end = begin + (0.5 if is_quick(run) else 5)
+            idle = heartbeats_ms(client, session, lambda: time.monotonic() < end)
+            between = time.monotonic()
+            script = Path(__file__).with_name("burst.py")
+            command = [sys.executable, script, server.url, KEY, str(num_passes), str(num_samples)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as burst:
+                busy = heartbeats_ms(client, session, lambda: burst.poll() is None)
+                said = burst.stdout.read().strip()
+            over = time.monotonic()
+            run.progress("S6")(None)
+        if burst.returncode != 0 or said != str(num_passes + num_samples):
+            raise RuntimeError(f"bench: the burst ended with {burst.returncode} and said {said!r}")
+        own_idle = server_heartbeats_ms(times, begin, between)
+        own_busy = server_heartbeats_ms(times, between, over)
+    what = f"a heartbeat beside {num_passes} forward_backwards and {num_samples} samples, p99"
+    notes = ["the limit is the goal", f"load average {os.getloadavg()[0]:.1f}"]
+    for told, ours, peer in ((what, busy, idle), (f"{what}, server time", own_busy, own_idle)):
+        yield make_row(
+            "S6", told, IDLE, {"ours": [share(ours, 0.99)], "peer": [share(peer, 0.99)]},
+            HEARTBEAT_MS, lower_is_better=True, unit="ms", noisy=False, valid=True, notes=notes,
+            **run.machine_fields(),
+        )  # fmt: skip
