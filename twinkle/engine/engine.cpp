@@ -92,6 +92,7 @@ ParkingStats Engine::parking() const {
 }
 
 int64_t Engine::num_recomputed_layers() const { return state_->executor.num_recomputed_layers(); }
+int64_t Engine::num_kept_bytes() const { return state_->executor.num_kept_bytes(); }
 
 int64_t Engine::num_replayed_passes() const { return state_->executor.num_replayed_passes(); }
 

@@ -59,10 +59,14 @@ class Engine {
 
   Stats stats() const;
   SamplingStats sampling() const;
-  // Forwards, or forwards with their backward, that training batches have taken so far.
+  // Forwards over the decoder, with their backward or without, that training batches have taken so
+  // far. A loss of the whole operation takes each of its sequences once, or, where activation_bytes
+  // does not hold them, twice.
   int64_t num_passes() const { return stats().num_passes; }
   // Layers that backward passes computed a second time because of activation_bytes.
   int64_t num_recomputed_layers() const;
+  // Bytes of activations that operations keep from batch to batch, for losses of the whole.
+  int64_t num_kept_bytes() const;
   // Training passes that a device took as recorded graphs.
   int64_t num_replayed_passes() const;
   // Why a device's passes or steps are recorded no more: the text of the recording that failed.

@@ -34,9 +34,11 @@ struct ModelOptions {
         option("value_head", &O::value_head, any(),
                "a head of one row and a bias instead of the vocabulary's: the logits of a position "
                "are one number, its value; all weights are trained, nothing is sampled"),
-        option("activation_bytes", &O::activation_bytes, between(0, kMostBytes),
-               "bytes of activations that a training batch keeps for its backward pass; layers "
-               "beyond them are computed twice, which changes no bit; 0: no limit"),
+        option(
+            "activation_bytes", &O::activation_bytes, between(0, kMostBytes),
+            "bytes of activations that training keeps for backward passes; layers beyond them are "
+            "computed twice, and so are batches of an operation whose loss is of the whole, "
+            "which changes no bit; 0: no limit"),
         option("deterministic", &O::deterministic, any(),
                "test at the start that matrix products are batch-invariant, and refuse to start if "
                "not, so that a tenant gets the same bits in any batch"),

@@ -66,7 +66,7 @@ class Engine:
         """Statistics of finished and queued work, as a dict. Counts start with the engine:
 
         num_queued (operations that have not ended), queued_bytes (as
-        max_queued_bytes_total counts them); num_batches, num_passes, training_seconds,
+        max_queued_bytes_total counts them); num_batches, num_passes (forwards), training_seconds,
         batches (num_tokens and num_tenants, each summed over all training batches) and
         last_batches (the same of each of the newest 20), num_recomputed_layers,
         num_replayed_passes (of training, as recorded graphs of a GPU), graph_failure (why a GPU's

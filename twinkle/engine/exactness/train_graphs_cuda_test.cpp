@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "twinkle/engine/exactness/outcomes_for_test.h"
-#include "twinkle/engine/execute/training.h"
+#include "twinkle/engine/training/training.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/model/family.h"

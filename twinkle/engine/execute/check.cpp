@@ -5,8 +5,8 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/checkpoint/persist.h"
-#include "twinkle/engine/execute/training_op.h"
 #include "twinkle/engine/schedule/hooks.h"
+#include "twinkle/engine/training/training_op.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/sampler/sequence.h"
 

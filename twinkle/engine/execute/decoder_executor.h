@@ -11,11 +11,11 @@
 #include "twinkle/engine/checkpoint/prefetch.h"
 #include "twinkle/engine/execute/model_info.h"
 #include "twinkle/engine/execute/sampling.h"
-#include "twinkle/engine/execute/training.h"
 #include "twinkle/engine/memory/parking.h"
 #include "twinkle/engine/options.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
+#include "twinkle/engine/training/training.h"
 
 namespace twinkle::engine {
 
@@ -27,6 +27,7 @@ class DecoderExecutor : public Executor {
 
   const ModelInfo& model_info() const { return model_info_; }
   int64_t num_recomputed_layers() const { return decoder_->num_recomputed_layers(); }  // any thread
+  int64_t num_kept_bytes() const { return training_->num_kept_bytes(); }               // any thread
   int64_t num_replayed_passes() const { return graphs_->num_replays(); }               // any thread
   std::string graph_failure() const;                                                   // any thread
   ParkingStats parking() const { return parking_.stats(); }                            // any thread

@@ -43,7 +43,7 @@ struct BatchStats {
 struct Stats {
   int64_t num_queued = 0;                   // operations of all tenants that have not ended
   int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them
-  int64_t num_batches = 0, num_passes = 0;  // a batch of forwards and backwards is two passes
+  int64_t num_batches = 0, num_passes = 0;  // forwards over the decoder: more than one a batch
   BatchStats batches;                       // sums over all training batches
   std::vector<BatchStats> last_batches;     // the newest kLastBatches, oldest first
   int64_t num_steps = 0;                    // of the sampler

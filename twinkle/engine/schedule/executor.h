@@ -41,7 +41,7 @@ struct Rewound {
 struct BatchOutcome {
   std::vector<Ended> ended;
   std::vector<Rewound> rewound;  // all their sequences are to run once more
-  int64_t num_passes = 0;        // over the decoder
+  int64_t num_passes = 0;        // forwards over the decoder
 };
 
 // Prepared for an operation before it entered the queue, and owned by it.

@@ -1,4 +1,4 @@
-#include "twinkle/engine/execute/batch.h"
+#include "twinkle/engine/training/batch.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,6 @@
-#include "twinkle/engine/execute/training.h"
+#include "twinkle/engine/training/training.h"
+
+#include <algorithm>
 
 #include "twinkle/base/error.h"
 
@@ -25,11 +27,15 @@ std::set<const Tenant*> Training::tenants() const {
 }
 
 void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome) {
-  std::vector<OpSlice> forwards, backwards;
+  std::vector<OpSlice> forwards, backwards, kept;
   std::map<const Tenant*, int64_t> num_backwards;
   for (const Work& work : batch) {
     try {
       TrainingOp& op = begun(work);
+      if (op.derives() && kept_.has(work.id)) {
+        kept.push_back({&op, work.first, work.last, true});
+        continue;
+      }
       if (!op.learns(work.first, work.last)) {
         forwards.push_back({&op, work.first, work.last});
         continue;
@@ -46,14 +52,47 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
       outcome.ended.push_back({work.id, std::current_exception()});
     }
   }
-  // Two passes, so that a forward costs no backward. Neither changes what the other reads.
-  pass(forwards, [&](auto pieces) { forward_pass(pieces, decoder_, stop); }, outcome);
+  // Passes of their own, so that a forward costs no backward. None changes what another reads.
+  run_kept(kept, stop, outcome);
+  run_forwards(forwards, stop, outcome);
+  if (backwards.empty()) return;
+  if (const int64_t limit = decoder_.activation_limit(); limit > 0 && kept_.num_bytes() > 0)
+    free_kept(limit - kept_.num_bytes(backwards), outcome);
+  ++outcome.num_passes;
   pass(backwards, [&](auto pieces) { backward_pass(pieces, decoder_, graphs_, stop); }, outcome);
 }
 
-void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome) {
-  if (pieces.empty()) return;
+void Training::run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome) {
+  std::vector<OpSlice> shared;
+  for (OpSlice& piece : pieces) {
+    try {
+      if (!kept_.admit(piece, pieces.size() == 1)) {
+        shared.push_back(piece);
+        continue;
+      }
+    } catch (...) {
+      piece.op->error = std::current_exception();
+      finish(*piece.op, outcome);
+      continue;
+    }
+    ++outcome.num_passes;
+    pass({&piece, 1}, [&](auto own) { kept_.forward(own.front(), stop); }, outcome);
+  }
+  if (shared.empty()) return;
   ++outcome.num_passes;
+  pass(shared, [&](auto all) { forward_pass(all, decoder_, stop); }, outcome);
+}
+
+// The forwards were counted when they ran.
+void Training::run_kept(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome) {
+  for (OpSlice& piece : pieces) {
+    // Where another's has failed meanwhile, for want of memory, this one begins again.
+    if (!kept_.has(piece.op->id()) || !kept_.due(piece)) continue;
+    pass({&piece, 1}, [&](auto own) { kept_.backward(own.front(), stop); }, outcome);
+  }
+}
+
+void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome) {
   std::map<Tenant*, std::vector<OpSlice>> overflowed;
   try {
     run(pieces);
@@ -80,20 +119,40 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
 
 // The arithmetic itself failed, by a shortage of memory or sums beyond float32. An operation that
 // was alone has caused it; otherwise each begins again, alone, so that only that one fails.
-// Recordings hold memory: they are freed first, and no operation is blamed.
+// Recordings and kept passes hold memory: they are freed first, and no operation is blamed.
 void Training::retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
                            BatchOutcome& outcome) {
-  const bool known = !graphs_.forget() && pieces.size() == 1;
+  bool freed = graphs_.forget();
+  for (const OpSlice& piece : pieces) freed = kept_.forget(piece.op->id()) || freed;
+  freed = free_kept(0, outcome) || freed;
   for (const OpSlice& piece : pieces) {
     TrainingOp& op = *piece.op;
-    if (known) op.error = error;
+    if (!freed && pieces.size() == 1) op.error = error;
     if (op.error) {
       finish(op, outcome);
     } else {
+      op.keeps = false;
       op.restore();
       outcome.rewound.push_back({op.id(), true});
     }
   }
+}
+
+// The newest operations first, until all keep no more than `most` bytes; below 0: nothing. One that
+// was learning learns again from its first sequence. False: there was nothing to free.
+bool Training::free_kept(int64_t most, BatchOutcome& outcome) {
+  bool freed = false;
+  while (kept_.num_bytes() > std::max<int64_t>(most, 0)) {
+    TrainingOp& op = *running_.at(kept_.newest());
+    freed = kept_.forget(op.id());
+    op.keeps = false;
+    if (!op.derives()) continue;
+    op.restore();
+    const bool is_told = std::ranges::any_of(
+        outcome.rewound, [&](const Rewound& rewound) { return rewound.id == op.id(); });
+    if (!is_told) outcome.rewound.push_back({op.id(), false});
+  }
+  return freed;
 }
 
 void Training::finish(TrainingOp& op, BatchOutcome& outcome) {
@@ -125,6 +184,7 @@ ForwardResult Training::commit(int64_t id) {
 bool Training::undo(int64_t id) {
   const auto it = running_.find(id);
   if (it == running_.end()) return false;
+  kept_.forget(id);
   it->second->restore();
   running_.erase(it);
   return true;

@@ -1,4 +1,4 @@
-#include "twinkle/engine/execute/training_op.h"
+#include "twinkle/engine/training/training_op.h"
 
 #include <ATen/ATen.h>
 

@@ -3,9 +3,10 @@
 // partial sums are added in the order of the tenant's submissions. The engine's thread's alone.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <span>
 
-#include "twinkle/engine/execute/training_op.h"
+#include "twinkle/engine/training/training_op.h"
 #include "twinkle/lora/train_graphs.h"
 #include "twinkle/model/decoder.h"
 
@@ -35,5 +36,19 @@ void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop
 // can't be. What throws may leave some of the gradients added.
 void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
                    const Stop& stop);
+
+struct PackedBatch;
+
+// A forward pass of an operation's sequences [first, last) that waits for its backward.
+struct KeptPass {
+  size_t first, last;
+  int64_t bytes;  // of activations
+  std::shared_ptr<PackedBatch> packed;
+};
+
+// backward_pass in two halves, of one piece: as forward_pass, but that the activations are kept;
+// and, once the operation's derivative is known, the rest.
+KeptPass keep_pass(OpSlice& piece, model::Decoder& decoder, const Stop& stop);
+void backward_kept(TrainingOp& op, const KeptPass& kept, model::Decoder& decoder, const Stop& stop);
 
 }  // namespace twinkle::engine

@@ -1,4 +1,4 @@
-#include "twinkle/engine/execute/batch.h"
+#include "twinkle/engine/training/batch.h"
 
 #include <ATen/ATen.h>
 
@@ -11,7 +11,6 @@
 #include "twinkle/nn/head/pooling.h"
 
 namespace twinkle::engine {
-namespace {
 
 // The packed batch of a pass, and which scored rows are whose.
 struct PackedBatch {
@@ -20,6 +19,8 @@ struct PackedBatch {
   std::vector<int64_t> cu_targets{0};   // [pieces + 1]
   std::vector<size_t> cu_sequences{0};  // [pieces + 1]
 };
+
+namespace {
 
 void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::vector<int64_t> lengths, ids;
@@ -218,44 +219,18 @@ void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }
 
-}  // namespace
-
-std::exception_ptr not_finite(const Tenant& tenant) noexcept {
-  try {
-    fail(Code::kInvalid, "engine: the log-probabilities or the gradient of tenant '", tenant.name(),
-         "' are not finite (NaN or infinity): nothing was changed; look at its learning rate, its "
-         "weights and its extras");
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
-void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop) {
-  PackedBatch pass;
-  pass.tape.batch.stop = &stop;
-  pack_pass(pass, pieces);
-  const at::Tensor hidden = decoder.forward(pass.tape.batch);
-  const at::NoGradGuard no_grad;
-  keep(pieces, pass, hidden, decoder.head(),
-       nn::head_forward(hidden, decoder.head(), pass.targets, pass.tape.batch.rows,
-                        {.entropy = any_wants_entropy(pieces)}));
-}
-
-void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
-                   const Stop& stop) {
-  PackedBatch pass;
-  pass.tape.batch.stop = &stop;
-  pack_pass(pass, pieces);
-  const at::Tensor hidden = graphs.forward(pass.tape);
-  const at::NoGradGuard no_grad;
+// What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
+// hidden, for the decoder's backward.
+at::Tensor learn(std::span<OpSlice> pieces, PackedBatch& pass, const at::Tensor& hidden,
+                 const nn::Linear& head) {
   for (const OpSlice& piece : pieces) {
     if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
   }
-  prepare_whole(pieces, pass, hidden, decoder.head());
-  nn::HeadOutput out = run_head(pieces, pass, hidden, decoder.head());
+  prepare_whole(pieces, pass, hidden, head);
+  nn::HeadOutput out = run_head(pieces, pass, hidden, head);
   add_embedding_grads(pieces, pass, hidden, out.dhidden);
-  add_logits_grads(pieces, pass, hidden, decoder.head(), out.dhidden);
-  keep(pieces, pass, hidden, decoder.head(), out);
+  add_logits_grads(pieces, pass, hidden, head, out.dhidden);
+  keep(pieces, pass, hidden, head, out);
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
     TrainingOp& op = *pieces[i].op;
@@ -272,7 +247,66 @@ void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::Tra
       failed.insert(&op.tenant());
     }
   }
-  graphs.backward(pass.tape, out.dhidden);
+  return out.dhidden;
+}
+
+// The hidden states, whose rows the pieces' operations keep.
+void score(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
+           const nn::Linear& head) {
+  const at::NoGradGuard no_grad;
+  keep(pieces, pass, hidden, head,
+       nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
+                        {.entropy = any_wants_entropy(pieces)}));
+}
+
+}  // namespace
+
+std::exception_ptr not_finite(const Tenant& tenant) noexcept {
+  try {
+    fail(Code::kInvalid, "engine: the log-probabilities or the gradient of tenant '", tenant.name(),
+         "' are not finite (NaN or infinity): nothing was changed; look at its learning rate, its "
+         "weights and its extras");
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop) {
+  PackedBatch pass;
+  pass.tape.batch.stop = &stop;
+  pack_pass(pass, pieces);
+  score(pieces, pass, decoder.forward(pass.tape.batch), decoder.head());
+}
+
+void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
+                   const Stop& stop) {
+  PackedBatch pass;
+  pass.tape.batch.stop = &stop;
+  pack_pass(pass, pieces);
+  const at::Tensor hidden = graphs.forward(pass.tape);
+  const at::NoGradGuard no_grad;
+  graphs.backward(pass.tape, learn(pieces, pass, hidden, decoder.head()));
+}
+
+KeptPass keep_pass(OpSlice& piece, model::Decoder& decoder, const Stop& stop) {
+  OpSlice learning = piece;
+  learning.learns = true;
+  auto pass = std::make_shared<PackedBatch>();
+  pass->tape.batch.stop = &stop;
+  pack_pass(*pass, {&learning, 1});
+  const int64_t bytes = decoder.activation_bytes(pass->tape.batch);
+  score({&piece, 1}, *pass, decoder.forward_train(pass->tape), decoder.head());
+  return {piece.first, piece.last, bytes, std::move(pass)};
+}
+
+void backward_kept(TrainingOp& op, const KeptPass& kept, model::Decoder& decoder,
+                   const Stop& stop) {
+  OpSlice piece{&op, kept.first, kept.last, true};
+  PackedBatch& pass = *kept.packed;
+  pass.tape.batch.stop = &stop;
+  const at::NoGradGuard no_grad;
+  const at::Tensor hidden = pass.tape.segments.back().out.detach();
+  decoder.backward(pass.tape, learn({&piece, 1}, pass, hidden, decoder.head()));
 }
 
 }  // namespace twinkle::engine

@@ -68,6 +68,7 @@ class TrainingOp {
   void restore();
 
   std::exception_ptr error;  // why it ends without a result
+  bool keeps = true;         // all its forward passes so far, for their backward
 
  private:
   void begin_again();

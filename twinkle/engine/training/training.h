@@ -9,9 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/engine/execute/batch.h"
-#include "twinkle/engine/execute/training_op.h"
 #include "twinkle/engine/schedule/executor.h"
+#include "twinkle/engine/training/batch.h"
+#include "twinkle/engine/training/kept_passes.h"
+#include "twinkle/engine/training/training_op.h"
 
 namespace twinkle::engine {
 
@@ -20,7 +21,7 @@ class Training {
   using TenantOf = std::function<Tenant&(const std::string& name)>;  // Error kNotFound
   // All outlive it.
   Training(model::Decoder& decoder, lora::TrainGraphs& graphs, TenantOf tenant)
-      : decoder_(decoder), graphs_(graphs), tenant_(tenant) {}
+      : decoder_(decoder), graphs_(graphs), tenant_(tenant), kept_(decoder) {}
 
   // As Executor says of it.
   void run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome);
@@ -28,19 +29,25 @@ class Training {
   std::set<const Tenant*> tenants() const;  // of operations that have begun
   ForwardResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
+  // Bytes of activations that operations keep from batch to batch. Any thread.
+  int64_t num_kept_bytes() const { return kept_.num_bytes(); }
 
  private:
   using Run = std::function<void(std::span<OpSlice> pieces)>;
   TrainingOp& begun(const Work& work);
+  void run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
+  void run_kept(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
   void pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome);
   void retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
                    BatchOutcome& outcome);
+  bool free_kept(int64_t most, BatchOutcome& outcome);
   void finish(TrainingOp& op, BatchOutcome& outcome);
 
   model::Decoder& decoder_;
   lora::TrainGraphs& graphs_;
   TenantOf tenant_;
   std::map<int64_t, std::unique_ptr<TrainingOp>> running_;
+  KeptPasses kept_;
 };
 
 }  // namespace twinkle::engine
