@@ -19,9 +19,7 @@ struct Options {
 
 Options parse(const Json& json) {
   check_known(json, "CrossEntropyLoss", {"reduction", "dft", "ignore_index"});
-  const auto reduction = get_or<std::string>(json, "reduction", "sum");
-  require(reduction == "sum" || reduction == "mean", Code::kInvalid,
-          "loss: reduction of CrossEntropyLoss is '", reduction, "', it must be 'sum' or 'mean'");
+  const std::string reduction = choice(json, "CrossEntropyLoss", "reduction", {"sum", "mean"});
   const auto ignored = get_or<int64_t>(json, "ignore_index", -100);
   require(ignored == -100, Code::kInvalid, "loss: ignore_index of CrossEntropyLoss is ", ignored,
           ", labels are ignored by -100 only");

@@ -144,4 +144,16 @@ void check_known(const Json& options, std::string_view loss,
   }
 }
 
+std::string choice(const Json& options, std::string_view loss, std::string_view name,
+                   const std::vector<std::string_view>& known) {
+  const auto value = get_or<std::string>(options, name, std::string(known.front()));
+  if (std::ranges::find(known, value) != known.end()) return value;
+  std::string names;
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (i > 0) names += i + 1 < known.size() ? ", " : " or ";
+    names.append("'").append(known[i]).append("'");
+  }
+  fail(Code::kInvalid, "loss: ", name, " of ", loss, " is '", value, "', it must be ", names);
+}
+
 }  // namespace twinkle::loss

@@ -56,18 +56,31 @@ TokenGrad prepare_rows(const Inputs& in, const RowLoss& loss) {
   };
 }
 
-double through_entropies(const Inputs& in, const at::Tensor& entropy_grad) {
-  if (!entropy_grad.defined()) return 0;
-  const std::vector<double> grad = doubles(entropy_grad), entropies = doubles(in.entropies);
+std::vector<std::vector<size_t>> scored_rows(const Inputs& in) {
+  const float* weights = in.weights.const_data_ptr<float>();
+  std::vector<std::vector<size_t>> out(in.cu_seqlens.size() - 1);
+  for (size_t s = 0; s < out.size(); ++s) {
+    for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t)
+      if (weights[t] != 0) out[s].push_back(static_cast<size_t>(t));
+  }
+  return out;
+}
+
+double through(const Inputs& in, const at::Tensor& of_rows, const at::Tensor& of_values) {
+  const std::vector<double> grad = doubles(of_rows), values = doubles(of_values);
   double sum = 0;
   for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
     double of_sequence = 0;
     for (auto t = static_cast<size_t>(in.cu_seqlens[s]);
          t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t)
-      if (grad[t] != 0) of_sequence += grad[t] * entropies[t];
+      if (grad[t] != 0) of_sequence += grad[t] * values[t];
     sum += of_sequence;
   }
   return sum;
+}
+
+double through_entropies(const Inputs& in, const at::Tensor& entropy_grad) {
+  return entropy_grad.defined() ? through(in, entropy_grad, in.entropies) : 0;
 }
 
 }  // namespace twinkle::loss

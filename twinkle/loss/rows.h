@@ -28,7 +28,11 @@ std::vector<double> doubles(const Inputs& inputs, const std::string& extra, doub
 
 Output run_rows(const Inputs& inputs, const RowLoss& loss);
 TokenGrad prepare_rows(const Inputs& inputs, const RowLoss& loss);
-// Sum of entropy_grad * entropy over rows, where the gradient is not 0; 0 without a gradient.
+// Of each sequence its scored rows, in order.
+std::vector<std::vector<size_t>> scored_rows(const Inputs& inputs);
+// Sum of grad * value over rows, where the gradient is not 0.
+double through(const Inputs& inputs, const at::Tensor& grad, const at::Tensor& values);
+// The same of the inputs' entropies; 0 without a gradient.
 double through_entropies(const Inputs& inputs, const at::Tensor& entropy_grad);
 
 // The functions of a Loss from one that makes the RowLoss of its inputs and options.

@@ -14,8 +14,6 @@
 namespace twinkle::loss {
 namespace {
 
-constexpr std::string_view kName = "DPOLoss";
-
 struct Options {
   double beta, smooth, sft_weight;
   std::string type;
@@ -23,38 +21,18 @@ struct Options {
 };
 
 Options parse(const Json& json) {
+  constexpr std::string_view kName = "DPOLoss";
   check_known(json, kName,
               {"beta", "label_smoothing", "loss_type", "sft_weight", "reference_free"});
-  const Options o{
-      coefficient(json, kName, "beta", 0.1, true), coefficient(json, kName, "label_smoothing", 0),
-      coefficient(json, kName, "sft_weight", 0), get_or<std::string>(json, "loss_type", "sigmoid"),
-      get_or<bool>(json, "reference_free", false)};
-  require(o.type == "sigmoid" || o.type == "hinge" || o.type == "ipo" || o.type == "kto_pair",
-          Code::kInvalid, "loss: loss_type of DPOLoss is '", o.type,
-          "', it must be 'sigmoid', 'hinge', 'ipo' or 'kto_pair'");
+  const Options o{coefficient(json, kName, "beta", 0.1, true),
+                  coefficient(json, kName, "label_smoothing", 0),
+                  coefficient(json, kName, "sft_weight", 0),
+                  choice(json, kName, "loss_type", {"sigmoid", "hinge", "ipo", "kto_pair"}),
+                  get_or<bool>(json, "reference_free", false)};
   require(o.smooth <= 0.5 && (o.smooth == 0 || o.type == "sigmoid"), Code::kInvalid,
           "loss: label_smoothing of DPOLoss is ", o.smooth,
           ", it must be at most 0.5, and 0 but for loss_type 'sigmoid'");
   return o;
-}
-
-std::vector<double> reference_of(const Inputs& in, const Options& o) {
-  const size_t n = in.cu_seqlens.size() - 1;
-  if (o.reference_free) return std::vector<double>(n);
-  require(
-      !in.extras.contains("ref_sums") || !in.extras.contains("ref_logps"), Code::kInvalid,
-      "loss: DPOLoss has both 'ref_logps' and 'ref_sums', which mean the same; pass one of them");
-  if (in.extras.contains("ref_sums")) return doubles(in.extras.at("ref_sums"));
-  require(in.extras.contains("ref_logps"), Code::kInvalid,
-          "loss: DPOLoss needs 'ref_logps' or 'ref_sums', pass one with the batch");
-  const std::vector<double> of_rows = doubles(in.extras.at("ref_logps")),
-                            weights = doubles(in.weights);
-  std::vector<double> out(n);
-  for (size_t s = 0; s < n; ++s)
-    for (auto t = static_cast<size_t>(in.cu_seqlens[s]);
-         t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t)
-      if (weights[t] != 0) out[s] += of_rows[t];
-  return out;
 }
 
 // A pair's loss, and its derivatives by the two rewards beta Gw and beta Gl.
@@ -62,25 +40,22 @@ struct PairLoss {
   double value, chosen, rejected;
 };
 PairLoss of_pair(const Options& o, double chosen, double rejected) {
-  const double m = chosen - rejected, s = o.smooth;
-  if (o.type == "kto_pair") {
-    const double w = sigmoid(chosen), l = sigmoid(rejected);
-    return {1 - w + l, -w * sigmoid(-chosen), l * sigmoid(-rejected)};
-  }
-  Term t;
+  const double m = chosen - rejected, s = o.smooth, gap = m - 1 / (2 * o.beta);
+  const auto of_margin = [](double value, double grad) -> PairLoss { return {value, grad, -grad}; };
+  if (o.type == "hinge") return of_margin(std::max(0.0, 1 - m), m < 1 ? -1.0 : 0.0);
+  if (o.type == "ipo") return of_margin(gap * gap, 2 * gap);
   if (o.type == "sigmoid")
-    t = {-(1 - s) * log_sigmoid(m) - s * log_sigmoid(-m), -(1 - s) * sigmoid(-m) + s * sigmoid(m)};
-  else if (o.type == "hinge")
-    t = {std::max(0.0, 1 - m), m < 1 ? -1.0 : 0.0};
-  else
-    t = {(m - 1 / (2 * o.beta)) * (m - 1 / (2 * o.beta)), 2 * (m - 1 / (2 * o.beta))};
-  return {t.value, t.grad, -t.grad};
+    return of_margin(-(1 - s) * log_sigmoid(m) - s * log_sigmoid(-m),
+                     -(1 - s) * sigmoid(-m) + s * sigmoid(m));
+  const double w = sigmoid(chosen), l = sigmoid(rejected);
+  return {1 - w + l, -w * sigmoid(-chosen), l * sigmoid(-rejected)};
 }
 
 OfReplies make(const Inputs& in, const Json& json) {
   const Options o = parse(json);
-  const Replies replies = replies_of(in, kName);
-  const std::vector<double> reference = reference_of(in, o);
+  const Replies replies = replies_of(in, "DPOLoss");
+  const std::vector<double> reference =
+      o.reference_free ? std::vector<double>(replies.sums.size()) : reference_sums(in, "DPOLoss");
   const auto pairs = static_cast<double>(replies.num_pairs());
   OfReplies out;
   for (size_t s = 0; s < reference.size(); s += 2) {
@@ -98,7 +73,7 @@ OfReplies make(const Inputs& in, const Json& json) {
 
 Loss dpo() {
   return of_pairs<make>({.name = "dpo",
-                         .class_name = kName,
+                         .class_name = "DPOLoss",
                          .extras = {{.name = "ref_logps", .optional = true},
                                     {.name = "ref_sums", .per_sequence = true, .optional = true}},
                          .check = [](const Json& json) { parse(json); }});

@@ -17,20 +17,16 @@ struct Rows {
   std::vector<double> logprobs, weights, old, advantages, reference, scale, grad;
 };
 
-// Adds the loss of rows [begin, end), one sequence, and their derivatives.
-double add_sequence(Rows& rows, const PolicyOptions& o, size_t begin, size_t end) {
-  double mean = 0, count = 0, of_ratio = 0, loss = 0;
-  for (size_t t = begin; t < end; ++t) {
-    if (rows.weights[t] == 0) continue;
-    mean += std::log(ratio_of(rows.logprobs[t], &rows.old[t]).value);
-    ++count;
-  }
-  if (count == 0) return 0;
-  mean /= count;
-  for (size_t t = begin; t < end; ++t) {
-    if (rows.weights[t] == 0) continue;
+// Adds the loss of a sequence's scored rows, and their derivatives.
+double add_sequence(const std::vector<size_t>& scored, const PolicyOptions& o, Rows& rows) {
+  double sum = 0, of_ratio = 0, loss = 0;
+  const auto own = [&](size_t t) { return ratio_of(rows.logprobs[t], &rows.old[t]); };
+  for (const size_t t : scored) sum += std::log(own(t).value);
+  const auto count = static_cast<double>(scored.size());
+  const double ratio = std::exp(sum / count);
+  for (const size_t t : scored) {
     const double factor = rows.weights[t] * rows.scale[t];
-    const Term each = surrogate(o, {std::exp(mean), std::exp(mean)}, rows.advantages[t]);
+    const Term each = surrogate(o, {ratio, ratio}, rows.advantages[t]);
     of_ratio += factor * each.grad;
     loss += factor * each.value;
     if (o.beta == 0) continue;
@@ -38,29 +34,23 @@ double add_sequence(Rows& rows, const PolicyOptions& o, size_t begin, size_t end
     loss += factor * kl.value;
     rows.grad[t] = factor * kl.grad;
   }
-  for (size_t t = begin; t < end; ++t) {
-    // A row whose own ratio is held at its limit does not move the mean.
-    if (rows.weights[t] != 0 && ratio_of(rows.logprobs[t], &rows.old[t]).slope != 0)
-      rows.grad[t] += of_ratio / count;
-  }
+  // A row whose own ratio is held at its limit does not move the mean.
+  for (const size_t t : scored)
+    if (own(t).slope != 0) rows.grad[t] += of_ratio / count;
   return loss;
 }
 
 Output run_all(const Inputs& in, const Json& json) {
   const PolicyOptions o = parse_policy(json, "GSPOLoss");
   check_reference(in, o, "GSPOLoss");
-  Rows rows{
-      .logprobs = doubles(in.logprobs),
-      .weights = doubles(in.weights),
-      .old = in.extras.contains("old_logps") ? doubles(in, "old_logps", 0) : doubles(in.logprobs),
-      .advantages = doubles(in, "advantages", 0),
-      .reference = doubles(in, "ref_logps", 0),
-      .scale = mean_of_sequences(in),
-      .grad = std::vector<double>(static_cast<size_t>(in.weights.numel()))};
+  Rows rows{doubles(in.logprobs), doubles(in.weights)};
+  rows.old = in.extras.contains("old_logps") ? doubles(in, "old_logps", 0) : rows.logprobs;
+  rows.advantages = doubles(in, "advantages", 0);
+  rows.reference = doubles(in, "ref_logps", 0);
+  rows.scale = mean_of_sequences(in);
+  rows.grad.resize(rows.weights.size());
   Output out{.num_tokens = std::min(num_scored(in.weights), 1.0)};
-  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s)
-    out.loss += add_sequence(rows, o, static_cast<size_t>(in.cu_seqlens[s]),
-                             static_cast<size_t>(in.cu_seqlens[s + 1]));
+  for (const auto& scored : scored_rows(in)) out.loss += add_sequence(scored, o, rows);
   out.loss += through_entropies(in, entropy_grad_of(in, json));
   out.grad = at::tensor(rows.grad, at::kDouble).to(in.logprobs.scalar_type());
   return out;

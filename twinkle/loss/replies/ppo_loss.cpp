@@ -1,10 +1,8 @@
 // Proximal policy optimization's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7)
 // as a mean. Extras and options: policy.h; loss_agg_mode "token-mean" (default, over all rows of
 // the batch) or "seq-mean-token-mean" (over each sequence's, then over sequences).
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/policy.h"
-
-#include <algorithm>
-#include <cmath>
 
 namespace twinkle::loss {
 namespace {
@@ -16,10 +14,8 @@ struct Options {
 
 Options parse(const Json& json) {
   const PolicyOptions policy = parse_policy(json, "PPOLoss", {"loss_agg_mode"});
-  const auto mode = get_or<std::string>(json, "loss_agg_mode", "token-mean");
-  require(mode == "token-mean" || mode == "seq-mean-token-mean", Code::kInvalid,
-          "loss: loss_agg_mode of PPOLoss is '", mode,
-          "', it must be 'token-mean' or 'seq-mean-token-mean'");
+  const std::string mode =
+      choice(json, "PPOLoss", "loss_agg_mode", {"token-mean", "seq-mean-token-mean"});
   return {policy, mode == "token-mean"};
 }
 

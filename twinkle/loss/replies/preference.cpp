@@ -35,6 +35,22 @@ Replies replies_of(const Inputs& in, std::string_view loss) {
   return out;
 }
 
+std::vector<double> reference_sums(const Inputs& in, std::string_view loss) {
+  const bool sums = in.extras.contains("ref_sums"), rows = in.extras.contains("ref_logps");
+  require(!sums || !rows, Code::kInvalid, "loss: ", loss,
+          " has both 'ref_logps' and 'ref_sums', which mean the same; pass one of them");
+  require(sums || rows, Code::kInvalid, "loss: ", loss,
+          " needs 'ref_logps' or 'ref_sums', pass one with the batch");
+  if (sums) return doubles(in.extras.at("ref_sums"));
+  const std::vector<double> of_rows = doubles(in.extras.at("ref_logps"));
+  std::vector<double> out;
+  for (const std::vector<size_t>& scored : scored_rows(in)) {
+    out.push_back(0);
+    for (const size_t t : scored) out.back() += of_rows[t];
+  }
+  return out;
+}
+
 void add_chosen_nll(const Replies& replies, double coefficient, OfReplies& out) {
   out.grad.resize(replies.sums.size());
   double sum = 0, count = 0;

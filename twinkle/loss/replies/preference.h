@@ -18,6 +18,10 @@ struct Replies {
 // and 1.
 Replies replies_of(const Inputs& inputs, std::string_view loss);
 
+// [S] the same sums of the reference, from one of the extras ref_logps, per row, and ref_sums, per
+// sequence. Error kInvalid: none of them, or both.
+std::vector<double> reference_sums(const Inputs& inputs, std::string_view loss);
+
 // A loss of the sums, and d loss / d sums.
 struct OfReplies {
   double loss = 0;

@@ -13,48 +13,32 @@
 namespace twinkle::loss {
 namespace {
 
-struct Rows {
-  ClippedRows clipped;
-  std::vector<double> logprobs, weights, mask;
-};
-
-// Of scored rows [begin, end), sequence `number`. Error kInvalid: the mask leaves none of them.
-double ratio_of(const Rows& rows, size_t begin, size_t end, size_t number) {
-  double sum = 0, count = 0;
-  bool scored = false;
-  for (size_t t = begin; t < end; ++t) {
-    if (rows.weights[t] == 0) continue;
-    scored = true;
-    if (rows.mask[t] == 0) continue;
-    sum += rows.logprobs[t] - rows.clipped.old[t];
-    ++count;
-  }
-  require(count > 0 || !scored, Code::kInvalid, "loss: gspo: sequence_ratio_mask of sequence ",
-          number, " is 0 everywhere; it must mark the tokens that were sampled");
-  return scored ? std::exp(sum / count) : 1;
-}
-
 Output run_all(const Inputs& in, const Json& json) {
-  const Rows rows{.clipped = clipped_rows(in, json, "gspo"),
-                  .logprobs = doubles(in.logprobs),
-                  .weights = doubles(in.weights),
-                  .mask = doubles(in, "sequence_ratio_mask", 0)};
-  std::vector<double> grad(rows.logprobs.size());
+  const ClippedRows rows = clipped_rows(in, json, "gspo");
+  const std::vector<double> logprobs = doubles(in.logprobs), weights = doubles(in.weights),
+                            mask = doubles(in, "sequence_ratio_mask", 0);
+  std::vector<double> grad(logprobs.size());
   Output out{.num_tokens = num_scored(in.weights)};
-  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
-    const auto begin = static_cast<size_t>(in.cu_seqlens[s]),
-               end = static_cast<size_t>(in.cu_seqlens[s + 1]);
-    const double ratio = ratio_of(rows, begin, end, s);
-    double of_sequence = 0;
-    for (size_t t = begin; t < end; ++t) {
-      const double w = rows.weights[t], a = rows.clipped.advantages[t];
-      if (w == 0) continue;
-      const double clipped = rows.clipped.clipped(t, ratio) * a;
+  size_t number = 0;
+  for (const std::vector<size_t>& scored : scored_rows(in)) {
+    double sum = 0, count = 0, of_sequence = 0;
+    for (const size_t t : scored) {
+      if (mask[t] == 0) continue;
+      sum += logprobs[t] - rows.old[t];
+      ++count;
+    }
+    require(count > 0 || scored.empty(), Code::kInvalid,
+            "loss: gspo: sequence_ratio_mask of sequence ", number,
+            " is 0 everywhere; it must mark the tokens that were sampled");
+    const double ratio = std::exp(sum / count);
+    for (const size_t t : scored) {
+      const double w = weights[t], a = rows.advantages[t], clipped = rows.clipped(t, ratio) * a;
       const bool is_clipped = clipped < ratio * a;
       of_sequence -= w * (is_clipped ? clipped : ratio * a);
       grad[t] = is_clipped ? 0 : -w * ratio * a;
     }
     out.loss += of_sequence;
+    ++number;
   }
   out.grad = at::tensor(grad, at::kDouble).to(in.logprobs.scalar_type());
   return out;
