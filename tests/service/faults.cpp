@@ -102,6 +102,14 @@ extern "C" int open(const char* path, int flags, ...) {
   wait_for_disk();
   return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
+extern "C" int stat(const char* path, struct stat* out) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_newfstatat, AT_FDCWD, path, out, 0));
+}
+extern "C" int faccessat(int folder, const char* path, int mode, int flags) noexcept {
+  wait_for_disk();
+  return static_cast<int>(::syscall(SYS_faccessat2, folder, path, mode, flags));
+}
 extern "C" ssize_t write(int fd, const void* bytes, size_t count) {
   struct stat s = {};
   if (::fstat(fd, &s) == 0 && S_ISREG(s.st_mode)) wait_for_disk();

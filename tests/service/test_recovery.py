@@ -86,10 +86,11 @@ def as_many_as(steps):
 
 
 @contextmanager
-def four_clients(server, goes_on):
+def four_clients(server, goes_on, keys=tuple(f"tml-{seed}" for seed in SEEDS)):
     """Four threads that work; a Future of their numbers of steps and of what they said."""
     with ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(1) as waiting:
-        each = [pool.submit(work, server.client(f"tml-{s}"), s, goes_on) for s in SEEDS]
+        pairs = zip(keys, SEEDS, strict=True)
+        each = [pool.submit(work, server.client(key), s, goes_on) for key, s in pairs]
         yield waiting.submit(lambda: zip(*[one.result() for one in each], strict=True))
 
 
@@ -202,10 +203,10 @@ def test_the_program_that_is_installed_has_no_faults(with_faults):
     assert b"TWINKLE_FAULT" not in program.path().read_bytes()
 
 
-def asked(server, path, body=None):
+def asked(server, path, body=None, key="tml-probe"):
     """The status of an answer, its text, and how many seconds it took."""
     data = None if body is None else json.dumps(body).encode()
-    headers = {"x-api-key": "tml-probe", "content-type": "application/json"}
+    headers = {"x-api-key": key, "content-type": "application/json"}
     begun = time.monotonic()
     try:
         with urlopen(Request(f"{server.url}{path}", data, headers), timeout=60) as answer:
@@ -307,35 +308,59 @@ def test_a_disk_that_refuses_the_states_file_alone_holds_nobody_up_and_nothing_i
     assert (said, adapters(state)) == undisturbed
 
 
+def saved(server, key):
+    """Two checkpoints of a run that has used four numbers: its own, and a sampler's."""
+    client = server.client(key).create_lora_training_client("tiny", rank=4, seed=9)
+    client.forward_backward([datum(9)], "cross_entropy").result()
+    client.optim_step(ADAM).result()
+    weights = client.save_state("first").result().path
+    return weights, client.save_weights_for_sampler("first").result().path
+
+
 def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
-    undisturbed, start, with_faults, tiny_llama_dir, tmp_path
+    undisturbed, start, with_faults, tiny_llama_dir, tmp_path, twinkle
 ):
     control, state = tmp_path / "disk", tmp_path / "state"
-    server = start(tiny_llama_dir, state, "--snapshot-seconds", "0", command=with_faults)
+
+    def key(*arguments):
+        return twinkle("keys", "create", "--state", state, *arguments).stdout.strip()
+
+    probe = key("--tenant", "probe", *(f"--scope={s}" for s in ("train", "sample", "metrics")))
+    keys = [key("--tenant", f"t{seed}") for seed in SEEDS]
+    options = ["--snapshot-seconds", "0", "--journal-bytes", str(JOURNAL_BYTES)]
+    server = start(tiny_llama_dir, state, *options, command=with_faults)
     server.kill()
     server.start_again({"TWINKLE_FAULT_DISK": str(control)})
-    session = json.loads(asked(server, "/api/v1/create_session", {})[1])["session_id"]
-    model = {"session_id": session, "base_model": "tiny", "lora_config": {"rank": 4}}
-    on_disk = {
-        "/api/v1/create_session": {},
-        "/api/v1/create_model": model | {"model_seq_id": 0},
-        "/api/v1/create_sampling_session": {
-            "session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny",
-        },
-        "/hf/tiny/resolve/main/tokenizer.json": None,
-    }  # fmt: skip
+    weights, adapter = saved(server, probe)
+    run = weights.split("/")[2]
+    session = json.loads(asked(server, "/api/v1/create_session", {}, probe)[1])["session_id"]
+    of_session = {"session_id": session}
+    model = of_session | {"base_model": "tiny", "lora_config": {"rank": 4}}
+    sampler = of_session | {"sampling_session_seq_id": 0, "base_model": "tiny"}
+    on_disk = [
+        ("/api/v1/create_session", {}),
+        ("/api/v1/create_model", model | {"model_seq_id": 0}),
+        ("/api/v1/create_sampling_session", sampler),
+        (
+            "/api/v1/create_sampling_session",
+            of_session | {"sampling_session_seq_id": 1, "model_path": adapter},
+        ),
+        ("/api/v1/load_weights", of_session | {"model_seq_id": 1, "path": weights}),
+        ("/api/v1/save_weights", {"model_id": run, "seq_id": 5, "path": "second"}),
+        ("/hf/tiny/resolve/main/tokenizer.json", None),
+    ]
     in_memory = {
         "/api/v1/healthz": None, "/readyz": None, "/metrics": None, "/api/v1/usage": None,
-        "/api/v1/session_heartbeat": {"session_id": session},
+        "/api/v1/session_heartbeat": of_session,
         "/api/v1/get_server_capabilities": None,
     }  # fmt: skip
-    with four_clients(server, as_many_as(STEPS)) as result, ThreadPoolExecutor() as pool:
-        wait_until(lambda: journal_bytes(state) > 20_000)
+    with four_clients(server, as_many_as(STEPS), keys) as result, ThreadPoolExecutor() as pool:
+        wait_until(lambda: len(list(state.glob("snapshots/*/*"))) > len(keys))  # they are at work
         control.write_text("slow 1000")
-        slow = [pool.submit(asked, server, *request) for request in on_disk.items()]
+        slow = [pool.submit(asked, server, *request, probe) for request in on_disk]
         while not all(one.done() for one in slow):
             for request in in_memory.items():
-                status, _, seconds = asked(server, *request)
+                status, _, seconds = asked(server, *request, probe)
                 assert status == 200 and seconds < 1, request
         for one in slow:
             status, text, seconds = one.result()

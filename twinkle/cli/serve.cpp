@@ -168,6 +168,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   const Ending ending{services, engine, room, http};
   recover(services, engine.model_info(), o, log);
   http->post([&] {
+    services.watch_keys();
     starting.end({.admit =
                       [&](const server::Head& head, const server::Admit& admit) {
                         server::admit(head, without_root(head.path, o.root_path), services, room,

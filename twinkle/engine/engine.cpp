@@ -45,7 +45,7 @@ const ModelInfo& Engine::model_info() const { return state_->executor.model_info
 
 Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond beyond) {
   state_->require_own_process();
-  engine::check(operation, state_->executor.spec(), model_info().directory);
+  engine::check(operation, state_->executor.spec());
   std::vector<Operation> one;
   one.push_back(std::move(operation));
   return std::move(state_->dispatcher.accept(std::move(one), hooks, beyond)[0]);
@@ -53,7 +53,7 @@ Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond bey
 
 void Engine::validate(const Operation& operation) const {
   state_->require_own_process();
-  engine::check(operation, state_->executor.spec(), model_info().directory);
+  engine::check(operation, state_->executor.spec());
   state_->dispatcher.require_possible(operation);
 }
 
@@ -66,8 +66,10 @@ int64_t Engine::submit(Accepted accepted, OnDone on_done) {
 
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
   state_->require_own_process();
-  for (const Operation& operation : operations)
-    engine::check(operation, state_->executor.spec(), model_info().directory);
+  for (const Operation& operation : operations) {
+    engine::check(operation, state_->executor.spec());
+    check_folder(operation, model_info().directory);
+  }
   return state_->dispatcher.submit(std::move(operations), hooks);
 }
 

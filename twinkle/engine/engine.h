@@ -32,18 +32,20 @@ class Engine {
 
   const ModelInfo& model_info() const;
 
-  // Checks what can be checked at once, and takes a place in the queue and memory. `hooks` go with
-  // a Sample. Error kInvalid: what check finds, or the operation and its result take more than
-  // max_queued_bytes alone, and that is refused; kBusy: the tenant's queue, or that of all, is
-  // full, in operations or bytes.
+  // Checks what can be checked at once, and takes a place in the queue and memory. Waits for the
+  // disk only where the operation reads a checkpoint: a Save looks at its folder when it writes.
+  // `hooks` go with a Sample. Error kInvalid: what check finds, or the operation and its result
+  // take more than max_queued_bytes alone, and that is refused; kBusy: the tenant's queue, or that
+  // of all, is full, in operations or bytes.
   Accepted check(Operation operation, const SampleHooks& hooks = {},
                  Beyond beyond = Beyond::kRefused);
-  // Error kInvalid where check would refuse the operation however much room there was.
+  // Error kInvalid where check would refuse the operation however much room there was, and whatever
+  // its files hold. Never waits for the disk.
   void validate(const Operation& operation) const;
   // Queues what was checked, and returns its id; operations of one tenant in the order of these
   // calls. Error kBusy: closed; then nothing is told.
   int64_t submit(Accepted accepted, OnDone on_done);
-  // Both at once, with a future.
+  // Both at once, with a future; a Save's folder is looked at first, too.
   Future submit(Operation operation, const SampleHooks& hooks = {});
   // All of them enter the queue together, so that they meet in one batch.
   std::vector<Future> submit(std::vector<Operation> operations, const SampleHooks& hooks = {});

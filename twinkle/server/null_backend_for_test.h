@@ -1,14 +1,10 @@
 // For tests: the engine as the service sees it, over a dispatcher that has a null model behind it.
 #pragma once
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "twinkle/base/error.h"
-#include "twinkle/base/file.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/server/service/backend.h"
 
@@ -28,10 +24,8 @@ class NullBackend : public Backend {
   engine::SamplingStats sampling() const override { return {.num_shared_tokens = 7}; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
-    check_folder(operation);
   }
   engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
-    check_folder(operation);
     if (on_check) on_check(operation);
     std::vector<engine::Operation> one;
     one.push_back(std::move(operation));
@@ -44,13 +38,6 @@ class NullBackend : public Backend {
   }
 
  private:
-  // As an engine refuses what is no checkpoint's.
-  static void check_folder(const engine::Operation& operation) {
-    const auto* save = std::get_if<engine::Save>(&operation);
-    require(!save || !is_there(std::filesystem::path(save->directory) / "foreign"), Code::kInvalid,
-            "null: the folder holds 'foreign'");
-  }
-
   engine::Dispatcher& dispatcher_;
   const ModelFacts model_;
 };

@@ -17,13 +17,16 @@ class OwnersTest : public ServiceTest {
     expired_ = make("alice", {"train", "sample"}, 1001);
     revoked_ = make("revoked");
     revoke("revoked");
-    services_->access = Access(keys_, {.now = [this] { return now_; }});
+    ask_for_keys(keys_, {.now = [this] { return now_; }});
   }
   ~OwnersTest() override { close(); }  // while the clock that it asks is there
   std::string make(const std::string& tenant, std::vector<std::string> scopes = {"train", "sample"},
                    int64_t expires = 0) {
     ++now_;
-    return keys_.create({.tenant = tenant, .scopes = std::move(scopes), .expires = expires}).text;
+    const auto made =
+        keys_.create({.tenant = tenant, .scopes = std::move(scopes), .expires = expires});
+    see_keys();
+    return made.text;
   }
   void revoke(const std::string& tenant) {
     ++now_;
@@ -299,7 +302,8 @@ TEST_F(OwnersTest, ARevokedKeyMayFetchWhatBeganBeforeAndNothingElse) {
   const std::string id = keys_.read().at(4).id;
   ++now_;
   keys_.revoke([&](const store::Key& k) { return k.id == id; }, now_);
-  const std::string own_session = session(other);  // which is when the server looks at the file
+  see_keys();
+  const std::string own_session = session(other);
   const std::string after = begin(other);
   EXPECT_EQ(fetch(before), 200);
   for (const std::string& promise : {after, foreign, std::string("none")})
@@ -338,7 +342,7 @@ TEST_F(OwnersTest, OwnersAreTheSameAfterAReplay) {
   go_on();
   const Owned a = owned();
   open();
-  services_->access = Access(keys_, {.now = [this] { return now_; }});
+  ask_for_keys(keys_, {.now = [this] { return now_; }});
   go_on();
   const auto all = cases(a);
   for (const Route& r : routes()) {

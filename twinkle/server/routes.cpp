@@ -82,6 +82,7 @@ struct Asked {
   const Route* route = nullptr;
   std::map<std::string, std::string> path;
   Json body;
+  std::string refused;  // why, as the checkpoint that it samples says, or ""
 };
 
 // Error kNotFound: no such route.
@@ -150,7 +151,7 @@ JsonObject audit_line(const Asked& asked, const Caller& caller) {
 
 // Who asks, or its refusal, before anything of the request is read or written down.
 std::variant<Caller, Response> enter(const Route& route, const Head& head, Services& services) {
-  auto out = services.access.enter(key_of(head), route.scope, services.promises.num_ever());
+  auto out = services.access.enter(key_of(head), route.scope);
   const auto* caller = std::get_if<Caller>(&out);
   if (caller && caller->revoked_at && route.touches != kPromise) return revoked(*caller);
   return out;
@@ -221,7 +222,8 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .time_ms = milliseconds_since_1970(),
                     .key_id = caller.key_id};
     const Amount amount = amount_of(a->route->touches);
-    command.refused = services.amounts.refusal(services, caller.owner, amount);
+    command.refused =
+        a->refused.empty() ? services.amounts.refusal(services, caller.owner, amount) : a->refused;
     const auto pending = services.amounts.pend(caller.owner, amount);
     // The body is lent, not copied: it may be most of what the service has in memory.
     const auto shared = std::make_shared<Command>(std::move(command));
@@ -236,6 +238,35 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
       fault("after apply");
       tell(response, sequence, services, reply);
     });
+  } catch (...) {
+    reply(response_of(std::current_exception()));
+  }
+}
+
+// The tenant of the engine that the request will sample; "": none. Errors and refusals as of
+// touch().
+std::variant<std::string, Response> sampled(const Asked& asked, const Caller& caller,
+                                            Services& services) {
+  if (!(asked.route->touches & (kSampler | kModelPath))) return "";
+  Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
+  if (auto refused = touch(call, asked.route->touches, caller)) return std::move(*refused);
+  if (const Sampler* const sampler = call.touched.sampler) return sampler->tenant;
+  const Checkpoint* const checkpoint = call.touched.checkpoint;
+  return checkpoint ? services.tenant_of(checkpoint->folder, caller.owner, caller.key_id) : "";
+}
+
+// Has what the request will sample read from the disk, for which its turn does not wait; then
+// accepts it.
+void prepare(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
+             const Reply& reply) {
+  try {
+    const auto tenant = sampled(*a, caller, services);
+    if (const auto* refused = std::get_if<Response>(&tenant)) return reply(*refused);
+    services.prepare(std::get<std::string>(tenant),
+                     [a, caller, &services, reply](const std::string& refused) {
+                       a->refused = refused;
+                       accept(a, caller, services, reply);
+                     });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }
@@ -311,7 +342,7 @@ void route(Request request, Services& services, Reply answer) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;
     }
-    if (!(a->route->touches & kAudited)) return accept(a, caller, services, reply);
+    if (!(a->route->touches & kAudited)) return prepare(a, caller, services, reply);
     services.disk.run(
         [line = audit_line(*a, caller), &services] { store::append_audit(services.state, line); },
         services.loop,
@@ -319,7 +350,7 @@ void route(Request request, Services& services, Reply answer) {
           if (error) return reply(response_of(error));
           services.amounts.measure(
               services, caller.owner, amount_of(a->route->touches),
-              [a, caller, &services, reply] { accept(a, caller, services, reply); });
+              [a, caller, &services, reply] { prepare(a, caller, services, reply); });
         });
   } catch (...) {
     reply(response_of(std::current_exception()));

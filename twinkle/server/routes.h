@@ -31,7 +31,8 @@ struct Call {
   Reply reply;  // for a handler that returns nothing and answers later
   Touched touched = {};
   std::string key_id = {};
-  std::string refused = {};  // why, where limits refuse what is new; or empty
+  // Why what is new is refused, by limits or a checkpoint that cannot be sampled; or empty.
+  std::string refused = {};
 
   // What the request names. Error kInvalid: it names none.
   Session& session() const;
@@ -39,7 +40,7 @@ struct Call {
   Sampler& sampler() const;
   // For what is new of it. Error kInvalid: it has finished.
   Session& open_session() const;
-  // Error kInvalid: limits refuse it.
+  // Error kInvalid: it is refused.
   void require_allowed() const { require(refused.empty(), Code::kInvalid, refused); }
 };
 

@@ -52,6 +52,21 @@ class ServiceTest : public testing::Test {
         [this] { loop_->run(); });
   }
 
+  // Asks for keys of this file from here on.
+  void ask_for_keys(const store::KeyFile& file, AccessOptions options = {}) {
+    services_->access = Access(file, std::move(options));
+    services_->watch_keys();
+  }
+  // The file of the keys was changed: that is seen.
+  void see_keys() {
+    for (int i = 0; i < 2; ++i) {  // a look may have begun before the change
+      loop_->pass(std::chrono::seconds(1));
+      bool is_over = false;
+      services_->keys_disk.run([] {}, *loop_, [&](const auto&) { is_over = true; });
+      EXPECT_TRUE(loop_->run_until([&] { return is_over; }));
+    }
+  }
+
   // Sends one request; its answer when it comes.
   std::shared_ptr<std::optional<Response>> send(Request request) {
     auto out = std::make_shared<std::optional<Response>>();

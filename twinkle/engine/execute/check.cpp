@@ -210,8 +210,11 @@ void check_sequences(const std::vector<Example>& sequences, const model::Decoder
   }
 }
 
-void check(const Operation& operation, const model::DecoderSpec& spec,
-           const std::filesystem::path& base) {
+void check_folder(const Operation& operation, const std::filesystem::path& base) {
+  if (const auto* to = std::get_if<Save>(&operation)) check_target(to->directory, base);
+}
+
+void check(const Operation& operation, const model::DecoderSpec& spec) {
   require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
   if (const auto* f = std::get_if<Forward>(&operation)) {
     check_sequences(f->sequences, spec, loss::look_up(f->loss));
@@ -236,7 +239,6 @@ void check(const Operation& operation, const model::DecoderSpec& spec,
   } else if (const auto* step = std::get_if<Step>(&operation)) {
     check_step(*step);
   } else if (const auto* to = std::get_if<Save>(&operation)) {
-    check_target(to->directory, base);
     require(to->max_shard_bytes >= 0, Code::kInvalid, "engine: save: max_shard_bytes is ",
             to->max_shard_bytes, ", it must be at least 0, which means 5 GiB");
     require(to->version >= 0 && (to->version == 0 || !to->optimizer), Code::kInvalid,

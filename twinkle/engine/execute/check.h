@@ -1,5 +1,5 @@
-// Checks of an operation before it is queued: sizes, ids, labels and numbers against the model, the
-// target of a save; and the memory that it may take. Any thread.
+// Checks of an operation before it is queued: sizes, ids, labels and numbers against the model, and
+// the memory that it may take; and of a save's folder. Any thread.
 #pragma once
 #include <filesystem>
 #include <vector>
@@ -10,9 +10,10 @@
 
 namespace twinkle::engine {
 
-// `base`: the folder of the model's weights. Error kInvalid: names the value and its place.
-void check(const Operation& operation, const model::DecoderSpec& spec,
-           const std::filesystem::path& base);
+// Asks nothing of the disk. Error kInvalid: names the value and its place.
+void check(const Operation& operation, const model::DecoderSpec& spec);
+// check_target of a Save, which asks the disk; nothing of others.
+void check_folder(const Operation& operation, const std::filesystem::path& base);
 // As Executor::max_result_bytes. An Inspect's is not known.
 int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams);
 // loss: says which extras are one number a sequence; null: none.

@@ -170,6 +170,9 @@ class NullExecutor : public Executor {
     size_t before, done;
   };
   void check(const Save& save) const {
+    // As an engine refuses what is no checkpoint's.
+    require(!std::filesystem::exists(std::filesystem::path(save.directory) / "foreign"),
+            Code::kInvalid, "null: the folder holds 'foreign'");
     require(save.as_is || !no_forward_can_use, Code::kInvalid, "null: weights beyond 1e18");
   }
   static void write(const Save& save, const std::vector<std::string>& state) {

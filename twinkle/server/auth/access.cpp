@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -11,6 +12,8 @@
 
 namespace twinkle::server {
 namespace {
+
+constexpr std::chrono::milliseconds kEvery{500};
 
 // 401 ends the SDK's work at once; RFC 9110, 11.6.1, wants the header.
 Response unauthorized(const std::string& text) {
@@ -48,16 +51,30 @@ Response revoked(const Caller& caller) {
 Access::Access(store::KeyFile file, AccessOptions options)
     : file_(std::move(file)), options_(std::move(options)) {
   if (!options_.now) options_.now = system_now;
-  looked_ = options_.now();
-  read(0);
+  take(look(*file_, std::nullopt), 0);
 }
 
-std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope, int64_t mark) {
+void Access::watch(Threads threads, std::function<int64_t()> mark) {
+  if (!file_) return;
+  threads.loop.after(kEvery, [this, threads, mark = std::move(mark)] {
+    const auto found = std::make_shared<Look>();
+    // What could not be read is read again, though it did not change.
+    const auto seen = is_read_ ? std::optional(seen_) : std::nullopt;
+    threads.disk.run([found, seen, file = *file_] { *found = look(file, seen); }, threads.loop,
+                     [this, threads, mark, found](const std::exception_ptr& error) {
+                       if (error)
+                         refuse_all(error);
+                       else
+                         take(*found, mark());
+                       watch(threads, mark);
+                     });
+  });
+}
+
+std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope) const {
   if (scope == Scope::kPublic) return Caller{};
   // Not the text itself: it may be another server's key, and owners are written down.
   if (!file_) return Caller{.owner = "open:" + store::sha256(key).substr(0, 32)};
-  const int64_t now = options_.now();
-  if (now != looked_) look(now, mark);
   require(is_read_, Code::kBusy,
           "server: the keys of this server cannot be read at present; its operator was told");
   if (key.empty())
@@ -68,7 +85,7 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   const auto& [k, revoked_at] = found->second;
   Caller caller{.owner = k.tenant, .key_id = k.id, .revoked_at = revoked_at};
   if (k.revoked != 0 && !revoked_at) return revoked(caller);
-  if (k.expires != 0 && k.expires <= now)
+  if (k.expires != 0 && k.expires <= options_.now())
     return unauthorized("the key " + k.id + " has expired; ask the operator for another");
   if (const char* const name = lacks(k, scope))
     return refusal(403, "server: the key " + k.id + " lacks the scope '" + name +
@@ -76,9 +93,7 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   return caller;
 }
 
-store::Quota Access::quota(const std::string& owner, int64_t mark, const std::string& key_id) {
-  if (!file_) return {};
-  if (const int64_t now = options_.now(); now != looked_) look(now, mark);
+store::Quota Access::quota(const std::string& owner, const std::string& key_id) const {
   const auto found = quotas_.find(owner);
   store::Quota out = found == quotas_.end() ? store::Quota{} : found->second;
   if (const auto own = weights_.find(key_id); own != weights_.end()) out.weight = own->second;
@@ -87,24 +102,18 @@ store::Quota Access::quota(const std::string& owner, int64_t mark, const std::st
   return out;
 }
 
-void Access::look(int64_t now, int64_t mark) {
-  looked_ = now;
-  if (is_read_ && state_of(file_->path()) == seen_) return;
-  const bool was_read = std::exchange(is_read_, false);
-  try {
-    read(mark);
-    is_read_ = true;
-  } catch (const Error& e) {
-    if (was_read && options_.warn)
-      options_.warn(std::string(e.what()) + "; all requests are answered 503 until it is mended");
-  }
+Access::Look Access::look(const store::KeyFile& file, const std::optional<State>& seen) {
+  Look out{.state = state_of(file.path())};
+  if (out.state != seen) out.table = file.read_table();
+  return out;
 }
 
-void Access::read(int64_t mark) {
-  seen_ = state_of(file_->path());  // first: a change during the reading is seen the next time
+void Access::take(const Look& look, int64_t mark) {
+  is_read_ = true;
+  seen_ = look.state;
+  if (!look.table) return;
   std::map<std::string, Known> known;
-  store::KeyTable table = file_->read_table();
-  for (const store::Key& key : table.keys) {
+  for (const store::Key& key : look.table->keys) {
     Known& now = known[key.sha256] = {key};
     const auto before = known_.find(key.sha256);
     if (key.revoked == 0 || before == known_.end()) continue;
@@ -112,9 +121,18 @@ void Access::read(int64_t mark) {
   }
   known_ = std::move(known);
   quotas_.clear();
-  for (const store::Quota& quota : table.tenants) quotas_[quota.tenant] = quota;
-  weights_ = std::move(table.weights);
-  priorities_ = std::move(table.priorities);
+  for (const store::Quota& quota : look.table->tenants) quotas_[quota.tenant] = quota;
+  weights_ = look.table->weights;
+  priorities_ = look.table->priorities;
+}
+
+void Access::refuse_all(const std::exception_ptr& error) {
+  if (!std::exchange(is_read_, false) || !options_.warn) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    options_.warn(std::string(e.what()) + "; all requests are answered 503 until it is mended");
+  }
 }
 
 }  // namespace twinkle::server

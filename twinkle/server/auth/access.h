@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <variant>
 
 #include "twinkle/server/http/message.h"
+#include "twinkle/server/worker.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -20,7 +22,7 @@ enum class Scope { kPublic, kAny, kTrain, kSample, kMetrics };
 struct Caller {
   std::string owner;   // of what it sees and makes
   std::string key_id;  // for logs; empty where keys are not asked for
-  // Of a key that was revoked while the server ran: the `mark` of Access::enter at that time. What
+  // Of a key that was revoked while the server ran: the `mark` of Access::watch at that time. What
   // began before it may be asked for, nothing else.
   std::optional<int64_t> revoked_at = {};
 };
@@ -29,25 +31,29 @@ struct Caller {
 Response revoked(const Caller& caller);
 
 struct AccessOptions {
-  std::function<int64_t()> now;                  // seconds since 1970; none: the system's clock
-  std::function<void(const std::string&)> warn;  // told once when the file can't be read any more
+  std::function<int64_t()> now;  // seconds since 1970, for expiry; none: the system's clock
+  std::function<void(const std::string&)> warn = {};  // told once when the file can't be read
 };
 
 class Access {
  public:
   Access() = default;  // everybody
-  // Those with a key of this file, which is read again after a change, seen within a second. Errors
-  // as of KeyFile::read.
+  // Those with a key of this file. Errors as of KeyFile::read.
   explicit Access(store::KeyFile file, AccessOptions options = {});
 
+  // From here on the file is looked at every half second, and read after a change, by a thread that
+  // waits for the disk; a change so counts within a second. `mark` counts what was begun. This
+  // outlives both threads' work.
+  void watch(Threads threads, std::function<int64_t()> mark);
+
   // The caller, or its refusal: 401 for a key that is absent, unknown, expired, or was revoked
-  // before the server began; 403 for one without the scope. `mark` counts what was begun. Error
-  // kBusy: the file cannot be read, and until it can nobody comes in.
-  std::variant<Caller, Response> enter(const std::string& key, Scope scope, int64_t mark);
+  // before the server began; 403 for one without the scope. Error kBusy: the file cannot be read,
+  // and until it can nobody comes in.
+  std::variant<Caller, Response> enter(const std::string& key, Scope scope) const;
 
   // What this owner may use, as the file says now, with the weight and priority of its key where
   // that has its own; without keys: Quota's defaults.
-  store::Quota quota(const std::string& owner, int64_t mark, const std::string& key_id = {});
+  store::Quota quota(const std::string& owner, const std::string& key_id = {}) const;
 
   // False from a look at the file that failed to one that does not.
   bool is_read() const { return is_read_; }
@@ -58,13 +64,19 @@ class Access {
     std::optional<int64_t> revoked_at = {};
   };
 
-  void look(int64_t now, int64_t mark);
-  void read(int64_t mark);
+  using State = std::array<int64_t, 4>;  // of the file: its inode, size and time
+  struct Look {
+    State state = {};  // before it was read: a change during the reading is seen the next time
+    std::optional<store::KeyTable> table = {};  // nothing: as it was
+  };
+
+  static Look look(const store::KeyFile& file, const std::optional<State>& seen);
+  void take(const Look& look, int64_t mark);
+  void refuse_all(const std::exception_ptr& error);
 
   std::optional<store::KeyFile> file_;  // none: everybody
   AccessOptions options_;
-  int64_t looked_ = 0;                // when the file was looked at, in seconds
-  std::array<int64_t, 4> seen_ = {};  // its inode, size and time when it was read
+  State seen_ = {};  // when it was read
   bool is_read_ = true;
   std::map<std::string, Known> known_;          // by the SHA-256 of the key's text
   std::map<std::string, store::Quota> quotas_;  // by tenant

@@ -129,6 +129,7 @@ std::optional<Response> create_sampling_session(Call& call) {
   const auto seq = get<int64_t>(call.body, "sampling_session_seq_id");
   if (const auto known = session.samplers.find(seq); known != session.samplers.end())
     return json({{"sampling_session_id", known->second}});
+  call.require_allowed();
   Sampler sampler{.id = session.id + ":sample:" + std::to_string(seq), .owner = call.owner};
   sampler.model_path = get_or<std::string>(call.body, "model_path", "");
   if (sampler.model_path.empty()) {
@@ -167,6 +168,7 @@ std::optional<Response> asample(Call& call) {
   const Json told = {{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}};
   if (sampler.came.contains(seq) && !s.promises.is_carried(request_id)) return json(told);
 
+  call.require_allowed();
   const Of of{sampler.tenant, sampler.version};
   const Source source{.sequence = call.sequence,
                       .bytes = std::ssize(call.request.body),

@@ -71,7 +71,7 @@ TEST_F(MetricsTest, AKeyOfMetricsReadsThemAsABearerToo) {
   const store::KeyFile file(dir_.path());
   const std::string trains = file.create({.tenant = "a", .scopes = {"train", "sample"}}).text;
   const std::string reads = file.create({.tenant = "b", .scopes = {"metrics"}}).text;
-  services_->access = Access(file);
+  ask_for_keys(file);
   EXPECT_EQ(get("/metrics", trains).status, 403);
   EXPECT_EQ(get("/metrics", reads).status, 200);
   Request r = request("/metrics", "", "");
@@ -85,11 +85,10 @@ TEST_F(MetricsTest, AKeyOfMetricsReadsThemAsABearerToo) {
 TEST_F(MetricsTest, ItIsReadyUnlessItsKeysCannotBeRead) {
   const store::KeyFile file(dir_.path());
   const std::string key = file.create({.tenant = "a", .scopes = {"train"}}).text;
-  int64_t now = 1000;
-  services_->access = Access(file, {.now = [&] { return now; }});
+  ask_for_keys(file);
   EXPECT_EQ(get("/readyz", "").status, 200);
   write_text(file.path(), "{");
-  ++now;
+  see_keys();
   EXPECT_EQ(post("/api/v1/create_session", JsonObject{}, key).status, 503);
   EXPECT_EQ(get("/readyz", "").status, 503);
   EXPECT_EQ(get("/healthz", "").status, 200);
@@ -98,7 +97,7 @@ TEST_F(MetricsTest, ItIsReadyUnlessItsKeysCannotBeRead) {
 TEST_F(MetricsTest, TheAuditLogSaysWhoAskedForWhatLasts) {
   const store::KeyFile file(dir_.path());
   const auto [text, key] = file.create({.tenant = "alice", .scopes = {"train"}});
-  services_->access = Access(file);
+  ask_for_keys(file);
   const std::string id = run(text);
   post("/api/v1/save_weights",
        {{"model_id", id}, {"seq_id", 1}, {"path", std::string(254, 'n') + "\u00e9\u00e9"}}, text);

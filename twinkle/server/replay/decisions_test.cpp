@@ -227,13 +227,46 @@ TEST_F(DecisionsTest, ASaveThatWasTakenIsThereThoughItsFolderHoldsSomethingElseN
 TEST_F(DecisionsTest, ASaveThatItsFolderRefusedStaysRefusedWhenTheFolderIsGone) {
   const std::string id = run();
   put_foreign(id);
-  EXPECT_EQ(text(save(id, 1), "detail"), "null: the folder holds 'foreign'");
+  const Response refused = save(id, 1);
+  EXPECT_EQ(text(failure(refused), "error"), "null: the folder holds 'foreign'");
+  EXPECT_EQ(text(failure(refused), "category"), "user");
   fs::remove_all(folder(id));
   restart();
-  EXPECT_EQ(save(id, 1).status, 422);
-  EXPECT_EQ(status_of(id + ":1"), 404);
+  EXPECT_EQ(text(failure(save(id, 1)), "error"), "null: the folder holds 'foreign'");
   EXPECT_EQ(result(save(id, 2)).status, 200);
   EXPECT_TRUE(services_->checkpoints.contains("tinker://" + id + "/weights/a"));
+}
+
+TEST_F(DecisionsTest, ASamplerWhoseCheckpointCannotBeReadStaysRefusedAndOneThatWasMadeIsKnown) {
+  const std::string id = run(), s = session();
+  const std::string path = text(result(post("/api/v1/save_weights_for_sampler",
+                                            {{"model_id", id}, {"seq_id", 1}, {"path", "a"}})),
+                                "path");
+  const auto make = [&](int64_t number) {
+    return post("/api/v1/create_sampling_session",
+                {{"session_id", s}, {"sampling_session_seq_id", number}, {"model_path", path}});
+  };
+  const auto make_unreadable = [&] {
+    backend_->on_check = [](const engine::Operation& o) {
+      const auto* create = std::get_if<engine::Create>(&o);
+      require(!create || create->directory.empty(), Code::kInvalid, "null: it cannot be read");
+    };
+  };
+  const std::string sampler = text(make(0), "sampling_session_id");
+  const Response sampled = sample(sampler, 0);
+  result(sampled);
+  restart();
+  make_unreadable();
+  EXPECT_EQ(text(make(0), "sampling_session_id"), sampler);
+  EXPECT_EQ(sample(sampler, 0).body, sampled.body);
+  EXPECT_EQ(text(sample(sampler, 1), "detail"), "null: it cannot be read");
+  const Response refused = make(1);
+  EXPECT_EQ(refused.status, 422);
+  EXPECT_EQ(text(refused, "detail"), "null: it cannot be read");
+  restart();
+  EXPECT_EQ(services_->samplers.size(), 1U);
+  EXPECT_EQ(result(sample(sampler, 1)).status, 200) << "its number is not used up";
+  EXPECT_NE(text(make(1), "sampling_session_id"), sampler);
 }
 
 }  // namespace

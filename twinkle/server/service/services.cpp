@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/replay/brief.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -103,21 +104,55 @@ void Services::sample(const std::string& owner, const std::string& key_id,
   operations.start(std::move(pending));
 }
 
-void Services::make(const std::string& tenant, engine::Beyond beyond) {
+const engine::Create* Services::unmade(const std::string& tenant) const {
   const auto found = sampled_.find(tenant);
-  if (found == sampled_.end() || made_.contains(tenant)) return;
-  engine::Accepted accepted = backend.check(found->second, beyond);
-  made_.insert(tenant);
-  backend.submit(std::move(accepted), [this, tenant](const engine::Outcome& outcome) {
+  return found == sampled_.end() || made_.contains(tenant) ? nullptr : &found->second;
+}
+
+void Services::give(const std::string& tenant, engine::Accepted create) {
+  backend.submit(std::move(create), [this, tenant](const engine::Outcome& outcome) {
     if (!outcome.error) return;
     loop.post([this, tenant] { made_.erase(tenant); });  // the next who asks tries again
   });
+  made_.insert(tenant);
+}
+
+void Services::prepare(const std::string& tenant,
+                       std::function<void(const std::string& refused)> then) {
+  const engine::Create* const create = unmade(tenant);
+  if (!create || create->directory.empty()) return then("");
+  preparing_[tenant].push_back(std::move(then));
+  if (preparing_[tenant].size() > 1) return;  // it is being read
+  const auto checked = std::make_shared<std::optional<engine::Accepted>>();
+  disk.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
+           [this, checked, tenant](const std::exception_ptr& error) {
+             std::string refused;
+             try {
+               if (error) std::rethrow_exception(error);
+               give(tenant, std::move(**checked));
+             } catch (const Error& e) {
+               if (e.code != Code::kBusy) refused = brief(e.what());  // else make() says it
+             } catch (const std::exception&) {
+               // No memory, which is no room.
+             }
+             const auto waiting = preparing_.extract(tenant);
+             for (const auto& next : waiting.mapped()) next(refused);
+           });
+}
+
+void Services::make(const std::string& tenant) {
+  const engine::Create* const create = unmade(tenant);
+  if (!create) return;
+  require(create->directory.empty(), Code::kBusy,
+          "server: the engine has no room for the checkpoint of this sampler now; come again");
+  give(tenant, backend.check(*create));
 }
 
 bool Services::make_all(std::set<std::string>& tenants) {
   for (; !tenants.empty(); tenants.erase(tenants.begin())) {
     try {
-      make(*tenants.begin(), engine::Beyond::kAlone);
+      if (const engine::Create* const create = unmade(*tenants.begin()))
+        give(*tenants.begin(), backend.check(*create, engine::Beyond::kAlone));
     } catch (const Error& e) {
       if (e.code != Code::kBusy) throw;
       return false;

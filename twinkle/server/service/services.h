@@ -2,6 +2,7 @@
 // by the service's thread alone.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -101,21 +102,29 @@ class Services {
   void sample(const std::string& owner, const std::string& key_id,
               std::shared_ptr<Pending> pending);
   // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
-  // the engine gets it by make().
+  // the engine gets it by make(), and before that, of a checkpoint, by prepare().
   std::string tenant_of_base(const std::string& owner);
   // With the weight and priority of this key, if it has its own.
   std::string tenant_of(const std::filesystem::path& checkpoint, const std::string& owner,
                         const std::string& key_id = {});
   // What the owner may use now, as `twinkle keys` says.
-  store::Quota quota_of(const std::string& owner, const std::string& key_id = {}) {
-    return access.quota(owner, promises.num_ever(), key_id);
+  store::Quota quota_of(const std::string& owner, const std::string& key_id = {}) const {
+    return access.quota(owner, key_id);
+  }
+  // From here on `access` follows its file.
+  void watch_keys() {
+    access.watch({loop, keys_disk}, [this] { return promises.num_ever(); });
   }
   // With the weight and priority of the key, or else of the owner.
   engine::Create standing(engine::Create create, const std::string& owner,
                           const std::string& key_id = {});
-  // If it is one of these, and the engine has not got it. A replay makes at its end those for which
-  // work is left. Errors as of Backend::check.
-  void make(const std::string& tenant, engine::Beyond beyond = engine::Beyond::kRefused);
+  // If it is one of these, and the engine has not got it: has the disk's thread read its
+  // checkpoint, gives it to the engine and then calls `then`; at once where there is nothing to
+  // read. `refused`: why the engine never takes it, or "".
+  void prepare(const std::string& tenant, std::function<void(const std::string& refused)> then);
+  // Whose checkpoint need not be read, or has been. Errors as of Backend::check; kBusy, too: it has
+  // not. A replay makes at its end those for which work is left.
+  void make(const std::string& tenant);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                                    const std::string& name) const;
@@ -141,6 +150,7 @@ class Services {
   void close(const std::function<void()>& turn = [] {}) {
     history.close([this] { operations.close(); }, turn);
     disk.close();  // whose jobs tell the loop, which may end before this
+    keys_disk.close();
   }
 
   Backend& backend;
@@ -165,9 +175,13 @@ class Services {
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
   std::map<std::string, HubFile> hub_files;       // by name; of the disk's thread alone
-  Worker disk;  // for what waits for a disk and is not the journal's; ends before those above
+  Worker disk;       // for what waits for a disk and is not the journal's; ends before those above
+  Worker keys_disk;  // for the keys' file alone: no job of the other keeps a revoked key alive
 
  private:
+  // What the engine has still to get as this tenant; null: nothing.
+  const engine::Create* unmade(const std::string& tenant) const;
+  void give(const std::string& tenant, engine::Accepted create);
   // Makes them one after another, and takes away those that are made; false: there is no room yet.
   bool make_all(std::set<std::string>& tenants);
   void used(const Promises::Made& of, const Ended& ended);
@@ -180,6 +194,7 @@ class Services {
   std::vector<Opened> starts_;                     // of this state, one of each kind
   std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
   std::set<std::string> made_;                     // that the engine has got
+  std::map<std::string, std::vector<std::function<void(const std::string&)>>> preparing_;
 };
 
 }  // namespace twinkle::server

@@ -167,21 +167,63 @@ TEST_F(WaitingTest, ARequestWhoseRecordIsDamagedFailsByNameAndItsWindowWithIt) {
   EXPECT_EQ(result(first).status, 200);
 }
 
-TEST_F(WaitingTest, ACheckpointsFilesAreReadBesideTheThreadThatServes) {
+class CheckpointsTest : public WaitingTest {
+ protected:
+  // Counts from here on whose checkpoints the engine is asked to take, and on which thread.
+  void count() {
+    backend_->on_check = [this, here = std::this_thread::get_id()](const engine::Operation& o) {
+      const auto* create = std::get_if<engine::Create>(&o);
+      if (!create || create->directory.empty()) return;
+      ++num_read_;
+      if (std::this_thread::get_id() == here) ++num_read_here_;
+    };
+  }
+  Response sample(const std::string& sampler, int64_t seq_id) {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", sampler},
+                 {"seq_id", seq_id},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", {{"max_tokens", 3}}}});
+  }
+
+  std::atomic<int> num_read_ = 0, num_read_here_ = 0;
+};
+
+TEST_F(CheckpointsTest, TheFilesOfALoadAreReadBesideTheThreadThatServes) {
   const std::string id = run();
   result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
-  std::atomic<int> num_read = 0, num_read_here = 0;
-  backend_->on_check = [&, here = std::this_thread::get_id()](const engine::Operation& operation) {
-    const auto* create = std::get_if<engine::Create>(&operation);
-    if (!create || create->directory.empty()) return;
-    ++num_read;
-    if (std::this_thread::get_id() == here) ++num_read_here;
-  };
+  count();
   result(post(
       "/api/v1/load_weights",
       {{"session_id", session()}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}}));
-  EXPECT_EQ(num_read, 1);
-  EXPECT_EQ(num_read_here, 0);
+  EXPECT_EQ(num_read_, 1);
+  EXPECT_EQ(num_read_here_, 0);
+}
+
+TEST_F(CheckpointsTest, ThoseOfSamplersAreReadThereOnceAndByTheFirstSampleAfterAStart) {
+  const std::string id = run(), s = session();
+  const Response saved =
+      post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}});
+  const std::string path = text(result(saved), "path");
+  count();
+  std::vector<std::shared_ptr<std::optional<Response>>> made;
+  for (int64_t n = 0; n < 3; ++n)
+    made.push_back(
+        send(request("/api/v1/create_sampling_session",
+                     boost::json::serialize(JsonObject{
+                         {"session_id", s}, {"sampling_session_seq_id", n}, {"model_path", path}}),
+                     "tml-a")));
+  for (const auto& one : made) ASSERT_TRUE(loop_->run_until([&] { return one->has_value(); }));
+  const std::string sampler = text(**made[2], "sampling_session_id");
+  result(sample(sampler, 0));
+  EXPECT_EQ(num_read_, 1);
+  restart();
+  count();
+  result(sample(sampler, 0));
+  EXPECT_EQ(num_read_, 2) << "though the sample came before";
+  result(sample(sampler, 1));
+  EXPECT_EQ(num_read_, 2);
+  EXPECT_EQ(num_read_here_, 0);
 }
 
 // Its end tells the loop, which may be gone later.

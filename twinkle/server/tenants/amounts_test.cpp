@@ -9,16 +9,15 @@ namespace {
 class AmountsTest : public ServiceTest {
  protected:
   AmountsTest() { admit(); }
-  ~AmountsTest() override { close(); }  // while the clock that it asks is there
-  void admit() {
-    services_->access = Access(keys_, {.now = [this] { return now_; }});
-  }
+  void admit() { ask_for_keys(keys_); }
   void limit(const store::ChangeQuota& change) {
     keys_.limit("alice", change);
-    ++now_;
+    see_keys();
   }
   std::string make(const store::Standing& standing) {
-    return keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}, {}, standing).text;
+    const auto made = keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}, {}, standing);
+    see_keys();
+    return made.text;
   }
   void restart() {
     open();
@@ -41,7 +40,6 @@ class AmountsTest : public ServiceTest {
     return text(response, "detail");
   }
 
-  int64_t now_ = 1000;
   const store::KeyFile keys_{dir_.path()};
   const std::string key_ = keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}).text;
 };

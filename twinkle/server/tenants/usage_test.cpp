@@ -43,13 +43,10 @@ TEST(Usage, IsKeptByTenantKeyAndRunAndSummedByTenant) {
 class TenantsTest : public ServiceTest {
  protected:
   TenantsTest() { admit(); }
-  ~TenantsTest() override { close(); }  // while the clock that it asks is there
-  void admit() {
-    services_->access = Access(keys_, {.now = [this] { return now_; }});
-  }
+  void admit() { ask_for_keys(keys_); }
   void limit(const store::ChangeQuota& change) {
     keys_.limit("alice", change);
-    ++now_;
+    see_keys();
   }
   void restart() {
     open();
@@ -82,7 +79,6 @@ class TenantsTest : public ServiceTest {
     return parse(answer(r)).at("usage").as_array();
   }
 
-  int64_t now_ = 1000;
   std::atomic<double> seconds_ = 0;
   const store::KeyFile keys_{dir_.path()};
   const store::KeyFile::Created alice_ =
