@@ -149,7 +149,7 @@ Admission BodyRoom::admit(const Head& head, const std::string& owner) {
   const int64_t told = std::min(head.content_length, options_.max_body_bytes);  // more is 413
   if (is_sample && told > options_.small_bytes) {
     const std::lock_guard lock(books_->mutex);
-    if (!books_->has_now(owner, told) && books_->is_reserve_taken)
+    if (!books_->has_now(owner, told) && (books_->is_full || books_->is_reserve_taken))
       return {-1, no_room_for_a_sample()};
   }
   const bool has_body = told > 0 || !head.header("transfer-encoding").empty();
@@ -157,10 +157,15 @@ Admission BodyRoom::admit(const Head& head, const std::string& owner) {
           .held = has_body ? std::make_shared<Room>(books_, owner, is_sample) : nullptr};
 }
 
+bool BodyRoom::is_full() const {
+  const std::lock_guard lock(books_->mutex);
+  return books_->is_full;
+}
+
 void BodyRoom::wait(const std::shared_ptr<Room>& room, int64_t bytes, HeldRoom::Then then) {
   if (room->is_sample) {
-    if (room->take(bytes) == Room::Turn::kHas) return then(std::nullopt);
-    return then(no_room_for_a_sample());
+    const bool has_room = !is_full() && room->take(bytes) == Room::Turn::kHas;
+    return then(has_room ? std::nullopt : std::optional(no_room_for_a_sample()));
   }
   const int64_t number = next_number_++;
   waiting_.push_back({number, bytes, room, std::move(then)});

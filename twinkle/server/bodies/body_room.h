@@ -32,9 +32,10 @@ struct BodyRoomOptions {
                "bytes of all requests that have come and are being read or written down, at least "
                "max_body_bytes; where there is no room, more of a request is not read until there "
                "is"),
-        option("max_body_bytes", &O::max_body_bytes, between(1 << 20, int64_t{2} << 30),
-               "bytes of one request, with what it decodes to where it came compressed; a longer "
-               "one is 413"),
+        option(
+            "max_body_bytes", &O::max_body_bytes, between(1 << 20, int64_t{2} << 30),
+            "bytes of one request, with what it decodes to where it came compressed; one that is "
+            "longer as it comes is 413, one that decodes to more 422"),
         option(
             "small_body_bytes", &O::small_bytes, between(0, 1 << 20),
             "bytes of each body that have room always, so that polls and heartbeats do not wait"),
@@ -53,8 +54,9 @@ class BodyRoom {
   BodyRoom& operator=(const BodyRoom&) = delete;
 
   // What the body of this owner's request may take, which is nothing yet. Those who wait for more
-  // are served in turn. A sample is not held back but answered 429 at once, by which the SDK slows
-  // down; where that is plain from its head, before its body is read.
+  // are served in turn. A sample is not held back, nor does it pass by who waits, but is answered
+  // 429 at once, by which the SDK slows down; where that is plain from its head, before its body is
+  // read.
   Admission admit(const Head& head, const std::string& owner);
 
   // From here on nothing is posted to the loop, whichever body ends. Any thread.
@@ -72,6 +74,7 @@ class BodyRoom {
     HeldRoom::Then then;
   };
 
+  bool is_full() const;
   void wait(const std::shared_ptr<Room>& room, int64_t bytes, HeldRoom::Then then);
   void go_on();
   void give_up(int64_t number);

@@ -189,6 +189,24 @@ TEST_F(BodyRoomTest, ASampleHasTheReserveIfNobodyElseHas) {
   EXPECT_EQ(*wait(sample, 150), 200);
 }
 
+TEST_F(BodyRoomTest, ASamplePassesByNobodyWhoWaitsForTheRoomOrTheReserveThatIsFreeNow) {
+  const std::string path = "/api/v1/asample";
+  Held reserve = in_reserve();
+  const Held one = body("one", 300);
+  Held two = body("two", 290);
+  const Held first = body("three", 10), sample = ask(50, "four", path).held;
+  const Said waits = wait(first, 200);
+  two->shrink(200);
+  EXPECT_EQ(*wait(sample, 50), 429) << "there is room, for whom it was made";
+  EXPECT_EQ(ask(50, "four", path).refused.status, 429);
+  reserve.reset();
+  EXPECT_EQ(*wait(sample, 350), 429) << "so is the reserve";
+  EXPECT_FALSE(*waits);
+  loop_.run();
+  EXPECT_EQ(*waits, 200);
+  EXPECT_LE(room_->num_bytes(), 1000);
+}
+
 TEST_F(BodyRoomTest, WhoIsGoneWhileItWaitsIsForgotten) {
   const Held reserve = in_reserve(), one = body("one", 300);
   Held two = body("two", 290), three = body("three", 10);

@@ -188,8 +188,8 @@ int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
   return num_records;
 }
 
-void History::read(uint64_t sequence, const Reader::Then& then) {
-  if (reader_) return reader_->read(sequence, then);
+void History::read(uint64_t sequence, ReadFor what, const Reader::Then& then) {
+  if (reader_) return reader_->read(sequence, what, then);
   then({}, std::make_exception_ptr(Error(Code::kBusy, "server: it ends; come again")));
 }
 

@@ -71,7 +71,7 @@ class History {
 
   // Reads the record of this sequence back, also while a replay goes on. Only where one was
   // appended, or replayed, from a folder. Error kBusy, told at once: it is closed.
-  void read(uint64_t sequence, const Reader::Then& then);
+  void read(uint64_t sequence, ReadFor what, const Reader::Then& then);
 
   bool is_replaying() const { return replaying_; }
   bool keeps() const { return journal_ && !replaying_; }

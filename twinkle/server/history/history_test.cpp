@@ -358,5 +358,29 @@ TEST_F(HistoryTest, AStartWhoseDiskRefusesEndsByName) {
   EXPECT_EQ(step(id, 1).status, 200);
 }
 
+TEST(Reader, WhatWorkNeedsIsReadBeforeWhatIsPolledFor) {
+  LoopForTest loop;
+  std::promise<void> go;
+  std::vector<uint64_t> read, told;
+  Reader reader(loop, [&](uint64_t sequence) -> ReadBack {
+    if (read.empty()) go.get_future().wait();
+    read.push_back(sequence);
+    return Ended{.request_id = std::to_string(sequence)};
+  });
+  const auto ask = [&](uint64_t sequence, ReadFor what) {
+    reader.read(sequence, what, [&, sequence](const ReadBack& kept, const auto&) {
+      EXPECT_EQ(std::get<Ended>(kept).request_id, std::to_string(sequence));
+      told.push_back(sequence);
+    });
+  };
+  ask(9, ReadFor::kWork);  // which the others wait behind, or are asked before
+  for (const uint64_t sequence : {1, 2}) ask(sequence, ReadFor::kPoll);
+  for (const uint64_t sequence : {3, 4}) ask(sequence, ReadFor::kWork);
+  go.set_value();
+  ASSERT_TRUE(loop.run_until([&] { return told.size() == 5; }));
+  EXPECT_EQ(told, (std::vector<uint64_t>{9, 3, 4, 1, 2}));
+  EXPECT_EQ(told, read);
+}
+
 }  // namespace
 }  // namespace twinkle::server

@@ -16,23 +16,24 @@ Reader::~Reader() {
   thread_.join();
 }
 
-void Reader::read(uint64_t sequence, Then then) {
+void Reader::read(uint64_t sequence, ReadFor what, Then then) {
   {
     const Lock lock(mutex_);
-    queue_.emplace_back(sequence, std::move(then));
+    (what == ReadFor::kWork ? work_ : polls_).emplace_back(sequence, std::move(then));
   }
   ready_.notify_one();
 }
 
 void Reader::run() {
   for (;;) {
-    std::pair<uint64_t, Then> next;
+    Asked next;
     {
       Lock lock(mutex_);
-      while (queue_.empty() && !stopping_) lock.wait(ready_);
+      while (work_.empty() && polls_.empty() && !stopping_) lock.wait(ready_);
       if (stopping_) return;
-      next = std::move(queue_.front());
-      queue_.pop_front();
+      std::deque<Asked>& from = work_.empty() ? polls_ : work_;
+      next = std::move(from.front());
+      from.pop_front();
     }
     const auto kept = std::make_shared<ReadBack>();
     std::exception_ptr error;

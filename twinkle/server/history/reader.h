@@ -1,5 +1,5 @@
-// Reads commands and answers back from the journal on a thread of its own, one after another: the
-// service's thread never waits for the disk.
+// Reads commands and answers back from the journal on a thread of its own, one after another,
+// commands first: the service's thread never waits for the disk, and no work for polls.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -19,6 +19,8 @@ namespace twinkle::server {
 // What is left on the disk until it is needed.
 using ReadBack = std::variant<Command, Ended>;
 
+enum class ReadFor { kWork, kPoll };
+
 class Reader {
  public:
   // On the reader's thread. Errors as of store::Journal::read, and kInvalid: it is neither.
@@ -31,16 +33,18 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  void read(uint64_t sequence, Then then);
+  void read(uint64_t sequence, ReadFor what, Then then);
 
  private:
+  using Asked = std::pair<uint64_t, Then>;
+
   void run();
 
   Loop& loop_;
   const Read read_;
   Mutex mutex_;
   std::condition_variable ready_;
-  std::deque<std::pair<uint64_t, Then>> queue_ GUARDED_BY(mutex_);
+  std::deque<Asked> work_ GUARDED_BY(mutex_), polls_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -185,7 +185,7 @@ void Lines::read_first(const std::string& key) {
   Line& line = lines_.at(key);
   line.is_reading = true;
   const Waiting first = line.waiting.front();
-  history_.read(first.pending->source.sequence,
+  history_.read(first.pending->source.sequence, ReadFor::kWork,
                 [this, key, first](const ReadBack& kept, const std::exception_ptr& error) {
                   lines_.at(key).is_reading = false;
                   try {

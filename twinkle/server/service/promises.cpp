@@ -23,6 +23,16 @@ Response not_read(const std::string& id, const std::exception_ptr& error) {
   return out;
 }
 
+// Polls are given the same bytes, however many there are.
+Response shared(Response response) {
+  response.shared = std::make_shared<const std::string>(std::move(response.body));
+  return response;
+}
+
+Response answer_of(Ended ended) {
+  return shared({.body = std::move(ended.body), .content_type = std::move(ended.content_type)});
+}
+
 Response not_yet(const std::string& why_held) {
   JsonObject body{{"queue_state", why_held.empty() ? "active" : "paused_rate_limit"}};
   if (!why_held.empty()) body["queue_state_reason"] = why_held;
@@ -77,11 +87,9 @@ void Promises::let_go(Promise& promise) {
   by_age_.erase(promise.ended);
 }
 
-// Polls are given the same bytes, however many there are.
 void Promises::keep(Promise& promise, Response response) {
   num_bytes_ += std::ssize(response.body);
-  response.shared = std::make_shared<const std::string>(std::move(response.body));
-  promise.response = std::move(response);
+  promise.response = shared(std::move(response));
 }
 
 void Promises::count_settled(const std::string& owner) {
@@ -133,14 +141,23 @@ void Promises::give(const std::string& id, Promise& promise, const Reply& reply)
   was_read(id, promise);
 }
 
+// Once for all who ask meanwhile.
 void Promises::read_back(const std::string& id, uint64_t ended, const Reply& reply) {
-  calls_.read(ended, [this, id, reply](const ReadBack& kept, const std::exception_ptr& error) {
-    if (error) return reply(not_read(id, error));
-    const auto& end = std::get<Ended>(kept);
-    reply({.body = end.body, .content_type = end.content_type});
-    const auto found = promises_.find(id);
-    if (found != promises_.end()) was_read(id, found->second);
+  std::vector<Reply>& readers = readers_[id];
+  readers.push_back(reply);
+  if (readers.size() > 1) return;
+  calls_.read(ended, [this, id](ReadBack kept, const std::exception_ptr& error) {
+    was_read_back(id, std::move(kept), error);
   });
+}
+
+void Promises::was_read_back(const std::string& id, ReadBack kept,
+                             const std::exception_ptr& error) {
+  const std::vector<Reply> readers = readers_.extract(id).mapped();
+  const Response told = error ? not_read(id, error) : answer_of(std::get<Ended>(std::move(kept)));
+  for (const Reply& reply : readers) reply(told);
+  const auto found = promises_.find(id);
+  if (!error && found != promises_.end()) was_read(id, found->second);
 }
 
 void Promises::was_read(const std::string& id, Promise& promise) {

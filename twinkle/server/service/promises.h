@@ -116,6 +116,7 @@ class Promises {
   Reply take_waiter(const std::string& id, int64_t number);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void read_back(const std::string& id, uint64_t ended, const Reply& reply);
+  void was_read_back(const std::string& id, ReadBack kept, const std::exception_ptr& error);
   void was_read(const std::string& id, Promise& promise);
   void let_go(Promise& promise);
   void drop_later(const std::string& id, Promise& promise, int64_t read_ms);
@@ -127,6 +128,7 @@ class Promises {
   std::map<std::string, int64_t> open_of_;  // owners that have some
   std::map<std::string, Made> carried_;
   std::map<uint64_t, std::string> by_age_;  // by `ended`: whose answers need not be in memory
+  std::map<std::string, std::vector<Reply>> readers_;  // of what is being read back, by id
   int64_t next_waiter_ = 1, num_ever_ = 0;
   int64_t num_open_ = 0, num_held_ = 0, num_bytes_ = 0;
 };

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "twinkle/base/error.h"
 #include "twinkle/server/service/loop_for_test.h"
 
@@ -108,6 +110,43 @@ TEST_F(PromisesTest, BeyondTheirBytesTheOldestLeaveMemoryAndAreReadBack) {
   EXPECT_EQ(poll("r2").substr(0, 3), "404") << "it was read";
   EXPECT_EQ(poll("r3"), "200 record 3");
   EXPECT_EQ(promises.num_bytes(), 0);
+}
+
+TEST_F(PromisesTest, AHundredPollsOfAResultOnTheDiskAreOneReadAndHaveTheSameBytes) {
+  std::vector<Reader::Then> reads;
+  Promises promises({.max_result_bytes = 0}, loop_,
+                    {.read = [&](uint64_t, const Reader::Then& then) { reads.push_back(then); }});
+  promises.open("r1", "a");
+  promises.settle("r1", {.body = "12345"}, 1);
+  std::vector<std::shared_ptr<const std::string>> told;
+  const auto poll = [&] {
+    promises.poll("r1", [&](const Response& r) {
+      EXPECT_EQ(r.status, 200);
+      told.push_back(r.shared);
+    });
+  };
+  for (int i = 0; i < 100; ++i) poll();
+  ASSERT_EQ(reads.size(), 1U);
+  promises.drop("r1");  // who asked before has it
+  reads[0](Ended{.body = "12345"}, nullptr);
+  ASSERT_EQ(told.size(), 100U);
+  EXPECT_EQ(*told[0], "12345");
+  EXPECT_TRUE(std::ranges::all_of(told, [&](const auto& one) { return one == told[0]; }));
+}
+
+TEST_F(PromisesTest, AllPollsOfAResultThatTheDiskRefusesAreToldSoAndTheNextReadsAgain) {
+  std::vector<Reader::Then> reads;
+  Promises promises({.max_result_bytes = 0}, loop_,
+                    {.read = [&](uint64_t, const Reader::Then& then) { reads.push_back(then); }});
+  promises.open("r1", "a");
+  promises.settle("r1", {.body = "12345"}, 1);
+  for (int i = 0; i < 2; ++i) promises.poll("r1", note());
+  reads.at(0)({}, std::make_exception_ptr(Error(Code::kInternal, "no disk")));
+  ASSERT_EQ(told_.size(), 2U);
+  for (const std::string& one : told_) EXPECT_EQ(one.substr(0, 3), "503");
+  promises.poll("r1", note());
+  reads.at(1)(Ended{.body = "12345"}, nullptr);
+  EXPECT_EQ(told_.back(), "200 12345");
 }
 
 TEST_F(PromisesTest, OneIsFoundWithItsOwnerAndAnUnknownOneIs404) {

@@ -55,8 +55,10 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                     },
                 .why_held = [this](const std::string& id) { return why_held(id, rates, runs); },
                 .sequence = [this] { return history.sequence(); },
-                .read = [this](uint64_t ended,
-                               const Reader::Then& then) { history.read(ended, then); }}),
+                .read =
+                    [this](uint64_t ended, const Reader::Then& then) {
+                      history.read(ended, ReadFor::kPoll, then);
+                    }}),
       operations(options.lines, backend, {loop, disk}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, const fs::path& before) {
