@@ -194,7 +194,7 @@ TEST_F(BodyRoomTest, ASamplePassesByNobodyWhoWaitsForTheRoomOrTheReserveThatIsFr
   Held reserve = in_reserve();
   const Held one = body("one", 300);
   Held two = body("two", 290);
-  const Held first = body("three", 10), sample = ask(50, "four", path).held;
+  const Held first = body("three", 10), sample = ask(10, "four", path).held;
   const Said waits = wait(first, 200);
   two->shrink(200);
   EXPECT_EQ(*wait(sample, 50), 429) << "there is room, for whom it was made";

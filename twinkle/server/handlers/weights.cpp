@@ -64,7 +64,7 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
                       {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
                         s.runs.find(id)->folders.erase(seq_id);
                         if (!ended.failed) s.checkpoints[path] = made;
-                        s.amounts.saved(id);
+                        s.amounts.changed(id, made.folder);
                       });
     if (is_new) {
       run.folders[seq_id] = folder;

@@ -64,6 +64,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                 [this](const Snapshotted& s, const fs::path& before) {
                   release_saved(s);
                   remove_snapshot(before);
+                  if (!before.empty()) amounts.changed(s.run, before);
                 }),
       runs(backend, decisions, promises, operations, snapshots),
       truncation(loop, history, snapshots, runs, options.truncation,
@@ -197,7 +198,7 @@ void Services::remove_snapshot(const fs::path& folder) {
 }
 
 void Services::release_saved(const Snapshotted& snapshot) {
-  amounts.saved(snapshot.run);
+  amounts.saved(snapshot);
   for (auto& [id, sampler] : samplers) {
     if (sampler.tenant != snapshot.run || sampler.version == 0 ||
         sampler.version >= std::ssize(snapshot.versions))

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/base/file.h"
 #include "twinkle/server/service/services.h"
 
 namespace twinkle::server {
@@ -32,6 +33,29 @@ int64_t bytes_below(const fs::path& folder) {
 }
 
 }  // namespace
+
+// Folders of a run, as the disk's thread finds them.
+struct Amounts::Measured {
+  std::string run;
+  bool is_whole;  // all that there are
+  std::set<fs::path> folders;
+  std::map<fs::path, int64_t> bytes = {};
+
+  void measure(const fs::path& state) {
+    if (is_whole) {
+      for (const char* const kind : {"weights", "sampler_weights"})
+        add(state / "checkpoints" / run / kind);
+      add(state / "snapshots" / run);
+    }
+    for (const fs::path& folder : folders) bytes[folder] = bytes_below(folder);
+  }
+
+ private:
+  void add(const fs::path& parent) {
+    std::error_code none;
+    for (const std::string& name : names_in(parent, none)) folders.insert(parent / name);
+  }
+};
 
 std::string Amounts::refusal(Services& services, const std::string& owner, Amount amount) const {
   const store::Quota quota = services.quota_of(owner);
@@ -86,39 +110,47 @@ int64_t Amounts::num_adapters(const Services& services, const std::string& owner
 int64_t Amounts::num_bytes(const Services& services, const std::string& owner) const {
   int64_t out = 0;
   for (const auto& [id, run] : services.runs.all())
-    if (const auto found = bytes_.find(id); run.owner == owner && found != bytes_.end())
-      out += found->second;
+    if (const auto found = on_disk_.find(id); run.owner == owner && found != on_disk_.end())
+      out += found->second.bytes;
   return out;
 }
 
-int64_t Amounts::num_saves(const std::string& run) const {
-  const auto found = num_saves_.find(run);
-  return found == num_saves_.end() ? 0 : found->second;
+void Amounts::saved(const Snapshotted& snapshot) {
+  const fs::path snapshots = state_ / "snapshots";
+  changed(snapshot.run, snapshots / snapshot.folder);
+  const OnDisk& known = on_disk_.at(snapshot.run);
+  for (const std::string& version : snapshot.versions)
+    if (!known.folders.contains(snapshots / version)) changed(snapshot.run, snapshots / version);
 }
 
 void Amounts::measure(Services& services, const std::string& owner, Amount amount,
                       std::function<void()> then) {
-  struct Measured {
-    std::string run;
-    int64_t num_saves, bytes = 0;
-  };
   const auto runs = std::make_shared<std::vector<Measured>>();
   const bool is_saved = amount == Amount::kAdapter || amount == Amount::kCheckpoint;
   if (is_saved && services.quota_of(owner).max_disk > 0)
-    for (const auto& [id, run] : services.runs.all())
-      if (run.owner == owner && !bytes_.contains(id)) runs->push_back({id, num_saves(id)});
+    for (const auto& [id, run] : services.runs.all()) {
+      if (run.owner != owner) continue;
+      OnDisk& has = on_disk_[id];
+      if (has.is_walked && has.changed.empty() && has.num_measuring == 0) continue;
+      ++has.num_measuring;
+      runs->push_back({id, !std::exchange(has.is_walked, true), std::exchange(has.changed, {})});
+    }
   if (runs->empty()) return then();
   const auto work = [runs, state = state_] {
-    for (Measured& m : *runs)
-      m.bytes =
-          bytes_below(state / "checkpoints" / m.run) + bytes_below(state / "snapshots" / m.run);
+    for (Measured& m : *runs) m.measure(state);
   };
   services.disk.run(work, services.loop,
                     [this, &services, owner, amount, then = std::move(then), runs](const auto&) {
-                      for (const Measured& m : *runs)
-                        if (m.num_saves == num_saves(m.run)) bytes_[m.run] = m.bytes;
-                      measure(services, owner, amount, then);  // what was saved meanwhile
+                      for (const Measured& m : *runs) take(m);
+                      measure(services, owner, amount, then);  // what changed meanwhile
                     });
+}
+
+void Amounts::take(const Measured& measured) {
+  OnDisk& has = on_disk_[measured.run];
+  --has.num_measuring;
+  for (const auto& [folder, bytes] : measured.bytes)
+    has.bytes += bytes - std::exchange(has.folders[folder], bytes);
 }
 
 }  // namespace twinkle::server

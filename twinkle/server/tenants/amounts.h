@@ -8,8 +8,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
+#include "twinkle/server/history/records.h"
 #include "twinkle/store/keys/quota.h"
 
 namespace twinkle::server {
@@ -31,15 +33,18 @@ class Amounts {
   // Counts as one of the owner's until it is dropped.
   std::shared_ptr<Pending> pend(const std::string& owner, Amount amount);
 
-  // Before refusal(): has the disk's thread measure what was saved since, where a limit of bytes
-  // counts, and then calls `then`; at once where there is nothing to measure.
+  // Before refusal(): has the disk's thread measure what was changed since, or of a run all once
+  // after a start, where a limit of bytes counts, and then calls `then`; at once where there is
+  // nothing to measure.
   void measure(Services& services, const std::string& owner, Amount amount,
                std::function<void()> then);
-  // What was saved of the run is another: it is measured again.
-  void saved(const std::string& run) {
-    bytes_.erase(run);
-    ++num_saves_[run];
+  // A folder of the run was saved or removed: it is measured, again where it was before; what else
+  // the run has is not.
+  void changed(const std::string& run, const std::filesystem::path& folder) {
+    on_disk_[run].changed.insert(folder);
   }
+  // Those of its versions that have not been measured.
+  void saved(const Snapshotted& snapshot);
 
   int64_t num_runs(const Services& services, const std::string& owner) const;
   int64_t num_adapters(const Services& services, const std::string& owner) const;
@@ -49,14 +54,23 @@ class Amounts {
 
  private:
   using Counts = std::map<std::pair<std::string, Amount>, int64_t>;
+  // What a run has on disk, a sum that goes on: a long run has thousands of folders.
+  struct OnDisk {
+    bool is_walked = false;                            // since the start
+    std::map<std::filesystem::path, int64_t> folders;  // as measured
+    std::set<std::filesystem::path> changed;           // to be measured
+    int64_t bytes = 0;                                 // of all folders
+    int num_measuring = 0;  // requests for which folders are being measured: others wait for them
+  };
+
+  struct Measured;
 
   int64_t pending(const std::string& owner, Amount amount) const;
-  int64_t num_saves(const std::string& run) const;
+  void take(const Measured& measured);
 
   const std::filesystem::path state_;
   const std::shared_ptr<Counts> pending_ = std::make_shared<Counts>();
-  std::map<std::string, int64_t> bytes_;      // by run, as measured
-  std::map<std::string, int64_t> num_saves_;  // by run
+  std::map<std::string, OnDisk> on_disk_;  // by run
 };
 
 class Amounts::Pending {

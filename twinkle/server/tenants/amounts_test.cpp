@@ -15,7 +15,8 @@ class AmountsTest : public ServiceTest {
     see_keys();
   }
   std::string make(const store::Standing& standing) {
-    const auto made = keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}, {}, standing);
+    const auto made =
+        keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}, {}, standing);
     see_keys();
     return made.text;
   }
@@ -160,6 +161,37 @@ TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
   EXPECT_EQ(result(save("save_weights", run, 4, "d"), key_).status, 200);
 }
 
+TEST_F(AmountsTest, ASaveMeasuresItsOwnFolderAndNotAllThatItsRunHas) {
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  const auto weights = dir_ / "checkpoints" / run / "weights";
+  const auto save_with = [&](int64_t seq_id, const std::string& name, size_t bytes) {
+    EXPECT_EQ(result(save("save_weights", run, seq_id, name), key_).status, 200);
+    write_text(weights / name / "more", std::string(bytes, 'x'));
+  };
+  const auto measured = [&] { return services_->amounts.num_bytes(*services_, "alice"); };
+  save_with(1, "a", 1000);
+  save_with(2, "b", 100);  // which measures a
+  EXPECT_EQ(measured(), 1000);
+  write_text(weights / "a/more", std::string(5000, 'x'));
+  save_with(3, "c", 10);
+  EXPECT_EQ(measured(), 1100) << "a was measured before";
+  const Json step = {{"model_id", run}, {"seq_id", 4}, {"adam_params", {{"learning_rate", 0.1}}}};
+  EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  const auto snapshot = dir_ / "snapshots" / run / "4";
+  write_text(snapshot / "more", std::string(20000, 'x'));
+  const int64_t of_step = std::ssize(read_text(snapshot / "null"));
+  save_with(5, "d", 0);
+  EXPECT_EQ(measured(), 1110 + 20000 + of_step);
+  restart();
+  save_with(6, "e", 0);
+  const int64_t d = std::ssize(read_text(weights / "d/null"));
+  EXPECT_EQ(measured(), 5110 + 20000 + of_step + d) << "all once after a start";
+}
+
 TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {
   options_.snapshots.every = std::chrono::milliseconds(0);
   restart();
@@ -231,7 +263,9 @@ TEST_F(AmountsTest, AVersionOfARunIsSampledWithTheWeightOfTheKeyThatMadeTheRun) 
     restart();
     const Sampler& sampler = services_->samplers.begin()->second;
     EXPECT_TRUE(sampler.tenant.starts_with("sampler:snapshots/")) << sampler.tenant;
-    services_->make(sampler.tenant);
+    bool is_given = false;
+    services_->prepare(sampler.tenant, [&](const std::string&) { is_given = true; });
+    ASSERT_TRUE(loop_->run_until([&] { return is_given; }));
     done(sampler.tenant);  // behind its creation
     EXPECT_EQ(executor_->shares.at(sampler.tenant).weight, 7) << from;
   }

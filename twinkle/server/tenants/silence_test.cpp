@@ -58,6 +58,24 @@ TEST_F(SilenceTest, ARunThatCouldNotBeParkedIsTriedAgain) {
   EXPECT_EQ(num_parks(), 2);
 }
 
+TEST_F(SilenceTest, AParkedRunIsNotParkedAgainUntilItWasUsedOrCameBack) {
+  const std::string id = run();
+  loop_->pass(seconds(375));
+  backend_->parked.num_parked = 1;
+  loop_->pass(seconds(1000));
+  EXPECT_EQ(num_parks(), 1);
+  result(train(id, 1));
+  backend_->parked.num_parked = 0;
+  loop_->pass(seconds(375));
+  EXPECT_EQ(num_parks(), 2) << "it was used";
+  backend_->parked.num_parked = 1;
+  loop_->pass(seconds(1000));
+  EXPECT_EQ(num_parks(), 2);
+  backend_->parked.num_parked = 0;  // a snapshot was taken of it
+  loop_->pass(seconds(75));
+  EXPECT_EQ(num_parks(), 3);
+}
+
 TEST_F(SilenceTest, AHeartbeatKeepsASessionsRunsAndNobodyElses) {
   const std::string heard = run(), silent = run();
   for (int i = 0; i < 8; ++i) {
