@@ -357,15 +357,17 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     with four_clients(server, as_many_as(STEPS), keys) as result, ThreadPoolExecutor() as pool:
         wait_until(lambda: len(list(state.glob("snapshots/*/*"))) > len(keys))  # they are at work
         control.write_text("slow 1000")
-        slow = [pool.submit(asked, server, *request, probe) for request in on_disk]
-        while not all(one.done() for one in slow):
-            for request in in_memory.items():
-                status, _, seconds = asked(server, *request, probe)
-                assert status == 200 and seconds < 1, request
-        for one in slow:
-            status, text, seconds = one.result()
-            assert status == 200 and seconds > 1, text
-        control.write_text("slow 20")
+        try:
+            slow = [pool.submit(asked, server, *request, probe) for request in on_disk]
+            while not all(one.done() for one in slow):
+                for request in in_memory.items():
+                    status, _, seconds = asked(server, *request, probe)
+                    assert status == 200 and seconds < 1, request
+            for one in slow:
+                status, text, seconds = one.result()
+                assert status == 200 and seconds > 1, text
+        finally:  # clients would go on for an hour
+            control.write_text("slow 20")
         _, said = result.result(600)
     assert server.stop() == 0
     assert (said, adapters(state)) == undisturbed
