@@ -53,10 +53,11 @@ bool is_folder(const fs::path& path) {
   return fs::is_directory(path, ignored);
 }
 
+constexpr std::string_view kPartial = ".partial-", kOld = ".old";
 constexpr size_t kPartialBytes = sizeof("..partial-") - 1 + 12;  // in addition to the target's name
 
 std::string partial_prefix(const fs::path& target) {
-  return std::string(".").append(target.filename().string()).append(".partial-");
+  return std::string(".").append(target.filename().string()).append(kPartial);
 }
 
 fs::path partial_name(const fs::path& target) {
@@ -128,7 +129,7 @@ void rename_path(const fs::path& from, const fs::path& to) {
 }
 
 fs::path old_name(const fs::path& target) {
-  return parent_of(target) / std::string(".").append(target.filename().string()).append(".old");
+  return parent_of(target) / std::string(".").append(target.filename().string()).append(kOld);
 }
 
 fs::path without_slash(const fs::path& path) {
@@ -298,6 +299,11 @@ void AtomicDirectory::commit() {
   }
   staging_.clear();
   sync_entry(target_);
+}
+
+bool is_partial_name(std::string_view name) {
+  return name.starts_with('.') &&
+         (name.find(kPartial) != std::string_view::npos || name.ends_with(kOld));
 }
 
 void check_writable(const fs::path& target, std::string_view field) {

@@ -70,6 +70,10 @@ class AtomicDirectory {
   FileHandle lock_;
 };
 
+// Whether this name of a file or a folder, without its path, is one that they use beside a target
+// while it is written; a killed process leaves it.
+bool is_partial_name(std::string_view name);
+
 // Checks an AtomicDirectory's target as far as possible without writing: a name or a path that is
 // too long, a file on the way, a folder that cannot be accessed or written to. Error kInvalid: its
 // text begins with `field`, the caller's name for the target.

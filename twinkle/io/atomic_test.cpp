@@ -328,6 +328,14 @@ TEST(AtomicDirectory, RemovesWhatDeadSaversLeftButNotTheStagingOfLivingOnes) {
   EXPECT_TRUE(fs::exists(living.staging()));
 }
 
+TEST(AtomicDirectory, KnowsTheNamesThatAreThereOnlyWhileATargetIsWritten) {
+  const ScratchDir dir;
+  EXPECT_TRUE(is_partial_name(AtomicDirectory(dir / "run").staging().filename().native()));
+  EXPECT_TRUE(is_partial_name(".run.old"));
+  for (const char* name : {"run", "run.old", ".run", "run.partial-0123456789ab"})
+    EXPECT_FALSE(is_partial_name(name)) << name;
+}
+
 TEST(AtomicDirectory, PutsBackTheOldOneAfterACrashBetweenTwoRenames) {
   const ScratchDir dir;
   save_version(dir / "run", 1);

@@ -1,11 +1,13 @@
 #include "twinkle/server/tenants/amounts.h"
 
 #include <algorithm>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "twinkle/base/file.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/server/service/services.h"
 
 namespace twinkle::server {
@@ -19,8 +21,11 @@ std::string refused(const std::string& what, int64_t has, int64_t limit, const c
          std::to_string(limit) + "; " + remedy + ", or ask the operator for a higher limit";
 }
 
-// Of all files below; of those that vanish meanwhile, as they were or nothing.
-int64_t bytes_below(const fs::path& folder) {
+bool is_gone(const std::error_code& error) { return error == std::errc::no_such_file_or_directory; }
+
+// Of all files below; of those that vanish meanwhile, as they were or nothing. None where the
+// folder cannot be read.
+std::optional<int64_t> bytes_below(const fs::path& folder) {
   int64_t out = 0;
   std::error_code error;
   for (auto it = fs::recursive_directory_iterator(folder, error);
@@ -29,6 +34,7 @@ int64_t bytes_below(const fs::path& folder) {
     const uintmax_t bytes = it->is_regular_file(gone) ? it->file_size(gone) : 0;
     if (!gone) out += static_cast<int64_t>(bytes);
   }
+  if (error && !is_gone(error)) return std::nullopt;
   return out;
 }
 
@@ -37,23 +43,26 @@ int64_t bytes_below(const fs::path& folder) {
 // Folders of a run, as the disk's thread finds them.
 struct Amounts::Measured {
   std::string run;
-  bool is_whole;  // all that there are
-  std::set<fs::path> folders;
-  std::map<fs::path, int64_t> bytes = {};
+  bool is_walked;                          // all that there are are known
+  std::set<fs::path> folders;              // to be measured
+  std::map<fs::path, int64_t> bytes = {};  // of those that could be read
 
   void measure(const fs::path& state) {
-    if (is_whole) {
-      for (const char* const kind : {"weights", "sampler_weights"})
-        add(state / "checkpoints" / run / kind);
-      add(state / "snapshots" / run);
+    if (!is_walked) {
+      const fs::path checkpoints = state / "checkpoints" / run;
+      is_walked = add(checkpoints / "weights") && add(checkpoints / "sampler_weights") &&
+                  add(state / "snapshots" / run);
     }
-    for (const fs::path& folder : folders) bytes[folder] = bytes_below(folder);
+    for (const fs::path& folder : folders)
+      if (const auto below = bytes_below(folder)) bytes[folder] = *below;
   }
 
  private:
-  void add(const fs::path& parent) {
-    std::error_code none;
-    for (const std::string& name : names_in(parent, none)) folders.insert(parent / name);
+  // False where they cannot be read.
+  bool add(const fs::path& parent) {
+    std::error_code error;
+    for (const std::string& name : names_in(parent, error)) folders.insert(parent / name);
+    return !error || is_gone(error);
   }
 };
 
@@ -125,32 +134,43 @@ void Amounts::saved(const Snapshotted& snapshot) {
 
 void Amounts::measure(Services& services, const std::string& owner, Amount amount,
                       std::function<void()> then) {
-  const auto runs = std::make_shared<std::vector<Measured>>();
   const bool is_saved = amount == Amount::kAdapter || amount == Amount::kCheckpoint;
-  if (is_saved && services.quota_of(owner).max_disk > 0)
-    for (const auto& [id, run] : services.runs.all()) {
-      if (run.owner != owner) continue;
-      OnDisk& has = on_disk_[id];
-      if (has.is_walked && has.changed.empty() && has.num_measuring == 0) continue;
-      ++has.num_measuring;
-      runs->push_back({id, !std::exchange(has.is_walked, true), std::exchange(has.changed, {})});
-    }
+  if (!is_saved || services.quota_of(owner).max_disk == 0) return then();
+  if (const auto found = waiting_.find(owner); found != waiting_.end())
+    return found->second.push_back([this, &services, owner, amount, then = std::move(then)] {
+      measure(services, owner, amount, then);  // what changed after that measurement began
+    });
+  const auto runs = std::make_shared<std::vector<Measured>>();
+  for (const auto& [id, run] : services.runs.all()) {
+    if (run.owner != owner) continue;
+    OnDisk& has = on_disk_[id];
+    if (has.is_walked && has.changed.empty()) continue;
+    runs->push_back({id, has.is_walked, std::exchange(has.changed, {})});
+  }
   if (runs->empty()) return then();
+  waiting_[owner];
   const auto work = [runs, state = state_] {
     for (Measured& m : *runs) m.measure(state);
   };
-  services.disk.run(work, services.loop,
-                    [this, &services, owner, amount, then = std::move(then), runs](const auto&) {
-                      for (const Measured& m : *runs) take(m);
-                      measure(services, owner, amount, then);  // what changed meanwhile
-                    });
+  services.disk.run(work, services.loop, [this, owner, then = std::move(then), runs](const auto&) {
+    for (const Measured& m : *runs) take(m);
+    const auto others = waiting_.extract(owner);
+    then();
+    for (const auto& go_on : others.mapped()) go_on();
+  });
 }
 
+// What could not be read is left to the next save, and so is what stays only while it is saved.
 void Amounts::take(const Measured& measured) {
   OnDisk& has = on_disk_[measured.run];
-  --has.num_measuring;
-  for (const auto& [folder, bytes] : measured.bytes)
-    has.bytes += bytes - std::exchange(has.folders[folder], bytes);
+  has.is_walked = measured.is_walked;
+  for (const fs::path& folder : measured.folders) {
+    const auto bytes = measured.bytes.find(folder);
+    if (bytes == measured.bytes.end() || is_partial_name(folder.filename().native()))
+      has.changed.insert(folder);
+    if (bytes != measured.bytes.end())
+      has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
+  }
 }
 
 }  // namespace twinkle::server

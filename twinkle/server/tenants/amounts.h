@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "twinkle/server/history/records.h"
 #include "twinkle/store/keys/quota.h"
@@ -35,7 +36,8 @@ class Amounts {
 
   // Before refusal(): has the disk's thread measure what was changed since, or of a run all once
   // after a start, where a limit of bytes counts, and then calls `then`; at once where there is
-  // nothing to measure.
+  // nothing to measure. Each tenant has one measurement at a time: who comes meanwhile waits for
+  // its end, and has another only if something was changed after that began.
   void measure(Services& services, const std::string& owner, Amount amount,
                std::function<void()> then);
   // A folder of the run was saved or removed: it is measured, again where it was before; what else
@@ -56,11 +58,10 @@ class Amounts {
   using Counts = std::map<std::pair<std::string, Amount>, int64_t>;
   // What a run has on disk, a sum that goes on: a long run has thousands of folders.
   struct OnDisk {
-    bool is_walked = false;                            // since the start
+    bool is_walked = false;                            // all folders, since the start
     std::map<std::filesystem::path, int64_t> folders;  // as measured
     std::set<std::filesystem::path> changed;           // to be measured
     int64_t bytes = 0;                                 // of all folders
-    int num_measuring = 0;  // requests for which folders are being measured: others wait for them
   };
 
   struct Measured;
@@ -71,6 +72,8 @@ class Amounts {
   const std::filesystem::path state_;
   const std::shared_ptr<Counts> pending_ = std::make_shared<Counts>();
   std::map<std::string, OnDisk> on_disk_;  // by run
+  // By owner for whom the disk's thread measures: who goes on at its end.
+  std::map<std::string, std::vector<std::function<void()>>> waiting_;
 };
 
 class Amounts::Pending {

@@ -1,6 +1,7 @@
 // What a tenant's limits by amount refuse, and that a start refuses the same.
 #include "twinkle/server/tenants/amounts.h"
 
+#include "twinkle/io/atomic.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -190,6 +191,56 @@ TEST_F(AmountsTest, ASaveMeasuresItsOwnFolderAndNotAllThatItsRunHas) {
   save_with(6, "e", 0);
   const int64_t d = std::ssize(read_text(weights / "d/null"));
   EXPECT_EQ(measured(), 5110 + 20000 + of_step + d) << "all once after a start";
+}
+
+TEST_F(AmountsTest, SavesThatComeAtOnceAreMeasuredAndEnd) {
+  go_on();
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  std::vector<std::shared_ptr<std::optional<Response>>> sent;
+  for (int64_t round = 0; round < 3; ++round) {
+    for (int64_t i = 1; i <= 8; ++i) {
+      const int64_t seq_id = 8 * round + i;
+      const std::string body = boost::json::serialize(
+          Json{{"model_id", run}, {"seq_id", seq_id}, {"path", std::to_string(seq_id)}});
+      sent.push_back(send(request("/api/v1/save_weights", body, key_)));
+    }
+    ASSERT_TRUE(loop_->run_until(
+        [&] { return std::ranges::all_of(sent, [](const auto& s) { return s->has_value(); }); }));
+    for (const auto& response : sent) EXPECT_EQ(result(**response, key_).status, 200);
+  }
+  EXPECT_EQ(result(save("save_weights", run, 25, "last"), key_).status, 200);
+  const int64_t each = std::ssize(read_text(dir_ / "checkpoints" / run / "weights/1/null"));
+  EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"), 24 * each);
+}
+
+TEST_F(AmountsTest, WhatIsBeingSavedAtTheFirstMeasurementDoesNotCountForEver) {
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  const auto weights = dir_ / "checkpoints" / run / "weights";
+  {
+    const AtomicDirectory saving(weights / "other");
+    write_text(saving.staging() / "half", std::string(5000, 'x'));
+    EXPECT_EQ(result(save("save_weights", run, 1, "a"), key_).status, 200);
+  }
+  EXPECT_EQ(result(save("save_weights", run, 2, "b"), key_).status, 200);
+  EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"),
+            std::ssize(read_text(weights / "a/null")));
+}
+
+TEST_F(AmountsTest, FoldersThatCannotBeReadAreMeasuredByTheNextSave) {
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  const auto kind = dir_ / "checkpoints" / run / "sampler_weights";
+  std::filesystem::create_directories(kind.parent_path());
+  write_text(kind, "");  // no folder
+  EXPECT_EQ(result(save("save_weights", run, 1, "a"), key_).status, 200);
+  std::filesystem::remove(kind);
+  std::filesystem::create_directories(kind / "s");
+  write_text(kind / "s/adapter", std::string(3000, 'x'));
+  EXPECT_EQ(result(save("save_weights", run, 2, "b"), key_).status, 200);
+  const int64_t a = std::ssize(read_text(dir_ / "checkpoints" / run / "weights/a/null"));
+  EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"), 3000 + a);
 }
 
 TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {

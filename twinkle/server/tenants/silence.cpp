@@ -32,23 +32,20 @@ void Silence::wait() {
 }
 
 void Silence::check() {
-  // The engine does not park where a run is being read, or the disk refuses, and a snapshot brings
-  // one back: then all are told again, which does nothing to those that are parked.
-  if (backend_.parking().num_parked < std::ssize(parked_)) parked_.clear();
   for (const auto& [id, run] : runs_.all()) {
     int64_t& quiet = quiet_[id];
     quiet = heard_.contains(session_of(id)) ? 0 : quiet + 1;
-    if (quiet == 0) parked_.erase(id);
-    if (quiet >= kChecks && !parked_.contains(id)) park(run);
+    if (quiet >= kChecks) park(run);
   }
   heard_.clear();
 }
 
+// Each time, since the engine does not where the run is still read, or the disk refuses; of one
+// that is parked it does nothing.
 void Silence::park(const Run& run) {
   if (!run.is_made || !run.running.empty()) return;
   try {
     backend_.submit(backend_.check(engine::Park{run.id}), [](const engine::Outcome&) {});
-    parked_.insert(run.id);
   } catch (const Error&) {
     // There is no room; the next check tries again.
   }

@@ -45,7 +45,6 @@ class Silence {
   const SilenceOptions options_;
   std::set<std::string> heard_;           // sessions, since the last check
   std::map<std::string, int64_t> quiet_;  // by run: checks since its session was heard
-  std::set<std::string> parked_;          // runs that the engine was told to park since then
 };
 
 }  // namespace twinkle::server
