@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "twinkle/base/fields/options.h"
 #include "twinkle/loss/options.h"
 #include "twinkle/loss/reduce.h"
 
@@ -93,10 +94,15 @@ const Loss* look_up(std::string_view name) {
 
 const Loss& find(std::string_view name) {
   if (const Loss* loss = look_up(name)) return *loss;
-  std::string known;
-  for (const Loss& loss : all())
-    known += (known.empty() ? "" : ", ") + std::string(loss.class_name);
-  fail(Code::kInvalid, "loss: unknown loss '", name, "', known are ", known);
+  std::vector<std::string> names;
+  std::string known = "cross_entropy";  // by the name that requests use most
+  for (const Loss& loss : all()) {
+    names.insert(names.end(), {std::string(loss.name), std::string(loss.class_name)});
+    known.append(", ").append(loss.class_name);
+  }
+  const std::string nearest = nearest_of(name, names);
+  fail(Code::kInvalid, "loss: unknown loss '", name, "'",
+       nearest.empty() ? "; known" : "; did you mean '" + nearest + "'? Known", " are ", known);
 }
 
 Output run(const Loss& loss, const Inputs& inputs, const Json& options) {

@@ -26,9 +26,21 @@ TEST(Loss, IsFoundByBothOfItsNames) {
 
 TEST(Loss, AnUnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_EQ(invalid_of([] { find("HingeLoss"); }),
-            "loss: unknown loss 'HingeLoss', known are CrossEntropyLoss, LinearLoss, "
+            "loss: unknown loss 'HingeLoss'; did you mean 'SimPOLoss'? Known are cross_entropy, "
+            "CrossEntropyLoss, LinearLoss, "
             "importance_sampling, ppo, cispo, dro, gspo, GRPOLoss, PPOLoss, GSPOLoss, "
             "SAPOLoss, CISPOLoss, BNPOLoss, DRGRPOLoss, DPOLoss, SimPOLoss, CPOLoss, ORPOLoss");
+}
+
+TEST(Loss, AnUnknownNameIsToldTheOneThatWasProbablyMeant) {
+  const std::string text = invalid_of([] { find("cross_entrophy"); });
+  EXPECT_TRUE(
+      text.starts_with("loss: unknown loss 'cross_entrophy'; did you mean "
+                       "'cross_entropy'? Known are cross_entropy, CrossEntropyLoss, "))
+      << text;
+  EXPECT_TRUE(invalid_of([] {
+                find("stable_reinforce");
+              }).starts_with("loss: unknown loss 'stable_reinforce'; known are cross_entropy, "));
 }
 
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
