@@ -51,11 +51,9 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
     assert (
         told.items()
         >= {
-            "device": "cpu",
             "root_path": "",
             "log_level": "info",
             "accept_other_arithmetic": False,
-            "auth": "open",
             "snapshot_seconds": 60,
             "compress": False,
             "token_budget": 4096,
@@ -73,8 +71,29 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
     }
     keys = {"--" + key.replace("_", "-") for key in told}
     assert options == keys | {
+        "--auth", "--device",  # nobody said what they are: each start finds it
         "--config", "--check", "--print-config", "--print-reference", "--until-stdin-ends",
     }  # fmt: skip
+
+
+def test_a_printed_configuration_asks_for_keys_that_are_made_later(tmp_path, tiny_llama_dir):
+    state, file = tmp_path / "state", tmp_path / "serve.yaml"
+    place = ("--model", tiny_llama_dir, "--state", state)
+    printed = serve(*place, "--print-config").stdout
+    assert "\n# auth: open\n" in printed and "\n# device: " in printed
+    assert "\nauth: open\n" in serve(*place, "--auth", "open", "--print-config").stdout
+    file.write_text(printed)
+    make = [*PROGRAM, "keys", "create", "--tenant", "a", "--state", state]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    for _ in range(2):
+        subprocess.run(make, env=env, check=True, capture_output=True, timeout=60)
+    assert "\n# auth: keys\n" in serve("--config", file, "--print-config").stdout
+    warning = (
+        f"twinkle: auth is open although {state}/keys.json has 2 keys: nobody is asked for one"
+    )
+    assert warning not in serve("--config", file, "--check").stderr
+    told = serve("--config", file, "--auth", "open", "--check")
+    assert told.returncode == 0 and warning in told.stderr
 
 
 def test_without_arguments_it_is_smollm2_by_both_names():

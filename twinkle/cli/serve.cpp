@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <set>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
@@ -162,7 +163,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   engine::Engine engine(with, text::decoder_of);
   EngineBackend backend(engine, o.names);
   server::Services services(backend, *http, state, o.service);
-  if (o.compress) services.client_flags["proto_compress_fwdbwd"] = true;
+  services.client_flags = client_flags(o);
   services.access = std::move(access);
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
@@ -189,11 +190,14 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
 }
 
 // Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.
-void settle(CLI::App& command, const std::string& option, const std::vector<std::string>& values) {
+// The option, if it was not said.
+const CLI::Option* settle(CLI::App& command, const std::string& option,
+                          const std::vector<std::string>& values) {
   CLI::Option* o = command.get_option(option);
-  if (o->count() > 0) return;
+  if (o->count() > 0) return nullptr;
   o->add_result(values);
   o->run_callback();
+  return o;
 }
 
 enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
@@ -212,11 +216,18 @@ void start(const ServeOptions& o, CLI::App& command, const How& how) {
   }
   if (!how.config.empty()) read_yaml(command, how.config);
   settle(command, "--name", default_names(o.engine.model.path));
-  settle(command, "--auth", {default_auth(o)});
-  settle(command, "--device", {device_or_default(o.engine.model.device)});
-  if (how.task == Task::kPrintConfig)
-    std::printf("%s", as_yaml(command).c_str());
-  else if (how.task == Task::kCheck)
+  // What the state and the machine say may change: a file that fixed it would keep a server open
+  // that has keys by now.
+  const std::set<const CLI::Option*> unsaid{
+      settle(command, "--auth", {default_auth(o)}),
+      settle(command, "--device", {device_or_default(o.engine.model.device)})};
+  if (how.task == Task::kPrintConfig) {
+    std::printf("%s", as_yaml(command, unsaid).c_str());
+    return;
+  }
+  if (const std::string warning = open_although_keys(o); !warning.empty())
+    std::fprintf(stderr, "twinkle: %s\n", warning.c_str());
+  if (how.task == Task::kCheck)
     std::printf("ok: %s", check_service(o).c_str());
   else
     run_service(o, how.until_stdin_ends);

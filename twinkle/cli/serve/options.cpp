@@ -62,6 +62,9 @@ void check_options(const ServeOptions& o) {
           Code::kInvalid, "cli: root_path is '", o.root_path,
           "', it must begin with '/' and not end with it, as /twinkle");
   check_pairs(o);
+  require(server::is_address(o.http.address), Code::kInvalid, "cli: host is '", o.http.address,
+          "', it must be an IP address, as 127.0.0.1 for this machine alone, 0.0.0.0 for every "
+          "network");
   require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
           "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,
@@ -92,6 +95,16 @@ std::string check_service(const ServeOptions& o) {
   const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
   out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();
+}
+
+JsonObject client_flags(const ServeOptions& o) {
+  // The SDK's own number, and an estimate of what it sends: half of what may come holds it surely.
+  // A piece that is refused as too long leaves a gap in the run's numbers for ever.
+  constexpr int64_t kSdksBytes = 5'000'000;
+  JsonObject out{
+      {"fwdbwd_max_chunk_bytes_count", std::min(kSdksBytes, o.bodies.max_body_bytes / 2)}};
+  if (o.compress) out["proto_compress_fwdbwd"] = true;
+  return out;
 }
 
 std::string without_root(const std::string& path, const std::string& root_path) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "twinkle/base/fields/options.h"
+#include "twinkle/base/json.h"
 #include "twinkle/base/log/log.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/server/bodies/body_room.h"
@@ -68,6 +69,10 @@ void check_options(const ServeOptions& options);
 // or tokenizer cannot be read, of a device that is not here, or of check_state (state.h). Reads no
 // weights; downloads a hub's model without them.
 std::string check_service(const ServeOptions& options);
+
+// What client/config answers: in which pieces the SDK sends a batch, and whether it compresses
+// them.
+JsonObject client_flags(const ServeOptions& options);
 
 // The path behind root_path, or as it came.
 std::string without_root(const std::string& path, const std::string& root_path);

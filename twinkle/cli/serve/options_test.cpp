@@ -177,14 +177,29 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
             "llama of 2 layers from " + o.engine.model.path +
                 " on cpu\nnames: a/b, c\naddress: http://127.0.0.1:8000\nstate: " + o.state + "\n");
   o.http.address = "somewhere";
-  EXPECT_NE(error_of([&] { check_service(o); }).find("'somewhere' is no loopback"),
+  for (const char* auth : {"open", "keys"}) {
+    o.auth = auth;
+    EXPECT_EQ(error_of([&] { check_service(o); }),
+              "cli: host is 'somewhere', it must be an IP address, as 127.0.0.1 for this machine "
+              "alone, 0.0.0.0 for every network");
+  }
+  o.auth = "open";
+  o.http.address = "0.0.0.0";
+  EXPECT_NE(error_of([&] { check_service(o); }).find("'0.0.0.0' is no loopback"),
             std::string::npos);
   o.auth = "keys";
-  EXPECT_NE(error_of([&] { check_service(o); }).find("somewhere is no IP address"),
-            std::string::npos);
   o.http.address = "127.0.0.1";
   std::filesystem::remove(model.directory() / "tokenizer.json");
   EXPECT_NE(error_of([&] { check_service(o); }).find("tokenizer.json"), std::string::npos);
+}
+
+TEST(ServeOptions, ClientsSendABatchInPiecesThatAreTakenWhole) {
+  ServeOptions o;
+  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000}}));
+  o.bodies.max_body_bytes = 1 << 20;
+  o.compress = true;
+  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 1 << 19},
+                                         {"proto_compress_fwdbwd", true}}));
 }
 
 TEST(ServeOptions, APathIsServedWithItsRootAndWithout) {

@@ -9,6 +9,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
+#include "twinkle/cli/keys/valid.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/model_info.h"
 #include "twinkle/server/history/history.h"
@@ -39,6 +40,8 @@ std::string without_count(const std::string& identity) {
 }  // namespace
 
 void check_folder(const std::string& state) {
+  require(state != "~" && !state.starts_with("~/"), Code::kInvalid, "cli: state is '", state,
+          "', and '~' is a shell's alone; write the folder's whole path");
   const fs::path whole = fs::absolute(state);
   for (fs::path there : {whole, whole / server::kJournal}) {
     while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
@@ -72,6 +75,20 @@ std::string check_state(const ServeOptions& o, const std::string& family,
                        o.accept_other_arithmetic);
   const auto process = store::holder_of(journal);
   return process ? "open in process " + *process + ", which must end before this one starts" : "";
+}
+
+std::string open_although_keys(const ServeOptions& o) {
+  const store::KeyFile file(o.state);
+  if (o.auth != "open" || !is_there(file.path())) return "";
+  const std::string begin = "auth is open although " + file.path().string();
+  const std::string end = ": nobody is asked for one";
+  try {
+    const int64_t num = num_valid(file.read());
+    if (num == 0) return "";
+    return begin + " has " + std::to_string(num) + (num == 1 ? " key" : " keys") + end;
+  } catch (const Error& e) {  // whoever asks for no key needs no file of them
+    return begin + " is there, and cannot be read (" + e.what() + ")" + end;
+  }
 }
 
 }  // namespace twinkle::cli

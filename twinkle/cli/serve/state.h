@@ -7,8 +7,8 @@
 
 namespace twinkle::cli {
 
-// Error kInvalid: the state, or its journal, is no folder, or one that cannot be written; where
-// there is none yet, the folder that it would be made in.
+// Error kInvalid: the state begins with '~/', or it, or its journal, is no folder, or one that
+// cannot be written; where there is none yet, the folder that it would be made in.
 void check_folder(const std::string& state);
 
 // JSON: which weights a state belongs to. `config`: config.json's text.
@@ -21,5 +21,8 @@ std::string identity_of(const std::string& family, int64_t num_parameters,
 // which only its weights tell.
 std::string check_state(const ServeOptions& options, const std::string& family,
                         const std::string& config);
+
+// A warning, or "": everybody is let in although the state has keys that would be valid now.
+std::string open_although_keys(const ServeOptions& options);
 
 }  // namespace twinkle::cli

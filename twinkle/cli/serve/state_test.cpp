@@ -13,6 +13,7 @@
 #include "twinkle/server/history/records.h"
 #include "twinkle/store/folder_lock.h"
 #include "twinkle/store/journal.h"
+#include "twinkle/store/keys/keys.h"
 
 namespace twinkle::cli {
 namespace {
@@ -97,8 +98,35 @@ TEST_F(StateTest, KeysThatAreAskedForAndNotThereAreMissed) {
             std::string::npos);
 }
 
+TEST_F(StateTest, KeysThatNobodyIsAskedForAreToldOfWhileTheyAreValid) {
+  const std::string path = (dir_ / "keys.json").string();
+  const store::KeyFile file(o_.state);
+  const auto create = [&](int64_t expires) {
+    file.create({.tenant = "a", .scopes = {"train"}, .created = 1, .expires = expires});
+  };
+  EXPECT_EQ(open_although_keys(o_), "");
+  create(2);
+  EXPECT_EQ(open_although_keys(o_), "") << "it has expired";
+  create(0);
+  EXPECT_EQ(open_although_keys(o_),
+            "auth is open although " + path + " has 1 key: nobody is asked for one");
+  create(0);
+  EXPECT_EQ(open_although_keys(o_),
+            "auth is open although " + path + " has 2 keys: nobody is asked for one");
+  o_.auth = "keys";
+  EXPECT_EQ(open_although_keys(o_), "");
+  o_.auth = "open";
+  file.revoke([](const auto&) { return true; }, 3);
+  EXPECT_EQ(open_although_keys(o_), "");
+  write_text(path, "{");
+  EXPECT_NE(open_although_keys(o_).find(" is there, and cannot be read (json: "), std::string::npos)
+      << open_although_keys(o_);
+}
+
 TEST_F(StateTest, AJournalThatIsNoFolderIsRefused) {
   check_folder(o_.state);
+  EXPECT_EQ(error_of([] { check_folder("~/x"); }),
+            "cli: state is '~/x', and '~' is a shell's alone; write the folder's whole path");
   write_text(journal_, "x");
   EXPECT_EQ(error_of([&] { check_folder(o_.state); }),
             "cli: state is '" + o_.state + "', but '" + journal_.string() + "' is no folder");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -60,6 +59,10 @@ class Events {
   }
   // The scalar, and whether it is null.
   std::pair<std::string, bool> scalar(const std::string& what) {
+    if (type() == YAML_MAPPING_START_EVENT)
+      refuse(line(), what +
+                         " must be one word or text: all keys stand at the beginning of a line, "
+                         "in no section");
     if (type() != YAML_SCALAR_EVENT) refuse(line(), what + " must be one word or text");
     const auto& s = event_.data.scalar;
     std::string text(reinterpret_cast<const char*>(s.value), s.length);
@@ -174,7 +177,7 @@ void read_yaml(CLI::App& command, const std::filesystem::path& file) {
   }
 }
 
-std::string as_yaml(const CLI::App& command) {
+std::string as_yaml(const CLI::App& command, const std::set<const CLI::Option*>& unsaid) {
   std::string out;
   for (const CLI::Option* option : command.get_options()) {
     const std::string key = yaml_key(*option);
@@ -191,7 +194,8 @@ std::string as_yaml(const CLI::App& command) {
     } else {
       value = as_scalar(option->count() > 0 ? option->results().back() : option->get_default_str());
     }
-    out += "# " + option->get_description() + "\n" + key + ": " + value + "\n";
+    out += "# " + option->get_description() + "\n" + (unsaid.contains(option) ? "# " : "") + key +
+           ": " + value + "\n";
   }
   return out;
 }

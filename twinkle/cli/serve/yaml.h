@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
+#include <set>
 #include <string>
 
 namespace twinkle::cli {
@@ -14,7 +15,8 @@ namespace twinkle::cli {
 // the option does not take.
 void read_yaml(CLI::App& command, const std::filesystem::path& file);
 
-// All options that read_yaml can set, each with its value, or its default, and a comment.
-std::string as_yaml(const CLI::App& command);
+// All options that read_yaml can set, each with its value, or its default, and a comment. Those of
+// `unsaid` are commented out: what they are is found anew at each start.
+std::string as_yaml(const CLI::App& command, const std::set<const CLI::Option*>& unsaid = {});
 
 }  // namespace twinkle::cli

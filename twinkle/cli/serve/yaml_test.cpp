@@ -97,7 +97,12 @@ TEST_F(YamlTest, NamesWhatIsWrongAndWhere) {
   EXPECT_EQ(error("loud: 3x\n"), "1: loud is '3x', it must be true or false");
   EXPECT_EQ(error("port: [1, 2]\n").find("--"), std::string::npos);
   EXPECT_EQ(error("no_quick: true\n").substr(0, 27), "1: 'no_quick' is no key of ");
-  EXPECT_EQ(error("port: {a: 1}\n"), "1: the value of 'port' must be one word or text");
+  EXPECT_EQ(error("port: {a: 1}\n").substr(0, 47),
+            "1: the value of 'port' must be one word or text");
+  EXPECT_EQ(
+      error("serve:\n  port: 1\n"),
+      "2: the value of 'serve' must be one word or text: all keys stand at the beginning of a "
+      "line, in no section");
   EXPECT_EQ(error("name: [[a]]\n"), "1: the value of 'name' must be one word or text");
   EXPECT_EQ(error("- port\n"), "1: this must be lines of `key: value`");
   EXPECT_EQ(error("port: 1\n---\nport: 2\n"), "2: a second document begins, one is read");
@@ -122,6 +127,17 @@ TEST_F(YamlTest, WhatIsPrintedReadsBackToTheSame) {
   EXPECT_EQ(second.port, first.port);
   EXPECT_EQ(second.loud, first.loud);
   EXPECT_EQ(second.quick, first.quick);
+}
+
+TEST_F(YamlTest, WhatNobodySaidIsPrintedAsAComment) {
+  std::string printed;
+  with({"--port", "81"}, [&](CLI::App& command) {
+    printed = as_yaml(command, {command.get_option("--listen-host")});
+  });
+  EXPECT_TRUE(printed.starts_with("# where\n# listen_host: here\n# who\nname: []\n")) << printed;
+  const Values v = read(printed, {"--listen-host", "there"});
+  EXPECT_EQ(v.host, "there");
+  EXPECT_EQ(v.port, 81);
 }
 
 }  // namespace

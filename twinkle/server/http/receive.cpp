@@ -40,7 +40,10 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                                                   const Admission& admission) {
   const int64_t most = admission.max_body_bytes;
   const auto too_long = [&] {
-    return refusal(413, "the body is longer than " + std::to_string(most) + " bytes");
+    return refusal(413,
+                   "the body is longer than " + std::to_string(most) +
+                       " bytes, the most of this path (max_body_bytes, and less of JSON); send "
+                       "fewer or shorter examples at once, or have the operator raise it");
   };
   const auto limit = static_cast<uint64_t>(most);
   if (parser.content_length().value_or(0) > limit) co_return too_long();

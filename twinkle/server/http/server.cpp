@@ -102,6 +102,12 @@ Response refusal(int status, const std::string& text) {
   return {.status = status, .body = std::move(body)};
 }
 
+bool is_address(const std::string& text) {
+  error_code error;
+  asio::ip::make_address(text, error);
+  return !error;
+}
+
 bool is_loopback(const std::string& address) {
   error_code error;
   const auto it = asio::ip::make_address(address, error);
@@ -122,7 +128,10 @@ class HttpServer::Impl {
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     require(!error, Code::kInvalid, "server: cannot listen on ", options.address, ":", options.port,
-            ": ", error.message());
+            ": ", error.message(),
+            error == asio::error::address_in_use
+                ? "; end what listens there, or give another --port"
+                : "");
     port_ = acceptor_.local_endpoint().port();
     room_.expires_at(asio::steady_timer::time_point::max());
     thread_ = std::thread([this] { context_->run(); });

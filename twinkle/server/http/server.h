@@ -44,6 +44,8 @@ struct HttpOptions {
   }
 };
 
+// Of IP, version 4 or 6; no name of a host.
+bool is_address(const std::string& text);
 // Whether only this machine reaches an address: 127.0.0.0/8 and ::1. False for what is none.
 bool is_loopback(const std::string& address);
 
