@@ -68,9 +68,13 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
     const auto chosen = app.get_subcommands();
     if (!chosen.empty()) {
       const CLI::App* command = chosen[0];  // or the innermost, as `create` of `keys create`
-      while (!command->get_subcommands().empty()) command = command->get_subcommands()[0];
-      fail(Code::kInvalid, "cli: ", e.what(), suggestion(*command), "; 'twinkle ",
-           chosen[0]->get_name(), " --help' lists the arguments");
+      std::string called = command->get_name();
+      while (!command->get_subcommands().empty()) {
+        command = command->get_subcommands()[0];
+        called += " " + command->get_name();
+      }
+      fail(Code::kInvalid, "cli: ", e.what(), suggestion(*command), "; 'twinkle ", called,
+           " --help' lists the arguments");
     }
     const auto words = app.remaining();  // which CLI11 does not name
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",

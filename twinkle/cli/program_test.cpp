@@ -74,6 +74,13 @@ TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
                           help));
 }
 
+TEST(Program, AWrongValueIsToldWithTheHelpOfTheInnermostCommand) {
+  EXPECT_EQ(run({"keys", "create", "--tenant", "a", "--weight", "x"}),
+            std::pair(2, std::string("twinkle: cli: --weight: 'x' must be a number of at least "
+                                     "0.001, at most 1000; 'twinkle keys create --help' lists the "
+                                     "arguments\n")));
+}
+
 TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
   const auto help = [](std::vector<const char*> arguments) {
     arguments.push_back("--help");

@@ -4,13 +4,16 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/json_codec.h"
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/keys/valid.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/store/folder_lock.h"
 #include "twinkle/store/keys/audit.h"
@@ -60,6 +63,16 @@ std::string as_bytes(const std::string& text) {
   return std::to_string(*bytes);
 }
 
+// Tells value and range as `twinkle serve` does, where CLI11 tells neither.
+CLI::Validator number(OptionKind kind, const Limits& limits) {
+  const AnyOption must{
+      .name = "", .help = "", .kind = kind, .limits = limits, .get = {}, .set = {}};
+  const auto wrong = [must](const std::string& text) {
+    return must.allows(value_of(must, text)) ? "" : "'" + text + "' must be " + must.must_be();
+  };
+  return CLI::Validator(wrong, "");
+}
+
 // "30d", "12h" from now on, or "2027-01-31", of which the first second is the end. UTC.
 int64_t time_of(const std::string& text, int64_t from) {
   constexpr int64_t kMost = 36500;
@@ -78,7 +91,7 @@ int64_t time_of(const std::string& text, int64_t from) {
   const int read = std::sscanf(text.c_str(), "%5ld%c%c", &count, &unit, &more);
   require(read == 2 && count >= 1 && count <= kMost && (unit == 'd' || unit == 'h'), Code::kInvalid,
           "cli: --expires ", text,
-          " must be days (30d), hours (12h), at most 36500 of them, or a day (2027-01-31)");
+          " must be 1 to 36500 days (30d) or hours (12h), or a day (2027-01-31)");
   return from + count * (unit == 'd' ? 86400 : 3600);
 }
 
@@ -100,11 +113,43 @@ std::string joined(const std::vector<std::string>& scopes) {
   return out;
 }
 
-void note(const KeysOptions& o, const char* action, const store::Key& key) {
-  store::append_audit(o.state, {{"action", action}, {"tenant", key.tenant}, {"key", key.id}});
+// A change of a tenant's quota, for the audit log.
+struct Changed {
+  store::Quota before, after;
+
+  // The same change, which it takes down; `change` and this outlive it.
+  store::ChangeQuota taken_down(const store::ChangeQuota& change) {
+    if (!change) return {};
+    return [this, &change](store::Quota& quota) {
+      before = quota;
+      change(quota);
+      after = quota;
+    };
+  }
+  // What changed from what to what, by the names of the file.
+  JsonObject told() const {
+    JsonObject out;
+    const JsonObject from = JsonOf::of(before).as_object(), to = JsonOf::of(after).as_object();
+    for (const auto& [name, value] : to)
+      if (from.at(name) != value) out[name] = {{"from", from.at(name)}, {"to", value}};
+    return out;
+  }
+};
+
+void note_created(const KeysOptions& o, const store::Key& key, const Changed& changed) {
+  JsonObject line{{"action", "keys create"},
+                  {"tenant", key.tenant},
+                  {"key", key.id},
+                  {"scopes", JsonOf::of(key.scopes)}};
+  if (o.weight) line["weight"] = *o.weight;
+  if (o.priority) line["priority"] = *o.priority;
+  if (JsonObject of_tenant = changed.told(); !of_tenant.empty())
+    line["changed"] = std::move(of_tenant);
+  store::append_audit(o.state, line);
 }
 
-// Whether the server that runs on a state asks for keys, the state does not tell.
+// Of a state's first key: whether the server that runs there asks for keys, the state does not
+// tell.
 void warn_of_open_server(const std::string& state) {
   const auto process = store::holder_of(std::filesystem::path(state) / server::kJournal);
   if (process)
@@ -121,18 +166,20 @@ void create(const KeysOptions& o) {
   KeysOptions of_tenant = o;
   of_tenant.weight.reset();
   of_tenant.priority.reset();
+  const store::ChangeQuota change = change_of(of_tenant);
+  Changed changed;
   const auto [text, key] =
       store::KeyFile(o.state).create({.tenant = o.tenant,
                                       .scopes = o.scopes,
                                       .created = time,
                                       .expires = o.expires.empty() ? 0 : time_of(o.expires, time)},
-                                     change_of(of_tenant), {o.weight, o.priority});
+                                     changed.taken_down(change), {o.weight, o.priority});
   std::fprintf(stderr, "key %s of tenant %s for %s, %s; it is shown this once:\n", key.id.c_str(),
                key.tenant.c_str(), joined(key.scopes).c_str(),
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
   std::printf("%s\n", text.c_str());
-  note(o, "keys create", key);
-  warn_of_open_server(o.state);
+  note_created(o, key, changed);
+  if (num_valid(store::KeyFile(o.state).read()) == 1) warn_of_open_server(o.state);
 }
 
 std::string status_of(const store::Key& key) {
@@ -157,7 +204,7 @@ void print(const store::Quota& q) {
 
 void print_quotas(const std::vector<store::Quota>& quotas) {
   std::printf("%-24s%-8s%-10s%-12s%-15s%-7s%-10s%s\n", "tenant", "weight", "priority", "tokens/min",
-              "compute-s/min", "runs", "adapters", "disk");
+              "compute-s/min", "runs", "adapters", "disk-bytes");
   for (const store::Quota& quota : quotas) print(quota);
 }
 
@@ -198,8 +245,10 @@ void limit(const KeysOptions& o) {
   require(change != nullptr, Code::kInvalid,
           "cli: name what is to be limited, such as --tokens-per-minute 60000; 'twinkle keys "
           "limit --help' has all");
-  print_quotas({store::KeyFile(o.state).limit(o.tenant, change)});
-  store::append_audit(o.state, {{"action", "keys limit"}, {"tenant", o.tenant}});
+  Changed changed;
+  print_quotas({store::KeyFile(o.state).limit(o.tenant, changed.taken_down(change))});
+  store::append_audit(
+      o.state, {{"action", "keys limit"}, {"tenant", o.tenant}, {"changed", changed.told()}});
 }
 
 void revoke(const KeysOptions& o) {
@@ -217,29 +266,42 @@ void revoke(const KeysOptions& o) {
           " that is not revoked already; 'twinkle keys list' has those that are");
   for (const store::Key& key : revoked) {
     std::printf("revoked %s of tenant %s\n", key.id.c_str(), key.tenant.c_str());
-    note(o, "keys revoke", key);
+    store::append_audit(o.state,
+                        {{"action", "keys revoke"}, {"tenant", key.tenant}, {"key", key.id}});
   }
 }
 
 // `of` and `otherwise`: whose they are, and which they are where they are not given.
 void add_standing(CLI::App& command, KeysOptions& o, const std::string& of,
                   const std::array<std::string, 2>& otherwise) {
-  command.add_option(
-      "--weight", o.weight,
-      of + " share of computing among those of its priority, 0.001 to 1000 [" + otherwise[0] + "]");
-  command.add_option(
-      "--priority", o.priority,
-      of + " place: higher first, lower ones get what is left over [" + otherwise[1] + "]");
+  using Int = std::numeric_limits<int32_t>;
+  command
+      .add_option("--weight", o.weight,
+                  of + " share of computing among those of its priority, 0.001 to 1000 [" +
+                      otherwise[0] + "]")
+      ->check(number(OptionKind::kNumber, between(0.001, 1000)));
+  command
+      .add_option(
+          "--priority", o.priority,
+          of + " place: higher first, lower ones get what is left over [" + otherwise[1] + "]")
+      ->check(number(OptionKind::kInteger, between(Int::min(), Int::max())));
 }
 
 // Of the tenant, whichever of its keys is used.
 void add_quota(CLI::App& command, KeysOptions& o) {
-  command.add_option("--tokens-per-minute", o.tokens_per_minute,
-                     "trained and sampled; what is beyond waits [0: no limit, as of all below]");
-  command.add_option("--compute-seconds-per-minute", o.compute_seconds_per_minute,
-                     "its share of the model's time; what is beyond waits");
-  command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished");
-  command.add_option("--max-adapters", o.max_adapters, "that are kept to be sampled");
+  const CLI::Validator amount = number(OptionKind::kInteger, at_least(0));
+  command
+      .add_option("--tokens-per-minute", o.tokens_per_minute,
+                  "trained and sampled; what is beyond waits [0: no limit, as of all below]")
+      ->check(amount);
+  command
+      .add_option("--compute-seconds-per-minute", o.compute_seconds_per_minute,
+                  "its share of the model's time; what is beyond waits")
+      ->check(number(OptionKind::kNumber, at_least(0)));
+  command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished")
+      ->check(amount);
+  command.add_option("--max-adapters", o.max_adapters, "that are kept to be sampled")
+      ->check(amount);
   command.add_option("--max-disk", o.max_disk, "bytes of checkpoints and snapshots, as 100GB")
       ->transform(as_bytes)
       ->type_name("BYTES");

@@ -159,7 +159,8 @@ TEST_F(HandlersTest, ANameIsTakenFromTheMomentThatItsSaveIsAcceptedUntilThatFail
   const Response first = save(1);
   EXPECT_EQ(text(save(2), "detail"),
             "server: the checkpoint 'tinker://" + id +
-                "/weights/a' exists, or is being saved; choose another name, or overwrite");
+                "/weights/a' exists, or is being saved; choose another name, or give "
+                "overwrite=True");
   const Response other = save(3, "save_weights_for_sampler");
   EXPECT_EQ(save(3, "save_weights_for_sampler").body, other.body) << "it is the same request";
   EXPECT_EQ(text(save(4, "save_weights_for_sampler"), "detail"),

@@ -48,7 +48,7 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
     require(overwrite || !is_new || decided != run.folders.end() || !is_taken(s, run, kind, name),
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists, or is being saved; choose another name",
-            kind == "weights" ? ", or overwrite" : "");
+            kind == "weights" ? ", or give overwrite=True" : "");
     if (is_new) call.require_allowed();
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);

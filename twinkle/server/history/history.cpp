@@ -127,7 +127,7 @@ void require_same(const std::filesystem::path& state, const std::vector<Opened>&
   require(starts.empty() || accept_other_arithmetic || starts.back().arithmetic == now.arithmetic,
           Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
           starts.empty() ? "" : starts.back().arithmetic, ", and this is ", now.arithmetic,
-          "; what is done again would get other bits. Accept that by accept_other_arithmetic");
+          "; what is done again would get other bits. Accept that by --accept-other-arithmetic");
 }
 
 int64_t milliseconds_since_1970() {

@@ -49,7 +49,8 @@ void check(const Key& key) {
           "store: the key has no scope; give train, sample, metrics or several");
   for (const std::string& scope : key.scopes)
     require(std::ranges::find(kScopes, scope) != kScopes.end(), Code::kInvalid, "store: scope '",
-            scope, "' is not known, there are train, sample and metrics");
+            scope,
+            "' is not known, there are train, sample and metrics; give --scope once for each");
   require(key.expires == 0 || key.expires > key.created, Code::kInvalid,
           "store: the key would expire before it is made; choose a later time");
 }
@@ -156,6 +157,8 @@ Quota KeyFile::limit(const std::string& tenant, const ChangeQuota& change) const
 
 void KeyFile::write(const KeyTable& table) const {
   write_file_atomically(path_, pretty(JsonOf::of(table)));
+  // Hashes of 256 random bits open nothing meanwhile; whose keys they are is nobody else's matter.
+  fs::permissions(path_, fs::perms::owner_read | fs::perms::owner_write);
 }
 
 }  // namespace twinkle::store

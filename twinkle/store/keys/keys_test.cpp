@@ -39,6 +39,15 @@ TEST_F(Keys, AKeyIsReadAsItWasMadeAndItsTextIsInNoFile) {
     EXPECT_EQ(read_text(entry.path()).find(text.substr(4)), std::string::npos) << entry.path();
 }
 
+TEST_F(Keys, NobodyButTheOwnerReadsTheFile) {
+  for (int i = 0; i < 2; ++i) {
+    file_.create(wanted("alice"));
+    EXPECT_EQ(std::filesystem::status(file_.path()).permissions(),
+              std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+    std::filesystem::permissions(file_.path(), std::filesystem::perms::all);  // as of an older one
+  }
+}
+
 TEST_F(Keys, RevokingMarksThoseThatAreMeantOnceAndKeepsThem) {
   const std::string a = file_.create(wanted("a")).key.id, b = file_.create(wanted("b")).key.id;
   const auto is_a = [&](const Key& key) { return key.id == a; };
@@ -119,7 +128,10 @@ TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
   EXPECT_NE(error(wanted("")).find("the tenant ''"), std::string::npos);
   Key key = wanted("a");
   key.scopes = {"train", "admin"};
-  EXPECT_EQ(error(key), "store: scope 'admin' is not known, there are train, sample and metrics");
+  EXPECT_EQ(
+      error(key),
+      "store: scope 'admin' is not known, there are train, sample and metrics; give --scope once "
+      "for each");
   key.scopes = {};
   EXPECT_EQ(error(key), "store: the key has no scope; give train, sample, metrics or several");
   key = wanted("a");
