@@ -30,7 +30,8 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr std::chrono::seconds kDrain{30};
+// Behind the longest that a poll is held: every one of them is answered before the server ends.
+constexpr std::chrono::seconds kAnswered{5};
 
 class EngineBackend : public server::Backend {
  public:
@@ -186,7 +187,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   std::fflush(stdout);
   wait_for_end(signals, until_stdin_ends);
   std::printf("twinkle ends\n");
-  http->drain(kDrain);
+  http->drain(o.service.promises.hold + kAnswered);
 }
 
 // Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.
