@@ -147,6 +147,7 @@ CATCHES = {
     "twinkle/lora/train_graphs.cpp": "a recording that fails is done without",
     "twinkle/sampler/decode_graphs.cpp": "likewise",
     "twinkle/kernels/simd/team.cpp": "goes to the thread that opened the loop",
+    "twinkle/mesh/": "closes the group, whose ranks are all told it",
     "twinkle/sampler/sampler.cpp": "a decode's own becomes its request's error",
     "twinkle/engine/": "goes into the future of the operation; other tenants' work goes on",
 }

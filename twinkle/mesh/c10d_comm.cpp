@@ -1,0 +1,140 @@
+// Gloo's manners shape this file: a call whose sizes differ between ranks ends the process; a rank
+// that has gone is noticed at once by some of the others only, the rest wait out the group's
+// timeout, and are woken before when the others let go of their sockets; abort() does nothing.
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/base/guarded.h"
+#include "twinkle/mesh/comm.h"
+
+namespace twinkle::mesh {
+namespace {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+Group group_named(const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {
+    fail(Code::kNotFound, "mesh: no process group is registered as '", name, "'");
+  }
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+class C10dComm : public Comm {
+ public:
+  C10dComm(const std::string& name, Group group)
+      : Comm(group->getRank(), group->getSize()), name_(name), group_(std::move(group)) {}
+  ~C10dComm() override { close("mesh: closed"); }
+
+  at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override {
+    std::vector<int64_t> in_sizes(to.begin(), to.end()), out_sizes(from.begin(), from.end());
+    int64_t count = 0;
+    for (const int64_t n : out_sizes) count += n;
+    at::Tensor input = in.contiguous(), out = at::empty({count}, in.options());
+    run("all_to_all", true,
+        [&](Group& g) { return g->alltoall_base(out, input, out_sizes, in_sizes); });
+    return out;
+  }
+
+  void broadcast(at::Tensor& x, int root) override {
+    std::vector<at::Tensor> one{x};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    run("broadcast", true, [&](Group& g) { return g->broadcast(one, options); });
+  }
+
+  void send(const at::Tensor& x, int to) override {
+    std::vector<at::Tensor> one{x.contiguous()};
+    run("send", false, [&](Group& g) { return g->send(one, to, 0); });
+  }
+
+  void recv(at::Tensor& x, int from) override {
+    std::vector<at::Tensor> one{x};
+    run("recv", false, [&](Group& g) { return g->recv(one, from, 0); });
+  }
+
+  void close(const std::string& why) noexcept override {
+    Group last;
+    {
+      const Lock lock(mutex_);
+      if (!group_) return;
+      why_ = why;
+      last.swap(group_);
+    }
+    try {
+      c10d::unregister_process_group(name_);
+    } catch (const std::exception&) {
+      // Whoever made it has taken its name away already.
+    }
+  }
+
+ private:
+  Group open_group() {
+    const Lock lock(mutex_);
+    require(group_ != nullptr, Code::kInternal, why_);
+    return group_;
+  }
+
+  bool is_open() {
+    const Lock lock(mutex_);
+    return group_ != nullptr;
+  }
+
+  // `in_slices`: a wait that has timed out leaves the call as it is. Not so of send and recv, whose
+  // sockets are closed then.
+  template <class Start>
+  void run(const char* what, bool in_slices, const Start& start) {
+    std::string error;
+    try {
+      Group group = open_group();
+      const Work work = start(group);
+      while (in_slices && is_open() && !waited(*work)) {
+      }
+      if (!in_slices) work->wait();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& e) {
+      error = first_line(e.what());
+    }
+    if (!error.empty()) {
+      std::ostringstream text;
+      text << "mesh: " << what << " of rank " << rank() << " of " << size() << " in group '"
+           << name_ << "': " << error;
+      close(text.str());
+    }
+    open_group();  // another thread may have closed it meanwhile
+  }
+
+  // False: it has not ended yet. Throws what it has failed with.
+  static bool waited(c10d::Work& work) {
+    constexpr auto kSlice = std::chrono::milliseconds(100);
+    try {
+      work.wait(kSlice);
+      return true;
+    } catch (const std::exception&) {
+      if (!work.isCompleted()) return false;
+      if (work.exception()) std::rethrow_exception(work.exception());
+      return true;
+    }
+  }
+
+  const std::string name_;
+  Mutex mutex_;
+  Group group_ GUARDED_BY(mutex_);  // none: closed
+  std::string why_ GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> c10d_comm(const std::string& name) {
+  return std::make_unique<C10dComm>(name, group_named(name));
+}
+
+}  // namespace twinkle::mesh

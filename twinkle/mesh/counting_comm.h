@@ -1,0 +1,33 @@
+// Counts the bytes that this rank hands to other ranks over another group, by kind of call: what a
+// parallel strategy promises to send is compared with what it sends.
+#pragma once
+#include <cstdint>
+
+#include "twinkle/mesh/comm.h"
+
+namespace twinkle::mesh {
+
+struct SentBytes {
+  int64_t all_to_all = 0;  // all_gather, reduce_scatter, all_reduce and barrier are made of these
+  int64_t broadcast = 0;   // of the root: once for each other rank
+  int64_t send = 0;
+};
+
+class CountingComm : public Comm {
+ public:
+  explicit CountingComm(Comm& comm) : Comm(comm.rank(), comm.size()), comm_(comm) {}
+
+  const SentBytes& sent() const { return sent_; }
+
+  at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override;
+  void broadcast(at::Tensor& x, int root) override;
+  void send(const at::Tensor& x, int to) override;
+  void recv(at::Tensor& x, int from) override { comm_.recv(x, from); }
+  void close(const std::string& why) noexcept override { comm_.close(why); }
+
+ private:
+  Comm& comm_;  // outlives it
+  SentBytes sent_;
+};
+
+}  // namespace twinkle::mesh
