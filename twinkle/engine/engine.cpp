@@ -2,9 +2,16 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <utility>
+
 #include "twinkle/base/error.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/engine/execute/decoder_executor.h"
+#include "twinkle/engine/group/door.h"
+#include "twinkle/engine/group/follower.h"
+#include "twinkle/engine/group/group_executor.h"
+#include "twinkle/mesh/comm.h"
 
 namespace twinkle::engine {
 namespace {
@@ -15,11 +22,33 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
+mesh::Comm* comm_of(const std::optional<Group>& group) {
+  return group ? &dynamic_cast<mesh::Comm&>(*group->data) : nullptr;
+}
+
+// The queue of a group's leader gives each batch as many tokens as all ranks together take.
+DispatcherOptions of_group(DispatcherOptions options, const Group& group) {
+  options.token_budget *= group.size();
+  return options;
+}
+
 }  // namespace
 
 struct Engine::State {
-  State(const EngineOptions& o, Decoders decoders)
-      : executor(checked(o), std::move(decoders)), dispatcher(o.scheduling, executor) {}
+  State(const EngineOptions& o, Decoders decoders, std::optional<Group> g)
+      : group(std::move(g)), executor(checked(o), std::move(decoders), comm_of(group)) {
+    if (!group) {
+      dispatcher.emplace(o.scheduling, executor);
+      return;
+    }
+    door.emplace(*group);
+    if (group->rank() > 0) {
+      follower.emplace(executor, *group);
+      return;
+    }
+    leader.emplace(executor, *group);
+    dispatcher.emplace(of_group(o.scheduling, *group), *leader);
+  }
 
   // A fork has the caller's thread alone: it would wait for the engine's for ever.
   void require_own_process() const {
@@ -28,17 +57,77 @@ struct Engine::State {
             ", where its thread does not run; start workers by spawn");
   }
 
+  // The queue, for callers that no other rank waits for.
+  Dispatcher& own_queue() {
+    require(!group, Code::kInvalid,
+            "engine: check: the ranks of a group submit operations together");
+    return *dispatcher;
+  }
+
+  // Of an operation that all ranks have entered; by the leader.
+  Future lead(Door::Entry entry) {
+    const int64_t number = entry.number;
+    const Part part = entry.joined.part;
+    const auto promise = std::make_shared<std::promise<Result>>();
+    Future out{promise->get_future()};
+    const auto end = [this, promise, number, part](Outcome outcome) {
+      leader->tell(number, outcome);
+      outcome.room.reset();  // the Future's alone
+      if (outcome.error)
+        promise->set_exception(outcome.error);
+      else
+        promise->set_value(part_of(std::move(outcome.result), part));
+    };
+    try {
+      engine::check(entry.joined.operation, executor.spec());
+      check_folder(entry.joined.operation, executor.model_info().directory);
+      std::vector<Operation> one;
+      one.push_back(std::move(entry.joined.operation));
+      std::vector<Accepted> accepted = dispatcher->accept(std::move(one));
+      out.room = accepted[0].room();
+      out.id = dispatcher->submit(std::move(accepted), {end})[0];
+    } catch (...) {
+      leader->tell(number, {.error = std::current_exception()});  // the followers wait for it
+      throw;
+    }
+    return out;
+  }
+
+  Future submit_together(const Operation& mine, const SampleHooks& hooks) {
+    require(!hooks.on_tokens, Code::kInvalid,
+            "engine: sample: tokens are listened to on one rank, ", "this is one of ",
+            group->size(), "; take them from the result");
+    Door::Entry entry = door->enter(mine);
+    if (leader) return lead(std::move(entry));
+    return {follower->result(entry.number, entry.joined.part)};
+  }
+
+  void close() {
+    if (door && !closed.exchange(true)) door->close();
+    if (dispatcher) dispatcher->close();
+    if (leader) leader->close();
+    if (follower) follower->join();
+  }
+
   const pid_t process = getpid();
+  std::optional<Group> group;  // none: one rank
   DecoderExecutor executor;
-  Dispatcher dispatcher;
+  std::optional<Door> door;
+  std::optional<GroupExecutor> leader;   // of a group's rank 0
+  std::optional<Dispatcher> dispatcher;  // where there is no group, or this leads it
+  std::optional<Follower> follower;      // of its other ranks
+  std::atomic<bool> closed = false;
 };
 
-Engine::Engine(const EngineOptions& options, Decoders decoders)
-    : state_(std::make_unique<State>(options, std::move(decoders))) {}
+Engine::Engine(const EngineOptions& options, Decoders decoders, std::optional<Group> group)
+    : state_(std::make_unique<State>(options, std::move(decoders), std::move(group))) {}
 
 Engine::~Engine() {
   // A fork has no thread to join, and its parent's files are not its own: all is left where it is.
-  if (getpid() != state_->process) (void)state_.release();
+  if (getpid() != state_->process)
+    (void)state_.release();
+  else
+    state_->close();
 }
 
 const ModelInfo& Engine::model_info() const { return state_->executor.model_info(); }
@@ -48,29 +137,35 @@ Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond bey
   engine::check(operation, state_->executor.spec());
   std::vector<Operation> one;
   one.push_back(std::move(operation));
-  return std::move(state_->dispatcher.accept(std::move(one), hooks, beyond)[0]);
+  return std::move(state_->own_queue().accept(std::move(one), hooks, beyond)[0]);
 }
 
 void Engine::validate(const Operation& operation) const {
   state_->require_own_process();
   engine::check(operation, state_->executor.spec());
-  state_->dispatcher.require_possible(operation);
+  state_->own_queue().require_possible(operation);
 }
 
 int64_t Engine::submit(Accepted accepted, OnDone on_done) {
   state_->require_own_process();
   std::vector<Accepted> one;
   one.push_back(std::move(accepted));
-  return state_->dispatcher.submit(std::move(one), {std::move(on_done)})[0];
+  return state_->own_queue().submit(std::move(one), {std::move(on_done)})[0];
 }
 
 std::vector<Future> Engine::submit(std::vector<Operation> operations, const SampleHooks& hooks) {
   state_->require_own_process();
+  if (state_->group) {
+    std::vector<Future> out;
+    for (const Operation& operation : operations)
+      out.push_back(state_->submit_together(operation, hooks));
+    return out;
+  }
   for (const Operation& operation : operations) {
     engine::check(operation, state_->executor.spec());
     check_folder(operation, model_info().directory);
   }
-  return state_->dispatcher.submit(std::move(operations), hooks);
+  return state_->dispatcher->submit(std::move(operations), hooks);
 }
 
 Future Engine::submit(Operation operation, const SampleHooks& hooks) {
@@ -80,12 +175,13 @@ Future Engine::submit(Operation operation, const SampleHooks& hooks) {
 }
 
 void Engine::close() {
-  if (getpid() == state_->process) state_->dispatcher.close();
+  if (getpid() == state_->process) state_->close();
 }
 
 bool Engine::cancel(int64_t id) {
   state_->require_own_process();
-  return state_->dispatcher.cancel(id);
+  // What the ranks have submitted together ends together: the leader alone can cancel it.
+  return state_->dispatcher && state_->dispatcher->cancel(id);
 }
 
 ParkingStats Engine::parking() const {
@@ -109,7 +205,7 @@ SamplingStats Engine::sampling() const {
 
 Stats Engine::stats() const {
   state_->require_own_process();
-  return state_->dispatcher.stats();
+  return state_->dispatcher ? state_->dispatcher->stats() : Stats{};
 }
 
 }  // namespace twinkle::engine

@@ -7,11 +7,13 @@
 // who runs when.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "twinkle/engine/execute/model_info.h"
 #include "twinkle/engine/execute/sampling_stats.h"
+#include "twinkle/engine/group/group.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/options.h"
 #include "twinkle/engine/protocol/operation.h"
@@ -23,7 +25,13 @@ class Engine {
  public:
   // `decoders` open the Samples' tokenizers; without, stop strings are refused. Error kInvalid: an
   // option outside its limits; kInternal: deterministic, and matrix products depend on the batch.
-  explicit Engine(const EngineOptions& options, Decoders decoders = {});
+  // `group`: of ranks that run this engine together, each with the same options. Every rank submits
+  // the same operations in the same order, but for the sequences of a Forward or ForwardBackward
+  // and the prompts of a Sample: those of all are one operation's, and each gets its own part of
+  // the result. Token budgets are each rank's; folders are the same on all ranks. check(), hooks
+  // and full-parameter training are refused.
+  explicit Engine(const EngineOptions& options, Decoders decoders = {},
+                  std::optional<Group> group = {});
   // Closes it. In a fork, where submit, cancel and stats raise kInvalid, it ends at once and leaves
   // all to the parent.
   ~Engine();
@@ -59,7 +67,7 @@ class Engine {
   // weights they never do: this is for measuring, and to free the pages.)
   void reset_prefix_cache();
 
-  Stats stats() const;
+  Stats stats() const;  // of scheduling, which a group's leader does
   SamplingStats sampling() const;
   // Forwards over the decoder, with their backward or without, that training batches have taken so
   // far. A loss of the whole operation takes each of its sequences once, or, where activation_bytes

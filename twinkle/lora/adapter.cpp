@@ -136,6 +136,8 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
 // In blocks of a few MiB, which the heap gives back whole: of gradients that come and go one by one
 // among tensors that stay, it keeps holes. Larger ones would be mapped anew in every step.
 void Adapter::make_grads() {
+  const auto has_both = [](const Factors& e) { return e.grad_a.defined() && e.grad_b.defined(); };
+  if (std::ranges::all_of(factors_, has_both)) return;
   constexpr int64_t kBlock = int64_t{2} << 20;  // elements
   const auto numel = [](const Factors& e) { return e.f.a.numel() + e.f.b.numel(); };
   const auto part = [](const at::Tensor& block, int64_t at, const at::Tensor& like) {
@@ -307,6 +309,34 @@ std::unique_ptr<Adapter> Adapter::fork() {
   return out;
 }
 
+std::unique_ptr<Adapter> Adapter::shadow() const {
+  std::unique_ptr<Adapter> out(new Adapter(*this));
+  out->zero_grads();
+  for (Factors& entry : out->factors_) entry.scales_grad = false;
+  return out;
+}
+
+at::Tensor Adapter::flat_grads() {
+  make_grads();
+  std::vector<at::Tensor> all;
+  for (const Factors& entry : factors_)
+    all.insert(all.end(), {entry.grad_a.reshape({-1}), entry.grad_b.reshape({-1})});
+  return at::cat(all);
+}
+
+void Adapter::add_grads_of_shadow(const at::Tensor& flat) {
+  make_grads();
+  int64_t at = 0;
+  const auto add = [&](at::Tensor& sum, double scale) {
+    kernels::lora_add_part(sum, flat.narrow(0, at, sum.numel()), scale);
+    at += sum.numel();
+  };
+  for (Factors& entry : factors_) {
+    add(entry.grad_a, 1);
+    add(entry.grad_b, entry.f.scale);
+  }
+}
+
 std::unique_ptr<Adapter> Adapter::recorded_copy() const {
   std::unique_ptr<Adapter> out(new Adapter(*this));
   out->weights_changed();
@@ -341,6 +371,12 @@ void Adapter::add_grads_in(Adapter& recorded_copy) {
     factors_[i].grad_a = recorded_copy.factors_[i].grad_a;
     factors_[i].grad_b = recorded_copy.factors_[i].grad_b;
   }
+}
+
+int64_t Adapter::num_parameters() const {
+  int64_t n = 0;
+  for (const Factors& e : factors_) n += e.f.a.numel() + e.f.b.numel();
+  return n;
 }
 
 int64_t Adapter::num_bytes() const {

@@ -24,6 +24,7 @@ struct Factors {
   std::string path;  // of the linear: "model.layers.0.self_attn.q_proj"
   kernels::LoraFactors f;
   at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
+  bool scales_grad = true;    // of a shadow false: grad_b has no scale yet
 };
 
 // The names of a linear's two parameters, in checkpoints and for the optimizer.
@@ -93,6 +94,13 @@ class Adapter {
   void zero_grads();
   // A second adapter with a copy of these weights; the gradients move to it.
   std::unique_ptr<Adapter> fork();
+  // The same weights and layouts, in the same memory, with gradients of its own, which are zero and
+  // get no scale: add_grads_of_shadow() brings them here.
+  std::unique_ptr<Adapter> shadow() const;
+  // Its gradients, one after the other, [num_parameters]; and adds those of a shadow, as a backward
+  // of this adapter would have added them. float32 on the CPU.
+  at::Tensor flat_grads();
+  void add_grads_of_shadow(const at::Tensor& flat);
   // For launches that are recorded: an adapter of the same weights, in the same memory, whose
   // layouts and gradients, once they are made, stay where they are. refresh() writes the layouts
   // anew.
@@ -104,6 +112,7 @@ class Adapter {
   // zero_grads().
   void add_grads_in(Adapter& recorded_copy);
 
+  int64_t num_parameters() const;
   // Size of all its tensors.
   int64_t num_bytes() const;
 

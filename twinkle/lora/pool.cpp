@@ -60,7 +60,8 @@ class Pool::LoraDelta : public nn::Delta {
                        .dropout = {p, drop ? key_of(segment.key, index_) | 1 : 0},
                        .grad_a = learn ? entry->grad_a : at::Tensor(),
                        .grad_b = learn ? entry->grad_b : at::Tensor(),
-                       .first = segment.first});
+                       .first = segment.first,
+                       .scales_grad = entry->scales_grad});
     }
     return parts;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/training/split.h"
 #include "twinkle/engine/training/training.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/kernels/cuda/cuda.h"
@@ -197,7 +198,9 @@ TEST(TrainGraphsOfTraining, APassThatFailsBeginsAgainOnceWithoutTheMemoryOfRecor
   Tenant tenant("a", Mode::kLora,
                 pool.add(std::make_unique<lora::Adapter>(config, pool.linears(), 3)), 3, decoder,
                 pool);
-  Training training(decoder, graphs, [&](const std::string&) -> Tenant& { return tenant; });
+  const Split split(nullptr);
+  Training training({decoder, pool, graphs, split},
+                    [&](const std::string&) -> Tenant& { return tenant; });
   const Operation often = ForwardBackward{.tenant = "a", .sequences = {drawn(1, 5, 41)}};
   const Operation seldom = ForwardBackward{.tenant = "a", .sequences = {drawn(1, 6, 41)}};
   int64_t id = 0;

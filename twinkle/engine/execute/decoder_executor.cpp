@@ -66,13 +66,18 @@ struct PreparedText : Prepared {
 
 }  // namespace
 
-DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders)
-    : copies_(kMaxKeptBytes), decoders_(std::move(decoders)), parking_(options.parking) {
+DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders, mesh::Comm* comm)
+    : copies_(kMaxKeptBytes),
+      decoders_(std::move(decoders)),
+      parking_(options.parking),
+      split_(comm) {
   const ModelOptions& o = options.model;
   require(!o.path.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
   const at::ScalarType dtype = dtype_named(o.mixed_precision);
   const at::Device device = device_named(o.device);
+  require(split_.alone() || device.is_cpu(), Code::kInvalid, "engine: device is '", o.device,
+          "', this version runs several ranks on CPUs; set TWINKLE_DEVICE=cpu");
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
@@ -95,10 +100,13 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   model_info_ = facts_of(*decoder_, checkpoint);
   base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
   model_info_.arithmetic = boost::json::serialize(base_.arithmetic);
-  graphs_ = std::make_unique<lora::TrainGraphs>(*decoder_, *pool_,
-                                                o.train_graphs ? lora::TrainGraphs::kMax : 0);
+  // A recording's gradients stay where they are; those of a split pass move.
+  const bool records = o.train_graphs && split_.alone();
+  graphs_ =
+      std::make_unique<lora::TrainGraphs>(*decoder_, *pool_, records ? lora::TrainGraphs::kMax : 0);
   training_ = std::make_unique<Training>(
-      *decoder_, *graphs_, [this](const std::string& name) -> Tenant& { return tenant(name); });
+      PassContext{*decoder_, *pool_, *graphs_, split_},
+      [this](const std::string& name) -> Tenant& { return tenant(name); });
   sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids);
 }
 
@@ -271,6 +279,9 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
 // A tenant that trains the base model is alone with it: there is one copy, and others would read
 // its changes.
 void DecoderExecutor::require_room(const Create& op) const {
+  require(split_.alone() || op.frozen || !op.lora_json.empty() || !op.directory.empty(),
+          Code::kInvalid, "engine: tenant '", op.tenant,
+          "' is to train all weights, which this version does on one rank; give it an adapter");
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
   if (tenants_.empty()) return;

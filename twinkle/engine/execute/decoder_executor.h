@@ -15,6 +15,7 @@
 #include "twinkle/engine/options.h"
 #include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
+#include "twinkle/engine/training/split.h"
 #include "twinkle/engine/training/training.h"
 
 namespace twinkle::engine {
@@ -22,7 +23,10 @@ namespace twinkle::engine {
 class DecoderExecutor : public Executor {
  public:
   // All but options.scheduling. `decoders` are of the Samples' tokenizers.
-  explicit DecoderExecutor(const EngineOptions& options, Decoders decoders = {});
+  // `comm`: of the ranks that run the same calls and share each pass, or null: there is one. It
+  // outlives this.
+  explicit DecoderExecutor(const EngineOptions& options, Decoders decoders = {},
+                           mesh::Comm* comm = nullptr);
   ~DecoderExecutor() override;
 
   const ModelInfo& model_info() const { return model_info_; }
@@ -77,6 +81,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   Parking parking_;
+  const Split split_;
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/training/split.h"
 #include "twinkle/nn/head/head.h"
 #include "twinkle/nn/head/pooling.h"
 
@@ -18,6 +19,8 @@ struct PackedBatch {
   nn::Targets targets;
   std::vector<int64_t> cu_targets{0};   // [pieces + 1]
   std::vector<size_t> cu_sequences{0};  // [pieces + 1]
+
+  bool has_rows() const { return tape.batch.rows.num_tokens() > 0; }  // false: other ranks have all
 };
 
 namespace {
@@ -52,6 +55,7 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
     pass.cu_sequences.push_back(lengths.size());
   }
   if (!tempered) pass.targets.temperature.clear();
+  if (lengths.empty()) return;
   pass.tape.batch.rows = nn::pack(lengths);
   pass.tape.batch.rows.segments = std::move(segments);
   pass.tape.batch.input_ids = at::empty({std::ssize(ids)}, at::kLong);
@@ -77,14 +81,18 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
   return {pooled.const_data_ptr<float>(), pooled.const_data_ptr<float>() + pooled.numel()};
 }
 
-void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
-          const nn::Linear& head, const nn::HeadOutput& out) {
+// What came of each piece. Borrows from `out`.
+std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const PackedBatch& pass,
+                                     const at::Tensor& hidden, const nn::Linear& head,
+                                     const nn::HeadOutput& out) {
+  std::vector<PieceOutputs> all(pieces.size());
   const auto& cu = pass.tape.batch.rows.cu_seqlens;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    TrainingOp& op = *pieces[i].op;
+    const TrainingOp& op = *pieces[i].op;
     const auto begin = static_cast<size_t>(pass.cu_targets[i]),
                n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
-    TrainingOp::Outputs part{.logprobs = std::span(out.logprobs).subspan(begin, n)};
+    TrainingOp::Outputs& part = all[i].outputs;
+    part.logprobs = std::span(out.logprobs).subspan(begin, n);
     if (op.wants_entropy()) part.entropies = std::span(out.entropies).subspan(begin, n);
     if (op.wants_logits())
       part.logits = of_sequences(pass, i, [&](size_t s) {
@@ -96,8 +104,12 @@ void keep(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Te
     if (op.wants_embedding())
       part.embeddings =
           of_sequences(pass, i, [&](size_t s) { return embedding_of(hidden, cu[s + 1] - 1); });
-    op.append(std::move(part), pieces[i].last);
   }
+  return all;
+}
+
+Split::Widths widths_of(const nn::Linear& head) {
+  return {.embedding = head.weight.size(1), .vocabulary = head.weight.size(0)};
 }
 
 // d loss / d embedding of the sequences that have one goes into their last rows.
@@ -151,10 +163,10 @@ void add_logits_grads(std::span<const OpSlice> pieces, const PackedBatch& pass,
   }
 }
 
-// The derivatives of all pieces' losses, and whether they are finite.
+// The derivatives of all pieces' losses, and whether they are `finite`, one for each piece.
 nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass,
-                        const at::Tensor& hidden, const nn::Linear& head) {
-  std::vector<char> finite(pieces.size(), 1);
+                        const at::Tensor& hidden, const nn::Linear& head,
+                        std::vector<char>& finite) {
   const auto grad = [&](int64_t begin, std::span<const float> logprobs, std::span<float> out) {
     // A chunk of the head may span pieces: each asks its own loss for its own rows.
     const int64_t end = begin + std::ssize(logprobs);
@@ -180,29 +192,36 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto of_piece = pieces[i].op->entropy_grad(pieces[i].first, pieces[i].last);
     if (!std::ranges::all_of(of_piece, [](float g) { return std::isfinite(g); })) finite[i] = 0;
-    if (!finite[i]) pieces[i].op->error = not_finite(pieces[i].op->tenant());
   }
   return out;
+}
+
+// Log-probabilities, and entropies if they are wanted, of this rank's rows of a piece.
+Split::Scores scores_of(const PackedBatch& pass, size_t piece, const TrainingOp& op,
+                        const at::Tensor& hidden, const nn::Linear& head) {
+  if (pass.cu_targets[piece] == pass.cu_targets[piece + 1]) return {};
+  const auto part = [&](const auto& all) {
+    if (all.empty()) return all;
+    return std::decay_t<decltype(all)>(all.begin() + pass.cu_targets[piece],
+                                       all.begin() + pass.cu_targets[piece + 1]);
+  };
+  nn::HeadOutput out = nn::head_forward(hidden, head,
+                                        {.rows = part(pass.targets.rows),
+                                         .ids = part(pass.targets.ids),
+                                         .temperature = part(pass.targets.temperature)},
+                                        pass.tape.batch.rows, {.entropy = op.wants_entropy()});
+  return {std::move(out.logprobs), std::move(out.entropies)};
 }
 
 // The derivatives of losses that need all of an operation's log-probabilities, of operations that
 // are here as a whole: their rows are scored twice, but by one pass of the decoder.
 void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
-                   const at::Tensor& hidden, const nn::Linear& head) {
+                   const at::Tensor& hidden, const PassContext& with) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     TrainingOp& op = *pieces[i].op;
     if (op.derives()) continue;
-    const auto part = [&](const auto& all) {
-      if (all.empty()) return all;
-      return std::decay_t<decltype(all)>(all.begin() + pass.cu_targets[i],
-                                         all.begin() + pass.cu_targets[i + 1]);
-    };
-    const nn::HeadOutput scores =
-        nn::head_forward(hidden, head,
-                         {.rows = part(pass.targets.rows),
-                          .ids = part(pass.targets.ids),
-                          .temperature = part(pass.targets.temperature)},
-                         pass.tape.batch.rows, {.entropy = op.wants_entropy()});
+    const Split::Scores scores =
+        with.split.gather(pieces[i], pieces, scores_of(pass, i, op, hidden, with.decoder.head()));
     try {
       op.prepare(scores.logprobs, scores.entropies);
     } catch (const Error&) {
@@ -219,21 +238,12 @@ void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }
 
-// What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
-// hidden, for the decoder's backward.
-at::Tensor learn(std::span<OpSlice> pieces, PackedBatch& pass, const at::Tensor& hidden,
-                 const nn::Linear& head) {
-  for (const OpSlice& piece : pieces) {
-    if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
-  }
-  prepare_whole(pieces, pass, hidden, head);
-  nn::HeadOutput out = run_head(pieces, pass, hidden, head);
-  add_embedding_grads(pieces, pass, hidden, out.dhidden);
-  add_logits_grads(pieces, pass, hidden, head, out.dhidden);
-  keep(pieces, pass, hidden, head, out);
+// Which operations have failed, and which are to run again behind them.
+void end_pieces(std::span<OpSlice> pieces, const std::vector<bool>& finite) {
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
     TrainingOp& op = *pieces[i].op;
+    if (!finite[i]) op.error = not_finite(op.tenant());
     pieces[i].again = failed.contains(&op.tenant());
     if (!pieces[i].again && !op.error && op.complete()) {
       try {
@@ -242,21 +252,54 @@ at::Tensor learn(std::span<OpSlice> pieces, PackedBatch& pass, const at::Tensor&
         op.error = std::current_exception();
       }
     }
-    if (op.error || pieces[i].again) {
-      mute(pass, i, out.dhidden);
-      failed.insert(&op.tenant());
-    }
+    if (op.error || pieces[i].again) failed.insert(&op.tenant());
+  }
+}
+
+// What a pass is about: pieces, and of each the sequences that are this rank's.
+struct Pieces {
+  Pieces(std::span<OpSlice> pieces, const PassContext& with)
+      : all(pieces), mine(with.split.mine(pieces)), with(with) {}
+
+  std::span<OpSlice> all;
+  std::vector<OpSlice> mine;
+  const PassContext& with;
+};
+
+// What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
+// hidden, for the decoder's backward; undefined where this rank has no rows.
+at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
+  const nn::Linear& head = of.with.decoder.head();
+  for (const OpSlice& piece : of.all) {
+    if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
+  }
+  prepare_whole(of.all, pass, hidden, of.with);
+  nn::HeadOutput out;
+  std::vector<char> finite(of.all.size(), 1);
+  if (pass.has_rows()) {
+    out = run_head(of.mine, pass, hidden, head, finite);
+    add_embedding_grads(of.mine, pass, hidden, out.dhidden);
+    add_logits_grads(of.mine, pass, hidden, head, out.dhidden);
+  }
+  std::vector<PieceOutputs> outputs = outputs_of(of.mine, pass, hidden, head, out);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].finite = finite[i] != 0;
+  end_pieces(of.all, of.with.split.append(of.all, std::move(outputs), widths_of(head)));
+  if (!pass.has_rows()) return {};
+  for (size_t i = 0; i < of.all.size(); ++i) {
+    if (of.all[i].op->error || of.all[i].again) mute(pass, i, out.dhidden);
   }
   return out.dhidden;
 }
 
-// The hidden states, whose rows the pieces' operations keep.
-void score(std::span<const OpSlice> pieces, const PackedBatch& pass, const at::Tensor& hidden,
-           const nn::Linear& head) {
+// The hidden states' rows, which the pieces' operations keep.
+void score(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) {
   const at::NoGradGuard no_grad;
-  keep(pieces, pass, hidden, head,
-       nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
-                        {.entropy = any_wants_entropy(pieces)}));
+  const nn::Linear& head = of.with.decoder.head();
+  nn::HeadOutput out;
+  if (pass.has_rows())
+    out = nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
+                           {.entropy = any_wants_entropy(of.mine)});
+  of.with.split.append(of.all, outputs_of(of.mine, pass, hidden, head, out), widths_of(head));
 }
 
 }  // namespace
@@ -271,42 +314,47 @@ std::exception_ptr not_finite(const Tenant& tenant) noexcept {
   }
 }
 
-void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop) {
+void forward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop& stop) {
+  const Pieces of(pieces, with);
   PackedBatch pass;
   pass.tape.batch.stop = &stop;
-  pack_pass(pass, pieces);
-  score(pieces, pass, decoder.forward(pass.tape.batch), decoder.head());
+  pack_pass(pass, of.mine);
+  score(of, pass, pass.has_rows() ? with.decoder.forward(pass.tape.batch) : at::Tensor());
 }
 
-void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
-                   const Stop& stop) {
+void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop& stop) {
+  Pieces of(pieces, with);
   PackedBatch pass;
   pass.tape.batch.stop = &stop;
-  pack_pass(pass, pieces);
-  const at::Tensor hidden = graphs.forward(pass.tape);
+  pack_pass(pass, of.mine);
+  const Partials partials(with.split, with.pool, with.decoder.dtype(), pass.tape.batch.rows);
+  const at::Tensor hidden = pass.has_rows() ? with.graphs.forward(pass.tape) : at::Tensor();
   const at::NoGradGuard no_grad;
-  graphs.backward(pass.tape, learn(pieces, pass, hidden, decoder.head()));
+  const at::Tensor dhidden = learn(of, pass, hidden);
+  if (pass.has_rows()) with.graphs.backward(pass.tape, dhidden);
+  partials.add(pieces);
 }
 
-KeptPass keep_pass(OpSlice& piece, model::Decoder& decoder, const Stop& stop) {
+KeptPass keep_pass(OpSlice& piece, const PassContext& with, const Stop& stop) {
   OpSlice learning = piece;
   learning.learns = true;
   auto pass = std::make_shared<PackedBatch>();
   pass->tape.batch.stop = &stop;
   pack_pass(*pass, {&learning, 1});
-  const int64_t bytes = decoder.activation_bytes(pass->tape.batch);
-  score({&piece, 1}, *pass, decoder.forward_train(pass->tape), decoder.head());
+  const int64_t bytes = with.decoder.activation_bytes(pass->tape.batch);
+  score({{&piece, 1}, with}, *pass, with.decoder.forward_train(pass->tape));
   return {piece.first, piece.last, bytes, std::move(pass)};
 }
 
-void backward_kept(TrainingOp& op, const KeptPass& kept, model::Decoder& decoder,
+void backward_kept(TrainingOp& op, const KeptPass& kept, const PassContext& with,
                    const Stop& stop) {
   OpSlice piece{&op, kept.first, kept.last, true};
   PackedBatch& pass = *kept.packed;
   pass.tape.batch.stop = &stop;
   const at::NoGradGuard no_grad;
   const at::Tensor hidden = pass.tape.segments.back().out.detach();
-  decoder.backward(pass.tape, learn({&piece, 1}, pass, hidden, decoder.head()));
+  Pieces of({&piece, 1}, with);
+  with.decoder.backward(pass.tape, learn(of, pass, hidden));
 }
 
 }  // namespace twinkle::engine

@@ -28,14 +28,23 @@ std::exception_ptr not_finite(const Tenant& tenant) noexcept;
 // Becomes true when a pass is not wanted any more; model::Stopped is thrown then.
 using Stop = std::atomic<bool>;
 
+class Split;
+
+// What a pass works with. All outlive it.
+struct PassContext {
+  model::Decoder& decoder;
+  lora::Pool& pool;
+  lora::TrainGraphs& graphs;
+  const Split& split;  // of its sequences
+};
+
 // The pieces' operations keep their rows. Any other exception is one of the arithmetic.
-void forward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, const Stop& stop);
+void forward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop& stop);
 
 // The same, and their gradients are added to their tenants'. A piece whose numbers are not finite
 // gets `op->error` and adds nothing; so does one that completes its operation with a loss that
 // can't be. What throws may leave some of the gradients added.
-void backward_pass(std::span<OpSlice> pieces, model::Decoder& decoder, lora::TrainGraphs& graphs,
-                   const Stop& stop);
+void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop& stop);
 
 struct PackedBatch;
 
@@ -46,9 +55,9 @@ struct KeptPass {
   std::shared_ptr<PackedBatch> packed;
 };
 
-// backward_pass in two halves, of one piece: as forward_pass, but that the activations are kept;
-// and, once the operation's derivative is known, the rest.
-KeptPass keep_pass(OpSlice& piece, model::Decoder& decoder, const Stop& stop);
-void backward_kept(TrainingOp& op, const KeptPass& kept, model::Decoder& decoder, const Stop& stop);
+// backward_pass in two halves, of one piece on one rank: as forward_pass, but that the activations
+// are kept; and, once the operation's derivative is known, the rest.
+KeptPass keep_pass(OpSlice& piece, const PassContext& with, const Stop& stop);
+void backward_kept(TrainingOp& op, const KeptPass& kept, const PassContext& with, const Stop& stop);
 
 }  // namespace twinkle::engine

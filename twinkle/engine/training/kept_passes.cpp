@@ -18,10 +18,10 @@ nn::Rows rows_of(const TrainingOp& op, size_t first, size_t last) {
 bool KeptPasses::admit(const OpSlice& piece, bool alone) {
   TrainingOp& op = *piece.op;
   if (op.forward() || !op.keeps) return false;
-  const bool is_large = decoder_.device().is_cpu() &&
+  const bool is_large = with_.decoder.device().is_cpu() &&
                         rows_of(op, piece.first, piece.last).num_tokens() >= kWorthAPass;
   const int64_t bytes = num_bytes(std::vector<OpSlice>{{&op, 0, op.sequences().size()}});
-  const int64_t limit = decoder_.activation_limit();
+  const int64_t limit = with_.decoder.activation_limit();
   const auto kept = of_.find(op.id());
   const int64_t others = num_bytes_ - (kept == of_.end() ? 0 : kept->second.bytes);
   op.keeps = (alone || is_large) && (limit == 0 || others + bytes <= limit);
@@ -33,7 +33,7 @@ bool KeptPasses::admit(const OpSlice& piece, bool alone) {
 }
 
 void KeptPasses::forward(OpSlice& piece, const Stop& stop) {
-  of_.at(piece.op->id()).passes.push_back(keep_pass(piece, decoder_, stop));
+  of_.at(piece.op->id()).passes.push_back(keep_pass(piece, with_, stop));
 }
 
 bool KeptPasses::due(const OpSlice& piece) const {
@@ -49,7 +49,7 @@ void KeptPasses::backward(OpSlice& piece, const Stop& stop) {
       forget(piece.op->id());
     else
       resize(kept, kept.bytes - pass.bytes);
-    backward_kept(*piece.op, pass, decoder_, stop);
+    backward_kept(*piece.op, pass, with_, stop);
   }
 }
 
@@ -63,7 +63,7 @@ bool KeptPasses::forget(int64_t id) {
 int64_t KeptPasses::num_bytes(std::span<const OpSlice> pieces) const {
   int64_t out = 0;
   for (const OpSlice& piece : pieces)
-    out += decoder_.activation_bytes({.rows = rows_of(*piece.op, piece.first, piece.last)});
+    out += with_.decoder.activation_bytes({.rows = rows_of(*piece.op, piece.first, piece.last)});
   return out;
 }
 

@@ -13,7 +13,7 @@ namespace twinkle::engine {
 
 class KeptPasses {
  public:
-  explicit KeptPasses(model::Decoder& decoder) : decoder_(decoder) {}  // outlives it
+  explicit KeptPasses(const PassContext& with) : with_(with) {}
 
   // True: the piece, the operation's next one, is to be kept. False: its operation keeps nothing,
   // from here on. `alone`: a shared pass would hold nothing else.
@@ -42,7 +42,7 @@ class KeptPasses {
   };
   void resize(Kept& kept, int64_t bytes);
 
-  model::Decoder& decoder_;
+  const PassContext with_;
   std::map<int64_t, Kept> of_;  // operations
   std::atomic<int64_t> num_bytes_ = 0;
 };

@@ -56,17 +56,18 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
   run_kept(kept, stop, outcome);
   run_forwards(forwards, stop, outcome);
   if (backwards.empty()) return;
-  if (const int64_t limit = decoder_.activation_limit(); limit > 0 && kept_.num_bytes() > 0)
+  if (const int64_t limit = with_.decoder.activation_limit(); limit > 0 && kept_.num_bytes() > 0)
     free_kept(limit - kept_.num_bytes(backwards), outcome);
   ++outcome.num_passes;
-  pass(backwards, [&](auto pieces) { backward_pass(pieces, decoder_, graphs_, stop); }, outcome);
+  pass(backwards, [&](auto pieces) { backward_pass(pieces, with_, stop); }, outcome);
 }
 
 void Training::run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome) {
   std::vector<OpSlice> shared;
   for (OpSlice& piece : pieces) {
     try {
-      if (!kept_.admit(piece, pieces.size() == 1)) {
+      // Several ranks share every pass.
+      if (!with_.split.alone() || !kept_.admit(piece, pieces.size() == 1)) {
         shared.push_back(piece);
         continue;
       }
@@ -80,7 +81,7 @@ void Training::run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOu
   }
   if (shared.empty()) return;
   ++outcome.num_passes;
-  pass(shared, [&](auto all) { forward_pass(all, decoder_, stop); }, outcome);
+  pass(shared, [&](auto all) { forward_pass(all, with_, stop); }, outcome);
 }
 
 // The forwards were counted when they ran.
@@ -102,7 +103,11 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
     std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
   } catch (const model::Stopped&) {
     throw;  // all are cancelled
-  } catch (...) {
+  } catch (const std::exception& error) {
+    if (!with_.split.alone()) {  // the others wait for this rank, and know nothing of its error
+      with_.split.give_up(error.what());
+      throw;
+    }
     return retry_alone(pieces, std::current_exception(), outcome);
   }
   for (const OpSlice& piece : pieces) {
@@ -122,7 +127,7 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
 // Recordings and kept passes hold memory: they are freed first, and no operation is blamed.
 void Training::retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
                            BatchOutcome& outcome) {
-  bool freed = graphs_.forget();
+  bool freed = with_.graphs.forget();
   for (const OpSlice& piece : pieces) freed = kept_.forget(piece.op->id()) || freed;
   freed = free_kept(0, outcome) || freed;
   for (const OpSlice& piece : pieces) {

@@ -19,9 +19,8 @@ namespace twinkle::engine {
 class Training {
  public:
   using TenantOf = std::function<Tenant&(const std::string& name)>;  // Error kNotFound
-  // All outlive it.
-  Training(model::Decoder& decoder, lora::TrainGraphs& graphs, TenantOf tenant)
-      : decoder_(decoder), graphs_(graphs), tenant_(tenant), kept_(decoder) {}
+  // Both outlive it.
+  Training(const PassContext& with, TenantOf tenant) : with_(with), tenant_(tenant), kept_(with) {}
 
   // As Executor says of it.
   void run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome);
@@ -43,8 +42,7 @@ class Training {
   bool free_kept(int64_t most, BatchOutcome& outcome);
   void finish(TrainingOp& op, BatchOutcome& outcome);
 
-  model::Decoder& decoder_;
-  lora::TrainGraphs& graphs_;
+  const PassContext with_;
   TenantOf tenant_;
   std::map<int64_t, std::unique_ptr<TrainingOp>> running_;
   KeptPasses kept_;

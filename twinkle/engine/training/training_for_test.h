@@ -10,6 +10,7 @@
 #include <string>
 
 #include "twinkle/engine/operations_for_test.h"
+#include "twinkle/engine/training/split.h"
 #include "twinkle/engine/training/training.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
@@ -76,7 +77,7 @@ class TrainingOnADecoder : public testing::Test {
         decoder_(model::read_spec(checkpoint_.config()), checkpoint_, at::kFloat),
         pool_(decoder_),
         graphs_(decoder_, pool_),
-        training_(decoder_, graphs_,
+        training_({decoder_, pool_, graphs_, split_},
                   [this](const std::string& name) -> Tenant& { return *tenants_.at(name); }) {
     for (const char* name : {"a", "b"}) {
       const Json config =
@@ -107,6 +108,7 @@ class TrainingOnADecoder : public testing::Test {
   lora::Pool pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   lora::TrainGraphs graphs_;
+  const Split split_{nullptr};
   Training training_;
   Stop stop_ = false;
 };

@@ -24,6 +24,7 @@ class TrainingOp {
   const Forward* forward() const { return forward_; }  // or null: a ForwardBackward
   const std::vector<Example>& sequences() const;
   double temperature() const;
+  int64_t num_scored(size_t first, size_t last) const { return cu_[last] - cu_[first]; }  // rows
 
   // True: the loss's derivative is known for any row. One that needs the whole operation's
   // log-probabilities is known after prepare().

@@ -21,7 +21,6 @@ struct LoraFactors {
   at::Tensor a;  // [r, I] float32 (or float64): the truth, PEFT's lora_A.weight
   at::Tensor b;  // [O, r]: PEFT's lora_B.weight
   double scale = 1.0;
-
   // As the loops read them, of the type of x: [r, I], undefined where that is a itself, and [r, O].
   // Derived by repack(), new tensors each time, never written again but by refresh(). A change of a
   // or b asks for it, or for unpack().
@@ -45,6 +44,8 @@ struct LoraPart {
   LoraDropout dropout;
   at::Tensor grad_a, grad_b;  // [r, I], [O, r]: backward adds to them; undefined: not wanted
   int64_t first = 0;          // row `begin` is this token of its sequence
+  // False: what is added to grad_b is not scaled yet, for lora_add_part() to scale it. On the CPU.
+  bool scales_grad = true;
 };
 
 // x [T, I], y [T, O] of one type, contiguous; adds to the rows of the parts. Returns
@@ -61,6 +62,10 @@ struct LoraSaved {
 // factors.
 void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::Tensor& dx,
                    const Simd& simd = best_simd());
+
+// sum += scale * part, rounded once: what a backward does with the gradient of one part, which was
+// summed elsewhere. float32 on the CPU, contiguous.
+void lora_add_part(at::Tensor& sum, const at::Tensor& part, double scale);
 
 // The mask itself, for tests: [rows, I] of 0 or 1 / (1 - p).
 at::Tensor lora_dropout_mask(int64_t rows, int64_t inputs, const LoraDropout& dropout,

@@ -1,0 +1,77 @@
+// What the leader of a group sends its followers: each call of its Executor that changes anything,
+// as bytes, and how operations have ended. One build sends and reads them, nothing keeps them.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/base/fields.h"
+
+namespace twinkle::engine {
+
+struct Command {
+  enum Kind : int32_t { kNews, kRun, kBatch, kStart, kStep, kClose };  // kNews: nothing to run
+
+  // An operation that followers have not seen yet, as to_bytes() gives it.
+  struct NewOperation {
+    int64_t id = 0;
+    std::string bytes;
+    static constexpr auto fields() {
+      return std::tuple{field(1, "id", &NewOperation::id), field(2, "bytes", &NewOperation::bytes)};
+    }
+  };
+  // Before the call: an operation was committed, or undone.
+  struct Finish {
+    int64_t id = 0;
+    bool commit = false;
+    static constexpr auto fields() {
+      return std::tuple{field(1, "id", &Finish::id), field(2, "commit", &Finish::commit)};
+    }
+  };
+  // How the operation that ranks have submitted as their `number`th has ended.
+  struct Told {
+    int64_t number = 0;
+    int64_t id = 0;      // of the result that the follower has, or, with `result`, of none
+    int32_t code = -1;   // of the error; -1: there is none
+    std::string error;   // its text
+    std::string result;  // as to_bytes() gives it, of what the leader alone has run
+    static constexpr auto fields() {
+      return std::tuple{field(1, "number", &Told::number), field(2, "id", &Told::id),
+                        field(3, "code", &Told::code), field(4, "error", &Told::error),
+                        field(5, "result", &Told::result)};
+    }
+  };
+  // As Work is.
+  struct Run {
+    int64_t id = 0;
+    uint64_t first = 0, last = 0;
+    int64_t num_tokens = 0;
+    static constexpr auto fields() {
+      return std::tuple{field(1, "id", &Run::id), field(2, "first", &Run::first),
+                        field(3, "last", &Run::last), field(4, "num_tokens", &Run::num_tokens)};
+    }
+  };
+
+  int32_t kind = kNews;
+  std::vector<Finish> finished;
+  std::vector<NewOperation> operations;
+  std::vector<Told> told;
+  std::vector<Run> work;  // of a batch; of kRun and kStart one item, whose sequences don't count
+  double weight = 1;      // of kStart: the Share
+  int32_t priority = 0;
+
+  static constexpr auto fields() {
+    return std::tuple{field(1, "kind", &Command::kind),
+                      field(2, "finished", &Command::finished),
+                      field(3, "operations", &Command::operations),
+                      field(4, "told", &Command::told),
+                      field(5, "work", &Command::work),
+                      field(6, "weight", &Command::weight),
+                      field(7, "priority", &Command::priority)};
+  }
+};
+
+std::string to_bytes(const Command& command);
+Command command_from_bytes(const std::string& bytes);
+
+}  // namespace twinkle::engine

@@ -1,0 +1,56 @@
+// A rank that is led: does what the leader's commands say, on a thread of its own, and hands out
+// the results of what its own callers have submitted. When the group breaks, all that waits ends
+// with kInternal, and so does what comes.
+#pragma once
+#include <future>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/group/command.h"
+#include "twinkle/engine/group/group.h"
+#include "twinkle/engine/group/joined.h"
+#include "twinkle/engine/schedule/executor.h"
+
+namespace twinkle::engine {
+
+class Follower {
+ public:
+  // Both outlive it. `local` computes with the group's data.
+  Follower(Executor& local, const Group& group);
+  ~Follower() { join(); }
+
+  // Waits for the leader's end, or that of the group.
+  void join();
+
+  // The part of this rank of the result of the ranks' `number`th operation.
+  std::future<Result> result(int64_t number, const Part& part);
+
+ private:
+  struct Waiting {
+    std::promise<Result> promise;
+    std::optional<Part> part;                                         // once it is known who waits
+    std::optional<std::variant<Result, std::exception_ptr>> outcome;  // once it has ended
+  };
+  void loop();
+  bool obey(const Command& command);  // false: it was the last one
+  void take(const Command& command);  // its news
+  std::string run(const Command& command);
+  void told(const Command::Told& told);
+  void settle(int64_t number) REQUIRES(mutex_);
+  void end(const std::string& why);
+
+  Executor& local_;
+  const Group& group_;
+  std::map<int64_t, Operation> operations_;  // that have begun
+  std::map<int64_t, Result> results_;        // of those that were committed, until they are told
+
+  Mutex mutex_;
+  std::map<int64_t, Waiting> waiting_ GUARDED_BY(mutex_);
+  std::string why_ GUARDED_BY(mutex_);  // it has ended
+  std::thread thread_;
+};
+
+}  // namespace twinkle::engine

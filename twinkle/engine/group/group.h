@@ -1,0 +1,31 @@
+// The ranks that run one engine together, and how they talk. docs/decisions/0019-groups.md.
+#pragma once
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "twinkle/mesh/channel.h"
+
+namespace twinkle::engine {
+
+// Three groups of the same ranks, since three threads of each talk at a time. Rank 0 leads.
+struct Group {
+  std::unique_ptr<mesh::Channel> door;     // callers' threads: what each rank submits
+  std::unique_ptr<mesh::Channel> control;  // from the leader to its followers, and their answers
+  std::unique_ptr<mesh::Channel> data;     // within a call: a Comm, of what ranks compute
+  // How long a rank waits for another. The leader is heard of four times as often.
+  double timeout_s = 60;
+
+  int rank() const { return control->rank(); }
+  int size() const { return control->size(); }
+  // The first error closes all three: ranks that wait on any of them are woken.
+  void close(const std::string& why) const noexcept;
+};
+
+// Runs one call on a rank and compares how it ended on all: the same on each, or the group is
+// broken. Returns the call's exception, or null. Error kInternal: broken, with each rank's cause.
+// `outcome`: what the call decided, which must be the same on all.
+std::exception_ptr agree(mesh::Channel& control, const std::function<std::string()>& call);
+
+}  // namespace twinkle::engine

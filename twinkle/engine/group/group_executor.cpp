@@ -1,0 +1,207 @@
+#include "twinkle/engine/group/group_executor.h"
+
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/engine/group/decided.h"
+
+namespace twinkle::engine {
+namespace {
+
+// Followers have what they have computed; other results are small.
+bool followers_have(const Result& result) {
+  return std::holds_alternative<ForwardResult>(result) ||
+         std::holds_alternative<SampleResult>(result);
+}
+
+Command::Told told_of(int64_t number, const Outcome& outcome) {
+  Command::Told out{.number = number, .id = outcome.id};
+  if (!outcome.error) {
+    if (!followers_have(outcome.result)) out.result = to_bytes(outcome.result);
+    return out;
+  }
+  try {
+    std::rethrow_exception(outcome.error);
+  } catch (const Error& e) {
+    out.code = static_cast<int32_t>(e.code);
+    out.error = e.what();
+  } catch (const std::exception& e) {
+    out.code = static_cast<int32_t>(Code::kInternal);
+    out.error = e.what();
+  }
+  return out;
+}
+
+}  // namespace
+
+GroupExecutor::GroupExecutor(Executor& local, const Group& group)
+    : local_(local), group_(group), heart_([this] { beats(); }) {}
+
+void GroupExecutor::close() {
+  {
+    const Lock lock(mutex_);
+    if (std::exchange(closing_, true)) return;
+  }
+  closed_.notify_all();
+  heart_.join();
+  try {
+    call({.kind = Command::kClose}, [] { return std::string(); });
+  } catch (const std::exception&) {
+    // Broken: the followers have ended, or will when they miss the leader.
+  }
+}
+
+// ---- who talks to the followers
+
+void GroupExecutor::acquire() {
+  Lock lock(mutex_);
+  while (busy_) lock.wait(free_);
+  require(why_.empty(), Code::kInternal, why_);
+  busy_ = true;
+}
+
+// Sends first what has come meanwhile: a follower's caller waits for it.
+void GroupExecutor::release() {
+  while (true) {
+    Command news;
+    {
+      const Lock lock(mutex_);
+      if (news_.told.empty() || !why_.empty()) {
+        busy_ = false;
+        free_.notify_all();
+        return;
+      }
+      news = std::exchange(news_, {});
+    }
+    try {
+      group_.control->broadcast(to_bytes(news), 0);
+    } catch (const std::exception& error) {
+      broken(error);
+    }
+  }
+}
+
+void GroupExecutor::broken(const std::exception& error) {
+  {
+    const Lock lock(mutex_);
+    if (why_.empty()) why_ = error.what();
+  }
+  group_.close(error.what());
+}
+
+void GroupExecutor::call(Command command, const std::function<std::string()>& run) {
+  acquire();
+  std::exception_ptr failed;
+  try {
+    {
+      const Lock lock(mutex_);
+      command.finished = std::exchange(news_.finished, {});
+      command.told = std::exchange(news_.told, {});
+    }
+    group_.control->broadcast(to_bytes(command), 0);
+    if (command.kind != Command::kClose) failed = agree(*group_.control, run);
+  } catch (const std::exception& error) {
+    broken(error);
+    release();
+    throw;
+  }
+  release();
+  if (failed) std::rethrow_exception(failed);
+}
+
+void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
+  {
+    const Lock lock(mutex_);
+    news_.told.push_back(told_of(number, outcome));
+    if (busy_ || !why_.empty()) return;  // who is talking sends it
+    busy_ = true;
+  }
+  release();
+}
+
+// Followers that hear nothing take the leader for lost.
+void GroupExecutor::beats() {
+  while (true) {
+    {
+      Lock lock(mutex_);
+      lock.wait_for(closed_, group_.timeout_s / 4);
+      if (closing_ || !why_.empty()) return;
+      if (busy_) continue;
+      busy_ = true;
+      news_.told.push_back({});
+    }
+    release();
+  }
+}
+
+// ---- the calls
+
+Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& operation) {
+  if (sent_.insert(id).second) command.operations.push_back({id, to_bytes(operation)});
+  return {.id = id};
+}
+
+Result GroupExecutor::run(const Operation& operation, Prepared* prepared) {
+  Command command{.kind = Command::kRun};
+  command.operations.push_back({0, to_bytes(operation)});
+  Result result;
+  call(std::move(command), [&] {
+    result = local_.run(operation, prepared);
+    return std::string();
+  });
+  return result;
+}
+
+void GroupExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>&,
+                              BatchOutcome& outcome) {
+  // One that is not wanted any more goes on to its end: a rank alone can't leave it.
+  const std::atomic<bool> goes_on = false;
+  Command command{.kind = Command::kBatch};
+  for (const Work& work : batch) {
+    Command::Run run = sent(command, work.id, *work.operation);
+    run.first = work.first;
+    run.last = work.last;
+    run.num_tokens = work.num_tokens;
+    command.work.push_back(run);
+  }
+  call(std::move(command), [&] {
+    local_.run_batch(batch, goes_on, outcome);
+    return decided(outcome);
+  });
+}
+
+void GroupExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+                          Prepared* prepared) {
+  Command command{.kind = Command::kStart, .weight = share.weight, .priority = share.priority};
+  command.work.push_back(sent(command, id, sample));
+  call(std::move(command), [&] {
+    local_.start(id, sample, share, std::move(hooks), prepared);
+    return std::string();
+  });
+}
+
+std::vector<Ended> GroupExecutor::step() {
+  BatchOutcome outcome;
+  call({.kind = Command::kStep}, [&] {
+    outcome.ended = local_.step();
+    return decided(outcome);
+  });
+  return std::move(outcome.ended);
+}
+
+Result GroupExecutor::commit(int64_t id) {
+  Result result = local_.commit(id);
+  sent_.erase(id);
+  const Lock lock(mutex_);
+  news_.finished.push_back({id, true});
+  return result;
+}
+
+void GroupExecutor::undo(int64_t id) {
+  local_.undo(id);
+  sent_.erase(id);
+  const Lock lock(mutex_);
+  news_.finished.push_back({id, false});
+}
+
+}  // namespace twinkle::engine

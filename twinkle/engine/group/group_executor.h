@@ -1,0 +1,74 @@
+// The leader's Executor: runs each call on its own and on every follower's, in one order, and sees
+// that they end alike. What only the leader can know, as clocks, files of a Save and who cancels,
+// stays with it. A call that breaks the group fails with kInternal, as does every call after it.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "twinkle/base/guarded.h"
+#include "twinkle/engine/group/command.h"
+#include "twinkle/engine/group/group.h"
+#include "twinkle/engine/schedule/accepted.h"
+#include "twinkle/engine/schedule/executor.h"
+
+namespace twinkle::engine {
+
+class GroupExecutor : public Executor {
+ public:
+  // Both outlive it. `local` computes with the group's data.
+  GroupExecutor(Executor& local, const Group& group);
+  ~GroupExecutor() override { close(); }
+
+  // Ends the followers; the dispatcher has ended.
+  void close();
+
+  // How the `number`th operation of the ranks has ended, which `outcome` keeps. Any thread.
+  void tell(int64_t number, const Outcome& outcome);
+
+  void begin() override { local_.begin(); }
+  double seconds() const override { return local_.seconds(); }
+  bool changes_base(const Operation& operation) override { return local_.changes_base(operation); }
+  bool joins(const Operation& operation) const override { return local_.joins(operation); }
+  int64_t max_result_bytes(const Operation& operation, bool streams) const override {
+    return local_.max_result_bytes(operation, streams);
+  }
+  std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override {
+    return local_.prepare(operation, reserve);
+  }
+  bool waits(const Operation& operation) override { return local_.waits(operation); }
+  Rest first_part(const Operation& operation) override { return local_.first_part(operation); }
+  Result run(const Operation& operation, Prepared* prepared) override;
+  void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                 BatchOutcome& outcome) override;
+  void start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
+             Prepared* prepared) override;
+  std::vector<Ended> step() override;
+  int64_t newest() const override { return local_.newest(); }
+  Result commit(int64_t id) override;
+  void undo(int64_t id) override;
+
+ private:
+  void call(Command command, const std::function<std::string()>& run);
+  // With the operation's bytes, where followers do not have them.
+  Command::Run sent(Command& command, int64_t id, const Operation& operation);
+  void acquire();
+  void release();
+  void beats();
+  void broken(const std::exception& error);
+
+  Executor& local_;
+  const Group& group_;
+  std::set<int64_t> sent_;  // operations that followers have; the dispatcher's thread
+
+  Mutex mutex_;
+  std::condition_variable free_, closed_;
+  bool busy_ GUARDED_BY(mutex_) = false;  // somebody talks to the followers
+  bool closing_ GUARDED_BY(mutex_) = false;
+  Command news_ GUARDED_BY(mutex_);     // for the next command
+  std::string why_ GUARDED_BY(mutex_);  // broken; else empty
+  std::thread heart_;
+};
+
+}  // namespace twinkle::engine

@@ -1,0 +1,177 @@
+// Leader, followers and door over null executors, without torch: what the thread sanitizer watches.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/group/door.h"
+#include "twinkle/engine/group/follower.h"
+#include "twinkle/engine/group/group_executor.h"
+#include "twinkle/engine/schedule/dispatcher.h"
+#include "twinkle/engine/schedule/null_executor_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+std::vector<Group> groups_of(int size, double timeout_s = 60) {
+  auto door = mesh::thread_channels(size, timeout_s),
+       control = mesh::thread_channels(size, timeout_s),
+       data = mesh::thread_channels(size, timeout_s);
+  std::vector<Group> out(static_cast<size_t>(size));
+  for (size_t r = 0; r < out.size(); ++r)
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), timeout_s};
+  return out;
+}
+
+// A rank as Engine has it, with a null executor.
+class Rank {
+ public:
+  explicit Rank(Group group) : group_(std::move(group)), door_(group_) {
+    if (group_.rank() > 0) {
+      follower_.emplace(null_, group_);
+    } else {
+      leader_.emplace(null_, group_);
+      dispatcher_.emplace(DispatcherOptions{}, *leader_);
+    }
+  }
+  ~Rank() { close(); }
+
+  std::future<Result> submit(const Operation& operation) {
+    Door::Entry entry = door_.enter(operation);
+    if (follower_) return follower_->result(entry.number, entry.joined.part);
+    const auto promise = std::make_shared<std::promise<Result>>();
+    std::vector<Operation> one{entry.joined.operation};
+    dispatcher_->submit(dispatcher_->accept(std::move(one)),
+                        {[this, promise, entry](const Outcome& outcome) {
+                          leader_->tell(entry.number, outcome);
+                          if (outcome.error) return promise->set_exception(outcome.error);
+                          promise->set_value(part_of(outcome.result, entry.joined.part));
+                        }});
+    return promise->get_future();
+  }
+  void close() {
+    if (std::exchange(closed_, true)) return;
+    door_.close();
+    if (dispatcher_) dispatcher_->close();
+    if (leader_) leader_->close();
+    if (follower_) follower_->join();
+  }
+  // Ends as a process that is killed.
+  void vanish(const std::string& why) const { group_.close(why); }
+  NullExecutor& null() { return null_; }
+
+ private:
+  Group group_;
+  NullExecutor null_;
+  Door door_;
+  std::optional<GroupExecutor> leader_;
+  std::optional<Dispatcher> dispatcher_;
+  std::optional<Follower> follower_;
+  bool closed_ = false;
+};
+
+void on_ranks(int size, const std::function<void(Rank&, int rank)>& script, double timeout_s = 60) {
+  std::vector<Group> of_ranks = groups_of(size, timeout_s);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Rank rank(std::move(of_ranks[static_cast<size_t>(r)]));
+      script(rank, r);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+ForwardBackward work_of(int rank) {
+  ForwardBackward out{.tenant = "a"};
+  for (int i = 0; i <= rank; ++i) out.sequences.push_back({.input_ids = {1, 2}, .labels = {2, 3}});
+  return out;
+}
+
+TEST(Led, EveryRankDoesWhatTheLeaderDoesAndGetsItsOwnPart) {
+  on_ranks(3, [](Rank& rank, int r) {
+    std::vector<std::future<Result>> results;
+    results.push_back(rank.submit(Create{.tenant = "a", .lora_json = "{}"}));
+    for (int i = 0; i < 20; ++i) {
+      results.push_back(rank.submit(work_of(r)));
+      results.push_back(rank.submit(Step{.tenant = "a"}));
+    }
+    results.push_back(rank.submit(Step{.tenant = "a", .optimizer = "fail"}));
+    for (size_t i = 0; i + 1 < results.size(); ++i) EXPECT_NO_THROW(results[i].get()) << i;
+    EXPECT_THROW(results.back().get(), std::exception);
+    rank.close();
+    EXPECT_GT(rank.null().num_batches, 0);
+  });
+}
+
+TEST(Led, AnErrorThatAllRanksHaveFailsTheOperationAlone) {
+  on_ranks(2, [](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    ForwardBackward bad = work_of(r);
+    bad.loss = "fail";
+    EXPECT_THROW(rank.submit(bad).get(), std::exception);
+    EXPECT_NO_THROW(rank.submit(work_of(r)).get());
+  });
+}
+
+TEST(Led, RanksThatSubmitDifferentThingsAreAllToldWhose) {
+  on_ranks(2, [](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    const std::string text =
+        "engine: operation 2: rank 0 sent forward_backward of 'a', rank 1 sent step of 'a': all "
+        "ranks must call the same methods in the same order";
+    const Operation mine = r == 0 ? Operation(work_of(r)) : Operation(Step{.tenant = "a"});
+    EXPECT_EQ(invalid_of([&] { rank.submit(mine); }), text);
+    EXPECT_EQ(invalid_of([&] { rank.submit(Step{.tenant = "a", .max_grad_norm = r + 1.0}); }),
+              "engine: operation 3: rank 0 and rank 1 sent step of 'a' with different values: but "
+              "for their sequences they must be the same");
+    EXPECT_NO_THROW(rank.submit(work_of(r)).get()) << "nothing was changed";
+  });
+}
+
+TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
+  on_ranks(3, [](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    if (r == 1) rank.null().on_batch = [] { throw std::runtime_error("no memory"); };
+    std::future<Result> broken = rank.submit(work_of(r));
+    const std::string why = error_of([&] { broken.get(); });
+    EXPECT_NE(why.find("rank 1: no memory"), std::string::npos) << why;
+    // Whatever comes now fails with the same, on whichever thread it is seen first.
+    EXPECT_THROW(rank.submit(work_of(r)).get(), Error);
+  });
+}
+
+TEST(Led, ARankThatGoesEndsEveryCallOnEveryRank) {
+  on_ranks(3, [](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    if (r == 2) return rank.vanish("mesh: rank 2 has gone");
+    const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
+    EXPECT_NE(why.find("rank 2 has gone"), std::string::npos) << why;
+  });
+}
+
+TEST(Led, ARankThatClosesIsTheEndForThoseThatGoOn) {
+  on_ranks(2, [](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    if (r == 1) return rank.close();
+    EXPECT_EQ(error_of([&] { rank.submit(work_of(r)); }), "engine: rank 1 has closed its engine");
+  });
+}
+
+TEST(Led, IdleFollowersHearTheLeadersHeart) {
+  on_ranks(
+      2,
+      [](Rank& rank, int r) {
+        rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+        std::this_thread::sleep_for(std::chrono::milliseconds(900));
+        EXPECT_NO_THROW(rank.submit(work_of(r)).get());
+      },
+      0.4);
+}
+
+}  // namespace
+}  // namespace twinkle::engine

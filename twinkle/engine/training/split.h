@@ -1,0 +1,77 @@
+// A pass that several ranks take together: each computes a run of its sequences and tells the
+// others what came of them, so that every rank holds the operations, and the gradients, that one
+// rank alone would, bit for bit. Which sequences are whose depends on their lengths alone, and all
+// ranks know all operations: nothing has to be agreed. One rank has all of them, and tells nobody.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twinkle/engine/training/batch.h"
+#include "twinkle/lora/pool.h"
+#include "twinkle/mesh/comm.h"
+#include "twinkle/nn/rows.h"
+
+namespace twinkle::engine {
+
+// What a pass has computed of a piece.
+struct PieceOutputs {
+  TrainingOp::Outputs outputs;
+  bool finite = true;
+};
+
+class Split {
+ public:
+  // `comm`: of the ranks, or null: there is one. It outlives this.
+  explicit Split(mesh::Comm* comm) : comm_(comm) {}
+
+  bool alone() const { return comm_ == nullptr || comm_->size() == 1; }
+
+  // Of each piece the sequences of this rank, an empty run where it has none.
+  std::vector<OpSlice> mine(std::span<const OpSlice> pieces) const;
+
+  // Scored rows of all ranks of one piece.
+  struct Scores {
+    std::vector<float> logprobs, entropies;
+  };
+  Scores gather(const OpSlice& piece, std::span<const OpSlice> pieces, Scores mine) const;
+
+  // Every operation gets what all ranks have computed of it; `mine` has one for each piece.
+  // `width`: floats of an embedding, and `vocabulary`: of a token's logits. Returns whether every
+  // rank's part of each piece is finite.
+  struct Widths {
+    int64_t embedding, vocabulary;
+  };
+  std::vector<bool> append(std::span<const OpSlice> pieces, std::vector<PieceOutputs> mine,
+                           Widths widths) const;
+
+  // Ends the group: this rank has failed alone, and the others wait for it.
+  void give_up(const std::string& why) const noexcept;
+
+ private:
+  friend class Partials;
+  std::vector<OpSlice> of_rank(std::span<const OpSlice> pieces, int rank) const;
+  std::vector<float> gather(const std::vector<float>& values,
+                            std::span<const int64_t> counts) const;
+
+  mesh::Comm* comm_;
+};
+
+// The gradients that a backward pass adds, each sequence's in a buffer of its own, until they are
+// added to their tenants' in the order of the sequences: the sums of one rank.
+class Partials {
+ public:
+  // `rows` are those of this rank's sequences, whose adapters give way to shares of the same
+  // weights. Nothing of one rank.
+  Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn::Rows& rows);
+
+  // Of all ranks, but the pieces that have failed or are to run again.
+  void add(std::span<const OpSlice> pieces) const;
+
+ private:
+  const Split& split_;
+  lora::Pool& pool_;
+  std::vector<lora::AdapterRef> shadows_;  // one for each of this rank's sequences that learns
+};
+
+}  // namespace twinkle::engine
