@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/mesh/comm.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace py = pybind11;
@@ -36,16 +39,27 @@ std::vector<std::weak_ptr<Engine>>& engines() {
   return all;
 }
 
-EnginePointer make_engine(const engine::EngineOptions& options) {
+// None, or the names of the process groups that Python has registered, and their timeout.
+std::optional<engine::Group> group_of(const py::object& given) {
+  if (given.is_none()) return std::nullopt;
+  const auto [door, control, data, timeout_s] =
+      given.cast<std::tuple<std::string, std::string, std::string, double>>();
+  return engine::Group{mesh::c10d_comm(door), mesh::c10d_comm(control), mesh::c10d_comm(data),
+                       timeout_s};
+}
+
+EnginePointer make_engine(const engine::EngineOptions& options,
+                          std::optional<engine::Group> group) {
   static const pid_t first = getpid();  // OpenMP's threads are its, too
   require(getpid() == first, Code::kInvalid, "engine: made in process ", first, " before its fork ",
           getpid(), ", which can't have another: its threads are gone; start workers by spawn");
   // The engine's end waits for its thread, without the GIL.
-  const EnginePointer engine(interruptible([&] { return new Engine(options, text::decoder_of); }),
-                             [](Engine* old) {
-                               const ReleasedGil unlocked;
-                               std::unique_ptr<Engine>(old).reset();
-                             });
+  const EnginePointer engine(
+      interruptible([&] { return new Engine(options, text::decoder_of, std::move(group)); }),
+      [](Engine* old) {
+        const ReleasedGil unlocked;
+        std::unique_ptr<Engine>(old).reset();
+      });
   std::erase_if(engines(), [](const auto& old) { return old.expired(); });
   engines().push_back(engine);
   return engine;
@@ -151,11 +165,13 @@ void bind_engine(py::module_& m) {
                                                  "Runs operations of many tenants on one model; "
                                                  "engine.h and protocol/operation.h state each.");
   engine
-      .def(py::init([](const py::object& model, py::kwargs options) {
+      .def(py::init([](const py::object& model, const py::object& group, py::kwargs options) {
              options["model"] = model;
-             return here::make_engine(here::engine_options_of(options));
+             return here::make_engine(here::engine_options_of(options), here::group_of(group));
            }),
-           "model"_a, "Options: those of engine_options(), by name; None is the default.")
+           "model"_a, "group"_a = py::none(),
+           "Options: those of engine_options(), by name; None is the default. group: what "
+           "twinkle.engine.group.engine_group() gives.")
       .def("model_info", &here::model_info, "What is known of the model, as a dict.")
       .def("stats", &here::stats, "What has been done and what waits, as a dict.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache,

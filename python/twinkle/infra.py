@@ -115,12 +115,17 @@ def check_world(mesh, what):
 
 
 def check_mesh(mesh, what):
-    """check_world, of what runs an engine. NotAvailableError: a mesh of several ranks."""
+    """check_world, of what runs an engine. NotAvailableError: another axis than dp of more than one
+    rank, or one that lies over others."""
     check_world(mesh, what)
-    if mesh.world_size > 1:
-        raise NotAvailableError(
-            f"infra: {what} has {mesh.world_size} ranks; this version trains on one device"
-        )
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
+    sizes |= {"ep": mesh.ep_size or 1, "ulysses": mesh.ulysses_size or 1, "vpp": mesh.vpp_size or 1}
+    for axis, size in sizes.items():
+        if axis != "dp" and size > 1:
+            raise NotAvailableError(
+                f"infra: {what} has {axis}_size {size}; this version has dp alone: give the ranks "
+                "to dp_size"
+            )
 
 
 def initialize(

@@ -18,6 +18,22 @@ def _environment_int(name, default):
         ) from error
 
 
+def environment_number(name, default, least, most):
+    """The number in an environment variable, or the default. InvalidError: another text, or a
+    number outside its range."""
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        raise InvalidError(
+            f"platform: environment variable {name} is {text!r}, it must be a number from {least} "
+            f"to {most}"
+        )
+    return value
+
+
 class Platform:
     """One kind of device; `Platform.of('cuda')` finds it by any of its names. Ranks and sizes are
     read from the launcher's environment variables. InvalidError: one of these is no integer."""

@@ -6,7 +6,7 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.dataloader.stream import EMPTY, StreamLoader
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import check_world, group_of
+from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 
@@ -157,7 +157,8 @@ class DataLoader:
 
 
 def _place(device_mesh):
-    """(data rank, data ranks)."""
+    """(data rank, data ranks), of initialize's mesh where None is given."""
+    device_mesh = current_run().mesh if device_mesh is None else device_mesh
     if device_mesh is None:
         return 0, 1
     check_world(device_mesh, "device_mesh of a DataLoader")

@@ -7,6 +7,7 @@ from twinkle import checks, hub
 from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
+from twinkle.engine.group import engine_group
 from twinkle.engine.tenant import Tenant
 from twinkle.errors import TwinkleError, require
 from twinkle.infra import device_of
@@ -26,9 +27,12 @@ class Engine:
     results may depend on its neighbours in the last bits. device: 'cpu', or 'cuda' or 'cuda:1' if
     the build has CUDA kernels and the machine a GPU; None: TWINKLE_DEVICE, else 'cuda' if an engine
     can run there, else 'cpu'.
-    token_budget: tokens of one training batch (None: 4096); larger operations take several.
-    options: the others of docs/options.md under "Engine", by name, such as kv_tokens,
-    activation_bytes or max_sequences; None is the default. value_head is TransformersValueModel's.
+    device_mesh: of several ranks, which run this engine together (docs/parallel.md): each makes it
+    with the same arguments and calls the same methods in the same order, with its own inputs; None:
+    this process alone.
+    options: the others of docs/options.md under "Engine", by name, such as
+    token_budget (tokens of one training batch; larger operations take several), kv_tokens or
+    max_sequences; None is the default. value_head is TransformersValueModel's.
     InvalidError: a value outside its limits; NotFoundError: no such model.
     """
 
@@ -37,22 +41,23 @@ class Engine:
         model_id,
         mixed_precision="bf16",
         deterministic=True,
-        token_budget=None,
         device=None,
+        device_mesh=None,
         **options,
     ):
         checks.path("engine: model_id", model_id)
         require("model" not in options, "engine: Engine: the model is given by model_id")
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.
-        self.operations = core().Engine(
-            resolve(model_id),
-            mixed_precision=mixed_precision,
-            device=device_of(None) if device is None else checks.text("engine: device", device),
-            deterministic=deterministic,
-            token_budget=token_budget,
-            **options,
-        )
+        with engine_group(device_mesh) as group:
+            self.operations = core().Engine(
+                resolve(model_id),
+                group=group,
+                mixed_precision=mixed_precision,
+                device=device_of(None) if device is None else checks.text("engine: device", device),
+                deterministic=deterministic,
+                **options,
+            )
         self._template = None
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 

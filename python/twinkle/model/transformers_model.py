@@ -109,6 +109,7 @@ class TransformersModel(Adapters):
             model_id,
             mixed_precision,
             device=self._device,
+            device_mesh=self.device_mesh,
             value_head=self._value_head,
             **options,
         ).operations

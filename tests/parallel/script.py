@@ -1,0 +1,44 @@
+"""What each process of tests/parallel runs: MODEL OUT STEPS. Prints losses and norms as JSON."""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+import twinkle
+from twinkle import DeviceMesh, LoraConfig
+from twinkle.model import TransformersModel
+
+model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
+twinkle.initialize(mode="local", global_device_mesh=mesh)
+
+
+def batch_of(step, rows=8):
+    rng = np.random.default_rng(step)
+    out = []
+    for _ in range(rows):
+        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
+        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
+    return out
+
+
+model = TransformersModel(model_id=model_dir)
+# A scale of 3 is no power of two: products are rounded, as most users' are.
+config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)
+model.add_adapter_to_model("default", config, gradient_accumulation_steps=2)
+model.set_optimizer("AdamW", lr=1e-3)
+told = []
+for step in range(steps):
+    batch = batch_of(step)
+    model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
+    model.clip_grad_and_step()
+    metric = model.calculate_metric(is_training=True)
+    told.append([metric["loss"], metric.get("grad_norm")])
+    print(f"step {step}", flush=True)
+    if os.environ.get("ENDLESS"):
+        time.sleep(0.05)
+model.save("last", output_dir=out)
+print(json.dumps(told), flush=True)
