@@ -124,13 +124,6 @@ std::string key_of(const Head& head) {
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
 }
 
-// At most so many bytes of it, and whole characters of UTF-8.
-std::string_view beginning(std::string_view text, size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  return text.substr(0, most);
-}
-
 JsonObject audit_line(const Asked& asked, const Caller& caller) {
   constexpr size_t kMostBytes = 255;  // of a text
   const std::string_view path = asked.route->path;
@@ -252,7 +245,7 @@ std::variant<std::string, Response> sampled(const Asked& asked, const Caller& ca
   if (auto refused = touch(call, asked.route->touches, caller)) return std::move(*refused);
   if (const Sampler* const sampler = call.touched.sampler) return sampler->tenant;
   const Checkpoint* const checkpoint = call.touched.checkpoint;
-  return checkpoint ? services.tenant_of(checkpoint->folder, caller.owner, caller.key_id) : "";
+  return checkpoint ? services.tenant_of(checkpoint->folder, caller.owner) : "";
 }
 
 // Has what the request will sample read from the disk, for which its turn does not wait; then

@@ -182,6 +182,8 @@ class NullExecutor : public Executor {
   }
   static std::vector<std::string> saved_in(const std::filesystem::path& directory) {
     std::vector<std::string> out;
+    require(!std::filesystem::exists(directory / "damaged"), Code::kInvalid,
+            "null: ", directory.string(), " is damaged");
     std::ifstream in(directory / "null");
     for (std::string line; std::getline(in, line);) out.push_back(line);
     return out;

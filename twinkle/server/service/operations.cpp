@@ -102,6 +102,8 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (closing_) return;
   const std::shared_ptr<Entry> entry = entries_.at(number);
   const Pending& pending = *entry->pending;
+  if (const auto unmade = unmade_.find(pending.tenant); outcome.error && unmade != unmade_.end())
+    outcome.error = unmade->second;
   Response response =
       outcome.error ? failure(outcome.error) : told(outcome.result, pending.ready->answer);
   Used used = pending.used;

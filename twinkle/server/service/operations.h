@@ -3,6 +3,7 @@
 // engine again only for what changes the engine. Used by the service's thread alone.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,6 +49,14 @@ class Operations {
   std::set<std::string> waiting_samplers() const;
   // From here on all operations of this tenant of the engine fail, with this text.
   void lose(const std::string& tenant, const std::string& why) { lost_[tenant] = why; }
+  // Why the engine could not make this tenant, of which it then says no more than that there is
+  // none: what the tenant's operations fail with. Null: it has made it.
+  void explain(const std::string& tenant, const std::exception_ptr& error) {
+    if (error)
+      unmade_[tenant] = error;
+    else
+      unmade_.erase(tenant);
+  }
   // Tenants whose weights a replay could not get, since the checkpoint that they began with is not
   // there, and why.
   const std::map<std::string, std::string>& lost() const { return lost_; }
@@ -89,6 +98,7 @@ class Operations {
   std::map<std::string, int64_t> numbers_;  // by request_id
   std::string differs_;                     // which operation did, in a replay
   std::map<std::string, std::string> lost_;
+  std::map<std::string, std::exception_ptr> unmade_;  // by tenant
   bool closing_ = false;
   Lines lines_;
 };

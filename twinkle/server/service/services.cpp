@@ -21,6 +21,17 @@ namespace {
 // most 255 bytes.
 constexpr size_t kMaxName = 200;
 
+// As an error's text can quote it, which ends at a byte of 0.
+std::string quoted(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c == '\0')
+      out += "\\0";
+    else
+      out += c;
+  return out;
+}
+
 // What a poll is told of a request that rates hold, or that waits for its turn in a run behind one
 // that they do; or "".
 std::string why_held(const std::string& request_id, const Rates& rates, Runs& runs) {
@@ -109,15 +120,19 @@ void Services::sample(const std::string& owner, const std::string& key_id,
 
 const engine::Create* Services::unmade(const std::string& tenant) const {
   const auto found = sampled_.find(tenant);
-  return found == sampled_.end() || made_.contains(tenant) ? nullptr : &found->second;
+  if (found == sampled_.end()) return nullptr;
+  const auto made = made_.find(tenant);
+  return made == made_.end() || made->second == Made::kFailed ? &found->second : nullptr;
 }
 
 void Services::give(const std::string& tenant, engine::Accepted create) {
   backend.submit(std::move(create), [this, tenant](const engine::Outcome& outcome) {
-    if (!outcome.error) return;
-    loop.post([this, tenant] { made_.erase(tenant); });  // the next who asks tries again
+    loop.post([this, tenant, error = outcome.error] {
+      made_[tenant] = error ? Made::kFailed : Made::kGiven;
+      operations.explain(tenant, error);  // before the first of its Samples ends
+    });
   });
-  made_.insert(tenant);
+  made_[tenant] = Made::kGiven;
 }
 
 void Services::prepare(const std::string& tenant,
@@ -134,9 +149,12 @@ void Services::prepare(const std::string& tenant,
                if (error) std::rethrow_exception(error);
                give(tenant, std::move(**checked));
              } catch (const Error& e) {
-               if (e.code != Code::kBusy) refused = brief(e.what());  // else make() says it
+               if (e.code == Code::kBusy)
+                 made_.erase(tenant);  // make() says it
+               else
+                 refused = brief(e.what());
              } catch (const std::exception&) {
-               // No memory, which is no room.
+               made_.erase(tenant);  // no memory, which is no room
              }
              const auto waiting = preparing_.extract(tenant);
              for (const auto& next : waiting.mapped()) next(refused);
@@ -146,9 +164,10 @@ void Services::prepare(const std::string& tenant,
 void Services::make(const std::string& tenant) {
   const engine::Create* const create = unmade(tenant);
   if (!create) return;
-  require(create->directory.empty(), Code::kBusy,
+  if (create->directory.empty()) return give(tenant, backend.check(*create));
+  // One that failed is not asked for again here: the Samples tell of it.
+  require(made_.contains(tenant), Code::kBusy,
           "server: the engine has no room for the checkpoint of this sampler now; come again");
-  give(tenant, backend.check(*create));
 }
 
 bool Services::make_all(std::set<std::string>& tenants) {
@@ -221,7 +240,7 @@ void Services::release_saved(const Snapshotted& snapshot) {
 fs::path Services::new_folder(const Run& run, int64_t seq_id, const std::string& kind,
                               const std::string& name) const {
   require(store::is_plain_name(name, kMaxName) && name != "." && name != "..", Code::kInvalid,
-          "server: the name '", name, "' of a checkpoint must be 1 to ", kMaxName,
+          "server: the name '", quoted(name), "' of a checkpoint must be 1 to ", kMaxName,
           " letters, digits, '.', '_' and '-'");
   // What an earlier save of the name wrote, or will write, stays: a replay may need it.
   const bool again = run.saved.contains(kind + "/" + name);
@@ -235,7 +254,8 @@ void Services::require_model(const std::string& name) {
     if (std::ranges::find(names, name) != names.end()) return;
     std::string known;
     for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
-    fail(Code::kInvalid, "server: base_model '", name, "' is not served here, only ", known);
+    fail(Code::kInvalid, "server: base_model '", quoted(name), "' is not served here, only ",
+         known);
   });
 }
 

@@ -123,7 +123,8 @@ class Services {
   // read. `refused`: why the engine never takes it, or "".
   void prepare(const std::string& tenant, std::function<void(const std::string& refused)> then);
   // Whose checkpoint need not be read, or has been. Errors as of Backend::check; kBusy, too: it has
-  // not. A replay makes at its end those for which work is left.
+  // not. Where the engine has failed to make it, its Samples end with that error, and the next
+  // prepare() tries again. A replay makes at its end those for which work is left.
   void make(const std::string& tenant);
   // Where a run's next save of this name goes. Error kInvalid: no such name.
   std::filesystem::path new_folder(const Run& run, int64_t seq_id, const std::string& kind,
@@ -179,6 +180,7 @@ class Services {
   Worker keys_disk;  // for the keys' file alone: no job of the other keeps a revoked key alive
 
  private:
+  enum class Made { kGiven, kFailed };
   // What the engine has still to get as this tenant; null: nothing.
   const engine::Create* unmade(const std::string& tenant) const;
   void give(const std::string& tenant, engine::Accepted create);
@@ -193,7 +195,7 @@ class Services {
   const ServiceOptions options_;
   std::vector<Opened> starts_;                     // of this state, one of each kind
   std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
-  std::set<std::string> made_;                     // that the engine has got
+  std::map<std::string, Made> made_;               // of those that the engine was given
   std::map<std::string, std::vector<std::function<void(const std::string&)>>> preparing_;
 };
 
