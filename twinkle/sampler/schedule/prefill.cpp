@@ -67,6 +67,7 @@ bool Schedule::add_prompt(Owner& owner, Sequence& s, std::vector<Sequence*>& com
 
 // The owner's newcomer is among those that began.
 void Schedule::enter(Owner& owner) {
+  owner.entered = ++num_entered_;
   if (!owner.again.empty()) return owner.again.pop_front();
   const int64_t ticket = owner.waiting.front()->job->ticket;
   const auto at = std::ranges::upper_bound(sequences_, ticket, {},
@@ -78,7 +79,8 @@ void Schedule::enter(Owner& owner) {
 
 // Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
 // and no more than max_sequences run. None passes the first that has no room: an owner that holds
-// less, and needs more, gets the pages that come free.
+// less, and needs more, gets the pages that come free. When all that ran has ended at once nobody
+// holds anything: then owners take turns, or one whose requests are older would have all of them.
 void Schedule::begin_round() {
   std::vector<Sequence*> computing;
   int64_t num_running = 0, width = 0, reserved = 0;
@@ -92,7 +94,7 @@ void Schedule::begin_round() {
     const Owner& o = entry.second;
     const Sequence* oldest = o.newcomer();
     return std::tuple(!oldest, -o.priority, static_cast<double>(o.held) / o.account.weight,
-                      oldest ? oldest->job->ticket : 0);
+                      o.entered, oldest ? oldest->job->ticket : 0);
   };
   while (width < options_.max_sequences) {
     const auto it = std::ranges::min_element(owners_, {}, order);

@@ -104,6 +104,18 @@ TEST(Prefill, WhoWaitsForAPageThatAHogComputesLendsItsTurns) {
   EXPECT_LE(steps, 11 * 1024 / 256 / 2 + 1) << "the two owners' turns together";
 }
 
+TEST(Prefill, OwnersTakeTurnsWhereAllThatRanEndsAtOnce) {
+  // Each request of the hog's takes the whole batch, and ends in one step.
+  Driver driver({.kv_tokens = 1 << 16, .max_sequences = 8, .prefill_tokens = 512});
+  for (int i = 0; i < 24; ++i)
+    driver.add(count_from(100 * i, 5), 45, 0, 8)->request.owner = "hog";
+  for (int i = 0; i < 3; ++i) driver.step();
+  const Job* small = add(driver, "new", count_from(0, 5), 0);
+  int steps = 0;
+  while (small->num_left > 0 && steps < 24 * 46) driver.step(), ++steps;
+  EXPECT_LE(steps, 2 * 46) << "when the hog's first has ended";
+}
+
 TEST(Prefill, PagesThatComeFreeGoToWhoHoldsFewestAndSmallPromptsDoNotPassALargeOne) {
   Driver driver({.kv_tokens = 40 * 64, .prefill_tokens = 4096});
   for (int i = 0; i < 6; ++i)  // three of them fill the cache

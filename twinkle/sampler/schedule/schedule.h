@@ -2,8 +2,8 @@
 // each that decodes, and prompts as far as a budget goes, so that neither waits for the other. The
 // budget is shared between the owners of requests as batches are between tenants
 // (base/fair_share.h); an owner's oldest prompt comes first. Up to max_sequences sequences run;
-// room for a new one goes to the owner that holds the fewest pages for its weight, and what waits
-// costs a step nothing. When pages run out, the youngest sequences give theirs back and are
+// room for a new one goes to the owner that holds the fewest pages for its weight, among equals to
+// the one that has been given some longest ago, and what waits costs a step nothing. When pages run out, the youngest sequences give theirs back and are
 // computed again later. Sequences of the same weights that begin alike share pages: what one has
 // computed others take, and what one is computing others wait for. Knows no tensors. One thread,
 // the sampler's.
@@ -73,6 +73,7 @@ class Schedule {
   struct Owner {
     Account account;  // in prompt tokens
     int32_t priority = 0;
+    int64_t entered = 0;  // when its last newcomer began, as num_entered_ counts; 0: none has
     std::deque<std::unique_ptr<Sequence>> waiting;  // that never began; the oldest first
     // In the plan in the making:
     bool here = false;            // it has sequences
@@ -104,6 +105,7 @@ class Schedule {
   // That began, by ticket, then sample; the oldest first.
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::deque<std::unique_ptr<Sequence>> arrived_;  // since the last plan
+  int64_t num_entered_ = 0;                        // newcomers so far
   int64_t num_waiting_ = 0;                        // those, and the owners' that never began
   std::vector<std::pair<Sequence*, Sequence*>>
       followers_;  // of the plan: who waits for whose prompt
