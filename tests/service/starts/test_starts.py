@@ -76,8 +76,8 @@ def test_a_file_that_is_no_checkpoints_in_its_folder_stops_no_start(make, tmp_pa
     (folder / "a/notes.txt").write_text("mine")
     (folder / "b").mkdir()
     (folder / "b/notes.txt").write_text("mine")
-    refused = wire.post("save_weights", {"model_id": run, "seq_id": 2, "path": "b"})
-    assert "holds 'notes.txt'" in refused.detail
+    refused = wire.result(saved(wire, run, 2, "b"))
+    assert "holds 'notes.txt'" in refused["error"]
     shutil.rmtree(folder / "b")
     wire = start_again(server)
     assert not (folder / "b").exists()
