@@ -107,8 +107,7 @@ TEST(Prefill, WhoWaitsForAPageThatAHogComputesLendsItsTurns) {
 TEST(Prefill, OwnersTakeTurnsWhereAllThatRanEndsAtOnce) {
   // Each request of the hog's takes the whole batch, and ends in one step.
   Driver driver({.kv_tokens = 1 << 16, .max_sequences = 8, .prefill_tokens = 512});
-  for (int i = 0; i < 24; ++i)
-    driver.add(count_from(100 * i, 5), 45, 0, 8)->request.owner = "hog";
+  for (int i = 0; i < 24; ++i) driver.add(count_from(100 * i, 5), 45, 0, 8)->request.owner = "hog";
   for (int i = 0; i < 3; ++i) driver.step();
   const Job* small = add(driver, "new", count_from(0, 5), 0);
   int steps = 0;

@@ -3,10 +3,10 @@
 // budget is shared between the owners of requests as batches are between tenants
 // (base/fair_share.h); an owner's oldest prompt comes first. Up to max_sequences sequences run;
 // room for a new one goes to the owner that holds the fewest pages for its weight, among equals to
-// the one that has been given some longest ago, and what waits costs a step nothing. When pages run out, the youngest sequences give theirs back and are
-// computed again later. Sequences of the same weights that begin alike share pages: what one has
-// computed others take, and what one is computing others wait for. Knows no tensors. One thread,
-// the sampler's.
+// the one that has been given some longest ago, and what waits costs a step nothing. When pages run
+// out, the youngest sequences give theirs back and are computed again later. Sequences of the same
+// weights that begin alike share pages: what one has computed others take, and what one is
+// computing others wait for. Knows no tensors. One thread, the sampler's.
 #pragma once
 #include <cstdint>
 #include <deque>
