@@ -14,7 +14,6 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("script.py")
 STEPS = 10
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def environment(**more):

@@ -38,13 +38,14 @@ class Meeting {
     if (round_ == round || failed_ == round) require_open();
   }
 
-  // Waits until `ready` is true after another rank's change.
+  // Calls `change`, for who waits for it.
   void change(const std::function<void()>& change) {
     const Lock lock(mutex_);
     require_open();
     change();
     changed_.notify_all();
   }
+  // Waits until `ready` is true after another rank's change, and calls `then`.
   void wait(int rank, const std::function<bool()>& ready, const std::function<void()>& then) {
     Lock lock(mutex_);
     wait(lock, rank, ready);
