@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <csignal>
+#include <set>
 #include <thread>
 
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/options/reference.h"
 #include "twinkle/model/tiny_model.h"
 #include "twinkle/text/tiny_model_test.h"
 
@@ -159,8 +161,7 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     EXPECT_EQ(train("--lr", value), refused("--lr", value, "a number of at least 0"));
   for (const char* value : {"-1", "nan"}) {
     EXPECT_EQ(train("--max-grad-norm", value),
-              "cli: --max-grad-norm is " + std::string(value) +
-                  ", it must be at least 0; 0 and inf do not clip");
+              refused("--max-grad-norm", value, "a number of at least 0 or 'inf'"));
   }
   EXPECT_EQ(train("--lr", "1e39"),
             "optim: lr of AdamW is 1e+39, it must be finite in float32, at most 3.40282e+38");
@@ -180,6 +181,29 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     const std::string error = wrong({"sample", "model", "a", option, "nan"});
     EXPECT_NE(error.find(field + " is nan"), std::string::npos) << error;
   }
+}
+
+TEST_F(Commands, AllOptionsOfTrainStandInTheReferenceButItsSeed) {
+  CLI::App app("", "twinkle");
+  Action action;
+  train(app, action);
+  const std::string reference = options_reference();
+  std::set<std::string> missing;
+  for (const CLI::Option* option : app.get_subcommand("train")->get_options()) {
+    if (option->get_positional()) continue;
+    std::string name = option->get_name().substr(2);
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (reference.find("\n| `" + name + "` | ") == std::string::npos) missing.insert(name);
+  }
+  EXPECT_EQ(missing, (std::set<std::string>{"help", "seed"}));
+}
+
+TEST_F(Commands, TheGradientsNormMayBeInfinite) {
+  const auto norm = [](const char* value) {
+    return std::vector<std::string>{"train", "model", "rows.jsonl", "--max-grad-norm", value};
+  };
+  parse(norm("inf"), false);
+  parse(norm("0"), false);
 }
 
 TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {

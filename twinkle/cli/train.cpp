@@ -48,30 +48,22 @@ std::string command_to_resume(const std::string& program, const CLI::App& comman
 }
 
 void say_what_is_next(const TrainingOptions& o, const std::string& program) {
-  const std::string output = quoted(o.output);
-  const std::string what = o.full ? output : quoted(o.model);
-  std::printf("saved %s\ntry it:  %s sample %s 'Who are you?'%s\n", o.output.c_str(),
+  const std::string output = quoted(o.files.output);
+  const std::string what = o.recipe.full ? output : quoted(o.model);
+  std::printf("saved %s\ntry it:  %s sample %s 'Who are you?'%s\n", o.files.output.c_str(),
               quoted(program).c_str(), what.c_str(),
-              o.full ? "" : (" --adapter " + output).c_str());
+              o.recipe.full ? "" : (" --adapter " + output).c_str());
 }
 
-void add_max_grad_norm(CLI::App& command, double& norm) {
-  const auto take = [&norm](double value) {
-    require(value >= 0, Code::kInvalid, "cli: --max-grad-norm is ", value,
-            ", it must be at least 0; 0 and inf do not clip");
-    norm = value;
-  };
-  command.add_option_function<double>("--max-grad-norm", take, "0 and inf do not clip")
-      ->default_str(told(norm));
-}
-
-void add_output(CLI::App& command, TrainingOptions& o) {
-  command.add_option("--output", o.output,
-                     "directory to write [outputs/adapter, with --full outputs/model]");
-  auto* overwrite = command.add_flag("--overwrite", o.overwrite, "replace an earlier run's output");
-  command.add_flag("--resume", o.resume, "continue from the state in --output, bit for bit")
-      ->excludes(overwrite);
-  command.add_option("--validation", o.validation, "rows whose loss is reported at the end");
+// What one option says of another.
+void relate(CLI::App& command) {
+  const auto named = [&command](const char* name) { return command.get_option(name); };
+  named("--resume")->excludes(named("--overwrite"));
+  named("--validation-steps")->needs(named("--validation"));
+  for (const char* of_adapter : {"--rank", "--alpha", "--target-modules"})
+    named(of_adapter)->excludes(named("--full"));
+  CLI::Option* preprocessor = named("--preprocessor");
+  preprocessor->description("makes messages of rows that have none: " + preprocessors_for_tuning());
 }
 
 }  // namespace
@@ -85,24 +77,19 @@ void train(CLI::App& app, Action& action) {
                    "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
       ->required();
   command->add_option("data", o->data, ".json, .jsonl or .csv")->required();
-  add_output(*command, *o);
-  command->add_option("--preprocessor", o->preprocessor,
-                      "for rows without messages: " + preprocessors_for_tuning());
-  CLI::Option* full = command->add_flag("--full", o->full, "train all weights, no adapter");
+  add_options(*command, o->files);
   add_options(*command, o->recipe);
   add_options(*command, o->engine,
               {"mixed_precision", "token_budget", "activation_bytes", "memory_share",
                "deterministic", "train_graphs"});
-  for (const char* of_adapter : {"--rank", "--alpha", "--target-modules"})
-    command->get_option(of_adapter)->excludes(full);
-  command->get_option("--validation-steps")->needs(command->get_option("--validation"));
-  add_max_grad_norm(*command, o->max_grad_norm);
+  relate(*command);
   add_device(*command, o->device);
   add_seed(*command, o->seed, "seed of the row order and of the adapter");
   command->callback([o, command, &action] {
-    if (o->full && command->count("--lr") == 0) o->recipe.lr = 1e-5;
-    if (command->count("--output") == 0) o->output = o->full ? "outputs/model" : "outputs/adapter";
-    if (command->count("--preprocessor") > 0) check_preprocessor(o->preprocessor);
+    if (o->recipe.full && command->count("--lr") == 0) o->recipe.lr = 1e-5;
+    if (command->count("--output") == 0)
+      o->files.output = o->recipe.full ? "outputs/model" : "outputs/adapter";
+    if (command->count("--preprocessor") > 0) check_preprocessor(o->files.preprocessor);
     optim::make("AdamW", JsonObject{{"lr", o->recipe.lr}});  // throws what the first step would
     action = [o, command](const std::string& program) {
       o->command_to_resume = command_to_resume(program, *command);

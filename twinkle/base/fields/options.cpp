@@ -26,6 +26,7 @@ bool parse(std::string_view text, T& out) {
 }
 
 bool is_within(double v, const Limits& l) {
+  if (std::isinf(v)) return v > 0 && std::ranges::count(l.one_of, "inf") > 0;
   return std::isfinite(v) && (l.open ? v > l.least && v < l.most : v >= l.least && v <= l.most);
 }
 

@@ -28,14 +28,17 @@ struct OuterOptions {
   std::vector<std::string> names;
   bool loud = true;
   uint16_t port = 80;
+  double norm = 1;
   static constexpr auto fields() {
-    return std::tuple{group("inner", &OuterOptions::inner),
-                      option("wait_seconds", &OuterOptions::wait, at_least(0), "for them"),
-                      option("color", &OuterOptions::color, one_of("red", "blue"), "of it"),
-                      option("word", &OuterOptions::word, any(), "to say"),
-                      option("name", &OuterOptions::names, any(), "of it"),
-                      option("loud", &OuterOptions::loud, any(), "how"),
-                      option("port", &OuterOptions::port, between(0, 65535), "where")};
+    return std::tuple{
+        group("inner", &OuterOptions::inner),
+        option("wait_seconds", &OuterOptions::wait, at_least(0), "for them"),
+        option("color", &OuterOptions::color, one_of("red", "blue"), "of it"),
+        option("word", &OuterOptions::word, any(), "to say"),
+        option("name", &OuterOptions::names, any(), "of it"),
+        option("loud", &OuterOptions::loud, any(), "how"),
+        option("port", &OuterOptions::port, between(0, 65535), "where"),
+        option("norm", &OuterOptions::norm, {.least = 0, .one_of = {"inf"}}, "at most")};
   }
 };
 
@@ -48,7 +51,8 @@ TEST(Options, ThoseOfAllGroupsAreToldByTheirNamesWithDefaults) {
   std::string all;
   for (const AnyOption& one : options_of(o))
     all += std::string(one.name) + "=" + told(one.get()) + " ";
-  EXPECT_EQ(all, "size=4 share=0.5 wait_seconds=1.5 color=blue word=a name=[] loud=true port=80 ");
+  EXPECT_EQ(
+      all, "size=4 share=0.5 wait_seconds=1.5 color=blue word=a name=[] loud=true port=80 norm=1 ");
 }
 
 void set(const AnyOption& option, const std::string& text) {
@@ -98,6 +102,18 @@ TEST(Options, AValueOfAnotherKindOrOutsideItsLimitsIsRefusedAndNothingIsSet) {
             "name is 'a', it must be a list of texts");
   EXPECT_EQ(o.inner.size, 4);
   EXPECT_EQ(o.color, Color::kBlue);
+}
+
+TEST(Options, ANumberIsInfiniteWhereThatIsAllowed) {
+  OuterOptions o;
+  const auto error = [&, all = options_of(o)](const std::string& text) {
+    return error_of([&] { set(named(all, "norm"), text); });
+  };
+  EXPECT_EQ(error("inf"), "no error");
+  EXPECT_TRUE(std::isinf(o.norm));
+  for (const std::string text : {"-inf", "nan", "-1"})
+    EXPECT_EQ(error(text),
+              "test: norm is " + text + ", it must be a number of at least 0 or 'inf'");
 }
 
 TEST(Options, ThoseOfBytesAreAlsoSetByATextWithAUnit) {

@@ -9,7 +9,8 @@ namespace {
 std::string type_of(const AnyOption& option) {
   std::string out;
   for (const std::string_view one : option.limits.one_of)
-    if (!one.empty()) out.append(out.empty() ? "" : "|").append(one);
+    if (option.kind == OptionKind::kText && !one.empty())
+      out.append(out.empty() ? "" : "|").append(one);
   if (!out.empty()) return out;
   switch (option.kind) {
     case OptionKind::kInteger:

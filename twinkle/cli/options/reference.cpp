@@ -47,7 +47,7 @@ void add_table(const std::vector<AnyOption>& options, const std::set<std::string
 std::string options_reference() {
   const ServeOptions serve;
   const engine::EngineOptions engine;
-  const Recipe recipe;
+  const TrainingOptions training;
   std::set<std::string_view> of_engine;
   for (const AnyOption& option : options_of(engine)) of_engine.insert(option.name);
   std::string out = kHead;
@@ -58,7 +58,9 @@ std::string options_reference() {
   out +=
       "\n## Training on the command line\n\nOf `twinkle train`, which takes some of the engine's "
       "too; `twinkle train --help` lists all.\n";
-  add_table(options_of(recipe), {}, out);
+  std::vector<AnyOption> of_train = options_of(training.files);
+  std::ranges::copy(options_of(training.recipe), std::back_inserter(of_train));
+  add_table(of_train, {}, out);
   return out;
 }
 

@@ -41,7 +41,7 @@ Json targets(const std::string& names) {
 }
 
 std::string lora_json(const TrainingOptions& o) {
-  if (o.full) return "";
+  if (o.recipe.full) return "";
   return boost::json::serialize(JsonObject{{"r", o.recipe.rank},
                                            {"lora_alpha", o.recipe.alpha},
                                            {"target_modules", targets(o.recipe.target_modules)},
@@ -63,7 +63,7 @@ optim::Schedule schedule_of(const TrainingOptions& o, int64_t steps) {
 
 data::Dataset encoded(const TrainingOptions& o, const std::string& file,
                       const text::Template& tmpl) {
-  data::Dataset rows = trainable_rows(file, o.preprocessor, tmpl, o.recipe.max_length);
+  data::Dataset rows = trainable_rows(file, o.files.preprocessor, tmpl, o.recipe.max_length);
   require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
           file == o.data ? "train on" : "measure the loss of");
   return rows;
@@ -93,8 +93,8 @@ std::string fingerprint(const data::Dataset& rows) {
 
 // The options that determine a run's weights: a resumed run must have the same.
 JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
-  JsonObject settings{{"--full", o.full},
-                      {"--preprocessor", o.preprocessor},
+  JsonObject settings{{"--full", o.recipe.full},
+                      {"--preprocessor", o.files.preprocessor},
                       {"--max-length", o.recipe.max_length},
                       {"--batch-size", o.recipe.batch_size},
                       {"--epochs", o.recipe.epochs},
@@ -102,8 +102,8 @@ JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
                       {"--lr", o.recipe.lr},
                       {"--lr-schedule", o.recipe.lr_schedule},
                       {"--warmup-steps", o.recipe.warmup_steps},
-                      {"--max-grad-norm", o.max_grad_norm}};
-  if (!o.full) {
+                      {"--max-grad-norm", o.recipe.max_grad_norm}};
+  if (!o.recipe.full) {
     settings["--rank"] = o.recipe.rank;
     settings["--alpha"] = o.recipe.alpha;
     settings["--target-modules"] = o.recipe.target_modules;
@@ -113,22 +113,22 @@ JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
 }
 
 void check_output(const TrainingOptions& o, const std::string& model) {
-  engine::check_target(o.output, model, "cli: --output");  // the engine's own rule
-  const fs::path output = o.output;
+  engine::check_target(o.files.output, model, "cli: --output");  // the engine's own rule
+  const fs::path output = o.files.output;
   std::error_code error;
   const bool holds_run = !names_in(output, error).empty();
   const bool holds_state = fs::is_regular_file(output / kTrainerState, error);
-  if (o.overwrite || (o.resume ? holds_state : !holds_run)) return;
-  require(holds_run, Code::kNotFound, "cli: --output ", o.output, " has no ", kTrainerState,
+  if (o.files.overwrite || (o.files.resume ? holds_state : !holds_run)) return;
+  require(holds_run, Code::kNotFound, "cli: --output ", o.files.output, " has no ", kTrainerState,
           ", so there is nothing to resume; name the directory of an interrupted run, or leave "
           "--resume out");
-  require(!holds_state, Code::kConflict, "cli: --output ", o.output,
+  require(!holds_state, Code::kConflict, "cli: --output ", o.files.output,
           " holds an interrupted run; give --resume to continue it, --overwrite to replace it, or "
           "name another directory");
-  fail(Code::kConflict, "cli: --output ", o.output,
+  fail(Code::kConflict, "cli: --output ", o.files.output,
        " holds a finished run, or another adapter or model, and no state to resume; name another "
        "directory, or give --overwrite to replace it; to train longer, ",
-       o.full ? "give it as MODEL and another --output" : "start again with more --epochs");
+       o.recipe.full ? "give it as MODEL and another --output" : "start again with more --epochs");
 }
 
 std::string duration(double seconds) {
@@ -199,11 +199,11 @@ class Training {
         settings_(settings_of(o, rows_)),
         learning_rate_(schedule_of(o, steps_)),
         engine_(engine_of(o, model_)) {
-    if (!o.validation.empty()) validation_ = encoded(o, o.validation, template_);
+    if (!o.files.validation.empty()) validation_ = encoded(o, o.files.validation, template_);
     engine_.run<engine::Done>(
         engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.seed});
     try_output();
-    if (o.resume) resume();
+    if (o.files.resume) resume();
   }
 
   void run() {
@@ -240,7 +240,7 @@ class Training {
     const JsonObject options{{"lr", learning_rate_(o_.recipe.lr, step_)}};
     engine_.run<engine::StepResult>(engine::Step{.tenant = kTenant,
                                                  .options = boost::json::serialize(options),
-                                                 .max_grad_norm = o_.max_grad_norm});
+                                                 .max_grad_norm = o_.recipe.max_grad_norm});
     double num_tokens = 0;
     for (const auto& sequence : work.sequences)
       num_tokens += static_cast<double>(sequence.input_ids.size());
@@ -274,7 +274,7 @@ class Training {
                            {"twinkle_train", settings_}};
     engine_.run<engine::SaveResult>(
         engine::Save{.tenant = kTenant,
-                     .directory = o_.output,
+                     .directory = o_.files.output,
                      .optimizer = to_go_on,
                      .extra_json = to_go_on ? boost::json::serialize(state) : ""});
   }
@@ -282,14 +282,14 @@ class Training {
   [[noreturn]] void stop(Progress& progress) {
     progress.end();
     save(true);
-    fail(Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ", o_.output,
-         " holds the state; to resume, type\n", o_.command_to_resume);
+    fail(Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ",
+         o_.files.output, " holds the state; to resume, type\n", o_.command_to_resume);
   }
 
   void resume() {
     const auto loaded = engine_.run<engine::LoadResult>(
-        engine::Load{.tenant = kTenant, .directory = o_.output, .optimizer = true});
-    const std::string file = (fs::path(o_.output) / kTrainerState).string();
+        engine::Load{.tenant = kTenant, .directory = o_.files.output, .optimizer = true});
+    const std::string file = (fs::path(o_.files.output) / kTrainerState).string();
     const std::optional<Json> state = json_in(loaded.extra_json);
     const Json* saved = state ? find(*state, "twinkle_train") : nullptr;
     require(saved, Code::kInvalid, "cli: --resume: ", file, " was not written by 'twinkle train'");
@@ -299,10 +299,10 @@ class Training {
       const std::string then = theirs ? boost::json::serialize(*theirs) : "not there";
       if (then == now) continue;
       require(name != "data", Code::kConflict, "cli: --resume: the rows of ", o_.data,
-              " are not those that the run in ", o_.output,
+              " are not those that the run in ", o_.files.output,
               " was trained on; give its file, or --overwrite to start again");
       fail(Code::kConflict, "cli: --resume: ", std::string_view(name), " is ", now,
-           ", that of the run in ", o_.output, " is ", then,
+           ", that of the run in ", o_.files.output, " is ", then,
            "; give the same, or --overwrite to start again");
     }
     step_ = get<int64_t>(*state, "cur_step");
@@ -313,10 +313,10 @@ class Training {
   // to a folder next to the output, which is then removed.
   void try_output() {
     try {
-      const AtomicDirectory beside(o_.output);
+      const AtomicDirectory beside(o_.files.output);
       engine_.run<engine::SaveResult>(engine::Save{kTenant, beside.staging() / "trial", true});
     } catch (const std::exception& e) {
-      fail(Code::kInvalid, "cli: --output ", o_.output, " cannot be saved to: ", e.what(),
+      fail(Code::kInvalid, "cli: --output ", o_.files.output, " cannot be saved to: ", e.what(),
            "; name a new directory");
     }
   }

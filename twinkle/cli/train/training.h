@@ -10,21 +10,46 @@
 
 namespace twinkle::cli {
 
-// Whose numbers and names the command line, its help and docs/options.md take from the list.
+// The command line, its help and docs/options.md take these two from their lists.
+struct TrainingFiles {
+  std::string output;        // empty: the command's default
+  bool overwrite = false;    // an earlier run's output may be replaced
+  bool resume = false;       // continue from the checkpoint in `output`
+  std::string validation;    // a file of rows whose loss is measured; empty: none
+  std::string preprocessor;  // of data and validation; empty: none
+
+  static constexpr auto fields() {
+    using F = TrainingFiles;
+    return std::tuple{
+        option("output", &F::output, any(),
+               "directory to write [outputs/adapter, with --full outputs/model]"),
+        option("overwrite", &F::overwrite, any(), "replace an earlier run's output"),
+        option("resume", &F::resume, any(), "continue from the state in --output, bit for bit"),
+        option("validation", &F::validation, any(), "rows whose loss is reported at the end"),
+        option("preprocessor", &F::preprocessor, any(),
+               "makes messages of rows that have none; twinkle train --help names those there are "
+               "[rows hold messages]")};
+  }
+};
+
 struct Recipe {
+  bool full = false;  // train every weight, no adapter
   int64_t rank = 8;
   double alpha = 16;
   std::string target_modules = "all-linear";
   double lr = 1e-4;
   std::string lr_schedule = "constant";  // linear and cosine: down to 0
   int64_t warmup_steps = 0;
+  double max_grad_norm = 1;  // 0 and infinity do not clip
   int64_t batch_size = 8, epochs = 1, max_length = 1024;
   int64_t save_steps = 0, validation_steps = 0;
 
   static constexpr auto fields() {
     using R = Recipe;
     constexpr Limits kCount = between(1, INT32_MAX), kSteps = between(0, INT32_MAX);
+    constexpr Limits kNorm = {.least = 0, .one_of = {"inf"}};
     return std::tuple{
+        option("full", &R::full, any(), "train all weights, no adapter"),
         option("rank", &R::rank, kCount, "rank of the adapter"),
         option("alpha", &R::alpha, strictly_between(0, Limits::kNone), "its scale is alpha / rank"),
         option("target_modules", &R::target_modules, any(),
@@ -33,6 +58,8 @@ struct Recipe {
         option("lr_schedule", &R::lr_schedule, one_of("constant", "linear", "cosine"),
                "after the warm-up"),
         option("warmup_steps", &R::warmup_steps, kSteps, "steps in which the rate rises to --lr"),
+        option("max_grad_norm", &R::max_grad_norm, kNorm,
+               "longer gradients are scaled down to it; 0 and inf do not clip"),
         option("batch_size", &R::batch_size, kCount, "rows per step"),
         option("epochs", &R::epochs, kCount, "passes over the rows"),
         option("max_length", &R::max_length, kCount, "longest row, tokens"),
@@ -44,15 +71,10 @@ struct Recipe {
 };
 
 struct TrainingOptions {
-  std::string model, data, output;
-  std::string preprocessor;  // of data and validation; empty: none
-  std::string validation;    // a file of rows whose loss is measured; empty: none
-  std::string device;        // empty: as device_or_default
-  bool full = false;         // train every weight, no adapter
-  bool overwrite = false;    // an earlier run's output may be replaced
-  bool resume = false;       // continue from the checkpoint in `output`
-  double max_grad_norm = 1;  // 0 and infinity do not clip
+  std::string model, data;
+  std::string device;  // empty: as device_or_default
   uint64_t seed = 42;
+  TrainingFiles files;
   Recipe recipe;
   engine::EngineOptions engine;   // but model and device
   std::string command_to_resume;  // what the user types to resume after an interrupt
