@@ -80,8 +80,23 @@ class _Run:
     mesh: DeviceMesh | None = None
     name: str | None = None
     hook: FatalHook | None = None  # calls the notifier when the process fails
+    lazy_collect: bool = True
     service: Service | None = None  # in mode 'http'
-    objects: list = field(default_factory=list)  # (class name, mesh, device) of what was built
+    cluster: object = None  # in mode 'ray' with several ranks: a remote.cluster.Cluster
+    objects: list = field(default_factory=list)  # (class name, mesh, place) of what was built
+
+    def end(self):
+        """Ends what it has started."""
+        for part, ending in ((self.hook, "remove"), (self.service, "stop"), (self.cluster, "stop")):
+            if part is not None:
+                getattr(part, ending)()
+
+    def made_in_workers(self, cls, remote_group, args, kwargs):
+        """A Proxy of an object that is made in the workers of a group, in mode 'ray'."""
+        group = group_of(remote_group, f"a {cls.__name__}")
+        proxy = self.cluster.make(cls, group, args, kwargs)
+        self.objects.append((cls.__name__, proxy.device_mesh, f"group {group.name}"))
+        return proxy
 
 
 _run = _Run()
@@ -143,9 +158,12 @@ def initialize(
 ):
     """Fixes mode, seed, groups and mesh of this process. Optional on one device.
 
-    mode: 'local' (this process, or torchrun's); 'ray' with groups of one rank together, for which
-    this process is all that is needed; or 'http', which starts `twinkle serve` as a child of this
-    process and returns its URL. options, of mode 'http': those of `twinkle serve` with '_' for '-'
+    mode: 'local' (this process, or torchrun's); 'ray', which starts or joins a Ray cluster with a
+    worker for each rank of the groups (docs/ray.md), of which one rank in all is this process; or
+    'http', which starts `twinkle serve` as a child of this process and returns its URL.
+    lazy_collect: whether results stay in the workers until they are looked at. option of mode
+    'ray': placement_seconds, 30: how long the cluster may take to give a group its place.
+    options, of mode 'http': those of `twinkle serve` with '_' for '-'
     (model, names, port, state, config, ...); smollm2 on a free port without any. TINKER_BASE_URL
     and TWINKLE_SERVER_URL are set to the URL, so that tinker.ServiceClient() finds it. The service
     ends with this process, or with the next initialize(). seed: of `random`, numpy, torch, and of
@@ -156,8 +174,10 @@ def initialize(
     A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
     number of processes below 1, groups that are no list of DeviceGroups or share a name, a mesh of
     another size, a notifier that cannot be called, a name that is no text, full_determinism that is
-    neither True nor False, options in another mode than 'http', options that `twinkle serve`
-    refuses; NotAvailableError: mode 'ray' with any other groups, a mesh of several ranks.
+    neither True nor False, options in another mode than theirs, options that `twinkle serve`
+    refuses; mode 'ray' without groups, with groups that share a rank, that the cluster has no place
+    for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray' with
+    several ranks without the package ray, or where no cluster can be reached.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
@@ -168,26 +188,30 @@ def initialize(
     checks.integer("infra: nproc_per_node", nproc_per_node, least=1)
     checks.integer("infra: ncpu_proc_per_node", ncpu_proc_per_node, least=1)
     checks.text("infra: name", name, none=True, empty=True)
-    del lazy_collect  # in one process results are never handles
-    if global_device_mesh is not None:
-        check_mesh(global_device_mesh, "global_device_mesh")
+    checks.flag("infra: lazy_collect", lazy_collect)
     groups = groups or []
+    workers = _needs_workers(mode, groups)
+    if global_device_mesh is not None and not workers:
+        check_mesh(global_device_mesh, "global_device_mesh")
     for group in groups:
         require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
     require(
         len({group.name for group in groups}) == len(groups),
         f"infra: groups {[group.name for group in groups]} must have different names",
     )
+    if workers:
+        _check_workers(groups, global_device_mesh)
     hook = _hook(notifier, name)
-    if _run.hook is not None:
-        _run.hook.remove()
-    if _run.service is not None:
-        _run.service.stop()
-    _run = _Run(mode, seed, full_determinism, list(groups), global_device_mesh, name, hook)
+    _run.end()
+    _run = _Run(
+        mode, seed, full_determinism, list(groups), global_device_mesh, name, hook, lazy_collect
+    )
     if name:
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
     seed_everything(seed, full_determinism)
+    if workers:
+        _start_workers(max(nproc_per_node, ncpu_proc_per_node), **options)
     if mode != "http":
         return None
     _run.service = Service(options)
@@ -199,18 +223,44 @@ def _check_mode(mode, groups, options):
         mode in ("local", "ray", "http"),
         f"infra: mode is {mode!r}, it must be 'local', 'ray' or 'http'",
     )
+    known = ("placement_seconds",) if mode == "ray" else ()
+    unknown = [name for name in options if name not in known]
     require(
-        mode == "http" or not options,
-        f"infra: initialize has no {', '.join(options)} in mode {mode!r}; mode 'http' has",
+        mode == "http" or not unknown,
+        f"infra: initialize has no {', '.join(unknown)} in mode {mode!r}",
     )
-    if mode in ("local", "http"):
-        return
-    alone = mode == "ray" and groups and all(isinstance(group, DeviceGroup) for group in groups)
-    if not alone or sum(group.num_ranks for group in groups) > 1:
-        raise NotAvailableError(
-            f"infra: mode {mode!r} is not available in this version; mode 'local' is, and "
-            "'ray' with groups of one rank together"
-        )
+    require(
+        mode != "ray" or groups,
+        "infra: mode 'ray' needs groups, such as [DeviceGroup('default', ranks=2)]",
+    )
+    if "placement_seconds" in options and mode == "ray":
+        checks.number("infra: placement_seconds", options["placement_seconds"], least=0)
+
+
+def _needs_workers(mode, groups):
+    """Whether objects live in other processes: one rank in all is this one."""
+    if mode != "ray" or not all(isinstance(group, DeviceGroup) for group in groups):
+        return False
+    return sum(group.num_ranks for group in groups) > 1 or bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _check_workers(groups, mesh):
+    from twinkle.remote.cluster import check_groups, ray_package
+
+    check_groups(groups, mesh)
+    ray_package()
+
+
+def _start_workers(per_node, placement_seconds=30):
+    global _run  # noqa: PLW0603
+    from twinkle.remote.cluster import Cluster
+
+    try:
+        _run.cluster = Cluster(_run, per_node, placement_seconds)
+    except BaseException:  # nothing that is for workers may be made in this process
+        _run.end()
+        _run = _Run()
+        raise
 
 
 def _hook(notifier, name):
@@ -233,8 +283,14 @@ def register(instance, mesh=None, remote_group=None):
     return mesh
 
 
+def mesh_here(mesh):
+    """An object's mesh, or that of initialize(); None with workers, whose ranks the mesh is over:
+    what lives in the driver has none."""
+    return _run.mesh if mesh is None and _run.cluster is None else mesh
+
+
 def _mesh_and_group(name, mesh, remote_group):
-    mesh = _run.mesh if mesh is None else mesh
+    mesh = mesh_here(mesh)
     if mesh is not None:
         check_mesh(mesh, f"device_mesh of {name}")
     return mesh, group_of(remote_group, name)

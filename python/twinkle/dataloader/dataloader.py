@@ -9,6 +9,7 @@ from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
+from twinkle.remote import remote_class, remote_function
 
 _INT64_MAX = 2**63 - 1
 _SHORT = reprlib.Repr()  # of rows, which may be millions
@@ -17,6 +18,7 @@ _SHORT.maxother = 200
 _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
 
+@remote_class(execute="all", listed=False)
 class DataLoader:
     """Yields lists of dicts, each row read once.
 
@@ -73,7 +75,7 @@ class DataLoader:
         if drop_last:
             min_batch_size = batch_size
         group_of(remote_group, "a DataLoader")
-        rank, world = _place(device_mesh)
+        rank, world = _place(device_mesh, batch_size)
         require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
         options = {
             "batch_size": batch_size,
@@ -109,6 +111,7 @@ class DataLoader:
         NoLengthError: the dataset is a stream."""
         return len(self._loader)
 
+    @remote_function(dispatch="all", collect="flatten")
     def __iter__(self):
         """Begins the next epoch: batches of this data rank, as lists of dicts, or as collate_fn
         returns them. A loop over the previous epoch raises InvalidError from here on."""
@@ -129,6 +132,7 @@ class DataLoader:
                 batch = [self.dataset[index] for index in batch]
             yield self._collate(batch) if self._collate else batch
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def set_processor(self, processor_cls, **kwargs):
         """Sets the InputProcessor (or its class or name) that turns rows into the yielded batch."""
         from twinkle import processor
@@ -137,6 +141,7 @@ class DataLoader:
             processor_cls, processor.InputProcessor, processor, **kwargs
         )
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def skip_consumed_samples(self, consumed_train_samples):
         """The next epoch begins after these rows, which are not read again; those of a stream are
         read and discarded. InvalidError: no integer from 0 to 2^63 - 1."""
@@ -147,19 +152,30 @@ class DataLoader:
         )
         self._epoch = 0
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def resume_from_checkpoint(self, consumed_train_samples):
         """skip_consumed_samples, under the name that goes with a model's method."""
         self.skip_consumed_samples(consumed_train_samples)
 
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def get_state(self):
         """{'consumed_train_samples': rows over all ranks, for skip_consumed_samples}."""
         return {"consumed_train_samples": self._loader.consumed}
 
 
-def _place(device_mesh):
+def _place(device_mesh, batch_size):
     """(data rank, data ranks), of initialize's mesh where None is given."""
-    device_mesh = current_run().mesh if device_mesh is None else device_mesh
+    run = current_run()
+    device_mesh = run.mesh if device_mesh is None else device_mesh
     if device_mesh is None:
+        return 0, 1
+    if run.cluster is not None:  # the driver has the whole batches, which calls cut for workers
+        size = device_mesh.data_world_size
+        require(
+            batch_size % size == 0,
+            f"dataloader: batch_size is {batch_size}, it must be divisible by {size}, the number "
+            "of data ranks",
+        )
         return 0, 1
     check_world(device_mesh, "device_mesh of a DataLoader")
     rank = device_mesh.data_rank

@@ -10,6 +10,7 @@ from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group
+from twinkle.model.remote import at_once
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
@@ -68,6 +69,7 @@ class Adapters(Checkpoints):
         """The engine's tenant of an adapter, or of the base model, to sample with: its name."""
         return self._tenant(self._group(adapter_name), training=False)
 
+    @at_once
     def add_adapter_to_model(
         self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
     ):
@@ -115,6 +117,7 @@ class Adapters(Checkpoints):
             self.engine.create, lambda _: {"groups": groups}, tenant=group.tenant, **group.created
         )
 
+    @at_once
     def remove_adapter(self, adapter_name=None):
         """Forgets an adapter and its optimizer's state. InvalidError: there is none of the name, or
         it is the base model."""
@@ -127,6 +130,7 @@ class Adapters(Checkpoints):
             self._drop_stale(group)
             self._tenants.run(self.engine.delete, lambda _: {"groups": groups}, tenant=group.tenant)
 
+    @at_once
     def reload_initial_weights(self, adapter_name=None):
         """Weights, optimizer and counters as they were before the first step; settings stay."""
         group = self._group(adapter_name)

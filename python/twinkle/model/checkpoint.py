@@ -7,7 +7,9 @@ from twinkle import checks
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
+from twinkle.model.remote import at_once
 from twinkle.model.settings import Settings
+from twinkle.remote import remote_function
 
 # What save() keeps of the loop in trainer_state.json: name, least value.
 _COUNTERS = {
@@ -19,11 +21,13 @@ _COUNTERS = {
 class Checkpoints(Settings):
     """The part of TransformersModel that writes and reads files."""
 
+    @at_once
     def get_state_dict(self, adapter_name=None):
         """{name: float32 tensor} of the trained weights: the adapter's, or the model's."""
         group = self._group(adapter_name)
         return _state_dict(self.engine, self._tenant(group))
 
+    @at_once
     def save(
         self,
         name=None,
@@ -66,6 +70,7 @@ class Checkpoints(Settings):
             max_shard_bytes=max_shard_bytes,
         ).result()
 
+    @at_once
     def load(self, name, output_dir=None, load_optimizer=False, token=None, adapter_name=None):
         """Reads what save wrote, from output_dir/name, or from name, a directory or hub id.
 
@@ -84,6 +89,7 @@ class Checkpoints(Settings):
         directory = HubOperation.download_model(directory, token=token)
         self._load(group, directory, _loop_state(directory) if load_optimizer else None)
 
+    @at_once
     def resume_from_checkpoint(self, checkpoint_dir, *, resume_only_model=False, adapter_name=None):
         """Goes on where `save(save_optimizer=True)` stopped.
 
@@ -125,6 +131,7 @@ class Checkpoints(Settings):
         if group.config is not None:
             warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 
+    @remote_function(dispatch="all", execute="first", collect="first", lazy_collect=False)
     def upload_to_hub(self, checkpoint_dir, hub_model_id, hub_token=None, async_upload=True):
         """Pushes a directory to hf:// or ms:// (default), private; a Future if async_upload.
 

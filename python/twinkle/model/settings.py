@@ -13,6 +13,7 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
+from twinkle.model.remote import at_once
 from twinkle.plugin import construct_class
 
 
@@ -58,6 +59,7 @@ class Settings(TwinkleModel):
 
     # ---- settings
 
+    @at_once
     def set_loss(self, loss_cls, adapter_name=None, **kwargs):
         """A Loss, a subclass, its name or the short one of twinkle.loss.torch_loss_mapping
         ('grpo'), a plugin id, or a function (inputs, outputs, **kwargs).
@@ -73,17 +75,20 @@ class Settings(TwinkleModel):
             core().check_loss(engine_loss(loss), json.dumps(loss.engine_options()))
         self._group(adapter_name).loss = loss
 
+    @at_once
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
         """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class; kwargs as in torch.
         InvalidError: another optimizer or option; the one before then stays."""
         self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
 
+    @at_once
     def set_lr_scheduler(self, scheduler_cls, adapter_name=None, **kwargs):
         """scheduler_cls: a name such as 'CosineWarmupScheduler', or the name or class of one of
         torch's schedulers; kwargs as in torch; it starts anew. Refused: one that follows a metric.
         """
         self._group(adapter_name).set_scheduler(scheduler_cls, kwargs)
 
+    @at_once
     def set_template(self, template_cls, adapter_name=None, **kwargs):
         """A Template, a subclass, its name or a plugin id; model_id defaults to the model's.
         InvalidError: another thing, or kwargs that it does not take; the one before then stays."""
@@ -93,12 +98,14 @@ class Settings(TwinkleModel):
             template_cls, twinkle.template.Template, twinkle.template, **kwargs
         )
 
+    @at_once
     def set_processor(self, processor_cls, adapter_name=None, **kwargs):
         """An InputProcessor, a subclass, its name or a plugin id."""
         self._group(adapter_name).processor = construct_class(
             processor_cls, twinkle.processor.InputProcessor, twinkle.processor, **kwargs
         )
 
+    @at_once
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
         """A Metric, a subclass, its name or a plugin id; is_training None: for both phases.
         InvalidError: another thing, kwargs that it does not take, is_training that is none of True,
@@ -113,12 +120,14 @@ class Settings(TwinkleModel):
                 )
                 group.status(training).metrics.append(metric)
 
+    @at_once
     def apply_patch(self, patch_cls, adapter_name=None, **kwargs):
         """A Patch, a subclass, its name or a plugin id, applied to model.model."""
         del adapter_name
         patch = construct_class(patch_cls, twinkle.patch.Patch, twinkle.patch, **kwargs)
         patch(self.model)
 
+    @at_once
     def set_grad_scaler(self, adapter_name=None, **kwargs):
         """Gradients are scaled with mixed_precision='fp16' alone, which this version refuses."""
         del adapter_name, kwargs
@@ -126,11 +135,13 @@ class Settings(TwinkleModel):
 
     # ---- reports
 
+    @at_once
     def get_peft_config_dict(self, adapter_name=None):
         """The fields of an adapter's LoraConfig, as peft names them; None of the base model."""
         config = self._group(adapter_name).config
         return None if config is None else config.to_dict()
 
+    @at_once
     def calculate_metric(self, is_training=True, adapter_name=None):
         """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ...
         InvalidError: is_training is neither True nor False."""
@@ -140,6 +151,7 @@ class Settings(TwinkleModel):
             metric.reset()
         return out
 
+    @at_once
     def get_train_configs(self, adapter_name=None):
         """The settings of an adapter, or of the base model, as text."""
         group = self._group(adapter_name)

@@ -32,6 +32,8 @@ from twinkle.model.python_loss import (
     with_extras,
     with_values,
 )
+from twinkle.model.remote import at_once, of_all, of_batch
+from twinkle.remote import remote_class
 
 
 def _outputs(loss, batch, result):
@@ -49,6 +51,7 @@ def _given(*values):
     return next((value for value in values if value is not None), None)
 
 
+@remote_class(execute="all", listed=False)
 class TransformersModel(Adapters):
     """A causal language model: base weights, and adapters by name.
 
@@ -158,6 +161,7 @@ class TransformersModel(Adapters):
         group.mode = "train" if training else "eval"
         return _asked(task, outputs)
 
+    @of_batch
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
         """Scores a batch for training, with its dropout. Then calculate_loss and backward.
 
@@ -173,6 +177,7 @@ class TransformersModel(Adapters):
         task, _ = forward_kwargs("forward", kwargs, temperature)
         return self._run_forward(self._group(adapter_name), inputs, True, task)
 
+    @of_batch
     def forward_only(
         self, *, inputs, adapter_name=None, temperature=1.0, disable_lora=False, **kwargs
     ):
@@ -187,6 +192,7 @@ class TransformersModel(Adapters):
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
         return predictions(self.engine, tenant, status.batch)
 
+    @at_once
     def calculate_loss(self, adapter_name=None, **kwargs):
         """The loss of the last forward (or forward_only), as the loss defines it: a float. The
         loss sees logits if it has require_logits, or of forward_only(return_logits=True).
@@ -226,6 +232,7 @@ class TransformersModel(Adapters):
             )
         return value.item()
 
+    @of_all
     def backward(self, adapter_name=None, gradient_accumulation_steps=None):
         """Adds the gradient of the last calculate_loss to the accumulated ones.
         gradient_accumulation_steps: from now on. InvalidError: no forward and calculate_loss came
@@ -244,6 +251,7 @@ class TransformersModel(Adapters):
         task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
         self._accumulate(group, status.batch, status.loss_kwargs, None, task)
 
+    @of_batch
     def forward_backward(
         self, *, inputs, adapter_name=None, micro_batch_size=None, temperature=1.0, **kwargs
     ):
@@ -329,6 +337,7 @@ class TransformersModel(Adapters):
 
     # ---- steps
 
+    @of_all
     def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
         """Divides the accumulated gradients by the token count and clips them to max_grad_norm (not
         at all by 0 and inf); their norm before. step or zero_grad comes next: until then a
@@ -351,6 +360,7 @@ class TransformersModel(Adapters):
         )
         return group.grad_norm
 
+    @of_all
     def step(self, optim_params=None, adapter_name=None):
         """One optimizer step at an accumulation boundary, nothing between them.
 
@@ -385,6 +395,7 @@ class TransformersModel(Adapters):
             metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
         return True
 
+    @of_all
     def zero_grad(self, adapter_name=None):
         """Forgets the accumulated gradients at a boundary; a step has done so already."""
         group = self._group(adapter_name)
@@ -397,12 +408,14 @@ class TransformersModel(Adapters):
                 tenant=group.tenant,
             )
 
+    @of_all
     def lr_step(self, adapter_name=None):
         """Moves the schedule on by one, after a step."""
         group = self._group(adapter_name)
         if group.just_stepped:
             group.lr_step += 1
 
+    @of_all
     def clip_grad_and_step(
         self,
         max_grad_norm=1.0,

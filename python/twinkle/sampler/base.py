@@ -2,6 +2,7 @@
 
 import twinkle.template
 from twinkle.errors import NotAvailableError
+from twinkle.model.remote import at_once
 from twinkle.plugin import construct_class
 
 _SENT = (
@@ -19,6 +20,7 @@ class Sampler:
         """list[SampleResponse], one per input, in order."""
         raise NotImplementedError(f"sampler: {type(self).__name__} does not define sample")
 
+    @at_once
     def set_template(self, template_cls, **kwargs):
         """A Template, a subclass, its name or a plugin id; kwargs are its constructor's."""
         if not isinstance(template_cls, twinkle.template.Template):
@@ -27,14 +29,17 @@ class Sampler:
             template_cls, twinkle.template.Template, twinkle.template, **kwargs
         )
 
+    @at_once
     def encode_trajectory(self, trajectory):
         """The prompt's feature, with the generation prompt."""
         return self.template.encode(trajectory, add_generation_prompt=True)
 
+    @at_once
     def decode_response(self, tokens):
         """The text of token ids, without special tokens."""
         return self.template.decode(tokens, skip_special_tokens=True)
 
+    @at_once
     def add_adapter_to_sampler(self, adapter_name, config):
         """Raises NotAvailableError, which names what to do instead."""
         raise NotAvailableError(
@@ -42,14 +47,17 @@ class Sampler:
             "share a model's adapters, or adapter_path= to sample()"
         )
 
+    @at_once
     def get_state_keys(self):
         """Raises NotAvailableError: no weights are received."""
         raise NotAvailableError(f"sampler: get_state_keys {_SENT}")
 
+    @at_once
     def receive_weights(self, *args, **kwargs):
         """Raises NotAvailableError, as get_state_keys."""
         raise NotAvailableError(f"sampler: receive_weights {_SENT}")
 
+    @at_once
     def load_full_weights_from_path(self, path):
         """Samples from the weights at `path` from now on. Raises NotAvailableError here: a sampler
         that can defines it."""
@@ -58,6 +66,7 @@ class Sampler:
             f"TorchSampler(model_id={path!r})"
         )
 
+    @at_once
     def apply_patch(self, patch_cls, **kwargs):
         """Raises NotAvailableError: no sampler takes patches yet."""
         raise NotAvailableError("sampler: apply_patch is not available in this version")

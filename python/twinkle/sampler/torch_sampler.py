@@ -19,6 +19,11 @@ from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
 from twinkle.model.batch import as_list
+from twinkle.model.remote import at_once
+from twinkle.remote import remote_class
+from twinkle.remote.dispatch import Rows
+from twinkle.remote.how import How, mark
+from twinkle.remote.rows import first_row
 from twinkle.sampler.base import Sampler
 from twinkle.sampler.engine_args import read as engine_args_of
 from twinkle.seeding import stable_seed
@@ -82,6 +87,12 @@ def _version(directory):
     return tuple(out)
 
 
+def _of_prompts(function):
+    """Decorates a method of prompts: each worker gets its piece of them."""
+    return mark(function, How(dispatch=Rows(as_list), collect="flatten"))
+
+
+@remote_class(execute="all", listed=False)
 class TorchSampler(Sampler):
     """Samples from its own model, or, with model=, from a TransformersModel's engine, and thus from
     the weights being trained.
@@ -162,6 +173,7 @@ class TorchSampler(Sampler):
         )
         return frozen_tenant(self.engine, self._tenants)
 
+    @at_once
     def load_full_weights_from_path(self, path):
         """Samples from the model at `path`, a directory such as save writes of full weights, from
         now on; the template stays, and adapters are loaded anew. Both models take memory until it
@@ -222,6 +234,7 @@ class TorchSampler(Sampler):
 
     # ---- sampling
 
+    @_of_prompts
     def sample(
         self,
         inputs,
@@ -347,32 +360,39 @@ class TorchSampler(Sampler):
                 f"together they must fit max_model_len, {self.max_model_len}"
             )
         run = current_run().seed if self._args.seed is None else self._args.seed
-        return engine_params(params, room, stable_seed(run, "sample", self._calls, index))
+        place = first_row() + index  # in the whole batch, whatever piece of it came here
+        return engine_params(params, room, stable_seed(run, "sample", self._calls, place))
 
     # ---- vLLM's other verbs
 
+    @at_once
     def reset_prefix_cache(self):
         """True: samples from here on compute their prompts themselves. New weights need no call:
         what other weights have computed is never taken."""
         self.engine.reset_prefix_cache()
         return True
 
+    @at_once
     def reset_mm_cache(self):
         """True: there is no cache of pictures to reset."""
         return True
 
+    @at_once
     def reset_encoder_cache(self):
         """True: there is no cache of an encoder to reset."""
         return True
 
+    @at_once
     def sleep(self, level=1):
         """Accepted: the engine's memory is shared with training, nothing is given back."""
         del level
 
+    @at_once
     def wake_up(self, tags=None):
         """Accepted: sleep has put nothing aside."""
         del tags
 
+    @at_once
     def shutdown(self):
         """Forgets the adapters that adapter_path loaded."""
         with self._lock:

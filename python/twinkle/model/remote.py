@@ -1,0 +1,27 @@
+"""How a model's methods are called where it lives in workers: batches are cut by data rank, and
+losses and norms, which are of the whole batch on every rank, come from the first."""
+
+from twinkle.model.batch import as_list
+from twinkle.remote.collect import join_rows
+from twinkle.remote.dispatch import Rows
+from twinkle.remote.how import How, mark
+
+_ALL = How(dispatch="all", collect="first")
+_AT_ONCE = How(dispatch="all", collect="first", lazy_collect=False)
+_BATCH = How(dispatch=Rows(as_list), collect=join_rows)
+
+
+def of_batch(function):
+    """Decorates a method that takes inputs=. Its outputs stay in the workers, unless initialize()
+    or the object says otherwise."""
+    return mark(function, _BATCH)
+
+
+def of_all(function):
+    """Decorates a method that every rank does, with the same result."""
+    return mark(function, _ALL)
+
+
+def at_once(function):
+    """As of_all, where an error must come from the line that caused it."""
+    return mark(function, _AT_ONCE)

@@ -1,0 +1,278 @@
+"""Cluster: the Ray cluster of this run, the placement group and the workers of each DeviceGroup."""
+
+import atexit
+import inspect
+import os
+import secrets
+import threading
+from pathlib import Path
+
+from twinkle import checks
+from twinkle.device_mesh import DeviceMesh
+from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
+from twinkle.platform import Platform, environment_number
+from twinkle.remote.group import WorkerGroup
+from twinkle.remote.proxy import Proxy
+
+VERSION = "2.60"
+_PLACEMENT = ("remote_group", "instance_id", "device_mesh")
+
+
+def ray_package():
+    """The package ray. NotAvailableError: it is not installed, or of another minor version."""
+    try:
+        import ray
+    except ImportError as error:
+        raise NotAvailableError(
+            f"infra: mode 'ray' with several ranks needs the package ray {VERSION}: "
+            "pip install 'twinkle-llm[ray]'"
+        ) from error
+    if ray.__version__.rpartition(".")[0] != VERSION:
+        raise NotAvailableError(
+            f"infra: the package ray is {ray.__version__}, it must be {VERSION}.*: "
+            "pip install 'twinkle-llm[ray]'"
+        )
+    return ray
+
+
+def check_groups(groups, mesh):
+    """Refuses groups that cannot be placed anywhere, before anything is started. InvalidError:
+    groups that name the same rank, a mesh of initialize() that fits none of them;
+    NotAvailableError: a device that no engine runs on."""
+    owners = {}
+    for group in groups:
+        for rank in group.ranks if isinstance(group.ranks, list) else ():
+            require(
+                rank not in owners,
+                f"infra: groups {owners.get(rank)} and {group.name} both have rank {rank}",
+            )
+            owners[rank] = group.name
+        _kind_of(group)
+    sizes = {group.name: group.num_ranks for group in groups}
+    require(
+        mesh is None or mesh.world_size in sizes.values(),
+        f"infra: global_device_mesh has {mesh and mesh.world_size} ranks, but no group has: "
+        + ", ".join(f"{name} has {size}" for name, size in sizes.items()),
+    )
+
+
+def _kind_of(group):
+    """'cpu' or 'cuda': what the group's workers ask the cluster for."""
+    kind = Platform.forced() or (
+        Platform.of(group.device_type).device_prefix() if group.device_type else "cpu"
+    )
+    kind = kind.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise NotAvailableError(
+            f"infra: group {group.name} has device_type {group.device_type!r}, this version runs "
+            "on 'cpu' and 'cuda'"
+        )
+    return kind
+
+
+class Cluster:
+    """Starts or joins a Ray cluster and starts the workers of all groups in it.
+
+    run: seed, full_determinism and mesh of initialize(). per_node: most CPUs that a cluster which
+    is started here has. seconds: how long the cluster may take to give a group its place.
+    InvalidError: the cluster has no place for a group; NotAvailableError: no such cluster, or no
+    package ray.
+    """
+
+    def __init__(self, run, per_node, seconds):
+        self.groups, self._placed, self._run = {}, [], run
+        self._ray, self._lock = ray_package(), threading.RLock()
+        self._joined = self._connect(per_node)
+        atexit.register(self.stop)
+        try:
+            for group in run.groups:
+                self._placed.append(_placed(self._ray, group, seconds))
+            for group, place in zip(run.groups, self._placed, strict=True):
+                self.groups[group.name] = self._started(group, place)
+        except BaseException:
+            self.stop()
+            raise
+
+    # ---- start and end
+
+    def _connect(self, per_node):
+        """Whether the cluster is another's, and stays when this run ends."""
+        ray = self._ray
+        if ray.is_initialized():
+            self._connected = False
+            return True
+        self._connected = True
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        address = os.environ.get("RAY_ADDRESS") or None
+        found = address or ray._private.services.find_bootstrap_address(None)
+        try:
+            if found and found != "local":
+                _agree_on_token(explicit=address is not None)
+                ray.init(logging_level="warning")
+                return True
+            _agree_on_token(own=True)
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, per_node),
+                include_dashboard=False,
+                logging_level="warning",
+            )
+            return False
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"the Ray cluster at {found}" if found else "a Ray cluster"
+            raise NotAvailableError(f"infra: {where} cannot be reached: {error}") from error
+
+    def stop(self):
+        """Ends the workers, and the cluster if it was started here."""
+        atexit.unregister(self.stop)
+        if not self._ray.is_initialized():
+            return
+        for group in self.groups.values():
+            group.end()
+        for place in self._placed:
+            self._ray.util.remove_placement_group(place)
+        self.groups, self._placed = {}, []
+        if self._connected:
+            self._ray.shutdown()
+
+    def _started(self, group, place):
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from twinkle.remote.worker import Worker
+
+        cpus, gpus = _needs(group)
+        remote = self._ray.remote(Worker)
+        actors = [
+            remote.options(
+                num_cpus=cpus,
+                num_gpus=gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(place, index),
+            ).remote()
+            for index in range(group.num_ranks)
+        ]
+        mesh = self.mesh_of(group)
+        try:
+            address = self._ray.get(actors[0].address.remote())
+            begun = [
+                actor.begin.remote(
+                    _environment(group, rank, address),
+                    str(Path.cwd()),
+                    {
+                        "seed": self._run.seed,
+                        "full_determinism": self._run.full_determinism,
+                        "groups": self._run.groups,
+                        "global_device_mesh": mesh,
+                        "name": self._run.name,
+                    },
+                )
+                for rank, actor in enumerate(actors)
+            ]
+            self._ray.get(begun)
+        except self._ray.exceptions.RayError as error:
+            raise InternalError(
+                f"infra: the workers of group {group.name} have not started: {error}"
+            ) from error
+        return WorkerGroup(group.name, actors, self._lock, group)
+
+    def mesh_of(self, group):
+        """The mesh of a group's objects that have none: initialize's, or all ranks along dp."""
+        mesh, size = self._run.mesh, group.num_ranks
+        if mesh is not None and mesh.world_size == size:
+            return mesh
+        return DeviceMesh.from_sizes(dp_size=size)
+
+    # ---- objects
+
+    def make(self, cls, group, args, kwargs):
+        """A Proxy of a new object in the workers of a DeviceGroup. InvalidError: a mesh that does
+        not fit them; and what the constructor raises there."""
+        mesh = _mesh_in(cls, args, kwargs)
+        mesh = self.mesh_of(group) if mesh is None else mesh
+        _check_fits(cls, group, mesh)
+        proxy = Proxy(cls, self.groups[group.name], mesh, self._run.lazy_collect)
+        proxy.make(args, kwargs)
+        return proxy
+
+
+def _agree_on_token(own=False, explicit=False):
+    """Turns Ray's token authentication on where nobody has said otherwise. A cluster that is
+    started here gets a token of its own, which only its processes know."""
+    from ray._raylet import Config
+
+    known = any(os.environ.get(f"RAY_AUTH_TOKEN{end}") for end in ("", "_PATH"))
+    if own:
+        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not known:
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    elif explicit and (known or (Path.home() / ".ray" / "auth_token").is_file()):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    Config.initialize("")  # which has read the environment when ray was imported
+
+
+def _needs(group):
+    """(CPUs, GPUs) of each worker."""
+    cpus = environment_number("TWINKLE_CPU_PG_CPUS_PER_PROC", 1.0, 0, 1024)
+    return (int(cpus) if cpus == int(cpus) else cpus), int(_kind_of(group) == "cuda")
+
+
+def _placed(ray, group, seconds):
+    """A placement group with a bundle for each worker. InvalidError: there is no place in time."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    cpus, gpus = _needs(group)
+    bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+    place = placement_group([bundle] * group.num_ranks, strategy="PACK")
+    try:
+        ray.get(place.ready(), timeout=seconds)
+    except ray.exceptions.GetTimeoutError:
+        free, whole = ray.available_resources(), ray.cluster_resources()
+        remove_placement_group(place)
+        said = ", ".join(
+            f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}s are free"
+            for name in ("CPU", "GPU")
+        )
+        asked = " and ".join(f"{count:g} {name}" for name, count in bundle.items())
+        raise InvalidError(
+            f"infra: the Ray cluster has no place for group {group.name} after {seconds:g} s: its "
+            f"{group.num_ranks} ranks need {asked} each, {said}: make the groups smaller, add nodes"
+            + (", or set TWINKLE_DEVICE=cpu to run on CPUs" if gpus else "")
+        ) from None
+    return place
+
+
+def _environment(group, rank, address):
+    """What a worker's environment has: the driver's TWINKLE_ variables, and its rank's."""
+    passed = {name: value for name, value in os.environ.items() if name.startswith("TWINKLE_")}
+    return passed | {
+        "TWINKLE_MODE": "ray",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(group.num_ranks),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": str(address[1]),
+        "CLUSTER_NAME": group.name,
+        "WORKER_NAME": f"{group.name}-{rank}",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+
+
+def _mesh_in(cls, args, kwargs):
+    """The DeviceMesh among a constructor's arguments; None: it has none."""
+    parameters = inspect.signature(cls.__init__).parameters
+    named = [n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)]
+    named.append("device_mesh")
+    given = dict(zip(list(parameters)[1:], args, strict=False)) | kwargs
+    return next((given[name] for name in named if given.get(name) is not None), None)
+
+
+def _check_fits(cls, group, mesh):
+    what = f"device_mesh of {cls.__name__}"
+    if not isinstance(mesh, DeviceMesh):
+        checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
+    require(
+        sorted(mesh.mesh.flat) == list(range(group.num_ranks)),
+        f"infra: {what} has ranks {sorted(map(int, mesh.mesh.flat))}, but group {group.name} has "
+        f"{group.num_ranks}, which count from 0: make a mesh of as many",
+    )

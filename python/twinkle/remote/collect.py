@@ -1,0 +1,85 @@
+"""Collect: what becomes of the workers' results."""
+
+from twinkle import checks
+
+_FIRST = ("first", "last_pp_first")
+
+
+def ranks_of(how, count, mesh):
+    """The workers whose results are asked for, of those that execute."""
+    if how.execute == "first" or how.collect == "first":
+        return [0]
+    if how.collect in ("last_pp", "last_pp_first"):
+        last = list(range(count)) if mesh is None else mesh.get_pp_last_ranks()
+        return last if how.collect == "last_pp" else last[:1]
+    if how.dispatch == "slice_dp" and mesh is not None:
+        return mesh.get_collect_ranks()
+    return list(range(count))
+
+
+def join(collect, values):
+    """One result of the workers', by remote_function's word or callable. InvalidError: 'flatten' of
+    what is no list, 'mean' or 'sum' of what cannot be added."""
+    if callable(collect):
+        return collect(values)
+    if collect in _FIRST:
+        return values[0]
+    if collect == "flatten":
+        return _flattened(values)
+    if collect in ("mean", "avg", "sum"):
+        return _summed(collect, values)
+    return values
+
+
+def _flattened(values):
+    if all(isinstance(value, (list, tuple)) for value in values):
+        return [item for value in values for item in value]
+    if len(values) == 1:
+        return values[0]
+    wrong = next(value for value in values if not isinstance(value, (list, tuple)))
+    checks.refuse("infra: what collect='flatten' joins", wrong, "a list on every worker")
+
+
+def _summed(collect, values):
+    total = values[0]
+    try:
+        for value in values[1:]:
+            total = total + value  # in the order of ranks
+        return total if collect == "sum" else total / len(values)
+    except TypeError:
+        checks.refuse(f"infra: what collect={collect!r} adds", values[0], "a number or an array")
+
+
+def join_rows(values):
+    """A callable for collect: outputs of a model, dicts of each data rank's rows. Lists are put one
+    after the other; tensors too, widened with zeros to the widest; `loss`, which is of the whole
+    batch on every rank, is the first's; numbers of tokens are added."""
+    first = values[0]
+    if first is None or len(values) == 1:
+        return first
+    return type(first)((name, _rows_of(name, [v[name] for v in values])) for name in first)
+
+
+join_rows.of_rows = True  # its parts are the pieces that the whole would be cut into
+
+
+def _rows_of(name, values):
+    first = values[0]
+    if isinstance(first, (list, tuple)):
+        return [item for value in values for item in value]
+    if name == "num_tokens":
+        return sum(values)
+    if not getattr(first, "ndim", 0):
+        return first
+    import torch
+
+    widest = max(value.shape[1] for value in values) if first.ndim > 1 else 0
+    return torch.cat([_widened(torch.as_tensor(value), widest) for value in values])
+
+
+def _widened(value, width):
+    if value.ndim < 2 or value.shape[1] == width:
+        return value
+    out = value.new_zeros((value.shape[0], width, *value.shape[2:]))
+    out[:, : value.shape[1]] = value
+    return out

@@ -1,0 +1,121 @@
+"""remote_class and remote_function: what marks a class whose objects may live in other processes.
+Where there are none, an object is an object and a call is a call."""
+
+import functools
+import inspect
+
+from twinkle import checks
+from twinkle.infra import current_run, register
+from twinkle.remote.how import COLLECT, DISPATCH, EXECUTE, How, mark
+
+_PLACEMENT = ("remote_group", "instance_id", "device_mesh")
+
+
+def remote_class(execute="peer", listed=True):
+    """Decorates a class. Its constructor may then be given remote_group=, instance_id= and
+    device_mesh=, and a parameter annotated DeviceMesh defaults to the mesh of initialize(). With
+    mode 'ray' and a remote_group the object is made in the workers of that group, and what the
+    constructor returns has the class's remote methods, which are called there (docs/ray.md).
+
+    execute: 'all', 'first' or 'peer': which processes answer for the object; the driver is one
+    process, whose peers are all. listed: whether get_device_placement() shows the objects. A class
+    that asks infra for its place itself is listed=False.
+    InvalidError: another execute, or what is decorated is no class. Building an object raises what
+    check_mesh says of its mesh.
+    """
+    _one_of("execute", execute, EXECUTE)
+    checks.flag("infra: listed", listed)
+
+    def decorate(cls):
+        if not inspect.isclass(cls):
+            checks.refuse("infra: what remote_class decorates", cls, "a class")
+        _make_in_workers(cls)
+        _take_placement(cls, listed)
+        return cls
+
+    return decorate
+
+
+def _make_in_workers(cls):
+    """The class's __new__ gives a Proxy where the object is to live in workers."""
+    original = cls.__new__
+
+    @functools.wraps(original)
+    def new(klass, *args, **kwargs):
+        run, group = current_run(), kwargs.get("remote_group")
+        if run.cluster is not None and group is not None:
+            return run.made_in_workers(klass, group, args, kwargs)
+        if original is object.__new__:
+            return object.__new__(klass)
+        return original(klass, *args, **kwargs)
+
+    cls.__new__ = new
+
+
+def _take_placement(cls, listed):
+    """The class's __init__ may be given the arguments of placement."""
+    init = cls.__init__
+    signature = inspect.signature(init)
+    parameters = signature.parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    mesh_name = next((n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)), None)
+
+    @functools.wraps(init)
+    def wrapped(self, *args, **kwargs):
+        mesh, group = kwargs.get("device_mesh"), kwargs.get("remote_group")
+        for name in _PLACEMENT:
+            if name not in parameters and not takes_any:
+                kwargs.pop(name, None)
+        if mesh_name is not None:
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+            mesh = given.get(mesh_name) or current_run().mesh
+            if given.get(mesh_name) is None and mesh_name not in given:
+                kwargs[mesh_name] = mesh
+        if listed and type(self).__init__ is wrapped:  # not of a base class
+            register(self, mesh, group)
+        init(self, *args, **kwargs)
+
+    cls.__init__ = wrapped
+
+
+def remote_function(
+    dispatch="slice", execute="all", collect="none", sync=False, lazy_collect=None, timeout=None
+):
+    """Decorates a method of a remote_class.
+
+    dispatch: which arguments each worker gets. 'slice': lists are cut into one piece for each;
+    'slice_dp': lists, tensors and dicts are cut by data rank; 'all': the same; or a callable of
+    (workers, index, args, kwargs, device_mesh=) that returns the (args, kwargs) of one.
+    execute: 'all', 'first' or 'peer': which workers are called, from the driver 'peer' is all.
+    collect: what becomes of their results, in the order of ranks: 'none' (a list of them),
+    'flatten' (lists put one after the other), 'mean', 'avg', 'sum', 'first', 'last_pp' (a list of
+    the last pipeline stage's), 'last_pp_first', or a callable of the list. sync: the call is waited
+    for. lazy_collect: True leaves the results in the workers until they are looked at, False
+    returns them, None does as the object's _lazy_collect or else initialize() says. timeout:
+    seconds that its results are waited for; TimeoutError after that.
+    InvalidError: another word or kind, a timeout that is not above 0, or what is decorated cannot
+    be called.
+    """
+    if not callable(dispatch):
+        _one_of("dispatch", dispatch, DISPATCH)
+    if not callable(collect):
+        _one_of("collect", collect, COLLECT)
+    _one_of("execute", execute, EXECUTE)
+    checks.flag("infra: sync", sync)
+    if lazy_collect is not None:
+        checks.flag("infra: lazy_collect", lazy_collect)
+    if timeout is not None:
+        checks.number("infra: timeout", timeout, above=0)
+    how = How(dispatch, execute, collect, sync, lazy_collect, timeout)
+
+    def decorate(function):
+        if not callable(function):
+            checks.refuse("infra: what remote_function decorates", function, "a function")
+        return mark(function, how)
+
+    return decorate
+
+
+def _one_of(what, value, known):
+    if not isinstance(value, str) or value not in known:
+        checks.refuse(f"infra: {what}", value, f"one of {', '.join(known)}")

@@ -1,0 +1,161 @@
+"""Dispatch: which arguments each worker of a group gets.
+
+A batch is cut into contiguous pieces in the order of the data ranks, so that the pieces, joined
+again, are the batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinkle.errors import require
+from twinkle.remote.lazy import LazyResult
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker gets. first_row: which row of the whole batch is the first of its own."""
+
+    args: tuple
+    kwargs: dict
+    first_row: int = 0
+
+
+def shares(how, target, args, kwargs):
+    """A Share for each worker of target.group, in the order of ranks.
+
+    target: the proxy that is called: its group, mesh and name in errors. InvalidError: a list with
+    fewer entries than there are workers (data ranks with 'slice_dp'), and what a callable raises.
+    """
+    count, mesh = target.group.size, target.device_mesh
+    if isinstance(how.dispatch, Rows):
+        return how.dispatch.shares(target, args, kwargs)
+    if callable(how.dispatch):
+        out = []
+        for index in range(count):
+            made = how.dispatch(count, index, args, kwargs, device_mesh=mesh)
+            out.append(made if isinstance(made, Share) else Share(*made))
+        return out
+    if how.dispatch == "all":
+        return [Share(args, kwargs)] * count
+    places = _places(how.dispatch, count, mesh)
+    cutter = _Cutter(places, target, deep=how.dispatch == "slice_dp")
+    args = [cutter.cut(f"argument {i + 1}", value) for i, value in enumerate(args)]
+    kwargs = {name: cutter.cut(name, value) for name, value in kwargs.items()}
+    return [
+        Share(
+            tuple(each[index] for each in args),
+            {name: each[index] for name, each in kwargs.items()},
+            cutter.first_rows[index],
+        )
+        for index in range(count)
+    ]
+
+
+def data_places(count, mesh):
+    """[(piece, pieces)] of the `count` workers: their data ranks; ranks that share one get the same
+    piece."""
+    if mesh is None:
+        return [(index, count) for index in range(count)]
+    return [
+        (mesh.get_data_rank_from_global_rank(index), mesh.data_world_size) for index in range(count)
+    ]
+
+
+def _places(dispatch, count, mesh):
+    return data_places(count, mesh if dispatch == "slice_dp" else None)
+
+
+def bounds(length, piece, pieces):
+    """Where a piece of `length` rows begins and ends: the first ones have one more."""
+    each, more = divmod(length, pieces)
+    start = piece * each + min(piece, more)
+    return start, start + each + (piece < more)
+
+
+def num_rows(value, deep=True):
+    """Rows of what is cut: a list, a tuple, an array or a tensor with a first dimension, and, of a
+    dict, its first entry that has some; None: it goes to every worker whole."""
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    if isinstance(value, dict):
+        found = (num_rows(entry) for entry in value.values()) if deep else ()
+        return next((rows for rows in found if rows is not None), None)
+    shape = getattr(value, "shape", None) if deep else None
+    return int(shape[0]) if shape is not None and len(shape) > 0 else None
+
+
+def cut(value, piece, pieces):
+    """One piece of a value; of a dict, of each of its entries."""
+    if isinstance(value, dict):
+        return type(value)((name, cut(entry, piece, pieces)) for name, entry in value.items())
+    rows = num_rows(value)
+    return value if rows is None else value[slice(*bounds(rows, piece, pieces))]
+
+
+class _Cutter:
+    def __init__(self, places, target, deep):
+        self._places, self._target, self._deep = places, target, deep
+        self.first_rows = [0] * len(places)
+        self._told = False
+
+    def cut(self, name, value):
+        """The value's pieces, one for each worker."""
+        pieces = self._places[0][1]
+        lazy = isinstance(value, LazyResult)
+        rows = value.num_rows() if lazy else num_rows(value, self._deep)
+        if rows is None and not lazy:
+            return [value] * len(self._places)
+        require(
+            rows is None or rows >= pieces,
+            f"infra: {self._target}: {name} has {rows} entries for {pieces} ranks, each must get "
+            "one at least",
+        )
+        if rows is not None and not self._told:  # of the first that is cut
+            self._told = True
+            self.first_rows = [bounds(rows, *place)[0] for place in self._places]
+        if lazy:
+            return [value.piece(*place) for place in self._places]
+        return [cut(value, *place) for place in self._places]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A dispatch of methods that take a batch as `inputs`, first or by name: each worker gets the
+    piece of its data rank, and of the named arguments that have an entry for each row. as_rows: the
+    list of rows in what is given."""
+
+    as_rows: Callable
+
+    def shares(self, target, args, kwargs):
+        """A Share for each worker. InvalidError: fewer rows than data ranks, and as_rows's."""
+        first = bool(args)
+        inputs = args[0] if first else kwargs.get("inputs")
+        lazy = isinstance(inputs, LazyResult)
+        inputs = inputs if lazy else self.as_rows(inputs)
+        rows = inputs.num_rows() if lazy else len(inputs)
+        places = data_places(target.group.size, target.device_mesh)
+        pieces = places[0][1]
+        require(
+            rows is None or rows >= pieces,
+            f"infra: {target}: inputs has {rows} rows for {pieces} data ranks, each must get one "
+            "at least",
+        )
+        out = []
+        for place in places:
+            mine = inputs.piece(*place) if lazy else cut(inputs, *place)
+            rest = {name: _with_rows(value, rows, place) for name, value in kwargs.items()}
+            begin = 0 if rows is None else bounds(rows, *place)[0]
+            if first:
+                out.append(Share((mine, *args[1:]), rest, begin))
+            else:
+                out.append(Share((), {**rest, "inputs": mine}, begin))
+        return out
+
+
+def _with_rows(value, rows, place):
+    """The piece of a value that has an entry for each of `rows` rows; another one as it is."""
+    if isinstance(value, LazyResult):
+        return value.piece(*place) if value.is_of_rows(rows) else value
+    if isinstance(value, dict):
+        return {name: _with_rows(entry, rows, place) for name, entry in value.items()}
+    return cut(value, *place) if rows is not None and num_rows(value) == rows else value

@@ -1,0 +1,276 @@
+"""WorkerGroup: the workers of a DeviceGroup, as the driver sees them."""
+
+import itertools
+import sys
+import time
+import weakref
+from collections import deque
+from pathlib import Path
+
+from twinkle import checks
+from twinkle.errors import InternalError, InvalidError, TwinkleError, require
+from twinkle.logger import get_logger
+from twinkle.remote.lazy import going_to
+from twinkle.remote.messages import SEND, Call
+
+_HERE = str(Path(__file__).parents[1])  # frames of this package are not the user's
+_GRACE = 2.0  # seconds in which other workers may say more after one has failed
+_MOST_UNSEEN = 64  # calls that have been sent and not looked at
+
+
+def call_site():
+    """'train.py:12': the nearest line outside of this package that is being executed."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+class Pending:
+    """A call that was sent to workers. what: 'TransformersModel.step', for errors."""
+
+    def __init__(self, group, refs, what, site):
+        self.group, self.refs, self.what, self.site = group, refs, what, site
+        self.outcomes = {}  # by worker, as they come
+        self.error = None  # what the call raised, once that is known
+
+    def ordered_refs(self):
+        """The references in the order of ranks."""
+        return [self.refs[rank] for rank in sorted(self.refs)]
+
+    def where(self, rank):
+        """Where a worker's error happened, as a text."""
+        called = f" of {self.what}" if self.what else ""
+        return f"rank {rank} of group {self.group.name}, in the call{called} at {self.site}"
+
+
+class WorkerGroup:
+    """Sends calls to workers and waits for what they say. lock: of the whole run, since a call of
+    one group may need results of another's."""
+
+    def __init__(self, name, actors, lock, device_group):
+        self.name, self.size = name, len(actors)
+        self.device_group = device_group
+        self.ended = False  # by another initialize(), or the end of the driver
+        self._actors, self._lock = actors, lock
+        self._broken = None  # why, once a worker is gone
+        self._keys = itertools.count(1)
+        self._forget = [deque() for _ in actors]
+        self._failures = [0] * self.size
+        self._unseen = deque()  # Pendings whose outcomes nobody has looked at
+
+    # ---- keys
+
+    def new_key(self):
+        """A key under which the workers may hold something."""
+        return next(self._keys)
+
+    def forget_with(self, owner, key, ranks):
+        """The workers forget a key, with the next call, once `owner` is gone."""
+        weakref.finalize(owner, _forget, self._forget, key, ranks).atexit = False
+
+    def check_run(self, other):
+        """InvalidError: this belongs to a run that has ended, or is sent to nobody (other is
+        None)."""
+        require(
+            not self.ended,
+            f"infra: this belongs to group {self.name} of a run that has ended: initialize() was "
+            "called again",
+        )
+        require(
+            other is not None,
+            f"infra: what lives in the workers of group {self.name} can only be sent to workers, "
+            "as an argument of a remote call",
+        )
+
+    # ---- sending
+
+    def send(self, calls, what):
+        """Sends {rank: Call} and returns their Pending at once. Raises first what earlier calls
+        have raised unseen. InternalError: a worker is gone; InvalidError: an argument cannot be
+        sent, or the run has ended."""
+        with self._lock:
+            self.check_run(self)
+            self._check_whole()
+            self._see_failures()
+            pending = Pending(self, {}, what, call_site())
+            for rank, call in calls.items():
+                call.forget = tuple(_taken(self._forget[rank]))
+                call.failures = self._failures[rank]
+                pending.refs[rank] = self._sent(rank, call, pending)
+            self._unseen.append(pending)
+            return pending
+
+    def _sent(self, rank, call, pending):
+        from ray.exceptions import RayActorError
+
+        try:
+            with going_to(self):
+                return self._actors[rank].run.remote(call)
+        except RayActorError as error:
+            raise self._break(rank, error) from None
+        except TwinkleError:
+            raise
+        except Exception as error:
+            raise self._refusal(call, pending, error) from error
+
+    def _refusal(self, call, pending, error):
+        """InvalidError that names the argument which cannot be pickled."""
+        from ray import cloudpickle
+
+        named = {f"argument {i + 1}": value for i, value in enumerate(call.args)} | call.kwargs
+        for name, value in named.items():
+            try:
+                with going_to(self):
+                    cloudpickle.dumps(value)
+            except Exception as cause:
+                return InvalidError(
+                    f"infra: {name} of {pending.what} cannot be sent to group {self.name}, it is "
+                    f"{checks.short(value)}: {cause}: pass a function that makes it there"
+                )
+        return InvalidError(f"infra: {pending.what} cannot be sent to group {self.name}: {error}")
+
+    def fetch(self, key, ranks, pending):
+        """Asks workers for what they hold under a key; a Pending."""
+        return self.send({rank: Call("fetch", key, answer=SEND) for rank in ranks}, pending.what)
+
+    # ---- waiting
+
+    def outcomes(self, pending, timeout=None):
+        """{rank: Outcome} of a call once all workers have answered. Raises what one of them raised,
+        with the call's place in the driver. InternalError: a worker is gone; TimeoutError: seconds
+        have passed; the call goes on."""
+        if pending.error is not None:
+            raise pending.error
+        self._wait(pending, timeout)
+        with self._lock:
+            self._see(pending)
+        if pending.error is not None:
+            raise pending.error
+        return pending.outcomes
+
+    def _wait(self, pending, timeout):
+        import ray
+
+        end = None if timeout is None else time.monotonic() + timeout
+        failed_at = None
+        while left := {
+            ref: rank for rank, ref in pending.refs.items() if rank not in pending.outcomes
+        }:
+            now = time.monotonic()
+            ends = [each for each in (end, failed_at and failed_at + _GRACE) if each is not None]
+            seconds = max(0.0, min(ends) - now) if ends else None
+            ready, _ = ray.wait(list(left), num_returns=1, timeout=seconds)
+            for ref in ready:
+                self._take(pending, left[ref], ref)
+            if any(o.failure for o in pending.outcomes.values()):
+                failed_at = failed_at or time.monotonic()
+            if ready:
+                continue
+            if failed_at is not None and time.monotonic() >= failed_at + _GRACE:
+                return
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(
+                    f"infra: {pending.what} of group {self.name} has not ended in {timeout} s (at "
+                    f"{pending.site}); it goes on"
+                )
+
+    def _take(self, pending, rank, ref):
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            pending.outcomes[rank] = ray.get(ref)
+        except RayActorError as error:
+            with self._lock:
+                raise self._break(rank, error) from None
+        except RayTaskError as error:  # before or behind the call: what comes or goes by pickle
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise InvalidError(
+                f"infra: what {pending.what} takes or returns cannot be sent: {cause} "
+                f"({pending.where(rank)})"
+            ) from error
+
+    def _see(self, pending):
+        """Notes what a call has raised, and that it has been seen."""
+        if pending not in self._unseen:
+            return
+        self._unseen.remove(pending)
+        failed = {rank: o.failure for rank, o in pending.outcomes.items() if o.failure is not None}
+        for rank in failed:
+            self._failures[rank] += 1
+        errors = [f.exception(pending.where(rank)) for rank, f in sorted(failed.items())]
+        # A rank's own error tells more than another's that it was left alone.
+        errors.sort(key=lambda error: isinstance(error, InternalError))
+        if errors:
+            pending.error = errors[0]
+        elif any(outcome.skipped for outcome in pending.outcomes.values()):
+            pending.error = InternalError(
+                f"infra: {pending.what} at {pending.site} was not done: a call before it failed"
+            )
+
+    def _see_failures(self):
+        """Raises the first error of calls that nobody has waited for."""
+        while self._unseen:
+            pending = self._unseen[0]
+            if len(self._unseen) < _MOST_UNSEEN and not _have_ended(pending):
+                return
+            self.outcomes(pending)
+
+    # ---- the end
+
+    def _check_whole(self):
+        if self._broken is not None:
+            raise InternalError(self._broken)
+
+    def _break(self, rank, error):
+        """The group is of no use any more: ends its other workers. Returns the InternalError."""
+        import ray
+
+        if self._broken is None:
+            self._broken = (
+                f"infra: rank {rank} of group {self.name} is gone: {_cause_of(error)}; nothing "
+                "goes on with a part of a group: start anew from the last checkpoint"
+            )
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+        return InternalError(self._broken)
+
+    def end(self):
+        """Ends the workers. Errors that nobody has seen are logged."""
+        import ray
+
+        self.ended = True
+        for pending in list(self._unseen):
+            try:
+                refs = pending.ordered_refs()
+                if self._broken is None and len(
+                    ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+                ) == len(refs):
+                    self.outcomes(pending)
+            except Exception as error:
+                get_logger().error(f"infra: a call that nobody waited for has failed: {error}")
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+
+
+def _have_ended(pending):
+    import ray
+
+    refs = pending.ordered_refs()
+    return len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+
+
+def _forget(queues, key, ranks):
+    for rank in ranks:
+        queues[rank].append(key)
+
+
+def _taken(queue):
+    while queue:
+        yield queue.popleft()
+
+
+def _cause_of(error):
+    """The last of what Ray says of an actor's end, in one line."""
+    return " ".join(str(error).split())

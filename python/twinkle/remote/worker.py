@@ -1,0 +1,76 @@
+"""A worker: the process of one rank of a DeviceGroup. It holds the rank's part of every object
+that was made with remote_group=, and is to that object what a process of torchrun is."""
+
+import os
+from pathlib import Path
+
+from twinkle.platform import find_free_port
+from twinkle.remote import held
+from twinkle.remote.messages import DROP, KEEP, Failure, Outcome
+from twinkle.remote.rows import rows_from
+
+
+class Worker:
+    """The actor's class. Calls run one after the other, in the order in which they were sent."""
+
+    def __init__(self):
+        self._failures = 0
+        self._actions = {
+            "make": self._make,
+            "call": self._call,
+            "iterate": self._iterate,
+            "next": self._next,
+            "fetch": self._fetch,
+        }
+
+    def address(self):
+        """(IP address of this machine in the cluster, a free port of it)."""
+        import ray
+
+        return ray.util.get_node_ip_address(), find_free_port()
+
+    def begin(self, environment, folder, settings):
+        """Makes this process a rank: sets its environment, and what initialize() would. folder: the
+        driver's, to which relative paths belong, where this machine has it."""
+        os.environ.update(environment)
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        from twinkle import infra
+
+        infra.initialize(mode="local", **settings)
+        return os.getpid()
+
+    def run(self, call):
+        """Does what a Call says; its Outcome."""
+        for key in call.forget:
+            held.table.pop(key, None)
+        if self._failures > call.failures:
+            return Outcome(skipped=True)
+        try:
+            with rows_from(call.first_row):
+                value = self._actions[call.kind](call)
+        except StopIteration:
+            return Outcome(stopped=True)
+        except Exception as error:
+            self._failures += 1
+            return Outcome(failure=Failure.of(error))
+        if call.answer == KEEP:
+            held.table[call.keep_as] = value
+            return Outcome(length=len(value) if isinstance(value, (list, tuple)) else None)
+        return Outcome() if call.answer == DROP else Outcome(value)
+
+    def _make(self, call):
+        held.table[call.key] = call.what(*call.args, **call.kwargs)
+
+    def _call(self, call):
+        return getattr(held.table[call.key], call.what)(*call.args, **call.kwargs)
+
+    def _iterate(self, call):
+        held.table[call.keep_as] = iter(held.table[call.key])
+        call.answer = DROP
+
+    def _next(self, call):
+        return next(held.table[call.key])
+
+    def _fetch(self, call):
+        return held.table[call.key]

@@ -1,0 +1,131 @@
+"""A Ray cluster of one node, which the tests of a process share, and scripts that join it."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+RAY = Path(sys.executable).with_name("ray")
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Nodes:
+    """Nodes of a cluster, each a process group of its own: `ray stop` would end every Ray here."""
+
+    def __init__(self):
+        # A short path: sockets lie below it.
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self.port = free_port()
+        token = self.folder / "token"
+        token.write_text(secrets.token_hex(32))
+        self.environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_ADDRESS": f"127.0.0.1:{self.port}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "TWINKLE_DEVICE": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        self._processes = []
+
+    def start(self, *arguments, **more):
+        """`ray start` with these arguments; it goes on in the background."""
+        number = len(self._processes)
+        with (self.folder / f"node-{number}.log").open("w") as log:
+            environment = {**os.environ, **self.environment, **more}
+            del environment["RAY_ADDRESS"]
+            self._processes.append(
+                subprocess.Popen(
+                    [RAY, "start", *arguments, "--block", "--disable-usage-stats"],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def wait_for(self, count, seconds=60):
+        """Until so many nodes are there."""
+        end = time.monotonic() + seconds
+        asked = (
+            "import ray; ray.init(logging_level='error', log_to_driver=False); "
+            "print(sum(node['Alive'] for node in ray.nodes()))"
+        )
+        while True:
+            done = self.run(["-c", asked], check=False)
+            if done.stdout.strip() == str(count):
+                return
+            assert time.monotonic() < end, done.stderr + self.logs()
+
+    def run(self, arguments, check=True, **more):
+        """Python with these arguments as a driver that joins."""
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, **self.environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        return done
+
+    def logs(self):
+        return "".join(path.read_text() for path in sorted(self.folder.glob("node-*.log")))
+
+    def stop(self):
+        for sent, seconds in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
+            for process in self._processes:
+                if process.poll() is None:
+                    os.killpg(process.pid, sent)
+            for process in self._processes:
+                try:
+                    process.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    continue
+        for process in self._processes:  # what its parent has left behind
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def nodes():
+    cluster = Nodes()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """One node with 6 CPUs and no GPU."""
+    pytest.importorskip("ray")
+    with nodes() as cluster:
+        cluster.start(
+            "--head",
+            "--node-ip-address=127.0.0.1",
+            f"--port={cluster.port}",
+            "--num-cpus=6",
+            "--num-gpus=0",
+            "--include-dashboard=false",
+            "--object-store-memory=200000000",
+            f"--temp-dir={cluster.folder / 't'}",
+        )
+        cluster.wait_for(1)
+        yield cluster
