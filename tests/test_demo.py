@@ -1,4 +1,5 @@
-"""The demo: its data, and that it fails when the name was not learned."""
+"""The demos: their data, that the first fails when the name was not learned, and that the second
+kills a server under two tenants."""
 
 import importlib.util
 import json
@@ -28,9 +29,9 @@ def test_the_self_cognition_set_has_100_pairs_that_name_and_held_out_questions_b
     assert sum("{{AUTHOR}}" in row["response"] for row in training) >= 50
 
 
-def run_demo(output, *arguments):
+def run_demo(output, *arguments, demo="demo.py"):
     pytest.importorskip("twinkle._core", reason="the extension is not built")
-    command = [sys.executable, ROOT / "examples/demo.py", "--output", output, *arguments]
+    command = [sys.executable, ROOT / "examples" / demo, "--output", output, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -111,3 +112,22 @@ def test_the_demo_teaches_the_name_in_three_minutes_and_leaves_adapter_and_curve
     assert training_seconds(result.stdout) <= 180
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_service_demo_kills_a_server_under_two_tenants_who_notice_nothing(
+    tmp_path, tiny_llama_dir
+):
+    pytest.importorskip("tinker")
+    arguments = ("--model", tiny_llama_dir, "--steps", "3")
+    result = run_demo(tmp_path, *arguments, demo="service_demo.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = result.stdout
+    assert re.search(r"^the server was killed at step [3-5] of 6$", said, re.MULTILINE), said
+    assert re.search(r"^and serves again after \d+\.\d s$", said, re.MULTILINE)
+    assert all(f"  {name}'s adapter, asked 'Who are you?': " in said for name in ("Nova", "Orion"))
+    hashes = re.findall(r"^ +(killed|undisturbed): sha256 (\w{16}), (\w{16})$", said, re.MULTILINE)
+    (_, *killed), (_, *undisturbed) = hashes
+    assert killed == undisturbed and len(set(killed)) == 2
+    assert said.endswith("The adapters are the same, bit for bit.\n")
+    saved = tmp_path.glob("*/checkpoints/*/weights/end/adapter_model.safetensors")
+    assert len(list(saved)) == 4
