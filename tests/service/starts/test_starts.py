@@ -153,3 +153,46 @@ def test_a_sample_without_a_seed_gets_the_same_tokens_where_a_kill_came_before_i
     # What a kill at that moment leaves.
     after = Wire(make("killed").url, timeout=60)
     assert [after.result(first), after.result(second)] == undisturbed
+
+
+def another_processor():
+    """What makes this one give the bits of an older one."""
+    torch = pytest.importorskip("torch")
+    return "avx2" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "default"
+
+
+@pytest.mark.parametrize("other", ["another processor", "another precision"])
+def test_a_state_of_other_arithmetic_is_refused_and_kept_until_the_operator_accepts_it(
+    make, twinkle, tmp_path, capfd, monkeypatch, other
+):
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    server.kill()
+    ours = list(server.command)
+    with monkeypatch.context() as patch:
+        if other == "another processor":
+            patch.setenv("ATEN_CPU_CAPABILITY", another_processor())
+        else:
+            server.command += ["--mixed-precision", "no"]
+        journal = tmp_path / "state/journal"
+        before = {file.name: file.read_bytes() for file in journal.glob("*.journal")}
+        server.launch()
+        assert server.process.wait(60) == 1
+        checked = twinkle(*server.command[server.command.index("serve") :], "--check")
+        assert checked.returncode == 1
+        why = f"the state in {tmp_path}/state was computed with {{"
+        for told in (capfd.readouterr().err, checked.stderr):
+            assert why in told and "Accept that by --accept-other-arithmetic" in told
+        assert {file.name: file.read_bytes() for file in journal.glob("*.journal")} == before
+        theirs, server.command = server.command, ours
+    server.start_again()  # as it was
+    assert isinstance(a_batch(Wire(server.url), run, 2), bytes)
+    server.kill()
+    with monkeypatch.context() as patch:
+        if other == "another processor":
+            patch.setenv("ATEN_CPU_CAPABILITY", another_processor())
+        server.command = [*theirs, "--accept-other-arithmetic"]
+        server.start_again()
+    assert isinstance(a_batch(Wire(server.url), run, 3), bytes)
