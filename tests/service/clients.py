@@ -21,6 +21,20 @@ def trainer(service, **more):
     return service.create_lora_training_client("tiny", rank=4, seed=1, **more)
 
 
+def sample_twelve(service):
+    """Twelve samples at once come, each with its own tokens, however often they are sent."""
+    sampler = service.create_sampling_client(base_model="tiny")
+    prompt = types.ModelInput.from_ints(TOKENS)
+
+    def sample(seed):
+        params = types.SamplingParams(max_tokens=100, seed=seed, stop=[])
+        return sampler.sample(prompt, 1, params)
+
+    samples = [sample(seed) for seed in range(12)]
+    drawn = [each.result().sequences[0].tokens for each in samples]
+    assert [sample(seed).result().sequences[0].tokens for seed in range(12)] == drawn
+
+
 def loss_of(client, data=None):
     return client.forward([data or datum()], "cross_entropy").result().metrics["loss:sum"]
 
