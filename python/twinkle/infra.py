@@ -275,10 +275,13 @@ def _hook(notifier, name):
 
 
 def register(instance, mesh=None, remote_group=None):
-    """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError
-    and NotAvailableError: as check_mesh and group_of."""
+    """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError:
+    as check_world and group_of."""
     name = type(instance).__name__
-    mesh, _ = _mesh_and_group(name, mesh, remote_group)
+    mesh = mesh_here(mesh)
+    if mesh is not None:
+        check_world(mesh, f"device_mesh of {name}")
+    group_of(remote_group, name)
     _run.objects.append((name, mesh, None))
     return mesh
 

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import twinkle
+from twinkle import DeviceGroup
+
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -88,19 +91,24 @@ class Nodes:
         return "".join(path.read_text() for path in sorted(self.folder.glob("node-*.log")))
 
     def stop(self):
-        for sent, seconds in ((signal.SIGTERM, 15), (signal.SIGKILL, 15)):
-            for process in self._processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, sent)
-            for process in self._processes:
-                try:
-                    process.wait(seconds)
-                except subprocess.TimeoutExpired:
-                    continue
-        for process in self._processes:  # what its parent has left behind
+        for process in self._processes:  # all that a node consists of
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pid in pids_of(self.folder):  # what has left its group
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def pids_of(text):
+    """The processes whose command line has the text."""
+    out = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(text).encode() in path.read_bytes():
+                out.append(int(path.parent.name))
+    return out
 
 
 @contextmanager
@@ -129,3 +137,22 @@ def cluster():
         )
         cluster.wait_for(1)
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def driver(cluster):
+    """driver(two=2): in its block this process is a driver with a group of two workers on CPUs."""
+
+    @contextmanager
+    def begun(**groups):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in cluster.environment.items():
+                patch.setenv(name, value)
+            placed = [DeviceGroup(name, ranks, "cpu") for name, ranks in groups.items()]
+            twinkle.initialize(mode="ray", groups=placed)
+            try:
+                yield
+            finally:
+                twinkle.initialize()
+
+    return begun

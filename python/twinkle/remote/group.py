@@ -1,6 +1,7 @@
 """WorkerGroup: the workers of a DeviceGroup, as the driver sees them."""
 
 import itertools
+import re
 import sys
 import time
 import weakref
@@ -11,7 +12,7 @@ from twinkle import checks
 from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
 from twinkle.remote.lazy import going_to
-from twinkle.remote.messages import SEND, Call
+from twinkle.remote.messages import SEND, Call, Failure, Outcome
 
 _HERE = str(Path(__file__).parents[1])  # frames of this package are not the user's
 _GRACE = 2.0  # seconds in which other workers may say more after one has failed
@@ -186,10 +187,8 @@ class WorkerGroup:
                 raise self._break(rank, error) from None
         except RayTaskError as error:  # before or behind the call: what comes or goes by pickle
             cause = error.cause if isinstance(error.cause, Exception) else error
-            raise InvalidError(
-                f"infra: what {pending.what} takes or returns cannot be sent: {cause} "
-                f"({pending.where(rank)})"
-            ) from error
+            told = f"infra: what {pending.what} takes or returns cannot be sent: {cause}"
+            pending.outcomes[rank] = Outcome(failure=Failure.of(InvalidError(told)), counted=False)
 
     def _see(self, pending):
         """Notes what a call has raised, and that it has been seen."""
@@ -198,7 +197,7 @@ class WorkerGroup:
         self._unseen.remove(pending)
         failed = {rank: o.failure for rank, o in pending.outcomes.items() if o.failure is not None}
         for rank in failed:
-            self._failures[rank] += 1
+            self._failures[rank] += pending.outcomes[rank].counted
         errors = [f.exception(pending.where(rank)) for rank, f in sorted(failed.items())]
         # A rank's own error tells more than another's that it was left alone.
         errors.sort(key=lambda error: isinstance(error, InternalError))
@@ -272,5 +271,13 @@ def _taken(queue):
 
 
 def _cause_of(error):
-    """The last of what Ray says of an actor's end, in one line."""
-    return " ".join(str(error).split())
+    """What Ray says of an actor's end, in a line: which process, and how it ended."""
+    text = " ".join(str(error).split())
+    pid, address = (re.search(rf"\b{name}: (\S+)", text) for name in ("pid", "ip"))
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", text)
+    if not (pid and address and detail):
+        return text
+    return (
+        f"its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory or crashed "
+        f"({detail[1].rstrip('. ')})"
+    )

@@ -68,13 +68,15 @@ class Failure:
 @dataclass
 class Outcome:
     """What came of a Call. length: of a kept value, where it has one. stopped: an iterator has
-    ended. skipped: it was not done, since an earlier call had failed."""
+    ended. skipped: it was not done, since an earlier call had failed. counted: whether the worker
+    counts its failure, and does nothing until the driver has seen it."""
 
     value: object = None
     length: int | None = None
     stopped: bool = False
     skipped: bool = False
     failure: Failure | None = None
+    counted: bool = True
 
     def check(self):
         """Raises what went wrong. InternalError: the call was not done, since an earlier one had

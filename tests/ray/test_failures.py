@@ -1,0 +1,204 @@
+"""What is refused before anything starts, what happens when a worker dies, and how a run ends."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from remote_things import Thing
+
+import twinkle
+from twinkle import DeviceGroup, DeviceMesh, InternalError, InvalidError, NotAvailableError
+
+ENDS = Path(__file__).with_name("ends.py")
+
+
+def gone(pid):
+    return not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def wait_until(true, seconds, told=lambda: ""):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, told()
+        time.sleep(0.1)
+
+
+# ---- bad input
+
+
+def refused(text, kind=InvalidError, **arguments):
+    with pytest.raises(kind, match=text):
+        twinkle.initialize(mode="ray", placement_seconds=1, **arguments)
+    assert twinkle.infra.current_run().cluster is None
+
+
+def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where none is
+    two, shared = DeviceGroup("two", [0, 1], "GPU"), DeviceGroup("shared", [1, 2], "GPU")
+    refused("groups two and shared both have rank 1", groups=[two, shared])
+    mesh = DeviceMesh.from_sizes(dp_size=4)
+    refused("global_device_mesh has 4 ranks, but no group has: two has 2", groups=[two],
+            global_device_mesh=mesh)  # fmt: skip
+    monkeypatch.delenv("TWINKLE_DEVICE")
+    refused("device_type 'npu', this version runs on 'cpu' and 'cuda'", NotAvailableError,
+            groups=[DeviceGroup("two", [0, 1], "npu")])  # fmt: skip
+    with pytest.raises(InvalidError, match="placement_seconds is -1, it must be"):
+        twinkle.initialize(mode="ray", placement_seconds=-1, groups=[two])
+    with pytest.raises(InvalidError, match="initialize has no model in mode 'ray'"):
+        twinkle.initialize(mode="ray", model="x", groups=[two])
+    with pytest.raises(InvalidError, match="initialize has no placement_seconds in mode 'local'"):
+        twinkle.initialize(placement_seconds=1)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused(r"needs the package ray 2.60: pip install 'twinkle-llm\[ray\]'", NotAvailableError,
+            groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
+
+
+def test_groups_beyond_the_cluster_are_told_what_is_free(cluster):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment.items():
+            patch.setenv(name, value)
+        refused(
+            "no place for group large after 1 s: its 7 ranks need 1 CPU each, 4 of 6 CPUs are free",
+            groups=[DeviceGroup("fits", 2, "cpu"), DeviceGroup("large", 7, "cpu")],
+        )
+        patch.delenv("TWINKLE_DEVICE")
+        refused(
+            "need 1 CPU and 1 GPU each, .* 0 of 0 GPUs are free: .* or set TWINKLE_DEVICE=cpu",
+            groups=[DeviceGroup("cards", 2, "cuda")],
+        )
+
+
+# ---- a worker that dies, and another run
+
+
+def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
+    with driver(two=2, other=1):
+        thing, other = Thing(remote_group="two"), Thing(remote_group="other")
+        kept, pids = thing.large(1), [f["pid"] for f in thing.facts()()]
+        pending = thing.wait(60)
+        waiting = thing.wait(60, rank=0)
+        os.kill(pids[1], signal.SIGKILL)
+        began = time.monotonic()
+        told = []
+        for call in (pending, waiting, kept, thing.step, lambda: Thing(remote_group="two")):
+            with pytest.raises(InternalError, match="rank 1 of group two is gone: ") as caught:
+                call()
+            told.append(str(caught.value))
+        assert time.monotonic() - began < 30
+        assert len(set(told)) == 1 and f"its process, pid {pids[1]} on " in told[0], told
+        wait_until(lambda: all(map(gone, pids)), 20)
+        assert other.step() == 1
+
+
+def test_what_is_of_an_earlier_run_is_refused(driver):
+    with driver(one=1):
+        thing = Thing(remote_group="one")
+        lazy, cached = thing.doubled([1, 2]), thing.doubled([3])
+        assert cached() == [6]
+        (pid,) = (f["pid"] for f in thing.facts()())
+        twinkle.initialize(mode="ray", groups=[DeviceGroup("one", 1, "cpu")])
+        wait_until(lambda: gone(pid), 20)
+        new = Thing(remote_group="one")
+        for use in (thing.step, lazy, lambda: new.same(lazy), lambda: new.same(thing)):
+            with pytest.raises(InvalidError, match="group one of a run that has ended"):
+                use()
+        assert cached() == [6] and new.step() == 1
+
+
+# ---- the end of a run
+
+
+@pytest.fixture(scope="module")
+def ended(cluster):
+    """{how: (worker's pid, process)} of drivers that have ended."""
+    begun = {
+        how: subprocess.Popen(
+            [sys.executable, ENDS, how],
+            env={**os.environ, **cluster.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for how in ("end", "exception", "exit", "kill", "terminate")
+    }
+    out = {}
+    for how, process in begun.items():
+        printed, process.err = process.communicate(timeout=120)
+        out[how] = int(printed.split()[0]), process
+    return out
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("end", 0), ("exception", 1), ("exit", 3), ("kill", -9), ("terminate", None)],
+)
+def test_workers_end_with_their_driver(ended, how, status):
+    pid, process = ended[how]
+    assert process.returncode == status or (status is None and process.returncode != 0)
+    wait_until(lambda: gone(pid), 30)
+    assert "Unhandled" not in process.err and (how == "exception") == ("KeyError" in process.err)
+
+
+def test_the_cluster_that_was_joined_stays_and_holds_nothing_of_them(ended, cluster):
+    asked = (
+        "import ray, time; ray.init(logging_level='error')\n"
+        "from ray.util import placement_group_table as table\n"
+        "from ray.util.state import list_actors\n"
+        "for _ in range(100):\n"
+        "  groups = [g for g in table().values() if g['state'] != 'REMOVED']\n"
+        "  free = ray.available_resources().get('CPU')\n"
+        "  if free == 6 and not groups: break\n"
+        "  time.sleep(0.2)\n"
+        "print(free, groups)"
+    )
+    assert cluster.run(["-c", asked]).stdout.strip() == "6.0 []"
+
+
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
+    mark = secrets.token_hex(16)
+    environment = {
+        **os.environ, "RAY_ADDRESS": "local", "TWINKLE_TEST_MARK": mark, "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, ENDS, how], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == {"end": 0, "kill": -9}[how], done.stderr
+    try:
+        # Two helpers of Ray's notice a killed driver after a minute.
+        late = ("ray::DashboardAgent", "ray::RuntimeEnvAgent") if how == "kill" else "none"
+        wait_until(
+            lambda: not [c for c in commands(pids_with(mark)) if not c.startswith(late)],
+            30,
+            lambda: commands(pids_with(mark)),
+        )
+    finally:
+        for pid in pids_with(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def commands(pids):
+    out = []
+    for pid in pids:
+        with suppress(OSError):
+            out.append(Path(f"/proc/{pid}/cmdline").read_text().replace(chr(0), " ").strip()[:200])
+    return out
+
+
+def pids_with(mark):
+    out = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes() and not gone(path.parent.name):
+                out.append(int(path.parent.name))
+    return out

@@ -1,0 +1,152 @@
+"""Classes whose objects the tests put into workers."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from twinkle import DeviceMesh, InvalidError, Platform, remote_class, remote_function
+from twinkle.errors import ConflictError
+from twinkle.remote.rows import first_row
+
+
+def everybody_backwards(count, index, args, kwargs, device_mesh=None):
+    """A dispatch: the arguments of worker i are those of the i-th from the end."""
+    assert device_mesh is not None
+    return (args[0][count - 1 - index],), kwargs
+
+
+def longest(values):
+    """A collect."""
+    return max(values, key=len)
+
+
+@remote_class(execute="all")
+class Thing:
+    """Says what it gets, and who it is."""
+
+    def __init__(self, make=None, mesh: DeviceMesh | None = None, other=None, fail=False):
+        if fail:
+            raise ConflictError("thing: it is taken")
+        self.made = None if make is None else make()
+        self.mesh, self.other, self.steps = mesh, other, 0
+
+    @remote_function(dispatch="slice")
+    def sliced(self, items, *rest, **named):
+        return items, rest, named
+
+    @remote_function(dispatch="slice_dp")
+    def sliced_dp(self, items, **named):
+        return items, named, first_row()
+
+    @remote_function(dispatch="all")
+    def same(self, items):
+        return items
+
+    @remote_function(dispatch=everybody_backwards, collect=longest)
+    def own(self, text):
+        return text + "!" * Platform.get_rank()
+
+    @remote_function(dispatch="slice_dp", collect="flatten")
+    def doubled(self, items):
+        return [2 * item for item in items]
+
+    @remote_function(dispatch="all", collect="mean")
+    def mean(self, value):
+        return value + Platform.get_rank()
+
+    @remote_function(dispatch="all", collect="sum")
+    def sum(self, value):
+        return np.full(2, value + Platform.get_rank())
+
+    @remote_function(dispatch="all", execute="first", collect="first")
+    def count_on_the_first(self):
+        self.steps += 1
+        return self.steps
+
+    @remote_function(dispatch="all", collect="last_pp")
+    def last_stage(self):
+        return Platform.get_rank()
+
+    @remote_function(dispatch="all", collect="last_pp_first")
+    def first_of_last_stage(self):
+        return Platform.get_rank()
+
+    @remote_function(dispatch="all", execute="peer", collect="none")
+    def steps_of_all(self):
+        return self.steps
+
+    @remote_function(dispatch="all", collect="none")
+    def facts(self):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TWINKLE_MODE", "WORKER_NAME", "MASTER_PORT")
+        return {name: os.environ.get(name) for name in names} | {
+            "pid": os.getpid(), "made": self.made, "mesh": self.mesh, "folder": str(Path.cwd()),
+            "other": self.other is not None and self.other.steps,
+        }  # fmt: skip
+
+    @remote_function(dispatch="all", collect="first")
+    def fail(self, error, rank=None):
+        if rank in (None, Platform.get_rank()):
+            raise error
+        return "well"
+
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
+    def step(self):
+        self.steps += 1
+        return self.steps
+
+    @remote_function(dispatch="all", collect="none", timeout=0.5)
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    @remote_function(dispatch="all", collect="none")
+    def wait(self, seconds, rank=None):
+        if rank in (None, Platform.get_rank()):
+            time.sleep(seconds)
+
+    @remote_function(dispatch="all", collect="none")
+    def large(self, megabytes):
+        return np.zeros(megabytes << 20, np.uint8)
+
+    @remote_function(dispatch="all", collect="sum")
+    def size(self, arrays):
+        return sum(array.nbytes for array in arrays)
+
+    @remote_function(dispatch="all", collect="none")
+    def held(self):
+        from twinkle.remote import held
+
+        return len(held.table)
+
+    @remote_function(dispatch="all", collect="first")
+    def unsendable(self):
+        return threading.Lock()
+
+    @remote_function(dispatch="all", collect="first", sync=True)
+    def synced(self):
+        raise InvalidError("thing: synced")
+
+    def private(self):
+        return 1
+
+
+@remote_class(execute="all")
+class Loop:
+    """Batches of a rank: `count` of them."""
+
+    def __init__(self, count, uneven=False):
+        self.count, self.uneven = count, uneven
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index * 10
+
+    def __iter__(self):
+        rank = Platform.get_rank()
+        for i in range(self.count + (self.uneven and rank)):
+            yield [f"{rank}.{i}", torch.tensor(i)]
