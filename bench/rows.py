@@ -34,6 +34,7 @@ NOW = {
     "C12": "memory and latency of 64 resident tenants",
     "F1": "training of all weights",
     "R2": "from a step to the first token with the new weights",
+    "R4": "weights from a model's process to a sampler's",
     "S1": "the service: from a request to its result",
     "S2": "the service: small requests",
     "S3": "the service: a large result",
@@ -57,7 +58,7 @@ GPU = {
 }
 # Measured by later work, shown so that nobody takes silence for success.
 LATER = {
-    "R1, R3, R4": "reinforcement learning",
+    "R1, R3": "reinforcement learning",
     "K1, K3": "loading, swapping adapters in",
     "D1-D3": "communication of distributed training",
 }

@@ -1,6 +1,6 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1, R2, S1 to S6 and K2, and needs the variable
+On the CPU it measures C1 to C12, F1, R2, R4, S1 to S6 and K2, and needs the variable
 TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on
 models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows with id,
 ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse files in
@@ -20,6 +20,7 @@ import prompts
 import publishing
 import rows
 import saving
+import syncing
 import tenants
 import together
 import training
@@ -48,6 +49,7 @@ QUESTIONS = {
     "C12": tenants.c12,
     "F1": training.f1,
     "R2": publishing.r2,
+    "R4": syncing.r4,
     "S1": sdk.both_s1,
     "S2": service.s2,
     "S3": service.s3,

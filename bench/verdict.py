@@ -12,6 +12,7 @@ EVEN = "the median of the same steps"
 IN_PROCESS = "the engine in process"
 MEMCPY = "memcpy of as many bytes into memory that is kept"
 DISK = "write and fsync of as many bytes"
+SEND_RECV = "send and recv of as many bytes"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 
@@ -62,6 +63,7 @@ AIMS = [
     Aim("C12", PEFT, 1.0, None, "64 tenants of rank 16, each after a step: creating"),
     # 20 ms at most, where the limit is the goal of 3.
     Aim("R2", "the same engine through a file", None, None, of_limit=3 / 20),
+    Aim("R4", SEND_RECV, 0.5, 0.75),
     # Of limits that are goals: 1 ms, 1 ms, 5 ms, 20,000 requests/s, 20 ms and 200 ms must be.
     Aim("S1", STUB, None, None, "p50, a client", of_limit=0.3 / 1),
     Aim("S1", STUB, None, None, "SDK", of_limit=0.5 / 1),

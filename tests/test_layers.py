@@ -149,6 +149,7 @@ CATCHES = {
     "twinkle/kernels/simd/team.cpp": "goes to the thread that opened the loop",
     "twinkle/mesh/": "closes the group, whose ranks are all told it",
     "twinkle/sampler/sampler.cpp": "a decode's own becomes its request's error",
+    "twinkle/sync/link.cpp": "is told to the other ranks, and goes on; their group may be closed",
     "twinkle/engine/": "goes into the future of the operation; other tenants' work goes on",
 }
 

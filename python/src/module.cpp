@@ -17,6 +17,7 @@ void bind_data(py::module_& m);
 void bind_loss(py::module_& m);
 void bind_optim(py::module_& m);
 void bind_engine(py::module_& m);
+void bind_sync(py::module_& m);
 
 namespace {
 
@@ -71,4 +72,5 @@ PYBIND11_MODULE(_core, m) {
   bind_loss(m);
   bind_optim(m);
   bind_engine(m);
+  bind_sync(m);
 }

@@ -25,7 +25,9 @@ std::vector<std::string> corpus() {
       engine::Inspect{.tenant = "a"},
       engine::Publish{.tenant = "a"},
       engine::Release{.tenant = "a", .version = 1},
-      engine::Park{.tenant = "a"}};
+      engine::Park{.tenant = "a"},
+      engine::ReadWeights{.tenant = "a", .number = 1},
+      engine::ReplaceWeights{.tenant = "a", .number = 1}};
   std::vector<std::string> out;
   for (const engine::Operation& operation : all) out.push_back(engine::to_bytes(operation));
   return out;

@@ -196,6 +196,16 @@ int64_t Engine::num_replayed_passes() const { return state_->executor.num_replay
 
 std::string Engine::graph_failure() const { return state_->executor.graph_failure(); }
 
+void Engine::read_weights(const std::string& tenant, WeightsReader reader) {
+  const auto place = state_->executor.shelf().put(std::move(reader));
+  run<Done>(ReadWeights{tenant, place.number()});
+}
+
+void Engine::replace_weights(const std::string& tenant, std::vector<Weight> weights) {
+  const auto place = state_->executor.shelf().put(std::move(weights));
+  run<Done>(ReplaceWeights{tenant, place.number()});
+}
+
 void Engine::reset_prefix_cache() { state_->executor.reset_prefix_cache(); }
 
 SamplingStats Engine::sampling() const {

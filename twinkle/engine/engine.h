@@ -18,6 +18,7 @@
 #include "twinkle/engine/options.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/schedule/dispatcher.h"
+#include "twinkle/engine/weights/shelf.h"
 
 namespace twinkle::engine {
 
@@ -62,6 +63,15 @@ class Engine {
   // cancelled, a Sample at its next step; otherwise the batch goes on, and the operation is dropped
   // at its end. False: it has ended, or can't be stopped any more; the outcome is its result.
   bool cancel(int64_t id);
+
+  // Calls `reader` on the engine's thread with the tenant's weights, at the call's place in the
+  // tenant's order, and returns when it has. Nothing else runs meanwhile. Of a group on every rank.
+  // Error: what it throws, and of any operation.
+  void read_weights(const std::string& tenant, WeightsReader reader);
+  // Puts `weights`, in the order and under the names that read_weights shows, in the place of an
+  // adapter's, or, for a frozen tenant, of the base model's, and returns when the switch has been
+  // made: see ReplaceWeights. Of a group on every rank, each with its own.
+  void replace_weights(const std::string& tenant, std::vector<Weight> weights);
 
   // Samples that are submitted from here on share no keys and values with earlier ones. (With other
   // weights they never do: this is for measuring, and to free the pages.)

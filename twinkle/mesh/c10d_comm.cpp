@@ -38,8 +38,7 @@ class C10dComm : public Comm {
     int64_t count = 0;
     for (const int64_t n : out_sizes) count += n;
     at::Tensor input = in.contiguous(), out = at::empty({count}, in.options());
-    run("all_to_all", true,
-        [&](Group& g) { return g->alltoall_base(out, input, out_sizes, in_sizes); });
+    run("all_to_all", [&](Group& g) { return g->alltoall_base(out, input, out_sizes, in_sizes); });
     return out;
   }
 
@@ -47,17 +46,17 @@ class C10dComm : public Comm {
     std::vector<at::Tensor> one{x};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    run("broadcast", true, [&](Group& g) { return g->broadcast(one, options); });
+    run("broadcast", [&](Group& g) { return g->broadcast(one, options); });
   }
 
-  void send(const at::Tensor& x, int to) override {
-    std::vector<at::Tensor> one{x.contiguous()};
-    run("send", false, [&](Group& g) { return g->send(one, to, 0); });
-  }
-
-  void recv(at::Tensor& x, int from) override {
+  std::unique_ptr<Transfer> start_send(const at::Tensor& x, int to) override {
     std::vector<at::Tensor> one{x};
-    run("recv", false, [&](Group& g) { return g->recv(one, from, 0); });
+    return begun("send", [&](Group& g) { return g->send(one, to, 0); });
+  }
+
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& x, int from) override {
+    std::vector<at::Tensor> one{x};
+    return begun("recv", [&](Group& g) { return g->recv(one, from, 0); });
   }
 
   void close(const std::string& why) noexcept override {
@@ -87,17 +86,48 @@ class C10dComm : public Comm {
     return group_ != nullptr;
   }
 
-  // `in_slices`: a wait that has timed out leaves the call as it is. Not so of send and recv, whose
-  // sockets are closed then.
+  class Begun : public Transfer {
+   public:
+    Begun(C10dComm& comm, const char* what, Work work)
+        : comm_(comm), what_(what), work_(std::move(work)) {}
+    // Not in slices: a wait that has timed out closes its sockets.
+    void wait() override {
+      comm_.guarded(what_, [&] { work_->wait(); });
+    }
+
+   private:
+    C10dComm& comm_;
+    const char* what_;
+    const Work work_;
+  };
+
   template <class Start>
-  void run(const char* what, bool in_slices, const Start& start) {
-    std::string error;
-    try {
+  std::unique_ptr<Transfer> begun(const char* what, const Start& start) {
+    Work work;
+    guarded(what, [&] {
+      Group group = open_group();
+      work = start(group);
+    });
+    return std::make_unique<Begun>(*this, what, std::move(work));
+  }
+
+  // A wait that has timed out leaves the call as it is.
+  template <class Start>
+  void run(const char* what, const Start& start) {
+    guarded(what, [&] {
       Group group = open_group();
       const Work work = start(group);
-      while (in_slices && is_open() && !waited(*work)) {
+      while (is_open() && !waited(*work)) {
       }
-      if (!in_slices) work->wait();
+    });
+  }
+
+  // The first error closes the group.
+  template <class Call>
+  void guarded(const char* what, const Call& call) {
+    std::string error;
+    try {
+      call();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& e) {

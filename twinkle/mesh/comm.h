@@ -18,15 +18,25 @@ namespace twinkle::mesh {
 
 using Counts = std::span<const int64_t>;  // [n] elements, of or for each rank
 
+// A send or recv that has begun. Its tensor stays as it is until wait() returns.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual void wait() = 0;  // once
+};
+
 class Comm : public Channel {
  public:
   using Channel::broadcast;
   // `in` [sum of to]: what each rank is to get, one rank's after the other. Returns [sum of from].
   virtual at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) = 0;
   virtual void broadcast(at::Tensor& x, int root) = 0;
-  // In pairs: a recv of the other rank for every send, in one order.
-  virtual void send(const at::Tensor& x, int to) = 0;
-  virtual void recv(at::Tensor& x, int from) = 0;
+  // In pairs: a recv of the other rank for every send, in one order. Several may be on their way.
+  // `x` is contiguous.
+  virtual std::unique_ptr<Transfer> start_send(const at::Tensor& x, int to) = 0;
+  virtual std::unique_ptr<Transfer> start_recv(const at::Tensor& x, int from) = 0;
+  void send(const at::Tensor& x, int to) { start_send(x, to)->wait(); }
+  void recv(at::Tensor& x, int from) { start_recv(x, from)->wait(); }
 
   // `x` [count of this rank], on all ranks of one type: all of them, [sum of counts].
   at::Tensor all_gather(const at::Tensor& x, Counts counts);

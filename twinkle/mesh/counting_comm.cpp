@@ -16,9 +16,9 @@ void CountingComm::broadcast(at::Tensor& x, int root) {
   comm_.broadcast(x, root);
 }
 
-void CountingComm::send(const at::Tensor& x, int to) {
+std::unique_ptr<Transfer> CountingComm::start_send(const at::Tensor& x, int to) {
   sent_.send += static_cast<int64_t>(x.nbytes());
-  comm_.send(x, to);
+  return comm_.start_send(x, to);
 }
 
 }  // namespace twinkle::mesh

@@ -21,8 +21,10 @@ class CountingComm : public Comm {
 
   at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override;
   void broadcast(at::Tensor& x, int root) override;
-  void send(const at::Tensor& x, int to) override;
-  void recv(at::Tensor& x, int from) override { comm_.recv(x, from); }
+  std::unique_ptr<Transfer> start_send(const at::Tensor& x, int to) override;
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& x, int from) override {
+    return comm_.start_recv(x, from);
+  }
   void close(const std::string& why) noexcept override { comm_.close(why); }
 
  private:

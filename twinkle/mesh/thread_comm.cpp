@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -53,6 +54,16 @@ void copy(std::vector<Call>& calls) {
   for (Call& call : calls) call = {};
 }
 
+// What is left to do when somebody waits.
+class Later : public Transfer {
+ public:
+  explicit Later(std::function<void()> rest) : rest_(std::move(rest)) {}
+  void wait() override { rest_(); }
+
+ private:
+  std::function<void()> rest_;
+};
+
 class ThreadComm : public Comm {
  public:
   ThreadComm(int rank, int size, std::shared_ptr<Room> room)
@@ -85,11 +96,19 @@ class ThreadComm : public Comm {
     call(std::move(mine));
   }
 
-  void send(const at::Tensor& x, int to) override {
+  std::unique_ptr<Transfer> start_send(const at::Tensor& x, int to) override {
     room_->meeting.change([&] { room_->letters[{rank(), to}].push_back(x.clone()); });
+    return std::make_unique<Later>([] {});
   }
 
-  void recv(at::Tensor& x, int from) override {
+  std::unique_ptr<Transfer> start_recv(const at::Tensor& x, int from) override {
+    return std::make_unique<Later>([this, x, from] { take(x, from); });
+  }
+
+  void close(const std::string& why) noexcept override { room_->meeting.close(why); }
+
+ private:
+  void take(const at::Tensor& x, int from) {
     at::Tensor got;
     auto& letters = room_->letters;
     const std::pair key(from, rank());
@@ -104,9 +123,6 @@ class ThreadComm : public Comm {
     x.copy_(got.view_as(x));
   }
 
-  void close(const std::string& why) noexcept override { room_->meeting.close(why); }
-
- private:
   void call(Call mine) {
     const auto bring = [&] { room_->calls[static_cast<size_t>(rank())] = std::move(mine); };
     room_->meeting.meet(rank(), bring, [this] { copy(room_->calls); });

@@ -71,7 +71,6 @@ def test_packages_of_later_versions_say_what_they_need(module):
 
 # Names that upstream has, by module; each tells what it waits for.
 LATER = {
-    "checkpoint_engine": "CheckpointEngine CheckpointEngineMixin CheckpointEngineRegistry",
     "dataloader": "RetrySampler",
     "model": "MegatronModel MultiLoraMegatronModel",
     "patch": "GatedDeltaNetPaddingFreePatch MegatronEmbeddingPatch MegatronPeft "

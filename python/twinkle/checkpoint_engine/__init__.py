@@ -1,15 +1,16 @@
-"""Weights from a model to its sampler. In one process TorchSampler(model=model) samples from the
-weights that are trained: the next token sees them, and nothing is sent."""
+"""Weights from a model to its sampler. TorchSampler(model=model) samples from the weights that are
+trained, and nothing is sent; a sampler with an engine of its own gets them by sync_weights, in this
+process or from others."""
 
+from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from twinkle.checkpoint_engine.gloo import GlooCheckpointEngine
 from twinkle.checkpoint_engine.manager import CheckpointEngineManager
-from twinkle.errors import later
+from twinkle.checkpoint_engine.mixin import CheckpointEngineMixin
 
-__all__ = ["CheckpointEngineManager"]
-
-__getattr__ = later(
-    __name__,
-    dict.fromkeys(
-        ("CheckpointEngine", "CheckpointEngineMixin", "CheckpointEngineRegistry"),
-        "samplers in other processes (TorchSampler(model=model) samples from what is trained)",
-    ),
-)
+__all__ = [
+    "CheckpointEngine",
+    "CheckpointEngineManager",
+    "CheckpointEngineMixin",
+    "CheckpointEngineRegistry",
+    "GlooCheckpointEngine",
+]

@@ -1,36 +1,146 @@
 """CheckpointEngineManager: that a sampler has its model's newest weights."""
 
+import threading
+
 from twinkle import checks
-from twinkle.errors import InvalidError, NotAvailableError
-from twinkle.model import TransformersModel
-from twinkle.sampler import Sampler
+from twinkle.checkpoint_engine.gloo import bucket_size
+from twinkle.checkpoint_engine.mixin import ReceivesWeights, SendsWeights
+from twinkle.core import core
+from twinkle.engine.group import timeout_seconds
+from twinkle.errors import NotAvailableError
+from twinkle.infra import current_run
+from twinkle.remote import remote_class, remote_function
+from twinkle.remote.proxy import Proxy
 
 
+@remote_class(execute="all", listed=False)
 class CheckpointEngineManager:
-    """For a model and the sampler that shares its engine: TorchSampler(model=model).
+    """For a model and its sampler: TorchSampler(model=model), which shares its engine, or
+    TorchSampler(model_id=...), which gets the weights by sync_weights. Both are of this process, or
+    both of Ray's groups, of one or of two.
 
-    platform: 'GPU', or None; without effect, since nothing is sent. InvalidError: no
-    TransformersModel, no Sampler, or one with weights of its own, which nothing would reach.
-    NotAvailableError: another platform.
+    platform: 'GPU', or None; without effect: weights travel through the memory of CPUs.
+    bucket_bytes: of one message, a number or a text such as '64MiB' (the default). InvalidError: no
+    TransformersModel, no sampler that can receive, one of both in workers and the other not, no
+    size; NotAvailableError: another platform.
     """
 
-    def __init__(self, model, sampler, platform="GPU"):
-        if not isinstance(model, TransformersModel):
+    def __init__(self, model, sampler, platform="GPU", bucket_bytes=None):
+        if not isinstance(model, SendsWeights):
             checks.refuse("checkpoint_engine: model", model, "a TransformersModel")
-        if not isinstance(sampler, Sampler):
-            checks.refuse("checkpoint_engine: sampler", sampler, "a Sampler")
+        if not isinstance(sampler, ReceivesWeights):
+            checks.refuse("checkpoint_engine: sampler", sampler, "a TorchSampler or vLLMSampler")
         if platform not in ("GPU", None):
             raise NotAvailableError(
                 f"checkpoint_engine: platform is {platform!r}, in this version it is 'GPU', or None"
             )
-        if getattr(sampler, "engine", None) is not model.engine:
-            raise InvalidError(
-                f"checkpoint_engine: the {type(sampler).__name__} has weights of its own, which "
-                "training does not change: make it with model=model to sample from what is trained"
-            )
+        self._model, self._sampler = model, sampler
+        self._bucket_bytes = bucket_size(bucket_bytes)
+        self._ends = None  # how weights get there, once it is known
+        self._sync = self._sync_here
+        if _is_remote(model) or _is_remote(sampler):
+            self._sync = self._way_to_workers(platform)
 
+    def _way_to_workers(self, platform):
+        for what, each in (("model", self._model), ("sampler", self._sampler)):
+            if not _is_remote(each):
+                checks.refuse(
+                    f"checkpoint_engine: {what}", each, "in the workers of a group, as the other is"
+                )
+        group = self._model.group
+        if group is not self._sampler.group:
+            return self._sync_groups
+        # One process has both: it does as a process alone does.
+        given = (self._model, self._sampler, platform, self._bucket_bytes)
+        there = current_run().made_in_workers(CheckpointEngineManager, group.name, given, {})
+        return there.sync_weights
+
+    @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def sync_weights(self, merge_and_sync=True):
-        """Returns at once: the sampler's next token is of the weights after the last step, of
-        adapters without being merged, whose rounding would stay in the base. merge_and_sync: either
-        way. InvalidError: it is neither True nor False."""
+        """From its return on the sampler's tokens are of the model's weights after the last step.
+        Samples that have begun end with the weights that they began with.
+
+        An adapter goes by itself where both have one base model, which is compared at the first
+        sync; else the base model's weights go first, once. Of a model that trains all weights all
+        go. merge_and_sync: either way; the sampler adds the adapter as the model does, and nothing
+        is merged: that would round the base model's weights. InvalidError: merge_and_sync is
+        neither True nor False, a sampler of another model, with the first tensor that differs;
+        InternalError: a rank that has gone. The sampler's weights are as before then."""
         checks.flag("checkpoint_engine: merge_and_sync", merge_and_sync)
+        try:
+            self._sync()
+        except BaseException:
+            self._ends = None  # the next sync meets anew: these may be closed
+            raise
+
+    def _sync_here(self):
+        if self._sampler.engine is self._model.engine:
+            return
+        if self._ends is None:
+            self._ends = core().SyncLink.pair(self._bucket_bytes, timeout_seconds())
+        sender, receiver = self._ends
+        _both(
+            lambda: self._model._send_by(sender.send),
+            lambda: self._sampler._receive_by(receiver.receive),
+            (sender, receiver),
+        )
+
+    def _sync_groups(self):
+        model, sampler = self._model, self._sampler
+        if self._ends is None:
+            options = {"bucket_bytes": self._bucket_bytes}
+            address = model.prepare_checkpoint_engine(**options)
+            sampler.finalize_checkpoint_engine()
+            senders = model.group.size
+            meet = {
+                "address": address,
+                "world_size": senders + sampler.group.size,
+                "num_senders": senders,
+                **options,
+            }
+            _all_of(
+                model.init_checkpoint_process_group(rank=0, **meet),
+                sampler.init_checkpoint_process_group(rank=senders, **meet),
+            )
+            self._ends = address
+        _all_of(model.send_weights(), sampler.receive_weights())
+
+
+def _is_remote(one):
+    return type(one) is Proxy
+
+
+def _own_first(errors):
+    """A rank's own error tells more than another's of having been told."""
+    return min(errors, key=lambda error: str(error).startswith("sync: rank "))
+
+
+def _all_of(*results):
+    """Waits for calls of groups that wait for each other. Raises what one of them has raised."""
+    errors = []
+    for result in results:
+        try:
+            result()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise _own_first(errors)
+
+
+def _both(send, receive, ends):
+    """Calls both, which wait for each other, one in a thread of its own."""
+    errors = []
+
+    def call(function, end):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+            end.close(f"sync: rank {ends.index(end)}: {error}")
+
+    thread = threading.Thread(target=call, args=(send, ends[0]), name="twinkle-sync", daemon=True)
+    thread.start()
+    call(receive, ends[1])
+    thread.join()
+    if errors:
+        raise _own_first(errors)

@@ -40,7 +40,7 @@ def engine_group(mesh):
     names = [f"twinkle/{restart}/{number}/{what}" for what in _ENGINE]
     store = _store(timeout)
     try:
-        held = [_made(name, store, index, size, timeout) for name in names]
+        held = [process_group(name, name, store, (index, size, timeout)) for name in names]
     except RuntimeError as error:
         raise NotAvailableError(
             f"infra: rank {index} could not meet the other ranks of a mesh of {size}: {error}"
@@ -58,8 +58,7 @@ def _store(timeout):
             f"infra: {name} is not set, but the mesh has several ranks: start the script with "
             "torchrun --nproc_per_node=N",
         )
-    if not (dist.is_available() and dist.is_gloo_available()):
-        raise NotAvailableError("infra: this torch has no Gloo, through which ranks on CPUs talk")
+    require_gloo()
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         return dist.TCPStore(
@@ -78,12 +77,24 @@ def _store(timeout):
         ) from error
 
 
-def _made(name, store, index, size, timeout):
+def require_gloo():
+    """NotAvailableError: a torch without Gloo."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise NotAvailableError("infra: this torch has no Gloo, through which ranks on CPUs talk")
+
+
+def process_group(name, keys, store, place):
+    """A group of Gloo, registered under `name` for the compiled engine; it ends with its last
+    holder. keys: what its keys in the store begin with, the same on all ranks. place: (index, size,
+    seconds that a rank waits for another). RuntimeError: another rank has not come in time."""
     import torch
     import torch.distributed as dist
 
+    index, size, timeout = place
     gloo = dist.ProcessGroup.BackendType.GLOO
-    own = dist.PrefixStore(name, store)
+    own = dist.PrefixStore(keys, store)
     group = dist.ProcessGroup(own, index, size)
     backend = dist.ProcessGroupGloo(
         dist.PrefixStore("cpu", own), index, size, timedelta(seconds=timeout)

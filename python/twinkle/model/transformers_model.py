@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from twinkle import checks
+from twinkle.checkpoint_engine.mixin import SendsWeights
 from twinkle.core import option_names
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
@@ -52,7 +53,7 @@ def _given(*values):
 
 
 @remote_class(execute="all", listed=False)
-class TransformersModel(Adapters):
+class TransformersModel(SendsWeights, Adapters):
     """A causal language model: base weights, and adapters by name.
 
     model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.

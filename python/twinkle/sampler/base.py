@@ -5,11 +5,6 @@ from twinkle.errors import NotAvailableError
 from twinkle.model.remote import at_once
 from twinkle.plugin import construct_class
 
-_SENT = (
-    "needs models in other processes, which this version does not have: TorchSampler(model=model) "
-    "samples from the weights that are trained"
-)
-
 
 class Sampler:
     """Base of samplers: a subclass defines sample()."""
@@ -49,13 +44,19 @@ class Sampler:
 
     @at_once
     def get_state_keys(self):
-        """Raises NotAvailableError: no weights are received."""
-        raise NotAvailableError(f"sampler: get_state_keys {_SENT}")
+        """Raises NotAvailableError: a sync compares the tensors' names itself."""
+        raise NotAvailableError(
+            "sampler: get_state_keys is not available in this version; a sync names the first "
+            "tensor that differs"
+        )
 
     @at_once
     def receive_weights(self, *args, **kwargs):
-        """Raises NotAvailableError, as get_state_keys."""
-        raise NotAvailableError(f"sampler: receive_weights {_SENT}")
+        """Takes a model's weights. Raises NotAvailableError here: TorchSampler can."""
+        raise NotAvailableError(
+            f"sampler: receive_weights is not available in {type(self).__name__}; TorchSampler "
+            "takes a model's weights"
+        )
 
     @at_once
     def load_full_weights_from_path(self, path):

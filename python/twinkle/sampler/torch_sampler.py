@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from twinkle import checks
+from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.data_format.lora import warn_of_another_base
@@ -63,8 +64,9 @@ def _params(given, named, args):
 
 def _no_tenants():
     """The tenants of the sampler's own engine: the base model, and of adapters' directories:
-    (_version of its files, tenant), oldest first; stale: tenants to delete."""
-    return Ledger(frozen=None, loaded={}, stale=())
+    (_version of its files, tenant), oldest first; stale: tenants to delete; synced: those of
+    adapters that were received, by name; newest: that which was received last."""
+    return Ledger(frozen=None, loaded={}, stale=(), synced={}, newest=None)
 
 
 def _deltas(tokens):
@@ -93,9 +95,9 @@ def _of_prompts(function):
 
 
 @remote_class(execute="all", listed=False)
-class TorchSampler(Sampler):
-    """Samples from its own model, or, with model=, from a TransformersModel's engine, and thus from
-    the weights being trained.
+class TorchSampler(ReceivesWeights, Sampler):
+    """Samples from its own model, whose weights CheckpointEngineManager replaces, or, with model=,
+    from a TransformersModel's engine, and thus from the weights being trained.
 
     engine_args: options of the sampler's own engine, by their names in docs/options.md, and vLLM's
     names: max_model_len (tokens of prompt and reply), dtype ('bfloat16', 'float32'), seed,
@@ -166,12 +168,33 @@ class TorchSampler(Sampler):
             if use_base_model:
                 return self._model.frozen_tenant()
             return self._model.tenant_for_sampling(adapter_name or None)
+        synced = self._tenants.synced
         require(
-            not adapter_name,
+            not adapter_name or adapter_name in synced,
             f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
-            "adapters, or adapter_path=",
+            "adapters, or adapter_path=, or send it by CheckpointEngineManager",
         )
+        if adapter_name:
+            return synced[adapter_name]
+        if self._tenants.newest is not None and not use_base_model:
+            return self._tenants.newest
         return frozen_tenant(self.engine, self._tenants)
+
+    def _receive_by(self, receive):
+        require(
+            self._model is None,
+            "sampler: this sampler samples from its model=, whose weights it need not receive",
+        )
+        with self._lock:
+            engine, tenants = self.engine, self._tenants
+            frozen = frozen_tenant(engine, tenants)
+        got = receive(engine, frozen)  # others go on sampling meanwhile
+        tenant, name = got.pop("tenant"), got["adapter_name"]
+        with self._lock:
+            tenants.newest = tenant
+            if name:
+                tenants.synced = {**tenants.synced, name: tenant}
+        return got
 
     @at_once
     def load_full_weights_from_path(self, path):

@@ -143,7 +143,8 @@ TEST(Replay, OfEveryOperationsBytesFromASnapshotGivesTheSameState) {
       ASSERT_EQ(files_of(folder + "/" + names[t]), saved[t]) << "seed " << seed;
     }
   }
-  EXPECT_EQ(kinds.size(), std::variant_size_v<Operation>) << "every kind of operation";
+  // Every kind, but ReadWeights and ReplaceWeights, which name what one process holds.
+  EXPECT_EQ(kinds.size(), std::variant_size_v<Operation> - 2);
 }
 
 TEST(Replay, AnotherOptimizerAfterALoadStartsAfreshAsItDoesInARunThatWasNotCut) {

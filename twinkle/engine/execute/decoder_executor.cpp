@@ -12,6 +12,7 @@
 #include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
+#include "twinkle/engine/weights/exchange.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
@@ -134,11 +135,12 @@ Tenant& DecoderExecutor::tenant(const std::string& name) {
 }
 
 bool DecoderExecutor::changes_base(const Operation& operation) {
-  if (!std::holds_alternative<Step>(operation) && !std::holds_alternative<Load>(operation) &&
-      !std::holds_alternative<Delete>(operation))
+  const bool replaces = std::holds_alternative<ReplaceWeights>(operation);
+  if (!replaces && !std::holds_alternative<Step>(operation) &&
+      !std::holds_alternative<Load>(operation) && !std::holds_alternative<Delete>(operation))
     return false;
   const auto it = tenants_.find(tenant_of(operation));
-  return it != tenants_.end() && it->second->mode() == Mode::kFull;
+  return it != tenants_.end() && it->second->mode() == (replaces ? Mode::kFrozen : Mode::kFull);
 }
 
 bool DecoderExecutor::joins(const Operation& operation) const {
@@ -239,6 +241,13 @@ void DecoderExecutor::trim_heaps() {
   ::malloc_trim(0);
 }
 
+void DecoderExecutor::replace(const std::vector<Weight>& weights, Tenant& who) {
+  replace_weights(weights, who, *decoder_, *pool_);
+  // Adapters have versions of their own, which know nothing of the base model's.
+  if (who.mode() == Mode::kFrozen) sampling_->forget_prefixes();
+  for (const Weight& w : weights) untrimmed_bytes_ += static_cast<int64_t>(w.value.nbytes());
+}
+
 Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
   if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
@@ -258,6 +267,14 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
     return load_tenant(taken(prepared, shape, [&] { return read_checkpoint(*op, shape, base_); }),
                        who, *decoder_);
+  }
+  if (const auto* op = std::get_if<ReadWeights>(&operation)) {
+    shelf_.take_reader(op->number)(view_of(who, *decoder_, *pool_));
+    return Done{};
+  }
+  if (const auto* op = std::get_if<ReplaceWeights>(&operation)) {
+    replace(shelf_.take_weights(op->number), who);
+    return Done{};
   }
   return who.inspect(std::get<Inspect>(operation).tensors);
 }

@@ -17,6 +17,7 @@
 #include "twinkle/engine/tenant.h"
 #include "twinkle/engine/training/split.h"
 #include "twinkle/engine/training/training.h"
+#include "twinkle/engine/weights/shelf.h"
 
 namespace twinkle::engine {
 
@@ -38,6 +39,7 @@ class DecoderExecutor : public Executor {
   const model::DecoderSpec& spec() const { return decoder_->spec(); }
   SamplingStats sampling() const { return sampling_->stats(); }  // any thread
   void reset_prefix_cache() { sampling_->forget_prefixes(); }    // any thread
+  Shelf& shelf() { return shelf_; }                              // any thread
 
   void begin() override;
   bool changes_base(const Operation& operation) override;
@@ -67,6 +69,7 @@ class DecoderExecutor : public Executor {
   template <class Read>
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
   void trim_heaps();
+  void replace(const std::vector<Weight>& weights, Tenant& who);
   void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
@@ -85,6 +88,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<lora::TrainGraphs> graphs_;
   std::unique_ptr<Training> training_;
   std::unique_ptr<Sampling> sampling_;
+  Shelf shelf_;
   int64_t untrimmed_bytes_ = 0;  // read or parked since the last trim
   int num_threads_ = 1;          // of torch, for which exactness was proven
 };

@@ -163,7 +163,7 @@ TEST(Bytes, WhatIsWrongWithThemIsSaid) {
   };
   EXPECT_EQ(text(good, 0, 8), "engine: an operation's bytes are of format 8, this program reads 9");
   EXPECT_EQ(text(good, 1, 77),
-            "engine: an operation's bytes are of kind 77, which is unknown; the last is 13");
+            "engine: an operation's bytes are of kind 77, which is unknown; the last is 15");
   EXPECT_EQ(text(good, kHeader + 2, 4), "engine: an operation's bytes end 1 bytes too early");
   EXPECT_EQ(text(good, kHeader, 0),
             "engine: an operation's bytes have field 0 behind field 0; fields rise");

@@ -36,7 +36,7 @@ TEST(OperationsAsJson, WhatIsWrongIsSaidWithItsPlace) {
             "engine: operation as JSON is not an object of its kind alone, such as {\"step\": "
             "{\"tenant\": \"a\"}}");
   EXPECT_EQ(text(R"({"fly": {}})"),
-            "engine: operation 'fly' is unknown, the last of the kinds is 'park'");
+            "engine: operation 'fly' is unknown, the last of the kinds is 'replace_weights'");
   EXPECT_EQ(text(R"({"release": {"verse": 1}})"),
             "engine: release: 'verse' is not a field, it has tenant and version");
   EXPECT_EQ(text(R"({"release": {"version": 1.5}})"),

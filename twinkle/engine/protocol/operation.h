@@ -312,8 +312,40 @@ struct Park {
   static constexpr auto fields() { return std::tuple{field(1, "tenant", &Park::tenant)}; }
 };
 
-using Operation = std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm,
-                               ZeroGrad, Sample, Save, Load, Inspect, Publish, Release, Park>;
+// Shows the tenant's weights to the reader that this process has under this number, and to nobody
+// else: Engine::read_weights submits it. Error: what the reader throws.
+struct ReadWeights {
+  std::string tenant;
+  int64_t number = 0;
+
+  bool operator==(const ReadWeights&) const = default;
+  static constexpr std::string_view kName = "read_weights";
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &ReadWeights::tenant),
+                      field(2, "number", &ReadWeights::number)};
+  }
+};
+
+// Puts the weights that this process has under this number in the place of the adapter's, or, of a
+// frozen tenant, of the base model's, between two batches: Engine::replace_weights submits it. An
+// adapter's Samples that have begun end with the weights that they began with. The base model waits
+// until every Sample that has begun has ended, and what comes meanwhile waits for it. Error
+// kInvalid: other names, shapes or types, a tenant that trains all weights.
+struct ReplaceWeights {
+  std::string tenant;
+  int64_t number = 0;
+
+  bool operator==(const ReplaceWeights&) const = default;
+  static constexpr std::string_view kName = "replace_weights";
+  static constexpr auto fields() {
+    return std::tuple{field(1, "tenant", &ReplaceWeights::tenant),
+                      field(2, "number", &ReplaceWeights::number)};
+  }
+};
+
+using Operation =
+    std::variant<Create, Delete, Forward, ForwardBackward, Step, ClipGradNorm, ZeroGrad, Sample,
+                 Save, Load, Inspect, Publish, Release, Park, ReadWeights, ReplaceWeights>;
 
 // Limit of one operation as bytes; in memory it takes a small multiple.
 inline constexpr size_t kMaxOperationBytes = size_t{4} << 30;

@@ -1,0 +1,118 @@
+"""GlooCheckpointEngine: weights over a Gloo group of their own, in buckets, by twinkle/sync."""
+
+import os
+from datetime import timedelta
+
+from twinkle import checks
+from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from twinkle.core import core
+from twinkle.engine.group import process_group, require_gloo, timeout_seconds
+from twinkle.errors import NotAvailableError, require
+
+BUCKET_BYTES = 64 << 20
+
+
+def bucket_size(value):
+    """Bytes of a message from a number or a text such as '64MiB'; None: 64 MiB."""
+    return checks.file_size("checkpoint_engine: bucket_bytes", value) or BUCKET_BYTES
+
+
+class GlooCheckpointEngine(CheckpointEngine):
+    """bucket_bytes: of one message, a number or a text such as '64MiB'; two are on their way at a
+    time. host: the name or address under which the other ranks reach rank 0's machine; None:
+    MASTER_ADDR, which torchrun and Ray's workers have, else 127.0.0.1. A rank that is silent for
+    TWINKLE_DIST_TIMEOUT_SECONDS is taken for lost. InvalidError: a bucket_bytes that is no size.
+    """
+
+    def __init__(self, bucket_bytes=None, host=None):
+        self._bucket_bytes = bucket_size(bucket_bytes)
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1") if host is None else host
+        self._host = checks.text("checkpoint_engine: host", host)
+        self._store = self._held = self._link = None
+
+    def prepare(self):
+        """'HOST:PORT' of the store through which the ranks meet. NotAvailableError: a torch without
+        Gloo, or no port."""
+        require_gloo()
+        self._store = _store(self._host, 0, timeout_seconds(), is_master=True)
+        return f"{self._host}:{self._store.port}"
+
+    def init_process_group(self, address, rank, world_size, num_senders):
+        """InvalidError: an address that is none, a rank outside the group, nobody to send or to
+        receive; NotAvailableError: another rank has not come in time."""
+        host, port = _parts(address)
+        checks.integer("checkpoint_engine: world_size", world_size, least=2)
+        checks.integer("checkpoint_engine: rank", rank, 0, world_size - 1)
+        checks.integer("checkpoint_engine: num_senders", num_senders, 1, world_size - 1)
+        require_gloo()
+        require(
+            rank > 0 or self._store is not None,
+            "checkpoint_engine: rank 0 has not called prepare, by which the others find it",
+        )
+        self._leave()
+        timeout = timeout_seconds()
+        name = f"twinkle/sync/{address}/{rank}"
+        try:
+            store = _store(host, port, timeout, is_master=False) if rank > 0 else self._store
+            group = process_group(name, "twinkle/sync", store, (rank, world_size, timeout))
+        except RuntimeError as error:
+            raise NotAvailableError(
+                f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
+                f"{address}: {error}"
+            ) from error
+        self._link = core().SyncLink(name, num_senders, self._bucket_bytes)
+        self._store, self._held = None, store  # its keys are of this meeting
+        del group  # the link is its holder from here on
+
+    def send_weights(self, engine, tenant, name=""):
+        """InvalidError: a sampler of another model, with the first tensor that differs;
+        InternalError: a rank that has gone, or what one of them has refused."""
+        return self._meeting().send(engine, tenant, name)
+
+    def receive_weights(self, engine, frozen):
+        """Errors as of send_weights."""
+        return self._meeting().receive(engine, frozen)
+
+    def finalize(self):
+        """Closes the group and, on rank 0, the store."""
+        self._leave()
+        self._store = self._held = None
+
+    def _leave(self):
+        if self._link is not None:
+            self._link.close("sync: a rank has left")
+            self._link = None
+
+    def _meeting(self):
+        require(
+            self._link is not None,
+            "checkpoint_engine: the ranks have not met: call init_process_group first",
+        )
+        return self._link
+
+
+def _parts(address):
+    checks.text("checkpoint_engine: address", address)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        checks.refuse("checkpoint_engine: address", address, "'HOST:PORT', as prepare gives it")
+    return host, int(port)
+
+
+def _store(host, port, timeout, is_master):
+    import torch.distributed as dist
+
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=is_master,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        where = f"open a port on {host}" if is_master else f"reach {host}:{port}"
+        raise NotAvailableError(f"checkpoint_engine: cannot {where}: {error}") from error
+
+
+CheckpointEngineRegistry.register("gloo", GlooCheckpointEngine)

@@ -1,0 +1,69 @@
+"""What each process of test_sync.py runs: ROLE MODEL KIND RANK SIZE SENDERS STEPS. The model's
+first rank prints the address, the others read it. Prints what is sampled after each sync."""
+
+import json
+import os
+import sys
+
+import numpy as np
+
+import twinkle
+from twinkle import DeviceMesh, LoraConfig
+from twinkle.data_format import SamplingParams
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
+
+role, model_dir, kind = sys.argv[1:4]
+rank, size, senders, steps = map(int, sys.argv[4:8])
+mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
+twinkle.initialize(mode="local", global_device_mesh=mesh)
+
+
+def batch_of(step, rows=4):
+    rng = np.random.default_rng(step)
+    out = []
+    for _ in range(rows):
+        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
+        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
+    return out
+
+
+def sampled(sampler):
+    params = SamplingParams(max_tokens=12, temperature=1.0, logprobs=1, seed=5)
+    prompts = [{"input_ids": list(range(3, 60))}, {"input_ids": [7, 8, 9]}]
+    replies = [r.sequences[0] for r in sampler.sample(prompts, params)]
+    return [[list(r.tokens), [pair[0][1] for pair in r.logprobs]] for r in replies]
+
+
+if role == "model":
+    member = TransformersModel(model_id=model_dir)
+    if kind == "adapter":
+        config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear")
+        member.add_adapter_to_model("default", config)
+    member.set_optimizer("AdamW", lr=1e-2)
+    sampler = TorchSampler(model=member)
+else:
+    member = sampler = TorchSampler(model_id=model_dir)
+
+options = {"bucket_bytes": 50_000}
+if rank == 0:
+    address = member.prepare_checkpoint_engine(**options)
+    print(address, flush=True)
+else:
+    address = sys.stdin.readline().strip()
+member.init_checkpoint_process_group(address, rank, size, senders, **options)
+
+told, sent = [], []
+for step in range(steps):
+    if role == "model":
+        batch = batch_of(step)
+        member.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
+        member.clip_grad_and_step()
+        sent.append(member.send_weights())
+    else:
+        sent.append(member.receive_weights())
+        sampler.reset_prefix_cache()
+    told.append(sampled(sampler))
+    print(f"step {step}", flush=True)
+print(json.dumps({"told": told, "sent": sent}), flush=True)
+member.finalize_checkpoint_engine()

@@ -1,0 +1,110 @@
+"""Samplers in other processes than the model: after a sync they sample its bits."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("sync_script.py")
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+class Ranks:
+    """`senders` ranks of one model, and `receivers` samplers, each a process."""
+
+    def __init__(self, senders, receivers, model, kind, steps=3, **more):
+        size, port = senders + receivers, free_port()
+        self.processes = []
+        for rank in range(size):
+            role = "model" if rank < senders else "sampler"
+            env = {**os.environ, "TWINKLE_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **more}
+            env["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
+            if role == "model" and senders > 1:
+                env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
+                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            arguments = map(str, (role, model, kind, rank, size, senders, steps))
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(SCRIPT), *arguments],
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def __enter__(self):
+        address = self.processes[0].stdout.readline()
+        assert address, self.processes[0].stderr.read()[-4000:]
+        for process in self.processes[1:]:
+            process.stdin.write(address)
+            process.stdin.flush()
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def wait_for_steps(self, count):
+        for process in self.processes:
+            while f"step {count}" not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()[-4000:]
+
+    def results(self):
+        out = []
+        for process in self.processes:
+            text, error = process.communicate(timeout=200)
+            assert process.returncode == 0, error[-4000:]
+            out.append(json.loads(text.splitlines()[-1]))
+        return out
+
+
+@pytest.mark.parametrize("kind", ["adapter", "full"])
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 2), (2, 1)])
+def test_samplers_in_other_processes_sample_the_models_bits(
+    kind, senders, receivers, tiny_llama_dir
+):
+    if kind == "full" and senders > 1:
+        pytest.skip("training of all weights runs on one rank in this version")
+    with Ranks(senders, receivers, tiny_llama_dir, kind) as ranks:
+        results = ranks.results()
+    told = results[0]["told"]
+    assert told[0] != told[1] != told[2]
+    assert all(result["told"] == told for result in results)
+    for step in range(3):
+        received = [result["sent"][step] for result in results[senders:]]
+        sent = [result["sent"][step] for result in results[:senders]]
+        assert sum(s["num_bytes"] for s in sent) == sum(r["num_bytes"] for r in received) > 0
+        assert all(r["has_base"] is (kind == "full") for r in sent + received)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_killed_rank_ends_the_syncs_of_the_others_with_its_cause(gone, tiny_llama_dir):
+    with Ranks(1, 2, tiny_llama_dir, "adapter", steps=100_000) as ranks:
+        ranks.wait_for_steps(1)
+        ranks.processes[gone].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        for rank in {0, 1, 2} - {gone}:
+            _, error = ranks.processes[rank].communicate(timeout=60)
+            assert ranks.processes[rank].returncode != 0 and "InternalError" in error, error[-2000:]
+        assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
+    with Ranks(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="5") as ranks:
+        ranks.processes[1].send_signal(signal.SIGSTOP)
+        _, error = ranks.processes[0].communicate(timeout=100)
+        assert "rank 0 of 2 could not meet the others" in error, error[-2000:]

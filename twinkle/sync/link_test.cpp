@@ -1,0 +1,236 @@
+// Engines that sample after a sync against the engine that was trained: the same bits.
+#include "twinkle/sync/link.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <thread>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/operations_for_test.h"
+#include "twinkle/mesh/thread_comm.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::sync {
+namespace {
+
+using engine::Create;
+using engine::Done;
+using engine::Engine;
+using engine::EngineOptions;
+
+constexpr const char* kLora = R"({"r": 4, "lora_alpha": 12, "target_modules": "all-linear"})";
+
+EngineOptions options_of(const model::TinyModel& model, const char* precision = "bf16") {
+  return {.model = {.path = model.path(), .mixed_precision = precision}};
+}
+
+using Texts = std::vector<std::pair<std::vector<int32_t>, std::vector<float>>>;
+
+Texts sampled(Engine& engine, const std::string& tenant) {
+  engine::Sample op{.tenant = tenant};
+  for (uint64_t i = 0; i < 3; ++i) {
+    op.prompts.push_back(engine::drawn(i == 2 ? 8 : 7, 70).input_ids);
+    op.params.push_back({.max_tokens = 8, .seed = i, .ignore_eos = true});
+  }
+  Texts out;
+  for (const auto& samples : engine.run<engine::SampleResult>(op).completions)
+    out.emplace_back(samples[0].tokens, samples[0].logprobs);
+  return out;
+}
+
+void train(Engine& engine, const std::string& tenant) {
+  engine.run<engine::ForwardResult>(engine::work(tenant));
+  engine.run<engine::StepResult>(engine::Step{.tenant = tenant, .options = R"({"lr": 0.05})"});
+}
+
+// Calls of all ranks at once, each with its link.
+using Script = std::function<void(Link&, int rank)>;
+void on_ranks(int size, const Options& options, const Script& script) {
+  auto comms = mesh::thread_comms(size, 20);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Link link(std::move(comms[static_cast<size_t>(r)]), options);
+      script(link, r);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+// A model that trains `tenant`, and samplers; after each of three steps all sample the same.
+void expect_same_samples(const std::string& lora_json, const Options& options, int num_samplers) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = lora_json, .seed = 3});
+  std::array<Texts, 3> truth;  // of each step
+  int64_t num_bytes = 0;
+  on_ranks(1 + num_samplers, options, [&](Link& link, int rank) {
+    std::optional<Engine> sampler;
+    if (rank > 0) {
+      sampler.emplace(options_of(model));
+      sampler->run<Done>(Create{.tenant = "frozen", .frozen = true});
+    }
+    for (size_t step = 0; step < truth.size(); ++step) {
+      if (rank == 0) {
+        train(trainer, "me");
+        truth[step] = sampled(trainer, "me");
+        const auto info = trainer.run<engine::InspectResult>(engine::Inspect{"me"});
+        num_bytes = info.num_parameters * (lora_json.empty() ? 2 : 4);
+        const Synced sent = link.send(trainer, "me", "default");
+        EXPECT_EQ(sent.has_base, lora_json.empty());
+        EXPECT_EQ(sent.adapter_name, lora_json.empty() ? "" : "default");
+        EXPECT_EQ(sent.num_bytes, num_bytes * num_samplers);
+      } else {
+        const Synced got = link.receive(*sampler, "frozen");
+        EXPECT_EQ(got.num_bytes, num_bytes);
+        EXPECT_EQ(sampled(*sampler, got.tenant), truth[step]);
+      }
+    }
+  });
+}
+
+TEST(Link, AnAdapterSamplesAsWhereItWasTrained) {
+  expect_same_samples(kLora, {.num_senders = 1, .bucket_bytes = 999}, 1);
+  expect_same_samples(kLora, {.num_senders = 1}, 2);
+}
+
+TEST(Link, AllWeightsSampleAsWhereTheyWereTrained) {
+  expect_same_samples("", {.num_senders = 1, .bucket_bytes = 4096}, 1);
+  expect_same_samples("", {.num_senders = 1}, 2);
+}
+
+TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
+  const model::TinyModel model;
+  JsonObject config = model::tiny_config();
+  const ScratchDir other;
+  model::write_tiny(other.path(), config, model::tiny_weights(config, 2));
+  Engine trainer(options_of(model));
+  EngineOptions options = options_of(model);
+  options.model.path = other.path().string();
+  Engine sampler(options);
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    for (int i = 0; i < 3; ++i) {
+      if (rank == 0) {
+        train(trainer, "me");
+        EXPECT_EQ(link.send(trainer, "me", "default").has_base, i == 0) << i;
+      } else {
+        const Synced got = link.receive(sampler, "frozen");
+        EXPECT_EQ(got.has_base, i == 0);
+        EXPECT_EQ(got.tenant, "sync/1/default");
+      }
+    }
+  });
+  EXPECT_EQ(sampled(sampler, "sync/1/default"), sampled(trainer, "me"));
+}
+
+TEST(Link, SamplesThatHaveBegunEndWithTheWeightsThatTheyBeganWith) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model)), still(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me"});
+  for (Engine* engine : {&sampler, &still})
+    engine->run<Done>(Create{.tenant = "frozen", .frozen = true});
+  train(trainer, "me");
+  const engine::Sample long_one{.tenant = "frozen",
+                                .prompts = {engine::drawn(7, 20).input_ids},
+                                .params = {{.max_tokens = 200, .seed = 1, .ignore_eos = true}}};
+  const auto tokens = [](engine::Future& future) {
+    return std::get<engine::SampleResult>(future.get()).completions[0][0].tokens;
+  };
+  engine::Future running = sampler.submit(long_one);
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    if (rank == 0)
+      link.send(trainer, "me", "");
+    else
+      link.receive(sampler, "frozen");
+  });
+  engine::Future untouched = still.submit(long_one);
+  EXPECT_EQ(tokens(running), tokens(untouched));
+  EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
+}
+
+TEST(Link, ASamplerOfAnotherModelIsRefusedOnEveryRankAndNothingChanges) {
+  const model::TinyModel model;
+  JsonObject config = model::tiny_config();
+  config["intermediate_size"] = 96;
+  const model::TinyModel wider(config);
+  Engine trainer(options_of(model)), sampler(options_of(wider)), floats(options_of(model, "no"));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  for (Engine* engine : {&sampler, &floats})
+    engine->run<Done>(Create{.tenant = "frozen", .frozen = true});
+  const Texts before = sampled(sampler, "frozen");
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    for (int i = 0; i < 2; ++i) {  // the link stays as it was
+      expect_error(
+          "sync: tensor 'model.layers.0.mlp.gate_proj.weight' is c10::BFloat16 [80, 48] "
+          "in the model, c10::BFloat16 [96, 48] in the sampler",
+          [&] {
+            if (rank == 0)
+              link.send(trainer, "me", "default");
+            else
+              link.receive(sampler, "frozen");
+          });
+    }
+    expect_error(
+        "sync: tensor 'model.embed_tokens.weight' is c10::BFloat16 [131, 48] in the model, "
+        "float [131, 48] in the sampler",
+        [&] {
+          if (rank == 0)
+            link.send(trainer, "me", "default");
+          else
+            link.receive(floats, "frozen");
+        });
+  });
+  EXPECT_EQ(sampled(sampler, "frozen"), before);
+}
+
+TEST(Link, WhatOneRankRefusesAllHear) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    if (rank == 0) {
+      expect_error("engine: no tenant 'you'", [&] { link.send(trainer, "you", ""); });
+      expect_error("has called receive_weights: the first 1 ranks send",
+                   [&] { link.receive(trainer, "me"); });
+      EXPECT_EQ(link.send(trainer, "me", "a").adapter_name, "a");
+    } else {
+      expect_error("sync: rank 0 (the model): engine: no tenant 'you'",
+                   [&] { link.receive(sampler, "frozen"); });
+      expect_error("has called receive_weights: the first 1 ranks send",
+                   [&] { link.receive(sampler, "frozen"); });
+      EXPECT_EQ(link.receive(sampler, "frozen").adapter_name, "a");
+    }
+  });
+}
+
+TEST(Link, ARankThatHasGoneEndsTheOthersAndTheOldWeightsStay) {
+  const model::TinyModel model;
+  Engine sampler(options_of(model));
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  const Texts before = sampled(sampler, "frozen");
+  on_ranks(3, {.num_senders = 1}, [&](Link& link, int rank) {
+    if (rank == 0) return;  // its link ends here
+    if (rank == 1)
+      expect_error("rank 0 has gone", [&] { link.receive(sampler, "frozen"); });
+    else
+      link.close("rank 0 has gone, too");
+  });
+  EXPECT_EQ(sampled(sampler, "frozen"), before);
+}
+
+TEST(Link, NeedsSomebodyOnEitherSide) {
+  for (const int num_senders : {0, 2}) {
+    EXPECT_NE(invalid_of([&] {
+                Link(std::move(mesh::thread_comms(2)[0]), {num_senders});
+              }).find("it must be from 1 to 1"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::sync

@@ -1,0 +1,43 @@
+// Which elements go from which rank to which, in which messages. Every rank computes the same plan
+// from all ranks' manifests, so that sender and receiver of a message agree on its size without a
+// word. Values; knows no tensors.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twinkle/sync/manifest.h"
+
+namespace twinkle::sync {
+
+// Elements [first, last) of tensor number `tensor` of the plan.
+struct Piece {
+  size_t tensor = 0;
+  int64_t first = 0, last = 0;
+
+  bool operator==(const Piece&) const = default;
+};
+
+// One message: its pieces one after the other.
+struct Bucket {
+  int from = 0, to = 0;  // ranks
+  std::vector<Piece> pieces;
+  int64_t num_bytes = 0;
+};
+
+struct Plan {
+  struct Tensor {
+    std::string name;
+    int64_t element_size = 0;  // bytes
+  };
+  std::vector<Tensor> tensors;
+  std::vector<Bucket> buckets;  // every rank sends and receives its own in this order
+  int64_t num_bytes = 0;        // of all
+};
+
+// Of manifests that require_same_tensors takes. Every slice that a receiver wants comes once, from
+// the sender that has it and has been given fewest bytes. No bucket has more than `bucket_bytes`,
+// but for a single element. Error kInvalid: elements that no sender holds; bucket_bytes below 1.
+Plan plan(const std::vector<Manifest>& ranks, int num_senders, int64_t bucket_bytes);
+
+}  // namespace twinkle::sync

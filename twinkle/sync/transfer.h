@@ -1,0 +1,23 @@
+// Carries a plan out: packs buckets, sends and receives them, two on their way at a time.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "twinkle/mesh/comm.h"
+#include "twinkle/sync/plan.h"
+
+namespace twinkle::sync {
+
+// One rank's share of a tensor: the slices that it holds, or has room for, one after the other.
+struct Local {
+  at::Tensor values;  // contiguous; none: this rank has no part of it
+  std::vector<Slice> slices;
+};
+
+// `locals`: by the number of the plan's tensors. Returns the bytes that this rank has sent or
+// received. Error kInternal: as of Comm; of a lack of memory the others hear when the group is
+// closed, which is the caller's to do.
+int64_t transfer(mesh::Comm& comm, const Plan& plan, const std::vector<Local>& locals);
+
+}  // namespace twinkle::sync
