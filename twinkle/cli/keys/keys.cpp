@@ -197,14 +197,14 @@ std::string text_of_limit(double value) {
 
 void print(const store::Quota& q) {
   const auto text = [](auto value) { return text_of_limit(static_cast<double>(value)); };
-  std::printf("%-24s%-8g%-10d%-12s%-15s%-7s%-10s%s\n", q.tenant.c_str(), q.weight, q.priority,
+  std::printf("%-24s%-12g%-13d%-12s%-15s%-7s%-10s%s\n", q.tenant.c_str(), q.weight, q.priority,
               text(q.tokens_per_minute).c_str(), text(q.compute_seconds_per_minute).c_str(),
               text(q.max_runs).c_str(), text(q.max_adapters).c_str(), text(q.max_disk).c_str());
 }
 
 void print_quotas(const std::vector<store::Quota>& quotas) {
-  std::printf("%-24s%-8s%-10s%-12s%-15s%-7s%-10s%s\n", "tenant", "weight", "priority", "tokens/min",
-              "compute-s/min", "runs", "adapters", "disk-bytes");
+  std::printf("%-24s%-12s%-13s%-12s%-15s%-7s%-10s%s\n", "tenant", "weight", "priority",
+              "tokens/min", "compute-s/min", "runs", "adapters", "disk-bytes");
   for (const store::Quota& quota : quotas) print(quota);
 }
 
@@ -220,7 +220,7 @@ std::string own(const std::map<std::string, T>& by_id, const store::Key& key) {
 }
 
 void print(const store::KeyTable& table, const store::Key& key) {
-  std::printf("%-10s%-24s%-14s%-19s%-8s%-10s%s\n", key.id.c_str(), key.tenant.c_str(),
+  std::printf("%-10s%-24s%-14s%-19s%-12s%-13s%s\n", key.id.c_str(), key.tenant.c_str(),
               joined(key.scopes).c_str(), text_of(key.created).c_str(),
               own(table.weights, key).c_str(), own(table.priorities, key).c_str(),
               status_of(key).c_str());
@@ -228,7 +228,7 @@ void print(const store::KeyTable& table, const store::Key& key) {
 
 void list(const KeysOptions& o) {
   store::KeyTable table = store::KeyFile(o.state).read_table();
-  std::printf("%-10s%-24s%-14s%-19s%-8s%-10s%s\n", "id", "tenant", "scopes", "created", "weight",
+  std::printf("%-10s%-24s%-14s%-19s%-12s%-13s%s\n", "id", "tenant", "scopes", "created", "weight",
               "priority", "status");
   for (const store::Key& key : table.keys)
     if (o.tenant.empty() || o.tenant == key.tenant) print(table, key);

@@ -98,15 +98,16 @@ TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
   std::string line;
   std::getline(lines, line);
   EXPECT_EQ(line,
-            "id        tenant                  scopes        created            weight  priority  "
-            "status");
+            "id        tenant                  scopes        created            weight      "
+            "priority     status");
   std::getline(lines, line);
   EXPECT_EQ(line.find(keys[0].id + "  alice                   train,sample  "), 0u) << line;
-  EXPECT_NE(line.find("Z  -       -         valid until 2999-12-31T00:00Z"), std::string::npos)
+  EXPECT_NE(line.find("Z  -           -            valid until 2999-12-31T00:00Z"),
+            std::string::npos)
       << line;
   std::getline(lines, line);
   EXPECT_EQ(line.find(keys[1].id + "  bob                     train         "), 0u) << line;
-  EXPECT_NE(line.find("Z  -       -         revoked "), std::string::npos) << line;
+  EXPECT_NE(line.find("Z  -           -            revoked "), std::string::npos) << line;
   const std::string bobs = run({"list", "--tenant", "bob"});
   EXPECT_EQ(bobs.find("alice"), std::string::npos);
   EXPECT_EQ(run({"list"}).find(text.substr(4, 20)), std::string::npos);
@@ -114,15 +115,15 @@ TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
 
 TEST_F(KeysCommand, AWeightAndAPriorityAreOfTheKeyThatIsMadeAndListShowsThem) {
   run({"create", "--tenant", "alice", "--weight", "2.5", "--priority", "-3"});
-  run({"create", "--tenant", "alice", "--priority", "0", "--max-runs", "4"});
+  run({"create", "--tenant", "alice", "--priority", "-2147483648", "--max-runs", "4"});
   const store::KeyTable table = store::KeyFile(state_).read_table();
   EXPECT_EQ(table.weights, (std::map<std::string, double>{{table.keys[0].id, 2.5}}));
-  EXPECT_EQ(table.priorities,
-            (std::map<std::string, int32_t>{{table.keys[0].id, -3}, {table.keys[1].id, 0}}));
+  EXPECT_EQ(table.priorities, (std::map<std::string, int32_t>{{table.keys[0].id, -3},
+                                                              {table.keys[1].id, -2147483648}}));
   EXPECT_EQ(table.tenants, (std::vector<store::Quota>{{.tenant = "alice", .max_runs = 4}}));
   const std::string listed = run({"list"});
-  EXPECT_NE(listed.find("Z  2.5     -3        valid\n"), std::string::npos) << listed;
-  EXPECT_NE(listed.find("Z  -       0         valid\n"), std::string::npos) << listed;
+  EXPECT_NE(listed.find("Z  2.5         -3           valid\n"), std::string::npos) << listed;
+  EXPECT_NE(listed.find("Z  -           -2147483648  valid\n"), std::string::npos) << listed;
   const auto refused = [&](const char* option, const char* value) -> std::string {
     try {
       run({"create", "--tenant", "bob", option, value});
@@ -146,13 +147,14 @@ TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
   run({"limit", "--tenant", "alice", "--weight", "2.5"});
   run({"create", "--tenant", "bob"});
   const std::string head =
-      "tenant                  weight  priority  tokens/min  compute-s/min  runs   adapters  "
-      "disk-bytes\n";
-  EXPECT_EQ(run({"limit", "--tenant", "alice", "--tokens-per-minute", "60000", "--priority", "-1",
-                 "--max-disk", "10GiB"}),
-            head +
-                "alice                   2.5     -1        60000       -              4      -"
-                "         10737418240\n");
+      "tenant                  weight      priority     tokens/min  compute-s/min  runs   "
+      "adapters  disk-bytes\n";
+  EXPECT_EQ(
+      run({"limit", "--tenant", "alice", "--tokens-per-minute", "60000", "--priority", "-1",
+           "--max-disk", "10GiB"}),
+      head +
+          "alice                   2.5         -1           60000       -              4      -"
+          "         10737418240\n");
   EXPECT_NE(run({"list"}).find("\n\n" + head + "alice   "), std::string::npos);
   EXPECT_EQ(run({"list", "--tenant", "bob"}).find("tokens/min"), std::string::npos);
   run({"limit", "--tenant", "alice", "--max-runs", "0", "--compute-seconds-per-minute", "30"});
