@@ -386,7 +386,8 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
 
 def test_the_engine_goes_on_beside_a_slow_journal(start, with_faults, tiny_llama_dir, tmp_path):
     count, control = 8, tmp_path / "disk"
-    server = start(tiny_llama_dir, tmp_path / "state", command=with_faults)
+    options = ["--token-budget", "3"]  # so that each request is a batch of its own
+    server = start(tiny_llama_dir, tmp_path / "state", *options, command=with_faults)
     server.kill()
     server.start_again({"TWINKLE_FAULT_DISK": str(control)})
     requests = [message(Wire(server.url).run(), 1, weights=ONES) for _ in range(count)]
