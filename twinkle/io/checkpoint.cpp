@@ -100,6 +100,10 @@ std::unique_ptr<Source> open_source(const fs::path& path) {
   if (is_there(index)) return open_sharded(index);
   if (const fs::path file = only_file(path, ".safetensors"); !file.empty()) return open_file(file);
   if (const fs::path file = only_file(path, ".gguf"); !file.empty()) return open_gguf(file);
+  for (const char* pickles : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+    require(!is_there(path / pickles), Code::kInvalid, "io: ", path.string(),
+            " holds its weights as pytorch_model.bin, a pickle, which may run code and is not "
+            "read: save it again as safetensors");
   const bool adapter = is_there(path / "adapter_config.json");
   fail(Code::kNotFound, "io: ", path.string(), adapter ? " is a PEFT adapter and" : "",
        " holds no weights: a checkpoint has model.safetensors, model.safetensors.index.json, one "

@@ -130,6 +130,19 @@ TEST(Checkpoint, ATrainingStateIsNoModel) {
                 "model.safetensors.index.json, one *.safetensors or one *.gguf");
 }
 
+TEST(Checkpoint, WeightsThatArePicklesAloneAreRefusedByName) {
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    const ScratchDir dir;
+    write_text(dir / name, "");
+    EXPECT_EQ(error_of_open(dir.path()),
+              "io: " + dir.path().string() +
+                  " holds its weights as pytorch_model.bin, a pickle, which may run code and is "
+                  "not read: save it again as safetensors");
+    write_weights(dir / "model.safetensors", {"a"});
+    EXPECT_EQ(Checkpoint::open(dir.path()).names(), std::vector<std::string>{"a"});
+  }
+}
+
 TEST(Checkpoint, SaysWhyAFolderCannotBeRead) {
   const ScratchDir dir;
   const std::string text = error_of([&] {
