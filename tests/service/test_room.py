@@ -110,3 +110,25 @@ def test_slow_readers_of_a_file_of_the_tokenizer_share_its_bytes(start, tiny_lla
     for reader in readers:
         reader.close()
     assert server.stop() == 0
+
+
+def test_the_end_of_a_session_frees_the_engine_of_its_samples(start, tiny_llama_dir, tmp_path):
+    server = start(tiny_llama_dir, tmp_path / "state")
+    wire = Wire(server.url)
+    session = wire.session()
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 5, 9]}]}
+
+    def sample(seq_id):
+        body = {"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 256}
+        params = {"max_tokens": 500, "stop": []}
+        return wire.ok("asample", body | {"prompt": prompt, "sampling_params": params})
+
+    acks = [sample(seq_id) for seq_id in range(4)]
+    wire.ok(f"sessions/{session}/finish", {})
+    for ack in acks:
+        assert wire.result(ack)["error"].endswith("finished, and this sample was cancelled")
+    usage = wire.send("GET", "/api/v1/usage").json()
+    assert [line["generated_tokens"] for line in usage["usage"]] == [0]
+    assert server.stop() == 0

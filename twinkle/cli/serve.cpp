@@ -54,6 +54,7 @@ class EngineBackend : public server::Backend {
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     return engine_.submit(std::move(accepted), std::move(on_done));
   }
+  bool cancel(int64_t id) override { return engine_.cancel(id); }
 
  private:
   engine::Engine& engine_;

@@ -36,6 +36,7 @@ class NullBackend : public Backend {
     one.push_back(std::move(accepted));
     return dispatcher_.submit(std::move(one), {std::move(on_done)})[0];
   }
+  bool cancel(int64_t id) override { return dispatcher_.cancel(id); }
 
  private:
   engine::Dispatcher& dispatcher_;

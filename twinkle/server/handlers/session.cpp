@@ -21,10 +21,13 @@ std::optional<Response> session_heartbeat(Call& call) {
   return json({{"type", "session_heartbeat"}});
 }
 
-// What its runs were sent goes on, but for what waits for a number that will not come.
+// What its runs were sent goes on, but for what waits for a number that will not come. The client
+// reads no more samples.
 std::optional<Response> finish_session(Call& call) {
   Session& session = call.session();
+  if (session.finished) return json(JsonObject{});
   session.finished = true;
+  call.services.operations.cancel_samples(session.id);
   for (const auto& [seq, request_id] : session.runs)
     if (Run* run = call.services.runs.find(run_id(session, seq)))
       call.services.runs.end_session(*run);

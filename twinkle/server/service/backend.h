@@ -33,6 +33,7 @@ class Backend {
   virtual engine::Accepted check(engine::Operation operation,
                                  engine::Beyond beyond = engine::Beyond::kRefused) = 0;
   virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
+  virtual bool cancel(int64_t id) = 0;
 };
 
 }  // namespace twinkle::server

@@ -15,6 +15,11 @@ namespace {
 
 using engine::Outcome;
 
+Outcome cancelled() {
+  return {.error = std::make_exception_ptr(Error(
+              Code::kConflict, "server: the session has finished, and this sample was cancelled"))};
+}
+
 Response told(const engine::Result& result, const Answered& answer) {
   try {
     return answer(result);
@@ -73,6 +78,16 @@ void Operations::require_room(const Pending& pending) const {
   backend_.check(pending.ready->operation);  // whose room is given back
 }
 
+void Operations::cancel_samples(const std::string& session) {
+  if (history_.is_replaying()) return;
+  for (const auto& [number, entry] : entries_) {
+    const Pending& pending = *entry->pending;
+    if (!pending.samples || entry->came || !pending.request_id.starts_with(session + ":")) continue;
+    entry->is_cancelled = true;
+    if (entry->is_given) backend_.cancel(entry->engine_id);
+  }
+}
+
 bool Operations::has_sample(const std::string& tenant, int64_t version) const {
   return lines_.has_sample(tenant, version);
 }
@@ -91,7 +106,8 @@ void Operations::give(int64_t number, engine::Accepted accepted) {
   if (closing_) return;
   Entry& entry = *entries_.at(number);
   entry.is_given = true;
-  backend_.submit(std::move(accepted), [this, number](Outcome outcome) {
+  if (entry.is_cancelled) return loop_.post([this, number] { came(number, cancelled()); });
+  entry.engine_id = backend_.submit(std::move(accepted), [this, number](Outcome outcome) {
     const auto shared = std::make_shared<Outcome>(std::move(outcome));
     loop_.post([this, number, shared] { came(number, std::move(*shared)); });
   });
@@ -102,6 +118,7 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (closing_) return;
   const std::shared_ptr<Entry> entry = entries_.at(number);
   const Pending& pending = *entry->pending;
+  if (entry->is_cancelled && outcome.error) outcome.error = cancelled().error;
   if (const auto unmade = unmade_.find(pending.tenant); outcome.error && unmade != unmade_.end())
     outcome.error = unmade->second;
   Response response =

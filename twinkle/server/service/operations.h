@@ -38,6 +38,10 @@ class Operations {
   void start(std::shared_ptr<Pending> pending, bool covered = false);
   // Error kBusy: the engine would not be given it at once.
   void require_room(const Pending& pending) const;
+  // The Samples of this session's samplers fail where they have not been done: nobody asks for them
+  // any more. Those that wait for their turn, when it comes. What a replay finds unfinished is
+  // done.
+  void cancel_samples(const std::string& session);
   // Whether a Sample of a tenant's version waits for its turn.
   bool has_sample(const std::string& tenant, int64_t version) const;
   int64_t num_waiting() const { return lines_.num_waiting(); }  // for the engine's room
@@ -76,6 +80,8 @@ class Operations {
     bool covered = false;
     bool is_asked = false;  // that the engine does it: it is in its line, or given, or has ended
     bool is_given = false;
+    bool is_cancelled = false;
+    int64_t engine_id = 0;  // where it was given
     std::optional<Ended> recorded, came;
   };
   using Entries = std::map<int64_t, std::shared_ptr<Entry>>;

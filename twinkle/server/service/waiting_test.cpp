@@ -328,6 +328,57 @@ TEST_F(CheckpointsTest, ANameThatHasAByteOf0IsRefusedWithItAndTheLimit) {
             "and '-'");
 }
 
+TEST_F(WaitingTest, TheEndOfASessionCancelsItsSamplesAndNothingElse) {
+  const auto sampler = [&](const std::string& session) {
+    return text(
+        post("/api/v1/create_sampling_session",
+             {{"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+        "sampling_session_id");
+  };
+  const auto sample = [&](const std::string& sampler, int64_t seq_id) {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", sampler},
+                 {"seq_id", seq_id},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", {{"max_tokens", 3}}}});
+  };
+  const std::string id = run(), ends = id.substr(0, id.find(':')), stays = session();
+  const std::string mine = sampler(ends), others = sampler(stays);
+  const Response version = post("/api/v1/save_weights_for_sampler",
+                                {{"model_id", id}, {"seq_id", 1}, {"sampling_session_seq_id", 1}});
+  const std::string of_run = text(result(version), "sampling_session_id");
+  const Response before = sample(mine, 0);
+  EXPECT_EQ(result(before).status, 200);
+  hold();
+  executor_->on_step = executor_->on_batch;
+  std::vector<Response> cancelled{sample(of_run, 0)}, kept{before, train(id, 2)};
+  for (int64_t n = 1; n <= 3; ++n) cancelled.push_back(sample(mine, n));
+  kept.push_back(sample(others, 0));
+  services_->close([this] { loop_->run(); });
+  go_ = true;
+  options_.lines.max_given = 1;  // so that most wait for their turn
+  open();
+  go_ = false;
+  hold();
+  executor_->on_step = executor_->on_batch;
+  go_on();
+  EXPECT_GE(services_->operations.num_waiting(), 3);
+  const std::string finish = "/api/v1/sessions/" + ends + "/finish";
+  EXPECT_EQ(post(finish, JsonObject{}).status, 200);
+  go_ = true;
+  for (const Response& ack : cancelled)
+    EXPECT_EQ(failure(ack).body,
+              R"({"error":"server: the session has finished, and this sample was cancelled",)"
+              R"("category":"user"})");
+  for (const Response& ack : kept) result(ack);
+  const Response later = sample(mine, 4);
+  EXPECT_EQ(post(finish, JsonObject{}).status, 200) << "the SDK repeats it";
+  result(later);
+  restart();
+  for (const Response& ack : cancelled) failure(ack);
+  result(later);
+}
+
 // Its end tells the loop, which may be gone later.
 TEST_F(WaitingTest, AClosedServiceHasEndedWhatItsDiskWasDoing) {
   std::atomic<bool> begun = false, ended = false;
