@@ -61,7 +61,8 @@ struct Amounts::Measured {
   // False where they cannot be read.
   bool add(const fs::path& parent) {
     std::error_code error;
-    for (const std::string& name : names_in(parent, error)) folders.insert(parent / name);
+    for (const std::string& name : names_in(parent, error))
+      if (!is_partial_name(name)) folders.insert(parent / name);  // it counts when it is saved
     return !error || is_gone(error);
   }
 };
@@ -160,15 +161,15 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
   });
 }
 
-// What could not be read is left to the next save, and so is what stays only while it is saved.
+// What could not be read is left to the next save.
 void Amounts::take(const Measured& measured) {
   OnDisk& has = on_disk_[measured.run];
   has.is_walked = measured.is_walked;
   for (const fs::path& folder : measured.folders) {
     const auto bytes = measured.bytes.find(folder);
-    if (bytes == measured.bytes.end() || is_partial_name(folder.filename().native()))
+    if (bytes == measured.bytes.end())
       has.changed.insert(folder);
-    if (bytes != measured.bytes.end())
+    else
       has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
   }
 }

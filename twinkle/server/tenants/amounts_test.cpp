@@ -214,7 +214,7 @@ TEST_F(AmountsTest, SavesThatComeAtOnceAreMeasuredAndEnd) {
   EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"), 24 * each);
 }
 
-TEST_F(AmountsTest, WhatIsBeingSavedAtTheFirstMeasurementDoesNotCountForEver) {
+TEST_F(AmountsTest, WhatIsBeingSavedAtTheFirstMeasurementDoesNotCount) {
   limit([](store::Quota& q) { q.max_disk = 1 << 20; });
   const std::string run = text(result(create(session(key_)), key_), "model_id");
   const auto weights = dir_ / "checkpoints" / run / "weights";
@@ -222,6 +222,7 @@ TEST_F(AmountsTest, WhatIsBeingSavedAtTheFirstMeasurementDoesNotCountForEver) {
     const AtomicDirectory saving(weights / "other");
     write_text(saving.staging() / "half", std::string(5000, 'x'));
     EXPECT_EQ(result(save("save_weights", run, 1, "a"), key_).status, 200);
+    EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"), 0);
   }
   EXPECT_EQ(result(save("save_weights", run, 2, "b"), key_).status, 200);
   EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"),
