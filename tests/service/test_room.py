@@ -1,5 +1,6 @@
 """What clients that send or take much, or slowly, leave of memory and time to the others."""
 
+import random
 import shutil
 import socket
 import threading
@@ -109,6 +110,33 @@ def test_slow_readers_of_a_file_of_the_tokenizer_share_its_bytes(start, tiny_lla
     assert memory(server.process) - before < 200 * MIB
     for reader in readers:
         reader.close()
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("encoding", ["", "zstd"])
+def test_a_body_that_is_too_long_uses_its_number_up_and_the_run_goes_on(
+    start, tiny_llama_dir, tmp_path, encoding
+):
+    server = start(tiny_llama_dir, tmp_path / "state", "--max-body-bytes", str(MIB))
+    wire = Wire(server.url)
+    run = wire.run()
+    noise = random.Random(1).choices(range(3, 300), k=200_000)  # which no encoding makes short
+    long = message.message(run, 1, noise).SerializeToString()
+    headers = dict(PROTO)
+    if encoding:
+        long = zstandard.ZstdCompressor().compress(long * 4)
+        headers["content-encoding"] = encoding
+    assert len(long) > MIB
+    stepped = wire.step(run, 2).json()  # which comes before it
+    refused = wire.post("forward_backward", long, headers)
+    assert refused.status == 413 and "longer than 1048576 bytes" in refused.detail
+    assert refused.detail in wire.result(stepped)["error"]
+    server.kill()
+    server.start_again()
+    wire = Wire(server.url)
+    assert refused.detail in wire.result(stepped)["error"]
+    assert isinstance(wire.result(message.train(wire, message.message(run, 3)).json()), bytes)
+    assert "metrics" in wire.result(wire.step(run, 4).json())
     assert server.stop() == 0
 
 

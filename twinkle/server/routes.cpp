@@ -10,6 +10,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/server/replay/brief.h"
+#include "twinkle/server/tinker/forward_backward_request.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -108,6 +109,17 @@ void read_body(Asked& asked) {
   if (r.method != "POST" || !is_json || r.body.empty()) return;
   asked.body = parse_json(r.body, "server: the body");
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
+}
+
+// Whether a body is a protobuf that tells its number in its first bytes.
+bool is_numbered(const Route& route, const Head& head) {
+  return route.kind == Kind::kJournalled && (route.touches & kRun) &&
+         head.header("content-type").find("protobuf") != std::string::npos;
+}
+
+// Of a body that is not taken: zstd tells nothing before its first block is whole, at most 128 KiB.
+int64_t beginning_bytes(const Head& head) {
+  return head.header("content-encoding").empty() ? 4096 : int64_t{256} << 10;
 }
 
 // Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
@@ -236,6 +248,21 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   }
 }
 
+// Tells why a body is not taken, when the number in its beginning is used up: its run would wait
+// for it for ever. The command that is written down is what that beginning tells, and why.
+void refuse(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
+            const Reply& reply) {
+  const Response why = std::move(*a->request.refused);
+  const tinker::Address to = tinker::address_of(a->request.body);
+  if (!is_numbered(*a->route, a->request) || to.model_id.empty() || to.seq_id < 1)
+    return reply(why);
+  a->refused = "server: " + get<std::string>(parse_json(why.body, "server: the refusal"), "detail");
+  a->request.body = tinker::bytes_of(to);
+  accept(a, caller, services, [why, reply](const Response& response) {
+    reply(response.status == 503 ? response : why);  // not written down: it comes again
+  });
+}
+
 // The tenant of the engine that the request will sample; "": none. Errors and refusals as of
 // touch().
 std::variant<std::string, Response> sampled(const Asked& asked, const Caller& caller,
@@ -310,6 +337,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
     admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
+    if (is_numbered(route, head)) admission.beginning_bytes = beginning_bytes(head);
     admission.tenant = caller.owner;
     admission.key_id = caller.key_id;
     admit(std::move(admission));
@@ -330,6 +358,7 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
+    if (a->request.refused) return refuse(a, caller, services, reply);
     read_body(*a);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));

@@ -35,6 +35,19 @@ TEST(Zstd, DecodesWhatTheLibraryCompressed) {
   EXPECT_EQ(two, "one, two");
 }
 
+TEST(Zstd, TheBeginningIsToldOfWhatIsCutOffBrokenOrTooLong) {
+  const std::string text = noise(300'000), whole = compressed(text);
+  EXPECT_EQ(beginning_of(whole, "zstd", 1000), text.substr(0, 1000));
+  EXPECT_EQ(beginning_of(std::string_view(whole).substr(0, 200'000), "zstd", 1000),
+            text.substr(0, 1000));
+  EXPECT_EQ(beginning_of(compressed("one") + "no frame", "zstd", 1000), "one");
+  EXPECT_EQ(beginning_of("no frame", "zstd", 1000), "");
+  EXPECT_EQ(beginning_of("", "zstd", 1000), "");
+  EXPECT_EQ(beginning_of("plain", "", 3), "pla");
+  EXPECT_EQ(beginning_of("plain", "identity", 30), "plain");
+  EXPECT_EQ(beginning_of("plain", "br", 30), "");
+}
+
 TEST(Zstd, TheLimitIsExactAndABombIsNotDecoded) {
   std::string whole = compressed(noise(5000));
   EXPECT_EQ(decode_body(whole, "zstd", 5000), "");

@@ -111,6 +111,39 @@ TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) 
   EXPECT_EQ(answer(broken).status, 404);
 }
 
+TEST_F(HandlersTest, ABodyThatIsNotTakenUsesItsNumberUpThroughAStartToo) {
+  go_on();
+  const std::string id = run();
+  const auto refused = [&](const std::string& beginning, const std::string& key) {
+    Request r = request("/api/v1/forward_backward", beginning, key);
+    r.headers["content-type"] = "application/x-protobuf";
+    r.refused = refusal(413, "the body is too long");
+    const Response told = answer(r);
+    EXPECT_EQ(told.status, 413) << told.body;
+    EXPECT_EQ(text(told, "detail"), "the body is too long");
+  };
+  const auto bytes = [&](int64_t seq_id) {
+    return forward_backward_bytes(id, seq_id, "cross_entropy");
+  };
+  refused(bytes(1).substr(0, 80), "tml-b");  // another's
+  refused("", "tml-a");
+  const Response stepped = step(id, 2);
+  refused(bytes(1).substr(0, 80), "tml-a");
+  refused(bytes(1).substr(0, 80), "tml-a");
+  const std::string error = text(failure(stepped), "error");
+  EXPECT_NE(error.find("the body is too long"), std::string::npos) << error;
+  EXPECT_EQ(done(id).size(), 0U);
+  close();
+  open();
+  go_on();
+  EXPECT_EQ(text(failure(stepped), "error"), error);
+  EXPECT_NE(text(train(id, 1), "detail").find("seq_id 1 of"), std::string::npos) << "was refused";
+  const Response next = train(id, 3), ends = step(id, 4);
+  refused(bytes(3).substr(0, 80), "tml-a");  // which has come
+  EXPECT_EQ(result(next).status, 200);
+  EXPECT_TRUE(parse(result(ends)).contains("metrics"));
+}
+
 TEST_F(HandlersTest, NumbersThatAreNotFiniteAreRefusedByTheirField) {
   const std::string id = run();
   std::string bytes = forward_backward_bytes(id, 1, "cross_entropy");
@@ -228,6 +261,18 @@ TEST_F(HandlersTest, APollOfWorkThatRunsWaitsAndIsAnswered408) {
   EXPECT_EQ((*poll)->status, 408);
   go = true;
   EXPECT_EQ(result(ack).status, 200);
+}
+
+TEST_F(HandlersTest, APollOfARequestThatWaitsForANumberTellsWhich) {
+  const std::string id = run();
+  const Response third = train(id, 3);
+  const auto polled = send(request(
+      "/api/v1/retrieve_future", boost::json::serialize(Json{{"request_id", id + ":3"}}), "tml-a"));
+  loop_->pass(std::chrono::seconds(30));
+  ASSERT_TRUE(polled->has_value());
+  EXPECT_EQ((*polled)->status, 408);
+  EXPECT_EQ((*polled)->body, R"({"queue_state":"active","queue_state_reason":)"
+                             R"("seq_id 3 waits for seq_id 1, which has not come"})");
 }
 
 TEST_F(HandlersTest, WhatBelongsToAnotherKeyIsNotThere) {

@@ -121,6 +121,7 @@ Response output(const engine::ForwardResult& result, const std::vector<int64_t>&
 // One that cannot be read uses its number up, too: what follows it must not wait for it.
 tinker::ForwardBackwardRequest read(const Call& call, Run& run) {
   try {
+    call.require_allowed();
     return tinker::read_forward_backward(call.request.body);
   } catch (const Error& e) {
     const tinker::Address to = tinker::address_of(call.request.body);

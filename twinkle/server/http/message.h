@@ -68,6 +68,8 @@ class HeldRoom {
 struct Request : Head {
   std::string body;                     // decoded, whatever its Content-Encoding
   std::shared_ptr<HeldRoom> held = {};  // or null
+  // Why the body is not taken; its answer. `body` is then the beginning of it, decoded, or less.
+  std::optional<Response> refused = {};
   // For a handler that answers later, before it returns: what it gives here is called on the
   // service's thread if the client hangs up before it is answered. May be empty.
   std::function<void(std::function<void()>)> when_gone = {};
@@ -83,6 +85,9 @@ struct Admission {
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
   std::string tenant = {}, key_id = {};  // for the log: who was let in
+  // Bytes, as they come, of a body that is too long, or does not decode, with which the handler is
+  // asked before that is told; 0: it is told at once.
+  int64_t beginning_bytes = 0;
 };
 using Admit = std::function<void(Admission)>;
 

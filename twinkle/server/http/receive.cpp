@@ -46,11 +46,13 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                        "fewer or shorter examples at once, or have the operator raise it");
   };
   const auto limit = static_cast<uint64_t>(most);
-  if (parser.content_length().value_or(0) > limit) co_return too_long();
-  parser.body_limit(limit);
-  const auto told = static_cast<int64_t>(parser.content_length().value_or(limit));
+  const bool is_too_long = parser.content_length().value_or(0) > limit;
+  if (is_too_long && admission.beginning_bytes == 0) co_return too_long();
+  if (!is_too_long) parser.body_limit(limit);
+  const auto told = is_too_long ? admission.beginning_bytes
+                                : static_cast<int64_t>(parser.content_length().value_or(limit));
   auto end = steady_clock::now() + options_.body_time;  // if no more came
-  while (!parser.is_done()) {
+  while (!parser.is_done() && (!is_too_long || std::ssize(parser.get().body()) < told)) {
     const int64_t came = std::ssize(parser.get().body());
     HeldRoom* const held = admission.held.get();
     if (held && !held->grow(std::min(told, came + kReadBytes))) {
@@ -68,6 +70,7 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     if (error == http::error::body_limit) co_return too_long();
     if (error) co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
   }
+  if (is_too_long) co_return too_long();
   co_return std::nullopt;
 }
 

@@ -24,8 +24,9 @@ class Receiver {
   Receiver(const HttpOptions& options, const std::shared_ptr<boost::asio::io_context>& context)
       : options_(options), context_(context) {}
 
-  // Into the parser's body. The refusal if it is longer than it may be (413), there was no room for
-  // it (503, 429) or it is not HTTP as it should be (422); a connection that is too slow is closed.
+  // Into the parser's body; of one that is too long, admission.beginning_bytes. The refusal if it
+  // is longer than it may be (413), there was no room for it (503, 429) or it is not HTTP as it
+  // should be (422); a connection that is too slow is closed.
   boost::asio::awaitable<std::optional<Response>> read(boost::beast::tcp_stream& stream,
                                                        boost::beast::flat_buffer& buffer,
                                                        Parser& parser, const Admission& admission);

@@ -61,6 +61,10 @@ class ReceiveTest : public testing::Test {
                          .handle =
                              [this](const Request& request, const Reply& reply) {
                                ++num_handled_;
+                               if (request.refused) {
+                                 beginning_ = request.body;
+                                 return reply(*request.refused);
+                               }
                                reply({.body = "has " + request.body});
                              }});
   }
@@ -68,6 +72,7 @@ class ReceiveTest : public testing::Test {
 
   std::function<Admission()> admission_ = [] { return Admission{.max_body_bytes = 100}; };
   std::atomic<int> num_handled_ = 0;
+  std::string beginning_;  // of the last that was not taken, before its answer
   std::optional<HttpServer> server_;
 };
 
@@ -122,6 +127,35 @@ TEST_F(ReceiveTest, WhatDecodesToMoreThanThereIsRoomForIsNotDecoded) {
   EXPECT_TRUE(begins(peer.ask(packed(compressed(std::string(5000, 'x')))), "HTTP/1.1 503"));
   EXPECT_EQ(num_handled_, 0);
   EXPECT_TRUE(begins(peer.ask(post("/", "1")), "HTTP/1.1 200")) << "the connection stays";
+}
+
+TEST_F(ReceiveTest, TheHandlerIsAskedWithTheBeginningOfABodyThatIsNotTaken) {
+  admission_ = [] { return Admission{.max_body_bytes = 100, .beginning_bytes = 32}; };
+  start();
+  const std::string text(150, 'x'), begins_with = text.substr(0, 32);
+  const std::string chunked =
+      "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n32\r\n" +
+      text.substr(0, 50) + "\r\n60\r\n" + text.substr(0, 96) + "\r\n0\r\n\r\n";
+  int num_handled = 0;
+  for (const std::string& request :
+       {post("/", text), post("/", text).substr(0, 100), chunked}) {  // the second is not all sent
+    beginning_.clear();
+    Peer peer(port());
+    EXPECT_TRUE(begins(peer.ask(request), "HTTP/1.1 413"));
+    EXPECT_EQ(beginning_.substr(0, 32), begins_with);
+    EXPECT_EQ(peer.receive(), "") << "the connection ends";
+    EXPECT_EQ(num_handled_, ++num_handled);
+  }
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(packed(compressed(text))), "HTTP/1.1 422"));
+  EXPECT_EQ(beginning_, text.substr(0, beginning_.size())) << "decoded";
+  EXPECT_FALSE(beginning_.empty());
+  EXPECT_TRUE(begins(peer.ask(packed("no frame")), "HTTP/1.1 422"));
+  EXPECT_EQ(beginning_, "");
+  EXPECT_EQ(num_handled_, 5);
+  Peer(port()).send(post("/", text.substr(0, 90)).substr(0, 100));  // and hangs up: it comes again
+  EXPECT_NE(peer.ask(post("/", "well")).find("has well"), std::string::npos);
+  EXPECT_EQ(num_handled_, 6);
 }
 
 TEST_F(ReceiveTest, ABodyThatComesSlowerThanItMayClosesItsConnection) {

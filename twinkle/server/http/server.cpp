@@ -28,6 +28,7 @@
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/bodies/sending.h"
+#include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
@@ -281,20 +282,38 @@ class HttpServer::Impl {
     }
     std::optional<Response> refused = co_await receiver_.read(stream, buffer, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
+    std::string beginning = request.body.substr(0, admission.beginning_bytes);
     if (refused) {
-      request = {};  // nothing is kept while its peer reads why
+      request = {};                // nothing is kept while its peer reads why
+      if (refused->status == 413)  // what was broken off comes again
+        refused = co_await told_why(stream, head, std::move(beginning), std::move(*refused));
       co_return co_await refuse_unread(stream, noted(std::move(*refused), head, told));
     }
     stream.expires_never();
     refused = co_await receiver_.decode(request, admission.max_body_bytes);
     if (refused) {
       request = {};
+      if (refused->status == 422)
+        refused = co_await told_why(stream, head, std::move(beginning), std::move(*refused));
       co_return co_await write(stream, noted(std::move(*refused), head, told), keep_alive);
     }
     Response response = noted(co_await answered(stream, std::move(request)), head, told);
     if (response.status == kGone) co_return false;
     const bool stays = keep_alive && !response.close && !draining_;
     co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
+  }
+
+  // What is answered to a request whose body is never taken: the handler is told first, where it
+  // wants to know what the beginning says.
+  awaitable<Response> told_why(beast::tcp_stream& stream, const Head& head, std::string beginning,
+                               Response refused) {
+    if (beginning.empty()) co_return refused;
+    Request request{head};
+    request.body =
+        beginning_of(beginning, lower(request.header("content-encoding")), beginning.size());
+    request.refused = std::move(refused);
+    stream.expires_never();
+    co_return co_await answered(stream, std::move(request));
   }
 
   // Of a connection that waits for its next request; drain() ends that wait.

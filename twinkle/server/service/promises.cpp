@@ -33,10 +33,8 @@ Response answer_of(Ended ended) {
   return shared({.body = std::move(ended.body), .content_type = std::move(ended.content_type)});
 }
 
-Response not_yet(const std::string& why_held) {
-  JsonObject body{{"queue_state", why_held.empty() ? "active" : "paused_rate_limit"}};
-  if (!why_held.empty()) body["queue_state_reason"] = why_held;
-  return {.status = 408, .body = boost::json::serialize(body)};
+Response not_yet(const JsonObject& queue_state) {
+  return {.status = 408, .body = boost::json::serialize(queue_state)};
 }
 
 }  // namespace
@@ -115,7 +113,7 @@ int64_t Promises::poll(const std::string& id, Reply reply) {
   promise.waiters.push_back({number, std::move(reply)});
   ++num_held_;
   loop_.after(options_.hold, [this, id, number] {
-    if (const Reply late = take_waiter(id, number)) late(not_yet(calls_.why_held(id)));
+    if (const Reply late = take_waiter(id, number)) late(not_yet(calls_.queue_state(id)));
   });
   return number;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "twinkle/base/fields/options.h"
+#include "twinkle/base/json.h"
 #include "twinkle/server/history/reader.h"
 #include "twinkle/server/history/state.h"
 #include "twinkle/server/http/message.h"
@@ -45,8 +46,10 @@ struct PromiseOptions {
 struct PromiseCalls {
   // A result is given for the first time, and in ms since 1970 when.
   std::function<void(const std::string& id, int64_t time_ms)> on_read = [](const auto&...) {};
-  // Why the tenant's rates hold what has no result yet, or "": a poll's 408 tells it.
-  std::function<std::string(const std::string& id)> why_held = [](const auto&) { return ""; };
+  // What a poll's 408 tells of what has no result yet: queue_state, and perhaps queue_state_reason.
+  std::function<JsonObject(const std::string& id)> queue_state = [](const auto&) {
+    return JsonObject{{"queue_state", "active"}};
+  };
   // Which record is being done.
   std::function<uint64_t()> sequence = [] { return 0; };
   // Reads the Ended of this sequence back, as History::read does.

@@ -32,19 +32,29 @@ std::string quoted(const std::string& text) {
   return out;
 }
 
-// What a poll is told of a request that rates hold, or that waits for its turn in a run behind one
-// that they do; or "".
-std::string why_held(const std::string& request_id, const Rates& rates, Runs& runs) {
+// Why rates hold the request, or one before it in the run where it waits for its turn; or "".
+std::string why_held(const std::string& request_id, const Run* run, const Rates& rates) {
   std::string out = rates.reason(request_id);
-  if (!out.empty() || rates.num_held() == 0) return out;
-  const size_t colon = request_id.rfind(':');
-  const Run* const run = runs.find(request_id.substr(0, colon));
-  int64_t seq_id = 0;
-  std::from_chars(request_id.data() + colon + 1, request_id.data() + request_id.size(), seq_id);
-  if (!run || !run->waiting.contains(seq_id)) return "";
+  if (!out.empty() || rates.num_held() == 0 || !run) return out;
   const int64_t least = std::max<int64_t>(1, run->next - Runs::kMaxAhead);
   for (int64_t n = run->next - 1; n >= least && out.empty(); --n)
     out = rates.reason(run->id + ":" + std::to_string(n));
+  return out;
+}
+
+// What a poll is told of a request that has not ended.
+JsonObject queue_state(const std::string& request_id, const Rates& rates, Runs& runs) {
+  const size_t colon = request_id.rfind(':');
+  const Run* run = runs.find(request_id.substr(0, colon));
+  int64_t seq_id = 0;
+  std::from_chars(request_id.data() + colon + 1, request_id.data() + request_id.size(), seq_id);
+  if (run && !run->waiting.contains(seq_id)) run = nullptr;
+  if (const std::string why = why_held(request_id, run, rates); !why.empty())
+    return {{"queue_state", "paused_rate_limit"}, {"queue_state_reason", why}};
+  JsonObject out{{"queue_state", "active"}};
+  if (run && run->first_missing < seq_id)
+    out["queue_state_reason"] = "seq_id " + std::to_string(seq_id) + " waits for seq_id " +
+                                std::to_string(run->first_missing) + ", which has not come";
   return out;
 }
 
@@ -58,18 +68,18 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       state(std::move(state)),
       history(loop),
       rates(loop, [this](const std::string& owner) { return quota_of(owner); }),
-      promises(options.promises, loop,
-               {.on_read =
-                    [this](const std::string& id, int64_t time_ms) {
-                      // Told again after a crash, if this is lost: no harm.
-                      history.append(Read{id, time_ms}, [](uint64_t, auto) {});
-                    },
-                .why_held = [this](const std::string& id) { return why_held(id, rates, runs); },
-                .sequence = [this] { return history.sequence(); },
-                .read =
-                    [this](uint64_t ended, const Reader::Then& then) {
-                      history.read(ended, ReadFor::kPoll, then);
-                    }}),
+      promises(
+          options.promises, loop,
+          {.on_read =
+               [this](const std::string& id, int64_t time_ms) {
+                 // Told again after a crash, if this is lost: no harm.
+                 history.append(Read{id, time_ms}, [](uint64_t, auto) {});
+               },
+           .queue_state = [this](const std::string& id) { return queue_state(id, rates, runs); },
+           .sequence = [this] { return history.sequence(); },
+           .read = [this](
+                       uint64_t ended,
+                       const Reader::Then& then) { history.read(ended, ReadFor::kPoll, then); }}),
       operations(options.lines, backend, {loop, disk}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, const fs::path& before) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <protozero/pbf_reader.hpp>
+#include <protozero/pbf_writer.hpp>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -332,6 +333,15 @@ Address address_of(std::string_view bytes) {
     }
   } catch (const protozero::exception&) {  // what came before it counts
   }
+  return out;
+}
+
+std::string bytes_of(const Address& address) {
+  std::string out;
+  protozero::pbf_writer writer(out);
+  writer.add_string(1, address.model_id);
+  writer.add_int32(2, address.seq_id);
+  writer.add_bool(6, address.forward_only);
   return out;
 }
 

@@ -59,5 +59,7 @@ struct Address {
   bool forward_only = false;
 };
 Address address_of(std::string_view bytes);
+// And a message of that alone.
+std::string bytes_of(const Address& address);
 
 }  // namespace twinkle::server::tinker
