@@ -51,7 +51,7 @@ Loss linear() {
   return {.name = "linear",
           .class_name = "LinearLoss",
           .extras = {{.name = "grad"}, {.name = "entropy_grad", .optional = true}},
-          .check = [](const Json& json) { parse_num_tokens(json); },
+          .check = checked<parse_num_tokens>,
           .run = run_all,
           .prepare = prepare_rows,
           .entropy_grad = entropy_grad_of};

@@ -16,4 +16,10 @@ void check_known(const Json& options, std::string_view loss,
 std::string choice(const Json& options, std::string_view loss, std::string_view name,
                    const std::vector<std::string_view>& known);
 
+// A Loss's check by what parses its options.
+template <auto parse>
+void checked(const Json& options) {
+  parse(options);
+}
+
 }  // namespace twinkle::loss

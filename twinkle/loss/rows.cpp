@@ -1,28 +1,12 @@
 #include "twinkle/loss/rows.h"
 
-#include <utility>
-
 namespace twinkle::loss {
-namespace {
 
-template <class T>
-double run_as(const Inputs& in, const std::vector<double>& weights, const RowLoss& loss, T* grad) {
-  const T* logprobs = in.logprobs.const_data_ptr<T>();
-  double sum = 0;
-  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
-    double of_sequence = 0;
-    for (int64_t t = in.cu_seqlens[s]; t < in.cu_seqlens[s + 1]; ++t) {
-      const double w = weights[static_cast<size_t>(t)];
-      const Term term = w == 0 ? Term{} : loss.term(t, logprobs[t]);
-      of_sequence += w * term.value;
-      grad[t] = static_cast<T>(w * term.grad);
-    }
-    sum += of_sequence;
-  }
-  return sum;
+Term RowLoss::of(int64_t row, double weight, double logprob) const {
+  if (weight == 0) return {};
+  const Term each = term(row, logprob);
+  return {weight * each.value, weight * each.grad};
 }
-
-}  // namespace
 
 std::vector<double> doubles(const at::Tensor& values) {
   const at::Tensor wide = values.to(at::kDouble);
@@ -35,25 +19,23 @@ std::vector<double> doubles(const Inputs& inputs, const std::string& extra, doub
   return std::vector<double>(static_cast<size_t>(inputs.weights.numel()), otherwise);
 }
 
-Output run_rows(const Inputs& in, const RowLoss& loss) {
-  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = loss.num_tokens};
-  const std::vector<double> weights = doubles(in.weights);
-  out.loss = in.logprobs.scalar_type() == at::kDouble
-                 ? run_as(in, weights, loss, out.grad.mutable_data_ptr<double>())
-                 : run_as(in, weights, loss, out.grad.mutable_data_ptr<float>());
-  out.loss += through_entropies(in, loss.entropy_grad);
-  return out;
+at::Tensor gradient_of(const Inputs& in, const std::vector<double>& grad) {
+  return at::tensor(grad, at::kDouble).to(in.logprobs.scalar_type());
 }
 
-TokenGrad prepare_rows(const Inputs& in, const RowLoss& loss) {
-  return [weights = doubles(in.weights), term = loss.term](
-             int64_t begin, std::span<const float> logprobs, std::span<float> grad) {
-    for (size_t i = 0; i < logprobs.size(); ++i) {
-      const double w = weights[static_cast<size_t>(begin) + i];
-      const Term of_row = w == 0 ? Term{} : term(begin + static_cast<int64_t>(i), logprobs[i]);
-      grad[i] = static_cast<float>(w * of_row.grad);
-    }
-  };
+Output run_sequences(const Inputs& in, const SequenceLoss& loss) {
+  const std::vector<double> logprobs = doubles(in.logprobs);
+  std::vector<double> grad(logprobs.size());
+  Output out{.num_tokens = loss.num_tokens};
+  Sequence sequence;
+  for (auto& scored : scored_rows(in)) {
+    sequence.scored = std::move(scored);
+    out.loss += loss.add(sequence, logprobs, grad);
+    ++sequence.number;
+  }
+  out.loss += through_entropies(in, loss.entropy_grad);
+  out.grad = gradient_of(in, grad);
+  return out;
 }
 
 std::vector<std::vector<size_t>> scored_rows(const Inputs& in) {
@@ -68,15 +50,8 @@ std::vector<std::vector<size_t>> scored_rows(const Inputs& in) {
 
 double through(const Inputs& in, const at::Tensor& of_rows, const at::Tensor& of_values) {
   const std::vector<double> grad = doubles(of_rows), values = doubles(of_values);
-  double sum = 0;
-  for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
-    double of_sequence = 0;
-    for (auto t = static_cast<size_t>(in.cu_seqlens[s]);
-         t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t)
-      if (grad[t] != 0) of_sequence += grad[t] * values[t];
-    sum += of_sequence;
-  }
-  return sum;
+  return sum_in_order(in.cu_seqlens,
+                      [&](int64_t t) { return grad[t] != 0 ? grad[t] * values[t] : 0; });
 }
 
 double through_entropies(const Inputs& in, const at::Tensor& entropy_grad) {

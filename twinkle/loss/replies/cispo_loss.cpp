@@ -2,6 +2,7 @@
 // over all rows of the batch: -min(r, 1 + epsilon_high) A lp, the first factor taken as a constant.
 // As in the paper's runs, r has no lower limit. Extras and options: policy.h; num_items_in_batch,
 // in place of the number of rows.
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ Loss cispo_loss() {
   return of_rows<make>({.name = "cispo_loss",
                         .class_name = "CISPOLoss",
                         .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse(json); }});
+                        .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

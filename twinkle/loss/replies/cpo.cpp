@@ -35,9 +35,7 @@ OfReplies make(const Inputs& in, const Json& json) {
 
 Loss cpo() {
   return of_pairs<make>(
-      {.name = "cpo", .class_name = "CPOLoss", .extras = {}, .check = [](const Json& json) {
-         parse(json);
-       }});
+      {.name = "cpo", .class_name = "CPOLoss", .extras = {}, .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

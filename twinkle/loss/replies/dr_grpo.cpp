@@ -1,6 +1,7 @@
 // Dr. GRPO (Liu et al. 2025, arXiv 2503.20783): GRPO's terms, their sum divided by the number of
 // sequences times max_completion_length (default 1024), in rows, so that long replies count as much
 // a row as short ones. Extras and options: policy.h.
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ Loss dr_grpo() {
   return of_rows<make>({.name = "dr_grpo",
                         .class_name = "DRGRPOLoss",
                         .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse(json); }});
+                        .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

@@ -47,9 +47,7 @@ OfReplies make(const Inputs& in, const Json& json) {
 
 Loss orpo() {
   return of_pairs<make>(
-      {.name = "orpo", .class_name = "ORPOLoss", .extras = {}, .check = [](const Json& json) {
-         parse(json);
-       }});
+      {.name = "orpo", .class_name = "ORPOLoss", .extras = {}, .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

@@ -11,6 +11,16 @@ namespace {
 
 constexpr double kMostLogRatio = 20;
 
+// d loss / d entropy, [N] float32; undefined without a coefficient.
+at::Tensor entropy_bonus(const Inputs& in, double entropy_coef, const std::vector<double>& scale) {
+  if (entropy_coef == 0) return {};
+  const auto weights = elements(in.weights);
+  at::Tensor out = at::empty({in.weights.numel()}, at::kFloat);
+  for (size_t t = 0; t < weights.size(); ++t)
+    out.mutable_data_ptr<float>()[t] = static_cast<float>(-entropy_coef * scale[t] * weights[t]);
+  return out;
+}
+
 }  // namespace
 
 PolicyOptions parse_policy(const Json& json, std::string_view loss,
@@ -67,39 +77,35 @@ std::vector<double> mean_of_rows(const Inputs& in) {
                              1 / std::max(num_scored(in.weights), 1.0));
 }
 
-void check_reference(const Inputs& in, const PolicyOptions& o, std::string_view loss) {
+PolicyRows policy_rows(const Inputs& in, const PolicyOptions& o, std::string_view loss,
+                       std::vector<double> scale) {
   require(o.beta == 0 || in.weights.numel() == 0 || in.extras.contains("ref_logps"), Code::kInvalid,
           "loss: ", loss, " needs 'ref_logps' where beta is above 0, pass it with the batch");
-}
-
-at::Tensor entropy_bonus(const Inputs& in, double entropy_coef, const std::vector<double>& scale) {
-  if (entropy_coef == 0) return {};
-  const auto weights = elements(in.weights);
-  at::Tensor out = at::empty({in.weights.numel()}, at::kFloat);
-  for (size_t t = 0; t < weights.size(); ++t)
-    out.mutable_data_ptr<float>()[t] = static_cast<float>(-entropy_coef * scale[t] * weights[t]);
-  return out;
+  PolicyRows rows{.scale = std::move(scale),
+                  .advantages = doubles(in, "advantages", 0),
+                  .reference = doubles(in, "ref_logps", 0)};
+  if (in.extras.contains("old_logps")) rows.old = doubles(in, "old_logps", 0);
+  rows.entropy_grad = entropy_bonus(in, o.entropy_coef, rows.scale);
+  return rows;
 }
 
 RowLoss of_policy(const Inputs& in, const PolicyOptions& o, std::string_view loss,
                   std::vector<double> scale, OfRatio of_ratio) {
-  check_reference(in, o, loss);
-  const at::Tensor bonus = entropy_bonus(in, o.entropy_coef, scale);
-  const bool on_policy = !in.extras.contains("old_logps");
-  return {
-      .term = [on_policy, beta = o.beta, of_ratio = std::move(of_ratio), scale = std::move(scale),
-               advantages = doubles(in, "advantages", 0), old = doubles(in, "old_logps", 0),
-               reference = doubles(in, "ref_logps", 0)](int64_t row, double lp) -> Term {
-        const auto t = static_cast<size_t>(row);
-        Term each = of_ratio(ratio_of(lp, on_policy ? nullptr : &old[t]), advantages[t], lp);
-        if (beta > 0) {
-          const Term kl = divergence(beta, lp, reference[t]);
-          each = {each.value + kl.value, each.grad + kl.grad};
-        }
-        return {scale[t] * each.value, scale[t] * each.grad};
-      },
-      .num_tokens = std::min(num_scored(in.weights), 1.0),
-      .entropy_grad = bonus};
+  PolicyRows rows = policy_rows(in, o, loss, std::move(scale));
+  const at::Tensor bonus = rows.entropy_grad;
+  return {.term = [beta = o.beta, of_ratio = std::move(of_ratio), rows = std::move(rows)](
+                      int64_t row, double lp) -> Term {
+            const auto t = static_cast<size_t>(row);
+            const Ratio ratio = ratio_of(lp, rows.old.empty() ? nullptr : &rows.old[t]);
+            Term each = of_ratio(ratio, rows.advantages[t], lp);
+            if (beta > 0) {
+              const Term kl = divergence(beta, lp, rows.reference[t]);
+              each = {each.value + kl.value, each.grad + kl.grad};
+            }
+            return {rows.scale[t] * each.value, rows.scale[t] * each.grad};
+          },
+          .num_tokens = std::min(num_scored(in.weights), 1.0),
+          .entropy_grad = bonus};
 }
 
 }  // namespace twinkle::loss

@@ -34,14 +34,19 @@ Term divergence(double beta, double logprob, double reference);
 std::vector<double> mean_of_sequences(const Inputs& inputs);
 std::vector<double> mean_of_rows(const Inputs& inputs);
 
+// The inputs' extras and the scale of the rows' losses.
+struct PolicyRows {
+  std::vector<double> scale, advantages, old, reference;  // old: empty without old_logps
+  at::Tensor entropy_grad;                                // as of RowLoss
+};
+// Error kInvalid: no ref_logps where beta is above 0.
+PolicyRows policy_rows(const Inputs& inputs, const PolicyOptions& options, std::string_view loss,
+                       std::vector<double> scale);
+
 using OfRatio = std::function<Term(const Ratio& ratio, double advantage, double logprob)>;
-// The loss of these rows. Error kInvalid: no ref_logps where beta is above 0.
+// The loss of these rows. Error kInvalid: policy_rows'.
 RowLoss of_policy(const Inputs& inputs, const PolicyOptions& options, std::string_view loss,
                   std::vector<double> scale, OfRatio of_ratio);
-void check_reference(const Inputs& inputs, const PolicyOptions& options, std::string_view loss);
-// d loss / d entropy, [N] float32; undefined without a coefficient.
-at::Tensor entropy_bonus(const Inputs& inputs, double entropy_coef,
-                         const std::vector<double>& scale);
 
 inline const std::vector<Extra> kPolicyExtras = {{.name = "advantages"},
                                                  {.name = "old_logps", .optional = true},

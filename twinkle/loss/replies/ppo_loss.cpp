@@ -32,7 +32,7 @@ Loss ppo_loss() {
   return of_rows<make>({.name = "ppo_loss",
                         .class_name = "PPOLoss",
                         .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse(json); }});
+                        .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "twinkle/loss/reduce.h"
+#include "twinkle/loss/replies/pair_loss.h"
 
 namespace twinkle::loss {
 
@@ -68,9 +69,9 @@ void add_preferred(const std::vector<double>& margins, const std::vector<double>
   out.grad.resize(slopes.size());
   const double each = coefficient / static_cast<double>(margins.size());
   for (size_t p = 0; p < margins.size(); ++p) {
-    out.loss -= each * log_sigmoid(margins[p]);
-    for (const size_t s : {2 * p, 2 * p + 1})
-      out.grad[s] -= each * sigmoid(-margins[p]) * slopes[s];
+    const Term of_pair = of_sigmoid(margins[p]);
+    out.loss += each * of_pair.value;
+    for (const size_t s : {2 * p, 2 * p + 1}) out.grad[s] += each * of_pair.grad * slopes[s];
   }
 }
 
@@ -82,12 +83,9 @@ Output output_of(const Inputs& in, const OfReplies& of_replies) {
          t < static_cast<size_t>(in.cu_seqlens[s + 1]); ++t)
       if (weights[t] != 0) grad[t] = of_replies.grad[s];
   return {.loss = of_replies.loss,
-          .grad = at::tensor(grad, at::kDouble).to(in.logprobs.scalar_type()),
+          .grad = gradient_of(in, grad),
           .num_tokens = weights.empty() ? 0.0 : 1.0};
 }
-
-double sigmoid(double x) { return std::exp(log_sigmoid(x)); }
-double log_sigmoid(double x) { return std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x))); }
 
 double coefficient(const Json& json, std::string_view loss, std::string_view name, double otherwise,
                    bool above_zero) {

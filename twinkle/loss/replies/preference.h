@@ -34,9 +34,6 @@ void add_preferred(const std::vector<double>& margins, const std::vector<double>
                    double coefficient, OfReplies& out);
 Output output_of(const Inputs& inputs, const OfReplies& of_replies);
 
-double sigmoid(double x);
-double log_sigmoid(double x);
-
 // The option, at least 0, or above 0. Error kInvalid: it is not, or not finite.
 double coefficient(const Json& options, std::string_view loss, std::string_view name,
                    double otherwise, bool above_zero = false);

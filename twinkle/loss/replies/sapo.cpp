@@ -1,6 +1,7 @@
 // Soft adaptive policy optimization (arXiv 2511.20347): -sigmoid(tau (r - 1)) 4 / tau A in place of
 // the clip, tau being tau_pos where A > 0 and tau_neg elsewhere (both 1 by default, above 0);
 // averaged as GRPO. Extras and options: policy.h; epsilon has no effect.
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/policy.h"
 
 #include <algorithm>
@@ -38,10 +39,8 @@ RowLoss make(const Inputs& in, const Json& json) {
 }  // namespace
 
 Loss sapo() {
-  return of_rows<make>({.name = "sapo",
-                        .class_name = "SAPOLoss",
-                        .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse(json); }});
+  return of_rows<make>(
+      {.name = "sapo", .class_name = "SAPOLoss", .extras = kPolicyExtras, .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

@@ -40,9 +40,7 @@ OfReplies make(const Inputs& in, const Json& json) {
 
 Loss simpo() {
   return of_pairs<make>(
-      {.name = "simpo", .class_name = "SimPOLoss", .extras = {}, .check = [](const Json& json) {
-         parse(json);
-       }});
+      {.name = "simpo", .class_name = "SimPOLoss", .extras = {}, .check = checked<parse>});
 }
 
 }  // namespace twinkle::loss

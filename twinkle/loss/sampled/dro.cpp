@@ -35,7 +35,7 @@ Loss dro() {
   return of_rows<make>({.name = "dro",
                         .class_name = "dro",
                         .extras = {{.name = "logprobs"}, {.name = "advantages"}},
-                        .check = [](const Json& json) { parse_beta(json); }});
+                        .check = checked<parse_beta>});
 }
 
 }  // namespace twinkle::loss

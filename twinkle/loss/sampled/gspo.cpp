@@ -6,42 +6,36 @@
 // depends on its sequence's other rows. Extras and options: clip.h, and sequence_ratio_mask.
 #include <cmath>
 
-#include "twinkle/loss/reduce.h"
 #include "twinkle/loss/rows.h"
 #include "twinkle/loss/sampled/clip.h"
 
 namespace twinkle::loss {
 namespace {
 
-Output run_all(const Inputs& in, const Json& json) {
-  const ClippedRows rows = clipped_rows(in, json, "gspo");
-  const std::vector<double> logprobs = doubles(in.logprobs), weights = doubles(in.weights),
-                            mask = doubles(in, "sequence_ratio_mask", 0);
-  std::vector<double> grad(logprobs.size());
-  Output out{.num_tokens = num_scored(in.weights)};
-  size_t number = 0;
-  for (const std::vector<size_t>& scored : scored_rows(in)) {
-    double sum = 0, count = 0, of_sequence = 0;
-    for (const size_t t : scored) {
+SequenceLoss make(const Inputs& in, const Json& json) {
+  const auto add = [rows = clipped_rows(in, json, "gspo"), weights = doubles(in.weights),
+                    mask = doubles(in, "sequence_ratio_mask", 0)](
+                       const Sequence& sequence, const std::vector<double>& logprobs,
+                       std::vector<double>& grad) {
+    double sum = 0, count = 0, loss = 0;
+    for (const size_t t : sequence.scored) {
       if (mask[t] == 0) continue;
       sum += logprobs[t] - rows.old[t];
       ++count;
     }
-    require(count > 0 || scored.empty(), Code::kInvalid,
-            "loss: gspo: sequence_ratio_mask of sequence ", number,
+    require(count > 0 || sequence.scored.empty(), Code::kInvalid,
+            "loss: gspo: sequence_ratio_mask of sequence ", sequence.number,
             " is 0 everywhere; it must mark the tokens that were sampled");
     const double ratio = std::exp(sum / count);
-    for (const size_t t : scored) {
+    for (const size_t t : sequence.scored) {
       const double w = weights[t], a = rows.advantages[t], clipped = rows.clipped(t, ratio) * a;
       const bool is_clipped = clipped < ratio * a;
-      of_sequence -= w * (is_clipped ? clipped : ratio * a);
+      loss -= w * (is_clipped ? clipped : ratio * a);
       grad[t] = is_clipped ? 0 : -w * ratio * a;
     }
-    out.loss += of_sequence;
-    ++number;
-  }
-  out.grad = at::tensor(grad, at::kDouble).to(in.logprobs.scalar_type());
-  return out;
+    return loss;
+  };
+  return {.add = add, .num_tokens = num_scored(in.weights)};
 }
 
 std::vector<Extra> extras() {
@@ -53,12 +47,10 @@ std::vector<Extra> extras() {
 }  // namespace
 
 Loss gspo() {
-  return {.name = "gspo",
-          .class_name = "gspo",
-          .extras = extras(),
-          .check = [](const Json& json) { check_clip(json, "gspo"); },
-          .run = run_all,
-          .doubles = true};
+  return of_sequences<make>(
+      {.name = "gspo", .class_name = "gspo", .extras = extras(), .check = [](const Json& json) {
+         check_clip(json, "gspo");
+       }});
 }
 
 }  // namespace twinkle::loss
