@@ -3,8 +3,9 @@
 namespace twinkle::engine {
 namespace {
 
-// From here on a pass of its own costs a CPU no more than a part of a shared one.
-constexpr int64_t kWorthAPass = 128;  // tokens
+// From here on a pass of its own costs a CPU less than a part of a shared one and its second
+// forward.
+constexpr int64_t kWorthAPass = 64;  // tokens
 
 nn::Rows rows_of(const TrainingOp& op, size_t first, size_t last) {
   nn::Rows out;
