@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 
+#include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
@@ -222,6 +223,7 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
 }
 
 SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried) {
+  fault("before a save's files");
   check_target(held.directory, base.directory);  // again: others may have written there
   const bool with_training = !held.training.is_null();
   const std::string training = with_training ? training_text(held, base.arithmetic) : "";

@@ -1,9 +1,10 @@
 // Writes a tenant to disk: a PEFT directory, or for a full-parameter tenant a Hugging Face model
 // directory, and with it the training state (training.safetensors, trainer_state.json) when asked.
 // The folder appears whole or not at all; the adapter's or model's files are those that peft and
-// transformers read. A Save has two halves: the engine's thread holds an adapter and its state as
-// they are, and any thread checks and writes them while the tenant goes on. A model's weights are
-// not copied, which would double their memory: the engine's thread does both halves.
+// transformers read. A Save has two halves: the engine's thread holds a tenant and its state as
+// they are, and any thread checks and writes them while the tenant goes on. A model, its optimizer
+// and its gradients are not copied, which would double their memory: nobody may change them
+// meanwhile.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -61,10 +62,10 @@ struct HeldSave {
   lora::AdapterRef pin;             // of an adapter: the pool changes a copy meanwhile
   PeftConfig config;                // of the same
   std::vector<PeftEntry> entries;   // they borrow the pin's memory
-  std::vector<TensorView> weights;  // of all weights: they borrow the decoder's memory
+  std::vector<TensorView> weights;  // of a model: they borrow the decoder's memory on a CPU
   Json training;                    // null: not asked for
   std::vector<TensorView>
-      tensors;  // of the training state: they own their memory, or borrow it ...
+      tensors;  // of the training state: they share its memory, or borrow it ...
   std::shared_ptr<std::byte> copy;  // ... from this copy, which an adapter's are in
   std::string extra;
 

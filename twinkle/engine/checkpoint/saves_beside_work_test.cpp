@@ -1,4 +1,4 @@
-// A Save is written while its tenant and others go on. The disk is held before the rename.
+// A Save is written while its tenant and others go on. The disk is held before the first file.
 #include <future>
 #include <thread>
 
@@ -22,7 +22,11 @@ namespace fs = std::filesystem;
 
 class SavesBesideWork : public testing::Test {
  protected:
-  SavesBesideWork() { restart({}); }
+  explicit SavesBesideWork(const std::map<std::string, std::string>& tenants = {{"me", kLora},
+                                                                                {"other", kLora}})
+      : tenants_(tenants) {
+    restart({});
+  }
   ~SavesBesideWork() override {
     let_go();
     engine_.reset();
@@ -32,8 +36,8 @@ class SavesBesideWork : public testing::Test {
     options.model.path = model_.path();
     options.model.mixed_precision = "no";
     engine_ = std::make_unique<Engine>(options);
-    for (const std::string name : {"me", "other"}) {
-      engine_->run<Done>(Create{.tenant = name, .lora_json = kLora, .seed = 3});
+    for (const auto& [name, lora] : tenants_) {
+      engine_->run<Done>(Create{.tenant = name, .lora_json = lora, .seed = 3});
       train(name);
     }
   }
@@ -43,14 +47,15 @@ class SavesBesideWork : public testing::Test {
   }
   std::string folder(const std::string& name = "x") const { return (scratch_ / name).string(); }
 
-  // Submits a Save and returns when its files wait to be renamed.
-  Future held_save(const std::string& tenant = "me") {
+  // Submits a Save and returns when a disk that is slow, and then perhaps `fails`, keeps it.
+  Future held_save(const std::string& tenant = "me", bool fails = false) {
     std::promise<void> reached;
-    at_fault_point = [this, &reached, wait = go_on_.get_future().share(),
+    at_fault_point = [fails, &reached, wait = go_on_.get_future().share(),
                       first = true](std::string_view name) mutable {
-      if (name != "before rename" || !std::exchange(first, false)) return;
+      if (name != "before a save's files" || !std::exchange(first, false)) return;
       reached.set_value();
       wait.wait();
+      require(!fails, Code::kInternal, "the disk is broken");
     };
     is_held_ = true;
     Future out = engine_->submit(Save{tenant, folder(), true, "note"});
@@ -69,6 +74,7 @@ class SavesBesideWork : public testing::Test {
     return state_of(*engine_, "copy");
   }
 
+  const std::map<std::string, std::string> tenants_;  // and their lora_json
   const model::TinyModel model_;
   const ScratchDir scratch_{memory_folder()};
   std::promise<void> go_on_;
@@ -190,6 +196,108 @@ TEST_F(SavesBesideWork, EveryTensorOfTheTrainingStateIsNamedAfterItsParameter) {
   for (const auto& [name, count] : state.at("training").at("optimizer").at("steps").as_object())
     counted.insert(std::string(name));
   EXPECT_EQ(counted, steps);
+}
+
+// A model, which is written from where it is. Its tenant is the only one.
+class ModelSavesBesideWork : public SavesBesideWork {
+ protected:
+  ModelSavesBesideWork() : SavesBesideWork({{"me", ""}}) {}
+
+  // The dispatcher has begun what it may of all that was submitted.
+  void settle() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_THROW(engine_->run<Done>(ZeroGrad{"nobody"}), Error);
+  }
+  State loaded_by_itself() {
+    engine_->run<LoadResult>(Load{"me", folder(), true});
+    return state_of(*engine_, "me");
+  }
+};
+
+TEST_F(ModelSavesBesideWork, ItRunsForwardsBackwardsSamplesAndSavesAndAStepWaits) {
+  const State then = state_of(*engine_, "me");
+  Future saved = held_save();
+  engine_->run<ForwardResult>(work("me", 5));
+  engine_->run<ForwardResult>(Forward{.tenant = "me", .sequences = {drawn(5, 6)}});
+  engine_->run<SampleResult>(
+      Sample{.tenant = "me", .prompts = {{1, 2, 3}}, .params = {{.max_tokens = 2}}});
+  Future again = engine_->submit(Save{"me", folder("again")});
+  const State learnt = state_of(*engine_, "me");
+  Future step = engine_->submit(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
+  settle();
+  EXPECT_FALSE(has_ended(saved) || has_ended(again) || has_ended(step));
+  EXPECT_FALSE(fs::exists(folder()));
+  let_go();
+  saved.get();
+  again.get();
+  step.get();
+  EXPECT_NE(state_of(*engine_, "me"), learnt);
+  EXPECT_EQ(loaded_by_itself(), then);
+}
+
+TEST_F(ModelSavesBesideWork, WhatChangesItsWeightsWaits) {
+  const State then = state_of(*engine_, "me");
+  engine_->run<SaveResult>(Save{"me", folder("1"), true});
+  train("me", 5);
+  const std::vector<Operation> changes{Load{"me", folder("1"), true}, Delete{"me"}};
+  for (const Operation& change : changes) {
+    Future saved = held_save();
+    Future changed = engine_->submit(change);
+    settle();
+    EXPECT_FALSE(has_ended(changed)) << change.index();
+    let_go();
+    saved.get();
+    changed.get();
+    go_on_ = {};
+    if (std::holds_alternative<Load>(change)) {
+      EXPECT_EQ(state_of(*engine_, "me"), then);
+    }
+  }
+  engine_->run<Done>(Create{.tenant = "me", .seed = 3});
+  EXPECT_EQ(loaded_by_itself(), then);
+}
+
+// They are added to where they are.
+TEST_F(ModelSavesBesideWork, GradientsThatAreSavedAreNotAddedToMeanwhile) {
+  engine_->run<ForwardResult>(work("me", 7));
+  const State then = state_of(*engine_, "me");
+  Future saved = held_save();
+  Future more = engine_->submit(work("me", 8));
+  Future clipped = engine_->submit(ClipGradNorm{.tenant = "me", .max_grad_norm = 0.01});
+  settle();
+  EXPECT_FALSE(has_ended(more) || has_ended(clipped));
+  let_go();
+  saved.get();
+  more.get();
+  clipped.get();
+  EXPECT_EQ(loaded_by_itself(), then);
+}
+
+TEST_F(ModelSavesBesideWork, AWriteThatFailsIsTheSavesOwnErrorAndChangesNothing) {
+  const State then = state_of(*engine_, "me");
+  Future saved = held_save("me", true);
+  Future step = engine_->submit(Step{.tenant = "me", .none_is_zero = true});
+  let_go();
+  EXPECT_EQ(error_of([&] { saved.get(); }), "the disk is broken");
+  step.get();
+  EXPECT_FALSE(fs::exists(folder()));
+  EXPECT_NE(state_of(*engine_, "me"), then);
+  const State now = state_of(*engine_, "me");
+  engine_->run<SaveResult>(Save{"me", folder(), true});
+  EXPECT_EQ(loaded_by_itself(), now);
+}
+
+TEST_F(ModelSavesBesideWork, ClosingLetsItEnd) {
+  const State then = state_of(*engine_, "me");
+  Future saved = held_save();
+  std::thread closing([this] { engine_->close(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(has_ended(saved));
+  let_go();
+  closing.join();
+  saved.get();
+  restart({});
+  EXPECT_EQ(loaded_by_itself(), then);
 }
 
 }  // namespace

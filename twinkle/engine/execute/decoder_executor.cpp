@@ -171,35 +171,34 @@ std::shared_ptr<Prepared> DecoderExecutor::prepare(const Operation& operation,
 
 bool DecoderExecutor::waits(const Operation& operation) {
   if (writing_.empty()) return false;
+  if (num_models_written_ > 0 && changes_base(operation)) return true;
   const auto is_written = [this](const std::string& directory) {
     return !directory.empty() && writing_.contains(resolved_name(directory));
   };
   if (const auto* op = std::get_if<Load>(&operation)) return is_written(op->directory);
   if (const auto* op = std::get_if<Create>(&operation)) return is_written(op->directory);
-  const auto* op = std::get_if<Save>(&operation);
-  if (!op) return false;
-  if (writing_bytes_ >= kMaxWritingBytes) return true;
-  // Of two to one folder the later one wins: adapters' are written in the order of their begins.
-  const auto who = tenants_.find(op->tenant);
-  const bool at_once = who != tenants_.end() && who->second->mode() != Mode::kLora;
-  return at_once && is_written(op->directory);
+  return std::holds_alternative<Save>(operation) && writing_bytes_ >= kMaxWritingBytes;
 }
 
-Rest DecoderExecutor::first_part(const Operation& operation) {
+FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return {};
   Tenant& who = tenant(op->tenant);
-  if (who.mode() != Mode::kLora) return {};
   const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
-  const int64_t bytes = held->num_bytes();
+  const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
+  // On a CPU a model is written from where it is.
+  const int64_t bytes = models > 0 && decoder_->device().is_cpu() ? 0 : held->num_bytes();
   const auto place = writing_.insert(resolved_name(op->directory));
   writing_bytes_ += bytes;
-  const std::shared_ptr<void> until_written(this, [this, place, bytes](void*) {
+  num_models_written_ += models;
+  const std::shared_ptr<void> until_written(this, [this, place, bytes, models](void*) {
     writing_.erase(place);
     writing_bytes_ -= bytes;
+    num_models_written_ -= models;
   });
   end_round();
-  return [this, held, until_written]() -> Result { return write(*held, base_, carried_); };
+  return {.rest = [this, held, until_written]() -> Result { return write(*held, base_, carried_); },
+          .holds_tenant = models > 0 && op->optimizer && op->gradients && who.has_gradients()};
 }
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
@@ -260,8 +259,6 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     who.release(op->version);
     return Done{};
   }
-  if (const auto* op = std::get_if<Save>(&operation))
-    return write(hold(*op, who, *decoder_, *pool_, copies_), base_, carried_);
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();

@@ -47,7 +47,7 @@ class DecoderExecutor : public Executor {
   int64_t max_result_bytes(const Operation& operation, bool streams) const override;
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override;
   bool waits(const Operation& operation) override;
-  Rest first_part(const Operation& operation) override;
+  FirstPart first_part(const Operation& operation) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;
@@ -76,7 +76,8 @@ class DecoderExecutor : public Executor {
   KeptMemory copies_;  // of Saves
   CarriedFiles carried_;
   std::multiset<std::string> writing_;  // folders of Saves that have begun
-  int64_t writing_bytes_ = 0;           // of the same
+  int64_t writing_bytes_ = 0;           // that they hold
+  int64_t num_models_written_ = 0;      // of the same: their weights must not change
   Prefetch prefetch_{base_};
   const Decoders decoders_;
   ModelInfo model_info_;

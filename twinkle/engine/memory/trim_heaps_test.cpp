@@ -26,6 +26,10 @@ TEST(TrimmedHeaps, EverySixtyFourMebibytesThatLoadsHaveRead) {
   const std::string folder = scratch / "checkpoint";
   DecoderExecutor executor(small_model(model.path()));
   const auto run = [&](const Operation& operation) {
+    if (const FirstPart first = executor.first_part(operation); first.rest) {
+      first.rest();
+      return;
+    }
     const auto prepared = executor.prepare(operation, {});
     executor.run(operation, prepared.get());
   };

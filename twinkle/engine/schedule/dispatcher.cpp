@@ -218,7 +218,10 @@ std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
 std::vector<Job*> Dispatcher::heads() {
   std::vector<Job*> out;
   for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
-  std::erase_if(out, [this](const Job* j) { return executor_.waits(j->operation); });
+  // One that holds its tenant stays first.
+  std::erase_if(out, [this](const Job* j) {
+    return j->state != Job::kQueued || executor_.waits(j->operation);
+  });
   const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
   draining_ = std::ranges::any_of(out, changes_base);
   std::erase_if(out, [&](const Job* job) REQUIRES(mutex_) {
@@ -298,11 +301,11 @@ void Dispatcher::run_head(Job& job) {
     job.state = Job::kQueued;
     return;
   }
-  if (Rest rest = executor_.first_part(job.operation)) {
+  if (FirstPart first = executor_.first_part(job.operation); first.rest) {
     job.seconds += executor_.seconds() - began;
-    background_.add(job.id, std::move(rest));
+    background_.add(job.id, std::move(first.rest));
     const Lock lock(mutex_);
-    scheduler_.remove(name, job.id);  // its tenant's next operation need not wait for it
+    if (!first.holds_tenant) scheduler_.remove(name, job.id);
     return;
   }
   Result result = executor_.run(job.operation, job.prepared.get());

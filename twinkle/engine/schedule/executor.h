@@ -53,6 +53,11 @@ struct Prepared {
 // outlive the Operation. Its copies are destroyed on the dispatcher's thread.
 using Rest = std::function<Result()>;
 
+struct FirstPart {
+  Rest rest = {};             // empty: nothing has been done
+  bool holds_tenant = false;  // its tenant's next operations begin when the rest has ended
+};
+
 // To be called with a number of bytes before they are allocated. Error kBusy, kInvalid: no room.
 using Reserve = std::function<void(int64_t bytes)>;
 
@@ -82,14 +87,15 @@ class Executor {
   // lack of room is thrown here and refuses the operation. Destroyed before the result can be
   // taken.
   virtual std::shared_ptr<Prepared> prepare(const Operation&, const Reserve&) { return nullptr; }
-  // True: it can't run yet, because it needs what first_part() of another has left to be done.
+  // True: it can't run yet: it needs what first_part() of another has left to be done, or would
+  // change what that works on.
   virtual bool waits(const Operation&) { return false; }
   // Does what an operation needs this thread for, and returns the rest, with whose end the
-  // operation ends; its tenant's next operations and all others go on meanwhile. Empty: nothing
-  // has been done, and run() does all of it. When it throws, nothing has changed.
-  virtual Rest first_part(const Operation&) { return {}; }
-  // Any but Forward, ForwardBackward and Sample, with what prepare() gave. When it throws,
+  // operation ends; others go on meanwhile. Without a rest run() does all of it. When it throws,
   // nothing has changed.
+  virtual FirstPart first_part(const Operation&) { return {}; }
+  // Any but Forward, ForwardBackward, Sample and what first_part() takes, with what prepare() gave.
+  // When it throws, nothing has changed.
   virtual Result run(const Operation& operation, Prepared* prepared) = 0;
 
   // One batch. An operation that fails leaves its tenant as it was before the operation. When it

@@ -53,18 +53,18 @@ class NullExecutor : public Executor {
     const auto* create = std::get_if<Create>(&operation);
     return create && writing_.contains(create->directory);
   }
-  Rest first_part(const Operation& operation) override {
+  FirstPart first_part(const Operation& operation) override {
     const auto* save = std::get_if<Save>(&operation);
     if (!save || !on_write) return {};
     const auto place = writing_.insert(save->directory);
     // Given back without a lock: on the dispatcher's thread.
     const std::shared_ptr<void> held(this, [this, place](void*) { writing_.erase(place); });
-    return [this, save = *save, state = state_of(save->tenant), held]() -> Result {
+    return {[this, save = *save, state = state_of(save->tenant), held]() -> Result {
       on_write();
       check(save);
       write(save, state);
       return SaveResult{save.directory};
-    };
+    }};
   }
 
   Result run(const Operation& operation, Prepared*) override {
