@@ -1,9 +1,9 @@
 # Every target is a few lines that call scripts/. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench lint format soak clean
+.PHONY: help setup build demo demo-ray test bench lint format soak clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## install what building, testing and the demo need (system packages, .venv); no-op the second time
 	@scripts/setup.sh base demo test lint cuda
@@ -16,6 +16,11 @@ demo: ## teach a real model a new name by LoRA and show its answers before and a
 	@scripts/setup.sh base demo card
 	@scripts/build.sh --without-tests
 	@scripts/demo.sh
+
+demo-ray: ## GRPO in two workers of a Ray cluster on this machine
+	@scripts/setup.sh base demo ray card
+	@scripts/build.sh --without-tests
+	@.venv/bin/python examples/ray_grpo.py
 
 test: ## the tests of CI: C++ (ctest) and Python (pytest)
 	@scripts/setup.sh base demo test lint cuda

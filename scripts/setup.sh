@@ -17,7 +17,7 @@ boost_is_new="BOOST_VERSION >= 108100"
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
   [demo]="a model of 90 MB, peft and matplotlib: a minute" [test]="transformers and peft, 150 MB"
   [lint]="30 MB" [bench]="llama.cpp, which is compiled: several minutes"
-  [cuda]="NVIDIA's compiler, 120 MB")
+  [cuda]="NVIDIA's compiler, 120 MB" [ray]="80 MB")
 
 say() { printf 'setup: %s\n' "$*"; }
 missing=() apt_hint=

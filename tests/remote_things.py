@@ -84,6 +84,7 @@ class Thing:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TWINKLE_MODE", "WORKER_NAME", "MASTER_PORT")
         return {name: os.environ.get(name) for name in names} | {
             "pid": os.getpid(), "made": self.made, "mesh": self.mesh, "folder": str(Path.cwd()),
+            "card": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "other": self.other is not None and self.other.steps,
         }  # fmt: skip
 

@@ -21,7 +21,9 @@ def run(*command, **options):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
 
 
-@pytest.mark.parametrize("target", "setup build demo test bench lint format soak clean".split())
+@pytest.mark.parametrize(
+    "target", "setup build demo demo-ray test bench lint format soak clean".split()
+)
 def test_make_alone_lists_the_target(target):
     shown = run("make", "--no-print-directory")
     assert re.search(rf"^{target} ", shown.stdout, re.MULTILINE), shown.stdout + shown.stderr

@@ -75,10 +75,11 @@ class Nodes:
                 return
             assert time.monotonic() < end, done.stderr + self.logs()
 
-    def run(self, arguments, check=True, **more):
-        """Python with these arguments as a driver that joins."""
+    def run(self, arguments, check=True, folder=None, **more):
+        """Python with these arguments as a driver that joins, in a folder."""
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
+            cwd=folder,
             env={**os.environ, **self.environment, **more},
             capture_output=True,
             text=True,
@@ -118,6 +119,14 @@ def nodes():
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def empty_cluster():
+    """A cluster without nodes."""
+    pytest.importorskip("ray")
+    with nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

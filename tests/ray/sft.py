@@ -38,6 +38,7 @@ for step in range(steps):
     model.clip_grad_and_step()
     metric = model.calculate_metric(is_training=True)
     logps = outputs["logps"]
-    told.append([metric["loss"], metric.get("grad_norm"), list(logps.shape), logps.sum().item()])
+    told.append([metric["loss"], metric.get("grad_norm"), outputs["num_tokens"], outputs["loss"]])
+    told.append([list(logps.shape), logps.sum().item()])
 model.save("last", output_dir=out)
 print(json.dumps(told))

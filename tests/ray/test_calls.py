@@ -1,5 +1,6 @@
 """Calls to objects in workers: who gets which arguments, what becomes of the results."""
 
+import json
 import os
 import pickle
 import threading
@@ -11,8 +12,21 @@ import pytest
 import torch
 from remote_things import Loop, Thing
 
-from twinkle import DeviceMesh, InternalError, InvalidError, infra
+from twinkle import (
+    DataLoader,
+    Dataset,
+    DatasetMeta,
+    DeviceMesh,
+    InternalError,
+    InvalidError,
+    LoraConfig,
+    Template,
+    TorchSampler,
+    TransformersModel,
+    infra,
+)
 from twinkle.errors import ConflictError, NotFoundError
+from twinkle.processor import InputProcessor
 from twinkle.remote.collect import join
 
 
@@ -287,3 +301,70 @@ def test_bad_placement_is_refused_before_anything_is_made(run):
         Thing(mesh=DeviceMesh.from_sizes(dp_size=4), remote_group="two")
     with pytest.raises(InvalidError, match="device_mesh of Thing is 3, it must be a DeviceMesh"):
         Thing(mesh=3, remote_group="two")
+
+
+def test_a_sampler_in_two_workers_gives_the_samples_of_one_process(run, tiny_llama_dir):
+    prompts = [{"input_ids": [5 + i, 6, 7]} for i in range(5)]
+    params = {"max_tokens": 8, "temperature": 1.0, "logprobs": 1}
+    told = []
+    for place in ({}, {"remote_group": "two"}):
+        sampler = TorchSampler(model_id=tiny_llama_dir, **place)
+        told.append(
+            [
+                [
+                    (r.sequences[0].tokens, r.sequences[0].logprobs)
+                    for r in sampler.sample(prompts, params)
+                ]
+                for _ in range(2)
+            ]
+        )
+    assert told[0] == told[1] and told[0][0] != told[0][1]
+
+
+def test_a_loader_and_a_model_of_one_group_hand_over_their_batches(run, tiny_llama_dir):
+    """The batches never leave the workers; the losses are those of one process."""
+    told = []
+    for place in ({}, {"remote_group": "two"}):
+        model = TransformersModel(model_id=tiny_llama_dir, **place)
+        model.add_adapter_to_model("default", LoraConfig(r=4))
+        loader = DataLoader(dataset=rows_of_tokens, batch_size=4, **place)
+        for batch in loader:
+            model.forward_backward(inputs=batch)
+            assert not place or not batch._has_value
+            model.clip_grad_and_step()
+        told.append(model.calculate_metric(is_training=True)["loss"])
+    assert told[0] == told[1]
+
+
+def test_a_row_that_is_bad_on_one_rank_alone_is_told_and_the_group_goes_on(run, tiny_llama_dir):
+    model = TransformersModel(model_id=tiny_llama_dir, remote_group="two")
+    model.add_adapter_to_model("default", LoraConfig(r=4))
+    rows = rows_of_tokens()
+    began = time.monotonic()
+    with pytest.raises(InvalidError, match="token"):
+        model.forward_backward(inputs=[*rows[:3], {"input_ids": [9999, 1]}])()
+    model.forward_backward(inputs=rows)()
+    assert time.monotonic() - began < 20
+
+
+def test_data_and_templates_live_in_workers_too(run, tiny_llama_dir, tmp_path):
+    chats = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+    ]
+    file = tmp_path / "chats.jsonl"
+    file.write_text((json.dumps(chats[0]) + "\n") * 6)
+    dataset = Dataset(DatasetMeta(str(file)), remote_group="two")
+    dataset.set_template("Template", model_id=tiny_llama_dir)
+    dataset.encode()
+    template = Template(tiny_llama_dir, remote_group="two")
+    (encoded,) = template.batch_encode(chats)
+    assert len(dataset) == 6 and list(dataset[5]["input_ids"]) == list(encoded["input_ids"])
+    loader = DataLoader(dataset=dataset, batch_size=4, remote_group="two")
+    assert [len(batch) for batch in loader] == [4, 2] and len(loader) == 2
+    assert Dataset(DatasetMeta(str(file)))[0] == {**chats[0]}
+    processor = InputProcessor(remote_group="two")
+    assert processor(rows_of_tokens()) == rows_of_tokens()
+
+
+def rows_of_tokens():
+    return [{"input_ids": [5 + i, 6, 7 + i], "labels": [6, 7 + i, -100]} for i in range(8)]

@@ -9,7 +9,8 @@ from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
-from twinkle.remote import remote_class, remote_function
+from twinkle.remote import remote_class
+from twinkle.remote.how import at_once
 
 _INT64_MAX = 2**63 - 1
 _SHORT = reprlib.Repr()  # of rows, which may be millions
@@ -111,7 +112,6 @@ class DataLoader:
         NoLengthError: the dataset is a stream."""
         return len(self._loader)
 
-    @remote_function(dispatch="all", collect="flatten")
     def __iter__(self):
         """Begins the next epoch: batches of this data rank, as lists of dicts, or as collate_fn
         returns them. A loop over the previous epoch raises InvalidError from here on."""
@@ -132,7 +132,7 @@ class DataLoader:
                 batch = [self.dataset[index] for index in batch]
             yield self._collate(batch) if self._collate else batch
 
-    @remote_function(dispatch="all", collect="first", lazy_collect=False)
+    @at_once
     def set_processor(self, processor_cls, **kwargs):
         """Sets the InputProcessor (or its class or name) that turns rows into the yielded batch."""
         from twinkle import processor
@@ -141,7 +141,7 @@ class DataLoader:
             processor_cls, processor.InputProcessor, processor, **kwargs
         )
 
-    @remote_function(dispatch="all", collect="first", lazy_collect=False)
+    @at_once
     def skip_consumed_samples(self, consumed_train_samples):
         """The next epoch begins after these rows, which are not read again; those of a stream are
         read and discarded. InvalidError: no integer from 0 to 2^63 - 1."""
@@ -152,12 +152,12 @@ class DataLoader:
         )
         self._epoch = 0
 
-    @remote_function(dispatch="all", collect="first", lazy_collect=False)
+    @at_once
     def resume_from_checkpoint(self, consumed_train_samples):
         """skip_consumed_samples, under the name that goes with a model's method."""
         self.skip_consumed_samples(consumed_train_samples)
 
-    @remote_function(dispatch="all", collect="first", lazy_collect=False)
+    @at_once
     def get_state(self):
         """{'consumed_train_samples': rows over all ranks, for skip_consumed_samples}."""
         return {"consumed_train_samples": self._loader.consumed}

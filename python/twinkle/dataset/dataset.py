@@ -10,11 +10,14 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, requ
 from twinkle.plugin import construct_class
 from twinkle.preprocessor import DataFilter, Preprocessor
 from twinkle.preprocessor.base import map_row_to_col
+from twinkle.remote import remote_class
+from twinkle.remote.how import at_once, of_one
 
 _LOADER = ("streaming", "num_proc", "revision", "features", "trust_remote_code", "token")
 _INERT = ("load_from_cache_file", "num_proc", "desc", "keep_in_memory", "writer_batch_size")
 
 
+@remote_class(execute="all", listed=False)
 class Dataset:
     """Rows to train on. map, filter and encode change the dataset in place.
 
@@ -45,6 +48,7 @@ class Dataset:
 
     # ---- sources
 
+    @at_once
     def add_dataset(self, dataset_meta, **kwargs):
         """Loads one more source. InvalidError: no DatasetMeta, an unknown argument; it is there
         already or has no rows, mix_dataset came before, or a row is bad; NotFoundError: no such
@@ -72,6 +76,7 @@ class Dataset:
         self._sources[key] = rows
         self._data.append(dataset_meta.data)
 
+    @at_once
     def mix_dataset(self, interleave=True):
         """Combines all sources: interleaved row by row until the shortest ends, or concatenated.
         InvalidError: there is no source."""
@@ -121,6 +126,7 @@ class Dataset:
 
     # ---- work on rows
 
+    @at_once
     def map(self, preprocess_func, dataset_meta=None, init_args=None, **kwargs):
         """Sets the fields that a preprocessor returns on every row.
 
@@ -146,6 +152,7 @@ class Dataset:
                 options["batched"] = True
             self._sources[key] = rowwise.map_rows(rows, work, **options)
 
+    @at_once
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Keeps the rows for which a Filter (object, class or name) or a function returns True.
         InvalidError: batched=True, or no filter; a dataset_meta that map refuses, or mix_dataset
@@ -156,10 +163,12 @@ class Dataset:
         keep = _construct(filter_func, DataFilter, init_args)
         self._sources[key] = rowwise.filter_rows(self._sources[key], keep)
 
+    @at_once
     def set_template(self, template_func, **kwargs):
         """The template that encodes: an object, or a class or its name with its arguments."""
         self.template = construct_class(template_func, template.Template, template, **kwargs)
 
+    @at_once
     def encode(self, add_generation_prompt=False, **kwargs):
         """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
 
@@ -195,6 +204,7 @@ class Dataset:
         )
         self._set_rows(encoded)
 
+    @at_once
     def check(self, **kwargs):
         """Drops the rows that the template cannot encode. kwargs: as encode's. InvalidError: no
         template, no row that it can encode, several sources that are not mixed, an unknown
@@ -209,6 +219,7 @@ class Dataset:
         else:
             self._set_rows(rowwise.filter_rows(rows, passing(chosen)))
 
+    @at_once
     def cast_column(self, column, decode=True):
         """decode=False: images stay as they were read, which they do anyway. True is refused:
         images come with multimodal models. InvalidError: no row has the column."""
@@ -222,6 +233,7 @@ class Dataset:
         found = any(column in rows.row(index) for index in range(len(rows)))
         require(found, f"dataset: no row has a field {column!r}")
 
+    @of_one
     def save_as(self, path, format=None, batch_size=1000, mode="immediate"):
         """Writes the rows as jsonl, json, csv or parquet (format, else the path's extension), whole
         or not at all. Nested values are JSON in a CSV's cells.
@@ -251,6 +263,7 @@ class Dataset:
         recorder.place_of(path)
         self._recorder = recorder.Recorder(path, format, batch_size)
 
+    @at_once
     def flush_save(self):
         """Ends save_as(mode='training'): its file is there now. Without one it does nothing."""
         if self._recorder is not None:
@@ -277,9 +290,11 @@ class Dataset:
         fields = ", ".join(rows.row(0)) if len(rows) else ""
         return f"{type(self).__name__}({len(rows)} rows" + (f": {fields})" if fields else ")")
 
+    @of_one
     def __len__(self):
         return len(self._rows)
 
+    @of_one
     def __getitem__(self, index):
         """A row for an index; a dict of columns for a slice; a column for its name.
         IndexError: no such row; KeyError: no row has such a column; InvalidError: a row is bad."""
@@ -298,6 +313,7 @@ class Dataset:
             raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
         return self._read_row(rows, index)
 
+    @of_one
     def __iter__(self):
         rows = self._rows
         return (self._read_row(rows, index) for index in range(len(rows)))

@@ -6,6 +6,7 @@ from twinkle import checks
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.iterable import IterableDataset
 from twinkle.errors import InvalidError, require
+from twinkle.remote.how import at_once
 
 _LENGTH = 2048  # tokens of a row where the template has no max_length
 _CHUNK = 1000  # rows that are packed together
@@ -24,6 +25,7 @@ class PackingDataset(Dataset):
         checks.integer("dataset: packing_num_proc", packing_num_proc, least=1)
         super().__init__(dataset_meta, **kwargs)
 
+    @at_once
     def pack_dataset(self):
         """Puts encoded samples together, up to the template's max_length (2048 where it has none).
 

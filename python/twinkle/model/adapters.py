@@ -10,7 +10,7 @@ from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group
-from twinkle.model.remote import at_once
+from twinkle.remote.how import at_once
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 

@@ -7,9 +7,9 @@ from twinkle import checks
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
-from twinkle.model.remote import at_once
 from twinkle.model.settings import Settings
 from twinkle.remote import remote_function
+from twinkle.remote.how import at_once
 
 # What save() keeps of the loop in trainer_state.json: name, least value.
 _COUNTERS = {

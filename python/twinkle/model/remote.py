@@ -7,7 +7,6 @@ from twinkle.remote.dispatch import Rows
 from twinkle.remote.how import How, mark
 
 _ALL = How(dispatch="all", collect="first")
-_AT_ONCE = How(dispatch="all", collect="first", lazy_collect=False)
 _BATCH = How(dispatch=Rows(as_list), collect=join_rows)
 
 
@@ -20,8 +19,3 @@ def of_batch(function):
 def of_all(function):
     """Decorates a method that every rank does, with the same result."""
     return mark(function, _ALL)
-
-
-def at_once(function):
-    """As of_all, where an error must come from the line that caused it."""
-    return mark(function, _AT_ONCE)

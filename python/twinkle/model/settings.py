@@ -13,8 +13,8 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
-from twinkle.model.remote import at_once
 from twinkle.plugin import construct_class
+from twinkle.remote.how import at_once
 
 
 class Settings(TwinkleModel):

@@ -33,8 +33,9 @@ from twinkle.model.python_loss import (
     with_extras,
     with_values,
 )
-from twinkle.model.remote import at_once, of_all, of_batch
+from twinkle.model.remote import of_all, of_batch
 from twinkle.remote import remote_class
+from twinkle.remote.how import at_once
 
 
 def _outputs(loss, batch, result):
@@ -52,7 +53,7 @@ def _given(*values):
     return next((value for value in values if value is not None), None)
 
 
-@remote_class(execute="all", listed=False)
+@remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
 class TransformersModel(SendsWeights, Adapters):
     """A causal language model: base weights, and adapters by name.
 

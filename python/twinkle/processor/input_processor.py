@@ -2,8 +2,11 @@
 
 from twinkle import checks
 from twinkle.errors import refuse_unknown, require
+from twinkle.remote import remote_class
+from twinkle.remote.how import of_one
 
 
+@remote_class(execute="all", listed=False)
 class InputProcessor:
     """Subclass and override __call__ to change features before a forward.
 
@@ -39,6 +42,7 @@ class InputProcessor:
         self.framework = framework
         self.padding_side = padding_side
 
+    @of_one
     def __call__(self, inputs):
         """A list of InputFeatures to a list of InputFeatures; here: the same."""
         return inputs

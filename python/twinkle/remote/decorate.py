@@ -6,20 +6,19 @@ import inspect
 
 from twinkle import checks
 from twinkle.infra import current_run, register
-from twinkle.remote.how import COLLECT, DISPATCH, EXECUTE, How, mark
-
-_PLACEMENT = ("remote_group", "instance_id", "device_mesh")
+from twinkle.remote.how import COLLECT, DISPATCH, EXECUTE, PLACEMENT, How, mark
 
 
-def remote_class(execute="peer", listed=True):
+def remote_class(execute="peer", listed=True, keep=()):
     """Decorates a class. Its constructor may then be given remote_group=, instance_id= and
     device_mesh=, and a parameter annotated DeviceMesh defaults to the mesh of initialize(). With
     mode 'ray' and a remote_group the object is made in the workers of that group, and what the
     constructor returns has the class's remote methods, which are called there (docs/ray.md).
 
     execute: 'all', 'first' or 'peer': which processes answer for the object; the driver is one
-    process, whose peers are all. listed: whether get_device_placement() shows the objects. A class
-    that asks infra for its place itself is listed=False.
+    process, whose peers are all. listed: whether get_device_placement() shows the objects; a class
+    that asks infra for its place itself is listed=False. keep: the arguments of placement that its
+    **kwargs are given; all of a class that is listed.
     InvalidError: another execute, or what is decorated is no class. Building an object raises what
     check_mesh says of its mesh.
     """
@@ -30,7 +29,7 @@ def remote_class(execute="peer", listed=True):
         if not inspect.isclass(cls):
             checks.refuse("infra: what remote_class decorates", cls, "a class")
         _make_in_workers(cls)
-        _take_placement(cls, listed)
+        _take_placement(cls, listed, PLACEMENT if listed else keep)
         return cls
 
     return decorate
@@ -52,7 +51,7 @@ def _make_in_workers(cls):
     cls.__new__ = new
 
 
-def _take_placement(cls, listed):
+def _take_placement(cls, listed, keep):
     """The class's __init__ may be given the arguments of placement."""
     init = cls.__init__
     signature = inspect.signature(init)
@@ -63,8 +62,8 @@ def _take_placement(cls, listed):
     @functools.wraps(init)
     def wrapped(self, *args, **kwargs):
         mesh, group = kwargs.get("device_mesh"), kwargs.get("remote_group")
-        for name in _PLACEMENT:
-            if name not in parameters and not takes_any:
+        for name in PLACEMENT:
+            if name not in parameters and not (takes_any and name in keep):
                 kwargs.pop(name, None)
         if mesh_name is not None:
             given = signature.bind_partial(self, *args, **kwargs).arguments

@@ -20,6 +20,8 @@ class How:
     timeout: float | None = None
 
 
+PLACEMENT = ("remote_group", "instance_id", "device_mesh")
+
 # Of what Python itself calls: __len__ and __getitem__ where a class does not say otherwise.
 ASKED_OF_ONE = How(dispatch="all", execute="first", collect="first", lazy_collect=False)
 ITERATED = How(dispatch="all", collect="flatten")  # as ASKED_OF_ONE: each item of a loop
@@ -29,6 +31,17 @@ def mark(function, how):
     """Notes on the function how it is called."""
     function.__remote__ = how
     return function
+
+
+def at_once(function):
+    """Decorates a method that every worker does with the same result, where an error must come from
+    the line that caused it."""
+    return mark(function, How(dispatch="all", collect="first", lazy_collect=False))
+
+
+def of_one(function):
+    """Decorates a method that one worker answers for all."""
+    return mark(function, ASKED_OF_ONE)
 
 
 def how_of(cls, name):

@@ -2,8 +2,8 @@
 
 import twinkle.template
 from twinkle.errors import NotAvailableError
-from twinkle.model.remote import at_once
 from twinkle.plugin import construct_class
+from twinkle.remote.how import at_once
 
 
 class Sampler:

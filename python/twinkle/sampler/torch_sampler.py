@@ -20,10 +20,9 @@ from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
 from twinkle.model.batch import as_list
-from twinkle.model.remote import at_once
 from twinkle.remote import remote_class
 from twinkle.remote.dispatch import Rows
-from twinkle.remote.how import How, mark
+from twinkle.remote.how import How, at_once, mark
 from twinkle.remote.rows import first_row
 from twinkle.sampler.base import Sampler
 from twinkle.sampler.engine_args import read as engine_args_of
@@ -94,7 +93,7 @@ def _of_prompts(function):
     return mark(function, How(dispatch=Rows(as_list), collect="flatten"))
 
 
-@remote_class(execute="all", listed=False)
+@remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
 class TorchSampler(ReceivesWeights, Sampler):
     """Samples from its own model, whose weights CheckpointEngineManager replaces, or, with model=,
     from a TransformersModel's engine, and thus from the weights being trained.

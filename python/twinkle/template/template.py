@@ -6,6 +6,8 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
+from twinkle.remote import remote_class
+from twinkle.remote.how import of_one
 from twinkle.template.messages import standard
 from twinkle.template.tools import FORMATS
 
@@ -13,6 +15,7 @@ _SKIP = "template: skip_special_tokens"
 _INERT = ("trust_remote_code", "revision", "token")
 
 
+@remote_class(execute="all", listed=False)
 class Template:
     """Encodes with the tokenizer and chat template of a model.
 
@@ -71,6 +74,7 @@ class Template:
     map_col_to_row = staticmethod(map_col_to_row)
     map_row_to_col = staticmethod(map_row_to_col)
 
+    @of_one
     def encode(self, trajectory, add_generation_prompt=False, **kwargs):
         """The trajectory with input_ids, labels (already shifted), attention_mask, position_ids
         ([length] integers each) and length; None when it is too long and truncation_strategy is
@@ -79,12 +83,14 @@ class Template:
         refuse_unknown("template: encode", kwargs)
         return self._template.encode(_row(trajectory), _generation(add_generation_prompt))
 
+    @of_one
     def batch_encode(self, trajectories, add_generation_prompt=False, **kwargs):
         """encode of a list of rows or a dict of columns, on all cores; a list, without those that
         are deleted. InvalidError: as encode's, with the row's number."""
         refuse_unknown("template: batch_encode", kwargs)
         return self._template.batch_encode(_rows(trajectories), _generation(add_generation_prompt))
 
+    @of_one
     def check(self, trajectory):
         """The trajectory, or None when it cannot be encoded. InvalidError: it is no dict."""
         row = _row(trajectory)
@@ -93,11 +99,13 @@ class Template:
         except InvalidError:  # what JSON cannot hold, such as a lone surrogate
             return None
 
+    @of_one
     def batch_check(self, trajectories):
         """check of each: a list of as many, None for those that cannot be encoded. InvalidError: no
         list of dicts."""
         return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
 
+    @of_one
     def decode(self, ids, skip_special_tokens=False, **kwargs):
         """The text of token ids; those that the tokenizer lacks give none. InvalidError: an id
         that is no integer from 0 to 2^32 - 1."""
@@ -106,6 +114,7 @@ class Template:
             checks.ids("template: ids", ids), checks.flag(_SKIP, skip_special_tokens)
         )
 
+    @of_one
     def batch_decode(self, rows, skip_special_tokens=False, **kwargs):
         """The text of each list of token ids. InvalidError: as decode's."""
         refuse_unknown("template: batch_decode", kwargs)
@@ -114,6 +123,7 @@ class Template:
             checks.flag(_SKIP, skip_special_tokens),
         )
 
+    @of_one
     def concat_input_feature(self, feature, new_tokens):
         """The prompt's feature with sampled tokens appended, labelled, and as a message.
         InvalidError: no dict; input_ids, labels or new_tokens that are not one sequence of
@@ -127,11 +137,13 @@ class Template:
             feature, checks.ids("template: new_tokens", new_tokens)
         )
 
+    @of_one
     def render(self, trajectory, add_generation_prompt=False):
         """The text that encode tokenises. InvalidError: use_chat_template is False, and as encode
         for messages."""
         return self._template.render(_row(trajectory), _generation(add_generation_prompt))
 
+    @of_one
     def format_trajectory(self, trajectory, add_default_system=False):
         """A copy with messages in the standard form: contents are text, <think> is taken out into
         reasoning_content, arguments of tool calls are dicts. encode does so by itself, but for
@@ -146,6 +158,7 @@ class Template:
 
     # ---- tool calls in a model's text
 
+    @of_one
     def parse_tool_call(self, decoded):
         """list[ToolCall] of a reply, whose arguments are dicts; [] when it calls nothing.
 
@@ -154,6 +167,7 @@ class Template:
         parser = FORMATS.detect_first(_reply(decoded))
         return parser.parse(decoded) if parser else []
 
+    @of_one
     def clean_tool_call(self, decoded):
         """The reply without its tool calls, and without white space at its end."""
         parser = FORMATS.detect_first(_reply(decoded))
@@ -161,6 +175,7 @@ class Template:
 
     # ---- what media and other engines need; of text nothing is to be done
 
+    @of_one
     def get_vllm_input_ids(self, input_ids):
         """The prompt's token ids as a sampler takes them: the same, as a list. InvalidError: not
         one sequence of integers."""
