@@ -203,6 +203,9 @@ class WorkerGroup:
         errors.sort(key=lambda error: isinstance(error, InternalError))
         if errors:
             pending.error = errors[0]
+            for other in errors[1:]:
+                if str(other).partition(" (rank ")[0] != str(errors[0]).partition(" (rank ")[0]:
+                    pending.error.add_note(f"Another rank: {type(other).__name__}: {other}")
         elif any(outcome.skipped for outcome in pending.outcomes.values()):
             pending.error = InternalError(
                 f"infra: {pending.what} at {pending.site} was not done: a call before it failed"
