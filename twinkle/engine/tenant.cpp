@@ -44,14 +44,19 @@ struct StateLoan {
 
 }  // namespace
 
-Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
-               model::Decoder& decoder, lora::Pool& pool)
+Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed, const Home& home)
     : name_(std::move(name)),
       mode_(mode),
       pin_(std::move(pin)),
       seed_(seed),
-      decoder_(decoder),
-      pool_(pool) {
+      decoder_(home.decoder),
+      pool_(home.pool) {
+  if (mode_ == Mode::kLora) {
+    std::vector<int64_t> sizes;
+    for (const lora::Factors& entry : adapter().factors())
+      sizes.insert(sizes.end(), {entry.f.a.numel(), entry.f.b.numel()});
+    owners_ = Owners(home.comm, name_, sizes);
+  }
   if (mode_ != Mode::kFull) return;
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
   // float32. Copied first: without memory for them the decoder stays frozen.
@@ -144,13 +149,13 @@ void Tenant::count(double num_tokens) {
 std::vector<optim::Param> Tenant::params() {
   std::vector<optim::Param> out;
   if (mode_ == Mode::kLora) {
-    const auto grad = [](const at::Tensor& sum, const at::Tensor& value) {
-      return sum.defined() ? sum : at::zeros_like(value);
-    };
-    for (auto& entry : pool_.at(slot()).factors()) {
-      const kernels::LoraFactors& f = entry.f;
-      out.push_back({lora::name_of_a(entry.path), f.a, grad(entry.grad_a, f.a), true});
-      out.push_back({lora::name_of_b(entry.path), f.b, grad(entry.grad_b, f.b), true});
+    for (const lora::Factors& entry : adapter().factors()) {
+      out.push_back({lora::name_of_a(entry.path), entry.f.a, entry.grad_a});
+      out.push_back({lora::name_of_b(entry.path), entry.f.b, entry.grad_b});
+    }
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i].here = owners_.has(i);
+      if (out[i].here && !out[i].grad.defined()) out[i].grad = at::zeros_like(out[i].value);
     }
   } else if (mode_ == Mode::kFull) {
     const auto grads = decoder_.grads();
@@ -200,7 +205,7 @@ Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_ty
           ", it must be at least 0; 0 and infinity do not clip");
   const double per_token = 1.0 / std::max(1.0, num_tokens);
   const auto all = params();
-  Change change{per_token, optim::grad_norm(all, norm_type, per_token)};
+  Change change{per_token, optim::grad_norm(all, norm_type, per_token, owners_)};
   const double factor = max_norm > 0 ? optim::clip_factor(change.norm, max_norm) : 1;
   change.scale *= factor;
   require(factor == 1 || change.scale >= std::numeric_limits<float>::min(), Code::kInvalid,
@@ -231,14 +236,15 @@ StepResult Tenant::step(const Step& operation) {
   if (mode_ == Mode::kLora) own_adapter();
   std::vector<optim::Param> all = params();
   for (optim::Param& p : all) {
-    if (pending_ == 0 && !p.grad.defined()) p.grad = at::zeros_like(p.value);
+    if (pending_ == 0 && p.here && !p.grad.defined()) p.grad = at::zeros_like(p.value);
   }
   {
     // If this throws, when memory runs out, say, the previous optimizer keeps its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
-    next->step(all, next->lr(), change.scale, change.norm);
+    next->step(all, next->lr(), change.scale, change.norm, owners_);
     loan.taken = true;
   }
+  owners_.share_values(all);
   optimizer_ = std::move(next);
   options_.swap(options);
   weights_changed();
@@ -302,21 +308,18 @@ InspectResult Tenant::inspect(bool tensors) {
     const float* v = f.const_data_ptr<float>();
     out.tensors.push_back({name, f.sizes().vec(), std::vector<float>(v, v + f.numel())});
   };
-  for (const auto& p : params()) {
+  for (const auto& p : whole_params()) {
     out.weights = checksum(out.weights, p.value);
     if (p.grad.defined()) out.gradients = checksum(out.gradients, p.grad);
     out.num_parameters += p.value.numel();
     add(p.name, p.value);
     if (p.grad.defined()) add("grad/" + p.name, p.grad);
   }
-  if (optimizer_) {
-    const auto state = optimizer_->state();
-    for (const auto& [name, t] : state.tensors) {
-      out.optimizer = checksum(out.optimizer, t);
-      add("optimizer/" + name, t);
-    }
-    out.step = optimizer_->num_steps();
+  for (const auto& [name, t] : whole_moments()) {
+    out.optimizer = checksum(out.optimizer, t);
+    add("optimizer/" + name, t);
   }
+  if (optimizer_) out.step = optimizer_->num_steps();
   out.num_tokens = num_tokens_;
   if (mode_ != Mode::kFrozen) return out;
   for (const auto& w : decoder_.weights()) {

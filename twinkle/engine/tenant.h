@@ -11,6 +11,7 @@
 #include "twinkle/engine/checkpoint/training_state.h"
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
+#include "twinkle/engine/training/owners.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/optim/optimizer.h"
@@ -24,9 +25,15 @@ inline constexpr const char* kHeadWeight = "lm_head.weight";
 
 class Tenant {
  public:
+  // What it lives in, which outlives it. `comm`: of the ranks that share its training state, or
+  // null: there is one. Every rank then steps, clips and inspects it together.
+  struct Home {
+    model::Decoder& decoder;
+    lora::Pool& pool;
+    mesh::Comm* comm = nullptr;
+  };
   // `pin`: of its adapter, or of nothing.
-  Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed, model::Decoder& decoder,
-         lora::Pool& pool);
+  Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed, const Home& home);
   ~Tenant();
   Tenant(const Tenant&) = delete;
   Tenant& operator=(const Tenant&) = delete;
@@ -48,6 +55,7 @@ class Tenant {
   // adapter.
   lora::AdapterRef pinned(int64_t version = 0) const;
   lora::Adapter& adapter() { return pool_.at(slot()); }
+  const Owners& owners() const { return owners_; }  // of the adapter's gradients and their steps
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
@@ -62,7 +70,7 @@ class Tenant {
   bool has_gradients() const { return pending_ > 0; }
   // Error kConflict: the gradients have been clipped, and more would be of another scale.
   void require_unclipped() const;
-  // False: a sum of the accumulated gradients has overflowed.
+  // False: a sum of the accumulated gradients has overflowed, of those that this rank has.
   bool gradients_finite();
   // The gradients as they are, to go back to when an operation fails.
   struct Snapshot {
@@ -97,10 +105,13 @@ class Tenant {
   // there is no adapter. What derives from the weights is dropped.
   std::vector<at::Tensor*> movable_tensors();
 
-  // The parameters, with the sums of gradients since the last step.
+  // The parameters, with the sums of gradients since the last step, of those that this rank has.
   std::vector<optim::Param> params();
 
  private:
+  // Of all ranks, which call them together: params(), and the optimizer's tensors by name.
+  std::vector<optim::Param> whole_params();
+  std::vector<std::pair<std::string, at::Tensor>> whole_moments();
   std::vector<at::Tensor> grads();         // undefined: zero
   std::vector<std::string> grad_names();   // of the same
   std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
@@ -120,6 +131,7 @@ class Tenant {
   uint64_t seed_;
   model::Decoder& decoder_;
   lora::Pool& pool_;
+  Owners owners_;
   // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped.
   std::vector<model::NamedWeight> weights_;
   std::vector<at::Tensor> masters_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -133,26 +134,29 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   return out;
 }
 
+void Adapter::make_grads() {
+  std::vector<size_t> all(2 * factors_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  make_grads(all);
+}
+
 // In blocks of a few MiB, which the heap gives back whole: of gradients that come and go one by one
 // among tensors that stay, it keeps holes. Larger ones would be mapped anew in every step.
-void Adapter::make_grads() {
-  const auto has_both = [](const Factors& e) { return e.grad_a.defined() && e.grad_b.defined(); };
-  if (std::ranges::all_of(factors_, has_both)) return;
+void Adapter::make_grads(std::span<const size_t> which) {
   constexpr int64_t kBlock = int64_t{2} << 20;  // elements
-  const auto numel = [](const Factors& e) { return e.f.a.numel() + e.f.b.numel(); };
-  const auto part = [](const at::Tensor& block, int64_t at, const at::Tensor& like) {
-    return block.narrow(0, at, like.numel()).view(like.sizes());
+  const auto value = [&](size_t i) -> const at::Tensor& {
+    return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a;
   };
-  for (auto first = factors_.begin(); first != factors_.end();) {
+  std::vector<size_t> missing;
+  std::ranges::copy_if(which, std::back_inserter(missing),
+                       [&](size_t i) { return !grad(i).defined(); });
+  for (auto first = missing.begin(); first != missing.end();) {
     auto last = first;
     int64_t total = 0;
-    while (last != factors_.end() && total < kBlock) total += numel(*last++);
-    const at::Tensor block = at::zeros({total}, first->f.a.options());
-    for (int64_t at = 0; first != last; at += numel(*first++)) {
-      if (!first->grad_a.defined()) first->grad_a = part(block, at, first->f.a);
-      if (!first->grad_b.defined())
-        first->grad_b = part(block, at + first->f.a.numel(), first->f.b);
-    }
+    while (last != missing.end() && total < kBlock) total += value(*last++).numel();
+    const at::Tensor block = at::zeros({total}, value(*first).options());
+    for (int64_t at = 0; first != last; at += value(*first++).numel())
+      grad(*first) = block.narrow(0, at, value(*first).numel()).view(value(*first).sizes());
   }
 }
 
@@ -316,25 +320,8 @@ std::unique_ptr<Adapter> Adapter::shadow() const {
   return out;
 }
 
-at::Tensor Adapter::flat_grads() {
-  make_grads();
-  std::vector<at::Tensor> all;
-  for (const Factors& entry : factors_)
-    all.insert(all.end(), {entry.grad_a.reshape({-1}), entry.grad_b.reshape({-1})});
-  return at::cat(all);
-}
-
-void Adapter::add_grads_of_shadow(const at::Tensor& flat) {
-  make_grads();
-  int64_t at = 0;
-  const auto add = [&](at::Tensor& sum, double scale) {
-    kernels::lora_add_part(sum, flat.narrow(0, at, sum.numel()), scale);
-    at += sum.numel();
-  };
-  for (Factors& entry : factors_) {
-    add(entry.grad_a, 1);
-    add(entry.grad_b, entry.f.scale);
-  }
+void Adapter::add_grad_of_shadow(size_t i, const at::Tensor& flat) {
+  kernels::lora_add_part(grad(i), flat, i % 2 ? factors_[i / 2].f.scale : 1);
 }
 
 std::unique_ptr<Adapter> Adapter::recorded_copy() const {

@@ -90,17 +90,20 @@ class Adapter {
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();
-  void make_grads();  // so that all are defined
+  // The gradients are numbered A, B of the first factor, A, B of the second ...
+  at::Tensor& grad(size_t i) { return i % 2 ? factors_[i / 2].grad_b : factors_[i / 2].grad_a; }
+  // So that all are defined, or these.
+  void make_grads();
+  void make_grads(std::span<const size_t> which);
   void zero_grads();
   // A second adapter with a copy of these weights; the gradients move to it.
   std::unique_ptr<Adapter> fork();
   // The same weights and layouts, in the same memory, with gradients of its own, which are zero and
-  // get no scale: add_grads_of_shadow() brings them here.
+  // get no scale: add_grad_of_shadow() brings them here.
   std::unique_ptr<Adapter> shadow() const;
-  // Its gradients, one after the other, [num_parameters]; and adds those of a shadow, as a backward
-  // of this adapter would have added them. float32 on the CPU.
-  at::Tensor flat_grads();
-  void add_grads_of_shadow(const at::Tensor& flat);
+  // Adds gradient `i` of a shadow, [its elements], as a backward of this adapter would have added
+  // it to its own, which is defined. float32 on the CPU.
+  void add_grad_of_shadow(size_t i, const at::Tensor& flat);
   // For launches that are recorded: an adapter of the same weights, in the same memory, whose
   // layouts and gradients, once they are made, stay where they are. refresh() writes the layouts
   // anew.

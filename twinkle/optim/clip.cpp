@@ -95,9 +95,12 @@ std::vector<double> sums_on_device(std::span<const Param> params, double norm_ty
   return of_param;
 }
 
-std::vector<double> sums(std::span<const Param> params, double norm_type, double unit = 1) {
+std::vector<double> sums(std::span<const Param> params, const Peers& peers, double norm_type,
+                         double unit = 1) {
   const bool here = params.empty() || params.front().value.is_cpu();
-  return here ? sums_on_cpu(params, norm_type, unit) : sums_on_device(params, norm_type, unit);
+  auto out = here ? sums_on_cpu(params, norm_type, unit) : sums_on_device(params, norm_type, unit);
+  peers.gather(out);
+  return out;
 }
 
 // True if powers of ordinary gradients have left the range of doubles.
@@ -114,21 +117,23 @@ bool finite(std::span<const at::Tensor> grads) {
   for (const at::Tensor& grad : grads) {
     if (grad.defined()) params.push_back({.name = "", .value = grad, .grad = grad});
   }
-  const std::vector<double> squares = sums(params, 2);  // in double, which float32's squares fit
+  const std::vector<double> squares =
+      sums(params, Peers(), 2);  // in double, which float32's squares fit
   return std::all_of(squares.begin(), squares.end(), [](double x) { return std::isfinite(x); });
 }
 
-double grad_norm(std::span<const Param> params, double norm_type, double grad_scale) {
+double grad_norm(std::span<const Param> params, double norm_type, double grad_scale,
+                 const Peers& peers) {
   require(norm_type > 0, Code::kInvalid, "optim: norm_type is ", norm_type,
           ", it must be above 0, or infinity");
   check(params);
-  std::vector<double> of_param = sums(params, norm_type);
+  std::vector<double> of_param = sums(params, peers, norm_type);
   double unit = 1;
   if (norm_type != 2 && !std::isinf(norm_type) && out_of_range(of_param)) {
-    const std::vector<double> largest = sums(params, kInfinity);
+    const std::vector<double> largest = sums(params, peers, kInfinity);
     unit = 0;
     for (const double x : largest) unit = larger(x, unit);
-    of_param = unit > 0 && std::isfinite(unit) ? sums(params, norm_type, unit) : largest;
+    of_param = unit > 0 && std::isfinite(unit) ? sums(params, peers, norm_type, unit) : largest;
   }
   for (size_t i = 0; i < params.size(); ++i) {
     require(std::isfinite(of_param[i]), Code::kInvalid, "optim: the gradient of ", params[i].name,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <sstream>
 
 #include "twinkle/optim/params.h"
 
@@ -53,6 +54,13 @@ struct Optimizer::Target {
   }
 };
 
+Optimizer::Terms Optimizer::terms_of(const Param& param, double lr, double grad_scale) const {
+  const auto found = slots_.find(param.name);
+  const Slot slot = found == slots_.end() ? Slot() : found->second;
+  const bool fresh = slot.steps == 0 || (param.here && slot.buffers.size() != buffers().size());
+  return {lr, grad_scale, slot.steps + 1, fresh, param.decay};
+}
+
 // Checks everything and takes the memory, so that what throws leaves values and state as they are.
 std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params, double lr,
                                                   double grad_scale) {
@@ -65,13 +73,15 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params,
       require(buffer.sizes() == param.value.sizes(), Code::kInvalid, "optim: state of ", param.name,
               " has shape ", buffer.sizes(), ", the parameter has ", param.value.sizes());
   }
+  for (const Param& param : params) {
+    if (param.grad.defined() || !param.here) check_terms(terms_of(param, lr, grad_scale));
+  }
   std::vector<Target> out;
   for (const Param& param : params) {
     if (!param.grad.defined()) continue;
     Slot& slot = slots_[param.name];
-    const bool fresh = slot.steps == 0 || slot.buffers.size() != names.size();
-    Target target{&param, &slot, {}, {lr, grad_scale, slot.steps + 1, fresh, param.decay}};
-    if (!fresh) target.buffers = slot.buffers;
+    Target target{&param, &slot, {}, terms_of(param, lr, grad_scale)};
+    if (!target.terms.fresh) target.buffers = slot.buffers;
     // A state that was loaded is on the CPU.
     for (at::Tensor& buffer : target.buffers) buffer = buffer.to(param.value.device());
     while (target.buffers.size() < names.size())
@@ -113,8 +123,23 @@ bool Optimizer::ends_finite(const Target& target) const {
   return finite;
 }
 
+// The first of this rank's parameters whose update would not be finite.
+std::optional<Fault> Optimizer::fault_in(std::span<const Param> params,
+                                         std::span<const Target> targets,
+                                         double largest_grad) const {
+  for (const Target& target : targets) {
+    if ((!loaded_ && is_ordinary(target.terms, largest_grad)) || ends_finite(target)) continue;
+    std::ostringstream text;
+    text << "optim: this step of " << name() << " with lr " << target.terms.lr
+         << " would leave NaN or infinity in " << target.param->name
+         << " or in its state; nothing was changed: lower the lr, or clip the gradients";
+    return Fault{static_cast<size_t>(target.param - params.data()), text.str()};
+  }
+  return std::nullopt;
+}
+
 void Optimizer::step(std::span<const Param> params, double lr, double grad_scale,
-                     double largest_grad) {
+                     double largest_grad, const Peers& peers) {
   require(std::isfinite(lr) && lr >= 0, Code::kInvalid, "optim: lr is ", lr,
           ", it must be at least 0 and finite");
   require(std::isfinite(grad_scale), Code::kInvalid, "optim: grad_scale is ", grad_scale,
@@ -122,12 +147,13 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   std::vector<Run> runs;
   std::vector<Whole> wholes;
   std::vector<Target> all = targets(params, lr, grad_scale);
+  std::vector<Slot*> elsewhere;
+  for (const Param& param : params) {
+    if (!param.here) elsewhere.push_back(&slots_[param.name]);
+  }
+  if (const auto fault = peers.first(fault_in(params, all, largest_grad)))
+    fail(Code::kInvalid, fault->text);
   for (const Target& target : all) {
-    check_terms(target.terms);
-    require((!loaded_ && is_ordinary(target.terms, largest_grad)) || ends_finite(target),
-            Code::kInvalid, "optim: this step of ", name(), " with lr ", lr,
-            " would leave NaN or infinity in ", target.param->name,
-            " or in its state; nothing was changed: lower the lr, or clip the gradients");
     if (!target.param->value.is_cpu()) {
       wholes.push_back(target.whole());
       continue;
@@ -144,6 +170,7 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
     ++target.slot->steps;
     target.slot->buffers.swap(target.buffers);
   }
+  for (Slot* slot : elsewhere) ++slot->steps;
   loaded_ = false;
 }
 
@@ -207,6 +234,10 @@ void Optimizer::load(const State& state) {
           tensors.empty() ? "" : tensors.begin()->first, " belongs to no parameter of 'steps'");
   slots_ = std::move(slots);
   loaded_ = true;
+}
+
+void Optimizer::leave(const std::string& param) {
+  if (const auto slot = slots_.find(param); slot != slots_.end()) slot->second.buffers.clear();
 }
 
 std::unique_ptr<Optimizer> make(std::string_view name, const Json& options) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "twinkle/base/json.h"
+#include "twinkle/optim/peers.h"
 
 namespace twinkle::optim {
 
@@ -24,6 +25,7 @@ struct Param {
   at::Tensor value;   // float32, contiguous; updated in place
   at::Tensor grad;    // the same shape, a sum over tokens; undefined: the parameter is left alone
   bool decay = true;  // false: no weight decay (biases, norms)
+  bool here = true;   // false: another rank steps it; here its steps are counted
 };
 
 // The state from which training resumes bit for bit. The tensors are named "<parameter>.<buffer>".
@@ -53,9 +55,11 @@ class Optimizer {
   // float32, a parameter or its state that would not be finite afterwards. What throws, want of
   // memory too, changes nothing. `largest_grad`: no |grad * grad_scale| is above it. Where lr and
   // it are of ordinary size, no update can leave the finite numbers; otherwise, and after load(),
-  // the step is tried on copies first, which costs a second pass.
+  // the step is tried on copies first, which costs a second pass. Every one of `peers` calls it
+  // with the same parameters, of which each has some `here`: none is stepped where one can't be.
   void step(std::span<const Param> params, double lr, double grad_scale = 1.0,
-            double largest_grad = std::numeric_limits<double>::infinity());
+            double largest_grad = std::numeric_limits<double>::infinity(),
+            const Peers& peers = Peers());
 
   int64_t num_steps() const;  // updates of the parameter that has had most
 
@@ -65,6 +69,8 @@ class Optimizer {
   // Copies. Error kInvalid: another optimizer's, a parameter's number of steps or a buffer that no
   // run of steps leaves (NaN, a negative mean of squares); nothing changes.
   void load(const State& state);
+  // Of a parameter that another rank steps: its buffers go, its number of steps stays.
+  void leave(const std::string& param);
   // Exchanges the states, not the options. Only between optimizers of one name.
   void swap_state(Optimizer& other) noexcept {
     slots_.swap(other.slots_);
@@ -112,6 +118,9 @@ class Optimizer {
   };
   struct Target;
   bool ends_finite(const Target& target) const;
+  Terms terms_of(const Param& param, double lr, double grad_scale) const;
+  std::optional<Fault> fault_in(std::span<const Param> params, std::span<const Target> targets,
+                                double largest_grad) const;
   std::vector<Target> targets(std::span<const Param> params, double lr, double grad_scale);
 
   std::map<std::string, Slot> slots_;

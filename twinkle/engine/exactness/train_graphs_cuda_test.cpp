@@ -196,8 +196,8 @@ TEST(TrainGraphsOfTraining, APassThatFailsBeginsAgainOnceWithoutTheMemoryOfRecor
   lora::TrainGraphs graphs(decoder, pool);
   const PeftConfig config{.rank = 3, .target_modules = "all-linear"};
   Tenant tenant("a", Mode::kLora,
-                pool.add(std::make_unique<lora::Adapter>(config, pool.linears(), 3)), 3, decoder,
-                pool);
+                pool.add(std::make_unique<lora::Adapter>(config, pool.linears(), 3)), 3,
+                {decoder, pool});
   const Split split(nullptr);
   Training training({decoder, pool, graphs, split},
                     [&](const std::string&) -> Tenant& { return tenant; });

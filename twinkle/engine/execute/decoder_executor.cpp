@@ -180,11 +180,25 @@ bool DecoderExecutor::waits(const Operation& operation) {
   return std::holds_alternative<Save>(operation) && writing_bytes_ >= kMaxWritingBytes;
 }
 
+// What ranks do together a rank alone can't leave: the others would wait for it.
+template <class F>
+auto DecoderExecutor::together(F&& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;  // the same on all
+  } catch (const std::exception& error) {
+    split_.give_up(error.what());
+    throw;
+  }
+}
+
 FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return {};
   Tenant& who = tenant(op->tenant);
-  const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
+  const auto held = std::make_shared<HeldSave>(
+      together([&] { return hold(*op, who, *decoder_, *pool_, copies_); }));
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model is written from where it is.
   const int64_t bytes = models > 0 && decoder_->device().is_cpu() ? 0 : held->num_bytes();
@@ -248,8 +262,10 @@ void DecoderExecutor::replace(const std::vector<Weight>& weights, Tenant& who) {
 }
 
 Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
-  if (const auto* op = std::get_if<Step>(&operation)) return who.step(*op);
-  if (const auto* op = std::get_if<ClipGradNorm>(&operation)) return who.clip(*op);
+  if (const auto* op = std::get_if<Step>(&operation))
+    return together([&] { return who.step(*op); });
+  if (const auto* op = std::get_if<ClipGradNorm>(&operation))
+    return together([&] { return who.clip(*op); });
   if (std::holds_alternative<ZeroGrad>(operation)) {
     who.zero_grad();
     return Done{};
@@ -273,7 +289,7 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     replace(shelf_.take_weights(op->number), who);
     return Done{};
   }
-  return who.inspect(std::get<Inspect>(operation).tensors);
+  return together([&] { return who.inspect(std::get<Inspect>(operation).tensors); });
 }
 
 std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Prepared* prepared) {
@@ -315,8 +331,9 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   const Mode mode = shape.mode;
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
   decltype(tenants_) made;
-  Tenant& tenant = *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin),
-                                                                op.seed, *decoder_, *pool_));
+  Tenant& tenant =
+      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
+                                                   Tenant::Home{*decoder_, *pool_, split_.comm()}));
   try {
     parking_.use(tenant);
     prefetch_.add(op.tenant, std::move(shape));

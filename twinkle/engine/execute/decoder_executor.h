@@ -61,6 +61,8 @@ class DecoderExecutor : public Executor {
  private:
   Tenant& look_up(const std::string& name) const;
   Tenant& tenant(const std::string& name);  // in memory again, if it was parked
+  template <class F>
+  auto together(F&& work);
   Result run_on(Tenant& who, const Operation& operation, Prepared* prepared);
   void create(const Create& operation, Prepared* prepared);
   void require_room(const Create& operation) const;

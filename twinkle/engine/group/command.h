@@ -10,7 +10,8 @@
 namespace twinkle::engine {
 
 struct Command {
-  enum Kind : int32_t { kNews, kRun, kBatch, kStart, kStep, kClose };  // kNews: nothing to run
+  // kNews: nothing to run.
+  enum Kind : int32_t { kNews, kRun, kBatch, kStart, kStep, kFirstPart, kClose };
 
   // An operation that followers have not seen yet, as to_bytes() gives it.
   struct NewOperation {

@@ -107,6 +107,9 @@ std::string Follower::run(const Command& command) {
       (void)local_.run(operation, prepared(operation).get());
       break;
     }
+    case Command::kFirstPart:
+      (void)local_.first_part(operations_.extract(0).mapped());
+      break;
     case Command::kBatch: {
       std::vector<Work> batch;
       for (const Command::Run& w : command.work)

@@ -141,6 +141,19 @@ Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& 
   return {.id = id};
 }
 
+// Of a Save alone; the leader does the rest.
+FirstPart GroupExecutor::first_part(const Operation& operation) {
+  if (!std::holds_alternative<Save>(operation)) return local_.first_part(operation);
+  Command command{.kind = Command::kFirstPart};
+  command.operations.push_back({0, to_bytes(operation)});
+  FirstPart first;
+  call(std::move(command), [&] {
+    first = local_.first_part(operation);
+    return std::string();
+  });
+  return first;
+}
+
 Result GroupExecutor::run(const Operation& operation, Prepared* prepared) {
   Command command{.kind = Command::kRun};
   command.operations.push_back({0, to_bytes(operation)});

@@ -38,7 +38,7 @@ class GroupExecutor : public Executor {
     return local_.prepare(operation, reserve);
   }
   bool waits(const Operation& operation) override { return local_.waits(operation); }
-  FirstPart first_part(const Operation& operation) override { return local_.first_part(operation); }
+  FirstPart first_part(const Operation& operation) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                  BatchOutcome& outcome) override;

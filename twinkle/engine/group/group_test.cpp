@@ -5,46 +5,13 @@
 #include <array>
 #include <functional>
 #include <sstream>
-#include <thread>
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/schedules_for_test.h"
-#include "twinkle/engine/group/joined.h"
-#include "twinkle/mesh/counting_comm.h"
-#include "twinkle/mesh/thread_comm.h"
+#include "twinkle/engine/group/groups_for_test.h"
 
 namespace twinkle::engine {
 namespace {
-
-std::vector<Group> groups(int size, double timeout_s = 60) {
-  auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
-       data = mesh::thread_comms(size, timeout_s);
-  std::vector<Group> out(static_cast<size_t>(size));
-  for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), timeout_s};
-  return out;
-}
-
-// Runs `script` of every rank in a thread of its own, with its engine.
-void on_ranks(int size, const EngineOptions& options,
-              const std::function<void(Engine&, int rank)>& script) {
-  std::vector<Group> of_ranks = groups(size);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      Engine engine(options, in_letters, std::move(of_ranks[static_cast<size_t>(r)]));
-      script(engine, r);
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
-
-size_t num_items(const Operation& operation) {
-  if (const auto* op = std::get_if<Forward>(&operation)) return op->sequences.size();
-  if (const auto* op = std::get_if<ForwardBackward>(&operation)) return op->sequences.size();
-  if (const auto* op = std::get_if<Sample>(&operation)) return op->prompts.size();
-  return 0;
-}
 
 // The part of an operation that a rank submits: ranks' follow one another, some have nothing.
 Part drawn_part(size_t count, int rank, int size, uint64_t key) {
@@ -54,20 +21,6 @@ Part drawn_part(size_t count, int rank, int size, uint64_t key) {
   ends.insert(ends.begin(), 0);
   ends.push_back(count);
   return {ends[static_cast<size_t>(rank)], ends[static_cast<size_t>(rank) + 1]};
-}
-
-template <class T>
-std::vector<T> slice(const std::vector<T>& all, const Part& part) {
-  return {all.begin() + static_cast<ptrdiff_t>(part.first),
-          all.begin() + static_cast<ptrdiff_t>(part.last)};
-}
-
-Operation sliced(Operation operation, const Part& part) {
-  if (auto* op = std::get_if<Forward>(&operation)) op->sequences = slice(op->sequences, part);
-  if (auto* op = std::get_if<ForwardBackward>(&operation))
-    op->sequences = slice(op->sequences, part);
-  if (auto* op = std::get_if<Sample>(&operation)) op->prompts = slice(op->prompts, part);
-  return operation;
 }
 
 std::string text_of(const std::function<Result()>& result) {
@@ -114,7 +67,7 @@ std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int siz
   const std::string folder = scratch.path().string();
   const std::vector<Owned> schedule = some_schedule(seed, folder, 3, 24);
   std::vector<Texts> out(static_cast<size_t>(size));
-  on_ranks(size, options, [&](Engine& engine, int rank) {
+  on_ranks(size, options, [&](Engine& engine, int rank, const auto&) {
     std::vector<std::function<Result()>> results;
     for (size_t i = 0; i < schedule.size(); ++i) {
       const Operation& whole = schedule[i].operation;
@@ -138,11 +91,13 @@ TEST(Groups, OfAnySizeGiveEveryRankTheBitsOfOneRank) {
   const model::TinyModel model(smallest_config());
   for (uint64_t seed = 1; seed <= 24; ++seed) {
     SCOPED_TRACE(seed);
-    const int size = 2 + static_cast<int>(seed % 3);
+    const int size = std::array{2, 3, 4, 8}[seed % 4];
+    const ScratchDir parked;
     EngineOptions options{
         .model = {.path = model.path(), .mixed_precision = seed % 2 ? "bf16" : "no"},
         .scheduling = {.token_budget = 1 + static_cast<int64_t>(key_of(seed, "budget") % 40)},
         .sampler = {.kv_tokens = 512, .max_sequences = 4, .prefill_tokens = 12}};
+    if (seed % 3 == 0) options.parking = {.resident_bytes = 1, .directory = parked.path().string()};
     const std::vector<Texts> got = of_group(options, seed, size),
                              expected = of_one(options, seed, size);
     for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(got[r], expected[r]) << "rank " << r;
@@ -189,50 +144,13 @@ TEST(Groups, LearnByTheHeadAndByLossesOfTheWholeOperationAsOneRank) {
     return out;
   };
   const std::string alone = without_rows(life(one, [](Operation op) { return op; }));
-  on_ranks(3, options, [&](Engine& engine, int rank) {
+  on_ranks(3, options, [&](Engine& engine, int rank, const auto&) {
     const std::string mine = life(engine, [&](Operation op) {
       const auto part = std::array{Part{0, 1}, Part{1, 6}, Part{6, 8}}[static_cast<size_t>(rank)];
       return num_items(op) > 0 ? sliced(std::move(op), part) : op;
     });
     EXPECT_EQ(without_rows(mine), alone);
   });
-}
-
-// A Comm with its counts.
-struct Counted : mesh::CountingComm {
-  explicit Counted(std::unique_ptr<mesh::Comm> comm) : CountingComm(*comm), kept(std::move(comm)) {}
-  std::unique_ptr<mesh::Comm> kept;
-};
-
-TEST(Groups, SendTheBytesOfTheFormula) {
-  const model::TinyModel model(smallest_config());
-  constexpr int kRanks = 4, kSequences = 8, kTokens = 5;
-  std::vector<Group> of_ranks = groups(kRanks);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < kRanks; ++r) {
-    threads.emplace_back([&, r] {
-      Group group = std::move(of_ranks[static_cast<size_t>(r)]);
-      auto* comm = dynamic_cast<mesh::Comm*>(group.data.release());
-      auto counted = std::make_unique<Counted>(std::unique_ptr<mesh::Comm>(comm));
-      const mesh::SentBytes& sent = counted->sent();
-      group.data = std::move(counted);
-      Engine engine({.model = {.path = model.path()}}, {}, std::move(group));
-      engine.run<Done>(
-          Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
-      const int64_t parameters = engine.run<InspectResult>(Inspect{"a"}).num_parameters;
-      const int64_t before = sent.all_to_all;
-      ForwardBackward op{.tenant = "a"};
-      for (int i = 0; i < kSequences / kRanks; ++i)
-        op.sequences.push_back(drawn(static_cast<uint64_t>(10 * r + i), kTokens, 41));
-      engine.run<ForwardResult>(op);
-      // To each other rank: this rank's rows, one number of the operation, its sequences'
-      // gradients.
-      const int64_t own = kSequences / kRanks;
-      EXPECT_EQ(sent.all_to_all - before,
-                4 * (kRanks - 1) * (own * kTokens + 1 + own * parameters));
-    });
-  }
-  for (std::thread& t : threads) t.join();
 }
 
 }  // namespace

@@ -137,8 +137,7 @@ TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
   on_ranks(3, [](Rank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == 1) rank.null().on_batch = [] { throw std::runtime_error("no memory"); };
-    std::future<Result> broken = rank.submit(work_of(r));
-    const std::string why = error_of([&] { broken.get(); });
+    const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
     EXPECT_NE(why.find("rank 1: no memory"), std::string::npos) << why;
     // Whatever comes now fails with the same, on whichever thread it is seen first.
     EXPECT_THROW(rank.submit(work_of(r)).get(), Error);

@@ -30,8 +30,8 @@ class Crew {
       const PeftConfig config{.rank = 4, .target_modules = std::string("all-linear")};
       tenants_.push_back(std::make_unique<Tenant>(
           std::string(1, static_cast<char>('a' + i)), Mode::kLora,
-          pool_.add(std::make_unique<lora::Adapter>(config, pool_.linears(), i)), i, decoder_,
-          pool_));
+          pool_.add(std::make_unique<lora::Adapter>(config, pool_.linears(), i)), i,
+          Tenant::Home{decoder_, pool_}));
     }
   }
 

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace twinkle::engine {
 namespace {
@@ -155,6 +157,16 @@ std::vector<bool> Split::append(std::span<const OpSlice> pieces, std::vector<Pie
   return finite;
 }
 
+std::vector<bool> Split::on_all(const std::vector<bool>& mine) const {
+  if (alone()) return mine;
+  const std::vector<int64_t> counts(static_cast<size_t>(comm_->size()), std::ssize(mine));
+  const std::vector<float> all = gather({mine.begin(), mine.end()}, counts);
+  std::vector<bool> out(mine.size(), true);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (all[i] == 0) out[i % out.size()] = false;
+  return out;
+}
+
 void Split::give_up(const std::string& why) const noexcept {
   if (!alone()) comm_->close(why);
 }
@@ -171,37 +183,71 @@ Partials::Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn
   }
 }
 
+namespace {
+
+bool learns(const OpSlice& piece) { return !piece.op->error && !piece.again; }
+
+// How many elements of these sequences' gradients are of the tensors that a rank owns.
+int64_t elements_for(std::span<const OpSlice> pieces, int owner) {
+  int64_t out = 0;
+  for (const OpSlice& piece : pieces) {
+    if (!learns(piece)) continue;
+    out += static_cast<int64_t>(piece.last - piece.first) *
+           piece.op->tenant().owners().num_elements_of(owner);
+  }
+  return out;
+}
+
+}  // namespace
+
+// This rank's sequences' gradients, those of each owner's tensors one after the other.
+at::Tensor Partials::for_owners(std::span<const OpSlice> pieces,
+                                std::span<const int64_t> to) const {
+  at::Tensor out = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, at::kFloat);
+  float* next = out.mutable_data_ptr<float>();
+  for (int owner = 0; owner < std::ssize(to); ++owner) {
+    auto shadow = shadows_.begin();
+    for (const OpSlice& piece : pieces) {
+      for (size_t s = piece.first; s < piece.last; ++s, ++shadow) {
+        if (!learns(piece)) continue;
+        lora::Adapter& partial = pool_.at(shadow->slot());
+        for (const size_t i : piece.op->tenant().owners().tensors_of(owner)) {
+          at::Tensor& grad = partial.grad(i);
+          next = std::copy_n(grad.const_data_ptr<float>(), grad.numel(), next);
+        }
+      }
+    }
+  }
+  return out;
+}
+
 void Partials::add(std::span<const OpSlice> pieces) const {
   if (split_.alone()) return;
-  const auto learns = [](const OpSlice& piece) { return !piece.op->error && !piece.again; };
-  const auto size_of = [&](const OpSlice& piece) {
-    return static_cast<int64_t>(piece.last - piece.first) *
-           piece.op->tenant().adapter().num_parameters();
-  };
-  std::vector<int64_t> counts;
+  const int me = split_.comm_->rank();
+  const std::vector<OpSlice> mine = split_.mine(pieces);
+  std::vector<int64_t> to, from;
   for (int r = 0; r < split_.comm_->size(); ++r) {
-    counts.push_back(0);
-    for (const OpSlice& piece : split_.of_rank(pieces, r)) {
-      if (learns(piece)) counts.back() += size_of(piece);
-    }
+    to.push_back(elements_for(mine, r));
+    from.push_back(elements_for(split_.of_rank(pieces, r), me));
   }
-  std::vector<at::Tensor> sent;
-  auto shadow = shadows_.begin();
-  for (const OpSlice& piece : split_.mine(pieces)) {
-    for (size_t s = piece.first; s < piece.last; ++s, ++shadow) {
-      if (!learns(piece)) continue;
-      sent.push_back(pool_.at(shadow->slot()).flat_grads());
-    }
-  }
-  const at::Tensor mine = sent.empty() ? at::empty({0}, at::kFloat) : at::cat(sent);
-  const at::Tensor all = split_.comm_->all_gather(mine, counts);
+  for (const lora::AdapterRef& shadow : shadows_) pool_.at(shadow.slot()).make_grads();
+  at::Tensor sent = for_owners(mine, to);
+  for (const lora::AdapterRef& shadow : shadows_) pool_.at(shadow.slot()).zero_grads();
+  // Ranks' sequences follow one another.
+  const at::Tensor all = split_.comm_->all_to_all(std::exchange(sent, {}), to, from);
   int64_t at = 0;
   for (const OpSlice& piece : pieces) {
     if (!learns(piece)) continue;
     lora::Adapter& adapter = piece.op->tenant().adapter();
-    const int64_t count = adapter.num_parameters();
-    for (size_t s = piece.first; s < piece.last; ++s, at += count)
-      adapter.add_grads_of_shadow(all.narrow(0, at, count));
+    const std::span<const size_t> owned = piece.op->tenant().owners().tensors_of(me);
+    adapter.make_grads(owned);
+    for (size_t s = piece.first; s < piece.last; ++s) {
+      for (const size_t i : owned) {
+        const int64_t count = adapter.grad(i).numel();
+        adapter.add_grad_of_shadow(i, all.narrow(0, at, count));
+        at += count;
+      }
+    }
   }
 }
 

@@ -26,6 +26,7 @@ class Split {
   explicit Split(mesh::Comm* comm) : comm_(comm) {}
 
   bool alone() const { return comm_ == nullptr || comm_->size() == 1; }
+  mesh::Comm* comm() const { return comm_; }
 
   // Of each piece the sequences of this rank, an empty run where it has none.
   std::vector<OpSlice> mine(std::span<const OpSlice> pieces) const;
@@ -45,6 +46,9 @@ class Split {
   std::vector<bool> append(std::span<const OpSlice> pieces, std::vector<PieceOutputs> mine,
                            Widths widths) const;
 
+  // Of each tenant whether it is so on every rank.
+  std::vector<bool> on_all(const std::vector<bool>& mine) const;
+
   // Ends the group: this rank has failed alone, and the others wait for it.
   void give_up(const std::string& why) const noexcept;
 
@@ -57,8 +61,8 @@ class Split {
   mesh::Comm* comm_;
 };
 
-// The gradients that a backward pass adds, each sequence's in a buffer of its own, until they are
-// added to their tenants' in the order of the sequences: the sums of one rank.
+// The gradients that a backward pass adds, each sequence's in a buffer of its own, until their
+// owners add them to their tenants' in the order of the sequences: the sums of one rank.
 class Partials {
  public:
   // `rows` are those of this rank's sequences, whose adapters give way to shares of the same
@@ -69,6 +73,8 @@ class Partials {
   void add(std::span<const OpSlice> pieces) const;
 
  private:
+  at::Tensor for_owners(std::span<const OpSlice> pieces, std::span<const int64_t> to) const;
+
   const Split& split_;
   lora::Pool& pool_;
   std::vector<lora::AdapterRef> shadows_;  // one for each of this rank's sequences that learns

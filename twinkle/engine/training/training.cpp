@@ -97,10 +97,7 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
   std::map<Tenant*, std::vector<OpSlice>> overflowed;
   try {
     run(pieces);
-    for (const OpSlice& piece : pieces) {
-      if (piece.learns) overflowed[&piece.op->tenant()].push_back(piece);
-    }
-    std::erase_if(overflowed, [](const auto& of) { return of.first->gradients_finite(); });
+    overflowed = overflows(pieces);
   } catch (const model::Stopped&) {
     throw;  // all are cancelled
   } catch (const std::exception& error) {
@@ -120,6 +117,24 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
     }
   }
   for (const auto& [tenant, theirs] : overflowed) retry_alone(theirs, not_finite(*tenant), outcome);
+}
+
+// By tenants: the pieces of those whose sums of gradients have left the finite numbers.
+std::map<Tenant*, std::vector<OpSlice>> Training::overflows(std::span<const OpSlice> pieces) const {
+  std::map<Tenant*, std::vector<OpSlice>> out;
+  std::vector<Tenant*> tenants;  // in an order that all ranks know
+  for (const OpSlice& piece : pieces) {
+    if (!piece.learns) continue;
+    auto& theirs = out[&piece.op->tenant()];
+    if (theirs.empty()) tenants.push_back(&piece.op->tenant());
+    theirs.push_back(piece);
+  }
+  std::vector<bool> finite;
+  for (Tenant* tenant : tenants) finite.push_back(tenant->gradients_finite());
+  if (!tenants.empty()) finite = with_.split.on_all(finite);
+  for (size_t i = 0; i < tenants.size(); ++i)
+    if (finite[i]) out.erase(tenants[i]);
+  return out;
 }
 
 // The arithmetic itself failed, by a shortage of memory or sums beyond float32. An operation that

@@ -1,0 +1,78 @@
+// For tests: engines of one group, whose ranks are threads, and operations in parts.
+#pragma once
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "twinkle/engine/engine.h"
+#include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/group/joined.h"
+#include "twinkle/mesh/counting_comm.h"
+#include "twinkle/mesh/thread_comm.h"
+
+namespace twinkle::engine {
+
+inline std::vector<Group> groups(int size, double timeout_s = 60) {
+  auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
+       data = mesh::thread_comms(size, timeout_s);
+  std::vector<Group> out(static_cast<size_t>(size));
+  for (size_t r = 0; r < out.size(); ++r)
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), timeout_s};
+  return out;
+}
+
+// A Comm with its counts.
+struct Counted : mesh::CountingComm {
+  explicit Counted(std::unique_ptr<mesh::Comm> comm) : CountingComm(*comm), kept(std::move(comm)) {}
+  std::unique_ptr<mesh::Comm> kept;
+};
+
+// Counts what a rank sends of what it computes.
+inline const mesh::SentBytes& count(Group& group) {
+  auto* comm = dynamic_cast<mesh::Comm*>(group.data.release());
+  auto counted = std::make_unique<Counted>(std::unique_ptr<mesh::Comm>(comm));
+  const mesh::SentBytes& sent = counted->sent();
+  group.data = std::move(counted);
+  return sent;
+}
+
+// Runs `script` of every rank in a thread of its own, with its engine and what it sends.
+using Script = std::function<void(Engine&, int rank, const mesh::SentBytes& sent)>;
+inline void on_ranks(int size, const EngineOptions& options, const Script& script) {
+  std::vector<Group> of_ranks = groups(size);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Group group = std::move(of_ranks[static_cast<size_t>(r)]);
+      const mesh::SentBytes& sent = count(group);
+      Engine engine(options, in_letters, std::move(group));
+      script(engine, r, sent);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+inline size_t num_items(const Operation& operation) {
+  if (const auto* op = std::get_if<Forward>(&operation)) return op->sequences.size();
+  if (const auto* op = std::get_if<ForwardBackward>(&operation)) return op->sequences.size();
+  if (const auto* op = std::get_if<Sample>(&operation)) return op->prompts.size();
+  return 0;
+}
+
+template <class T>
+std::vector<T> slice(const std::vector<T>& all, const Part& part) {
+  return {all.begin() + static_cast<ptrdiff_t>(part.first),
+          all.begin() + static_cast<ptrdiff_t>(part.last)};
+}
+
+inline Operation sliced(Operation operation, const Part& part) {
+  if (auto* op = std::get_if<Forward>(&operation)) op->sequences = slice(op->sequences, part);
+  if (auto* op = std::get_if<ForwardBackward>(&operation))
+    op->sequences = slice(op->sequences, part);
+  if (auto* op = std::get_if<Sample>(&operation)) op->prompts = slice(op->prompts, part);
+  return operation;
+}
+
+}  // namespace twinkle::engine

@@ -1,0 +1,27 @@
+// What several ranks tell each other in a step of which each has some parameters' gradients and
+// state. As it is: one rank, which has all.
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace twinkle::optim {
+
+// Why a parameter can't be stepped.
+struct Fault {
+  size_t param = 0;  // its index
+  std::string text;
+};
+
+class Peers {
+ public:
+  virtual ~Peers() = default;
+
+  // A number for each parameter, of which every rank brings those of its own: all, on each rank.
+  virtual void gather(std::vector<double>&) const {}
+  // The fault of the first parameter that has one, on any rank.
+  virtual std::optional<Fault> first(std::optional<Fault> mine) const { return mine; }
+};
+
+}  // namespace twinkle::optim
