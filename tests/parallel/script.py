@@ -1,4 +1,5 @@
-"""What each process of tests/parallel runs: MODEL OUT STEPS. Prints losses and norms as JSON."""
+"""What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
+so many steps that are saved in the folder. Prints losses and norms as JSON."""
 
 import json
 import os
@@ -12,6 +13,7 @@ from twinkle import DeviceMesh, LoraConfig
 from twinkle.model import TransformersModel
 
 model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+before, folder = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (0, None)
 mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
 twinkle.initialize(mode="local", global_device_mesh=mesh)
 
@@ -30,8 +32,10 @@ model = TransformersModel(model_id=model_dir)
 config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)
 model.add_adapter_to_model("default", config, gradient_accumulation_steps=2)
 model.set_optimizer("AdamW", lr=1e-3)
+if folder:
+    model.load("last", output_dir=folder, load_optimizer=True)
 told = []
-for step in range(steps):
+for step in range(before, before + steps):
     batch = batch_of(step)
     model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
     model.clip_grad_and_step()
@@ -40,5 +44,5 @@ for step in range(steps):
     print(f"step {step}", flush=True)
     if os.environ.get("ENDLESS"):
         time.sleep(0.05)
-model.save("last", output_dir=out)
+model.save("last", output_dir=out, save_optimizer=True)
 print(json.dumps(told), flush=True)

@@ -38,15 +38,36 @@ def sha256(folder):
     return hashlib.sha256((folder / "last" / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
+def run_on(size, model, out, *arguments):
+    """What each of `size` processes printed of the script."""
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={size}", "--standalone"]
+    launcher = torchrun if size > 1 else []
+    return run([sys.executable, *launcher, str(SCRIPT), str(model), str(out), *map(str, arguments)])
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_torchrun_gives_every_process_the_bits_of_one(size, tiny_llama_dir, tmp_path):
     one, several = tmp_path / "one", tmp_path / "several"
-    arguments = [str(SCRIPT), str(tiny_llama_dir)]
-    alone = run([sys.executable, *arguments, str(one), str(STEPS)])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={size}"]
-    together = run([*torchrun, "--standalone", *arguments, str(several), str(STEPS)])
-    assert together == alone * size
+    alone = run_on(1, tiny_llama_dir, one, STEPS)
+    assert run_on(size, tiny_llama_dir, several, STEPS) == alone * size
     assert sha256(several) == sha256(one)
+
+
+def test_what_two_processes_saved_one_and_four_go_on_with(tiny_llama_dir, tmp_path):
+    whole = tmp_path / "whole"
+    told = run_on(1, tiny_llama_dir, whole, 9)[0]
+    # Three of nine steps each, from what the others have left: steps in the middle of a batch of
+    # two among them.
+    folder = None
+    for start, size in ((0, 2), (3, 1), (6, 4)):
+        out = tmp_path / f"on-{size}"
+        of_ranks = run_on(size, tiny_llama_dir, out, 3, *([start, folder] if folder else []))
+        assert of_ranks == [told[start : start + 3]] * size
+        parts = [f"training-{i + 1:05}-of-{size:05}.safetensors" for i in range(size)]
+        files = sorted(file.name for file in (out / "last").glob("training*"))
+        assert files == ([*parts, "training.index.json"] if size > 1 else ["training.safetensors"])
+        folder = out
+    assert sha256(folder) == sha256(whole)
 
 
 class Ranks:

@@ -85,7 +85,8 @@ class Tenant {
   InspectResult inspect(bool tensors);
 
   // The training state that a Save with `optimizer` writes next to the weights: the tensors of one
-  // safetensors file, and JSON; with or without the accumulated gradients. And back.
+  // safetensors file, of those that this rank has, and JSON; with or without the accumulated
+  // gradients. And back.
   std::vector<std::pair<std::string, at::Tensor>> training_tensors(bool gradients);
   Json training_fields(bool gradients);
   // Takes what was read for a tenant of these parameters. On a CPU it cannot fail.

@@ -10,13 +10,11 @@ namespace twinkle::engine {
 
 std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors(bool gradients) {
   std::vector<std::pair<std::string, at::Tensor>> out;
-  for (auto& [name, t] : whole_moments()) out.emplace_back("optimizer/" + name, t);
+  if (optimizer_) {
+    for (auto& [name, t] : optimizer_->state().tensors) out.emplace_back("optimizer/" + name, t);
+  }
   if (gradients && pending_ > 0) {
-    auto sums = grads();
-    if (!owners_.alone()) {
-      const auto all = whole_params();
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] = all[i].grad;
-    }
+    const auto sums = grads();
     const auto names = grad_names();
     for (size_t i = 0; i < sums.size(); ++i) {
       if (sums[i].defined()) out.emplace_back("grad/" + names[i], sums[i]);

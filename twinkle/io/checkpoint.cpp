@@ -70,7 +70,9 @@ std::unique_ptr<Source> open_sharded(const fs::path& index) {
 // Files that a training run leaves next to a model, or instead of one.
 bool holds_no_model(const fs::path& file) {
   return file.filename() == "adapter_model.safetensors" ||
-         file.filename() == "training.safetensors" || file.filename() == "optimizer.safetensors";
+         file.filename() == "training.safetensors" ||
+         file.filename().string().starts_with("training-") ||
+         file.filename() == "optimizer.safetensors";
 }
 
 // The one file that ends in `extension`, or nothing. Error kInvalid: several.
@@ -93,6 +95,7 @@ std::unique_ptr<Source> open_source(const fs::path& path) {
   require(is_there(path), Code::kNotFound, "io: there is no checkpoint at ", path.string());
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) {
+    if (path.extension() == ".json") return open_sharded(path);
     return path.extension() == ".gguf" ? open_gguf(path) : open_file(path);
   }
   if (is_there(path / "model.safetensors")) return open_file(path / "model.safetensors");

@@ -17,9 +17,9 @@ namespace twinkle {
 
 class Checkpoint {
  public:
-  // A file (*.safetensors, *.gguf) or a directory with, in this order, model.safetensors,
-  // model.safetensors.index.json and its shards, one *.safetensors, or one *.gguf.
-  // Error kNotFound: nothing of these, or a missing shard; kInvalid: a broken one.
+  // A file (*.safetensors, *.gguf, or the index of shards, *.json) or a directory with, in this
+  // order, model.safetensors, model.safetensors.index.json and its shards, one *.safetensors, or
+  // one *.gguf. Error kNotFound: nothing of these, or a missing shard; kInvalid: a broken one.
   static Checkpoint open(const std::filesystem::path& dir_or_file);
 
   // Every tensor's name, sorted.

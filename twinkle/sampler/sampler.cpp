@@ -30,7 +30,7 @@ float temperature_of(const SamplingParams& params) {
 // A token to be chosen for a sequence from a row of logits.
 struct Sampler::Chosen {
   Sequence* sequence;
-  int64_t row;
+  int64_t row;  // -1: another rank has it
   int32_t token = kNoToken;
   float logprob = 0;
   TopLogprobs top = {};
@@ -40,6 +40,18 @@ struct Sampler::Chosen {
     return token != kNoToken && (params().logprobs || params().top_logprobs > 0);
   }
   float temperature() const { return temperature_of(params()); }
+};
+
+// Tokens of a prompt that a step scores.
+struct Sampler::Scored {
+  static Scored of(const Sequence& s) {
+    Job& job = *s.job;
+    const int64_t begin = std::max(s.computed, job.num_scored - 1);
+    return {&job, begin, std::min(s.next, job.prompt_size() - 1) - begin};
+  }
+  Job* job;
+  int64_t begin;  // they follow this token
+  int64_t count;  // not above 0: none
 };
 
 namespace {
@@ -65,6 +77,14 @@ int64_t num_tokens(const std::vector<Sequence*>& batch) {
   return count;
 }
 
+// The last scores of a prompt.
+PromptScores last_of(const PromptScores& all, int64_t count) {
+  const auto end = [&](const auto& x) { return std::vector(x.end() - count, x.end()); };
+  return {.logprobs = end(all.logprobs),
+          .top_logprobs =
+              all.top_logprobs.empty() ? std::vector<TopLogprobs>() : end(all.top_logprobs)};
+}
+
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -72,10 +92,11 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }  // namespace
 
 Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
-                 std::vector<int32_t> eos_ids)
+                 std::vector<int32_t> eos_ids, mesh::Comm* comm)
     : decoder_(decoder),
       options_(options),
       eos_ids_(std::move(eos_ids)),
+      ranks_(comm),
       schedule_(options),
       cache_(decoder.states(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
       graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
@@ -123,6 +144,7 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
   job->request = std::move(request);
   job->decode = std::move(decode);
+  ranks_.place(*job, jobs_);
   // The schedule never holds a sequence of a job that is not there, whatever throws.
   auto sequence = std::make_unique<Sequence>(job.get(), 0);
   const auto at = jobs_.emplace(next_ticket_, std::move(job)).first;
@@ -162,24 +184,58 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
 // The scores of prompt tokens behind those that the batch computes.
 void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
   int64_t row = 0;
-  for (const Sequence* s : batch) {
-    Job& job = *s->job;
-    const int64_t begin = std::max(s->computed, job.num_scored - 1);
-    const int64_t count = std::min(s->next, job.prompt_size() - 1) - begin;
+  for (Sequence* s : batch) {
+    const auto [job, begin, count] = Scored::of(*s);
     if (count > 0) {
-      const SamplingParams& params = job.request.params;
-      const auto ids = std::span(job.request.prompt)
+      const SamplingParams& params = job->request.params;
+      const auto ids = std::span(job->request.prompt)
                            .subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count));
       score_tokens(hidden.narrow(0, row + begin - s->computed, count),
-                   {decoder_.head(), job.request.slot}, ids,
-                   {temperature_of(params), params.top_prompt_logprobs}, job.prompt);
-      for (; job.num_scored <= begin + count; ++job.num_scored) {
-        if (std::isnan(job.prompt.logprobs[static_cast<size_t>(job.num_scored - 1)])) {
-          fail_job(job, not_finite(job.num_scored));
-        }
-      }
+                   {decoder_.head(), job->request.slot}, ids,
+                   {temperature_of(params), params.top_prompt_logprobs}, job->prompt);
+      job->num_scored = begin + 1 + count;
+      if (ranks_.alone()) check_scores(*job, count);
     }
     row += s->next - s->computed;
+  }
+}
+
+// Of its last ones.
+void Sampler::check_scores(Job& job, int64_t count) {
+  for (int64_t i = job.num_scored - count; i < job.num_scored; ++i) {
+    if (std::isnan(job.prompt.logprobs[static_cast<size_t>(i - 1)])) fail_job(job, not_finite(i));
+  }
+}
+
+// What every rank has found of its requests comes to all, which go on alike.
+void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen) {
+  Ranks::Found mine;
+  std::vector<const Job*> prompts, tokens;
+  for (const auto& [job, begin, count] : scored) {
+    prompts.push_back(job);
+    if (ranks_.has(*job)) mine.prompts.push_back(last_of(job->prompt, count));
+  }
+  for (Chosen& c : chosen) {
+    tokens.push_back(c.sequence->job);
+    if (c.row >= 0) mine.tokens.push_back({c.token, c.logprob, std::move(c.top)});
+  }
+  Ranks::Found all = ranks_.gather(mine, prompts, tokens);
+  for (size_t i = 0; i < scored.size(); ++i) {
+    Job& job = *scored[i].job;
+    if (!ranks_.has(job)) {
+      const auto add = [](auto& to, auto& from) {
+        std::ranges::move(from, std::back_inserter(to));
+      };
+      add(job.prompt.logprobs, all.prompts[i].logprobs);
+      add(job.prompt.top_logprobs, all.prompts[i].top_logprobs);
+      job.num_scored = scored[i].begin + 1 + scored[i].count;
+    }
+    check_scores(job, scored[i].count);
+  }
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    chosen[i].token = all.tokens[i].token;
+    chosen[i].logprob = all.tokens[i].logprob;
+    chosen[i].top = std::move(all.tokens[i].top);
   }
 }
 
@@ -207,6 +263,7 @@ void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
     const at::Tensor wide = at::empty({vocab}, at::kFloat);
     for (int64_t i = begin; i < end; ++i) {
       Chosen& c = chosen[static_cast<size_t>(i)];
+      if (c.row < 0) continue;
       const SamplingParams& params = c.params();
       wide.copy_(host.select(0, c.row));
       const std::span row(wide.const_data_ptr<float>(), static_cast<size_t>(vocab));
@@ -336,21 +393,26 @@ void Sampler::sweep() {
 
 // The batch's forward, and the tokens that follow.
 std::vector<Sampler::Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
-  at::Tensor logits = options_.decode_graphs ? graphs_.logits(batch) : at::Tensor();
+  std::vector<Sequence*> mine;
+  std::ranges::copy_if(batch, std::back_inserter(mine),
+                       [this](const Sequence* s) { return ranks_.has(*s->job); });
+  const bool records = options_.decode_graphs && ranks_.alone();
+  at::Tensor logits = records ? graphs_.logits(mine) : at::Tensor();
   if (logits.defined()) {
-    num_computed_ += num_tokens(batch);
-  } else {
-    const at::Tensor hidden = forward(batch);
-    score_prompts(hidden, batch);
-    logits = last_logits(hidden, batch);
+    num_computed_ += num_tokens(mine);
+  } else if (!mine.empty()) {
+    const at::Tensor hidden = forward(mine);
+    score_prompts(hidden, mine);
+    logits = last_logits(hidden, mine);
   }
   schedule_.advance(batch);
   std::vector<Chosen> chosen;
   int64_t row = 0;
   for (Sequence* sequence : batch) {
     if (!sequence->finishes()) continue;
-    for (Sequence* s : schedule_.fork(*sequence)) chosen.push_back({s, row});
-    ++row;
+    const bool is_mine = ranks_.has(*sequence->job);
+    for (Sequence* s : schedule_.fork(*sequence)) chosen.push_back({s, is_mine ? row : -1});
+    row += is_mine;
   }
   if (logits.defined()) choose(logits, chosen);
   return chosen;
@@ -370,6 +432,10 @@ bool Sampler::step() {
   } guard{schedule_};
   const Schedule::Work work = schedule_.plan();
   for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
+  std::vector<Scored> scored;
+  for (const Sequence* s : work.batch) {
+    if (const Scored of = Scored::of(*s); of.count > 0) scored.push_back(of);
+  }
   std::vector<Chosen> chosen;
   const auto compute = [&] { chosen = forward_step(work.batch); };
   if (decoder_.keeps_team()) {
@@ -377,6 +443,7 @@ bool Sampler::step() {
   } else {
     compute();
   }
+  if (!ranks_.alone()) share(scored, chosen);
   for (Chosen& c : chosen) {
     if (c.sequence->job->num_left == 0) continue;  // its prompt or another sample of it failed
     if (c.token == kNoToken) {

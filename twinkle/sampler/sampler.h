@@ -15,6 +15,7 @@
 #include "twinkle/model/decoder.h"
 #include "twinkle/sampler/cache/paged_cache.h"
 #include "twinkle/sampler/decode_graphs.h"
+#include "twinkle/sampler/ranks/ranks.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/schedule/schedule.h"
 #include "twinkle/sampler/stop_strings.h"
@@ -25,9 +26,10 @@ class Sampler {
  public:
   // The decoder outlives the sampler; its adapters and weights may change between generations, see
   // Request::version. Error kInvalid: an option below 1.
-  // Generation ends after one of eos_ids.
-  Sampler(model::Decoder& decoder, const SamplerOptions& options,
-          std::vector<int32_t> eos_ids = {});
+  // Generation ends after one of eos_ids. `comm`: of ranks that make the same calls and share every
+  // step's requests, or null: there is one. It outlives the sampler.
+  Sampler(model::Decoder& decoder, const SamplerOptions& options, std::vector<int32_t> eos_ids = {},
+          mesh::Comm* comm = nullptr);
   ~Sampler();
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
@@ -66,7 +68,7 @@ class Sampler {
   // sample; and those of them that run.
   int64_t num_sequences() const { return schedule_.num_sequences(); }
   int64_t num_running() const { return schedule_.num_running(); }
-  // Tokens, of prompts and generated, that forwards have computed so far.
+  // Tokens, of prompts and generated, that forwards of this rank have computed so far.
   int64_t num_computed_tokens() const { return num_computed_; }
   // Tokens of prompts, and of sequences that gave their pages back, that were found computed.
   int64_t num_shared_tokens() const { return schedule_.num_shared_tokens(); }
@@ -77,11 +79,14 @@ class Sampler {
 
  private:
   struct Chosen;
+  struct Scored;
 
   void check(const Request& request, bool has_decode) const;
   std::vector<Chosen> forward_step(const std::vector<Sequence*>& batch);
   at::Tensor forward(const std::vector<Sequence*>& batch);
   void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
+  void check_scores(Job& job, int64_t count);
+  void share(std::span<const Scored> scored, std::vector<Chosen>& chosen);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
   static void score(Chosen& chosen, const at::Tensor& logits, const kernels::RowStats& stats);
@@ -97,6 +102,7 @@ class Sampler {
   model::Decoder& decoder_;
   const SamplerOptions options_;
   const std::vector<int32_t> eos_ids_;
+  const Ranks ranks_;
   std::map<int64_t, std::unique_ptr<Job>> jobs_;  // by ticket
   Schedule schedule_;
   PagedCache cache_;

@@ -15,6 +15,7 @@ namespace twinkle::sampler {
 
 struct Job {
   int64_t ticket = 0;
+  int rank = 0;  // which computes it
   Request request;
   Decode decode;
   int64_t limit = 0;       // tokens to generate at most

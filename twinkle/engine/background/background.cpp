@@ -42,7 +42,7 @@ void Background::loop() {
     }
     Job& job = one.front();
     try {
-      job.result = job.rest();
+      job.result = job.rest({});
     } catch (...) {
       job.error = std::current_exception();
     }

@@ -80,7 +80,7 @@ void require_countable(const JsonObject& fields) {
 std::string training_text(const HeldSave& held, const JsonObject& arithmetic) {
   require_countable(held.training.as_object());
   JsonObject fields;
-  fields["checkpoint_version"] = kCheckpointVersion;
+  fields["checkpoint_version"] = held.num_ranks > 1 ? kPartsVersion : kCheckpointVersion;
   fields["arithmetic"] = arithmetic;
   fields["training"] = held.training;
   fields["extra"] = held.extra;
@@ -98,6 +98,30 @@ void check_tensors(const HeldSave& held) {
   }
   for (const TensorView& weight : held.weights) check_weight(weight.name, weight, held.as_is);
   for (const TensorView& t : held.tensors) require_finite(t.name, largest_in(t));
+}
+
+fs::path part_of(const HeldSave& held, const fs::path& folder, int rank) {
+  return folder / training_part(rank, held.num_ranks);
+}
+
+// The files of the training state: where several ranks write, the parts of all, and which tensor is
+// where.
+void write_training(const HeldSave& held, const std::string& fields, const fs::path& folder,
+                    const Writers& writers) {
+  const bool alone = held.num_ranks == 1;
+  write_safetensors(alone ? folder / kTrainingTensors : part_of(held, folder, 0), held.tensors,
+                    {{"format", "pt"}}, Commits::kWithFolder);
+  write_file_atomically(folder / kTrainingFields, fields, Commits::kWithFolder);
+  if (alone) return;
+  writers.wait();
+  JsonObject weight_map;
+  for (int rank = 0; rank < held.num_ranks; ++rank) {
+    const SafetensorsFile part(part_of(held, folder, rank));
+    for (const StoredTensor& tensor : part.tensors())
+      weight_map[tensor.name] = part.path().filename().string();
+  }
+  write_file_atomically(folder / kTrainingIndex, pretty(JsonObject{{"weight_map", weight_map}}),
+                        Commits::kWithFolder);
 }
 
 // Copies the tensors' bytes into one block. On a CPU this is all that a Save keeps others waiting
@@ -142,11 +166,13 @@ constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json
 bool belongs_to_a_checkpoint(const std::string& name) {
   static constexpr const char* kOwn[] = {"adapter_config.json", "adapter_model.safetensors",
                                          "config.json",         "model.safetensors.index.json",
-                                         kTrainingTensors,      kTrainingFields};
+                                         kTrainingTensors,      kTrainingFields,
+                                         kTrainingIndex};
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
-         (name.starts_with("model") && name.ends_with(".safetensors"));
+         ((name.starts_with("model") || name.starts_with(kTrainingPart)) &&
+          name.ends_with(".safetensors"));
 }
 
 }  // namespace
@@ -205,12 +231,14 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
   HeldSave out{.directory = operation.directory,
                .max_shard_bytes = operation.max_shard_bytes,
                .as_is = operation.as_is,
-               .pin = tenant.pinned(operation.version)};
-  if (is_adapter) {
+               .pin = tenant.pinned(operation.version),
+               .rank = tenant.owners().rank(),
+               .num_ranks = tenant.owners().num_ranks()};
+  if (is_adapter && out.rank == 0) {
     const lora::Adapter& adapter = pool.at(out.pin.slot());
     out.config = adapter.config();
     out.entries = adapter.entries();
-  } else {
+  } else if (!is_adapter) {
     for (const auto& w : decoder.weights()) out.weights.push_back(model::view_of(w.name, *w.value));
   }
   if (!operation.optimizer) return out;
@@ -222,14 +250,21 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
   return out;
 }
 
-SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried) {
+SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried,
+                 const Writers& writers) {
   fault("before a save's files");
+  if (held.rank > 0) {
+    check_tensors(held);
+    write_safetensors(part_of(held, writers.folder, held.rank), held.tensors);
+    return {};
+  }
   check_target(held.directory, base.directory);  // again: others may have written there
   const bool with_training = !held.training.is_null();
   const std::string training = with_training ? training_text(held, base.arithmetic) : "";
   check_tensors(held);
   SaveResult result{fs::absolute(held.directory).lexically_normal().string()};
   AtomicDirectory target(held.directory);
+  if (with_training && held.num_ranks > 1) writers.begin(fs::absolute(target.staging()).string());
   if (held.weights.empty()) {
     PeftConfig config = held.config;
     if (config.base_model.empty()) config.base_model = base.directory.string();
@@ -244,11 +279,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
   }
   carried.write(base.directory, target.staging());
-  if (with_training) {
-    write_safetensors(target.staging() / kTrainingTensors, held.tensors, {{"format", "pt"}},
-                      Commits::kWithFolder);
-    write_file_atomically(target.staging() / kTrainingFields, training, Commits::kWithFolder);
-  }
+  if (with_training) write_training(held, training, target.staging(), writers);
   target.commit();
   return result;
 }

@@ -1,5 +1,5 @@
 // Writes a tenant to disk: a PEFT directory, or for a full-parameter tenant a Hugging Face model
-// directory, and with it the training state (training.safetensors, trainer_state.json) when asked.
+// directory, and with it the training state (training_state.h) when asked.
 // The folder appears whole or not at all; the adapter's or model's files are those that peft and
 // transformers read. A Save has two halves: the engine's thread holds a tenant and its state as
 // they are, and any thread checks and writes them while the tenant goes on. A model, its optimizer
@@ -17,6 +17,7 @@
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/checkpoint/kept_memory.h"
 #include "twinkle/engine/checkpoint/training_state.h"
+#include "twinkle/engine/schedule/executor.h"
 #include "twinkle/engine/tenant.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/adapter.h"
@@ -68,6 +69,7 @@ struct HeldSave {
       tensors;  // of the training state: they share its memory, or borrow it ...
   std::shared_ptr<std::byte> copy;  // ... from this copy, which an adapter's are in
   std::string extra;
+  int rank = 0, num_ranks = 1;  // of those that have a part of the tensors each; 0 has the rest
 
   int64_t num_bytes() const;  // of all tensors
 };
@@ -76,9 +78,11 @@ struct HeldSave {
 // a version that is not kept. std::bad_alloc: no room for the copy.
 HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lora::Pool& pool,
               KeptMemory& memory);
-// The second half, on any thread: calls no torch. Error kInvalid: check_target's, NaN or infinity,
+// The second half, on any thread: calls no torch. `writers`: of the ranks, each of which writes its
+// part of the training state. Error kInvalid: check_target's, NaN or infinity,
 // weights that no forward can use, counts or a note that no load would take; kInternal: a full
 // disk.
-SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried);
+SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carried,
+                 const Writers& writers = {});
 
 }  // namespace twinkle::engine

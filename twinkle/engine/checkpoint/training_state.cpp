@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iomanip>
 #include <map>
 #include <set>
 
+#include "twinkle/io/checkpoint.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/model/weights/tensors.h"
 
@@ -29,16 +31,26 @@ void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs
   }
 }
 
+std::vector<StoredTensor> tensors_in(const fs::path& file) {
+  if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
+  const Checkpoint parts = Checkpoint::open(file);
+  std::vector<StoredTensor> out;
+  for (const std::string& name : parts.names()) out.push_back(parts.at(name));
+  return out;
+}
+
 class Reader {
  public:
-  Reader(const fs::path& directory, const TrainingShape& shape, const std::string& tenant)
+  // `tensors_file`: of one rank, or the index of several.
+  Reader(const fs::path& tensors_file, const TrainingShape& shape, const std::string& tenant)
       : shape_(shape),
         tenant_(tenant),
-        fields_file_(directory / kTrainingFields),
-        tensors_(directory / kTrainingTensors) {
+        fields_file_(tensors_file.parent_path() / kTrainingFields),
+        tensors_file_(tensors_file),
+        tensors_(tensors_in(tensors_file)) {
     for (size_t i = 0; i < shape.params.size(); ++i) params_[shape.params[i].name] = i;
     for (size_t i = 0; i < shape.gradients.size(); ++i) gradients_[shape.gradients[i].name] = i;
-    for (const StoredTensor& view : tensors_.tensors()) place(view);
+    for (const StoredTensor& view : tensors_) place(view);
   }
 
   // Size of all tensors in float32.
@@ -47,7 +59,7 @@ class Reader {
     const auto add = [&](const auto& tensor) {
       out += num_elements(tensor.shape).value_or(0) * static_cast<int64_t>(sizeof(float));
     };
-    for (const auto& tensor : tensors_.tensors()) add(tensor);
+    for (const auto& tensor : tensors_) add(tensor);
     return out;
   }
 
@@ -74,7 +86,7 @@ class Reader {
   }
 
  private:
-  std::string where() const { return "engine: load: " + tensors_.path().string() + ": "; }
+  std::string where() const { return "engine: load: " + tensors_file_.string() + ": "; }
 
   [[noreturn]] void refuse(const StoredTensor& view) const {
     fail(Code::kInvalid, "engine: load: tensor ", view.name, " belongs to no parameter of tenant '",
@@ -185,8 +197,8 @@ class Reader {
 
   const TrainingShape& shape_;
   const std::string& tenant_;
-  const fs::path fields_file_;
-  const SafetensorsFile tensors_;
+  const fs::path fields_file_, tensors_file_;
+  const std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> params_, gradients_;
   std::vector<const StoredTensor*> sums_ =
       std::vector<const StoredTensor*>(shape_.gradients.size());
@@ -195,6 +207,13 @@ class Reader {
 };
 
 }  // namespace
+
+std::string training_part(int rank, int num_ranks) {
+  std::ostringstream out;
+  out << std::setfill('0') << kTrainingPart << std::setw(5) << rank + 1 << "-of-" << std::setw(5)
+      << num_ranks << ".safetensors";
+  return out.str();
+}
 
 TrainingState read_training(const fs::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,
@@ -205,13 +224,14 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
           " has no ", kTrainingFields, "; it was saved without the optimizer");
   const Json state = read_json(file);
   const auto version = get<int64_t>(state, "checkpoint_version");
-  require(version == 1 || version == kCheckpointVersion, Code::kInvalid, "engine: ", file.string(),
-          " has checkpoint_version ", version, ", this program reads 1 and ", kCheckpointVersion);
+  require(version >= 1 && version <= kPartsVersion, Code::kInvalid, "engine: ", file.string(),
+          " has checkpoint_version ", version, ", this program reads 1 to ", kPartsVersion);
   if (arithmetic) require_same_arithmetic(state, *arithmetic, file);
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid, "engine: load: ", file.string(),
           ": field 'training' is missing or not an object");
-  const Reader reader(directory, shape, tenant);
+  const char* const tensors = version == kPartsVersion ? kTrainingIndex : kTrainingTensors;
+  const Reader reader(directory / tensors, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);
   out.extra = get_or<std::string>(state, "extra", "");

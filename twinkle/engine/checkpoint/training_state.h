@@ -1,6 +1,7 @@
-// A tenant's training state in a checkpoint, in addition to its weights (training.safetensors,
-// trainer_state.json). It is read as a whole, into host memory, before the tenant changes. Any
-// thread.
+// A tenant's training state in a checkpoint, in addition to its weights: trainer_state.json, and
+// its tensors in training.safetensors, or, of several ranks, each one's in training-0000i-of-0000n.
+// safetensors, with training.index.json, whose `weight_map` says which is where. It is read as a
+// whole, into host memory, before the tenant changes. Any thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,9 +17,14 @@
 namespace twinkle::engine {
 
 inline constexpr const char* kTrainingTensors = "training.safetensors";
+inline constexpr const char* kTrainingIndex = "training.index.json";
+inline constexpr const char* kTrainingPart = "training-";  // how a part's name begins
 inline constexpr const char* kTrainingFields = "trainer_state.json";
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
 inline constexpr int64_t kCheckpointVersion = 2;        // 1 named gradients by their number
+inline constexpr int64_t kPartsVersion = 3;             // the same, of several ranks
+
+std::string training_part(int rank, int num_ranks);  // the name of its file
 
 struct NamedShape {
   std::string name;

@@ -108,7 +108,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   training_ = std::make_unique<Training>(
       PassContext{*decoder_, *pool_, *graphs_, split_},
       [this](const std::string& name) -> Tenant& { return tenant(name); });
-  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids);
+  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids, comm);
 }
 
 std::string DecoderExecutor::graph_failure() const {
@@ -197,8 +197,7 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return {};
   Tenant& who = tenant(op->tenant);
-  const auto held = std::make_shared<HeldSave>(
-      together([&] { return hold(*op, who, *decoder_, *pool_, copies_); }));
+  const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model is written from where it is.
   const int64_t bytes = models > 0 && decoder_->device().is_cpu() ? 0 : held->num_bytes();
@@ -211,7 +210,9 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
     num_models_written_ -= models;
   });
   end_round();
-  return {.rest = [this, held, until_written]() -> Result { return write(*held, base_, carried_); },
+  return {.rest = [this, held, until_written](const Writers& writers) -> Result {
+            return write(*held, base_, carried_, writers);
+          },
           .holds_tenant = models > 0 && op->optimizer && op->gradients && who.has_gradients()};
 }
 
@@ -380,12 +381,16 @@ void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, Sampl
   const auto* text = dynamic_cast<const PreparedText*>(prepared);
   lora::AdapterRef pin = tenant(sample.tenant).pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
-  sampling_->start(id, sample, share, {std::move(pin), version},
-                   {std::move(hooks), text ? text->decode : Decode()});
+  together([&] {
+    sampling_->start(id, sample, share, {std::move(pin), version},
+                     {std::move(hooks), text ? text->decode : Decode()});
+  });
   end_round();
 }
 
-std::vector<Ended> DecoderExecutor::step() { return sampling_->step(); }
+std::vector<Ended> DecoderExecutor::step() {
+  return together([&] { return sampling_->step(); });
+}
 
 Result DecoderExecutor::commit(int64_t id) {
   if (training_->has(id)) return training_->commit(id);

@@ -1,12 +1,15 @@
 #include "twinkle/engine/execute/sampling.h"
 
+#include <algorithm>
+#include <string>
+
 #include "twinkle/base/error.h"
 
 namespace twinkle::engine {
 
 void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weights,
                      Listening listening) {
-  if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_, eos_ids_);
+  if (!sampler_) sampler_ = std::make_unique<sampler::Sampler>(decoder_, options_, eos_ids_, comm_);
   forget_if_asked();
   const size_t n = sample.prompts.size();
   Begun begun{std::move(weights), std::move(listening)};
@@ -35,7 +38,7 @@ void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weig
 }
 
 std::vector<Ended> Sampling::step() {
-  forget_if_asked();
+  if (!comm_) forget_if_asked();
   if (next_event_ == events_.size() && next_outcome_ == outcomes_.size()) {
     sampler_->step();
     events_ = sampler_->take_events();
@@ -86,7 +89,12 @@ void Sampling::on_event(const sampler::Event& event) {
 }
 
 void Sampling::forget_if_asked() {
-  if (forget_.exchange(false)) sampler_->reset_prefix_cache();
+  int64_t asked = num_asked_;
+  if (comm_) {
+    for (const std::string& theirs : comm_->all_gather(std::to_string(asked)))
+      asked = std::min<int64_t>(asked, std::stoll(theirs));
+  }
+  if (std::exchange(num_forgotten_, asked) < asked) sampler_->reset_prefix_cache();
 }
 
 void Sampling::report() {

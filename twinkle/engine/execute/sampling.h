@@ -27,10 +27,14 @@ struct Listening {
 
 class Sampling {
  public:
-  // The sampler, and its cache, exist from the first Sample on. The decoder outlives it.
+  // The sampler, and its cache, exist from the first Sample on. The decoder outlives it, and so
+  // does `comm`, as of sampler::Sampler.
   Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options,
-           std::vector<int32_t> eos_ids)
-      : decoder_(decoder), options_(options), eos_ids_(std::move(eos_ids)) {}
+           std::vector<int32_t> eos_ids, mesh::Comm* comm = nullptr)
+      : decoder_(decoder),
+        options_(options),
+        eos_ids_(std::move(eos_ids)),
+        comm_(comm && comm->size() > 1 ? comm : nullptr) {}
 
   // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong; then
   // none is taken.
@@ -41,8 +45,9 @@ class Sampling {
   SampleResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 
-  // Samples that start from here on take no pages of earlier ones. Any thread.
-  void forget_prefixes() { forget_ = true; }
+  // Samples that start from here on take no pages of earlier ones; of several ranks, once each of
+  // them has asked. Any thread.
+  void forget_prefixes() { ++num_asked_; }
   SamplingStats stats() const;  // as after the last of the above; any thread
 
  private:
@@ -70,6 +75,7 @@ class Sampling {
   model::Decoder& decoder_;
   const sampler::SamplerOptions options_;
   const std::vector<int32_t> eos_ids_;
+  mesh::Comm* const comm_;  // null: one rank
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Place> requests_;  // that have not ended, by ticket
@@ -79,7 +85,8 @@ class Sampling {
   std::vector<sampler::Outcome> outcomes_;
   size_t next_event_ = 0, next_outcome_ = 0;
   std::vector<Ended> out_;
-  std::atomic<bool> forget_ = false;
+  std::atomic<int64_t> num_asked_ = 0;  // to forget
+  int64_t num_forgotten_ = 0;
 
   mutable Mutex mutex_;
   SamplingStats reported_ GUARDED_BY(mutex_);

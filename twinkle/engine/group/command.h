@@ -11,7 +11,17 @@ namespace twinkle::engine {
 
 struct Command {
   // kNews: nothing to run.
-  enum Kind : int32_t { kNews, kRun, kBatch, kStart, kStep, kFirstPart, kClose };
+  enum Kind : int32_t {
+    kNews,
+    kRun,
+    kBatch,
+    kStart,
+    kStep,
+    kFirstPart,  // of a Save; what it leaves is known by a number, as the id of `work`
+    kWrite,      // begin what that left
+    kWritten,    // tell whether it has been done
+    kClose
+  };
 
   // An operation that followers have not seen yet, as to_bytes() gives it.
   struct NewOperation {
@@ -60,6 +70,7 @@ struct Command {
   std::vector<Run> work;  // of a batch; of kRun and kStart one item, whose sequences don't count
   double weight = 1;      // of kStart: the Share
   int32_t priority = 0;
+  std::string folder;  // of kWrite
 
   static constexpr auto fields() {
     return std::tuple{field(1, "kind", &Command::kind),
@@ -68,9 +79,14 @@ struct Command {
                       field(4, "told", &Command::told),
                       field(5, "work", &Command::work),
                       field(6, "weight", &Command::weight),
-                      field(7, "priority", &Command::priority)};
+                      field(7, "priority", &Command::priority),
+                      field(8, "folder", &Command::folder)};
   }
 };
+
+// What a rank says when it is asked about its part of a Save: nothing, it is done; this; or the
+// code and the text of its error.
+inline constexpr const char* kStillWriting = "writing";
 
 std::string to_bytes(const Command& command);
 Command command_from_bytes(const std::string& bytes);

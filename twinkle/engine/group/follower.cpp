@@ -97,6 +97,31 @@ void Follower::told(const Command::Told& told) {
   settle(told.number);
 }
 
+void Follower::begin_to_write(const Command& command) {
+  Left& left = left_.at(command.work.at(0).id);
+  left.written = std::async(std::launch::async, [&left, folder = command.folder] {
+    return left.rest({.folder = folder});
+  });
+}
+
+std::string Follower::written(int64_t number) {
+  const auto it = left_.find(number);
+  if (it == left_.end()) return {};
+  std::future<Result>& written = it->second.written;
+  if (written.valid() && written.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    return kStillWriting;
+  std::string out;
+  try {
+    if (written.valid()) written.get();
+  } catch (const Error& e) {
+    out = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
+  } catch (const std::exception& e) {
+    out = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
+  }
+  left_.erase(it);
+  return out;
+}
+
 std::string Follower::run(const Command& command) {
   const std::atomic<bool> goes_on = false;
   const auto prepared = [&](const Operation& op) { return local_.prepare(op, [](int64_t) {}); };
@@ -108,7 +133,14 @@ std::string Follower::run(const Command& command) {
       break;
     }
     case Command::kFirstPart:
-      (void)local_.first_part(operations_.extract(0).mapped());
+      if (FirstPart first = local_.first_part(operations_.extract(0).mapped()); first.rest)
+        left_[command.work.at(0).id].rest = std::move(first.rest);
+      break;
+    case Command::kWrite:
+      begin_to_write(command);
+      break;
+    case Command::kWritten:
+      (void)group_.control->all_gather(written(command.work.at(0).id));
       break;
     case Command::kBatch: {
       std::vector<Work> batch;

@@ -38,6 +38,8 @@ class Follower {
   bool obey(const Command& command);  // false: it was the last one
   void take(const Command& command);  // its news
   std::string run(const Command& command);
+  void begin_to_write(const Command& command);
+  std::string written(int64_t number);  // what it says
   void told(const Command::Told& told);
   void settle(int64_t number) REQUIRES(mutex_);
   void end(const std::string& why);
@@ -46,6 +48,11 @@ class Follower {
   const Group& group_;
   std::map<int64_t, Operation> operations_;  // that have begun
   std::map<int64_t, Result> results_;        // of those that were committed, until they are told
+  struct Left {
+    Rest rest;
+    std::future<Result> written;  // once it has begun
+  };
+  std::map<int64_t, Left> left_;  // of Saves
 
   Mutex mutex_;
   std::map<int64_t, Waiting> waiting_ GUARDED_BY(mutex_);

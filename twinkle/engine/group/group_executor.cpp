@@ -1,5 +1,6 @@
 #include "twinkle/engine/group/group_executor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -30,6 +31,14 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
     out.error = e.what();
   }
   return out;
+}
+
+// `said`: by the rank, of its part of a Save.
+void require_written(const std::string& said, size_t rank) {
+  if (said.empty()) return;
+  const size_t space = said.find(' ');
+  throw Error(static_cast<Code>(std::stoi(said.substr(0, space))),
+              "engine: rank " + std::to_string(rank) + ": " + said.substr(space + 1));
 }
 
 }  // namespace
@@ -141,17 +150,60 @@ Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& 
   return {.id = id};
 }
 
-// Of a Save alone; the leader does the rest.
+// Of what is left a follower has a part where it has a part of the training state.
 FirstPart GroupExecutor::first_part(const Operation& operation) {
-  if (!std::holds_alternative<Save>(operation)) return local_.first_part(operation);
+  const auto* save = std::get_if<Save>(&operation);
+  if (!save || !save->optimizer) return local_.first_part(operation);
+  const int64_t number = ++num_saves_;
   Command command{.kind = Command::kFirstPart};
   command.operations.push_back({0, to_bytes(operation)});
+  command.work.push_back({.id = number});
   FirstPart first;
   call(std::move(command), [&] {
     first = local_.first_part(operation);
     return std::string();
   });
+  if (!first.rest) return first;
+  first.rest = [this, rest = std::move(first.rest), number](const Writers&) {
+    return write(rest, number);
+  };
   return first;
+}
+
+Result GroupExecutor::write(const Rest& rest, int64_t number) {
+  const auto begin = [&](const std::string& folder) {
+    Command command{.kind = Command::kWrite, .folder = folder};
+    command.work.push_back({.id = number});
+    call(std::move(command), [] { return std::string(); });
+  };
+  try {
+    return rest({.begin = begin, .wait = [&] { wait_for_writers(number); }});
+  } catch (...) {
+    try {
+      wait_for_writers(number);  // they hold what they have until they are asked
+    } catch (const std::exception&) {
+      // The first error is told.
+    }
+    throw;
+  }
+}
+
+// Asks again and again, so that a follower with a slow disk goes on with other calls meanwhile.
+void GroupExecutor::wait_for_writers(int64_t number) {
+  while (true) {
+    std::vector<std::string> all;
+    Command command{.kind = Command::kWritten};
+    command.work.push_back({.id = number});
+    call(std::move(command), [&] {
+      all = group_.control->all_gather(std::string());
+      return std::string();
+    });
+    if (std::ranges::none_of(all, [](const auto& said) { return said == kStillWriting; })) {
+      for (size_t r = 0; r < all.size(); ++r) require_written(all[r], r);
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 Result GroupExecutor::run(const Operation& operation, Prepared* prepared) {

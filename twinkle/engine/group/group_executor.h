@@ -50,6 +50,8 @@ class GroupExecutor : public Executor {
   void undo(int64_t id) override;
 
  private:
+  Result write(const Rest& rest, int64_t number);
+  void wait_for_writers(int64_t number);
   void call(Command command, const std::function<std::string()>& run);
   // With the operation's bytes, where followers do not have them.
   Command::Run sent(Command& command, int64_t id, const Operation& operation);
@@ -61,6 +63,7 @@ class GroupExecutor : public Executor {
   Executor& local_;
   const Group& group_;
   std::set<int64_t> sent_;  // operations that followers have; the dispatcher's thread
+  int64_t num_saves_ = 0;   // the same
 
   Mutex mutex_;
   std::condition_variable free_, closed_;

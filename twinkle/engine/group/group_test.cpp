@@ -104,6 +104,28 @@ TEST(Groups, OfAnySizeGiveEveryRankTheBitsOfOneRank) {
   }
 }
 
+TEST(Groups, SampleEachRequestOnOneRank) {
+  const model::TinyModel model(smallest_config());
+  const EngineOptions options{.model = {.path = model.path()}, .sampler = {.kv_tokens = 2048}};
+  Sample op{.tenant = "a", .params = {{.max_tokens = 6, .num_samples = 2, .seed = 7}}};
+  for (uint64_t i = 0; i < 8; ++i) op.prompts.push_back(drawn(i, 9, 41).input_ids);
+  const auto sampled = [&](Engine& engine, const Part& part) {
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
+    return std::get<SampleResult>(engine.submit(sliced(op, part)).get());
+  };
+  Engine one(options);
+  const SampleResult alone = sampled(one, {0, 8});
+  std::array<int64_t, 4> computed{};
+  on_ranks(4, options, [&](Engine& engine, int rank, const auto&) {
+    const auto r = static_cast<size_t>(rank);
+    const Part part{2 * r, 2 * r + 2};
+    EXPECT_EQ(OutcomeText().of(sampled(engine, part)), OutcomeText().of(part_of(alone, part)));
+    computed[r] = engine.sampling().num_computed_tokens;
+  });
+  for (const int64_t tokens : computed) EXPECT_EQ(4 * tokens, one.sampling().num_computed_tokens);
+}
+
 // Losses that need all rows of the operation, over several batches, and an adapter on the head,
 // whose gradient is added while the loss is computed.
 std::string life(Engine& engine, const std::function<Operation(Operation)>& mine) {

@@ -1,6 +1,7 @@
 // Leader, followers and door over null executors, without torch: what the thread sanitizer watches.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <memory>
@@ -141,6 +142,26 @@ TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
     EXPECT_NE(why.find("rank 1: no memory"), std::string::npos) << why;
     // Whatever comes now fails with the same, on whichever thread it is seen first.
     EXPECT_THROW(rank.submit(work_of(r)).get(), Error);
+  });
+}
+
+TEST(Led, EveryRankWritesItsPartOfASaveAndOneThatCannotFailsTheSaveAlone) {
+  on_ranks(3, [](Rank& rank, int r) {
+    std::atomic<int> written = 0;
+    rank.null().on_write = [&] { ++written; };
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    const Save save{.tenant = "a", .directory = "folder", .optimizer = true};
+    rank.submit(save).get();
+    EXPECT_EQ(written, 1);
+    rank.null().on_write = [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      if (r == 2) fail(Code::kInvalid, "null: a full disk");
+    };
+    std::future<Result> fails = rank.submit(save);
+    EXPECT_NO_THROW(rank.submit(work_of(r)).get()) << "meanwhile";
+    EXPECT_EQ(error_of([&] { fails.get(); }), "engine: rank 2: null: a full disk");
+    rank.null().on_write = [] {};
+    EXPECT_NO_THROW(rank.submit(save).get());
   });
 }
 

@@ -30,7 +30,7 @@ class ShortOperations : public testing::TestWithParam<bool> {
     run(Step{.tenant = "me", .options = "{\"lr\": " + std::to_string(lr) + "}"});
   }
   Result run(const Operation& operation) {
-    if (const FirstPart first = executor_.first_part(operation); first.rest) return first.rest();
+    if (const FirstPart first = executor_.first_part(operation); first.rest) return first.rest({});
     const auto prepared = executor_.prepare(operation, {});
     return executor_.run(operation, prepared.get());
   }
@@ -111,7 +111,7 @@ TEST_P(ShortOperations, ASaveHoldsItsTenantWholeOrNotAtAll) {
   EXPECT_TRUE(executor_.waits(load));
   EXPECT_EQ(executor_.waits(Step{"me"}), GetParam()) << "a model is written from where it is";
   if (!GetParam()) step(0.5);
-  rest();
+  rest({});
   rest = {};
   EXPECT_FALSE(executor_.waits(load) || executor_.waits(Step{"me"}));
   step(0.5);

@@ -27,7 +27,7 @@ TEST(TrimmedHeaps, EverySixtyFourMebibytesThatLoadsHaveRead) {
   DecoderExecutor executor(small_model(model.path()));
   const auto run = [&](const Operation& operation) {
     if (const FirstPart first = executor.first_part(operation); first.rest) {
-      first.rest();
+      first.rest({});
       return;
     }
     const auto prepared = executor.prepare(operation, {});

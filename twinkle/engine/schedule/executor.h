@@ -49,9 +49,18 @@ struct Prepared {
   virtual ~Prepared() = default;
 };
 
+// How ranks write a folder together, each a part of it. As it is: of one rank, which writes all.
+struct Writers {
+  std::string folder;  // of a rank that is led: where its part goes
+  // The leader's: the others begin to write into this folder; waits until they have. Error: of the
+  // first rank that could not.
+  std::function<void(const std::string& folder)> begin;
+  std::function<void()> wait;
+};
+
 // What is left of an operation, to be called once, on another thread. Holds what it needs: it may
 // outlive the Operation. Its copies are destroyed on the dispatcher's thread.
-using Rest = std::function<Result()>;
+using Rest = std::function<Result(const Writers&)>;
 
 struct FirstPart {
   Rest rest = {};             // empty: nothing has been done

@@ -59,8 +59,12 @@ class NullExecutor : public Executor {
     const auto place = writing_.insert(save->directory);
     // Given back without a lock: on the dispatcher's thread.
     const std::shared_ptr<void> held(this, [this, place](void*) { writing_.erase(place); });
-    return {[this, save = *save, state = state_of(save->tenant), held]() -> Result {
+    return {[this, save = *save, state = state_of(save->tenant),
+             held](const Writers& writers) -> Result {
+      if (writers.begin) writers.begin(save.directory);
       on_write();
+      if (!writers.folder.empty()) return Done{};
+      if (writers.wait) writers.wait();
       check(save);
       write(save, state);
       return SaveResult{save.directory};

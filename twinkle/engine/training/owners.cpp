@@ -36,9 +36,9 @@ void Owners::gather(std::vector<double>& of_params) const {
   if (alone()) return;
   std::vector<int64_t> counts;
   for (const auto& theirs : tensors_) counts.push_back(std::ssize(theirs));
-  at::Tensor mine = at::empty({counts[index(comm_->rank())]}, at::kDouble);
+  at::Tensor mine = at::empty({counts[index(rank())]}, at::kDouble);
   auto* to = mine.mutable_data_ptr<double>();
-  for (const size_t tensor : tensors_of(comm_->rank())) *to++ = of_params[tensor];
+  for (const size_t tensor : tensors_of(rank())) *to++ = of_params[tensor];
   const at::Tensor all = comm_->all_gather(mine, counts);
   const auto* from = all.const_data_ptr<double>();
   for (const auto& theirs : tensors_)
@@ -61,13 +61,13 @@ std::optional<optim::Fault> Owners::first(std::optional<optim::Fault> mine) cons
 
 void Owners::share_values(std::span<const optim::Param> params) const {
   if (alone()) return;
-  at::Tensor mine = at::empty({num_elements_of(comm_->rank())}, at::kFloat);
+  at::Tensor mine = at::empty({num_elements_of(rank())}, at::kFloat);
   int64_t at = 0;
   const auto part = [&](const at::Tensor& of, const at::Tensor& value) {
     at += value.numel();
     return of.narrow(0, at - value.numel(), value.numel()).view(value.sizes());
   };
-  for (const size_t tensor : tensors_of(comm_->rank()))
+  for (const size_t tensor : tensors_of(rank()))
     part(mine, params[tensor].value).copy_(params[tensor].value);
   const at::Tensor all = comm_->all_gather(mine, num_elements_);
   at = 0;

@@ -25,6 +25,8 @@ class Owners : public optim::Peers {
   Owners(mesh::Comm* comm, std::string_view tenant, std::span<const int64_t> sizes);
 
   bool alone() const { return comm_ == nullptr; }
+  int rank() const { return alone() ? 0 : comm_->rank(); }
+  int num_ranks() const { return alone() ? 1 : comm_->size(); }
   int of(size_t tensor) const { return alone() ? 0 : owner_[tensor]; }
   bool has(size_t tensor) const { return alone() || owner_[tensor] == comm_->rank(); }
   // Of several ranks: the tensors of one, in order, and their elements.

@@ -1,0 +1,132 @@
+// Training states that several ranks have written, each its part, and any number reads.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <sstream>
+#include <tuple>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/checkpoint/training_state.h"
+#include "twinkle/engine/group/groups_for_test.h"
+#include "twinkle/io/atomic.h"
+
+namespace twinkle::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLora =
+    R"({"r": 4, "lora_dropout": 0.2, "target_modules": ["q_proj", "v_proj", "down_proj"]})";
+
+ForwardBackward batch(uint64_t seed) {
+  ForwardBackward out{.tenant = "a"};
+  for (uint64_t i = 0; i < 6; ++i) out.sequences.push_back(drawn(10 * seed + i, 3 + i, 41));
+  return out;
+}
+
+// What is left of a step, a step, and a part of the next one.
+void train(Engine& engine, uint64_t stage, const Part& part) {
+  engine.run<ForwardResult>(sliced(batch(2 * stage), part));
+  engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.02})", .max_grad_norm = 0.5});
+  engine.run<ForwardResult>(sliced(batch(2 * stage + 1), part));
+}
+
+std::string text(const State& s) {
+  std::ostringstream out;
+  std::apply([&](const auto&... part) { ((out << part << ' '), ...); }, s);
+  return out.str();
+}
+
+Part part_of_rank(int rank, int size) {
+  const auto at = [&](int r) { return 6 * static_cast<size_t>(r) / static_cast<size_t>(size); };
+  return {at(rank), at(rank + 1)};
+}
+
+Save save_to(const fs::path& folder) {
+  return {.tenant = "a", .directory = folder.string(), .optimizer = true, .gradients = true};
+}
+
+std::string adapter_in(const fs::path& folder) {
+  return read_text(folder / "adapter_model.safetensors");
+}
+
+TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir scratch;
+  const EngineOptions options{.model = {.path = model.path()}};
+  Engine one(options);
+  one.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 5});
+  fs::path saved;
+  uint64_t stage = 0;
+  for (const int size : {2, 1, 4, 8, 3, 1, 2}) {
+    SCOPED_TRACE(size);
+    const fs::path folder = scratch / std::to_string(stage), whole = scratch / "one";
+    train(one, stage, {0, 6});
+    one.run<SaveResult>(save_to(whole));
+    const std::string expected = text(state_of(one, "a"));
+    const auto life = [&](Engine& engine, int rank) {
+      engine.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 5});
+      if (!saved.empty())
+        engine.run<LoadResult>(
+            Load{.tenant = "a", .directory = saved.string(), .optimizer = true, .exact = true});
+      train(engine, stage, part_of_rank(rank, size));
+      engine.run<SaveResult>(save_to(folder));
+      EXPECT_EQ(text(state_of(engine, "a")), expected) << "rank " << rank;
+    };
+    if (size == 1) {
+      Engine engine(options);
+      life(engine, 0);
+    } else {
+      on_ranks(size, options, [&](Engine& engine, int rank, const auto&) { life(engine, rank); });
+    }
+    EXPECT_EQ(adapter_in(folder), adapter_in(whole));
+    EXPECT_EQ(fs::exists(folder / "training.safetensors"), size == 1);
+    for (int rank = 0; size > 1 && rank < size; ++rank)
+      EXPECT_TRUE(fs::exists(folder / training_part(rank, size)));
+    saved = folder;
+    ++stage;
+  }
+}
+
+TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir scratch;
+  const EngineOptions options{.model = {.path = model.path()}};
+  const fs::path folder = scratch / "saved";
+  on_ranks(2, options, [&](Engine& engine, int rank, const auto&) {
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kLora});
+    train(engine, 1, part_of_rank(rank, 2));
+    engine.run<SaveResult>(save_to(folder));
+  });
+  Engine engine(options);
+  engine.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 9});
+  const State before = state_of(engine, "a");
+  const auto refusal = [&] {
+    const std::string why = error_of([&] {
+      engine.run<LoadResult>(Load{.tenant = "a", .directory = folder.string(), .optimizer = true});
+    });
+    EXPECT_EQ(state_of(engine, "a"), before);
+    return why;
+  };
+  const fs::path index = folder / "training.index.json", part = folder / training_part(1, 2);
+  const std::string all = read_text(index);
+  const auto write = [](const fs::path& file, const std::string& bytes) {
+    write_file_atomically(file, bytes);
+  };
+  fs::rename(part, folder / "elsewhere");
+  EXPECT_NE(
+      refusal().find("names the shard 'training-00002-of-00002.safetensors', but there is no"),
+      std::string::npos);
+  fs::rename(folder / "elsewhere", part);
+  const size_t at = all.find(".exp_avg\"");
+  write(index, all.substr(0, at) + ".other\"" + all.substr(at + 9));
+  EXPECT_NE(refusal().find("but it is not"), std::string::npos);
+  fs::remove(index);
+  EXPECT_NE(refusal().find("training.index.json"), std::string::npos);
+  write(index, all);
+  EXPECT_NO_THROW(
+      engine.run<LoadResult>(Load{.tenant = "a", .directory = folder.string(), .optimizer = true}));
+}
+
+}  // namespace
+}  // namespace twinkle::engine

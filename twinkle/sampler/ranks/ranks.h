@@ -1,0 +1,57 @@
+// Of several ranks each computes some of the requests, and tells the others what came of them. All
+// have all requests and one schedule, so that nothing has to be agreed. Keys and values of a
+// request are on its rank alone. Knows no model.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "twinkle/base/fields.h"
+#include "twinkle/mesh/comm.h"
+#include "twinkle/sampler/params.h"
+#include "twinkle/sampler/sequence.h"
+
+namespace twinkle::sampler {
+
+class Ranks {
+ public:
+  // `comm`: of the ranks, or null: there is one, which has all. It outlives this.
+  explicit Ranks(mesh::Comm* comm) : comm_(comm && comm->size() > 1 ? comm : nullptr) {}
+
+  bool alone() const { return comm_ == nullptr; }
+  bool has(const Job& job) const { return alone() || job.rank == comm_->rank(); }
+
+  // Gives a new job to the rank with the fewest tokens to come of `others`. Its version becomes one
+  // of the rank, whose pages others do not have.
+  void place(Job& job, const std::map<int64_t, std::unique_ptr<Job>>& others) const;
+
+  struct Picked {  // a token
+    int32_t token;
+    float logprob;
+    TopLogprobs top;
+    static constexpr auto fields() {
+      return std::tuple{field(1, "token", &Picked::token), field(2, "logprob", &Picked::logprob),
+                        field(3, "top", &Picked::top)};
+    }
+  };
+  // What a step has found.
+  struct Found {
+    std::vector<PromptScores> prompts;
+    std::vector<Picked> tokens;
+    static constexpr auto fields() {
+      return std::tuple{field(1, "prompts", &Found::prompts), field(2, "tokens", &Found::tokens)};
+    }
+  };
+  // Of all ranks, for these jobs; `mine` is of those that this rank has, in their order. Of several
+  // ranks; all call it.
+  Found gather(const Found& mine, std::span<const Job* const> prompts,
+               std::span<const Job* const> tokens) const;
+
+ private:
+  mesh::Comm* comm_;
+};
+
+}  // namespace twinkle::sampler
