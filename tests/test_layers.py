@@ -147,6 +147,7 @@ CATCHES = {
     "twinkle/lora/train_graphs.cpp": "a recording that fails is done without",
     "twinkle/sampler/decode_graphs.cpp": "likewise",
     "twinkle/kernels/simd/team.cpp": "goes to the thread that opened the loop",
+    "twinkle/parallel/shards.cpp": "goes to the thread that waits for the gather",
     "twinkle/mesh/": "closes the group, whose ranks are all told it",
     "twinkle/sampler/sampler.cpp": "a decode's own becomes its request's error",
     "twinkle/sync/link.cpp": "is told to the other ranks, and goes on; their group may be closed",

@@ -42,10 +42,10 @@ std::vector<std::weak_ptr<Engine>>& engines() {
 // None, or the names of the process groups that Python has registered, and their timeout.
 std::optional<engine::Group> group_of(const py::object& given) {
   if (given.is_none()) return std::nullopt;
-  const auto [door, control, data, timeout_s] =
-      given.cast<std::tuple<std::string, std::string, std::string, double>>();
+  const auto [door, control, data, timeout_s, base] = given.cast<
+      std::tuple<std::string, std::string, std::string, double, std::optional<std::string>>>();
   return engine::Group{mesh::c10d_comm(door), mesh::c10d_comm(control), mesh::c10d_comm(data),
-                       timeout_s};
+                       timeout_s, base ? mesh::c10d_comm(*base) : nullptr};
 }
 
 EnginePointer make_engine(const engine::EngineOptions& options,

@@ -130,16 +130,16 @@ def check_world(mesh, what):
 
 
 def check_mesh(mesh, what):
-    """check_world, of what runs an engine. NotAvailableError: another axis than dp of more than one
-    rank, or one that lies over others."""
+    """check_world, of what runs an engine. NotAvailableError: another axis than dp and fsdp of more
+    than one rank, or one that lies over others."""
     check_world(mesh, what)
     sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
     sizes |= {"ep": mesh.ep_size or 1, "ulysses": mesh.ulysses_size or 1, "vpp": mesh.vpp_size or 1}
     for axis, size in sizes.items():
-        if axis != "dp" and size > 1:
+        if axis not in ("dp", "fsdp") and size > 1:
             raise NotAvailableError(
-                f"infra: {what} has {axis}_size {size}; this version has dp alone: give the ranks "
-                "to dp_size"
+                f"infra: {what} has {axis}_size {size}; this version has dp and fsdp alone: give "
+                "the ranks to dp_size, or to fsdp_size where one has no memory for the model"
             )
 
 

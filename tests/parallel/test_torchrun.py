@@ -140,7 +140,7 @@ import os
 from twinkle import DeviceMesh
 from twinkle.errors import NotAvailableError
 from twinkle.model import TransformersModel
-for axis in ("fsdp", "tp", "pp", "cp"):
+for axis in ("tp", "pp", "cp"):
     try:
         TransformersModel({str(tiny_llama_dir)!r}, device_mesh=DeviceMesh.from_sizes(
             **{{f"{{axis}}_size": 2}}))

@@ -22,8 +22,10 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
-mesh::Comm* comm_of(const std::optional<Group>& group) {
-  return group ? &dynamic_cast<mesh::Comm&>(*group->data) : nullptr;
+Comms comms_of(const std::optional<Group>& group) {
+  if (!group) return {};
+  return {dynamic_cast<mesh::Comm*>(group->data.get()),
+          dynamic_cast<mesh::Comm*>(group->base.get())};
 }
 
 // The queue of a group's leader gives each batch as many tokens as all ranks together take.
@@ -36,7 +38,7 @@ DispatcherOptions of_group(DispatcherOptions options, const Group& group) {
 
 struct Engine::State {
   State(const EngineOptions& o, Decoders decoders, std::optional<Group> g)
-      : group(std::move(g)), executor(checked(o), std::move(decoders), comm_of(group)) {
+      : group(std::move(g)), executor(checked(o), std::move(decoders), comms_of(group)) {
     if (!group) {
       dispatcher.emplace(o.scheduling, executor);
       return;

@@ -20,6 +20,7 @@ struct ModelOptions {
                               // those
   bool train_graphs = true;
   double memory_share = 1;
+  int64_t gathered_bytes = 0;  // of several ranks that share the base: parallel::Shards
 
   static constexpr auto fields() {
     using O = ModelOptions;
@@ -47,7 +48,11 @@ struct ModelOptions {
                "them; recordings hold at most activation_bytes more; changes no number"),
         option("memory_share", &O::memory_share, between(0.001, 1),
                "share of the device's memory within which weights and the sampler's cache must fit "
-               "together; a start that needs more is refused")};
+               "together; a start that needs more is refused"),
+        option("gathered_bytes", &O::gathered_bytes, between(0, kMostBytes),
+               "bytes of the base's layers, embedding and head that stay whole on each rank of "
+               "fsdp_size; those beyond them are gathered from all ranks for each pass, which "
+               "changes no bit; 0: none stays")};
   }
 };
 

@@ -322,10 +322,10 @@ InspectResult Tenant::inspect(bool tensors) {
   if (optimizer_) out.step = optimizer_->num_steps();
   out.num_tokens = num_tokens_;
   if (mode_ != Mode::kFrozen) return out;
-  for (const auto& w : decoder_.weights()) {
+  decoder_.visit_weights([&](const model::NamedWeight& w) {
     out.weights = checksum(out.weights, *w.value);
     add(w.name, *w.value);
-  }
+  });
   return out;
 }
 

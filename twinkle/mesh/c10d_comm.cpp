@@ -42,6 +42,11 @@ class C10dComm : public Comm {
     return out;
   }
 
+  void gather_into(at::Tensor& all, const at::Tensor& x) override {
+    at::Tensor input = x;
+    run("gather", true, [&](Group& g) { return g->_allgather_base(all, input); });
+  }
+
   void broadcast(at::Tensor& x, int root) override {
     std::vector<at::Tensor> one{x};
     c10d::BroadcastOptions options;

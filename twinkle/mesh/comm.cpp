@@ -69,6 +69,11 @@ at::Tensor Comm::all_gather(const at::Tensor& x, Counts counts) {
   return all_to_all(n == 1 ? mine : mine.repeat({size()}), to, counts);
 }
 
+void Comm::gather_into(at::Tensor& all, const at::Tensor& x) {
+  const std::vector<int64_t> counts(static_cast<size_t>(size()), x.numel());
+  all.copy_(all_gather(x, counts));
+}
+
 at::Tensor Comm::reduce_scatter(const at::Tensor& x, Counts counts) {
   const int64_t mine = counts[static_cast<size_t>(rank())];
   const std::vector<int64_t> from(static_cast<size_t>(size()), mine);

@@ -40,6 +40,8 @@ class Comm : public Channel {
 
   // `x` [count of this rank], on all ranks of one type: all of them, [sum of counts].
   at::Tensor all_gather(const at::Tensor& x, Counts counts);
+  // `x` [m] of every rank into `all` [n m], without a copy of either.
+  virtual void gather_into(at::Tensor& all, const at::Tensor& x);
   // `x` [sum of counts] on each rank: the sums of this rank's part, [count]. Added in float32 (in
   // float64 where x is), rounded once.
   at::Tensor reduce_scatter(const at::Tensor& x, Counts counts);

@@ -11,6 +11,11 @@ at::Tensor CountingComm::all_to_all(const at::Tensor& in, Counts to, Counts from
   return comm_.all_to_all(in, to, from);
 }
 
+void CountingComm::gather_into(at::Tensor& all, const at::Tensor& x) {
+  sent_.all_to_all += static_cast<int64_t>(x.nbytes()) * (size() - 1);
+  comm_.gather_into(all, x);
+}
+
 void CountingComm::broadcast(at::Tensor& x, int root) {
   if (rank() == root) sent_.broadcast += static_cast<int64_t>(x.nbytes()) * (size() - 1);
   comm_.broadcast(x, root);

@@ -8,8 +8,9 @@
 namespace twinkle::mesh {
 
 struct SentBytes {
-  int64_t all_to_all = 0;  // all_gather, reduce_scatter, all_reduce and barrier are made of these
-  int64_t broadcast = 0;   // of the root: once for each other rank
+  int64_t all_to_all =
+      0;  // gather_into too; all_gather, reduce_scatter, all_reduce and barrier are made of these
+  int64_t broadcast = 0;  // of the root: once for each other rank
   int64_t send = 0;
 };
 
@@ -20,6 +21,7 @@ class CountingComm : public Comm {
   const SentBytes& sent() const { return sent_; }
 
   at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override;
+  void gather_into(at::Tensor& all, const at::Tensor& x) override;
   void broadcast(at::Tensor& x, int root) override;
   std::unique_ptr<Transfer> start_send(const at::Tensor& x, int to) override;
   std::unique_ptr<Transfer> start_recv(const at::Tensor& x, int from) override {

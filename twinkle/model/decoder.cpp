@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/deterministic.h"
 #include "twinkle/kernels/simd/team.h"
@@ -16,6 +18,10 @@ void go_on(const Batch& batch) {
 }
 
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+// The pieces that Borders know: the head, which may be the embedding too, and the layers.
+constexpr size_t kHeadPiece = 0;
+size_t piece_of_layer(size_t index) { return index + 1; }
 
 std::string layer_path(size_t index) { return "model.layers." + std::to_string(index) + "."; }
 
@@ -38,23 +44,31 @@ WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
 }
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
-                 at::Device device)
-    : spec_(spec), dtype_(dtype), device_(device) {
+                 at::Device device, Borders& borders)
+    : spec_(spec), dtype_(dtype), device_(device), borders_(borders) {
   keep_heap_pages();
   const WeightSource source = weights_of(spec, checkpoint, dtype);
   WeightMemory memory;  // of the host
+  size_t piece = kHeadPiece;
   Parts parts([&](const std::string& name, const std::vector<int64_t>& shape) {
-    return source.read(name, shape, {}, device.is_cpu() ? &memory : nullptr).to(device);
+    pieces_.push_back(piece);
+    return borders.weight(source, {piece, name, shape}, device.is_cpu() ? &memory : nullptr)
+        .to(device);
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
+  spec_.tied_head = spec.tied_head && !has_own_head(source);
+  const bool embedding_is_head = spec_.tied_head && !spec.value_head;
+  embedding_piece_ = embedding_is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
+  piece = embedding_piece_;
   parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
   for (const LayerSpec& layer : spec.layers) {
+    piece = piece_of_layer(layers_.size());
     parts.path = layer_path(layers_.size());
     layers_.emplace_back(spec, layer, parts);
   }
+  piece = kHeadPiece;
   parts.path.clear();
   parts.norm("model.norm", d, spec.norm_eps, final_norm_);
-  spec_.tied_head = spec.tied_head && !has_own_head(source);
   if (spec.value_head) {
     parts.weight(kValueWeight, {1, d}, true, head_.weight, head_.weight_grad);
     parts.weight(kValueBias, {1}, false, head_.bias, head_.bias_grad);
@@ -66,6 +80,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   }
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
+  borders.loaded(source);
   const std::string beyond = layer_path(spec.layers.size());
   for (const std::string& name : source.names()) {
     require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
@@ -98,7 +113,42 @@ void Decoder::set_exact(bool exact) {
   }
 }
 
+InUse Decoder::use_head(bool learns) const {
+  const std::optional<size_t> last = layers_.size();  // its piece
+  return {borders_, kHeadPiece, learns ? last : std::nullopt};
+}
+
+InUse Decoder::use_embedding() const { return {borders_, embedding_piece_, piece_of_layer(0)}; }
+
+InUse Decoder::use_layer(size_t index, bool backward) const {
+  const size_t piece = piece_of_layer(index);
+  if (backward) return {borders_, piece, index > 0 ? std::optional(piece - 1) : std::nullopt};
+  return {borders_, piece, index + 1 < layers_.size() ? piece + 1 : kHeadPiece};
+}
+
+void Decoder::walk_forward() {
+  use_embedding();
+  for (size_t i = 0; i < layers_.size(); ++i) use_layer(i, false);
+}
+
+void Decoder::walk_backward() {
+  for (size_t i = layers_.size(); i > 0; --i) use_layer(i - 1, true);
+}
+
+bool Decoder::has_all() const {
+  return std::ranges::all_of(pieces_, [&](size_t piece) { return borders_.has(piece); });
+}
+
+void Decoder::visit_weights(const std::function<void(const NamedWeight&)>& see) const {
+  for (size_t i = 0; i < weights_.size();) {
+    const size_t piece = pieces_[i];
+    const InUse here(borders_, piece);
+    for (; i < weights_.size() && pieces_[i] == piece; ++i) see(weights_[i]);
+  }
+}
+
 at::Tensor Decoder::embed(const Batch& batch) const {
+  const InUse here = use_embedding();
   return embedding_.index_select(0, batch.input_ids);
 }
 
@@ -131,8 +181,8 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
   const auto [middle, normed] = nn::add_rms_norm(x, mixed, layer.mlp_norm, batch.rows);
   const at::Tensor out = layer.mlp->forward(normed, context);
   if (index + 1 < layers_.size()) {
-    layers_[index + 1].mixer->prefetch();
-  } else {
+    if (borders_.has(piece_of_layer(index + 1))) layers_[index + 1].mixer->prefetch();
+  } else if (borders_.has(kHeadPiece)) {
     nn::prefetch(head_);
   }
   return {middle, out};
@@ -155,6 +205,7 @@ at::Tensor Decoder::forward(const Batch& from) {
     at::Tensor normed = nn::rms_norm(x, norm_of(0), batch.rows);
     for (size_t i = 0; i < layers_.size(); ++i) {
       go_on(batch);
+      const InUse here = use_layer(i, false);
       const auto [middle, out] = run_layer(i, x, normed, batch);
       auto next = nn::add_rms_norm(middle, out, norm_of(i + 1), batch.rows);
       x = std::move(next.sum), normed = std::move(next.normed);
@@ -210,21 +261,25 @@ at::Tensor Decoder::forward_train(Tape& tape) {
   at::Tensor x = embed(tape.batch);
   tape.segments.clear();
   const size_t first = first_kept(tape.batch);
-  for (size_t i = 0; i <= layers_.size(); ++i) {
-    go_on(tape.batch);
+  const auto run = [&](size_t i) {
     const at::AutoGradMode grad(i >= first);
     const at::Tensor in = x.detach().requires_grad_(true);
     const at::Tensor out = run_segment(i, in, tape.batch);
     tape.segments.push_back({in, i >= first ? out : at::Tensor()});
     x = out.detach();
+  };
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    go_on(tape.batch);
+    const InUse here = use_layer(i, false);
+    run(i);
   }
+  run(layers_.size());
   return x;
 }
 
 void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
   at::Tensor d = dhidden;
-  while (!tape.segments.empty()) {
-    go_on(tape.batch);
+  const auto run = [&] {
     Tape::Segment segment = std::move(tape.segments.back());
     tape.segments.pop_back();
     if (!segment.out.defined()) {
@@ -233,6 +288,12 @@ void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
       ++num_recomputed_;
     }
     d = torch::autograd::grad({segment.out}, {segment.in}, {d})[0];
+  };
+  run();  // the final norm
+  while (!tape.segments.empty()) {
+    go_on(tape.batch);
+    const InUse here = use_layer(tape.segments.size() - 1, true);
+    run();
   }
   if (embedding_grad_) add_embedding_grad(tape.batch, d);
 }

@@ -10,12 +10,14 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/blocks/layer.h"
+#include "twinkle/model/borders.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/model/weights/weight_source.h"
 
@@ -54,9 +56,9 @@ class Decoder {
  public:
   // Takes the weights in `dtype` (float32, bfloat16; float64 for tests) to `device`, where it all
   // runs; batches come from the CPU. Errors name the tensor that is missing or whose shape is not
-  // the spec's.
+  // the spec's. `borders` outlive it.
   Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
-          at::Device device = at::kCPU);
+          at::Device device = at::kCPU, Borders& borders = no_borders());
 
   const DecoderSpec& spec() const { return spec_; }
   at::ScalarType dtype() const { return dtype_; }
@@ -73,6 +75,10 @@ class Decoder {
   at::Tensor forward_train(Tape& tape);  // brings the tape's batch to the device
   // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
   void backward(Tape& tape, const at::Tensor& dhidden);
+  // What forward() or forward_train(), and backward(), do at the borders of pieces, without rows:
+  // of a rank that has none where others have some.
+  void walk_forward();
+  void walk_backward();
 
   // Bytes of activations that forward_train may keep; 0: no limit. As many layers as fit keep their
   // graphs, the last ones first; of the others only the inputs stay, and backward computes those
@@ -89,8 +95,14 @@ class Decoder {
   // What sampling keeps of a sequence in each layer.
   std::vector<StateSpec> states() const;
 
-  // V x D and its gradient buffer; a value head is 1 x D and has a bias.
+  // V x D and its gradient buffer; a value head is 1 x D and has a bias. Its values are there while
+  // it is in use. `learns`: backward() follows.
   const nn::Linear& head() const { return head_; }
+  InUse use_head(bool learns = false) const;
+  // True if the values of all weights are there, in use or not.
+  bool has_all() const;
+  // Calls `see` of every weight, in the order of weights(), while its values are there.
+  void visit_weights(const std::function<void(const NamedWeight&)>& see) const;
 
   // exact: a row's bits do not depend on the other rows of a batch. Every product of forward and
   // backward is tested for it; Error kInternal: one fails.
@@ -114,6 +126,8 @@ class Decoder {
   void set_buffers(const std::vector<at::Tensor>& sums);
 
  private:
+  InUse use_embedding() const;
+  InUse use_layer(size_t index, bool backward) const;
   at::Tensor embed(const Batch& batch) const;
   // The two terms of a layer's output.
   struct Residual {
@@ -134,12 +148,15 @@ class Decoder {
   DecoderSpec spec_;
   at::ScalarType dtype_;
   at::Device device_;
+  Borders& borders_;
+  size_t embedding_piece_ = 0;
   at::Tensor embedding_;  // [V, D]
   nn::WeightGrad* embedding_grad_ = nullptr;
   std::deque<Layer> layers_;
   nn::RmsNorm final_norm_;
   nn::Linear head_;
   std::vector<NamedWeight> weights_;
+  std::vector<size_t> pieces_;  // of weights_
   std::vector<NamedLinear> linears_;
   nn::RopeTable rope_;
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;

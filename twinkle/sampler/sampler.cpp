@@ -400,8 +400,12 @@ std::vector<Sampler::Chosen> Sampler::forward_step(const std::vector<Sequence*>&
   at::Tensor logits = records ? graphs_.logits(mine) : at::Tensor();
   if (logits.defined()) {
     num_computed_ += num_tokens(mine);
-  } else if (!mine.empty()) {
+  } else if (mine.empty()) {
+    decoder_.walk_forward();  // others have rows
+    const model::InUse head = decoder_.use_head();
+  } else {
     const at::Tensor hidden = forward(mine);
+    const model::InUse head = decoder_.use_head();
     score_prompts(hidden, mine);
     logits = last_logits(hidden, mine);
   }

@@ -9,6 +9,7 @@ from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.platform import Platform, environment_number
 
 _ENGINE = ("door", "control", "data")  # one for each thread of an engine that talks
+_BASE = "base"  # of the ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 
 
@@ -39,13 +40,18 @@ def engine_group(mesh):
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     names = [f"twinkle/{restart}/{number}/{what}" for what in _ENGINE]
     store = _store(timeout)
+    base = None
     try:
         held = [process_group(name, name, store, (index, size, timeout)) for name in names]
+        if (mesh.fsdp_world_size or 1) > 1:
+            base = f"twinkle/{restart}/{number}/{_BASE}/{mesh.dp_rank or 0}"
+            place = (mesh.fsdp_rank, mesh.fsdp_world_size, timeout)
+            held.append(process_group(base, base, store, place))
     except RuntimeError as error:
         raise NotAvailableError(
             f"infra: rank {index} could not meet the other ranks of a mesh of {size}: {error}"
         ) from error
-    yield (*names, timeout)
+    yield (*names, timeout, base)
     held.clear()  # a group ends, and the other ranks hear of it, with its last holder
 
 

@@ -11,17 +11,6 @@ from twinkle.logger import get_logger
 _FLAGS = ("low_cpu_mem_usage", "memory_efficient_init", "trust_remote_code", "use_cache")
 KWARGS = ("attn_implementation", "device_map", "enable_router_replay", "instance_id",
           "remote_group", "revision", *_FLAGS)  # fmt: skip
-# How several devices share a model: on one there is nothing to share.
-_SHARING = {
-    "ddp_config": (
-        "bucket_cap_mb", "broadcast_buffers", "check_reduction", "find_unused_parameters",
-        "gradient_as_bucket_view", "init_sync", "static_graph"),
-    "fsdp_config": (
-        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "expert_parallel",
-        "forward_prefetch", "fsdp_version", "limit_all_gathers", "manual_prefetch",
-        "reshard_after_forward", "sharding_strategy", "sync_module_states",
-        "transformer_layer_cls_to_wrap", "use_orig_params"),
-}  # fmt: skip
 _MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
@@ -40,7 +29,7 @@ def check_model_cls(model_cls, value_head):
     )
 
 
-def check_arguments(config, mixed_precision, strategy, dtype, router_replay):
+def check_arguments(config, mixed_precision, dtype, router_replay):
     """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
     NotAvailableError: one that this version does not have."""
     if router_replay:
@@ -56,33 +45,12 @@ def check_arguments(config, mixed_precision, strategy, dtype, router_replay):
         mixed_precision in ("bf16", "no"),
         f"model: mixed_precision is {mixed_precision!r}, it must be 'bf16' or 'no'",
     )
-    require(
-        strategy in ("accelerate", "native_fsdp"),
-        f"model: strategy is {strategy!r}, it must be 'accelerate' or 'native_fsdp'",
-    )
     dtype = str(dtype).removeprefix("torch.") if dtype is not None else "auto"
     require(
         dtype == "auto" or _PRECISION_OF.get(dtype) == mixed_precision,
         f"model: torch_dtype is {dtype}, but mixed_precision is {mixed_precision!r}; they must be "
         "bfloat16 and 'bf16', or float32 and 'no'",
     )
-
-
-def check_sharing(**configs):
-    """ddp_config and fsdp_config of a model on one device, which shares nothing. InvalidError: no
-    dict, a field that says something else; NotAvailableError: experts in parallel."""
-    given = []
-    for name, value in configs.items():
-        config = checks.mapping(f"model: {name}", value, none=True)
-        refuse_unknown(f"model: {name}", config, _SHARING[name])
-        experts = config.get("expert_parallel")
-        if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
-            raise NotAvailableError(
-                f"model: {name}: expert_parallel is {experts!r}, it needs mixture-of-experts "
-                "models, which this version does not have: leave it out"
-            )
-        given += [f"{field} of {name}" for field in config]
-    _told(given, "they say how several devices share a model, and it runs on one")
 
 
 def check_kwargs_of_model(kwargs, device):

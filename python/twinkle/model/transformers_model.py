@@ -19,7 +19,6 @@ from twinkle.model.arguments import (
     check_arguments,
     check_kwargs_of_model,
     check_model_cls,
-    check_sharing,
     forward_kwargs,
     refuse_grad_scaler,
 )
@@ -34,6 +33,7 @@ from twinkle.model.python_loss import (
     with_values,
 )
 from twinkle.model.remote import of_all, of_batch
+from twinkle.model.sharing import sharing_options
 from twinkle.remote import remote_class
 from twinkle.remote.how import at_once
 
@@ -99,11 +99,11 @@ class TransformersModel(SendsWeights, Adapters):
         checks.newest("model: revision", kwargs.get("revision"))
         replay = kwargs.get("enable_router_replay", False)
         check_model_cls(model_cls, self._value_head)
-        check_arguments(config, mixed_precision, strategy, dtype, replay)
-        check_sharing(ddp_config=ddp_config, fsdp_config=fsdp_config)
+        check_arguments(config, mixed_precision, dtype, replay)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
+        shared = sharing_options(self.device_mesh, strategy, ddp_config, fsdp_config)
         check_kwargs_of_model(kwargs, self._device)
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
@@ -116,7 +116,7 @@ class TransformersModel(SendsWeights, Adapters):
             device=self._device,
             device_mesh=self.device_mesh,
             value_head=self._value_head,
-            **options,
+            **(shared | options),
         ).operations
         self.model_info = self.engine.model_info()
         # What scripts reach for on the model inside; the engine knows its layers.

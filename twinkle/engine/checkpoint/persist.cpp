@@ -239,7 +239,10 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
     out.config = adapter.config();
     out.entries = adapter.entries();
   } else if (!is_adapter) {
-    for (const auto& w : decoder.weights()) out.weights.push_back(model::view_of(w.name, *w.value));
+    decoder.visit_weights([&](const model::NamedWeight& w) {
+      out.weights.push_back(decoder.has_all() ? model::view_of(w.name, *w.value)
+                                              : owning_view(w.name, w.value->clone()));
+    });
   }
   if (!operation.optimizer) return out;
   out.training = tenant.training_fields(operation.gradients);

@@ -60,6 +60,28 @@ void require_share(double share, double weights, double cache, at::Device device
           " MiB; raise it, or lower kv_tokens");
 }
 
+// Null: this rank has all of the base.
+std::unique_ptr<parallel::Shards> shards_of(mesh::Comm* comm, int64_t gathered_bytes) {
+  if (comm) return std::make_unique<parallel::Shards>(*comm, gathered_bytes);
+  require(
+      gathered_bytes == 0, Code::kInvalid, "engine: gathered_bytes is ", gathered_bytes,
+      ", but every rank holds all weights of the base: leave it out, or give ranks to fsdp_size");
+  return nullptr;
+}
+
+// Ranks read different parts of the files: what one finds in its own, all of them throw.
+void read_together(mesh::Comm* comm, const std::function<void()>& read) {
+  if (!comm) return read();
+  std::string said;
+  try {
+    read();
+  } catch (const Error& error) {
+    said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
+  }
+  for (const std::string& error : comm->all_gather(said))
+    if (!error.empty()) throw Error(static_cast<Code>(error[0] - '0'), error.substr(1));
+}
+
 // How the text of a Sample is read that has stop strings.
 struct PreparedText : Prepared {
   Decode decode;
@@ -67,11 +89,11 @@ struct PreparedText : Prepared {
 
 }  // namespace
 
-DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders, mesh::Comm* comm)
+DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders, Comms comms)
     : copies_(kMaxKeptBytes),
       decoders_(std::move(decoders)),
       parking_(options.parking),
-      split_(comm) {
+      split_(comms.data) {
   const ModelOptions& o = options.model;
   require(!o.path.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
@@ -79,6 +101,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const at::Device device = device_named(o.device);
   require(split_.alone() || device.is_cpu(), Code::kInvalid, "engine: device is '", o.device,
           "', this version runs several ranks on CPUs; set TWINKLE_DEVICE=cpu");
+  shards_ = shards_of(comms.base, o.gathered_bytes);
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
@@ -86,12 +109,16 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   base_.dtype = dtype;
   const double cache = cache_bytes(options.sampler.kv_tokens, base_.spec, dtype);
   require_cache_fits(options.sampler.kv_tokens, cache, device);
-  decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device);
+  read_together(comms.data, [&] {
+    model::Borders& borders = shards_ ? *shards_ : model::no_borders();
+    decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device, borders);
+  });
   double weights = 0;
   for (const auto& w : decoder_->weights()) {
     base_.weights.push_back({w.name, w.value->sizes().vec()});
     weights += static_cast<double>(w.value->nbytes());
   }
+  if (shards_) weights = static_cast<double>(shards_->most_bytes());
   require_share(o.memory_share, weights, cache, device);
   base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
@@ -108,7 +135,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   training_ = std::make_unique<Training>(
       PassContext{*decoder_, *pool_, *graphs_, split_},
       [this](const std::string& name) -> Tenant& { return tenant(name); });
-  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids, comm);
+  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids, comms.data);
 }
 
 std::string DecoderExecutor::graph_failure() const {
@@ -199,8 +226,9 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   Tenant& who = tenant(op->tenant);
   const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
-  // On a CPU a model is written from where it is.
-  const int64_t bytes = models > 0 && decoder_->device().is_cpu() ? 0 : held->num_bytes();
+  // On a CPU a model that is there is written from where it is.
+  const bool is_in_place = models > 0 && decoder_->device().is_cpu() && decoder_->has_all();
+  const int64_t bytes = is_in_place ? 0 : held->num_bytes();
   const auto place = writing_.insert(resolved_name(op->directory));
   writing_bytes_ += bytes;
   num_models_written_ += models;
@@ -370,9 +398,20 @@ void DecoderExecutor::end_round() {
   }
 }
 
+// A rank that fails in the middle of a pass leaves others that wait for its part of the base.
+template <class F>
+auto DecoderExecutor::with_shards(F&& pass) {
+  try {
+    return pass();
+  } catch (const std::exception& error) {
+    if (shards_) shards_->give_up(error.what());
+    throw;
+  }
+}
+
 void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                                 BatchOutcome& outcome) {
-  training_->run_batch(batch, stop, outcome);
+  with_shards([&] { training_->run_batch(batch, stop, outcome); });
   end_round();
 }
 
@@ -389,7 +428,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, Sampl
 }
 
 std::vector<Ended> DecoderExecutor::step() {
-  return together([&] { return sampling_->step(); });
+  return with_shards([this] { return together([this] { return sampling_->step(); }); });
 }
 
 Result DecoderExecutor::commit(int64_t id) {

@@ -18,16 +18,20 @@
 #include "twinkle/engine/training/split.h"
 #include "twinkle/engine/training/training.h"
 #include "twinkle/engine/weights/shelf.h"
+#include "twinkle/parallel/shards.h"
 
 namespace twinkle::engine {
+
+// Of a group's ranks; outlive who is given them.
+struct Comms {
+  mesh::Comm* data = nullptr;  // that run the same calls and share each pass; null: there is one
+  mesh::Comm* base = nullptr;  // that share the base's weights; null: each has all of them
+};
 
 class DecoderExecutor : public Executor {
  public:
   // All but options.scheduling. `decoders` are of the Samples' tokenizers.
-  // `comm`: of the ranks that run the same calls and share each pass, or null: there is one. It
-  // outlives this.
-  explicit DecoderExecutor(const EngineOptions& options, Decoders decoders = {},
-                           mesh::Comm* comm = nullptr);
+  explicit DecoderExecutor(const EngineOptions& options, Decoders decoders = {}, Comms comms = {});
   ~DecoderExecutor() override;
 
   const ModelInfo& model_info() const { return model_info_; }
@@ -72,6 +76,8 @@ class DecoderExecutor : public Executor {
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
   void trim_heaps();
   void replace(const std::vector<Weight>& weights, Tenant& who);
+  template <class F>
+  auto with_shards(F&& pass);
   void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
@@ -83,6 +89,7 @@ class DecoderExecutor : public Executor {
   Prefetch prefetch_{base_};
   const Decoders decoders_;
   ModelInfo model_info_;
+  std::unique_ptr<parallel::Shards> shards_;  // null: this rank has all of the base
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;

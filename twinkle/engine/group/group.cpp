@@ -25,7 +25,9 @@ Command command_from_bytes(const std::string& bytes) {
 }
 
 void Group::close(const std::string& why) const noexcept {
-  for (mesh::Channel* channel : {door.get(), control.get(), data.get()}) channel->close(why);
+  for (mesh::Channel* channel : {door.get(), control.get(), data.get(), base.get()}) {
+    if (channel) channel->close(why);
+  }
 }
 
 std::exception_ptr agree(mesh::Channel& control, const std::function<std::string()>& call) {

@@ -9,17 +9,20 @@
 
 namespace twinkle::engine {
 
-// Three groups of the same ranks, since three threads of each talk at a time. Rank 0 leads.
+// Groups of the same ranks, one for each thread of a rank that talks. Rank 0 leads.
 struct Group {
   std::unique_ptr<mesh::Channel> door;     // callers' threads: what each rank submits
   std::unique_ptr<mesh::Channel> control;  // from the leader to its followers, and their answers
   std::unique_ptr<mesh::Channel> data;     // within a call: a Comm, of what ranks compute
   // How long a rank waits for another. The leader is heard of four times as often.
   double timeout_s = 60;
+  // A Comm of those among the ranks that hold the base's weights together, each a part; null: each
+  // holds all of them.
+  std::unique_ptr<mesh::Channel> base = nullptr;
 
   int rank() const { return control->rank(); }
   int size() const { return control->size(); }
-  // The first error closes all three: ranks that wait on any of them are woken.
+  // The first error closes all of them: ranks that wait on any of them are woken.
   void close(const std::string& why) const noexcept;
 };
 

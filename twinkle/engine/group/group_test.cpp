@@ -62,12 +62,12 @@ std::vector<Texts> of_one(const EngineOptions& options, uint64_t seed, int size)
 }
 
 // All at once.
-std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int size) {
+std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int size, int fsdp = 1) {
   const ScratchDir scratch;
   const std::string folder = scratch.path().string();
   const std::vector<Owned> schedule = some_schedule(seed, folder, 3, 24);
   std::vector<Texts> out(static_cast<size_t>(size));
-  on_ranks(size, options, [&](Engine& engine, int rank, const auto&) {
+  const auto script = [&](Engine& engine, int rank, const auto&) {
     std::vector<std::function<Result()>> results;
     for (size_t i = 0; i < schedule.size(); ++i) {
       const Operation& whole = schedule[i].operation;
@@ -83,7 +83,8 @@ std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int siz
     }
     for (const auto& result : results)
       out[static_cast<size_t>(rank)].push_back(without(text_of(result), folder));
-  });
+  };
+  on_ranks(size, options, script, fsdp);
   return out;
 }
 
@@ -124,6 +125,25 @@ TEST(Groups, SampleEachRequestOnOneRank) {
     computed[r] = engine.sampling().num_computed_tokens;
   });
   for (const int64_t tokens : computed) EXPECT_EQ(4 * tokens, one.sampling().num_computed_tokens);
+}
+
+TEST(Groups, ThatShareTheBaseGiveEveryRankTheBitsOfOneRank) {
+  for (uint64_t seed = 1; seed <= 18; ++seed) {
+    SCOPED_TRACE(seed);
+    JsonObject config = smallest_config();
+    config["tie_word_embeddings"] = seed % 2 == 0;
+    const model::TinyModel model(config);
+    const auto [dp, fsdp] =
+        std::array{std::pair{1, 2}, std::pair{1, 3}, std::pair{1, 4}, std::pair{2, 2}}[seed % 4];
+    EngineOptions options{
+        .model = {.path = model.path(), .mixed_precision = seed % 3 ? "bf16" : "no"},
+        .scheduling = {.token_budget = 1 + static_cast<int64_t>(key_of(seed, "budget") % 40)},
+        .sampler = {.kv_tokens = 512, .max_sequences = 4, .prefill_tokens = 12}};
+    const std::vector<Texts> expected = of_one(options, seed, dp * fsdp);
+    options.model.gathered_bytes = static_cast<int64_t>(key_of(seed, "gathered") % 3) * 6000;
+    const std::vector<Texts> got = of_group(options, seed, dp * fsdp, fsdp);
+    for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(got[r], expected[r]) << "rank " << r;
+  }
 }
 
 // Losses that need all rows of the operation, over several batches, and an adapter on the head,

@@ -14,12 +14,16 @@
 
 namespace twinkle::engine {
 
-inline std::vector<Group> groups(int size, double timeout_s = 60) {
+// `fsdp`: ranks that follow one another and share the base; 1: each has all of it.
+inline std::vector<Group> groups(int size, int fsdp = 1, double timeout_s = 60) {
   auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
        data = mesh::thread_comms(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
     out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), timeout_s};
+  for (size_t r = 0; fsdp > 1 && r < out.size();) {
+    for (auto& base : mesh::thread_comms(fsdp, timeout_s)) out[r++].base = std::move(base);
+  }
   return out;
 }
 
@@ -40,8 +44,8 @@ inline const mesh::SentBytes& count(Group& group) {
 
 // Runs `script` of every rank in a thread of its own, with its engine and what it sends.
 using Script = std::function<void(Engine&, int rank, const mesh::SentBytes& sent)>;
-inline void on_ranks(int size, const EngineOptions& options, const Script& script) {
-  std::vector<Group> of_ranks = groups(size);
+inline void on_ranks(int size, const EngineOptions& options, const Script& script, int fsdp = 1) {
+  std::vector<Group> of_ranks = groups(size, fsdp);
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {

@@ -269,6 +269,7 @@ struct Pieces {
 // What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
 // hidden, for the decoder's backward; undefined where this rank has no rows.
 at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
+  const model::InUse here = of.with.decoder.use_head(true);
   const nn::Linear& head = of.with.decoder.head();
   for (const OpSlice& piece : of.all) {
     if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
@@ -294,6 +295,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
 // The hidden states' rows, which the pieces' operations keep.
 void score(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) {
   const at::NoGradGuard no_grad;
+  const model::InUse here = of.with.decoder.use_head();
   const nn::Linear& head = of.with.decoder.head();
   nn::HeadOutput out;
   if (pass.has_rows())
@@ -319,7 +321,12 @@ void forward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop
   PackedBatch pass;
   pass.tape.batch.stop = &stop;
   pack_pass(pass, of.mine);
-  score(of, pass, pass.has_rows() ? with.decoder.forward(pass.tape.batch) : at::Tensor());
+  at::Tensor hidden;
+  if (pass.has_rows())
+    hidden = with.decoder.forward(pass.tape.batch);
+  else
+    with.decoder.walk_forward();
+  score(of, pass, hidden);
 }
 
 void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop& stop) {
@@ -328,10 +335,17 @@ void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Sto
   pass.tape.batch.stop = &stop;
   pack_pass(pass, of.mine);
   const Partials partials(with.split, with.pool, with.decoder.dtype(), pass.tape.batch.rows);
-  const at::Tensor hidden = pass.has_rows() ? with.graphs.forward(pass.tape) : at::Tensor();
+  at::Tensor hidden;
+  if (pass.has_rows())
+    hidden = with.graphs.forward(pass.tape);
+  else
+    with.decoder.walk_forward();
   const at::NoGradGuard no_grad;
   const at::Tensor dhidden = learn(of, pass, hidden);
-  if (pass.has_rows()) with.graphs.backward(pass.tape, dhidden);
+  if (pass.has_rows())
+    with.graphs.backward(pass.tape, dhidden);
+  else
+    with.decoder.walk_backward();
   partials.add(pieces);
 }
 

@@ -9,9 +9,12 @@
 namespace twinkle::engine {
 namespace {
 
-std::vector<Weight> base_of(const std::vector<model::NamedWeight>& weights) {
+std::vector<Weight> base_of(model::Decoder& decoder) {
+  require(decoder.has_all(), Code::kInvalid,
+          "engine: the weights of a base that ranks hold in parts are not sent, nor replaced, in "
+          "this version: give the ranks to dp_size instead of fsdp_size");
   std::vector<Weight> out;
-  for (const auto& w : weights) out.push_back({w.name, *w.value});
+  for (const auto& w : decoder.weights()) out.push_back({w.name, *w.value});
   return out;
 }
 
@@ -45,7 +48,7 @@ void require_fits(const std::vector<Weight>& given, const std::vector<Weight>& o
 WeightsView view_of(Tenant& tenant, model::Decoder& decoder, const lora::Pool& pool) {
   WeightsView out{.trains_base = tenant.mode() == Mode::kFull,
                   .base_version = pool.base_version(),
-                  .base = base_of(decoder.weights())};
+                  .base = base_of(decoder)};
   if (tenant.mode() != Mode::kLora) return out;
   const lora::Adapter& adapter = tenant.adapter();
   out.lora_json = boost::json::serialize(json_of(adapter.config()));
@@ -58,7 +61,7 @@ void replace_weights(const std::vector<Weight>& weights, Tenant& tenant, model::
   require(tenant.mode() != Mode::kFull, Code::kInvalid, "engine: replace_weights: tenant '",
           tenant.name(), "' trains all weights itself; receive into an engine that samples");
   if (tenant.mode() == Mode::kFrozen) {
-    const std::vector<Weight> ours = base_of(decoder.weights());
+    const std::vector<Weight> ours = base_of(decoder);
     require_fits(weights, ours, tenant.name());
     for (size_t i = 0; i < ours.size(); ++i) model::assign(weights[i].value, ours[i].value);
     pool.base_changed();

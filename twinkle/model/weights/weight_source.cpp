@@ -64,10 +64,22 @@ void WeightSource::check(const std::string& name, const std::vector<int64_t>& sh
 at::Tensor WeightSource::read(const std::string& name, const std::vector<int64_t>& shape,
                               const TensorSlice& slice, WeightMemory* memory) const {
   if (is_zero(name)) return at::zeros(slice.shape_in(shape), dtype_);
-  const StoredTensor& from = stored(name, shape);
+  return taken(stored(name, shape), slice, memory);
+}
+
+at::Tensor WeightSource::read_run(const std::string& name, const std::vector<int64_t>& shape,
+                                  int64_t begin, int64_t end) const {
+  if (is_zero(name)) return at::zeros({end - begin}, dtype_);
+  StoredTensor flat = stored(name, shape);
+  flat.shape = {flat.num_bytes() / size_of(flat.dtype)};
+  return taken(flat, {0, begin, end}, nullptr);
+}
+
+at::Tensor WeightSource::taken(const StoredTensor& from, const TensorSlice& slice,
+                               WeightMemory* memory) const {
   const bool converts = scalar_type_of(from) != dtype_;
   const at::Tensor taken = read_tensor(from, slice, converts ? nullptr : memory);
-  require(is_finite(taken), Code::kInvalid, "model: tensor ", name, " of ",
+  require(is_finite(taken), Code::kInvalid, "model: tensor ", from.name, " of ",
           checkpoint_.path().string(), " holds NaN or infinity; fetch the checkpoint again");
   if (!converts) return taken;
   const at::Tensor converted = taken.to(dtype_);

@@ -21,6 +21,7 @@ class WeightSource {
 
   const std::vector<std::string>& names() const { return checkpoint_.names(); }
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
+  at::ScalarType dtype() const { return dtype_; }
   // True if both tensors have one type and the same bytes. Error kNotFound: one is not there.
   bool equal(const std::string& a, const std::string& b) const;
 
@@ -32,8 +33,12 @@ class WeightSource {
   // the type is no float type; the slice holds NaN or infinity.
   at::Tensor read(const std::string& name, const std::vector<int64_t>& shape,
                   const TensorSlice& slice = {}, WeightMemory* memory = nullptr) const;
+  // Elements [begin, end) of the weight in row-major order, [end - begin]. Errors: as read.
+  at::Tensor read_run(const std::string& name, const std::vector<int64_t>& shape, int64_t begin,
+                      int64_t end) const;
 
  private:
+  at::Tensor taken(const StoredTensor& from, const TensorSlice& slice, WeightMemory* memory) const;
   bool is_zero(const std::string& name) const;
   const StoredTensor& stored(const std::string& name, const std::vector<int64_t>& shape) const;
 

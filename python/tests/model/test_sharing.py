@@ -1,0 +1,76 @@
+"""strategy, ddp_config and fsdp_config over several ranks: what they become, what is refused."""
+
+import pytest
+
+from twinkle import DeviceMesh
+from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.model.sharing import sharing_options
+
+ALL = 1 << 50
+SHARDED = DeviceMesh.from_sizes(fsdp_size=2)
+HYBRID = DeviceMesh.from_sizes(fsdp_size=2, dp_size=2)
+WHOLE = DeviceMesh.from_sizes(dp_size=2)
+
+
+def options(mesh, strategy="accelerate", ddp=None, **fsdp):
+    return sharing_options(mesh, strategy, ddp, fsdp)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "fsdp", "gathered"),
+    [
+        (SHARDED, {}, None),
+        (SHARDED, {"gathered_bytes": 4096}, 4096),
+        (SHARDED, {"reshard_after_forward": True}, None),
+        (SHARDED, {"reshard_after_forward": False}, ALL),
+        (SHARDED, {"sharding_strategy": "FULL_SHARD"}, None),
+        (SHARDED, {"sharding_strategy": "SHARD_GRAD_OP"}, ALL),
+        (SHARDED, {"sharding_strategy": 2}, ALL),
+        (HYBRID, {"sharding_strategy": "HYBRID_SHARD"}, None),
+        (HYBRID, {"sharding_strategy": "HYBRID_SHARD_ZERO2"}, ALL),
+        (WHOLE, {"reshard_after_forward": False}, None),
+        (None, {"reshard_after_forward": False}, None),
+    ],
+)
+def test_torchs_words_become_the_bytes_that_stay_gathered(mesh, fsdp, gathered):
+    want = {} if gathered is None else {"gathered_bytes": gathered}
+    assert options(mesh, **fsdp) == want
+
+
+@pytest.mark.parametrize(
+    ("mesh", "given", "says"),
+    [
+        (SHARDED, {"strategy": "hope"}, "strategy is 'hope', it must be 'accelerate' or"),
+        (WHOLE, {"strategy": "native_fsdp"}, "no ranks along fsdp: give them to fsdp_size"),
+        (SHARDED, {"sharding_strategy": "NO_SHARD"}, "'NO_SHARD', it must be .* dp_size"),
+        (SHARDED, {"sharding_strategy": True}, "sharding_strategy is True"),
+        (SHARDED, {"sharding_strategy": []}, "sharding_strategy is"),
+        (SHARDED, {"sharding_strategy": "HYBRID_SHARD"}, "no ranks along dp: give it dp_size"),
+        (SHARDED, {"reshard_after_forward": 2}, "reshard_after_forward is 2, it must be True or"),
+        (
+            SHARDED,
+            {"gathered_bytes": -1},
+            "gathered_bytes is -1, it must be an integer of at least",
+        ),
+        (SHARDED, {"gathered_bytes": 1, "reshard_after_forward": False}, "leave one out"),
+        (SHARDED, {"cpu_offload": True}, "unknown argument 'cpu_offload'"),
+        (SHARDED, {"ddp": {"bucket": 1}}, "unknown argument 'bucket'"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_name(mesh, given, says):
+    with pytest.raises(InvalidError, match=says):
+        options(mesh, **given)
+
+
+def test_experts_in_parallel_are_refused_on_any_mesh():
+    with pytest.raises(NotAvailableError, match="mixture-of-experts"):
+        options(SHARDED, expert_parallel={"ep_size": 2})
+
+
+def test_what_only_tunes_other_engines_is_told(logged):
+    del logged[:]
+    options(SHARDED, ddp={"bucket_cap_mb": 25}, forward_prefetch=True, gathered_bytes=0)
+    assert logged == [
+        "model: bucket_cap_mb of ddp_config, forward_prefetch of fsdp_config change nothing here: "
+        "ranks have one way to share a model, docs/parallel.md"
+    ]

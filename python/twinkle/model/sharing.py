@@ -1,0 +1,100 @@
+"""How several ranks share a model: strategy, ddp_config and fsdp_config as the engine's options."""
+
+from twinkle import checks
+from twinkle.errors import NotAvailableError, refuse_unknown, require
+from twinkle.logger import get_logger
+
+_FIELDS = {
+    "ddp_config": (
+        "bucket_cap_mb", "broadcast_buffers", "check_reduction", "find_unused_parameters",
+        "gradient_as_bucket_view", "init_sync", "static_graph"),
+    "fsdp_config": (
+        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "expert_parallel",
+        "forward_prefetch", "fsdp_version", "gathered_bytes", "limit_all_gathers",
+        "manual_prefetch", "reshard_after_forward", "sharding_strategy", "sync_module_states",
+        "transformer_layer_cls_to_wrap", "use_orig_params"),
+}  # fmt: skip
+_HONOURED = ("gathered_bytes", "reshard_after_forward", "sharding_strategy")
+_ALL = 1 << 50  # as the engine's largest
+# torch's names and accelerate's numbers: whether layers stay gathered after a forward, and whether
+# the mesh needs dp.
+_STRATEGIES = {
+    "FULL_SHARD": (False, False), "SHARD_GRAD_OP": (True, False), "HYBRID_SHARD": (False, True),
+    "HYBRID_SHARD_ZERO2": (True, True), "_HYBRID_SHARD_ZERO2": (True, True),
+    1: (False, False), 2: (True, False), 4: (False, True), 5: (True, True),
+}  # fmt: skip
+
+
+def sharing_options(mesh, strategy, ddp_config, fsdp_config):
+    """The engine's options that a model's arguments ask for; what changes nothing is told once.
+
+    mesh: the model's, or None. InvalidError: an unknown strategy, a config that is no dict, a field
+    that is unknown or has another kind of value, or one that the mesh contradicts.
+    NotAvailableError: experts in parallel."""
+    require(
+        strategy in ("accelerate", "native_fsdp"),
+        f"model: strategy is {strategy!r}, it must be 'accelerate' or 'native_fsdp'",
+    )
+    given = {
+        name: checks.mapping(f"model: {name}", value, none=True)
+        for name, value in (("ddp_config", ddp_config), ("fsdp_config", fsdp_config))
+    }
+    for name, config in given.items():
+        refuse_unknown(f"model: {name}", config, _FIELDS[name])
+        _refuse_experts(name, config)
+    ranks = 1 if mesh is None else mesh.world_size
+    fsdp = 1 if mesh is None else mesh.fsdp_world_size or 1
+    require(
+        strategy != "native_fsdp" or ranks == 1 or fsdp > 1,
+        "model: strategy is 'native_fsdp', but device_mesh has no ranks along fsdp: give them to "
+        "fsdp_size, or leave strategy out",
+    )
+    honoured = _HONOURED if fsdp > 1 else ()
+    inert = [
+        f"{field} of {name}" for name, config in given.items() for field in config
+        if field not in honoured
+    ]  # fmt: skip
+    why = "they say how several devices share a model, and it runs on one"
+    if ranks > 1:
+        why = "ranks have one way to share a model, docs/parallel.md"
+    get_logger().info_if(f"model: {', '.join(inert)} change nothing here: {why}", inert)
+    return _of_fsdp(given["fsdp_config"], mesh) if fsdp > 1 else {}
+
+
+def _refuse_experts(name, config):
+    experts = config.get("expert_parallel")
+    if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
+        raise NotAvailableError(
+            f"model: {name}: expert_parallel is {experts!r}, it needs mixture-of-experts "
+            "models, which this version does not have: leave it out"
+        )
+
+
+def _of_fsdp(config, mesh):
+    what = "model: fsdp_config: sharding_strategy"
+    strategy = config.get("sharding_strategy", "FULL_SHARD")
+    if isinstance(strategy, bool) or strategy not in list(_STRATEGIES):
+        checks.refuse(
+            what, strategy, "'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD' or 'HYBRID_SHARD_ZERO2';"
+            " ranks that shard nothing are those of dp_size",
+        )  # fmt: skip
+    stays, is_hybrid = _STRATEGIES[strategy]
+    require(
+        not is_hybrid or (mesh.dp_world_size or 1) > 1,
+        f"{what} is {strategy!r}, but device_mesh has no ranks along dp: give it dp_size, or use "
+        "'FULL_SHARD'",
+    )
+    reshard = checks.flag(
+        "model: fsdp_config: reshard_after_forward", config.get("reshard_after_forward", not stays)
+    )
+    require(
+        "gathered_bytes" not in config or reshard,
+        "model: fsdp_config: gathered_bytes is given, but layers that are not resharded after a "
+        "forward all stay: leave one out",
+    )
+    if not reshard:
+        return {"gathered_bytes": _ALL}
+    least = checks.integer(
+        "model: fsdp_config: gathered_bytes", config.get("gathered_bytes", 0), 0, _ALL
+    )
+    return {"gathered_bytes": least} if least else {}

@@ -1,0 +1,108 @@
+// Groups that share the base: what one rank finds or fails in concerns all.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <limits>
+#include <thread>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/engine.h"
+#include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/mesh/counting_comm.h"
+#include "twinkle/mesh/thread_comm.h"
+
+namespace twinkle::engine {
+namespace {
+
+constexpr int kRanks = 3;
+
+// Fails in the middle of this many gathers more; below 0: never.
+class Failing : public mesh::CountingComm {
+ public:
+  explicit Failing(std::unique_ptr<mesh::Comm> comm)
+      : CountingComm(*comm), kept_(std::move(comm)) {}
+
+  void gather_into(at::Tensor& all, const at::Tensor& x) override {
+    if (left-- == 0) throw std::runtime_error("no memory");
+    CountingComm::gather_into(all, x);
+  }
+  std::atomic<int> left = -1;
+
+ private:
+  std::unique_ptr<mesh::Comm> kept_;
+};
+
+// Runs `script` of every rank in a thread of its own, with its engine's group and base.
+void on_groups(const std::function<void(Group group, Failing& base)>& script) {
+  auto door = mesh::thread_comms(kRanks), control = mesh::thread_comms(kRanks),
+       data = mesh::thread_comms(kRanks), base = mesh::thread_comms(kRanks);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      auto shared = std::make_unique<Failing>(std::move(base[r]));
+      Failing& failing = *shared;
+      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), 60, std::move(shared)},
+             failing);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+ForwardBackward training() {
+  ForwardBackward out{.tenant = "a"};
+  out.sequences.push_back(drawn(1, 6, 41));
+  return out;
+}
+
+Sample sampling() {
+  return {.tenant = "a", .prompts = {{5, 6}}, .params = {{.max_tokens = 6, .seed = 1}}};
+}
+
+class ShardedOperations : public testing::TestWithParam<bool> {};
+
+TEST_P(ShardedOperations, ThatARankFailsInTheMiddleOfEndOnEveryRankWithItsCause) {
+  const model::TinyModel model(smallest_config());
+  const Operation operation = GetParam() ? Operation(training()) : Operation(sampling());
+  on_groups([&](Group group, Failing& base) {
+    const bool fails = group.rank() == 1;
+    Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
+    engine.run<Done>(Create{.tenant = "a", .lora_json = R"({"r": 2})"});
+    engine.submit(operation).get();
+    if (fails) base.left = 2;
+    const std::string why = error_of([&] { engine.submit(operation).get(); });
+    EXPECT_NE(why.find("no memory"), std::string::npos) << why;
+    EXPECT_THROW(engine.submit(operation).get(), Error) << "the group is over";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShardedOperations, testing::Values(true, false),
+                         [](const auto& of) { return of.param ? "Training" : "Sampling"; });
+
+TEST(Sharded, ADamagedPartOfTheFilesIsTheErrorOfAllRanks) {
+  const JsonObject config = smallest_config();
+  auto weights = model::tiny_weights(config);
+  at::Tensor& last = weights.at("model.layers.0.mlp.down_proj.weight");
+  last.view({-1})[-1] = std::numeric_limits<float>::quiet_NaN();
+  const ScratchDir dir;
+  model::write_tiny(dir.path(), config, weights);
+  on_groups([&](Group group, Failing&) {
+    const std::string why = invalid_of([&] {
+      const Engine engine({.model = {.path = dir.path().string()}}, in_letters, std::move(group));
+    });
+    EXPECT_NE(why.find("model.layers.0.mlp.down_proj.weight of "), std::string::npos) << why;
+    EXPECT_NE(why.find("holds NaN or infinity"), std::string::npos) << why;
+  });
+}
+
+TEST(Sharded, GatheredBytesOfABaseThatIsWholeEverywhereAreRefused) {
+  const model::TinyModel model(smallest_config());
+  const std::string why = invalid_of(
+      [&] { const Engine engine({.model = {.path = model.path(), .gathered_bytes = 5}}); });
+  EXPECT_EQ(why,
+            "engine: gathered_bytes is 5, but every rank holds all weights of the base: leave it "
+            "out, or give ranks to fsdp_size");
+}
+
+}  // namespace
+}  // namespace twinkle::engine
