@@ -150,10 +150,9 @@ Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& 
   return {.id = id};
 }
 
-// Of what is left a follower has a part where it has a part of the training state.
+// Every rank holds what it has of a save; some have nothing to write.
 FirstPart GroupExecutor::first_part(const Operation& operation) {
-  const auto* save = std::get_if<Save>(&operation);
-  if (!save || !save->optimizer) return local_.first_part(operation);
+  if (!std::holds_alternative<Save>(operation)) return local_.first_part(operation);
   const int64_t number = ++num_saves_;
   Command command{.kind = Command::kFirstPart};
   command.operations.push_back({0, to_bytes(operation)});
@@ -176,11 +175,18 @@ Result GroupExecutor::write(const Rest& rest, int64_t number) {
     command.work.push_back({.id = number});
     call(std::move(command), [] { return std::string(); });
   };
+  bool is_asked = false;  // until then the others hold what they have
+  const auto wait = [&] {
+    wait_for_writers(number);
+    is_asked = true;
+  };
   try {
-    return rest({.begin = begin, .wait = [&] { wait_for_writers(number); }});
+    Result out = rest({.begin = begin, .wait = wait});
+    if (!is_asked) wait();
+    return out;
   } catch (...) {
     try {
-      wait_for_writers(number);  // they hold what they have until they are asked
+      wait_for_writers(number);
     } catch (const std::exception&) {
       // The first error is told.
     }
