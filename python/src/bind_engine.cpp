@@ -19,7 +19,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
-#include "twinkle/mesh/comm.h"
+#include "twinkle/mesh/watched_comm.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace py = pybind11;
@@ -39,13 +39,15 @@ std::vector<std::weak_ptr<Engine>>& engines() {
   return all;
 }
 
-// None, or the names of the process groups that Python has registered, and their timeout.
+// None, or the names of the process groups that Python has registered, and the watch of its ranks.
 std::optional<engine::Group> group_of(const py::object& given) {
   if (given.is_none()) return std::nullopt;
-  const auto [door, control, data, timeout_s, base] = given.cast<
-      std::tuple<std::string, std::string, std::string, double, std::optional<std::string>>>();
-  return engine::Group{mesh::c10d_comm(door), mesh::c10d_comm(control), mesh::c10d_comm(data),
-                       timeout_s, base ? mesh::c10d_comm(*base) : nullptr};
+  const auto [door, control, data, watch, base] =
+      given.cast<std::tuple<std::string, std::string, std::string, std::shared_ptr<mesh::Watch>,
+                            std::optional<std::string>>>();
+  return engine::Group{mesh::c10d_comm(door, watch), mesh::c10d_comm(control, watch),
+                       mesh::c10d_comm(data, watch), watch,
+                       base ? mesh::c10d_comm(*base, watch) : nullptr};
 }
 
 EnginePointer make_engine(const engine::EngineOptions& options,

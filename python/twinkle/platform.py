@@ -8,29 +8,23 @@ from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError
 
 
-def _environment_int(name, default):
+def environment_number(name, default, least=None, most=None, kind=float):
+    """The number in an environment variable, or the default. kind: float, or int, of which it must
+    be. InvalidError: another text, or a number outside its range."""
     text = os.environ.get(name, "")
     try:
-        return int(text) if text else default
-    except ValueError as error:
-        raise InvalidError(
-            f"platform: environment variable {name} is {text!r}, it must be an integer"
-        ) from error
-
-
-def environment_number(name, default, least, most):
-    """The number in an environment variable, or the default. InvalidError: another text, or a
-    number outside its range."""
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else default
+        value = kind(text) if text else default
     except ValueError:
         value = None
-    if value is None or not least <= value <= most:
-        raise InvalidError(
-            f"platform: environment variable {name} is {text!r}, it must be a number from {least} "
-            f"to {most}"
-        )
+    if (
+        value is None
+        or not (least is None or least <= value)
+        or not (most is None or value <= most)
+    ):
+        must = "an integer" if kind is int else "a number"
+        must += f" of at least {least}" if most is None and least is not None else ""
+        must += f" from {least} to {most}" if most is not None else ""
+        raise InvalidError(f"platform: environment variable {name} is {text!r}, it must be {must}")
     return value
 
 
@@ -124,22 +118,22 @@ class Platform:
     @staticmethod
     def get_rank():
         """The global rank, which the launcher put into RANK."""
-        return _environment_int("RANK", 0)
+        return environment_number("RANK", 0, 0, kind=int)
 
     @staticmethod
     def get_local_rank():
         """The rank among this machine's processes: LOCAL_RANK, 0 without a launcher."""
-        return _environment_int("LOCAL_RANK", 0)
+        return environment_number("LOCAL_RANK", 0, 0, kind=int)
 
     @staticmethod
     def get_world_size():
         """Processes on all machines: WORLD_SIZE, 1 without a launcher."""
-        return _environment_int("WORLD_SIZE", 1)
+        return environment_number("WORLD_SIZE", 1, 1, kind=int)
 
     @staticmethod
     def get_local_world_size():
         """Processes on this machine."""
-        return _environment_int("LOCAL_WORLD_SIZE", Platform.get_world_size())
+        return environment_number("LOCAL_WORLD_SIZE", Platform.get_world_size(), 1, kind=int)
 
     @staticmethod
     def is_master():

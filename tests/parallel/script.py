@@ -1,15 +1,19 @@
 """What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
-so many steps that are saved in the folder. Prints losses and norms as JSON."""
+so many steps that are saved in the folder. Tells losses and norms. DO="RANK:WHAT": what a rank does
+at its fourth step, by which the others go on, or end."""
 
 import json
 import os
+import resource
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
+from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
 
 model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -27,6 +31,23 @@ def batch_of(step, rows=8):
     return out
 
 
+def do(what):
+    if what == "sleep":
+        time.sleep(8)
+    elif what == "raise":
+        raise MemoryError("too many rewards")
+    elif what == "starve":
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used, used))
+    elif what == "save":
+        model.save("other", output_dir=out)
+    elif what == "calculate":
+        CompletionRewardMetric().calculate()
+    elif what == "leave":
+        sys.exit(0)
+
+
+rank, _, what = os.environ.get("DO", ":").partition(":")
 model = TransformersModel(model_id=model_dir)
 # A scale of 3 is no power of two: products are rounded, as most users' are.
 config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)
@@ -36,6 +57,8 @@ if folder:
     model.load("last", output_dir=folder, load_optimizer=True)
 told = []
 for step in range(before, before + steps):
+    if step == 3 and rank == os.environ.get("RANK"):
+        do(what)
     batch = batch_of(step)
     model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
     model.clip_grad_and_step()
@@ -45,4 +68,4 @@ for step in range(before, before + steps):
     if os.environ.get("ENDLESS"):
         time.sleep(0.05)
 model.save("last", output_dir=out, save_optimizer=True)
-print(json.dumps(told), flush=True)
+Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))

@@ -70,13 +70,14 @@ struct Engine::State {
   Future lead(Door::Entry entry) {
     const int64_t number = entry.number;
     const Part part = entry.joined.part;
+    const std::string name = entry.name;
     const auto promise = std::make_shared<std::promise<Result>>();
     Future out{promise->get_future()};
-    const auto end = [this, promise, number, part](Outcome outcome) {
+    const auto end = [this, promise, number, part, name](Outcome outcome) {
       leader->tell(number, outcome);
       outcome.room.reset();  // the Future's alone
       if (outcome.error)
-        promise->set_exception(outcome.error);
+        promise->set_exception(named(outcome.error, name));
       else
         promise->set_value(part_of(std::move(outcome.result), part));
     };
@@ -101,7 +102,7 @@ struct Engine::State {
             group->size(), "; take them from the result");
     Door::Entry entry = door->enter(mine);
     if (leader) return lead(std::move(entry));
-    return {follower->result(entry.number, entry.joined.part)};
+    return {follower->result(entry)};
   }
 
   void close() {

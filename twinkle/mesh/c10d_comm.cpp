@@ -1,15 +1,17 @@
 // Gloo's manners shape this file: a call whose sizes differ between ranks ends the process; a rank
 // that has gone is noticed at once by some of the others only, the rest wait out the group's
-// timeout, and are woken before when the others let go of their sockets; abort() does nothing.
+// timeout, and are woken before when the others let go of their sockets; abort() does nothing, and
+// a group's end waits for its calls.
 #include <ATen/ATen.h>
 
 #include <chrono>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
+#include <vector>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
-#include "twinkle/mesh/comm.h"
+#include "twinkle/mesh/watched_comm.h"
 
 namespace twinkle::mesh {
 namespace {
@@ -25,13 +27,25 @@ Group group_named(const std::string& name) {
   }
 }
 
+// What a call that is left has: Gloo's thread is in it until its peers come, or have gone.
+void abandon(Group group, Work work) {
+  static Mutex mutex;
+  static auto& all = *new std::vector<std::pair<Group, Work>>;  // outlives every thread
+  const Lock lock(mutex);
+  all.emplace_back(std::move(group), std::move(work));
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 class C10dComm : public Comm {
  public:
-  C10dComm(const std::string& name, Group group)
-      : Comm(group->getRank(), group->getSize()), name_(name), group_(std::move(group)) {}
-  ~C10dComm() override { close("mesh: closed"); }
+  C10dComm(const std::string& name, Group group, std::shared_ptr<Watch> watch)
+      : Comm(group->getRank(), group->getSize()),
+        name_(name),
+        scope_(name.substr(0, name.rfind('/'))),
+        watch_(std::move(watch)),
+        group_(std::move(group)) {}
+  ~C10dComm() override { release("mesh: closed"); }
 
   at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override {
     std::vector<int64_t> in_sizes(to.begin(), to.end()), out_sizes(from.begin(), from.end());
@@ -65,6 +79,14 @@ class C10dComm : public Comm {
   }
 
   void close(const std::string& why) noexcept override {
+    // Before the sockets are let go, which wakes the others: they ask why.
+    if (watch_ && is_open())
+      watch_->fail(scope_, "mesh: rank " + std::to_string(watch_->rank()) + " can't go on: " + why);
+    release(why);
+  }
+
+ private:
+  void release(const std::string& why) noexcept {
     Group last;
     {
       const Lock lock(mutex_);
@@ -79,7 +101,6 @@ class C10dComm : public Comm {
     }
   }
 
- private:
   Group open_group() {
     const Lock lock(mutex_);
     require(group_ != nullptr, Code::kInternal, why_);
@@ -89,6 +110,13 @@ class C10dComm : public Comm {
   bool is_open() {
     const Lock lock(mutex_);
     return group_ != nullptr;
+  }
+
+  // Whether a call that waits has to wait on.
+  bool goes_on() {
+    const std::string why = watch_ ? watch_->why(scope_) : std::string();
+    if (!why.empty()) close(why);
+    return is_open();
   }
 
   class Begun : public Transfer {
@@ -122,8 +150,10 @@ class C10dComm : public Comm {
     guarded(what, [&] {
       Group group = open_group();
       const Work work = start(group);
-      while (is_open() && !waited(*work)) {
-      }
+      bool has_ended = false;
+      while (!has_ended && goes_on()) has_ended = waited(*work);
+      // Without a watch the others wait for its sockets' end.
+      if (watch_ && !has_ended) abandon(std::move(group), work);
     });
   }
 
@@ -142,7 +172,7 @@ class C10dComm : public Comm {
       std::ostringstream text;
       text << "mesh: " << what << " of rank " << rank() << " of " << size() << " in group '"
            << name_ << "': " << error;
-      close(text.str());
+      close(watch_ ? watch_->why_after(text.str(), scope_) : text.str());
     }
     open_group();  // another thread may have closed it meanwhile
   }
@@ -160,7 +190,8 @@ class C10dComm : public Comm {
     }
   }
 
-  const std::string name_;
+  const std::string name_, scope_;
+  const std::shared_ptr<Watch> watch_;
   Mutex mutex_;
   Group group_ GUARDED_BY(mutex_);  // none: closed
   std::string why_ GUARDED_BY(mutex_);
@@ -168,8 +199,10 @@ class C10dComm : public Comm {
 
 }  // namespace
 
-std::unique_ptr<Comm> c10d_comm(const std::string& name) {
-  return std::make_unique<C10dComm>(name, group_named(name));
+std::unique_ptr<Comm> c10d_comm(const std::string& name) { return c10d_comm(name, nullptr); }
+
+std::unique_ptr<Comm> c10d_comm(const std::string& name, std::shared_ptr<Watch> watch) {
+  return std::make_unique<C10dComm>(name, group_named(name), std::move(watch));
 }
 
 }  // namespace twinkle::mesh

@@ -8,6 +8,7 @@ from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.group import engine_group
+from twinkle.engine.ranks import ranks_of
 from twinkle.engine.tenant import Tenant
 from twinkle.errors import TwinkleError, require
 from twinkle.infra import device_of
@@ -58,6 +59,7 @@ class Engine:
                 deterministic=deterministic,
                 **options,
             )
+        self.ranks = ranks_of(device_mesh)
         self._template = None
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 

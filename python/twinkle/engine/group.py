@@ -1,21 +1,31 @@
 """The process groups that the ranks of a mesh talk through."""
 
+import functools
 import itertools
 import os
+import secrets
+import socket
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 
-from twinkle.errors import InvalidError, NotAvailableError, require
-from twinkle.platform import Platform, environment_number
+from twinkle.core import core
+from twinkle.errors import InvalidError, NotAvailableError, TwinkleError, require
+from twinkle.platform import Platform, environment_number, find_node_ip
 
 _ENGINE = ("door", "control", "data")  # one for each thread of an engine that talks
 _BASE = "base"  # of the ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
+# A watch sees that a rank has gone; one that lives may take as long as it likes.
+_FOREVER = timedelta(days=20)
+# The first meeting, which nobody watches, may take so many timeouts: ranks read models and data.
+_FIRST_MEETING = 10
+_LOOK_S = 0.02  # between two looks for who has come
 
 
 def timeout_seconds():
-    """How long a rank waits for another: TWINKLE_DIST_TIMEOUT_SECONDS, 60 without. InvalidError: it
-    is no number from 1 to 86400."""
+    """How long a rank may be silent: TWINKLE_DIST_TIMEOUT_SECONDS, 60 without. InvalidError: it is
+    no number from 1 to 86400."""
     return environment_number("TWINKLE_DIST_TIMEOUT_SECONDS", 60.0, 1, 86_400)
 
 
@@ -27,59 +37,172 @@ def engine_group(mesh):
     Waits until every rank of the mesh has called it, each as its how manieth. Makes groups of its
     own, with Gloo, beside those of torch.distributed. InvalidError: the process was not started by
     torchrun, which sets MASTER_ADDR and MASTER_PORT; NotAvailableError: a torch without Gloo, or a
-    rank that has not come in time.
+    rank that has not come in time; InternalError: one has gone.
     """
     if mesh is None or mesh.world_size == 1:
         yield None
         return
-    timeout = timeout_seconds()
-    number = next(_numbers)
-    index, size = mesh.data_rank, mesh.data_world_size
-    require(index is not None, "infra: device_mesh does not hold this process's rank")
-    # A restart by torchrun must not meet the keys of the run before.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    names = [f"twinkle/{restart}/{number}/{what}" for what in _ENGINE]
-    store = _store(timeout)
-    base = None
-    try:
-        held = [process_group(name, name, store, (index, size, timeout)) for name in names]
-        if (mesh.fsdp_world_size or 1) > 1:
-            base = f"twinkle/{restart}/{number}/{_BASE}/{mesh.dp_rank or 0}"
-            place = (mesh.fsdp_rank, mesh.fsdp_world_size, timeout)
-            held.append(process_group(base, base, store, place))
-    except RuntimeError as error:
-        raise NotAvailableError(
-            f"infra: rank {index} could not meet the other ranks of a mesh of {size}: {error}"
-        ) from error
-    yield (*names, timeout, base)
+    from twinkle.engine.ranks import ranks_of
+
+    watch, number = ranks_of(mesh).watch, next(_numbers)
+    names = [f"{number}/{what}" for what in _ENGINE]
+    with open_groups(mesh, names, watch) as names, _base_group(mesh, number) as base:
+        yield (*names, watch, base)
+
+
+@contextmanager
+def _base_group(mesh, number):
+    """In its block: the name of a group of the ranks along fsdp, all of which have met; None: each
+    rank has all of the base."""
+    size = mesh.fsdp_world_size or 1
+    if size == 1:
+        yield None
+        return
+    place, name = _Place(mesh), f"{number}/{_BASE}-{mesh.dp_rank or 0}"
+    held = [place.group(name, mesh.fsdp_rank, size)]
+    yield place.name(name)
+    held.clear()
+
+
+@contextmanager
+def open_groups(mesh, names, watch):
+    """In its block: the names by which C++ finds one group for each of `names`, made of the data
+    ranks of a mesh of several. Who takes them over is their holder from then on. Waits and raises
+    as engine_group does. watch: of the ranks."""
+    place = _Place(mesh)
+    place.meet(names[0], watch)
+    held = [place.group(name, place.index, place.size) for name in names]
+    yield [place.name(name) for name in names]
     held.clear()  # a group ends, and the other ranks hear of it, with its last holder
 
 
-def _store(timeout):
-    import torch.distributed as dist
+def watch_of(mesh, name):
+    """A Watch of the data ranks of a mesh of several, which has a connection of each to the first.
+    Waits and raises as engine_group does."""
+    place = _Place(mesh)
+    place.meet(name, None)
+    with place.naming_failures():
+        sockets = place.listen(name) if place.index == 0 else [place.connect(name)]
+    fds = [each.detach() for each in sockets]
+    return core().Watch(place.index, place.size, fds, place.timeout)
 
+
+class _Place:
+    """This process among the ranks of a mesh, which find each other by a store."""
+
+    def __init__(self, mesh):
+        self.timeout = timeout_seconds()
+        self.index, self.size = mesh.data_rank, mesh.data_world_size
+        require(self.index is not None, "infra: device_mesh does not hold this process's rank")
+        self._store = _store(self.timeout)
+
+    def name(self, name):
+        """As the store and C++ know it. A restart by torchrun must not meet the keys of the run
+        before."""
+        return f"twinkle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+
+    @contextmanager
+    def naming_failures(self):
+        """NotAvailableError, whatever the network says."""
+        try:
+            yield
+        except TwinkleError:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise NotAvailableError(
+                f"infra: rank {self.index} could not meet the other ranks of a mesh of "
+                f"{self.size}: {error}"
+            ) from error
+
+    def meet(self, name, watch):
+        """Waits until all ranks have come here. NotAvailableError: names those that have not in
+        time."""
+        keys = [f"{self.name(name)}/here/{rank}" for rank in range(self.size)]
+        most = _FIRST_MEETING * self.timeout
+        end = time.monotonic() + most
+        with self.naming_failures():
+            self._store.set(keys[self.index], "1")
+            while not self._store.check(keys):  # its wait can't be left when a rank has gone
+                if watch is not None:
+                    watch.check()
+                if time.monotonic() > end:
+                    missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+                    raise NotAvailableError(
+                        f"infra: of a mesh of {self.size} ranks {missing} have not come within "
+                        f"{most:g} s: every rank must make the same objects in the same order"
+                    )
+                time.sleep(_LOOK_S)
+
+    def group(self, name, index, size):
+        """A process group of `size` ranks that is registered under its name."""
+        with self.naming_failures():
+            name = self.name(name)
+            made = process_group(name, name, self._store, (index, size, self.timeout))
+        made.set_timeout(_FOREVER)
+        return made
+
+    def listen(self, name):
+        """The connections of the other ranks, in their order."""
+        secret = secrets.token_bytes(16)
+        with socket.create_server((_own_address(), 0)) as server:
+            server.settimeout(self.timeout)
+            host, port = server.getsockname()[:2]
+            self._store.set(self.name(name), f"{host} {port} {secret.hex()}")
+            found = {}
+            while len(found) < self.size - 1:
+                connection, _ = server.accept()
+                connection.settimeout(self.timeout)
+                said = connection.makefile("rb", buffering=0).readline(64)
+                rank = int(said[32:] or 0) if said[:32] == secret.hex().encode() else 0
+                if rank in range(1, self.size) and rank not in found:
+                    found[rank] = connection
+                else:
+                    connection.close()  # a stranger
+        return [found[rank] for rank in range(1, self.size)]
+
+    def connect(self, name):
+        """A connection to the first rank."""
+        host, port, secret = self._store.get(self.name(name)).decode().split()
+        connection = socket.create_connection((host, int(port)), timeout=self.timeout)
+        connection.sendall(f"{secret}{self.index}\n".encode())
+        return connection
+
+
+def _own_address():
+    """Where other ranks reach this one: as they reach the store."""
+    master = socket.gethostbyname(os.environ["MASTER_ADDR"])
+    return "127.0.0.1" if master.startswith("127.") else find_node_ip()
+
+
+def _store(timeout):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         require(
             os.environ.get(name),
             f"infra: {name} is not set, but the mesh has several ranks: start the script with "
             "torchrun --nproc_per_node=N",
         )
+    return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timeout)
+
+
+@functools.cache  # the first rank's is the store itself, which has to stay
+def _store_at(host, port, timeout):
+    import torch.distributed as dist
+
     require_gloo()
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         return dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            host,
+            int(port),
             is_master=Platform.get_rank() == 0 and not agent_has_it,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=_FIRST_MEETING * timeout),
             wait_for_workers=False,
             multi_tenant=True,  # torch.distributed may have opened it in this process, or will
         )
     except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise InvalidError(
-            f"infra: MASTER_ADDR and MASTER_PORT say {where}, where no store of ranks answers: "
-            f"{error}"
+            f"infra: MASTER_ADDR and MASTER_PORT say {host}:{port}, where no store of ranks "
+            f"answers: {error}"
         ) from error
 
 

@@ -313,11 +313,14 @@ class Tenant:
         limit, run = self.engine.model_info()["max_positions"], current_run().seed
         rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
         call = next(self._num_samples)  # counts calls that were right
+        begin = 0
+        if any(p.seed is None and p.temperature for p in params):
+            begin = self.engine.ranks.begin("prompts of sample", len(prompts))
         return {
             "tenant": self.name,
             "prompts": prompts,
             "params": [
-                engine_params(p, room, stable_seed(run, "engine", self.name, call, i))
+                engine_params(p, room, stable_seed(run, "engine", self.name, call, begin + i))
                 for i, (p, room) in enumerate(zip(params, rooms, strict=True))
             ],
             "version": version,

@@ -15,11 +15,19 @@ class Metric:
     every model and task gives names it in `reads`, and is then checked only where it is given.
     calculate() returns the dict of what was collected; reset() forgets it. InvalidError: a keyword
     argument that the constructor does not take.
+
+    Of a model that several processes train, accumulate sees the batch of all of them in each, so
+    that calculate gives the numbers of one process. What a script accumulates itself is its
+    process's own: calculate then gathers, with gather_results, and every process must call it.
+    device_mesh: of these processes; None: that of initialize. process_group: not used.
     """
 
     needs_inputs = True  # False saves the padding of inputs
     # "logps", "embeddings" or "values"; None: check is called whatever the outputs will have
     reads = None
+    sees_all = (
+        False  # set by the model that it is added to: accumulate is given what all ranks have
+    )
     # True: outputs has predictions [B, L] int64, the likeliest next tokens (-1 where the label is
     # ignored), for which every batch goes through the model once more
     needs_predictions = False
@@ -52,5 +60,14 @@ class Metric:
         """After an optimizer step: grad_norm (or None), lr (that it used), iters (steps so far)."""
 
     def gather_results(self, local_results):
-        """The results of all data ranks; one device has one."""
-        return list(local_results)
+        """The results of all data ranks, a list each, one after the other; of a metric that a model
+        accumulates, and in one process, those that are given. InvalidError: ranks have come here
+        from different calls; InternalError: one has gone."""
+        if self.sees_all:
+            return list(local_results)
+        from twinkle.engine.ranks import ranks_of
+        from twinkle.infra import current_run
+
+        mesh = current_run().mesh if self.device_mesh is None else self.device_mesh
+        of_ranks = ranks_of(mesh).gather(f"{type(self).__name__}'s results", list(local_results))
+        return [result for results in of_ranks for result in results]

@@ -12,7 +12,8 @@ class CompletionRewardMetric(Metric):
     """Since the last reset: train/NAME_reward and train/NAME_reward_std, the mean and the sample
     deviation (0 of one) of each reward; train/completion_length, the mean in tokens;
     'profiling/Time taken: generate' and 'profiling/Time taken: move_model_to_sampler', the mean
-    seconds. What was never given is not there."""
+    seconds. What was never given is not there. Over several processes they are of what all have
+    been given, on each: all call calculate."""
 
     needs_inputs = False
 
@@ -53,18 +54,25 @@ class CompletionRewardMetric(Metric):
                 self._seconds.setdefault(name, []).append(float(seconds))
 
     def calculate(self):
+        of_ranks = self.gather_results([(self._rewards, self._lengths, self._seconds)])
+        rewards, lengths, seconds = {}, [], {}
+        for more_rewards, more_lengths, more_seconds in of_ranks:
+            for known, more in ((rewards, more_rewards), (seconds, more_seconds)):
+                for name, values in more.items():
+                    known.setdefault(name, []).extend(values)
+            lengths += more_lengths
         out = {
             f"profiling/Time taken: {name}": statistics.fmean(values)
-            for name, values in self._seconds.items()
+            for name, values in seconds.items()
         }
-        for name, values in self._rewards.items():
+        for name, values in rewards.items():
             if values:
                 out[f"train/{name}_reward"] = statistics.fmean(values)
                 out[f"train/{name}_reward_std"] = (
                     statistics.stdev(values) if len(values) > 1 else 0.0
                 )
-        if self._lengths:
-            out["train/completion_length"] = statistics.fmean(self._lengths)
+        if lengths:
+            out["train/completion_length"] = statistics.fmean(lengths)
         return out
 
     def reset(self):

@@ -21,8 +21,8 @@ _COUNTERS = ("cur_step", "accumulated", "iters", "lr_step")
 class Status:
     """The last forward of a phase, for calculate_loss and backward."""
 
-    batch: Any = None
-    outputs: dict | None = None
+    together: Any = None  # the batch of all ranks
+    outputs: dict | None = None  # of all of it
     disable_lora: bool = False  # the base model scored the batch
     loss_kwargs: dict | None = None
     task: Any = None  # what the forward was asked for
@@ -31,7 +31,7 @@ class Status:
 
     def forgotten(self):
         """Without the batch and what was computed of it; the metrics are the same."""
-        return replace(self, batch=None, outputs=None, loss_kwargs=None)
+        return replace(self, together=None, outputs=None, loss_kwargs=None)
 
 
 def optimizer_name(optimizer_cls):

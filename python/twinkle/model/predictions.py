@@ -5,16 +5,17 @@ import numpy as np
 NOTHING = -1  # where the label is ignored
 
 
-def predictions(engine, tenant, batch):
-    """[B, longest] int64 tensor of the likeliest next token at every position that has a label,
-    -1 elsewhere. It costs a pass of its own, without dropout: of a training pass the engine keeps
-    the log-probabilities of the labels alone."""
+def predictions(engine, tenant, together):
+    """[B, longest] int64 tensor of the likeliest next token at every position of all ranks'
+    sequences that has a label, -1 elsewhere. It costs a pass of its own, without dropout: of a
+    training pass the engine keeps the log-probabilities of the labels alone."""
     import torch
 
+    batch = together.own
     wanted = [sequence.get("labels") for sequence in batch.sequences]
     chosen = [np.full(len(s["input_ids"]), NOTHING) for s in batch.sequences]
     scored = [i for i, labels in enumerate(wanted) if labels is not None and (labels != -100).any()]
-    if scored:
+    if together.whole.num_labels:  # all ranks ask, or none
         results = engine.sample(
             tenant=tenant,
             prompts=[np.asarray(batch.sequences[i]["input_ids"], np.int64) for i in scored],
@@ -24,7 +25,7 @@ def predictions(engine, tenant, batch):
             tokens = [top[0][0] for top in sample["top_prompt_logprobs"]] + sample["tokens"]
             tokens = np.array(tokens + [NOTHING] * (len(chosen[i]) - len(tokens)))
             chosen[i] = np.where(wanted[i] != -100, tokens, NOTHING)
-    return torch.from_numpy(batch.wide(chosen, NOTHING))
+    return torch.from_numpy(together.whole.wide(together.chosen(chosen), NOTHING))
 
 
 def _params(labels):

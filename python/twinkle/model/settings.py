@@ -118,6 +118,7 @@ class Settings(TwinkleModel):
                 metric = construct_class(
                     metric_cls, twinkle.metric.Metric, twinkle.metric, **kwargs
                 )
+                metric.sees_all = True
                 group.status(training).metrics.append(metric)
 
     @at_once

@@ -34,6 +34,7 @@ from twinkle.model.python_loss import (
 )
 from twinkle.model.remote import of_all, of_batch
 from twinkle.model.sharing import sharing_options
+from twinkle.model.together import Together
 from twinkle.remote import remote_class
 from twinkle.remote.how import at_once
 
@@ -46,6 +47,15 @@ def _outputs(loss, batch, result):
 def _asked(task, outputs):
     """The outputs that a user sees: logits only if the user asked for them, not the loss."""
     return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
+
+
+def _own(outputs, together, result):
+    """The outputs of all ranks as one of them returns them: loss and num_tokens are of all, rows
+    its own."""
+    if together.is_alone:
+        return dict(outputs)
+    of_all = {name: outputs[name] for name in ("loss", "num_tokens")}
+    return {**of_all, **outputs_of(together.own, result)}
 
 
 def _given(*values):
@@ -110,14 +120,15 @@ class TransformersModel(SendsWeights, Adapters):
         self.mixed_precision = mixed_precision
         from twinkle.engine.engine import Engine  # which takes its batches from this package
 
-        self.engine = Engine(
+        engine = Engine(
             model_id,
             mixed_precision,
             device=self._device,
             device_mesh=self.device_mesh,
             value_head=self._value_head,
             **(shared | options),
-        ).operations
+        )
+        self.engine, self._ranks = engine.operations, engine.ranks
         self.model_info = self.engine.model_info()
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(
@@ -142,10 +153,10 @@ class TransformersModel(SendsWeights, Adapters):
     def _run_forward(self, group, inputs, training, task, disable_lora=False):
         disable_lora = checks.flag("model: disable_lora", disable_lora)
         task = task.of(group.loss)
-        batch = self._batch(group, inputs, task)
+        together = Together(self._ranks, self._batch(group, inputs, task))
         result = self.engine.forward(
             tenant=self._tenant(group, training),
-            sequences=task.sequences(batch),
+            sequences=task.sequences(together.own),
             disable_lora=disable_lora,
             temperature=task.temperature,
             entropy=group.loss.require_entropy,
@@ -154,14 +165,14 @@ class TransformersModel(SendsWeights, Adapters):
             embedding=task.embedding,
         ).result()
         if task.values:
-            result = with_values(batch, result)
-        outputs = _outputs(None, batch, result)
+            result = with_values(together.own, result)
+        outputs = _outputs(None, together.whole, together.scores(result))
         status = group.status(training)
-        status.batch, status.outputs, status.task = batch, outputs, task
+        status.together, status.outputs, status.task = together, outputs, task
         status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
-        return _asked(task, outputs)
+        return _asked(task, _own(outputs, together, result))
 
     @of_batch
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
@@ -192,7 +203,7 @@ class TransformersModel(SendsWeights, Adapters):
         """The predictions of the weights that scored the batch, which have not changed since."""
         base = status.disable_lora
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
-        return predictions(self.engine, tenant, status.batch)
+        return predictions(self.engine, tenant, status.together)
 
     @at_once
     def calculate_loss(self, adapter_name=None, **kwargs):
@@ -203,7 +214,7 @@ class TransformersModel(SendsWeights, Adapters):
         group = self._group(adapter_name)
         training = group.mode == "train"
         status = group.status(training)
-        if status.batch is None:
+        if status.together is None:
             raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
         status.task.check(group.loss)
         for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
@@ -217,15 +228,16 @@ class TransformersModel(SendsWeights, Adapters):
             )
         started = time.perf_counter()
         check_kwargs(group.loss, kwargs)
-        group.check_metrics(training, status.batch, status.task, kwargs)
+        batch, kwargs = status.together.whole, status.together.kwargs(kwargs)
+        group.check_metrics(training, batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
-        value, loss_tokens = evaluate(group.loss, status.batch.tensors(), outputs, kwargs)
+        value, loss_tokens = evaluate(group.loss, batch.tensors(), outputs, kwargs)
         status.loss_kwargs, status.loss = kwargs, group.loss
         status.outputs["loss"] = value.item()
         if not training:
             group.accumulate_metrics(
                 False,
-                status.batch,
+                batch,
                 status.outputs,
                 lambda: self._predictions(group, status),
                 loss_tokens=loss_tokens or 1,
@@ -241,17 +253,18 @@ class TransformersModel(SendsWeights, Adapters):
         before, or a gradient is not finite."""
         group = self._group(adapter_name)
         status = group.train
-        if group.mode != "train" or status.batch is None or status.loss_kwargs is None:
+        if group.mode != "train" or status.together is None or status.loss_kwargs is None:
             raise InvalidError("model: backward needs forward and calculate_loss before it")
         require(
             status.loss is group.loss,
             "model: the loss was set anew after calculate_loss: call calculate_loss again",
         )
-        group.check_metrics(True, status.batch, status.task, status.loss_kwargs)
+        together = status.together
+        group.check_metrics(True, together.whole, status.task, status.loss_kwargs)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
-        self._accumulate(group, status.batch, status.loss_kwargs, None, task)
+        self._accumulate(group, together, status.loss_kwargs, None, task)
 
     @of_batch
     def forward_backward(
@@ -275,31 +288,33 @@ class TransformersModel(SendsWeights, Adapters):
         check_kwargs(group.loss, loss_kwargs)
         task.check(group.loss)
         task = task.of(group.loss)
-        batch = self._batch(group, inputs, task)
-        group.check_metrics(True, batch, task, loss_kwargs)
+        together = Together(self._ranks, self._batch(group, inputs, task))
+        loss_kwargs = together.kwargs(loss_kwargs)
+        group.check_metrics(True, together.whole, task, loss_kwargs)
         if not task.embedding:
-            batch.warn_of_unlabelled()
+            together.whole.warn_of_unlabelled()
         group.mode = "train"
-        return self._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
+        return self._accumulate(group, together, loss_kwargs, micro_batch_size, task)
 
-    def _accumulate(self, group, batch, loss_kwargs, micro_batch_size, task):
+    def _accumulate(self, group, together, loss_kwargs, micro_batch_size, task):
+        """loss_kwargs: of all ranks."""
         started = time.perf_counter()
         tenant = self._tenant(group)
         common = {"tenant": tenant, "temperature": task.temperature}
         if engine_loss(group.loss) is not None:
-            result = group.run(
+            mine = group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
-                sequences=with_extras(group.loss, batch, loss_kwargs),
+                sequences=with_extras(group.loss, together.whole, loss_kwargs)[together.rows],
                 loss=engine_loss(group.loss),
                 loss_options=json.dumps(group.loss.engine_options(**loss_kwargs)),
                 logits=task.logits,
                 **common,
             )
-            value, loss_tokens = result["loss"], result["num_tokens"]
+            value, loss_tokens = mine["loss"], mine["num_tokens"]
         else:
-            scores = self.engine.forward(
-                sequences=task.sequences(batch),
+            mine = self.engine.forward(
+                sequences=task.sequences(together.own),
                 train=True,
                 entropy=group.loss.require_entropy,
                 embedding=task.embedding,
@@ -307,35 +322,35 @@ class TransformersModel(SendsWeights, Adapters):
                 **common,
             ).result()
             if task.values:
-                scores = with_values(batch, scores)
+                mine = with_values(together.own, mine)
             value, counts, sequences = evaluate_in_parts(
-                group.loss, batch, loss_kwargs, micro_batch_size, scores
+                group.loss, together.whole, loss_kwargs, micro_batch_size, together.scores(mine)
             )
             loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
-            result = group.run(
+            learnt = group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
-                sequences=sequences,
+                sequences=sequences[together.rows],
                 loss="LinearLoss",
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 logits=task.logits,
                 **common,
             )
             if task.loss_logits:  # whose gradients are all that the second pass was given
-                result = {**scores, "logits": scores["logits"] if task.logits else []}
-            if task.values:
-                result = scores
-        outputs = _outputs(value, batch, result)
+                mine = {**mine, "logits": mine["logits"] if task.logits else []}
+            elif not task.values:
+                mine = learnt
+        outputs = _outputs(value, together.whole, together.scores(mine))
         group.accumulate_metrics(
             True,
-            batch,
+            together.whole,
             outputs,
-            lambda: predictions(self.engine, tenant, batch),
+            lambda: predictions(self.engine, tenant, together),
             loss_tokens=loss_tokens,
             started=started,
             loss_kwargs=loss_kwargs,
         )
-        return dict(outputs)
+        return _own(outputs, together, mine)
 
     # ---- steps
 

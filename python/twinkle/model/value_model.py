@@ -43,13 +43,13 @@ class TransformersValueModel(TransformersModel):
             )
         return super()._batch(group, inputs, task)
 
-    def _accumulate(self, group, batch, loss_kwargs, micro_batch_size, task):
+    def _accumulate(self, group, together, loss_kwargs, micro_batch_size, task):
         require(
-            batch.num_labels > 0,
+            together.whole.num_labels > 0,
             "model: the batch has no label to learn from, all are -100 (ignored) or missing; check "
             "the template and max_length",
         )
-        return super()._accumulate(group, batch, loss_kwargs, micro_batch_size, task)
+        return super()._accumulate(group, together, loss_kwargs, micro_batch_size, task)
 
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
         """As TransformersModel.add_metric. InvalidError: a metric that compares with the likeliest

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_first = ContextVar("first_row", default=0)
+_first = ContextVar("first_row", default=None)
 
 
 @contextmanager
@@ -17,5 +17,5 @@ def rows_from(first):
 
 
 def first_row():
-    """Which row of the whole batch is the first of this process; 0: it has the whole."""
+    """Which row of the whole batch is the first of this process; None: nobody has cut it."""
     return _first.get()

@@ -12,6 +12,7 @@ from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.data_format.lora import warn_of_another_base
+from twinkle.engine.ranks import ranks_of
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
@@ -273,9 +274,10 @@ class TorchSampler(ReceivesWeights, Sampler):
         inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
         dict; in their place their fields may be given by name, as max_tokens=64. max_tokens=0 only
         scores the prompts. Without a seed every prompt of every call draws its own from the run's
-        seed. adapter_path: a PEFT directory to sample with. return_encoded: every sequence has its
-        new_input_feature and text even where the inputs are tokens and no template was set; the
-        model's own is used then.
+        seed; over several processes, which then all call it, by its place among the prompts of all,
+        so that the samples are those of one process with all prompts. adapter_path: a PEFT
+        directory to sample with. return_encoded: every sequence has its new_input_feature and text
+        even where the inputs are tokens and no template was set; the model's own is used then.
         InvalidError: a token outside the vocabulary, a prompt that with max_tokens is longer than
         max_model_len, an adapter of another model; NotFoundError: adapter_path has no adapter.
         """
@@ -320,7 +322,9 @@ class TorchSampler(ReceivesWeights, Sampler):
         features = self._features(inputs, params)
         require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
         with self._lock:
-            request = self._request(features, params, adapter_name, adapter_path, use_base_model)
+            request = self._request(
+                features, params, adapter_name, adapter_path, use_base_model, streams=True
+            )
             stream = self.engine.sample_stream(**request)
         template = self.template
         tokens = TokenStream(
@@ -341,8 +345,10 @@ class TorchSampler(ReceivesWeights, Sampler):
         finally:
             queue.put(None)
 
-    def _request(self, features, params, adapter_name, adapter_path, use_base_model):
-        """What the engine's sample takes."""
+    def _request(
+        self, features, params, adapter_name, adapter_path, use_base_model, *, streams=False
+    ):
+        """What the engine's sample takes. streams: of this process alone."""
         checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
         if adapter_path is not None:
             checks.path("sampler: adapter_path", adapter_path)
@@ -353,10 +359,17 @@ class TorchSampler(ReceivesWeights, Sampler):
         ]
         tenant = self._tenant(adapter_name, adapter_path, use_base_model)
         self._calls += 1
+        # What draws nothing may be asked for by one process alone.
+        draws = params.seed is None and params.temperature and params.max_tokens != 0
+        begin = first_row()  # known where the call was cut
+        if begin is None and draws and not streams:
+            begin = ranks_of(self.device_mesh).begin("prompts of sample", len(prompts))
         return {
             "tenant": tenant,
             "prompts": prompts,
-            "params": [self._engine_params(params, i, len(p)) for i, p in enumerate(prompts)],
+            "params": [
+                self._engine_params(params, i, begin or 0, len(p)) for i, p in enumerate(prompts)
+            ],
             "tokenizer": self.template._template.directory if params.stop_texts else "",
         }
 
@@ -373,7 +386,8 @@ class TorchSampler(ReceivesWeights, Sampler):
             for feature in features
         ]
 
-    def _engine_params(self, params, index, prompt_length):
+    def _engine_params(self, params, index, begin, prompt_length):
+        """begin: prompts of the ranks before this one."""
         room = self.max_model_len - prompt_length
         wanted = params.max_tokens
         if room < (wanted != 0) or (wanted is not None and wanted > room):
@@ -382,8 +396,7 @@ class TorchSampler(ReceivesWeights, Sampler):
                 f"together they must fit max_model_len, {self.max_model_len}"
             )
         run = current_run().seed if self._args.seed is None else self._args.seed
-        place = first_row() + index  # in the whole batch, whatever piece of it came here
-        return engine_params(params, room, stable_seed(run, "sample", self._calls, place))
+        return engine_params(params, room, stable_seed(run, "sample", self._calls, begin + index))
 
     # ---- vLLM's other verbs
 

@@ -1,29 +1,42 @@
 #include "twinkle/engine/group/door.h"
 
+#include <optional>
+
 #include "twinkle/base/error.h"
 
 namespace twinkle::engine {
 
+std::vector<std::string> Door::meet(const std::string& place, const std::string& bytes) const {
+  std::optional<mesh::Watch::Waiting> waiting;
+  if (group_.watch) waiting.emplace(*group_.watch, place);
+  return group_.door->all_gather(bytes);
+}
+
 Door::Entry Door::enter(const Operation& mine) {
   const Lock lock(mutex_);
-  const std::vector<std::string> sent = group_.door->all_gather(to_bytes(mine));
-  ++number_;
+  const std::string name = "operation " + std::to_string(number_ + 1) + ", " + name_of(mine);
   std::vector<Operation> of_ranks;
-  for (size_t r = 0; r < sent.size(); ++r) {
-    if (sent[r].empty()) {
-      const std::string why = "engine: rank " + std::to_string(r) + " has closed its engine";
-      group_.close(why);
-      fail(Code::kInternal, why);
+  try {
+    const std::vector<std::string> sent = meet(name, to_bytes(mine));
+    for (size_t r = 0; r < sent.size(); ++r) {
+      if (sent[r].empty()) {
+        const std::string why = "engine: rank " + std::to_string(r) + " has closed its engine";
+        group_.close(why);
+        fail(Code::kInternal, why);
+      }
+      of_ranks.push_back(from_bytes(sent[r]));
     }
-    of_ranks.push_back(from_bytes(sent[r]));
+  } catch (const Error&) {
+    std::rethrow_exception(named(std::current_exception(), name));
   }
-  return {number_, joined(std::move(of_ranks), group_.rank(), number_)};
+  ++number_;
+  return {number_, name, joined(std::move(of_ranks), group_.rank(), number_)};
 }
 
 void Door::close() noexcept {
   const Lock lock(mutex_);
   try {
-    for (const std::string& sent : group_.door->all_gather(std::string()))
+    for (const std::string& sent : meet(mesh::Watch::kEnd, std::string()))
       if (!sent.empty()) group_.close("engine: a rank has closed its engine");
   } catch (const std::exception&) {
     // It has been closed by an error already.

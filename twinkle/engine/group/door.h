@@ -2,6 +2,8 @@
 // all have sent as one operation. Callers' threads.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/group/group.h"
@@ -14,16 +16,19 @@ class Door {
   explicit Door(const Group& group) : group_(group) {}  // outlives it
 
   struct Entry {
-    int64_t number;  // 1, 2, ... the same on every rank
+    int64_t number;    // 1, 2, ... the same on every rank
+    std::string name;  // for errors: "operation 2, step of 'default'"
     Joined joined;
   };
-  // Waits until every rank has sent one. Error kInvalid: joined()'s; kInternal: a rank has gone,
-  // has closed its engine, or has sent nothing for the group's timeout.
+  // Waits until every rank has sent one. Error kInvalid: joined()'s; kInternal: a rank has gone, or
+  // has closed its engine.
   Entry enter(const Operation& mine);
   // The last word of this rank: those that still submit are told. Once.
   void close() noexcept;
 
  private:
+  std::vector<std::string> meet(const std::string& place, const std::string& bytes) const;
+
   const Group& group_;
   Mutex mutex_;
   int64_t number_ GUARDED_BY(mutex_) = 0;

@@ -21,13 +21,14 @@ void Follower::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::future<Result> Follower::result(int64_t number, const Part& part) {
+std::future<Result> Follower::result(const Door::Entry& entry) {
   const Lock lock(mutex_);
-  require(why_.empty(), Code::kInternal, why_);
-  Waiting& waiting = waiting_[number];
-  waiting.part = part;
+  require(why_.empty(), Code::kInternal, "engine: ", entry.name, ": ", why_);
+  Waiting& waiting = waiting_[entry.number];
+  waiting.part = entry.joined.part;
+  waiting.name = entry.name;
   std::future<Result> out = waiting.promise.get_future();
-  settle(number);
+  settle(entry.number);
   return out;
 }
 
@@ -38,7 +39,8 @@ void Follower::settle(int64_t number) {
   if (auto* result = std::get_if<Result>(&*waiting.outcome))
     waiting.promise.set_value(part_of(std::move(*result), *waiting.part));
   else
-    waiting.promise.set_exception(std::get<std::exception_ptr>(*waiting.outcome));
+    waiting.promise.set_exception(
+        named(std::get<std::exception_ptr>(*waiting.outcome), waiting.name));
   waiting_.erase(it);
 }
 
@@ -59,7 +61,8 @@ void Follower::end(const std::string& why) {
   why_ = why;
   for (auto& [number, waiting] : waiting_) {
     if (waiting.part)
-      waiting.promise.set_exception(error_of(static_cast<int32_t>(Code::kInternal), why));
+      waiting.promise.set_exception(
+          named(error_of(static_cast<int32_t>(Code::kInternal), why), waiting.name));
   }
   waiting_.clear();
 }
@@ -87,7 +90,6 @@ void Follower::take(const Command& command) {
 
 void Follower::told(const Command::Told& told) {
   auto has = results_.extract(told.id);
-  if (told.number == 0) return;
   const Lock lock(mutex_);
   auto& outcome = waiting_[told.number].outcome;
   if (told.code >= 0)

@@ -10,8 +10,8 @@
 
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/group/command.h"
+#include "twinkle/engine/group/door.h"
 #include "twinkle/engine/group/group.h"
-#include "twinkle/engine/group/joined.h"
 #include "twinkle/engine/schedule/executor.h"
 
 namespace twinkle::engine {
@@ -25,12 +25,13 @@ class Follower {
   // Waits for the leader's end, or that of the group.
   void join();
 
-  // The part of this rank of the result of the ranks' `number`th operation.
-  std::future<Result> result(int64_t number, const Part& part);
+  // The part of this rank of the result of what the ranks have entered.
+  std::future<Result> result(const Door::Entry& entry);
 
  private:
   struct Waiting {
     std::promise<Result> promise;
+    std::string name;
     std::optional<Part> part;                                         // once it is known who waits
     std::optional<std::variant<Result, std::exception_ptr>> outcome;  // once it has ended
   };

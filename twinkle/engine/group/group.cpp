@@ -53,4 +53,16 @@ std::exception_ptr agree(mesh::Channel& control, const std::function<std::string
   fail(Code::kInternal, text.str());
 }
 
+std::exception_ptr named(std::exception_ptr error, const std::string& operation) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    if (e.code != Code::kInternal) return error;
+    return std::make_exception_ptr(
+        Error(Code::kInternal, "engine: " + operation + ": " + e.what()));
+  } catch (...) {
+    return error;
+  }
+}
+
 }  // namespace twinkle::engine

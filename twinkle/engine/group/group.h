@@ -6,6 +6,7 @@
 #include <string>
 
 #include "twinkle/mesh/channel.h"
+#include "twinkle/mesh/watch.h"
 
 namespace twinkle::engine {
 
@@ -14,8 +15,7 @@ struct Group {
   std::unique_ptr<mesh::Channel> door;     // callers' threads: what each rank submits
   std::unique_ptr<mesh::Channel> control;  // from the leader to its followers, and their answers
   std::unique_ptr<mesh::Channel> data;     // within a call: a Comm, of what ranks compute
-  // How long a rank waits for another. The leader is heard of four times as often.
-  double timeout_s = 60;
+  std::shared_ptr<mesh::Watch> watch;      // that the channels ask; null in tests
   // A Comm of those among the ranks that hold the base's weights together, each a part; null: each
   // holds all of them.
   std::unique_ptr<mesh::Channel> base = nullptr;
@@ -30,5 +30,8 @@ struct Group {
 // broken. Returns the call's exception, or null. Error kInternal: broken, with each rank's cause.
 // `outcome`: what the call decided, which must be the same on all.
 std::exception_ptr agree(mesh::Channel& control, const std::function<std::string()>& call);
+
+// An error of the group with the operation that it has ended, by its name; others as they are.
+std::exception_ptr named(std::exception_ptr error, const std::string& operation);
 
 }  // namespace twinkle::engine

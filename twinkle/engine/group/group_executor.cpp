@@ -43,20 +43,17 @@ void require_written(const std::string& said, size_t rank) {
 
 }  // namespace
 
-GroupExecutor::GroupExecutor(Executor& local, const Group& group)
-    : local_(local), group_(group), heart_([this] { beats(); }) {}
+GroupExecutor::GroupExecutor(Executor& local, const Group& group) : local_(local), group_(group) {}
 
 void GroupExecutor::close() {
   {
     const Lock lock(mutex_);
     if (std::exchange(closing_, true)) return;
   }
-  closed_.notify_all();
-  heart_.join();
   try {
     call({.kind = Command::kClose}, [] { return std::string(); });
   } catch (const std::exception&) {
-    // Broken: the followers have ended, or will when they miss the leader.
+    // Broken: the followers have ended.
   }
 }
 
@@ -126,21 +123,6 @@ void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
     busy_ = true;
   }
   release();
-}
-
-// Followers that hear nothing take the leader for lost.
-void GroupExecutor::beats() {
-  while (true) {
-    {
-      Lock lock(mutex_);
-      lock.wait_for(closed_, group_.timeout_s / 4);
-      if (closing_ || !why_.empty()) return;
-      if (busy_) continue;
-      busy_ = true;
-      news_.told.push_back({});
-    }
-    release();
-  }
 }
 
 // ---- the calls

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "twinkle/base/guarded.h"
 #include "twinkle/engine/group/command.h"
@@ -57,7 +56,6 @@ class GroupExecutor : public Executor {
   Command::Run sent(Command& command, int64_t id, const Operation& operation);
   void acquire();
   void release();
-  void beats();
   void broken(const std::exception& error);
 
   Executor& local_;
@@ -66,12 +64,11 @@ class GroupExecutor : public Executor {
   int64_t num_saves_ = 0;   // the same
 
   Mutex mutex_;
-  std::condition_variable free_, closed_;
+  std::condition_variable free_;
   bool busy_ GUARDED_BY(mutex_) = false;  // somebody talks to the followers
   bool closing_ GUARDED_BY(mutex_) = false;
   Command news_ GUARDED_BY(mutex_);     // for the next command
   std::string why_ GUARDED_BY(mutex_);  // broken; else empty
-  std::thread heart_;
 };
 
 }  // namespace twinkle::engine

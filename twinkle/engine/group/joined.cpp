@@ -46,11 +46,6 @@ void add(Operation& operation, Items& items) {
   }
 }
 
-std::string name_of(const Operation& operation) {
-  return std::visit([](const auto& op) { return std::string(op.kName); }, operation) + " of '" +
-         tenant_of(operation) + "'";
-}
-
 template <class T>
 void cut(std::vector<T>& of_sequences, const Part& part) {
   if (of_sequences.empty()) return;  // not asked for
@@ -59,6 +54,11 @@ void cut(std::vector<T>& of_sequences, const Part& part) {
 }
 
 }  // namespace
+
+std::string name_of(const Operation& operation) {
+  return std::visit([](const auto& op) { return std::string(op.kName); }, operation) + " of '" +
+         tenant_of(operation) + "'";
+}
 
 Joined joined(std::vector<Operation> of_ranks, int rank, int64_t number) {
   std::vector<Items> items;

@@ -9,6 +9,9 @@
 
 namespace twinkle::engine {
 
+// For errors: "step of 'default'".
+std::string name_of(const Operation& operation);
+
 // Sequences, or prompts, [first, last) of an operation's are a rank's own; of operations without
 // any everything is.
 struct Part {

@@ -24,7 +24,7 @@ std::vector<Group> groups_of(int size, double timeout_s = 60) {
        data = mesh::thread_channels(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), timeout_s};
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr};
   return out;
 }
 
@@ -43,13 +43,14 @@ class Rank {
 
   std::future<Result> submit(const Operation& operation) {
     Door::Entry entry = door_.enter(operation);
-    if (follower_) return follower_->result(entry.number, entry.joined.part);
+    if (follower_) return follower_->result(entry);
     const auto promise = std::make_shared<std::promise<Result>>();
     std::vector<Operation> one{entry.joined.operation};
     dispatcher_->submit(dispatcher_->accept(std::move(one)),
                         {[this, promise, entry](const Outcome& outcome) {
                           leader_->tell(entry.number, outcome);
-                          if (outcome.error) return promise->set_exception(outcome.error);
+                          if (outcome.error)
+                            return promise->set_exception(named(outcome.error, entry.name));
                           promise->set_value(part_of(outcome.result, entry.joined.part));
                         }});
     return promise->get_future();
@@ -178,19 +179,9 @@ TEST(Led, ARankThatClosesIsTheEndForThoseThatGoOn) {
   on_ranks(2, [](Rank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == 1) return rank.close();
-    EXPECT_EQ(error_of([&] { rank.submit(work_of(r)); }), "engine: rank 1 has closed its engine");
+    EXPECT_EQ(error_of([&] { rank.submit(work_of(r)); }),
+              "engine: operation 2, forward_backward of 'a': engine: rank 1 has closed its engine");
   });
-}
-
-TEST(Led, IdleFollowersHearTheLeadersHeart) {
-  on_ranks(
-      2,
-      [](Rank& rank, int r) {
-        rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
-        std::this_thread::sleep_for(std::chrono::milliseconds(900));
-        EXPECT_NO_THROW(rank.submit(work_of(r)).get());
-      },
-      0.4);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ void on_groups(const std::function<void(Group group, Failing& base)>& script) {
     threads.emplace_back([&, r] {
       auto shared = std::make_unique<Failing>(std::move(base[r]));
       Failing& failing = *shared;
-      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), 60, std::move(shared)},
+      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr, std::move(shared)},
              failing);
     });
   }

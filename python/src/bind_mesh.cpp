@@ -1,0 +1,59 @@
+// twinkle._core.Watch and Meeting: whether the processes of a script live, and what they tell each
+// other in bytes.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "python/src/interruptible.h"
+#include "twinkle/base/error.h"
+#include "twinkle/mesh/watched_comm.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+using twinkle::mesh::Channel;
+using twinkle::mesh::Watch;
+
+namespace {
+
+// A group of this name, and the watch of its ranks, which knows where they wait.
+class Meeting {
+ public:
+  Meeting(const std::string& name, std::shared_ptr<Watch> watch)
+      : watch_(std::move(watch)), channel_(twinkle::mesh::c10d_comm(name, watch_)) {}
+
+  py::list all_gather(const std::string& bytes, const std::string& place) {
+    const auto all = twinkle::python::interruptible([&] {
+      const Watch::Waiting waiting(*watch_, place);
+      return channel_->all_gather(bytes);
+    });
+    py::list out;
+    for (const std::string& each : all) out.append(py::bytes(each));
+    return out;
+  }
+
+ private:
+  std::shared_ptr<Watch> watch_;
+  std::unique_ptr<Channel> channel_;
+};
+
+}  // namespace
+
+void bind_mesh(py::module_& m) {
+  py::class_<Watch, std::shared_ptr<Watch>>(m, "Watch", "watch.h states each.")
+      .def(py::init<int, int, const std::vector<int>&, double>(), "rank"_a, "size"_a, "sockets"_a,
+           "timeout_s"_a)
+      .def("fail", &Watch::fail, "scope"_a, "why"_a)
+      .def("end", &Watch::end)
+      .def("check",
+           [](const Watch& watch) {
+             const std::string why = watch.why("");
+             twinkle::require(why.empty(), twinkle::Code::kInternal, why);
+           })
+      .def("late", &Watch::late);
+  py::class_<Meeting>(m, "Meeting", "A process group of torch.distributed, by its name.")
+      .def(py::init<const std::string&, std::shared_ptr<Watch>>(), "name"_a, "watch"_a)
+      .def("all_gather", &Meeting::all_gather, "bytes"_a, "place"_a,
+           "The bytes of each rank, in their order; place: what for, as errors say it.");
+}

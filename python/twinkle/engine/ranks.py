@@ -1,0 +1,95 @@
+"""What the processes of a script tell each other in Python: numbers of metrics, batches, places."""
+
+import atexit
+import pickle
+import sys
+import threading
+import time
+
+from twinkle.core import core
+from twinkle.engine.group import open_groups, timeout_seconds, watch_of
+from twinkle.errors import InternalError, InvalidError
+from twinkle.logger import get_logger
+from twinkle.platform import Platform
+
+_known = {}  # by the ranks of a mesh, as they lie in it
+_lock = threading.Lock()
+
+
+class Ranks:
+    """This process as the only one."""
+
+    rank, size, watch = 0, 1, None
+
+    def gather(self, what, value):
+        """The value of every rank, in their order. what: the call, for errors. Waits for them all.
+
+        InvalidError: ranks have made different calls; InternalError: a rank has gone."""
+        del what
+        return [value]
+
+    def begin(self, what, count):
+        """How many of something the ranks before this one have, which has `count`."""
+        return sum(self.gather(what, count)[: self.rank])
+
+
+class _Several(Ranks):
+    """The data ranks of a mesh, each a process. They trust each other: what they tell is pickled.
+    One thread at a time, which is the same on every rank."""
+
+    def __init__(self, mesh):
+        self.rank, self.size = mesh.data_rank, mesh.data_world_size
+        name = f"ranks/{'_'.join(map(str, mesh.mesh.flat))}"
+        self.watch = watch_of(mesh, f"{name}/watch")
+        with open_groups(mesh, [f"{name}/told"], self.watch) as (told,):
+            self._meeting = core().Meeting(told, self.watch)
+        self._lock, self._count = threading.Lock(), 0
+        atexit.register(_end, self.watch, self.rank)
+        if self.rank == 0:
+            threading.Thread(target=_warn_of_late, args=(self.watch,), daemon=True).start()
+
+    def gather(self, what, value):
+        with self._lock:
+            self._count += 1
+            place = f"exchange {self._count}, {what}"
+            try:
+                sent = self._meeting.all_gather(pickle.dumps((what, value)), place)
+            except InternalError as error:
+                raise InternalError(f"infra: {place}: {error}") from error
+        calls, values = zip(*map(pickle.loads, sent), strict=True)
+        for rank, call in enumerate(calls):
+            if call != calls[0]:
+                raise InvalidError(
+                    f"infra: exchange {self._count}: rank 0 has come with {calls[0]}, rank {rank} "
+                    f"with {call}: all ranks must call the same methods in the same order"
+                )
+        return list(values)
+
+
+def ranks_of(mesh):
+    """The Ranks of a mesh; of None, of one rank, and where one process drives others: this process
+    alone. The first call for a mesh waits until every rank of it has made it. InvalidError,
+    NotAvailableError: as engine_group."""
+    if mesh is None or mesh.world_size == 1 or Platform.get_world_size() == 1:
+        return Ranks()
+    key = tuple(map(int, mesh.mesh.flat))
+    with _lock:
+        if key not in _known:
+            _known[key] = _Several(mesh)
+        return _known[key]
+
+
+def _end(watch, rank):
+    """The other ranks hear how this one's script has ended."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        watch.end()
+    else:
+        watch.fail("", f"infra: rank {rank} has ended with {type(error).__name__}: {error}")
+
+
+def _warn_of_late(watch):
+    while True:
+        time.sleep(timeout_seconds())
+        if text := watch.late():
+            get_logger().warning(f"infra: {text}")

@@ -1,0 +1,98 @@
+"""A batch of all data ranks. Losses and metrics in Python see all of it on every rank, so that
+their numbers are those of one process, whatever they add up, and in which order."""
+
+import numpy as np
+
+from twinkle.errors import require
+from twinkle.model.batch import Batch
+
+_SCORES = ("logps", "entropies", "logits", "embeddings", "values")
+
+
+class Together:
+    """own: this process's Batch; whole: that of all ranks; rows: where own lies in whole."""
+
+    def __init__(self, ranks, own):
+        self.own, self.whole, self.rows, self._ranks = own, own, slice(None), ranks
+        if self.is_alone:
+            return
+        features = ranks.gather("a batch", own.features)
+        self._counts = [len(part) for part in features]
+        begin = sum(self._counts[: ranks.rank])
+        self.whole = Batch([feature for part in features for feature in part])
+        self.rows = slice(begin, begin + len(own))
+
+    @property
+    def is_alone(self):
+        """Whether there is one rank."""
+        return self._ranks.size == 1
+
+    def scores(self, result):
+        """The engine's result for own, with the outputs of all sequences."""
+        if self.is_alone:
+            return result
+        names = [name for name in _SCORES if name in result]
+        parts = self._ranks.gather("its scores", [result[name] for name in names])
+        of_all = [[row for rows in lists for row in rows] for lists in zip(*parts, strict=True)]
+        return {**result, **dict(zip(names, of_all, strict=True))}
+
+    def kwargs(self, given):
+        """What a loss is called with, of all sequences: lists, arrays and tensors with an entry for
+        each sequence of a rank's, or each pair of them, follow one another; what else there is must
+        be the same on all. InvalidError: ranks have given other names or kinds."""
+        if self.is_alone or not given:
+            return given
+        parts = self._ranks.gather(f"{', '.join(sorted(given))} of a loss", given)
+        return _joined("the loss's arguments", parts, self._counts, self._ranks.rank)
+
+    def chosen(self, rows):
+        """Per sequence what own's `rows` have, of all."""
+        parts = [rows] if self.is_alone else self._ranks.gather("its predictions", rows)
+        return [row for part in parts for row in part]
+
+
+def _is_sized(value):
+    sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
+    return sized and not isinstance(value, (str, bytes, dict))
+
+
+def _joined(what, values, counts, rank):
+    mine = values[rank]
+    if isinstance(mine, dict):
+        require(
+            all(isinstance(v, dict) and set(v) == set(mine) for v in values),
+            f"model: {what} have other names on other ranks, they must be the same on all",
+        )
+        return {
+            name: _joined(f"{name} of {what}", [v[name] for v in values], counts, rank)
+            for name in mine
+        }
+    for share in (1, 2):  # for each sequence, or for each pair
+        if all(_is_sized(v) and share * len(v) == n for v, n in zip(values, counts, strict=True)):
+            return _concatenated(values)
+    return mine
+
+
+def _concatenated(values):
+    first = values[0]
+    if not hasattr(first, "ndim"):
+        return [item for value in values for item in value]
+    is_array = isinstance(first, np.ndarray)
+    if first.ndim > 1:  # padded to the longest of a rank
+        longest = max(value.shape[1] for value in values)
+        values = [_wider(value, longest, is_array) for value in values]
+    if is_array:
+        return np.concatenate(values)
+    import torch
+
+    return torch.cat(values)
+
+
+def _wider(value, longest, is_array):
+    more = longest - value.shape[1]
+    rest = value.ndim - 2
+    if is_array:
+        return np.pad(value, [(0, 0), (0, more), *[(0, 0)] * rest])
+    import torch
+
+    return torch.nn.functional.pad(value, (*[0, 0] * rest, 0, more))

@@ -1,0 +1,141 @@
+"""What each process of test_whole_batches.py runs: MODEL. Tells {case: {"whole": numbers that are
+the same on every rank, "own": a list, this rank's part of what one process has}}."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import twinkle
+from twinkle import DeviceMesh, LoraConfig
+from twinkle.data_format import SamplingParams
+from twinkle.loss import Loss
+from twinkle.metric import CompletionRewardMetric, Metric
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
+
+directory = sys.argv[1]
+mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
+twinkle.initialize(mode="local", global_device_mesh=mesh)
+model = TransformersModel(model_id=directory)
+told = {}
+
+
+def rows(seed, count):
+    rng = np.random.default_rng(seed)
+    out = []
+    for _ in range(count):
+        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
+        labels = np.append(ids[1:], -100)
+        labels[: int(rng.integers(0, 4))] = -100
+        out.append({"input_ids": ids, "labels": labels})
+    return out
+
+
+def mine(values):
+    return values[mesh.get_slice(len(values))]
+
+
+class Greatest(Metric):
+    """As a user writes one: the greatest surprise, and how many labels there were."""
+
+    def __init__(self, device_mesh=None, process_group=None):
+        super().__init__(device_mesh, process_group)
+        self.reset()
+
+    def accumulate(self, inputs, outputs, **kwargs):
+        self.surprise = max(self.surprise, float(-outputs["logps"].min()))
+        self.labels += int((inputs["labels"] != -100).sum())
+
+    def calculate(self):
+        parts = self.gather_results([{"surprise": self.surprise, "labels": self.labels}])
+        return {
+            "surprise": max(part["surprise"] for part in parts),
+            "labels": sum(part["labels"] for part in parts),
+        }
+
+    def reset(self):
+        self.surprise, self.labels = 0.0, 0
+
+
+class Spread(Loss):
+    """A mean that no average of ranks' averages is: of the batch's own variance."""
+
+    whole_batch = True
+
+    def __call__(self, inputs, outputs, **kwargs):
+        counts = (inputs["labels"] != -100).sum(-1).clamp(min=1)
+        return (outputs["logps"].sum(-1) / counts).var()
+
+
+def adapter(name, loss, *metrics, **options):
+    model.add_adapter_to_model(name, LoraConfig(r=4, target_modules="all-linear"))
+    model.set_loss(loss, adapter_name=name, **options)
+    model.set_optimizer("AdamW", lr=1e-3, adapter_name=name)
+    for metric in metrics:
+        model.add_metric(metric, adapter_name=name)
+    return name
+
+
+def of(name, outputs):
+    """What a case tells, after a step of its adapter."""
+    norm = model.clip_grad_and_step(adapter_name=name)
+    metrics = model.calculate_metric(is_training=True, adapter_name=name)
+    clocks = ("total time elapse", "speed", "tokens/s")
+    metrics = {key: value for key, value in metrics.items() if key not in clocks}
+    whole = [outputs["loss"], outputs["num_tokens"], norm, metrics]
+    told[name] = {"whole": whole, "own": [r[r != 0].tolist() for r in outputs["logps"]]}
+
+
+name = adapter("accuracy", "CrossEntropyLoss", "Accuracy", Greatest)
+batch = rows(1, 7)  # uneven parts
+of(name, model.forward_backward(inputs=mine(batch), adapter_name=name))
+
+model.forward_only(inputs=mine(batch), adapter_name=name)
+loss = model.calculate_loss(adapter_name=name)
+told["evaluation"] = {
+    "whole": [loss, model.calculate_metric(is_training=False, adapter_name=name)],
+    "own": [],
+}
+
+name = adapter("policy", "GRPOLoss", "GRPOMetric", epsilon=0.2)
+old = [np.full(len(row["input_ids"]), -4.0).tolist() for row in batch]
+advantages = np.random.default_rng(2).normal(size=7).tolist()
+given = {"old_logps": mine(old), "advantages": mine(advantages)}
+of(name, model.forward_backward(inputs=mine(batch), adapter_name=name, **given))
+
+# Pairs that lie across ranks: 3 and 3.
+name = adapter("preference", "DPOLoss", "DPOMetric")
+pairs = rows(3, 6)
+reference = model.forward_only(inputs=mine(pairs), adapter_name=name, disable_lora=True)
+of(name, model.forward_backward(inputs=mine(pairs), adapter_name=name, ref_outputs=reference))
+
+name = adapter("own loss", Spread())
+of(name, model.forward_backward(inputs=mine(batch), adapter_name=name))
+name = adapter("function", lambda inputs, outputs: -outputs["logps"].sum() / 10)
+model.forward(inputs=mine(batch), adapter_name=name)
+loss = model.calculate_loss(adapter_name=name)
+model.backward(adapter_name=name)
+norm = model.clip_grad_and_step(adapter_name=name)
+told["in three calls"] = {"whole": [loss, norm], "own": []}
+
+prompts = [{"input_ids": [5, 6, 7]}] * 5  # equal ones draw apart
+params = SamplingParams(max_tokens=12, temperature=1.0, num_samples=2, logprobs=1)
+for which, sampler, name in (
+    ("its own engine", TorchSampler(model_id=directory), ""),
+    ("the model's engine", TorchSampler(model=model), "accuracy"),
+):
+    for call in range(2):
+        responses = sampler.sample(mine(prompts), params, adapter_name=name)
+        tokens = [[s.tokens for s in r.sequences] for r in responses]
+        told[f"samples of {which}, call {call}"] = {"whole": [], "own": tokens}
+lengths = [len(s.tokens) for r in responses for s in r.sequences]
+rewards = CompletionRewardMetric()
+rewards.accumulate(completion_lengths=lengths, rewards={"sum": [sum(map(sum, t)) for t in tokens]})
+told["rewards"] = {"whole": rewards.calculate(), "own": []}
+alone = Greatest()
+alone.accumulate({"labels": np.array(mine([1, -100, 3, 4]))}, {"logps": -np.array(mine([1, 2, 3]))})
+told["a metric of the script"] = {"whole": alone.calculate(), "own": []}
+Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))

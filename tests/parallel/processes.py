@@ -1,0 +1,120 @@
+"""A script in one process, and in several as torchrun starts them."""
+
+import hashlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def environment(**more):
+    paths = os.pathsep.join(map(str, sys.path))
+    return {
+        **os.environ,
+        "TWINKLE_DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+    } | more
+
+
+def run(command, cwd=None, **more):
+    """What each process tells, in the order of ranks: JSON in the file of its rank in $TOLD."""
+    with tempfile.TemporaryDirectory() as told:
+        done = subprocess.run(
+            command,
+            env=environment(TOLD=told, **more),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        files = sorted(Path(told).iterdir(), key=lambda file: int(file.name))
+        return [json.loads(file.read_text()) for file in files]
+
+
+def alone(script, *arguments, **more):
+    (told,) = run([sys.executable, str(HERE / script), *map(str, arguments)], **more)
+    return told
+
+
+def torchrun(size, script, *arguments, **more):
+    """What each of `size` processes tells."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={size}", str(HERE / script), *map(str, arguments)]
+    told = run(command, **more)
+    assert len(told) == size
+    return told
+
+
+def sha256(folder):
+    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+class Ranks:
+    """script.py, endless, on `size` ranks, as a launcher would start it that ends none of them."""
+
+    def __init__(self, size, model, out, **more):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "script.py"), str(model), str(out), "100000"],
+                env=environment(
+                    RANK=str(rank),
+                    WORLD_SIZE=str(size),
+                    LOCAL_RANK=str(rank),
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=str(port),
+                    ENDLESS="1",
+                    TOLD=str(out),
+                    **more,
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def wait_for_steps(self, count):
+        for process in self.processes:
+            while f"step {count}" not in (line := process.stdout.readline()):
+                assert line, self.all_ends()
+
+    def all_ends(self):
+        """What all have said, one of which has ended: the others are ended."""
+        for process in self.processes:
+            process.kill()
+        return "\n".join(process.communicate()[1][-4000:] for process in self.processes)
+
+    def end_of(self, rank, seconds):
+        _, err = self.processes[rank].communicate(timeout=seconds)
+        return self.processes[rank].returncode, err
+
+
+def the_others_say(ranks, gone, text, seconds=30):
+    """Each rank but `gone` ends with an InternalError of an operation, and this text."""
+    began = time.monotonic()
+    for rank in set(range(len(ranks.processes))) - {gone}:
+        status, error = ranks.end_of(rank, seconds)
+        last = error.strip().splitlines()[-1]
+        assert status != 0 and last.startswith("twinkle.errors.InternalError: "), error[-2000:]
+        assert re.search(r"(operation|exchange) \d+, .*" + text, last), error[-2000:]
+    assert time.monotonic() - began < seconds

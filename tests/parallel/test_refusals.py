@@ -1,0 +1,85 @@
+"""What can't be right is refused before a group is made: without MASTER_ADDR making one says so."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from parallel.processes import environment
+
+SCRIPT = """
+import json, os, sys
+import twinkle
+from twinkle import DeviceMesh
+from twinkle.dataloader import DataLoader
+from twinkle.metric import CompletionRewardMetric
+from twinkle.model import TransformersModel
+
+model = sys.argv[1]
+pair = DeviceMesh.from_sizes(dp_size=2)
+
+
+def text_of(call, **environment):
+    os.environ |= environment
+    try:
+        call()
+        return "taken"
+    except twinkle.errors.TwinkleError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+told = {
+    "axes": [
+        text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh.from_sizes(**sizes)))
+        for sizes in ({"tp_size": 2}, {"pp_size": 2}, {"cp_size": 2}, {"dp_size": 2, "ep_size": 2})
+    ],
+    "another size": text_of(lambda: twinkle.initialize(
+        global_device_mesh=DeviceMesh.from_sizes(dp_size=3))),
+    "unknown axis": text_of(lambda: DeviceMesh([0, 1], ("rows",))),
+    "double axis": text_of(lambda: DeviceMesh([[0, 1]], ("dp", "dp"))),
+    "batch_size": text_of(lambda: DataLoader([{}] * 8, batch_size=3, device_mesh=pair)),
+    "not in it": text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh([2, 3], ("dp",)))),
+    "no launcher": text_of(lambda: TransformersModel(model, device_mesh=pair)),
+    "metric": text_of(lambda: CompletionRewardMetric(device_mesh=pair).calculate()),
+    "timeout": text_of(lambda: TransformersModel(model, device_mesh=pair),
+                       TWINKLE_DIST_TIMEOUT_SECONDS="0"),
+    "rank": text_of(lambda: pair.data_rank, RANK="-1"),
+}
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tiny_llama_dir):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tiny_llama_dir],
+        env=environment(WORLD_SIZE="2", RANK="0", MASTER_ADDR=""),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_axes_that_this_version_does_not_have(told):
+    for text, axis in zip(told["axes"], ("tp", "pp", "cp", "ep"), strict=True):
+        assert text.startswith("NotAvailableError: ") and f"{axis}_size 2" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("another size", "global_device_mesh has 3 ranks (dp=3), but 2 processes are running"),
+        ("unknown axis", "axis 'rows' is unknown, it must be one of dp, fsdp"),
+        ("double axis", "axes ('dp', 'dp') must differ"),
+        ("batch_size", "batch_size is 3"),
+        ("not in it", "device_mesh does not hold this process's rank"),
+        ("no launcher", "MASTER_ADDR is not set, but the mesh has several ranks"),
+        ("metric", "MASTER_ADDR is not set, but the mesh has several ranks"),
+        ("timeout", "TWINKLE_DIST_TIMEOUT_SECONDS is '0', it must be a number from 1 to 86400"),
+        ("rank", "RANK is '-1', it must be an integer of at least 0"),
+    ],
+)
+def test_what_can_not_be_right(what, text, told):
+    assert told[what].startswith("InvalidError: ") and text in told[what]

@@ -1,0 +1,131 @@
+#include "twinkle/mesh/watch.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+
+namespace twinkle::mesh {
+namespace {
+
+// The watches of n ranks, with connections as Python makes them; `held` are other ends, of ranks
+// that say nothing.
+struct Ranks {
+  explicit Ranks(int size, double timeout_s = 60, int silent = -1) {
+    std::vector<int> of_first;
+    std::vector<std::vector<int>> of_others;
+    for (int r = 1; r < size; ++r) {
+      std::array<int, 2> pair{};
+      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair.data()), 0);
+      of_first.push_back(pair[0]);
+      of_others.push_back({pair[1]});
+    }
+    watches.push_back(std::make_unique<Watch>(0, size, of_first, timeout_s));
+    for (int r = 1; r < size; ++r) {
+      const std::vector<int>& own = of_others[static_cast<size_t>(r) - 1];
+      if (r == silent)
+        held.push_back(own[0]);
+      else
+        watches.push_back(std::make_unique<Watch>(r, size, own, timeout_s));
+    }
+  }
+  ~Ranks() {
+    watches.clear();
+    for (const int fd : held) close(fd);
+  }
+
+  std::vector<std::unique_ptr<Watch>> watches;
+  std::vector<int> held;
+};
+
+// Once it is known, or after a second.
+std::string why(const Watch& watch, const std::string& scope = "a") {
+  return watch.why_after("nothing", scope);
+}
+
+TEST(Watch, AConnectionThatEndsNamesItsRankOnEveryOther) {
+  Ranks of(4, 60, 2);
+  EXPECT_EQ(of.watches[0]->why("a"), "");
+  close(of.held[0]);
+  of.held.clear();
+  for (const auto& watch : of.watches)
+    EXPECT_EQ(why(*watch).substr(0, 26), "mesh: rank 2 has gone: its") << watch->rank();
+}
+
+TEST(Watch, TheFirstRanksEndIsSeenByAll) {
+  Ranks of(3);
+  of.watches[0].reset();
+  for (int r : {1, 2}) EXPECT_EQ(why(*of.watches[r]).substr(0, 21), "mesh: rank 0 has gone") << r;
+  of.watches.clear();
+}
+
+TEST(Watch, WhatARankSaysOfItsFailureIsWhatAllSay) {
+  const Ranks of(3);
+  of.watches[2]->fail("a", "rank 2: no memory");
+  for (const auto& watch : of.watches) EXPECT_EQ(why(*watch), "rank 2: no memory");
+  of.watches[1]->fail("a", "rank 1: later");
+  for (const auto& watch : of.watches) {
+    EXPECT_EQ(watch->why("a"), "rank 2: no memory");
+    EXPECT_EQ(watch->why("b"), "") << "of another scope";
+  }
+  of.watches[0]->fail("", "all is over");
+  for (const auto& watch : of.watches) EXPECT_EQ(why(*watch, "b"), "all is over");
+}
+
+TEST(Watch, AnEndThatIsSaidIsNoFailureUnlessACallFails) {
+  Ranks of(3);
+  of.watches[2]->end();
+  of.watches.pop_back();
+  for (const auto& watch : of.watches) {
+    EXPECT_EQ(why(*watch), "mesh: rank 2 has ended its script, and can't be asked");
+    EXPECT_EQ(watch->why("a"), "");
+  }
+}
+
+TEST(Watch, WhoWaitsForARankThatHasEndedIsTold) {
+  const Ranks of(3);
+  const Watch::Waiting waits(*of.watches[2], "step of 'a'"), as(*of.watches[1], Watch::kEnd);
+  of.watches[1]->end();
+  sleep(4);
+  for (const auto& watch : of.watches)
+    EXPECT_EQ(watch->why("a"),
+              "mesh: rank 1 has ended its script, rank 2 waits for it at step of 'a'");
+}
+
+TEST(Watch, ARankIsSilentForTheTimeoutAtMost) {
+  const Ranks of(3, 0.4, 1);
+  for (const auto& watch : of.watches)
+    EXPECT_EQ(why(*watch).substr(0, 46), "mesh: rank 1 has been silent for 0.4 s: its pr");
+}
+
+TEST(Watch, ARankThatDoesSomethingElseLivesAndIsNamed) {
+  const Ranks of(3, 0.3);
+  const Watch::Waiting first(*of.watches[0], "step of 'a'"), third(*of.watches[2], "step of 'a'");
+  usleep(900'000);
+  EXPECT_EQ(of.watches[0]->why("a"), "");
+  EXPECT_EQ(of.watches[0]->late(),
+            "rank 1 has not come to step of 'a', where rank 0 has waited for 0.3 s or more; its "
+            "process lives, so this goes on waiting");
+}
+
+TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
+  const Ranks of(2, 0.3);
+  {
+    const Watch::Waiting same(*of.watches[0], "a"), as(*of.watches[1], "a");
+    usleep(900'000);
+    EXPECT_EQ(of.watches[0]->why(""), "");
+    EXPECT_EQ(of.watches[0]->late(), "");
+  }
+  const Watch::Waiting first(*of.watches[0], "a"), second(*of.watches[1], "b");
+  usleep(900'000);
+  for (const auto& watch : of.watches)
+    EXPECT_EQ(why(*watch),
+              "mesh: the ranks wait for each other: rank 0 at a, rank 1 at b: all ranks must call "
+              "the same methods in the same order");
+}
+
+}  // namespace
+}  // namespace twinkle::mesh
