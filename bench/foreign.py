@@ -28,7 +28,8 @@ def cpu_seconds(pid):
 
 
 class Meter:
-    """Measures a `with` block: wall_s, and foreign (cores). wait: called at its begin and end."""
+    """Measures a `with` block: wall_s, used_s (own CPU time), and foreign (cores). wait: called at
+    its begin and end."""
 
     def __init__(self, wait=lambda: None):
         self._wait = wait
@@ -43,7 +44,8 @@ class Meter:
         self._wait()
         self.wall_s = time.perf_counter() - self._start
         busy, own = self._now()
-        self.foreign = max(0.0, (busy - self._busy) - (own - self._own)) / self.wall_s
+        self.used_s = own - self._own
+        self.foreign = max(0.0, (busy - self._busy) - self.used_s) / self.wall_s
 
     @staticmethod
     def _now():

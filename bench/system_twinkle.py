@@ -1,6 +1,7 @@
 """Twinkle's engine as a worker: one adapter to train, and the frozen base to decode with."""
 
 import json
+import time
 
 import numpy as np
 from device import Device
@@ -13,18 +14,36 @@ GREEDY = {
 }  # fmt: skip
 
 
+def told(meter):
+    """used_s: CPU time of this process."""
+    return {"wall_s": meter.wall_s, "foreign": meter.foreign, "used_s": meter.used_s}
+
+
 class System:
     def load(self, model, precision="bf16", device="cpu", options=None):
         """precision: bf16 or fp32, of weights and products. options: more of the engine's."""
         self.device = Device(device)
         self.peak_mib = self.device.peak_mib
         self.tenants = set()
-        self.engine = core().Engine(
+        self.engine = self.make_engine(
             model,
             mixed_precision={"bf16": "bf16", "fp32": "no"}[precision],
             device=device,
             **(options or {}),
         )
+
+    def make_engine(self, model, **options):
+        return core().Engine(model, **options)
+
+    def null_operations(self, count):
+        """Seconds of each of so many operations that do nothing, one after the other."""
+        out = []
+        with self.device.meter() as meter:
+            for _ in range(count):
+                start = time.perf_counter()
+                self.engine.zero_grad(tenant="train").result()
+                out.append(time.perf_counter() - start)
+        return {"each_s": out, **told(meter)}
 
     def create(self, tenant, **fields):
         self.engine.create(tenant=tenant, **fields).result()
@@ -84,8 +103,7 @@ class System:
             for _ in range(repeats):
                 out = self.engine.forward_backward(tenant="train", sequences=batch).result()
                 self.engine.step(tenant="train", optimizer="AdamW", options=options).result()
-        loss = out["loss"] / out["num_tokens"]
-        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "loss": loss}
+        return {**told(meter), "loss": out["loss"] / out["num_tokens"]}
 
     def start_decoding(self, num_sequences):
         if "frozen" not in self.tenants:
@@ -112,8 +130,7 @@ class System:
         with self.device.meter() as meter:
             first = self._generate(prompts, 1, tenants)
             replies, whole_s = self._generate(prompts, num_tokens + 1, tenants)
-        wall_s = whole_s - first[1]
-        return {"wall_s": wall_s, "foreign": meter.foreign, "tokens": replies}
+        return {**told(meter), "wall_s": whole_s - first[1], "tokens": replies}
 
     def throughput(self, prompts, counts):
         """Greedy, all at once: prompt i is to have counts[i] more tokens. Seconds, and how many

@@ -36,8 +36,12 @@ class Worker:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def close_input(self):
+        """Its process ends, by itself."""
         self._process.stdin.close()
+
+    def __exit__(self, *_):
+        self.close_input()
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
@@ -46,8 +50,18 @@ class Worker:
         self._process.stdout.close()
 
     def ask(self, call, **arguments):
+        self.begin(call, **arguments)
+        return self.answer(call)
+
+    def kill(self):
+        self._process.kill()
+
+    def begin(self, call, **arguments):
+        """As ask, whose value answer() waits for."""
         self._process.stdin.write(json.dumps({"call": call, **arguments}) + "\n")
         self._process.stdin.flush()
+
+    def answer(self, call):
         answer = self._process.stdout.readline()
         if not answer:
             raise WorkerError(f"bench: {self.system} ended in {call}, exit {self._process.wait()}")
