@@ -239,7 +239,9 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
     out.config = adapter.config();
     out.entries = adapter.entries();
   } else if (!is_adapter) {
+    // All ranks visit, since they may hold parts; the first one writes.
     decoder.visit_weights([&](const model::NamedWeight& w) {
+      if (out.rank > 0) return;
       out.weights.push_back(decoder.has_all() ? model::view_of(w.name, *w.value)
                                               : owning_view(w.name, w.value->clone()));
     });

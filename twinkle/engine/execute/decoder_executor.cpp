@@ -135,7 +135,8 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   training_ = std::make_unique<Training>(
       PassContext{*decoder_, *pool_, *graphs_, split_},
       [this](const std::string& name) -> Tenant& { return tenant(name); });
-  sampling_ = std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids, comms.data);
+  sampling_ =
+      std::make_unique<Sampling>(*decoder_, options.sampler, model_info_.eos_ids, comms.data);
 }
 
 std::string DecoderExecutor::graph_failure() const {
@@ -216,6 +217,7 @@ auto DecoderExecutor::together(F&& work) {
     throw;  // the same on all
   } catch (const std::exception& error) {
     split_.give_up(error.what());
+    if (shards_) shards_->give_up(error.what());
     throw;
   }
 }
@@ -224,7 +226,9 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return {};
   Tenant& who = tenant(op->tenant);
-  const auto held = std::make_shared<HeldSave>(hold(*op, who, *decoder_, *pool_, copies_));
+  // A base in parts is brought together for it.
+  const auto held = std::make_shared<HeldSave>(
+      together([&] { return hold(*op, who, *decoder_, *pool_, copies_); }));
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model that is there is written from where it is.
   const bool is_in_place = models > 0 && decoder_->device().is_cpu() && decoder_->has_all();
