@@ -58,7 +58,7 @@ class C10dComm : public Comm {
 
   void gather_into(at::Tensor& all, const at::Tensor& x) override {
     at::Tensor input = x;
-    run("gather", true, [&](Group& g) { return g->_allgather_base(all, input); });
+    run("gather", [&](Group& g) { return g->_allgather_base(all, input); });
   }
 
   void broadcast(at::Tensor& x, int root) override {
