@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from remote_things import Thing
+from remote.things import Thing
 
 import twinkle
 from twinkle import DeviceGroup

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from remote_things import Loop, Thing
+from remote.things import Loop, Thing
 
 from twinkle import (
     DataLoader,

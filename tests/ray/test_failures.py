@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from remote_things import Thing
+from remote.things import Thing
 
 import twinkle
 from twinkle import DeviceGroup, DeviceMesh, InternalError, InvalidError, NotAvailableError

@@ -4,7 +4,9 @@ losses and norms, which are of the whole batch on every rank, come from the firs
 from twinkle.model.batch import as_list
 from twinkle.remote.collect import join_rows
 from twinkle.remote.dispatch import Rows
-from twinkle.remote.how import How, mark
+from twinkle.remote.how import How, at_once, mark
+
+__all__ = ["at_once", "of_all", "of_batch"]
 
 _ALL = How(dispatch="all", collect="first")
 _BATCH = How(dispatch=Rows(as_list), collect=join_rows)

@@ -32,11 +32,10 @@ from twinkle.model.python_loss import (
     with_extras,
     with_values,
 )
-from twinkle.model.remote import of_all, of_batch
+from twinkle.model.remote import at_once, of_all, of_batch
 from twinkle.model.sharing import sharing_options
 from twinkle.model.together import Together
 from twinkle.remote import remote_class
-from twinkle.remote.how import at_once
 
 
 def _outputs(loss, batch, result):
