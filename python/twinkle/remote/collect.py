@@ -52,23 +52,21 @@ def _summed(collect, values):
 
 def join_rows(values):
     """A callable for collect: outputs of a model, dicts of each data rank's rows. Lists are put one
-    after the other; tensors too, widened with zeros to the widest; `loss`, which is of the whole
-    batch on every rank, is the first's; numbers of tokens are added."""
+    after the other; tensors too, widened with zeros to the widest; numbers, which are of the whole
+    batch on every rank, are the first's."""
     first = values[0]
     if first is None or len(values) == 1:
         return first
-    return type(first)((name, _rows_of(name, [v[name] for v in values])) for name in first)
+    return type(first)((name, _rows_of([v[name] for v in values])) for name in first)
 
 
 join_rows.of_rows = True  # its parts are the pieces that the whole would be cut into
 
 
-def _rows_of(name, values):
+def _rows_of(values):
     first = values[0]
     if isinstance(first, (list, tuple)):
         return [item for value in values for item in value]
-    if name == "num_tokens":
-        return sum(values)
     if not getattr(first, "ndim", 0):
         return first
     import torch
