@@ -43,11 +43,7 @@ def test_constructor_arguments_are_checked(fake_core, tmp_path, kwargs, text):
         TransformersModel()
 
 
-def test_what_sends_weights_or_hooks_into_modules_is_refused_by_name(model):
-    with pytest.raises(
-        NotAvailableError, match=r"send_weights needs samplers in .*TorchSampler\(mod"
-    ):
-        model.send_weights("default", base_sync_done=True)
+def test_what_hooks_into_modules_is_refused_by_name(model):
     with pytest.raises(NotAvailableError, match="register_mm_forward_hook needs multimodal"):
         model.register_mm_forward_hook()
 

@@ -26,7 +26,7 @@ class CheckpointEngine:
     @classmethod
     def build_topology(cls, num_senders, num_receivers, address):
         """The arguments of every rank's init_process_group: a list for the model's ranks and one
-        for the sampler's."""
+        for the sampler's. InvalidError: a number of ranks below 1."""
         checks.integer("checkpoint_engine: num_senders", num_senders, least=1)
         checks.integer("checkpoint_engine: num_receivers", num_receivers, least=1)
         size = num_senders + num_receivers

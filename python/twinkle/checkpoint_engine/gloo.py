@@ -13,7 +13,8 @@ BUCKET_BYTES = 64 << 20
 
 
 def bucket_size(value):
-    """Bytes of a message from a number or a text such as '64MiB'; None: 64 MiB."""
+    """Bytes of a message from a number or a text such as '64MiB'; None: 64 MiB. InvalidError: no
+    size."""
     return checks.file_size("checkpoint_engine: bucket_bytes", value) or BUCKET_BYTES
 
 

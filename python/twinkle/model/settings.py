@@ -50,13 +50,6 @@ class Settings(TwinkleModel):
             "have"
         )
 
-    def send_weights(self, *args, **kwargs):
-        """Raises NotAvailableError: nothing is sent."""
-        raise NotAvailableError(
-            "model: send_weights needs samplers in other processes, which this version does not "
-            "have: TorchSampler(model=model) samples from the weights that are trained"
-        )
-
     # ---- settings
 
     @at_once

@@ -108,7 +108,7 @@ TEST(Groups, OfAnySizeGiveEveryRankTheBitsOfOneRank) {
 TEST(Groups, SampleEachRequestOnOneRank) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path()}, .sampler = {.kv_tokens = 2048}};
-  Sample op{.tenant = "a", .params = {{.max_tokens = 6, .num_samples = 2, .seed = 7}}};
+  Sample op{.tenant = "a", .params = {{.max_tokens = 6, .seed = 7, .num_samples = 2}}};
   for (uint64_t i = 0; i < 8; ++i) op.prompts.push_back(drawn(i, 9, 41).input_ids);
   const auto sampled = [&](Engine& engine, const Part& part) {
     engine.run<Done>(
@@ -124,7 +124,9 @@ TEST(Groups, SampleEachRequestOnOneRank) {
     EXPECT_EQ(OutcomeText().of(sampled(engine, part)), OutcomeText().of(part_of(alone, part)));
     computed[r] = engine.sampling().num_computed_tokens;
   });
-  for (const int64_t tokens : computed) EXPECT_EQ(4 * tokens, one.sampling().num_computed_tokens);
+  const int64_t all = one.sampling().num_computed_tokens;
+  EXPECT_EQ(computed[0] + computed[1] + computed[2] + computed[3], all);
+  for (const int64_t tokens : computed) EXPECT_LT(3 * tokens, all);
 }
 
 TEST(Groups, ThatShareTheBaseGiveEveryRankTheBitsOfOneRank) {

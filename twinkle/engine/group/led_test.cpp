@@ -14,6 +14,7 @@
 #include "twinkle/engine/group/group_executor.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -147,11 +148,12 @@ TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
 }
 
 TEST(Led, EveryRankWritesItsPartOfASaveAndOneThatCannotFailsTheSaveAlone) {
-  on_ranks(3, [](Rank& rank, int r) {
+  const ScratchDir folder;
+  on_ranks(3, [&](Rank& rank, int r) {
     std::atomic<int> written = 0;
     rank.null().on_write = [&] { ++written; };
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
-    const Save save{.tenant = "a", .directory = "folder", .optimizer = true};
+    const Save save{.tenant = "a", .directory = folder.path().string(), .optimizer = true};
     rank.submit(save).get();
     EXPECT_EQ(written, 1);
     rank.null().on_write = [&] {

@@ -42,7 +42,8 @@ void on_groups(const std::function<void(Group group, Failing& base)>& script) {
     threads.emplace_back([&, r] {
       auto shared = std::make_unique<Failing>(std::move(base[r]));
       Failing& failing = *shared;
-      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr, std::move(shared)},
+      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr,
+              std::move(shared)},
              failing);
     });
   }
@@ -67,7 +68,8 @@ TEST_P(ShardedOperations, ThatARankFailsInTheMiddleOfEndOnEveryRankWithItsCause)
   on_groups([&](Group group, Failing& base) {
     const bool fails = group.rank() == 1;
     Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
-    engine.run<Done>(Create{.tenant = "a", .lora_json = R"({"r": 2})"});
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": "all-linear"})"});
     engine.submit(operation).get();
     if (fails) base.left = 2;
     const std::string why = error_of([&] { engine.submit(operation).get(); });

@@ -85,7 +85,7 @@ class TrainingOnADecoder : public testing::Test {
       auto adapter =
           std::make_unique<lora::Adapter>(peft_config(config, "test"), pool_.linears(), 3);
       tenants_[name] = std::make_unique<Tenant>(name, Mode::kLora, pool_.add(std::move(adapter)), 3,
-                                                decoder_, pool_);
+                                                Tenant::Home{decoder_, pool_});
     }
   }
 
