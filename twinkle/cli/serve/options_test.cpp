@@ -89,6 +89,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "deterministic=true",
       "train_graphs=true",
       "memory_share=1",
+      "gathered_bytes=0",
       "token_budget=4096",
       "max_queued=1024",
       "max_queued_total=16384",
