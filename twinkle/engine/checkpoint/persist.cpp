@@ -222,7 +222,7 @@ int64_t HeldSave::num_bytes() const {
   return static_cast<int64_t>(out);
 }
 
-HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lora::Pool& pool,
+HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lora::Pool& pool,
               KeptMemory& memory) {
   const bool is_adapter = tenant.mode() == Mode::kLora;
   require(operation.max_shard_bytes == 0 || !is_adapter, Code::kInvalid,
@@ -240,12 +240,14 @@ HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lo
     out.entries = adapter.entries();
   } else if (!is_adapter) {
     // All ranks visit, since they may hold parts; the first one writes.
-    decoder.visit_weights([&](const model::NamedWeight& w) {
-      if (out.rank > 0) return;
-      out.weights.push_back(decoder.has_all() ? model::view_of(w.name, *w.value)
-                                              : owning_view(w.name, w.value->clone()));
+    const bool stays = model.decoder.has_all();  // asked before a piece is in use
+    model.decoder.visit_weights([&](const model::NamedWeight& w) {
+      if (!model.is_written) return;
+      out.weights.push_back(stays ? model::view_of(w.name, *w.value)
+                                  : owning_view(w.name, w.value->clone()));
     });
   }
+  if (is_adapter && out.rank > 0) out.pin = {};  // its factors are not written here
   if (!operation.optimizer) return out;
   out.training = tenant.training_fields(operation.gradients);
   out.extra = operation.extra_json;

@@ -74,9 +74,14 @@ struct HeldSave {
   int64_t num_bytes() const;  // of all tensors
 };
 
+struct HeldModel {
+  model::Decoder& decoder;
+  bool is_written = true;  // by this rank; where a model is in parts, all ranks hold() it
+};
+
 // The first half, on the engine's thread. Error kInvalid, kNotFound: max_shard_bytes of an adapter,
 // a version that is not kept. std::bad_alloc: no room for the copy.
-HeldSave hold(const Save& operation, Tenant& tenant, model::Decoder& decoder, lora::Pool& pool,
+HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lora::Pool& pool,
               KeptMemory& memory);
 // The second half, on any thread: calls no torch. `writers`: of the ranks, each of which writes its
 // part of the training state. Error kInvalid: check_target's, NaN or infinity,

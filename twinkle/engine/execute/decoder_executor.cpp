@@ -158,7 +158,12 @@ Tenant& DecoderExecutor::look_up(const std::string& name) const {
 
 Tenant& DecoderExecutor::tenant(const std::string& name) {
   Tenant& found = look_up(name);
-  parking_.use(found);
+  try {
+    parking_.use(found);
+  } catch (const std::exception& error) {
+    give_up(error);  // the others have theirs, and go on to what they do together
+    throw;
+  }
   return found;
 }
 
@@ -208,16 +213,22 @@ bool DecoderExecutor::waits(const Operation& operation) {
   return std::holds_alternative<Save>(operation) && writing_bytes_ >= kMaxWritingBytes;
 }
 
+// Of one rank: nothing.
+void DecoderExecutor::give_up(const std::exception& error) {
+  split_.give_up(error.what());
+  if (shards_) shards_->give_up(error.what());
+}
+
 // What ranks do together a rank alone can't leave: the others would wait for it.
 template <class F>
 auto DecoderExecutor::together(F&& work) {
   try {
     return work();
-  } catch (const Error&) {
-    throw;  // the same on all
+  } catch (const Error& error) {
+    if (error.code == Code::kInternal) give_up(error);
+    throw;  // the others are the same on all
   } catch (const std::exception& error) {
-    split_.give_up(error.what());
-    if (shards_) shards_->give_up(error.what());
+    give_up(error);
     throw;
   }
 }
@@ -226,12 +237,13 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const auto* op = std::get_if<Save>(&operation);
   if (!op) return {};
   Tenant& who = tenant(op->tenant);
-  // A base in parts is brought together for it.
-  const auto held = std::make_shared<HeldSave>(
-      together([&] { return hold(*op, who, *decoder_, *pool_, copies_); }));
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model that is there is written from where it is.
   const bool is_in_place = models > 0 && decoder_->device().is_cpu() && decoder_->has_all();
+  const bool is_first = split_.alone() || split_.comm()->rank() == 0;
+  // A base in parts is brought together for it.
+  const auto held = std::make_shared<HeldSave>(
+      together([&] { return hold(*op, who, {*decoder_, is_first}, *pool_, copies_); }));
   const int64_t bytes = is_in_place ? 0 : held->num_bytes();
   const auto place = writing_.insert(resolved_name(op->directory));
   writing_bytes_ += bytes;

@@ -78,6 +78,7 @@ class DecoderExecutor : public Executor {
   void replace(const std::vector<Weight>& weights, Tenant& who);
   template <class F>
   auto with_shards(F&& pass);
+  void give_up(const std::exception& error);
   void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;

@@ -194,12 +194,13 @@ void GroupExecutor::wait_for_writers(int64_t number) {
   }
 }
 
-Result GroupExecutor::run(const Operation& operation, Prepared* prepared) {
+// Files are read now, as the followers read them, not as they were when it was submitted.
+Result GroupExecutor::run(const Operation& operation, Prepared*) {
   Command command{.kind = Command::kRun};
   command.operations.push_back({0, to_bytes(operation)});
   Result result;
   call(std::move(command), [&] {
-    result = local_.run(operation, prepared);
+    result = local_.run(operation, nullptr);
     return std::string();
   });
   return result;

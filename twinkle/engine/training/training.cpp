@@ -48,6 +48,12 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
       } else {
         backwards.push_back({&op, work.first, work.last, true, later});
       }
+    } catch (const std::bad_alloc& error) {
+      if (!with_.split.alone()) {  // the others have begun it, and wait for this rank's part
+        with_.split.give_up(error.what());
+        throw;
+      }
+      outcome.ended.push_back({work.id, std::current_exception()});
     } catch (...) {
       outcome.ended.push_back({work.id, std::current_exception()});
     }
@@ -94,7 +100,7 @@ void Training::run_kept(std::span<OpSlice> pieces, const Stop& stop, BatchOutcom
 }
 
 void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome) {
-  std::map<Tenant*, std::vector<OpSlice>> overflowed;
+  std::vector<std::vector<OpSlice>> overflowed;
   try {
     run(pieces);
     overflowed = overflows(pieces);
@@ -107,8 +113,12 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
     }
     return retry_alone(pieces, std::current_exception(), outcome);
   }
+  const auto has_overflowed = [&](const Tenant& tenant) {
+    return std::ranges::any_of(
+        overflowed, [&](const auto& theirs) { return &theirs.front().op->tenant() == &tenant; });
+  };
   for (const OpSlice& piece : pieces) {
-    if (overflowed.contains(&piece.op->tenant())) continue;
+    if (has_overflowed(piece.op->tenant())) continue;
     if (piece.again) {
       outcome.rewound.push_back({piece.op->id(), false});
       running_.erase(piece.op->id());
@@ -116,24 +126,29 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
       finish(*piece.op, outcome);
     }
   }
-  for (const auto& [tenant, theirs] : overflowed) retry_alone(theirs, not_finite(*tenant), outcome);
+  for (const auto& theirs : overflowed)
+    retry_alone(theirs, not_finite(theirs.front().op->tenant()), outcome);
 }
 
-// By tenants: the pieces of those whose sums of gradients have left the finite numbers.
-std::map<Tenant*, std::vector<OpSlice>> Training::overflows(std::span<const OpSlice> pieces) const {
-  std::map<Tenant*, std::vector<OpSlice>> out;
-  std::vector<Tenant*> tenants;  // in an order that all ranks know
+// By tenants, in the order of their first pieces, which all ranks know: the pieces of those whose
+// sums of gradients have left the finite numbers.
+std::vector<std::vector<OpSlice>> Training::overflows(std::span<const OpSlice> pieces) const {
+  std::vector<std::vector<OpSlice>> all, out;
   for (const OpSlice& piece : pieces) {
     if (!piece.learns) continue;
-    auto& theirs = out[&piece.op->tenant()];
-    if (theirs.empty()) tenants.push_back(&piece.op->tenant());
-    theirs.push_back(piece);
+    const auto theirs = std::ranges::find_if(all, [&](const auto& some) {
+      return &some.front().op->tenant() == &piece.op->tenant();
+    });
+    if (theirs == all.end())
+      all.push_back({piece});
+    else
+      theirs->push_back(piece);
   }
   std::vector<bool> finite;
-  for (Tenant* tenant : tenants) finite.push_back(tenant->gradients_finite());
-  if (!tenants.empty()) finite = with_.split.on_all(finite);
-  for (size_t i = 0; i < tenants.size(); ++i)
-    if (finite[i]) out.erase(tenants[i]);
+  for (const auto& theirs : all) finite.push_back(theirs.front().op->tenant().gradients_finite());
+  if (!all.empty()) finite = with_.split.on_all(finite);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!finite[i]) out.push_back(std::move(all[i]));
   return out;
 }
 

@@ -37,7 +37,7 @@ class Training {
   void run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
   void run_kept(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
   void pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome);
-  std::map<Tenant*, std::vector<OpSlice>> overflows(std::span<const OpSlice> pieces) const;
+  std::vector<std::vector<OpSlice>> overflows(std::span<const OpSlice> pieces) const;
   void retry_alone(std::span<const OpSlice> pieces, std::exception_ptr error,
                    BatchOutcome& outcome);
   bool free_kept(int64_t most, BatchOutcome& outcome);
