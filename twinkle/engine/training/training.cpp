@@ -136,9 +136,8 @@ std::vector<std::vector<OpSlice>> Training::overflows(std::span<const OpSlice> p
   std::vector<std::vector<OpSlice>> all, out;
   for (const OpSlice& piece : pieces) {
     if (!piece.learns) continue;
-    const auto theirs = std::ranges::find_if(all, [&](const auto& some) {
-      return &some.front().op->tenant() == &piece.op->tenant();
-    });
+    const auto theirs = std::ranges::find_if(
+        all, [&](const auto& some) { return &some.front().op->tenant() == &piece.op->tenant(); });
     if (theirs == all.end())
       all.push_back({piece});
     else
