@@ -140,7 +140,7 @@ def test_a_sample_without_a_seed_gets_the_same_tokens_where_a_kill_came_before_i
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 5, 9]}]}
 
     def sample(seq_id):
-        body = {"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 64}
+        body = {"sampling_session_id": sampler, "seq_id": seq_id, "num_samples": 192}
         params = {"max_tokens": 400, "stop": []}
         return wire.ok("asample", body | {"prompt": prompt, "sampling_params": params})
 
