@@ -1,4 +1,5 @@
-// The engine's losses by name: checks of their options, and their values and gradients.
+// The engine's losses and optimizers by name: checks of their options, losses' values and gradients,
+// and twinkle._core.Schedule.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "twinkle/loss/loss.h"
+#include "twinkle/optim/optimizer.h"
+#include "twinkle/optim/schedules/schedule.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -17,7 +20,7 @@ namespace {
 
 using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-twinkle::Json loss_options(const std::string& text) {
+twinkle::Json options_of(const std::string& text) {
   return text.empty() ? twinkle::Json() : twinkle::parse_json(text, "options");
 }
 
@@ -35,7 +38,7 @@ py::tuple run_loss(const std::string& name, const std::string& options,
                    const std::vector<int64_t>& counts, const std::map<std::string, Array>& extras,
                    const Array& logps, const std::optional<Array>& entropies) {
   const twinkle::loss::Loss& loss = twinkle::loss::find(name);
-  const twinkle::Json json = loss_options(options);
+  const twinkle::Json json = options_of(options);
   twinkle::loss::Inputs in{
       .logprobs = tensor_of(logps), .weights = at::ones({logps.size()}), .cu_seqlens = {0}};
   for (const int64_t count : counts) in.cu_seqlens.push_back(in.cu_seqlens.back() + count);
@@ -51,13 +54,17 @@ py::tuple run_loss(const std::string& name, const std::string& options,
                         array_of(twinkle::loss::entropy_grad(loss, in, json)));
 }
 
+struct Schedule {
+  twinkle::optim::Schedule rate;
+};
+
 }  // namespace
 
 void bind_loss(py::module_& m) {
   m.def(
       "check_loss",
       [](const std::string& name, const std::string& options) {
-        twinkle::loss::find(name).check(loss_options(options));
+        twinkle::loss::find(name).check(options_of(options));
       },
       "name"_a, "options"_a = "", "Raises what is wrong with these options.");
   m.def(
@@ -72,4 +79,22 @@ void bind_loss(py::module_& m) {
       "entropies"_a = py::none(),
       "The loss of rows, so many a sequence, and its gradients by log-probabilities and entropies "
       "(None: 0), in float64. extras may have the rows' weights, too; without, they are 1.");
+}
+
+void bind_optim(py::module_& m) {
+  py::class_<Schedule>(m, "Schedule", "A learning rate as a function of the updates taken.")
+      .def(py::init([](const std::string& name, const std::string& options) {
+             return Schedule{twinkle::optim::make_schedule(name, options_of(options))};
+           }),
+           "name"_a, "options"_a = "")
+      .def(
+          "lr",
+          [](const Schedule& s, double base_lr, int64_t step) { return s.rate(base_lr, step); },
+          "base_lr"_a, "step"_a, "The rate of the update after `step` updates.");
+  m.def(
+      "check_optimizer",
+      [](const std::string& name, const std::string& options) {
+        return twinkle::optim::make(name, options_of(options))->lr();
+      },
+      "name"_a, "options"_a = "", "The learning rate of these options; raises what is wrong.");
 }
