@@ -21,7 +21,7 @@ args = parser.parse_args()
 
 twinkle.initialize(
     mode="ray",
-    groups=[DeviceGroup("workers", ranks=args.workers)],
+    groups=[DeviceGroup("workers", ranks=args.workers, device_type="cpu")],
     global_device_mesh=DeviceMesh.from_sizes(dp_size=args.workers),
 )
 model = TransformersModel(model_id=args.model, remote_group="workers")

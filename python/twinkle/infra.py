@@ -133,6 +133,11 @@ def check_mesh(mesh, what):
     """check_world, of what runs an engine. NotAvailableError: another axis than dp and fsdp of more
     than one rank, or one that lies over others."""
     check_world(mesh, what)
+    check_axes(mesh, what)
+
+
+def check_axes(mesh, what):
+    """Refuses axes that no engine has. NotAvailableError: as check_mesh."""
     sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
     sizes |= {"ep": mesh.ep_size or 1, "ulysses": mesh.ulysses_size or 1, "vpp": mesh.vpp_size or 1}
     for axis, size in sizes.items():
@@ -248,6 +253,8 @@ def _check_workers(groups, mesh):
     from twinkle.remote.cluster import check_groups, ray_package
 
     check_groups(groups, mesh)
+    if mesh is not None:
+        check_axes(mesh, "global_device_mesh")
     ray_package()
 
 

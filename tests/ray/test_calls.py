@@ -124,6 +124,7 @@ def test_a_worker_is_a_rank_with_its_environment(eager, tmp_path):
     assert a["LOCAL_RANK"] == "0" and a["TWINKLE_MODE"] == "ray"
     assert b["WORKER_NAME"] == "two-1" and a["MASTER_PORT"] == b["MASTER_PORT"]
     assert a["mesh"].world_size == 2 and a["folder"] == str(Path.cwd())
+    assert a["card"] == b["card"] == ""  # on CPUs none is visible
 
 
 def test_objects_of_a_group_share_its_processes(thing):
@@ -274,6 +275,56 @@ def test_what_was_sent_after_a_call_that_fails_is_not_done(thing):
     with pytest.raises(InternalError, match="was not done: a call before it failed"):
         counted()
     assert made.steps_of_all()() == [0, 0]
+
+
+def test_the_error_of_a_call_before_is_told_where_one_worker_alone_has_skipped(run):
+    made = Thing(remote_group="two")
+    made.wait(0.5)
+    failing, later = made.fail_beside(ConflictError("first"), 6), made.steps_of_all()
+    began = time.monotonic()
+    with pytest.raises(ConflictError, match="first"):
+        later()  # the other worker is busy, and would be waited for
+    assert time.monotonic() - began < 5
+    with pytest.raises(ConflictError, match="first"):
+        failing()
+    assert made.step() == 1 and made.steps_of_all()() == [1, 1]
+
+
+def test_the_next_call_raises_what_one_worker_has_told_while_another_is_busy(run):
+    made = Thing(remote_group="two")
+    made.fail_beside(ConflictError("early"), 6)
+    time.sleep(0.5)
+    began = time.monotonic()
+    with pytest.raises(ConflictError, match="early"):
+        made.step()
+    assert time.monotonic() - began < 4
+    assert made.step() == 1
+
+
+def test_a_worker_that_fails_long_after_another_goes_on_with_it(run):
+    made = Thing(remote_group="two")
+    with pytest.raises(ConflictError, match="first"):
+        made.fail_beside(ConflictError("first"), 3.5, ConflictError("second"))()
+    time.sleep(3)
+    assert made.step() == 1 and made.steps_of_all()() == [1, 1]
+
+
+def test_a_workers_own_error_comes_before_what_another_was_told_of_it(run):
+    made = Thing(remote_group="two")
+    told = InvalidError("infra: rank 1, a batch: InvalidError: thing: bad row")
+    with pytest.raises(InvalidError, match=r"^thing: bad row \(rank 1 of group two"):
+        made.fail_beside(told, 0, InvalidError("thing: bad row"))()
+
+
+def test_where_one_piece_cannot_be_sent_no_worker_begins(run):
+    made = Thing(remote_group="two")
+    before = made.held()()
+    other = Thing(remote_group="two")
+    del other  # what the workers are to forget, they forget with the next call that is sent
+    with pytest.raises(InvalidError, match=r"argument 1 of Thing.take cannot be sent to group two"):
+        made.take([1, threading.Lock()])
+    assert made.steps_of_all()() == [0, 0]
+    assert made.held()() == before
 
 
 def test_what_cannot_be_sent_is_named(eager):

@@ -14,6 +14,8 @@ from remote.things import Thing
 
 import twinkle
 from twinkle import DeviceGroup, DeviceMesh, InternalError, InvalidError, NotAvailableError
+from twinkle.errors import ConflictError
+from twinkle.remote.cluster import _environment
 
 ENDS = Path(__file__).with_name("ends.py")
 
@@ -45,6 +47,8 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
     mesh = DeviceMesh.from_sizes(dp_size=4)
     refused("global_device_mesh has 4 ranks, but no group has: two has 2", groups=[two],
             global_device_mesh=mesh)  # fmt: skip
+    refused("global_device_mesh has tp_size 2; this version has dp and fsdp", NotAvailableError,
+            groups=[two], global_device_mesh=DeviceMesh.from_sizes(tp_size=2))  # fmt: skip
     monkeypatch.delenv("TWINKLE_DEVICE")
     refused("device_type 'npu', this version runs on 'cpu' and 'cuda'", NotAvailableError,
             groups=[DeviceGroup("two", [0, 1], "npu")])  # fmt: skip
@@ -54,6 +58,17 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
         twinkle.initialize(mode="ray", model="x", groups=[two])
     with pytest.raises(InvalidError, match="initialize has no placement_seconds in mode 'local'"):
         twinkle.initialize(placement_seconds=1)
+
+
+def test_a_card_is_visible_to_workers_of_groups_on_cards_alone(monkeypatch):
+    monkeypatch.delenv("TWINKLE_DEVICE")
+    for group, seen in (
+        (DeviceGroup("none", 2), ""),
+        (DeviceGroup("cpus", 2, "cpu"), ""),
+        (DeviceGroup("cards", 2, "cuda"), None),  # as Ray says
+    ):
+        environment = _environment(group, 0, ("127.0.0.1", 1))
+        assert environment.get("CUDA_VISIBLE_DEVICES") == seen
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
@@ -96,6 +111,25 @@ def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
         assert time.monotonic() - began < 30
         assert len(set(told)) == 1 and f"its process, pid {pids[1]} on " in told[0], told
         wait_until(lambda: all(map(gone, pids)), 20)
+        assert other.step() == 1
+
+
+def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driver, monkeypatch):
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "4")
+    with driver(two=2, other=1):
+        thing, other = Thing(remote_group="two"), Thing(remote_group="other")
+        with pytest.raises(ConflictError, match="bad row"):
+            thing.fail_beside(ConflictError("bad row"), 1000)()
+        began = time.monotonic()
+        with pytest.raises(
+            InternalError,
+            match=r"rank 1 of group two has not answered for 4 s after another rank has failed in "
+            r"Thing.fail_beside at test_failures.py:\d+: bad row \(rank 0 of group two",
+        ):
+            thing.step()
+        assert time.monotonic() - began < 10
+        with pytest.raises(InternalError, match="rank 1 of group two has not answered"):
+            thing.facts()
         assert other.step() == 1
 
 

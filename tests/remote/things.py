@@ -42,6 +42,14 @@ class Thing:
     def sliced_dp(self, items, **named):
         return items, named, first_row()
 
+    @remote_function(dispatch="slice", collect="none")
+    def take(self, items):
+        self.steps += len(items)
+
+    @remote_function(dispatch="all", collect="none")
+    def first_rows(self):
+        return first_row()
+
     @remote_function(dispatch="all")
     def same(self, items):
         return items
@@ -93,6 +101,15 @@ class Thing:
         if rank in (None, Platform.get_rank()):
             raise error
         return "well"
+
+    @remote_function(dispatch="all", collect="none")
+    def fail_beside(self, error, seconds, then=None):
+        """The first worker fails; the others are busy for so long, and then fail, too."""
+        if Platform.get_rank() == 0:
+            raise error
+        time.sleep(seconds)
+        if then is not None:
+            raise then
 
     @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def step(self):

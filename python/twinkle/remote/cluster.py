@@ -243,6 +243,8 @@ def _placed(ray, group, seconds):
 def _environment(group, rank, address):
     """What a worker's environment has: the driver's TWINKLE_ variables, and its rank's."""
     passed = {name: value for name, value in os.environ.items() if name.startswith("TWINKLE_")}
+    if _kind_of(group) == "cpu":  # Ray leaves a machine's cards visible to who has asked for none
+        passed["CUDA_VISIBLE_DEVICES"] = ""
     return passed | {
         "TWINKLE_MODE": "ray",
         "RANK": str(rank),

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from twinkle import checks
+from twinkle.engine.group import timeout_seconds
 from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
 from twinkle.remote.lazy import going_to
@@ -33,7 +34,19 @@ class Pending:
     def __init__(self, group, refs, what, site):
         self.group, self.refs, self.what, self.site = group, refs, what, site
         self.outcomes = {}  # by worker, as they come
+        self.failed_at = None  # when the first worker said that it has not done the call
+        self.counted = set()  # workers whose failure, if any, the group has counted
         self.error = None  # what the call raised, once that is known
+
+    def left(self):
+        """{reference: rank} of the workers that have not answered."""
+        return {ref: rank for rank, ref in self.refs.items() if rank not in self.outcomes}
+
+    def note(self, rank, outcome):
+        """Notes what a worker has answered."""
+        self.outcomes[rank] = outcome
+        if self.failed_at is None and (outcome.failure is not None or outcome.skipped):
+            self.failed_at = time.monotonic()
 
     def ordered_refs(self):
         """The references in the order of ranks."""
@@ -59,6 +72,7 @@ class WorkerGroup:
         self._forget = [deque() for _ in actors]
         self._failures = [0] * self.size
         self._unseen = deque()  # Pendings whose outcomes nobody has looked at
+        self._late = []  # Pendings that were looked at before all workers had answered
 
     # ---- keys
 
@@ -89,31 +103,49 @@ class WorkerGroup:
     def send(self, calls, what):
         """Sends {rank: Call} and returns their Pending at once. Raises first what earlier calls
         have raised unseen. InternalError: a worker is gone; InvalidError: an argument cannot be
-        sent, or the run has ended."""
+        sent, and nobody has been sent anything, or the run has ended."""
         with self._lock:
             self.check_run(self)
             self._check_whole()
             self._see_failures()
+            self._count_late()
             pending = Pending(self, {}, what, call_site())
-            for rank, call in calls.items():
-                call.forget = tuple(_taken(self._forget[rank]))
-                call.failures = self._failures[rank]
-                pending.refs[rank] = self._sent(rank, call, pending)
+            for rank, ref in self._shipped(calls, pending).items():
+                pending.refs[rank] = self._sent(rank, ref)
             self._unseen.append(pending)
             return pending
 
-    def _sent(self, rank, call, pending):
-        from ray.exceptions import RayActorError
+    def _shipped(self, calls, pending):
+        """{rank: reference to its Call}: all are pickled before a worker begins, which would wait
+        for the others."""
+        try:
+            for rank, call in calls.items():
+                call.forget = tuple(_taken(self._forget[rank]))
+                call.failures = self._failures[rank]
+            return {rank: self._put(call, pending) for rank, call in calls.items()}
+        except BaseException:
+            for rank, call in calls.items():
+                self._forget[rank].extend(call.forget)
+            raise
+
+    def _put(self, call, pending):
+        import ray
 
         try:
             with going_to(self):
-                return self._actors[rank].run.remote(call)
-        except RayActorError as error:
-            raise self._break(rank, error) from None
+                return ray.put(call)
         except TwinkleError:
             raise
         except Exception as error:
             raise self._refusal(call, pending, error) from error
+
+    def _sent(self, rank, ref):
+        from ray.exceptions import RayActorError
+
+        try:
+            return self._actors[rank].run.remote(ref)
+        except RayActorError as error:
+            raise self._break(rank, f"is gone: {_cause_of(error)}") from None
 
     def _refusal(self, call, pending, error):
         """InvalidError that names the argument which cannot be pickled."""
@@ -139,8 +171,9 @@ class WorkerGroup:
 
     def outcomes(self, pending, timeout=None):
         """{rank: Outcome} of a call once all workers have answered. Raises what one of them raised,
-        with the call's place in the driver. InternalError: a worker is gone; TimeoutError: seconds
-        have passed; the call goes on."""
+        in this call or in one before it that nobody has looked at, with the call's place in the
+        driver. InternalError: a worker is gone, or silent for timeout_seconds() after another has
+        failed; TimeoutError: seconds have passed; the call goes on."""
         if pending.error is not None:
             raise pending.error
         self._wait(pending, timeout)
@@ -154,23 +187,22 @@ class WorkerGroup:
         import ray
 
         end = None if timeout is None else time.monotonic() + timeout
-        failed_at = None
-        while left := {
-            ref: rank for rank, ref in pending.refs.items() if rank not in pending.outcomes
-        }:
-            now = time.monotonic()
-            ends = [each for each in (end, failed_at and failed_at + _GRACE) if each is not None]
-            seconds = max(0.0, min(ends) - now) if ends else None
+        while left := pending.left():
+            failed_at, silent = pending.failed_at, self._silent_in(left.values())
+            ends = [end, failed_at and failed_at + _GRACE, silent and silent[0]]
+            ends = [each for each in ends if each is not None]
+            seconds = max(0.0, min(ends) - time.monotonic()) if ends else None
             ready, _ = ray.wait(list(left), num_returns=1, timeout=seconds)
             for ref in ready:
                 self._take(pending, left[ref], ref)
-            if any(o.failure for o in pending.outcomes.values()):
-                failed_at = failed_at or time.monotonic()
             if ready:
                 continue
-            if failed_at is not None and time.monotonic() >= failed_at + _GRACE:
+            now = time.monotonic()
+            if failed_at is not None and now >= failed_at + _GRACE:
                 return
-            if end is not None and time.monotonic() >= end:
+            if silent is not None and now >= silent[0]:
+                self._break_silent(*silent[1:])
+            if end is not None and now >= end:
                 raise TimeoutError(
                     f"infra: {pending.what} of group {self.name} has not ended in {timeout} s (at "
                     f"{pending.site}); it goes on"
@@ -181,27 +213,44 @@ class WorkerGroup:
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            pending.outcomes[rank] = ray.get(ref)
+            pending.note(rank, ray.get(ref))
         except RayActorError as error:
             with self._lock:
-                raise self._break(rank, error) from None
+                raise self._break(rank, f"is gone: {_cause_of(error)}") from None
         except RayTaskError as error:  # before or behind the call: what comes or goes by pickle
             cause = error.cause if isinstance(error.cause, Exception) else error
             told = f"infra: what {pending.what} takes or returns cannot be sent: {cause}"
-            pending.outcomes[rank] = Outcome(failure=Failure.of(InvalidError(told)), counted=False)
+            pending.note(rank, Outcome(failure=Failure.of(InvalidError(told)), counted=False))
+
+    def _take_ready(self, pending):
+        """Takes the answers that have come."""
+        import ray
+
+        if left := pending.left():
+            for ref in ray.wait(list(left), num_returns=len(left), timeout=0)[0]:
+                self._take(pending, left[ref], ref)
+
+    def _has_told(self, pending):
+        """Whether all workers have answered, or one with what it raised: another may wait for it
+        for ever."""
+        self._take_ready(pending)
+        return not pending.left() or any(o.failure for o in list(pending.outcomes.values()))
 
     def _see(self, pending):
         """Notes what a call has raised, and that it has been seen."""
         if pending not in self._unseen:
             return
+        before = None if pending.failed_at is None else self._error_before(pending)
         self._unseen.remove(pending)
+        if pending.left():
+            self._late.append(pending)
+        self._count(pending)
         failed = {rank: o.failure for rank, o in pending.outcomes.items() if o.failure is not None}
-        for rank in failed:
-            self._failures[rank] += pending.outcomes[rank].counted
         errors = [f.exception(pending.where(rank)) for rank, f in sorted(failed.items())]
-        # A rank's own error tells more than another's that it was left alone.
-        errors.sort(key=lambda error: isinstance(error, InternalError))
-        if errors:
+        errors.sort(key=_says_less)
+        if before is not None:
+            pending.error = before
+        elif errors:
             pending.error = errors[0]
             for other in errors[1:]:
                 if str(other).partition(" (rank ")[0] != str(errors[0]).partition(" (rank ")[0]:
@@ -211,13 +260,62 @@ class WorkerGroup:
                 f"infra: {pending.what} at {pending.site} was not done: a call before it failed"
             )
 
+    def _error_before(self, pending):
+        """What a call that was sent before this one has raised unseen; None: nothing."""
+        for earlier in itertools.takewhile(lambda each: each is not pending, list(self._unseen)):
+            if self._has_told(earlier):
+                self._see(earlier)
+                if earlier.error is not None:
+                    return earlier.error
+        return None
+
     def _see_failures(self):
         """Raises the first error of calls that nobody has waited for."""
         while self._unseen:
             pending = self._unseen[0]
-            if len(self._unseen) < _MOST_UNSEEN and not _have_ended(pending):
+            if len(self._unseen) < _MOST_UNSEEN and not self._has_told(pending):
                 return
             self.outcomes(pending)
+
+    def _count(self, pending):
+        """Counts what its workers have raised: they do nothing until that is known here."""
+        for rank, outcome in list(pending.outcomes.items()):
+            if rank not in pending.counted:
+                pending.counted.add(rank)
+                self._failures[rank] += outcome.failure is not None and outcome.counted
+
+    # ---- workers that answer after another has failed
+
+    def _count_late(self):
+        for pending in list(self._late):
+            self._take_ready(pending)
+            self._count(pending)
+            if not pending.left():
+                self._late.remove(pending)
+
+    def _silent_in(self, ranks):
+        """(when the first of them has been silent for too long, its rank, the Pending that it has
+        not answered); None: none of them is late."""
+        late = [
+            (pending.failed_at, rank, pending)
+            for pending in list(self._late)
+            for rank in pending.left().values()
+            if rank in ranks
+        ]
+        if not late:
+            return None
+        failed_at, rank, pending = min(late, key=lambda each: each[0])
+        return failed_at + timeout_seconds(), rank, pending
+
+    def _break_silent(self, rank, late):
+        with self._lock:
+            self._count_late()
+            if rank in late.left().values():
+                raise self._break(
+                    rank,
+                    f"has not answered for {timeout_seconds():g} s after another rank has failed "
+                    f"in {late.what} at {late.site}: {late.error}",
+                )
 
     # ---- the end
 
@@ -225,14 +323,14 @@ class WorkerGroup:
         if self._broken is not None:
             raise InternalError(self._broken)
 
-    def _break(self, rank, error):
-        """The group is of no use any more: ends its other workers. Returns the InternalError."""
+    def _break(self, rank, why):
+        """The group is of no use any more: ends its workers. Returns the InternalError."""
         import ray
 
         if self._broken is None:
             self._broken = (
-                f"infra: rank {rank} of group {self.name} is gone: {_cause_of(error)}; nothing "
-                "goes on with a part of a group: start anew from the last checkpoint"
+                f"infra: rank {rank} of group {self.name} {why}; nothing goes on with a part of a "
+                "group: start anew from the last checkpoint"
             )
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
@@ -245,10 +343,7 @@ class WorkerGroup:
         self.ended = True
         for pending in list(self._unseen):
             try:
-                refs = pending.ordered_refs()
-                if self._broken is None and len(
-                    ray.wait(refs, num_returns=len(refs), timeout=0)[0]
-                ) == len(refs):
+                if self._broken is None and self._has_told(pending):
                     self.outcomes(pending)
             except Exception as error:
                 get_logger().error(f"infra: a call that nobody waited for has failed: {error}")
@@ -256,11 +351,9 @@ class WorkerGroup:
             ray.kill(actor, no_restart=True)
 
 
-def _have_ended(pending):
-    import ray
-
-    refs = pending.ordered_refs()
-    return len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+def _says_less(error):
+    """Orders errors: a rank's own says more than that it was left alone, or was told another's."""
+    return isinstance(error, InternalError), str(error).startswith("infra: rank ")
 
 
 def _forget(queues, key, ranks):
