@@ -68,6 +68,12 @@ def test_slice_dp_cuts_lists_tensors_and_dicts_by_data_rank(eager):
     assert named_a["d"]["c"] == 7 and named_b["text"] == "all"
 
 
+def test_a_worker_knows_its_place_in_what_was_cut_alone(eager):
+    assert eager.first_rows() == [None, None]  # the same for both: neither has a place
+    assert [first for _, _, first in eager.sliced_dp("a", t=1)] == [None, None]
+    assert [first for _, _, first in eager.sliced_dp([1, 2, 3])] == [0, 2]
+
+
 def test_ranks_that_share_a_data_rank_get_the_same_piece(run):
     made = Thing(mesh=DeviceMesh.from_sizes(tp_size=2), remote_group="two")
     made._lazy_collect = False
@@ -396,6 +402,35 @@ def test_a_row_that_is_bad_on_one_rank_alone_is_told_and_the_group_goes_on(run, 
         model.forward_backward(inputs=[*rows[:3], {"input_ids": [9999, 1]}])()
     model.forward_backward(inputs=rows)()
     assert time.monotonic() - began < 20
+
+
+def test_numbers_of_pairs_are_cut_with_their_rows(run, tiny_llama_dir):
+    """The losses are those of one process; a pair that lies across ranks is refused."""
+    told = []
+    rows = rows_of_tokens()
+    sums = {
+        "ref_chosen_logps": [-1.0, -2.0, -3.0, -4.0],
+        "ref_rejected_logps": torch.tensor([-2.0, -2.5, -1.0, -6.0]),
+    }
+    for place in ({}, {"remote_group": "two"}):
+        model = TransformersModel(model_id=tiny_llama_dir, **place)
+        model.add_adapter_to_model("default", LoraConfig(r=4))
+        model.set_loss("DPOLoss", beta=0.1)
+        told.append(float(model.forward_backward(inputs=rows, **sums)["loss"]))
+    assert told[0] == told[1]
+    with pytest.raises(
+        InvalidError,
+        match=r"ref_chosen_logps has an entry for each pair, .* of the 6 rows lie across the 2",
+    ):
+        model.forward_backward(inputs=rows[:6], **{name: given[:3] for name, given in sums.items()})
+
+
+def test_a_loader_in_the_driver_makes_no_batch_with_fewer_rows_than_ranks(run):
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    loader = DataLoader(rows_of_tokens()[:5], batch_size=4, device_mesh=mesh)
+    assert [len(batch) for batch in loader] == [4] and len(loader) == 1
+    with pytest.raises(InvalidError, match="min_batch_size is 1, it must be at least the 2 data"):
+        DataLoader(rows_of_tokens(), batch_size=4, min_batch_size=1, device_mesh=mesh)
 
 
 def test_data_and_templates_live_in_workers_too(run, tiny_llama_dir, tmp_path):

@@ -76,11 +76,17 @@ class DataLoader:
         if drop_last:
             min_batch_size = batch_size
         group_of(remote_group, "a DataLoader")
-        rank, world = _place(device_mesh, batch_size)
+        rank, world, least = _place(device_mesh, batch_size)
+        min_batch_size = least if min_batch_size is None else min_batch_size
+        require(
+            min_batch_size >= least,
+            f"dataloader: min_batch_size is {min_batch_size}, it must be at least the {least} data "
+            "ranks, each of which needs a row",
+        )
         require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
         options = {
             "batch_size": batch_size,
-            "min_batch_size": min_batch_size or 0,
+            "min_batch_size": min_batch_size,
             "data_rank_and_world": (rank, world),
         }
         self.dataset = dataset
@@ -94,7 +100,7 @@ class DataLoader:
             self._loader = core().Loader(len(dataset), options)
             get_logger().warning_if(
                 f"dataloader: {len(dataset)} rows make no batch of at least "
-                f"{min_batch_size or world}: a loop over this loader does nothing",
+                f"{min_batch_size}: a loop over this loader does nothing",
                 len(self._loader) == 0,
             )
         else:
@@ -164,11 +170,11 @@ class DataLoader:
 
 
 def _place(device_mesh, batch_size):
-    """(data rank, data ranks), of initialize's mesh where None is given."""
+    """(data rank, data ranks, least rows of a batch), of initialize's mesh where None is given."""
     run = current_run()
     device_mesh = run.mesh if device_mesh is None else device_mesh
     if device_mesh is None:
-        return 0, 1
+        return 0, 1, 1
     if run.cluster is not None:  # the driver has the whole batches, which calls cut for workers
         size = device_mesh.data_world_size
         require(
@@ -176,8 +182,8 @@ def _place(device_mesh, batch_size):
             f"dataloader: batch_size is {batch_size}, it must be divisible by {size}, the number "
             "of data ranks",
         )
-        return 0, 1
+        return 0, 1, size
     check_world(device_mesh, "device_mesh of a DataLoader")
     rank = device_mesh.data_rank
     require(rank is not None, "dataloader: device_mesh does not hold this process's rank")
-    return rank, device_mesh.data_world_size
+    return rank, device_mesh.data_world_size, device_mesh.data_world_size

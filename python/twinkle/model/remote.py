@@ -9,7 +9,7 @@ from twinkle.remote.how import How, at_once, mark
 __all__ = ["at_once", "of_all", "of_batch"]
 
 _ALL = How(dispatch="all", collect="first")
-_BATCH = How(dispatch=Rows(as_list), collect=join_rows)
+_BATCH = How(dispatch=Rows(as_list, pairs=True), collect=join_rows)
 
 
 def of_batch(function):

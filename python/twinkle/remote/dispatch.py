@@ -13,11 +13,12 @@ from twinkle.remote.lazy import LazyResult
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker gets. first_row: which row of the whole batch is the first of its own."""
+    """What one worker gets. first_row: which row of the whole batch is the first of its own; None:
+    nobody has cut it."""
 
     args: tuple
     kwargs: dict
-    first_row: int = 0
+    first_row: int | None = None
 
 
 def shares(how, target, args, kwargs):
@@ -95,7 +96,7 @@ def cut(value, piece, pieces):
 class _Cutter:
     def __init__(self, places, target, deep):
         self._places, self._target, self._deep = places, target, deep
-        self.first_rows = [0] * len(places)
+        self.first_rows = [None] * len(places)
         self._told = False
 
     def cut(self, name, value):
@@ -122,12 +123,14 @@ class _Cutter:
 class Rows:
     """A dispatch of methods that take a batch as `inputs`, first or by name: each worker gets the
     piece of its data rank, and of the named arguments that have an entry for each row. as_rows: the
-    list of rows in what is given."""
+    list of rows in what is given. pairs: likewise of those with an entry for each two rows."""
 
     as_rows: Callable
+    pairs: bool = False
 
     def shares(self, target, args, kwargs):
-        """A Share for each worker. InvalidError: fewer rows than data ranks, and as_rows's."""
+        """A Share for each worker. InvalidError: fewer rows than data ranks, a pair that two of
+        them would share, and as_rows's."""
         first = bool(args)
         inputs = args[0] if first else kwargs.get("inputs")
         lazy = isinstance(inputs, LazyResult)
@@ -143,19 +146,35 @@ class Rows:
         out = []
         for place in places:
             mine = inputs.piece(*place) if lazy else cut(inputs, *place)
-            rest = {name: _with_rows(value, rows, place) for name, value in kwargs.items()}
-            begin = 0 if rows is None else bounds(rows, *place)[0]
+            rest = {name: self._piece(name, kwargs[name], rows, place) for name in kwargs}
+            begin = None if rows is None else bounds(rows, *place)[0]
             if first:
                 out.append(Share((mine, *args[1:]), rest, begin))
             else:
                 out.append(Share((), {**rest, "inputs": mine}, begin))
         return out
 
+    def _piece(self, name, value, rows, place):
+        """The piece of a value that has an entry for each of `rows` rows, or for each pair of them;
+        another one as it is."""
+        if isinstance(value, LazyResult):
+            return value.piece(*place) if value.is_of_rows(rows) else value
+        if isinstance(value, dict):
+            return {key: self._piece(key, value[key], rows, place) for key in value}
+        entries = num_rows(value)
+        if not rows or entries is None:
+            return value
+        if entries == rows:
+            return cut(value, *place)
+        return _of_pairs(name, value, rows, place) if self.pairs and 2 * entries == rows else value
 
-def _with_rows(value, rows, place):
-    """The piece of a value that has an entry for each of `rows` rows; another one as it is."""
-    if isinstance(value, LazyResult):
-        return value.piece(*place) if value.is_of_rows(rows) else value
-    if isinstance(value, dict):
-        return {name: _with_rows(entry, rows, place) for name, entry in value.items()}
-    return cut(value, *place) if rows is not None and num_rows(value) == rows else value
+
+def _of_pairs(name, value, rows, place):
+    begin, end = bounds(rows, *place)
+    require(
+        begin % 2 == end % 2 == 0,
+        f"infra: {name} has an entry for each pair, but pairs of the {rows} rows lie across the "
+        f"{place[1]} data ranks: pass an entry for each row, as ref_logps has, or a number of rows "
+        f"that {2 * place[1]} divides",
+    )
+    return value[begin // 2 : end // 2]

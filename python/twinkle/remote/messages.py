@@ -13,7 +13,8 @@ SEND, KEEP, DROP = "send", "keep", "drop"  # what a worker does with a result
 class Call:
     """What a worker is to do. kind: 'make', 'call', 'iterate', 'next' or 'fetch'. key: of the
     object, under which it is or will be held. what: the class of 'make', the method of 'call'.
-    answer: SEND, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the whole.
+    answer: SEND, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the whole;
+    None: nobody has cut it.
     forget: keys that nobody has any more. failures: how many of this worker's errors the driver has
     seen: a worker that has had more does nothing until they are equal."""
 
@@ -24,7 +25,7 @@ class Call:
     kwargs: dict = field(default_factory=dict)
     answer: str = SEND
     keep_as: int = 0
-    first_row: int = 0
+    first_row: int | None = None
     forget: tuple = ()
     failures: int = 0
 
