@@ -1,5 +1,5 @@
-// The engine's losses and optimizers by name: checks of their options, losses' values and gradients,
-// and twinkle._core.Schedule.
+// The engine's losses and optimizers by name: checks of their options, losses' values and
+// gradients, and twinkle._core.Schedule.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
