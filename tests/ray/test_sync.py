@@ -1,9 +1,12 @@
 """A sampler's group that gets its weights from a model's group: what one process samples."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+
+from twinkle import InternalError, InvalidError, LoraConfig, TorchSampler, TransformersModel
 
 GRPO = Path(__file__).with_name("grpo.py")
 
@@ -17,3 +20,40 @@ def test_grpo_over_two_groups_samples_and_trains_as_one_process(
     assert together.stdout.splitlines()[-1] == alone
     steps = json.loads(alone)
     assert steps[0][0] != steps[1][0] and all(step[2] > 0 for step in steps)
+
+
+def meet(sender, receiver):
+    address = sender.prepare_checkpoint_engine()
+    receiver.finalize_checkpoint_engine()
+    arguments = {"address": address, "world_size": 2, "num_senders": 1}
+    sent = sender.init_checkpoint_process_group(rank=0, **arguments)
+    receiver.init_checkpoint_process_group(rank=1, **arguments)()
+    sent()
+
+
+def test_a_side_that_cannot_begin_tells_the_other_at_once(driver, tiny_llama_dir):
+    with driver(model=1, sampler=1):
+        model = TransformersModel(model_id=tiny_llama_dir, remote_group="model")
+        model.add_adapter_to_model("default", LoraConfig(r=4))
+        sampler = TorchSampler(model_id=tiny_llama_dir, remote_group="sampler")
+        other = TransformersModel(model_id=tiny_llama_dir, remote_group="sampler")
+        sharing = TorchSampler(model=other, remote_group="sampler")
+
+        meet(model, sampler)
+        began = time.monotonic()
+        sent, received = model.send_weights(adapter_name="none"), sampler.receive_weights()
+        with pytest.raises(InvalidError, match="there is no adapter 'none'"):
+            sent()
+        with pytest.raises(InternalError, match="sync"):
+            received()
+        meet(model, sharing)
+        sent, received = model.send_weights(), sharing.receive_weights()
+        with pytest.raises(InvalidError, match="weights it need not receive"):
+            received()
+        with pytest.raises(InternalError, match="sync"):
+            sent()
+        assert time.monotonic() - began < 30  # and not after 60 s each
+
+        meet(model, sampler)
+        sent, received = model.send_weights(), sampler.receive_weights()
+        assert sent()[0]["num_bytes"] == received()[0]["num_bytes"] > 0

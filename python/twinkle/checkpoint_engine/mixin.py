@@ -1,5 +1,7 @@
 """CheckpointEngineMixin: what models and samplers do, rank by rank, to send and receive weights."""
 
+from contextlib import contextmanager
+
 from twinkle import checks
 from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from twinkle.errors import require
@@ -51,6 +53,23 @@ class CheckpointEngineMixin:
         if engine is not None:
             engine.finalize()
 
+    @contextmanager
+    def _meeting(self, method):
+        """In its block: the method of this rank's engine. Where the block fails before it has
+        called that, the rank leaves, so that those who wait for it are told."""
+        begun = []
+
+        def call(*given):
+            begun.append(True)
+            return getattr(self._own_checkpoint_engine(method), method)(*given)
+
+        try:
+            yield call
+        except BaseException:
+            if not begun and self._checkpoint_engine is not None:
+                self._checkpoint_engine.finalize()
+            raise
+
     def _own_checkpoint_engine(self, method):
         require(
             isinstance(self._checkpoint_engine, CheckpointEngine),
@@ -72,14 +91,15 @@ class SendsWeights(CheckpointEngineMixin):
         either way, adapters are never merged. Returns a dict: num_bytes, has_base, adapter_name.
         InvalidError: a sampler of another model, with the first tensor that differs, a model_keys,
         which would send a part; InternalError: a rank that has gone."""
-        checks.flag("checkpoint_engine: base_sync_done", base_sync_done)
-        checks.flag("checkpoint_engine: merge_and_sync", merge_and_sync)
-        require(
-            model_keys is None,
-            f"checkpoint_engine: model_keys is {model_keys!r}: what has changed is sent, leave it "
-            "out",
-        )
-        return self._send_by(self._own_checkpoint_engine("send_weights").send_weights, adapter_name)
+        with self._meeting("send_weights") as send:
+            checks.flag("checkpoint_engine: base_sync_done", base_sync_done)
+            checks.flag("checkpoint_engine: merge_and_sync", merge_and_sync)
+            require(
+                model_keys is None,
+                f"checkpoint_engine: model_keys is {model_keys!r}: what has changed is sent, leave "
+                "it out",
+            )
+            return self._send_by(send, adapter_name)
 
     def _send_by(self, send, adapter_name=None):
         """send: takes the compiled engine, the tenant and the adapter's name."""
@@ -95,7 +115,8 @@ class ReceivesWeights(CheckpointEngineMixin):
         """Takes what the model's ranks send, and samples with it from its return on. Returns a
         dict: num_bytes, has_base, adapter_name. Errors as of send_weights; the weights are as
         before then."""
-        return self._receive_by(self._own_checkpoint_engine("receive_weights").receive_weights)
+        with self._meeting("receive_weights") as receive:
+            return self._receive_by(receive)
 
     def _receive_by(self, receive):
         """receive: takes the compiled engine and its tenant of the base model as it is, and gives
