@@ -178,6 +178,7 @@ Result GroupExecutor::write(const Rest& rest, int64_t number) {
 
 // Asks again and again, so that a follower with a slow disk goes on with other calls meanwhile.
 void GroupExecutor::wait_for_writers(int64_t number) {
+  std::vector<std::string> errors(static_cast<size_t>(group_.size()));
   while (true) {
     std::vector<std::string> all;
     Command command{.kind = Command::kWritten};
@@ -186,8 +187,16 @@ void GroupExecutor::wait_for_writers(int64_t number) {
       all = group_.control->all_gather(std::string());
       return std::string();
     });
-    if (std::ranges::none_of(all, [](const auto& said) { return said == kStillWriting; })) {
-      for (size_t r = 0; r < all.size(); ++r) require_written(all[r], r);
+    // A rank tells its error once, maybe while others write on.
+    bool still = false;
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (all[r] == kStillWriting)
+        still = true;
+      else if (!all[r].empty())
+        errors[r] = all[r];
+    }
+    if (!still) {
+      for (size_t r = 0; r < errors.size(); ++r) require_written(errors[r], r);
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
