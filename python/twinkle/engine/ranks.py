@@ -8,7 +8,7 @@ import time
 
 from twinkle.core import core
 from twinkle.engine.group import open_groups, timeout_seconds, watch_of
-from twinkle.errors import InternalError, InvalidError
+from twinkle.errors import InternalError, InvalidError, require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform
 
@@ -28,9 +28,15 @@ class Ranks:
         del what
         return [value]
 
-    def begin(self, what, count):
-        """How many of something the ranks before this one have, which has `count`."""
-        return sum(self.gather(what, count)[: self.rank])
+    def agree(self, what, make):
+        """make() on every rank gives (what stays here, what all get to know). The first, and a list
+        of what all have told. what: the thing that is made, for errors. Waits for them all.
+
+        Where make() raises on a rank, all raise: that rank the error itself, the others an
+        InvalidError that tells it; InvalidError, InternalError: as gather."""
+        del what
+        own, told = make()
+        return own, [told]
 
 
 class _Several(Ranks):
@@ -64,6 +70,20 @@ class _Several(Ranks):
                     f"with {call}: all ranks must call the same methods in the same order"
                 )
         return list(values)
+
+    def agree(self, what, make):
+        own = sent = failed = why = None
+        try:
+            own, told = make()
+            sent = pickle.dumps(told)  # what can't be sent is told like other errors
+        except Exception as error:
+            failed, why = error, f"{type(error).__name__}: {error}"
+        of_ranks = self.gather(what, (sent, why))
+        if failed is not None:
+            raise failed
+        for rank, (_, text) in enumerate(of_ranks):
+            require(text is None, f"infra: rank {rank} could not make {what}: {text}")
+        return own, [pickle.loads(each) for each, _ in of_ranks]
 
 
 def ranks_of(mesh):

@@ -59,22 +59,28 @@ class Tenant:
         InvalidError: an empty batch, a token or label outside the vocabulary, more than 1 GiB of
         logits; a wrong loss, option or extra.
         """
-        batch = self._batch(inputs)
-        checks.text("engine: loss", loss, none=True)
-        if loss is None:
-            refuse_unknown("engine: forward without a loss", extras)
-        future = self._core.forward(
-            tenant=self.name,
-            loss=loss or "",
-            loss_options=as_json("extras", _add_extras(batch, loss, extras)),
-            sequences=batch.sequences,
-            disable_lora=checks.flag("engine: disable_lora", disable_lora),
-            temperature=checks.number("engine: temperature", temperature, above=0),
-            entropy=checks.flag("engine: entropy", entropy),
-            train=checks.flag("engine: train", train),
-            logits=checks.flag("engine: logits", logits),
-            embedding=checks.flag("engine: embedding", embedding),
-        )
+
+        def make():
+            batch = self._batch(inputs)
+            checks.text("engine: loss", loss, none=True)
+            if loss is None:
+                refuse_unknown("engine: forward without a loss", extras)
+            request = {
+                "tenant": self.name,
+                "loss": loss or "",
+                "loss_options": as_json("extras", _add_extras(batch, loss, extras)),
+                "sequences": batch.sequences,
+                "disable_lora": checks.flag("engine: disable_lora", disable_lora),
+                "temperature": checks.number("engine: temperature", temperature, above=0),
+                "entropy": checks.flag("engine: entropy", entropy),
+                "train": checks.flag("engine: train", train),
+                "logits": checks.flag("engine: logits", logits),
+                "embedding": checks.flag("engine: embedding", embedding),
+            }
+            return (batch, request), None
+
+        (batch, request), _ = self.engine.ranks.agree("its forward", make)
+        future = self._core.forward(**request)
         return Future(
             future, lambda result: _scores(batch, result if loss else {**result, "loss": None})
         )
@@ -110,23 +116,29 @@ class Tenant:
         logits on request, and with LinearLoss entropies and embeddings if their gradients are
         given. InvalidError: as forward's, and a wrong loss, option or extra.
         """
-        batch = self._batch(inputs)
-        if embedding_grad is None and logits_grad is None:
-            batch.warn_of_unlabelled()
-        checks.text("engine: loss", loss)
-        options = _add_extras(batch, loss, extras)
-        future = self._core.forward_backward(
-            tenant=self.name,
-            sequences=_with_grads(
-                batch,
-                {"embedding_grad": embedding_grad, "logits_grad": logits_grad},
-                extras.keys() - options.keys(),
-            ),
-            loss=loss,
-            loss_options=as_json("extras", options),
-            temperature=checks.number("engine: temperature", temperature, above=0),
-            logits=checks.flag("engine: logits", logits),
-        )
+
+        def make():
+            batch = self._batch(inputs)
+            if embedding_grad is None and logits_grad is None:
+                batch.warn_of_unlabelled()
+            checks.text("engine: loss", loss)
+            options = _add_extras(batch, loss, extras)
+            request = {
+                "tenant": self.name,
+                "sequences": _with_grads(
+                    batch,
+                    {"embedding_grad": embedding_grad, "logits_grad": logits_grad},
+                    extras.keys() - options.keys(),
+                ),
+                "loss": loss,
+                "loss_options": as_json("extras", options),
+                "temperature": checks.number("engine: temperature", temperature, above=0),
+                "logits": checks.flag("engine: logits", logits),
+            }
+            return (batch, request), None
+
+        (batch, request), _ = self.engine.ranks.agree("its forward_backward", make)
+        future = self._core.forward_backward(**request)
         return Future(future, lambda result: _scores(batch, result))
 
     def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, divide=True, **options):
@@ -188,15 +200,22 @@ class Tenant:
         tokens than the model's positions or the cache hold, parameters outside their ranges;
         NotFoundError: no such version.
         """
-        features = self._features(prompts)
-        given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
-        require(
-            len(given) in (1, len(features)),
-            f"engine: sampling_params has {len(given)} entries for {len(features)} prompts, give "
-            "one, or one for each",
-        )
-        params = [params_of(p) for p in given] * (len(features) if len(given) == 1 else 1)
-        request = self._request(features, params, version)
+
+        def make():
+            features = self._features(prompts)
+            given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+            require(
+                len(given) in (1, len(features)),
+                f"engine: sampling_params has {len(given)} entries for {len(features)} prompts, "
+                "give one, or one for each",
+            )
+            params = [params_of(p) for p in given] * (len(features) if len(given) == 1 else 1)
+            request, rooms = self._request(features, params, version)
+            return (features, params, rooms, request), len(features)
+
+        ranks = self.engine.ranks
+        (features, params, rooms, request), counts = ranks.agree("its prompts", make)
+        request["params"] = self._params(params, rooms, sum(counts[: ranks.rank]))
         future = self._core.sample(**request)
         template = self.engine.decoder()
 
@@ -221,7 +240,8 @@ class Tenant:
         params = params_of(sampling_params)
         template = self.engine.template()
         (feature,) = self._features([prompt])
-        request = self._request([feature], [params], version)
+        request, rooms = self._request([feature], [params], version)
+        request["params"] = self._params([params], rooms, 0)
         return TokenStream(
             self._core.sample_stream(**request),
             lambda ids: template.decode(ids, skip_special_tokens=True),
@@ -302,7 +322,8 @@ class Tenant:
         return Batch(features)
 
     def _request(self, features, params, version):
-        """The arguments of the engine's sample."""
+        """(the arguments of the engine's sample but for params, the tokens that fit behind each
+        prompt)."""
         prompts = [
             np.asarray(checks.ids(f"engine: input_ids of prompts[{i}]", f["input_ids"]), np.int64)
             for i, f in enumerate(features)
@@ -310,22 +331,18 @@ class Tenant:
         version = checks.integer("engine: version", version, 0, 2**63 - 1)
         stops = any(p.stop_texts for p in params)
         tokenizer = self.engine.template()._template.directory if stops else ""
-        limit, run = self.engine.model_info()["max_positions"], current_run().seed
+        limit = self.engine.model_info()["max_positions"]
         rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
-        call = next(self._num_samples)  # counts calls that were right
-        begin = 0
-        if any(p.seed is None and p.temperature for p in params):
-            begin = self.engine.ranks.begin("prompts of sample", len(prompts))
-        return {
-            "tenant": self.name,
-            "prompts": prompts,
-            "params": [
-                engine_params(p, room, stable_seed(run, "engine", self.name, call, begin + i))
-                for i, (p, room) in enumerate(zip(params, rooms, strict=True))
-            ],
-            "version": version,
-            "tokenizer": tokenizer,
-        }
+        request = {"prompts": prompts, "version": version, "tokenizer": tokenizer}
+        return {"tenant": self.name, **request}, rooms
+
+    def _params(self, params, rooms, begin):
+        """The engine's params of a sample. begin: prompts of the ranks before this one."""
+        run, call = current_run().seed, next(self._num_samples)  # counts calls that were right
+        return [
+            engine_params(p, room, stable_seed(run, "engine", self.name, call, begin + i))
+            for i, (p, room) in enumerate(zip(params, rooms, strict=True))
+        ]
 
     def _features(self, prompts):
         return [

@@ -1,8 +1,11 @@
 """A batch of all data ranks. Losses and metrics in Python see all of it on every rank, so that
 their numbers are those of one process, whatever they add up, and in which order."""
 
+import numbers
+
 import numpy as np
 
+from twinkle import checks
 from twinkle.errors import require
 from twinkle.model.batch import Batch
 
@@ -10,17 +13,29 @@ _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
 
 class Together:
-    """own: this process's Batch; whole: that of all ranks; rows: where own lies in whole."""
+    """own: this process's Batch; whole: that of all ranks; rows: where own lies in whole; given: a
+    loss's arguments for whole."""
 
-    def __init__(self, ranks, own):
-        self.own, self.whole, self.rows, self._ranks = own, own, slice(None), ranks
+    def __init__(self, ranks, make, given=None):
+        """make: a function that gives own. given: a loss's arguments for own, a dict; None: they
+        come later. InvalidError: make() has raised on a rank, and as kwargs."""
+        self._ranks, self.rows, self.given = ranks, slice(None), given
+
+        def mine():
+            own = make()
+            return own, (own.features, given)
+
+        self.own, of_ranks = ranks.agree("a batch", mine)
+        self.whole = self.own
         if self.is_alone:
             return
-        features = ranks.gather("a batch", own.features)
-        self._counts = [len(part) for part in features]
+        parts, of_loss = zip(*of_ranks, strict=True)
+        self._counts = [len(part) for part in parts]
         begin = sum(self._counts[: ranks.rank])
-        self.whole = Batch([feature for part in features for feature in part])
-        self.rows = slice(begin, begin + len(own))
+        self.whole = Batch([feature for part in parts for feature in part])
+        self.rows = slice(begin, begin + len(self.own))
+        if given is not None:
+            self.given = self._joined(of_loss)
 
     @property
     def is_alone(self):
@@ -39,11 +54,15 @@ class Together:
     def kwargs(self, given):
         """What a loss is called with, of all sequences: lists, arrays and tensors with an entry for
         each sequence of a rank's, or each pair of them, follow one another; what else there is must
-        be the same on all. InvalidError: ranks have given other names or kinds."""
-        if self.is_alone or not given:
+        be the same on all. InvalidError: ranks have given other names or kinds, or other numbers or
+        texts that are not of a sequence."""
+        if self.is_alone:
             return given
-        parts = self._ranks.gather(f"{', '.join(sorted(given))} of a loss", given)
-        return _joined("the loss's arguments", parts, self._counts, self._ranks.rank)
+        _, of_ranks = self._ranks.agree("a loss's arguments", lambda: (None, given))
+        return self._joined(of_ranks)
+
+    def _joined(self, of_ranks):
+        return _joined("the loss's arguments", of_ranks, self._counts, self._ranks.rank)
 
     def chosen(self, rows):
         """Per sequence what own's `rows` have, of all."""
@@ -56,9 +75,14 @@ def _is_sized(value):
     return sized and not isinstance(value, (str, bytes, dict))
 
 
+def _is_plain(value):
+    return value is None or isinstance(value, (str, np.bool_, numbers.Number))
+
+
 def _joined(what, values, counts, rank):
-    mine = values[rank]
-    if isinstance(mine, dict):
+    """Refuses on every rank, or on none: `values` are the same on all."""
+    first, mine = values[0], values[rank]
+    if any(isinstance(v, dict) for v in values):
         require(
             all(isinstance(v, dict) and set(v) == set(mine) for v in values),
             f"model: {what} have other names on other ranks, they must be the same on all",
@@ -70,6 +94,13 @@ def _joined(what, values, counts, rank):
     for share in (1, 2):  # for each sequence, or for each pair
         if all(_is_sized(v) and share * len(v) == n for v, n in zip(values, counts, strict=True)):
             return _concatenated(values)
+    if any(_is_plain(v) for v in values):
+        for other, value in enumerate(values):
+            require(
+                _is_plain(first) and _is_plain(value) and value == first,
+                f"model: {what} is {checks.short(first)} on rank 0 and {checks.short(value)} on "
+                f"rank {other}, it must be the same on all",
+            )
     return mine
 
 

@@ -145,14 +145,17 @@ class TransformersModel(SendsWeights, Adapters):
         if any("input_ids" not in feature for feature in features):
             features = group.get_template().batch_encode(features)
         features = group.processor(features)
-        batch = Batch(with_marks(features) if task.embedding else features)
-        task.check_size(batch, self.model_info["vocab_size"])
-        return batch
+        return Batch(with_marks(features) if task.embedding else features)
+
+    def _together(self, group, inputs, task, loss_kwargs=None):
+        together = Together(self._ranks, lambda: self._batch(group, inputs, task), loss_kwargs)
+        task.check_size(together.whole, self.model_info["vocab_size"])  # every rank gets all logits
+        return together
 
     def _run_forward(self, group, inputs, training, task, disable_lora=False):
         disable_lora = checks.flag("model: disable_lora", disable_lora)
         task = task.of(group.loss)
-        together = Together(self._ranks, self._batch(group, inputs, task))
+        together = self._together(group, inputs, task)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
             sequences=task.sequences(together.own),
@@ -180,7 +183,8 @@ class TransformersModel(SendsWeights, Adapters):
         inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
         ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
         return_logits=True: also logits [batch, longest, vocabulary] float32, divided by the
-        temperature, 0 where nothing was given; at most 1 GiB of them, padding included.
+        temperature, 0 where nothing was given; at most 1 GiB of them, padding and all ranks'
+        sequences included.
         task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
         state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
         token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
@@ -287,8 +291,8 @@ class TransformersModel(SendsWeights, Adapters):
         check_kwargs(group.loss, loss_kwargs)
         task.check(group.loss)
         task = task.of(group.loss)
-        together = Together(self._ranks, self._batch(group, inputs, task))
-        loss_kwargs = together.kwargs(loss_kwargs)
+        together = self._together(group, inputs, task, loss_kwargs)
+        loss_kwargs = together.given
         group.check_metrics(True, together.whole, task, loss_kwargs)
         if not task.embedding:
             together.whole.warn_of_unlabelled()

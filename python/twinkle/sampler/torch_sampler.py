@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import uuid
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.data_format.lora import warn_of_another_base
-from twinkle.engine.ranks import ranks_of
+from twinkle.engine.ranks import Ranks, ranks_of
 from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
@@ -31,6 +30,7 @@ from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
 _INT32_MAX = 2**31 - 1
+_numbers = itertools.count()
 
 
 def _check_widths(params):
@@ -144,7 +144,8 @@ class TorchSampler(ReceivesWeights, Sampler):
         self._tenants = _no_tenants()
         self._lock = threading.RLock()  # of _tenants and _calls
         self._calls = 0
-        self._name = uuid.uuid4().hex  # samplers may share an engine, and tenants' names are its
+        # Samplers may share an engine, and tenants' names are its: on every rank the same.
+        self._name = next(_numbers)
         self._num_adapters = itertools.count()
 
     # ---- whose weights
@@ -283,13 +284,17 @@ class TorchSampler(ReceivesWeights, Sampler):
         """
         return_encoded = checks.flag("sampler: return_encoded", return_encoded)
         params = _params(sampling_params, named, self._args)
-        features = self._features(inputs, params, return_encoded)
+        computes = params.max_tokens != 0 or params.prompt_logprobs is not None
+        (features, prompts), begin = self._with_others(
+            params, computes, lambda: self._prompts(inputs, params, return_encoded)
+        )
         future, completions = None, [[{}] for _ in features]
         with self._lock:  # no other thread forgets the adapter before its sample is queued
-            request = self._request(features, params, adapter_name, adapter_path, use_base_model)
-            if params.max_tokens != 0 or params.prompt_logprobs is not None:
+            request = self._request(
+                prompts, params, (adapter_name, adapter_path, use_base_model), begin
+            )
+            if computes:
                 future = self.engine.sample(**request)
-        prompts = request["prompts"]
         if future is not None:
             completions = future.result()
         return [
@@ -319,11 +324,11 @@ class TorchSampler(ReceivesWeights, Sampler):
         )
         if self.template is None:
             self.template = Template(self.model_id)
-        features = self._features(inputs, params)
+        features, prompts = self._prompts(inputs, params)
         require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
         with self._lock:
             request = self._request(
-                features, params, adapter_name, adapter_path, use_base_model, streams=True
+                prompts, params, (adapter_name, adapter_path, use_base_model), first_row() or 0
             )
             stream = self.engine.sample_stream(**request)
         template = self.template
@@ -345,30 +350,55 @@ class TorchSampler(ReceivesWeights, Sampler):
         finally:
             queue.put(None)
 
-    def _request(
-        self, features, params, adapter_name, adapter_path, use_base_model, *, streams=False
-    ):
-        """What the engine's sample takes. streams: of this process alone."""
-        checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
-        if adapter_path is not None:
-            checks.path("sampler: adapter_path", adapter_path)
-        use_base_model = checks.flag("sampler: use_base_model", use_base_model)
+    def _with_others(self, params, computes, make):
+        """What make() gives, (features, prompts), once all ranks that take part have theirs, and
+        how many prompts those before this one have. computes: whether the engine is asked."""
+        draws = params.seed is None and params.temperature and params.max_tokens != 0
+        begin, ranks = first_row(), Ranks()  # known where the call was cut
+        if self._model is not None and computes:  # the engine takes the prompts of all its ranks
+            ranks = self._model._ranks
+        elif begin is None and draws:  # what draws nothing one may ask alone for
+            ranks = ranks_of(self.device_mesh)
+
+        def mine():
+            made = make()
+            return made, len(made[1])
+
+        made, counts = ranks.agree("its prompts", mine)
+        return made, sum(counts[: ranks.rank]) if begin is None else begin
+
+    def _prompts(self, inputs, params, return_encoded=False):
+        """(features, their tokens)."""
+        features = self._features(inputs, params, return_encoded)
         prompts = [
             np.asarray(checks.ids(f"sampler: input_ids of inputs[{i}]", f["input_ids"]), np.int64)
             for i, f in enumerate(features)
         ]
+        for i, prompt in enumerate(prompts):
+            self._check_room(params, i, len(prompt))
+        return features, prompts
+
+    def _request(self, prompts, params, weights, begin):
+        """What the engine's sample takes. weights: (adapter_name, adapter_path, use_base_model);
+        begin: prompts of the ranks before this one."""
+        adapter_name, adapter_path, use_base_model = weights
+        checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
+        if adapter_path is not None:
+            checks.path("sampler: adapter_path", adapter_path)
+        use_base_model = checks.flag("sampler: use_base_model", use_base_model)
         tenant = self._tenant(adapter_name, adapter_path, use_base_model)
         self._calls += 1
-        # What draws nothing may be asked for by one process alone.
-        draws = params.seed is None and params.temperature and params.max_tokens != 0
-        begin = first_row()  # known where the call was cut
-        if begin is None and draws and not streams:
-            begin = ranks_of(self.device_mesh).begin("prompts of sample", len(prompts))
+        run = current_run().seed if self._args.seed is None else self._args.seed
         return {
             "tenant": tenant,
             "prompts": prompts,
             "params": [
-                self._engine_params(params, i, begin or 0, len(p)) for i, p in enumerate(prompts)
+                engine_params(
+                    params,
+                    self.max_model_len - len(prompt),
+                    stable_seed(run, "sample", self._calls, begin + i),
+                )
+                for i, prompt in enumerate(prompts)
             ],
             "tokenizer": self.template._template.directory if params.stop_texts else "",
         }
@@ -386,8 +416,7 @@ class TorchSampler(ReceivesWeights, Sampler):
             for feature in features
         ]
 
-    def _engine_params(self, params, index, begin, prompt_length):
-        """begin: prompts of the ranks before this one."""
+    def _check_room(self, params, index, prompt_length):
         room = self.max_model_len - prompt_length
         wanted = params.max_tokens
         if room < (wanted != 0) or (wanted is not None and wanted > room):
@@ -395,8 +424,6 @@ class TorchSampler(ReceivesWeights, Sampler):
                 f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
                 f"together they must fit max_model_len, {self.max_model_len}"
             )
-        run = current_run().seed if self._args.seed is None else self._args.seed
-        return engine_params(params, room, stable_seed(run, "sample", self._calls, begin + index))
 
     # ---- vLLM's other verbs
 

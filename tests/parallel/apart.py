@@ -1,0 +1,107 @@
+"""What each process of test_refused_on_one_rank.py runs: MODEL OUT. What one rank alone gives
+wrongly; then all goes on. Tells {case: what this rank is told}."""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import twinkle
+from twinkle import DeviceMesh, LoraConfig
+from twinkle.engine import Engine
+from twinkle.errors import TwinkleError
+from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
+
+directory, out = sys.argv[1:]
+size = int(os.environ.get("WORLD_SIZE", "1"))
+rank = int(os.environ.get("RANK", "0"))
+mesh = DeviceMesh.from_sizes(dp_size=size)
+twinkle.initialize(mode="local", global_device_mesh=mesh)
+model = TransformersModel(model_id=directory)
+told = {}
+is_last = rank == size - 1
+
+
+def refused(case, call, *args, **kwargs):
+    """What the call is told, where there are several ranks."""
+    if size == 1:
+        return
+    try:
+        call(*args, **kwargs)
+        told[case] = "taken"
+    except (TwinkleError, pickle.PicklingError) as error:
+        told[case] = f"{type(error).__name__}: {error}"
+
+
+def rows(ids):
+    """Four rows, of which this rank gives its own."""
+    every = [{"input_ids": [ids, 6, 7 + i], "labels": [6, 7 + i, -100]} for i in range(4)]
+    return every[mesh.get_slice(4)]
+
+
+def spoilt(ids):
+    """The same, but for the last rank's last row, which no batch can hold."""
+    return [*rows(ids)[:-1], {"input_ids": [[1], [2]]}] if is_last else rows(ids)
+
+
+def scaled(inputs, outputs, scale=1.0, **kwargs):
+    return -scale * outputs["logps"].sum()
+
+
+model.add_adapter_to_model("mine", LoraConfig(r=4))
+model.set_optimizer("AdamW", lr=1e-2)
+
+train = model.forward_backward
+refused("a batch", train, inputs=spoilt(5))
+losses = [train(inputs=rows(8))["loss"]]  # not of a batch that was refused
+refused("a forward", model.forward_only, inputs=spoilt(5))
+long = [{"input_ids": [1] * 420_000}] if rank == 0 else rows(5)
+refused("logits", model.forward_only, inputs=long, return_logits=True)
+
+model.set_loss("GRPOLoss")
+given = {"advantages": [0.5, -1.0, 2.0, 0.1][mesh.get_slice(4)]}
+refused("arguments of one", train, inputs=rows(5), **(given if rank == 0 else {}))
+losses.append(train(inputs=rows(5), **given)["loss"])
+
+model.set_loss(scaled)
+refused("a number", train, inputs=rows(5), scale=1.0 + rank)
+kinds = {"scale": 2.0 if rank == 0 else [1.0, 2.0, 3.0, 4.0, 5.0]}
+refused("a number and a list", train, inputs=rows(5), **kinds)
+refused("what can't be sent", train, inputs=rows(5), more=(lambda: 0) if is_last else 0)
+model.forward(inputs=rows(5))
+refused("a later number", model.calculate_loss, **({"scale": 2.0} if rank == 0 else {}))
+losses.append(model.calculate_loss(scale=2.0))
+model.backward()
+told["norm"] = model.clip_grad_and_step()
+
+model.save("last", output_dir=out)
+adapter = str(Path(out) / "last")
+long = [{"input_ids": [5] * 600 if is_last else [5, 6]}]
+prompts = [{"input_ids": [5, 6, 7 + i]} for i in range(4)]
+mine = prompts[mesh.get_slice(4)]
+tokens = {}
+for name, sampler, weights in (
+    ("its own engine", TorchSampler(model_id=directory), {"adapter_path": adapter}),
+    ("the model's engine", TorchSampler(model=model), {"adapter_name": "mine"}),
+    ("the model's engine, by path", TorchSampler(model=model), {"adapter_path": adapter}),
+):
+    ways = {"greedy": {"temperature": 0.0}, "drawn": {}}
+    if name == "its own engine":
+        del ways["greedy"]  # which one rank may ask for alone
+    for way, how in ways.items():
+        refused(f"{way} of {name}", sampler.sample, long, {"max_tokens": 4, **how})
+        responses = sampler.sample(mine, {"max_tokens": 6, **how}, **weights)
+        tokens[f"{way} of {name}"] = [r.sequences[0].tokens for r in responses]
+
+tenant = Engine(directory, device_mesh=mesh).tenant("engine's", LoraConfig(r=4))
+refused("a tenant's batch", tenant.forward_backward, spoilt(5))
+refused("a tenant's rows", tenant.forward, spoilt(5))
+refused("a tenant's prompts", tenant.sample, long, {"max_tokens": 4, "temperature": 0.0})
+losses.append(tenant.forward_backward(rows(8)).result()["loss"])
+tokens["a tenant"] = [
+    r.sequences[0].tokens for r in tenant.sample(mine, {"max_tokens": 6}).result()
+]
+told |= {"losses": losses, "tokens": tokens}
+Path(os.environ["TOLD"], str(rank)).write_text(json.dumps(told))

@@ -1,0 +1,69 @@
+"""What one rank alone gives wrongly is refused on all; then they go on, with the bits of one
+process."""
+
+import pytest
+from parallel.processes import alone, torchrun
+
+
+@pytest.fixture(scope="module")
+def told(tiny_llama_dir, tmp_path_factory):
+    """(of one process, to which nothing wrong is given, of each of two)."""
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    return alone("apart.py", tiny_llama_dir, one), torchrun(2, "apart.py", tiny_llama_dir, two)
+
+
+@pytest.mark.parametrize(
+    ("case", "made", "why"),
+    [
+        ("a batch", "a batch", "model: input_ids of inputs[1] has shape [2, 1]"),
+        ("a forward", "a batch", "model: input_ids of inputs[1] has shape [2, 1]"),
+        ("drawn of its own engine", "its prompts", "sampler: prompt 0 has 600 tokens"),
+        ("greedy of the model's engine", "its prompts", "sampler: prompt 0 has 600 tokens"),
+        ("drawn of the model's engine, by path", "its prompts", "sampler: prompt 0 has 600 tokens"),
+        ("a tenant's batch", "its forward_backward", "model: input_ids of inputs[1] has shape"),
+        ("a tenant's rows", "its forward", "model: input_ids of inputs[1] has shape"),
+        ("a tenant's prompts", "its prompts", "engine: max_tokens of prompt 0 is 4"),
+    ],
+)
+def test_what_one_rank_refuses_is_told_to_the_others_by_its_name(case, made, why, told):
+    _, (first, last) = told
+    assert last[case].startswith(f"InvalidError: {why}")
+    assert first[case].startswith(
+        f"InvalidError: infra: rank 1 could not make {made}: {last[case]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("arguments of one", "the loss's arguments have other names on other ranks"),
+        ("a later number", "the loss's arguments have other names on other ranks"),
+        ("a number", "scale of the loss's arguments is 1.0 on rank 0 and 2.0 on rank 1"),
+        ("a number and a list", "is 2.0 on rank 0 and [1.0, 2.0, 3.0, 4.0, 5.0] on rank 1"),
+        ("logits", "return_logits: logits of 3 x 420000 positions"),
+    ],
+)
+def test_what_ranks_must_have_alike_is_refused_on_all(case, text, told):
+    _, several = told
+    for of_rank in several:
+        assert of_rank[case].startswith("InvalidError: model: ") and text in of_rank[case]
+
+
+def test_arguments_that_cannot_be_sent_are_told_too(told):
+    _, (first, last) = told
+    assert "infra: rank 1 could not make a batch: " in first["what can't be sent"]
+    assert "pickle" in last["what can't be sent"] and "pickle" in first["what can't be sent"]
+
+
+def test_the_ranks_go_on_with_the_bits_of_one_process(told):
+    one, several = told
+    for of_rank in several:
+        assert of_rank["losses"] == one["losses"] and of_rank["norm"] == one["norm"]
+    for name, tokens in one["tokens"].items():
+        assert [t for of_rank in several for t in of_rank["tokens"][name]] == tokens, name
+
+
+def test_an_adapters_folder_gives_the_samples_of_the_adapter(told):
+    one, _ = told
+    way = "greedy of the model's engine"
+    assert one["tokens"][f"{way}, by path"] == one["tokens"][way]
