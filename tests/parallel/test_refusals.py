@@ -39,6 +39,9 @@ told = {
     "double axis": text_of(lambda: DeviceMesh([[0, 1]], ("dp", "dp"))),
     "batch_size": text_of(lambda: DataLoader([{}] * 8, batch_size=3, device_mesh=pair)),
     "not in it": text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh([2, 3], ("dp",)))),
+    "both": text_of(lambda: TransformersModel(
+        model, device_mesh=DeviceMesh.from_sizes(fsdp_size=2), gathered_bytes=1,
+        fsdp_config={"reshard_after_forward": False})),
     "no launcher": text_of(lambda: TransformersModel(model, device_mesh=pair)),
     "metric": text_of(lambda: CompletionRewardMetric(device_mesh=pair).calculate()),
     "timeout": text_of(lambda: TransformersModel(model, device_mesh=pair),
@@ -75,6 +78,7 @@ def test_axes_that_this_version_does_not_have(told):
         ("double axis", "axes ('dp', 'dp') must differ"),
         ("batch_size", "batch_size is 3"),
         ("not in it", "device_mesh does not hold this process's rank"),
+        ("both", "gathered_bytes is given, but fsdp_config says how much stays gathered, too"),
         ("no launcher", "MASTER_ADDR is not set, but the mesh has several ranks"),
         ("metric", "MASTER_ADDR is not set, but the mesh has several ranks"),
         ("timeout", "TWINKLE_DIST_TIMEOUT_SECONDS is '0', it must be a number from 1 to 86400"),

@@ -113,6 +113,12 @@ class TransformersModel(SendsWeights, Adapters):
             refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
         shared = sharing_options(self.device_mesh, strategy, ddp_config, fsdp_config)
+        for name in shared:
+            require(
+                options.get(name) is None,
+                f"model: {name} is given, but fsdp_config says how much stays gathered, too: leave "
+                "one out",
+            )
         check_kwargs_of_model(kwargs, self._device)
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
@@ -125,7 +131,7 @@ class TransformersModel(SendsWeights, Adapters):
             device=self._device,
             device_mesh=self.device_mesh,
             value_head=self._value_head,
-            **(shared | options),
+            **(options | shared),
         )
         self.engine, self._ranks = engine.operations, engine.ranks
         self.model_info = self.engine.model_info()
