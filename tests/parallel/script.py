@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
@@ -20,15 +20,6 @@ model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 before, folder = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (0, None)
 mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
 twinkle.initialize(mode="local", global_device_mesh=mesh)
-
-
-def batch_of(step, rows=8):
-    rng = np.random.default_rng(step)
-    out = []
-    for _ in range(rows):
-        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
-        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
-    return out
 
 
 def do(what):

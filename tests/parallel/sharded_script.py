@@ -1,11 +1,12 @@
-"""What each process of test_sharded runs: MODEL OUT, with DP and FSDP in the environment. Prints
-its data rank, losses and norms, and what it has sampled, as JSON."""
+"""What each process of test_sharded runs: MODEL OUT, with DP and FSDP in the environment. Tells
+its data rank, its losses and norms, and what it has sampled."""
 
 import json
 import os
 import sys
+from pathlib import Path
 
-import numpy as np
+from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
@@ -19,16 +20,9 @@ mesh = DeviceMesh.from_sizes(
 twinkle.initialize(mode="local", global_device_mesh=mesh)
 
 
-def batch_of(step, rows=8):
-    rng = np.random.default_rng(step)
-    out = []
-    for _ in range(rows):
-        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
-        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
-    return out
-
-
-model = TransformersModel(model_id=model_dir, fsdp_config=json.loads(os.environ["FSDP_CONFIG"]))
+model = TransformersModel(
+    model_id=model_dir, fsdp_config=json.loads(os.environ.get("FSDP_CONFIG", "{}"))
+)
 config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)
 model.add_adapter_to_model("default", config, gradient_accumulation_steps=2)
 model.set_optimizer("AdamW", lr=1e-3)
@@ -47,4 +41,6 @@ replies = TorchSampler(model=model).sample(
 )
 sampled = [[list(map(int, s.tokens)), s.logprobs] for r in replies for s in r.sequences]
 model.save("last", output_dir=out)
-print(json.dumps([mesh.data_rank or 0, told, sampled], default=float), flush=True)
+Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(
+    json.dumps([mesh.data_rank or 0, told, sampled], default=float)
+)

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-import numpy as np
+from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
@@ -17,15 +17,6 @@ role, model_dir, kind = sys.argv[1:4]
 rank, size, senders, steps = map(int, sys.argv[4:8])
 mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
 twinkle.initialize(mode="local", global_device_mesh=mesh)
-
-
-def batch_of(step, rows=4):
-    rng = np.random.default_rng(step)
-    out = []
-    for _ in range(rows):
-        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
-        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
-    return out
 
 
 def sampled(sampler):
@@ -56,7 +47,7 @@ member.init_checkpoint_process_group(address, rank, size, senders, **options)
 told, sent = [], []
 for step in range(steps):
     if role == "model":
-        batch = batch_of(step)
+        batch = batch_of(step, rows=4)
         member.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
         member.clip_grad_and_step()
         sent.append(member.send_weights())

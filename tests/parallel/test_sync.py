@@ -1,7 +1,6 @@
 """Samplers in other processes than the model: after a sync they sample its bits."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from parallel.processes import environment
 
 SCRIPT = Path(__file__).with_name("sync_script.py")
 
@@ -28,8 +28,7 @@ class Ranks:
         self.processes = []
         for rank in range(size):
             role = "model" if rank < senders else "sampler"
-            env = {**os.environ, "TWINKLE_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **more}
-            env["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
+            env = environment(**more)
             if role == "model" and senders > 1:
                 env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
                 env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

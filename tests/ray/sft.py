@@ -4,7 +4,7 @@ losses and norms as JSON."""
 import json
 import sys
 
-import numpy as np
+from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceGroup, DeviceMesh, LoraConfig
@@ -17,15 +17,6 @@ if ranks > 1:
     mesh = DeviceMesh.from_sizes(dp_size=ranks)
     twinkle.initialize(mode="ray", groups=groups, global_device_mesh=mesh)
     place = {"remote_group": "default"}
-
-
-def batch_of(step, rows=8):
-    rng = np.random.default_rng(step)
-    out = []
-    for _ in range(rows):
-        ids = rng.integers(3, 120, int(rng.integers(5, 40)))
-        out.append({"input_ids": ids, "labels": np.append(ids[1:], -100)})
-    return out
 
 
 model = TransformersModel(model_id=model_dir, **place)
