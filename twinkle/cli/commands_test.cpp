@@ -4,11 +4,9 @@
 
 #include <chrono>
 #include <csignal>
-#include <set>
 #include <thread>
 
 #include "twinkle/cli/command.h"
-#include "twinkle/cli/options/reference.h"
 #include "twinkle/model/tiny_model.h"
 #include "twinkle/text/tiny_model_test.h"
 
@@ -181,21 +179,6 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
     const std::string error = wrong({"sample", "model", "a", option, "nan"});
     EXPECT_NE(error.find(field + " is nan"), std::string::npos) << error;
   }
-}
-
-TEST_F(Commands, AllOptionsOfTrainStandInTheReferenceButItsSeed) {
-  CLI::App app("", "twinkle");
-  Action action;
-  train(app, action);
-  const std::string reference = options_reference();
-  std::set<std::string> missing;
-  for (const CLI::Option* option : app.get_subcommand("train")->get_options()) {
-    if (option->get_positional()) continue;
-    std::string name = option->get_name().substr(2);
-    std::replace(name.begin(), name.end(), '-', '_');
-    if (reference.find("\n| `" + name + "` | ") == std::string::npos) missing.insert(name);
-  }
-  EXPECT_EQ(missing, (std::set<std::string>{"help", "seed"}));
 }
 
 TEST_F(Commands, TheGradientsNormMayBeInfinite) {

@@ -56,7 +56,8 @@ struct Optimizer::Target {
 
 Optimizer::Terms Optimizer::terms_of(const Param& param, double lr, double grad_scale) const {
   const auto found = slots_.find(param.name);
-  const Slot slot = found == slots_.end() ? Slot() : found->second;
+  if (found == slots_.end()) return {lr, grad_scale, 1, true, param.decay};
+  const Slot& slot = found->second;
   const bool fresh = slot.steps == 0 || (param.here && slot.buffers.size() != buffers().size());
   return {lr, grad_scale, slot.steps + 1, fresh, param.decay};
 }

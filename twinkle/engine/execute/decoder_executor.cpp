@@ -414,20 +414,15 @@ void DecoderExecutor::end_round() {
   }
 }
 
-// A rank that fails in the middle of a pass leaves others that wait for its part of the base.
-template <class F>
-auto DecoderExecutor::with_shards(F&& pass) {
+void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
+                                BatchOutcome& outcome) {
   try {
-    return pass();
+    training_->run_batch(batch, stop, outcome);
   } catch (const std::exception& error) {
+    // In the middle of a pass: others wait for this rank's part of the base.
     if (shards_) shards_->give_up(error.what());
     throw;
   }
-}
-
-void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
-                                BatchOutcome& outcome) {
-  with_shards([&] { training_->run_batch(batch, stop, outcome); });
   end_round();
 }
 
@@ -444,7 +439,7 @@ void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, Sampl
 }
 
 std::vector<Ended> DecoderExecutor::step() {
-  return with_shards([this] { return together([this] { return sampling_->step(); }); });
+  return together([this] { return sampling_->step(); });
 }
 
 Result DecoderExecutor::commit(int64_t id) {

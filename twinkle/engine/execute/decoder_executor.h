@@ -76,8 +76,6 @@ class DecoderExecutor : public Executor {
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
   void trim_heaps();
   void replace(const std::vector<Weight>& weights, Tenant& who);
-  template <class F>
-  auto with_shards(F&& pass);
   void give_up(const std::exception& error);
   void end_round();  // after anything that may change the size of adapters' state
 
