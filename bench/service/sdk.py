@@ -1,5 +1,6 @@
 """S1 by the real SDK, and S6: a burst of its requests beside other clients' heartbeats."""
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -17,8 +18,8 @@ ADDED_MS, HEARTBEAT_MS = 0.5, 50.0  # goals
 BURST = 208, 512  # forward_backwards of 3.3 MB, samples
 
 
-def trainer(url):
-    """The SDK's, and the data of a small forward_backward."""
+def trainer(url, ends):
+    """The SDK's, and the data of a small forward_backward. Its session ends with `ends`."""
     os.environ["TINKER_TELEMETRY"] = "0"
     import tinker
     from tinker import types
@@ -26,7 +27,7 @@ def trainer(url):
     tokens = types.ModelInput.from_ints([1, 2, 3])
     inputs = {"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]}
     data = [types.Datum(model_input=tokens, loss_fn_inputs=inputs)]
-    service = tinker.ServiceClient(base_url=url, api_key=KEY)
+    service = ends.enter_context(tinker.ServiceClient(base_url=url, api_key=KEY))
     return service.create_lora_training_client("null", rank=8).result(), data
 
 
@@ -37,8 +38,8 @@ def both_s1(run):
 
 def s1_sdk(run):
     count = 20 if is_quick(run) else 300
-    with servers() as at:
-        trainers = {name: trainer(server.url) for name, server in at.items()}
+    with servers() as at, contextlib.ExitStack() as ends:
+        trainers = {name: trainer(server.url, ends) for name, server in at.items()}
 
         def p50_ms(name):
             client, data = trainers[name]
