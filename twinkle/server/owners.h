@@ -40,8 +40,8 @@ struct Touched {
 
 // Finds what the request names, for call.touched. A refusal, 401, of a caller whose key is revoked,
 // unless it asks for the result of what began before. Of a journalled request when its turn has
-// come, in a replay too. Error kNotFound: something is not there, or
-// another owner's, which look the same; kInvalid: a name that is no text.
+// come, in a replay too. Error kNotFound: something is not there, or another owner's, which look
+// the same; kInvalid: a name that is no text.
 std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller);
 
 }  // namespace twinkle::server

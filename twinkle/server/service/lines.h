@@ -1,7 +1,6 @@
 // Lines of operations before the engine, one for the training of each of its tenants and one for
 // its samples: first come, first given, as long as the engine has room and the owner's rates let it
-// go. Those that wait are words
-// (pending.h). Used by the service's thread alone.
+// go. Those that wait are words (pending.h). Used by the service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
