@@ -71,6 +71,8 @@ class Lines {
 
   // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it.
   void add(int64_t number, std::shared_ptr<Pending> pending, bool is_again);
+  // One that waits is wanted no more. False: it does not wait, or is just being read.
+  bool remove(int64_t number, const Pending& pending);
   // The engine has done with one that was given.
   void ended(const Pending& pending);
   // Nothing is given any more.
