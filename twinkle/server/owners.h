@@ -21,12 +21,13 @@ enum Touches : unsigned {
   kPromise = 8,      // request_id
   kCheckpoint = 16,  // path: "tinker://RUN/KIND/NAME"
   kModelPath = 32,   // model_path, which is a checkpoint, too
+  kTinkerPath = 64,  // tinker_path, likewise
   // These name nothing.
-  kAudited = 64,  // a line of the audit log says who asked, before it is done
+  kAudited = 128,  // a line of the audit log says who asked, before it is done
   // What it makes counts toward a limit of its tenant (tenants/amounts.h).
-  kMakesRun = 128,
-  kMakesAdapter = 256,
-  kMakesCheckpoint = 512
+  kMakesRun = 256,
+  kMakesAdapter = 512,
+  kMakesCheckpoint = 1024
 };
 
 // The caller's own; null or empty where the request names none.
