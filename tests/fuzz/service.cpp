@@ -74,6 +74,7 @@ std::vector<Command> questions() {
   const std::string session = std::string(R"({"session_id":")") + kSession + R"("})";
   const std::string run = std::string(kSession) + ":train:0";
   return {command("get_info", R"({"model_id":")" + run + R"("})"),
+          command("weights_info", R"({"tinker_path":"tinker://)" + run + R"(/weights/a"})"),
           command("retrieve_future", R"({"request_id":")" + run + R"(:1"})"),
           command("session_heartbeat", session)};
 }

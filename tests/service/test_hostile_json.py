@@ -36,6 +36,7 @@ def good(wire):
             },
         },
         "get_info": {"model_id": run},
+        "weights_info": {"tinker_path": saved["path"]},
         "optim_step": numbered
         | {
             "adam_params": {

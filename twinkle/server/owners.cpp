@@ -62,6 +62,7 @@ std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller
   if (out.sampler) s.silence.heard(out.sampler->id);
   if (!out.promise.empty()) s.silence.heard(out.promise);
   if (touches & kCheckpoint) out.checkpoint = own(call, "path", in(s.checkpoints), kPaths);
+  if (touches & kTinkerPath) out.checkpoint = own(call, "tinker_path", in(s.checkpoints), kPaths);
   if (touches & kModelPath) out.checkpoint = own(call, "model_path", in(s.checkpoints), kPaths);
   return std::nullopt;
 }

@@ -21,12 +21,13 @@ enum Touches : unsigned {
   kPromise = 8,      // request_id
   kCheckpoint = 16,  // path: "tinker://RUN/KIND/NAME"
   kModelPath = 32,   // model_path, which is a checkpoint, too
+  kTinkerPath = 64,  // tinker_path, likewise
   // These name nothing.
-  kAudited = 64,  // a line of the audit log says who asked, before it is done
+  kAudited = 128,  // a line of the audit log says who asked, before it is done
   // What it makes counts toward a limit of its tenant (tenants/amounts.h).
-  kMakesRun = 128,
-  kMakesAdapter = 256,
-  kMakesCheckpoint = 512
+  kMakesRun = 256,
+  kMakesAdapter = 512,
+  kMakesCheckpoint = 1024
 };
 
 // The caller's own; null or empty where the request names none.
@@ -40,8 +41,8 @@ struct Touched {
 
 // Finds what the request names, for call.touched. A refusal, 401, of a caller whose key is revoked,
 // unless it asks for the result of what began before. Of a journalled request when its turn has
-// come, in a replay too. Error kNotFound: something is not there, or
-// another owner's, which look the same; kInvalid: a name that is no text.
+// come, in a replay too. Error kNotFound: something is not there, or another owner's, which look
+// the same; kInvalid: a name that is no text.
 std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller);
 
 }  // namespace twinkle::server

@@ -88,6 +88,8 @@ class OwnersTest : public ServiceTest {
         v1 + "sessions/" + a.spare + "/finish");
     add("POST " + v1 + "create_model", model(a.session));
     add("POST " + v1 + "get_info", {{"model_id", a.run}});
+    add("GET " + v1 + "training_runs/{model_id}", nothing, true, v1 + "training_runs/" + a.run);
+    add("POST " + v1 + "weights_info", {{"tinker_path", a.checkpoint}});
     add("POST " + v1 + "forward_backward", nothing);
     out["POST " + v1 + "forward_backward"].request.body =
         forward_backward_bytes(a.run, 2, "cross_entropy");
@@ -277,7 +279,8 @@ TEST_F(OwnersTest, ARequestThatNamesNothingIs422AndTheFieldIsNamed) {
   const std::map<unsigned, std::string> fields = {{kSession, "session_id"},
                                                   {kRun, "model_id"},
                                                   {kSampler, "sampling_session_id"},
-                                                  {kPromise, "request_id"}};
+                                                  {kPromise, "request_id"},
+                                                  {kTinkerPath, "tinker_path"}};
   for (const Route& r : routes()) {
     const unsigned first = r.touches & (~r.touches + 1);  // a checkpoint is the second
     if (r.touches == kNothing || r.path.find('{') != std::string_view::npos) continue;

@@ -169,6 +169,7 @@ std::optional<Response> run(const Asked& asked, const Caller& caller, const Comm
     Call call{asked.request,  asked.path, asked.body, caller.owner,
               command.chance, sequence,   services,   reply};
     call.key_id = command.key_id;
+    call.time_ms = command.time_ms;
     call.refused = command.refused;
     if (auto refused = touch(call, asked.route->touches, caller)) return refused;
     return asked.route->run(call);
@@ -309,6 +310,10 @@ Response json(const Json& body) {
   Response out{.body = boost::json::serialize(body)};
   if (find(body, "request_id")) out.promise = get<std::string>(body, "request_id");
   return out;
+}
+
+Json ack(const Run& run, const std::string& request_id) {
+  return {{"request_id", request_id}, {"model_id", run.id}};
 }
 
 std::optional<Response> answer_from_disk(const Call& call, std::function<Response()> make) {

@@ -31,6 +31,7 @@ struct Call {
   Reply reply;  // for a handler that returns nothing and answers later
   Touched touched = {};
   std::string key_id = {};
+  int64_t time_ms = 0;  // since 1970, when a journalled request came
   // Why what is new is refused, by limits or a checkpoint that cannot be sampled; or empty.
   std::string refused = {};
 
@@ -68,6 +69,8 @@ void route(Request request, Services& services, Reply reply);
 void replay(uint64_t sequence, const Command& command, Services& services);
 
 Response json(const Json& body);
+// Of a run's request that was accepted.
+Json ack(const Run& run, const std::string& request_id);
 
 // Answers a request when the disk's thread has made the response; what that throws becomes a status
 // as what a handler throws does. Always nothing, for a handler to return.

@@ -1,6 +1,7 @@
 """What training requests of the real SDK mean where the wire leaves it open."""
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,30 @@ def test_a_run_trains_the_groups_of_modules_that_it_names(service, server, on):
     assert modules == set().union(*(GROUPS[name] for name in on))
     for name, values in saved.items():
         assert "lora_A" in name or values.any(), f"{name} has not learned"
+
+
+def test_a_run_and_its_checkpoints_are_told_to_a_rest_client(service, server):
+    groups = {"train_attn": True, "train_mlp": False, "train_unembed": True}
+    client = service.create_lora_training_client("tiny", rank=2, **groups)
+    begun = datetime.now(UTC).replace(microsecond=0)
+    steps(client, 1)
+    paths = [client.save_state("a").result().path]
+    paths.append(client.save_weights_for_sampler("b").result().path)
+    loaded = service.create_training_client_from_state(paths[0])
+    paths.append(loaded.save_state("c").result().path)
+    alone = tinker.RestClient(base_url=server.url, api_key="tml-test")
+    for rest in (service.create_rest_client(), alone):
+        for path in paths:
+            run = rest.get_training_run_by_tinker_path(path).result()
+            assert path.startswith(f"tinker://{run.training_run_id}/")
+            assert (run.base_model, run.is_lora, run.lora_rank) == ("tiny", True, 2)
+            assert begun <= run.last_request_time <= datetime.now(UTC) and not run.corrupted
+            info = rest.get_weights_info_by_tinker_path(path).result()
+            assert (info.base_model, info.is_lora, info.lora_rank) == ("tiny", True, 2)
+            assert {name: getattr(info, name) for name in groups} == groups
+    absent = paths[0] + "x"
+    with pytest.raises(tinker.NotFoundError, match=f"tinker_path '{absent}' is not known"):
+        alone.get_weights_info_by_tinker_path(absent).result()
 
 
 def test_a_run_from_a_state_may_name_the_model_that_is_served_and_no_other(service):

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <ctime>
 #include <limits>
+#include <map>
 
 #include "twinkle/base/error.h"
 #include "twinkle/server/handlers/optimizer.h"
@@ -18,8 +20,21 @@ using tinker::Tensor;
 constexpr int64_t kLoraAlpha = 32;  // Tinker's, whatever the rank
 constexpr int64_t kMaxRank = 512;
 
-Json ack(const Run& run, const std::string& request_id) {
-  return {{"request_id", request_id}, {"model_id", run.id}};
+// Of modules, as Tinker counts them.
+const std::map<std::string, std::vector<const char*>>& groups() {
+  static const std::map<std::string, std::vector<const char*>> kGroups{
+      {"train_attn", {"q_proj", "k_proj", "v_proj", "o_proj"}},
+      {"train_mlp", {"gate_proj", "up_proj", "down_proj"}},
+      {"train_unembed", {"lm_head"}}};
+  return kGroups;
+}
+
+std::string utc(int64_t ms) {
+  const std::time_t seconds = ms / 1000;
+  std::tm parts = {};
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%FT%TZ", ::gmtime_r(&seconds, &parts));
+  return text.data();
 }
 
 std::vector<float> floats(const Tensor& tensor, const std::string& where) {
@@ -174,13 +189,18 @@ std::optional<Response> create_model(Call& call) {
   const auto rank = get<int64_t>(*config, "rank");
   require(rank >= 1 && rank <= kMaxRank, Code::kInvalid, "server: lora_config.rank is ", rank,
           ", it must be from 1 to ", kMaxRank);
-  Run run{.id = id, .owner = call.owner, .base_model = base, .rank = rank, .key_id = call.key_id};
+  Run run{.id = id,
+          .owner = call.owner,
+          .base_model = base,
+          .rank = rank,
+          .key_id = call.key_id,
+          .last_ms = call.time_ms};
   JsonArray targets;
-  if (get_or(*config, "train_attn", true))
-    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"}) targets.push_back(name);
-  if (get_or(*config, "train_mlp", true))
-    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) targets.push_back(name);
-  if (get_or(*config, "train_unembed", true)) targets.push_back("lm_head");
+  for (const auto& [group, modules] : groups()) {
+    run.trains[group] = get_or(*config, group, true);
+    if (!run.trains[group]) continue;
+    for (const char* name : modules) targets.push_back(name);
+  }
   require(
       !targets.empty(), Code::kInvalid,
       "server: train_attn, train_mlp and train_unembed are all false: nothing would be trained");
@@ -216,6 +236,17 @@ std::optional<Response> get_info(Call& call) {
                {"model_name", run.base_model}});
 }
 
+std::optional<Response> get_training_run(Call& call) {
+  const Run& run = call.run();
+  return json({{"training_run_id", run.id},
+               {"base_model", run.base_model},
+               {"model_owner", run.owner},
+               {"is_lora", true},
+               {"lora_rank", run.rank},
+               {"corrupted", call.services.operations.lost().contains(run.id)},
+               {"last_request_time", utc(run.last_ms)}});
+}
+
 std::optional<Response> forward_backward(Call& call) {
   Run& run = call.run();
   const tinker::ForwardBackwardRequest request = read(call, run);
@@ -231,7 +262,7 @@ std::optional<Response> forward_backward(Call& call) {
                       .make = [id = run.id](const Command& command) {
                         return ready_of(tinker::read_forward_backward(command.body), id);
                       }};
-  return json(ack(run, call.services.runs.submit(run, {request.seq_id, call.key_id},
+  return json(ack(run, call.services.runs.submit(run, {request.seq_id, call.key_id, call.time_ms},
                                                  std::move(ready), source)));
 }
 
@@ -280,8 +311,8 @@ std::optional<Response> optim_step(Call& call) {
     call.services.runs.refuse(run, seq_id, e.what(), false);
     throw;
   }
-  return json(ack(
-      run, call.services.runs.submit(run, {seq_id, call.key_id}, {std::move(step), step_answer})));
+  return json(ack(run, call.services.runs.submit(run, {seq_id, call.key_id, call.time_ms},
+                                                 {std::move(step), step_answer})));
 }
 
 }  // namespace twinkle::server

@@ -15,10 +15,6 @@ struct InRun {
 
 InRun in_run(const Call& call) { return {call.run(), get<int64_t>(call.body, "seq_id")}; }
 
-Json ack(const Run& run, const std::string& request_id) {
-  return {{"request_id", request_id}, {"model_id", run.id}};
-}
-
 std::string tinker_path(const Run& run, const std::string& kind, const std::string& name) {
   return "tinker://" + run.id + "/" + kind + "/" + name;
 }
@@ -64,10 +60,13 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
     }
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
-    const Checkpoint made{
-        .owner = run.owner, .base_model = run.base_model, .rank = run.rank, .folder = folder};
+    const Checkpoint made{.owner = run.owner,
+                          .base_model = run.base_model,
+                          .rank = run.rank,
+                          .folder = folder,
+                          .trains = run.trains};
     const std::string request_id =
-        s.runs.submit(run, {seq_id, call.key_id},
+        s.runs.submit(run, {seq_id, call.key_id, call.time_ms},
                       {engine::Save{.tenant = run.id,
                                     .directory = folder.string(),
                                     .optimizer = optimizer,
@@ -112,7 +111,7 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
                      .tenant = run.id,
                      .key_id = run.key_id};
   const std::string request_id = s.runs.submit(
-      run, {seq_id, call.key_id},
+      run, {seq_id, call.key_id, call.time_ms},
       {engine::Publish{run.id},
        [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
       {}, [&s, made, counts = s.amounts.pend(run.owner, Amount::kAdapter)](const Ended& ended) {
@@ -125,6 +124,17 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
         }
       });
   return json(ack(run, request_id));
+}
+
+std::optional<Response> weights_info(Call& call) {
+  const Checkpoint* const of = call.touched.checkpoint;
+  require(of, Code::kInvalid, "server: tinker_path is missing");
+  JsonObject out{{"base_model", of->base_model},
+                 {"is_lora", true},
+                 {"lora_rank", of->rank},
+                 {"optimizer_config", {{"type", "adamw"}}}};
+  for (const auto& [group, is_on] : of->trains) out[group] = is_on;
+  return json(out);
 }
 
 // Makes a run from a checkpoint.
@@ -158,6 +168,8 @@ std::optional<Response> load_weights(Call& call) {
       .base_model = base.empty() ? from.base_model : base,
       .rank = from.rank,
       .key_id = call.key_id,
+      .last_ms = call.time_ms,
+      .trains = from.trains,
   };
   const std::string folder = from.folder.string(), request_id = id + ":0";
   std::vector<engine::Operation> operations;

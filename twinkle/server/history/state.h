@@ -5,6 +5,7 @@
 // struct; a state that was written before then has its default.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -67,6 +68,8 @@ struct RunState {
   std::vector<NumberedId> folders;      // of saves that have not ended, below the state's
   std::vector<int64_t> refused_before;  // ranges of numbers below, first and last of each
   std::string key_id;                   // of the key that made it, if keys were asked for
+  int64_t last_ms = 0;                  // since 1970, when its last request was accepted
+  std::map<std::string, bool> trains;   // groups of modules, by "train_attn" and the like
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &RunState::id),
@@ -83,7 +86,9 @@ struct RunState {
                       field(12, "finished", &RunState::finished),
                       field(13, "is_lost", &RunState::is_lost),
                       field(14, "refused_before", &RunState::refused_before),
-                      field(15, "key_id", &RunState::key_id)};
+                      field(15, "key_id", &RunState::key_id),
+                      field(16, "last_ms", &RunState::last_ms),
+                      field(17, "trains", &RunState::trains)};
   }
 };
 
@@ -108,13 +113,16 @@ struct SamplerState {
 struct CheckpointState {
   std::string path, owner, base_model;
   int64_t rank = 0;
-  std::string folder;  // below the state's
+  std::string folder;                  // below the state's
+  std::map<std::string, bool> trains;  // as RunState's
 
   static constexpr auto fields() {
-    return std::tuple{
-        field(1, "path", &CheckpointState::path), field(2, "owner", &CheckpointState::owner),
-        field(3, "base_model", &CheckpointState::base_model),
-        field(4, "rank", &CheckpointState::rank), field(5, "folder", &CheckpointState::folder)};
+    return std::tuple{field(1, "path", &CheckpointState::path),
+                      field(2, "owner", &CheckpointState::owner),
+                      field(3, "base_model", &CheckpointState::base_model),
+                      field(4, "rank", &CheckpointState::rank),
+                      field(5, "folder", &CheckpointState::folder),
+                      field(6, "trains", &CheckpointState::trains)};
   }
 };
 

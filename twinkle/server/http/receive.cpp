@@ -23,17 +23,18 @@ constexpr int64_t kReadBytes = int64_t{64} << 10;  // that one read may add
 constexpr int64_t kAfterWaiting = int64_t{4} << 20;
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-std::string lower(std::string text) {
-  for (char& c : text)
-    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
-  return text;
-}
-
 struct Decoded {
   std::string body, wrong;
 };
 
 }  // namespace
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
+  return out;
+}
 
 awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                                                   beast::flat_buffer& buffer, Parser& parser,

@@ -8,6 +8,8 @@
 #include <boost/beast/http.hpp>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/worker.h"
@@ -18,6 +20,9 @@ using Parser = boost::beast::http::request_parser<boost::beast::http::string_bod
 
 // What the coroutine that waits is told where nobody can give the answer any more.
 inline const char* const kDropped = "the server dropped this request";
+
+// Of names of headers and encodings, which are the same in any case.
+std::string lower(std::string_view text);
 
 class Receiver {
  public:

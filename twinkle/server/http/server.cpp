@@ -48,13 +48,6 @@ namespace {
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
-  return out;
-}
-
 Head head_of(const Parser& parser, const std::string& peer) {
   const auto& message = parser.get();
   Head head{.method = std::string(message.method_string()), .peer = peer};
@@ -282,20 +275,20 @@ class HttpServer::Impl {
     }
     std::optional<Response> refused = co_await receiver_.read(stream, buffer, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
-    std::string beginning = request.body.substr(0, admission.beginning_bytes);
-    if (refused) {
-      request = {};                // nothing is kept while its peer reads why
-      if (refused->status == 413)  // what was broken off comes again
-        refused = co_await told_why(stream, head, std::move(beginning), std::move(*refused));
-      co_return co_await refuse_unread(stream, noted(std::move(*refused), head, told));
+    const bool is_read = !refused;
+    if (is_read) {
+      stream.expires_never();
+      refused = co_await receiver_.decode(request, admission.max_body_bytes);
     }
-    stream.expires_never();
-    refused = co_await receiver_.decode(request, admission.max_body_bytes);
     if (refused) {
-      request = {};
-      if (refused->status == 422)
+      std::string beginning = request.body.substr(0, admission.beginning_bytes);
+      request = {};  // nothing more is kept while its peer reads why
+      // What was broken off, or had no room, comes again.
+      if (refused->status == (is_read ? 422 : 413))
         refused = co_await told_why(stream, head, std::move(beginning), std::move(*refused));
-      co_return co_await write(stream, noted(std::move(*refused), head, told), keep_alive);
+      Response why = noted(std::move(*refused), head, told);
+      if (!is_read) co_return co_await refuse_unread(stream, std::move(why));
+      co_return co_await write(stream, std::move(why), keep_alive);
     }
     Response response = noted(co_await answered(stream, std::move(request)), head, told);
     if (response.status == kGone) co_return false;

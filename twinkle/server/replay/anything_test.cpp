@@ -226,6 +226,15 @@ class Anything : public TruncationTest {
       }
     };
     all_promises();
+    for (const RunOf& run : runs_) {
+      Request r = json_request("training_runs/" + run.id, JsonObject{});
+      r.method = "GET";
+      note(run.id, r);
+      // In ms, which the answer does not tell.
+      out.push_back(std::to_string(services_->runs.find(run.id)->last_ms));
+    }
+    for (const auto& [path, checkpoint] : services_->checkpoints)
+      note(path, json_request("weights_info", {{"tinker_path", path}}));
     for (const auto& [id, sampler] : services_->samplers)
       out.push_back(id + " " + sampler.tenant + " " + std::to_string(sampler.version));
     for (const Request& r : sent_) note("again " + r.path, r);

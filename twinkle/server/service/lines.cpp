@@ -51,6 +51,22 @@ void Lines::ask_rates(const std::string& key, const std::shared_ptr<Pending>& pe
   if (rates_.enter(pending->owner, pending->request_id, tokens, go)) pending->may_go = true;
 }
 
+bool Lines::remove(int64_t number, const Pending& pending) {
+  const std::string key = key_of(pending);
+  const auto line = lines_.find(key);
+  if (line == lines_.end()) return false;
+  std::deque<Waiting>& waiting = line->second.waiting;
+  const auto found = std::ranges::find(waiting, number, &Waiting::number);
+  if (found == waiting.end() || (line->second.is_reading && found == waiting.begin())) return false;
+  waiting.erase(found);
+  --num_waiting_;
+  hungry_.erase(number);
+  rates_.leave(pending.request_id);
+  if (waiting.empty() && line->second.num_given == 0) lines_.erase(line);
+  go_on(key);
+  return true;
+}
+
 void Lines::ended(const Pending& pending) {
   const std::string key = key_of(pending);
   Line& line = lines_.at(key);

@@ -1,7 +1,6 @@
 // Lines of operations before the engine, one for the training of each of its tenants and one for
 // its samples: first come, first given, as long as the engine has room and the owner's rates let it
-// go. Those that wait are words
-// (pending.h). Used by the service's thread alone.
+// go. Those that wait are words (pending.h). Used by the service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -72,6 +71,8 @@ class Lines {
 
   // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it.
   void add(int64_t number, std::shared_ptr<Pending> pending, bool is_again);
+  // One that waits is wanted no more. False: it does not wait, or is just being read.
+  bool remove(int64_t number, const Pending& pending);
   // The engine has done with one that was given.
   void ended(const Pending& pending);
   // Nothing is given any more.

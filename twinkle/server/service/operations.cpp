@@ -80,12 +80,24 @@ void Operations::require_room(const Pending& pending) const {
 
 void Operations::cancel_samples(const std::string& session) {
   if (history_.is_replaying()) return;
+  std::vector<int64_t> numbers;
   for (const auto& [number, entry] : entries_) {
     const Pending& pending = *entry->pending;
     if (!pending.samples || entry->came || !pending.request_id.starts_with(session + ":")) continue;
-    entry->is_cancelled = true;
-    if (entry->is_given) backend_.cancel(entry->engine_id);
+    entry->is_cancelled = true;  // all, before the next of a line is given
+    numbers.push_back(number);
   }
+  for (const int64_t number : numbers) {
+    Entry& entry = *entries_.at(number);
+    if (entry.is_given)
+      backend_.cancel(entry.engine_id);
+    else if (lines_.remove(number, *entry.pending))
+      end_cancelled(number);
+  }
+}
+
+void Operations::end_cancelled(int64_t number) {
+  loop_.post([this, number] { came(number, cancelled()); });
 }
 
 bool Operations::has_sample(const std::string& tenant, int64_t version) const {
@@ -106,7 +118,7 @@ void Operations::give(int64_t number, engine::Accepted accepted) {
   if (closing_) return;
   Entry& entry = *entries_.at(number);
   entry.is_given = true;
-  if (entry.is_cancelled) return loop_.post([this, number] { came(number, cancelled()); });
+  if (entry.is_cancelled) return end_cancelled(number);
   entry.engine_id = backend_.submit(std::move(accepted), [this, number](Outcome outcome) {
     const auto shared = std::make_shared<Outcome>(std::move(outcome));
     loop_.post([this, number, shared] { came(number, std::move(*shared)); });

@@ -38,9 +38,8 @@ class Operations {
   void start(std::shared_ptr<Pending> pending, bool covered = false);
   // Error kBusy: the engine would not be given it at once.
   void require_room(const Pending& pending) const;
-  // The Samples of this session's samplers fail where they have not been done: nobody asks for them
-  // any more. Those that wait for their turn, when it comes. What a replay finds unfinished is
-  // done.
+  // The Samples of this session's samplers fail where they have not been done, and wait for nothing
+  // more: nobody asks for them. What a replay finds unfinished is done.
   void cancel_samples(const std::string& session);
   // Whether a Sample of a tenant's version waits for its turn.
   bool has_sample(const std::string& tenant, int64_t version) const;
@@ -88,6 +87,7 @@ class Operations {
 
   void ask(Entry& entry, int64_t number, bool is_again = false);
   void give(int64_t number, engine::Accepted accepted);
+  void end_cancelled(int64_t number);
   void came(int64_t number, engine::Outcome outcome);
   void write(int64_t number);
   void look_for_checkpoint(const Entry& entry);

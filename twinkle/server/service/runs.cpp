@@ -68,7 +68,9 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .broken = next <= run.last_step ? run.broken_at_step : run.broken,
           .saved = {run.saved.begin(), run.saved.end()},
           .refused_before = run.refused_before.ranges(),
-          .key_id = run.key_id};
+          .key_id = run.key_id,
+          .last_ms = run.last_ms,
+          .trains = run.trains};
     for (const auto& [seq_id, refusal] : run.refused)
       to.refused.push_back({seq_id, refusal.why, refusal.breaks_window, refusal.is_told});
     // What failed before requests in front of it had ended is told, so it is not carried.
@@ -88,6 +90,8 @@ void Runs::restore(const RunState& from, const std::filesystem::path& state) {
   run.base_model = from.base_model;
   run.rank = from.rank;
   run.key_id = from.key_id;
+  run.last_ms = from.last_ms;
+  run.trains = from.trains;
   run.finished = from.finished;
   run.next = run.first_missing = from.next;
   run.given = from.next - 1;
@@ -135,6 +139,7 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   }
   decisions_.decide([&] { promises_.require_room(run.owner); });
   promises_.open(request_id, run.owner, number.key_id);
+  run.last_ms = std::max(run.last_ms, number.time_ms);
   if (is_behind)
     start(run, seq_id, pending);
   else

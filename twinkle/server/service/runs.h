@@ -26,6 +26,10 @@ struct Run {
   int64_t rank = 0;
   std::string key_id = {};  // of the key that made it; empty where keys are not asked for
   bool finished = false;    // its session has: no new requests
+  int64_t last_ms = 0;      // since 1970, when its last request was accepted
+  // Whether its adapter is on these groups of modules, by Tinker's names: "train_attn" and the
+  // like. Empty: an older build made it, and did not tell.
+  std::map<std::string, bool> trains = {};
 
   struct Refusal {
     std::string why;
@@ -77,10 +81,11 @@ struct Run {
   }
 };
 
-// A request's number in its run, and the id of the key that it came with.
+// A request's number in its run, the id of the key that it came with, and when, in ms since 1970.
 struct Numbered {
   int64_t seq_id = 0;
   std::string key_id = {};
+  int64_t time_ms = 0;
 };
 
 class Runs {

@@ -57,6 +57,7 @@ struct Checkpoint {
   std::string owner, base_model;
   int64_t rank = 0;
   std::filesystem::path folder;
+  std::map<std::string, bool> trains = {};  // as Run's
 };
 
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.

@@ -39,8 +39,8 @@ std::optional<State> Services::take_state() const {
     out.samplers.push_back(
         {id, s.owner, s.base_model, s.model_path, s.tenant, s.version, s.came.ranges(), s.key_id});
   for (const auto& [path, c] : checkpoints)
-    out.checkpoints.push_back(
-        {path, c.owner, c.base_model, c.rank, c.folder.lexically_relative(state).string()});
+    out.checkpoints.push_back({path, c.owner, c.base_model, c.rank,
+                               c.folder.lexically_relative(state).string(), c.trains});
   return out;
 }
 
@@ -48,7 +48,7 @@ void Services::restore(const State& from, int64_t kept_from_ms) {
   for (const SessionState& s : from.sessions)
     add(Session{s.id, s.owner, s.finished, by_number(s.runs), by_number(s.samplers)});
   for (const CheckpointState& c : from.checkpoints)
-    checkpoints[c.path] = {c.owner, c.base_model, c.rank, state / c.folder};
+    checkpoints[c.path] = {c.owner, c.base_model, c.rank, state / c.folder, c.trains};
   for (const SamplerState& s : from.samplers) {
     Sampler& sampler = add(Sampler{s.id, s.owner, s.base_model, s.model_path, s.tenant, s.version,
                                    NumberSet(s.came), s.key_id});

@@ -51,6 +51,13 @@ bool Rates::enter(const std::string& owner, const std::string& request_id, int64
   return false;
 }
 
+void Rates::leave(const std::string& request_id) {
+  const auto owner = owners_of_.extract(request_id);
+  if (!owner) return;
+  std::erase_if(tenants_.at(owner.mapped()).held,
+                [&](const Ticket& ticket) { return ticket.request_id == request_id; });
+}
+
 void Rates::spend(const std::string& owner, int64_t tokens, double seconds) {
   Tenant* const tenant = filled(owner);
   if (!tenant) return;

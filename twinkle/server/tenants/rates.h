@@ -26,6 +26,8 @@ class Rates {
   // these calls, and wait for nobody else's.
   bool enter(const std::string& owner, const std::string& request_id, int64_t tokens,
              std::function<void()> go);
+  // One that is held is not wanted any more: it takes nothing, and `go` is not called.
+  void leave(const std::string& request_id);
   // What is known only when it has ended.
   void spend(const std::string& owner, int64_t tokens, double seconds);
 

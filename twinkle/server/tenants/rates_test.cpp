@@ -56,6 +56,21 @@ TEST_F(RatesTest, AMinutesWorthGoesAtOnceAndTheRestInItsOrderAtItsRate) {
   EXPECT_EQ(rates_.num_held(), 0);
 }
 
+TEST_F(RatesTest, WhoLeavesTakesNothingAndIsNotCalled) {
+  quotas_["alice"].tokens_per_minute = 600;
+  ask("alice", "a", 700);  // owes 100 then, which takes 10 s
+  ask("alice", "b", 6000);
+  ask("alice", "c", 1);
+  rates_.leave("b");
+  rates_.leave("a");  // is not held
+  EXPECT_EQ(rates_.reason("b"), "");
+  EXPECT_EQ(rates_.reason("c"),
+            "this tenant's limit of 600 tokens a minute: position 1 of 1, about 10 s");
+  loop_.pass(milliseconds(10100));
+  EXPECT_EQ(gone(), (Names{"a", "c"}));
+  EXPECT_EQ(rates_.num_held(), 0);
+}
+
 TEST_F(RatesTest, OneTenantsHoldDelaysNoOther) {
   quotas_["alice"].tokens_per_minute = quotas_["bob"].tokens_per_minute = 60;
   ask("alice", "a", 1000);

@@ -126,6 +126,34 @@ TEST_F(TenantsTest, AHeldRequestsPollEndsWith408AndItsPlace) {
   }
 }
 
+TEST_F(TenantsTest, SamplesOfASessionThatEndedAreHeldNoMore) {
+  limit([](store::Quota& q) { q.tokens_per_minute = 1; });
+  const std::string ends = session(alice_.text), stays = session(alice_.text);
+  const auto sampler_of = [&](const std::string& session) {
+    const Json body = {
+        {"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", "null"}};
+    return text(post("/api/v1/create_sampling_session", body, alice_.text), "sampling_session_id");
+  };
+  const auto sample = [&](const std::string& sampler, int64_t seq_id) {
+    const Json body = {{"sampling_session_id", sampler},
+                       {"seq_id", seq_id},
+                       {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}}}}}},
+                       {"sampling_params", {{"max_tokens", 2}}}};
+    return post("/api/v1/asample", body, alice_.text);
+  };
+  const std::string mine = sampler_of(ends), others = sampler_of(stays);
+  result(sample(mine, 0), alice_.text);  // owes its tokens now
+  const std::vector<Response> held{sample(mine, 1), sample(mine, 2)};
+  const Response stays_held = sample(others, 0);
+  EXPECT_EQ(services_->rates.num_held(), 3);
+  EXPECT_EQ(post("/api/v1/sessions/" + ends + "/finish", JsonObject{}, alice_.text).status, 200);
+  for (const Response& ack : held)
+    EXPECT_NE(failure(ack, alice_.text).body.find("this sample was cancelled"), std::string::npos);
+  EXPECT_EQ(services_->operations.num_waiting(), 1);
+  const std::string why = services_->rates.reason(text(stays_held, "request_id"));
+  EXPECT_NE(why.find("position 1 of 1"), std::string::npos) << why;
+}
+
 TEST_F(TenantsTest, WhatIsHeldOutlivesTheServerAndChangesNoBit) {
   go_on();
   limit([](store::Quota& q) { q.tokens_per_minute = 1; });
