@@ -102,13 +102,18 @@ std::shared_ptr<Asked> asked(Request request) {
   return out;
 }
 
-// Error kInvalid: a body that is no object of JSON.
+// Unless it was read. Error kInvalid: a body that is no object of JSON.
 void read_body(Asked& asked) {
   const Request& r = asked.request;
   const bool is_json = r.header("content-type").find("protobuf") == std::string::npos;
-  if (r.method != "POST" || !is_json || r.body.empty()) return;
+  if (r.method != "POST" || !is_json || r.body.empty() || !asked.body.is_null()) return;
   asked.body = parse_json(r.body, "server: the body");
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
+}
+
+// While a request waits for the disk: JSON takes many times its bytes, which alone have their room.
+void let_go_of_long(Json& body, const Request& request) {
+  if (std::ssize(request.body) > kLongBytes) body = nullptr;
 }
 
 // Whether a body is a protobuf that tells its number in its first bytes.
@@ -163,9 +168,10 @@ std::variant<Caller, Response> enter(const Route& route, const Head& head, Servi
 }
 
 // `command`, but for its body, and `sequence`, of its record: of a journalled request.
-std::optional<Response> run(const Asked& asked, const Caller& caller, const Command& command,
+std::optional<Response> run(Asked& asked, const Caller& caller, const Command& command,
                             uint64_t sequence, Services& services, const Reply& reply) {
   try {
+    read_body(asked);
     Call call{asked.request,  asked.path, asked.body, caller.owner,
               command.chance, sequence,   services,   reply};
     call.key_id = command.key_id;
@@ -219,7 +225,9 @@ void tell(const Response& response, uint64_t sequence, Services& services, const
 void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
             const Reply& reply) {
   try {
+    read_body(*a);
     if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
+    let_go_of_long(a->body, a->request);
     Command command{.method = a->request.method,
                     .path = a->request.path,
                     .content_type = a->request.header("content-type"),
@@ -281,6 +289,7 @@ std::variant<std::string, Response> sampled(const Asked& asked, const Caller& ca
 void prepare(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
              const Reply& reply) {
   try {
+    read_body(*a);
     const auto tenant = sampled(*a, caller, services);
     if (const auto* refused = std::get_if<Response>(&tenant)) return reply(*refused);
     services.prepare(std::get<std::string>(tenant),
@@ -288,6 +297,7 @@ void prepare(const std::shared_ptr<Asked>& a, const Caller& caller, Services& se
                        a->refused = refused;
                        accept(a, caller, services, reply);
                      });
+    let_go_of_long(a->body, a->request);  // it may wait
   } catch (...) {
     reply(response_of(std::current_exception()));
   }
@@ -370,15 +380,16 @@ void route(Request request, Services& services, Reply answer) {
       return;
     }
     if (!(a->route->touches & kAudited)) return prepare(a, caller, services, reply);
-    services.disk.run(
-        [line = audit_line(*a, caller), &services] { store::append_audit(services.state, line); },
-        services.loop,
-        [a, caller, &services, reply](const std::exception_ptr& error) {
-          if (error) return reply(response_of(error));
-          services.amounts.measure(
-              services, caller.owner, amount_of(a->route->touches),
-              [a, caller, &services, reply] { prepare(a, caller, services, reply); });
-        });
+    const JsonObject line = audit_line(*a, caller);
+    let_go_of_long(a->body, a->request);
+    services.disk.run([line, &services] { store::append_audit(services.state, line); },
+                      services.loop,
+                      [a, caller, &services, reply](const std::exception_ptr& error) {
+                        if (error) return reply(response_of(error));
+                        services.amounts.measure(
+                            services, caller.owner, amount_of(a->route->touches),
+                            [a, caller, &services, reply] { prepare(a, caller, services, reply); });
+                      });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }

@@ -168,6 +168,29 @@ TEST(Journal, NamesADamagedRecordByFileAndByte) {
                [&] { Opened opened(dir / "j"); });
 }
 
+// As a client's body may hold them.
+TEST(Journal, WhatLooksLikeRecordsWithinATornTailIsCutOffWithIt) {
+  const ScratchDir dir(memory_folder());
+  write_records(dir / "j", 2);
+  const fs::path file = segment_path(dir / "j", 1);
+  const std::string before = read_text(file);
+  std::string records;
+  for (uint64_t sequence = 1; sequence < 100; ++sequence) {
+    const Header header = header_of({sequence, 1, 2, ""});
+    records.append(header.data(), header.size());
+  }
+  const Header header = header_of({3, 1, 2, records});
+  const std::string whole = before + std::string(header.data(), header.size()) + records;
+  for (size_t cut = before.size() + 1; cut < whole.size(); cut += 7) {
+    write_text(file, whole.substr(0, cut));
+    Opened opened(dir / "j");
+    EXPECT_EQ(opened.kept.size(), 2U);
+    EXPECT_EQ(opened.journal->report().cut_bytes, static_cast<int64_t>(cut - before.size()));
+  }
+  write_text(file, whole);
+  EXPECT_EQ(Opened(dir / "j").kept.size(), 3U);
+}
+
 TEST(Journal, ForgetsWholeSegmentsAlone) {
   const ScratchDir dir(memory_folder());
   const JournalOptions options{.segment_bytes = 3 * (19 + 9)};

@@ -53,11 +53,35 @@ std::optional<Record> parse(std::string_view bytes, uint64_t low, uint64_t high)
   return record;
 }
 
+// True if `bytes`, which are no whole record, are one but for a byte of its length.
+bool is_length_damaged(std::string_view bytes) {
+  std::string header(bytes.substr(0, kHeaderBytes));
+  for (size_t at = 0; at < sizeof(uint32_t); ++at) {
+    for (int value = 0; value < 256; ++value) {
+      header[at] = static_cast<char>(value);
+      const size_t length = get<uint32_t>(header.data());
+      if (length < kFixed || length > bytes.size() - 8) continue;
+      const std::string_view payload = bytes.substr(kHeaderBytes, length - kFixed);
+      if (get<uint32_t>(header.data() + 4) == crc_of(header.data(), payload)) return true;
+    }
+    header[at] = bytes[at];
+  }
+  return false;
+}
+
+// Where a record behind the damaged one, `next`, may begin. What is in that one is what clients
+// sent, who may have made it look like records.
+size_t behind(std::string_view bytes, uint64_t next) {
+  if (bytes.size() < kHeaderBytes || get<uint64_t>(bytes.data() + 8) != next) return 1;
+  const size_t length = get<uint32_t>(bytes.data());
+  return length < kFixed || is_length_damaged(bytes) ? 1 : 8 + length;
+}
+
 // True if a record later than `next` is somewhere in `bytes`: then what precedes it was damaged
 // after it had been written.
 bool record_follows(std::string_view bytes, uint64_t next) {
   const uint64_t high = next + bytes.size() / kHeaderBytes;
-  for (size_t at = 1; at + kHeaderBytes <= bytes.size(); ++at)
+  for (size_t at = behind(bytes, next); at + kHeaderBytes <= bytes.size(); ++at)
     if (parse(bytes.substr(at), next + 1, high)) return true;
   return false;
 }

@@ -96,12 +96,22 @@ void require_new(const fs::path& to) {
           " is there; name a new folder");
 }
 
+// The copy would be in the next one, and so on.
+void require_outside(const fs::path& to, const fs::path& of) {
+  std::error_code error;
+  const fs::path folder = fs::weakly_canonical(of, error);
+  for (fs::path at = fs::weakly_canonical(to, error); at.has_relative_path(); at = at.parent_path())
+    require(at != folder, Code::kInvalid, "server: ", to.string(), " is in ", of.string(),
+            ", of which it is to be a copy; name a folder outside of it");
+}
+
 }  // namespace
 
 Copied backup(const fs::path& state, const fs::path& to) {
   require(is_there(state / kJournal), Code::kInvalid, "server: ", state.string(),
           " is no state of a server: it has no journal");
   require_new(to);
+  require_outside(to, state);
   for (int tries = 0; tries < kMaxTries; ++tries) {
     AtomicDirectory copy(to);
     Copied copied;
@@ -126,6 +136,7 @@ Copied restore(const fs::path& from, const fs::path& state) {
   require(is_there(from / kJournal), Code::kInvalid, "server: ", from.string(),
           " is no backup: it has no journal");
   require_new(state);
+  require_outside(state, from);
   require(has_all(from, from), Code::kInvalid, "server: ", from.string(),
           " lacks a snapshot that its journal names; take another backup");
   AtomicDirectory copy(state);

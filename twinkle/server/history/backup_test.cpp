@@ -65,6 +65,17 @@ TEST_F(BackupTest, WhatIsThereIsNotReplacedAndWhatIsNoStateIsNamed) {
             std::string::npos);
 }
 
+TEST_F(BackupTest, ACopyWithinWhatItCopiesIsRefusedByItsPath) {
+  const fs::path within = dir_.path() / "backups" / "monday";
+  const std::string refusal = refusal_of([&] { backup(dir_.path() / "." / "", within); });
+  EXPECT_NE(refusal.find(within.string() + " is in "), std::string::npos) << refusal;
+  EXPECT_FALSE(fs::exists(within.parent_path()));
+  backup(dir_.path(), beside("backup"));
+  const fs::path state = beside("backup") / "state";
+  EXPECT_NE(refusal_of([&] { restore(beside("backup"), state); }).find(state.string() + " is in "),
+            std::string::npos);
+}
+
 TEST_F(BackupTest, ABackupWithoutASnapshotThatItsJournalNamesIsRefused) {
   const std::string id = run();
   result(train(id, 1));

@@ -68,10 +68,9 @@ void add(History::Summary& out, const store::Record& record) {
     auto refused = read_as<Refused>(record);
     out.refused.insert_or_assign(refused.sequence, std::move(refused.why));
   }
-  if (record.kind == Command::kKind)
-    out.last_ms = std::max(out.last_ms, read_as<Command>(record).time_ms);
-  if (record.kind == Read::kKind)
-    out.last_ms = std::max(out.last_ms, read_as<Read>(record).time_ms);
+  // The last and not the largest: the clock may have been set back.
+  if (record.kind == Command::kKind) out.last_ms = read_as<Command>(record).time_ms;
+  if (record.kind == Read::kKind) out.last_ms = read_as<Read>(record).time_ms;
 }
 
 }  // namespace

@@ -170,6 +170,24 @@ TEST_F(HistoryTest, AResultThatWasReadIsKeptTenMinutesOfTheServersTime) {
   EXPECT_EQ(poll(id + ":2").status, 200);
 }
 
+TEST_F(HistoryTest, AClockThatWasAheadForAMomentTakesNoResultThatWasRead) {
+  constexpr int64_t kDay = 86'400'000;
+  const std::string id = run();
+  bool is_written = false;
+  services_->history.append(Command{.method = "POST",
+                                    .path = "/api/v1/create_session",
+                                    .content_type = "application/json",
+                                    .owner = services_->runs.find(id)->owner,
+                                    .body = "{}",
+                                    .chance = new_id(),
+                                    .time_ms = milliseconds_since_1970() + kDay},
+                            [&](uint64_t, const std::exception_ptr&) { is_written = true; });
+  EXPECT_TRUE(loop_->run_until([&] { return is_written; }));
+  result(train(id, 1));
+  restart();
+  EXPECT_EQ(poll(id + ":1").status, 200);
+}
+
 TEST_F(HistoryTest, TwoSavesOfANameThatAreUnderWayHaveTheirOwnFolders) {
   const std::string id = run();
   const auto save = [&](int64_t seq) {

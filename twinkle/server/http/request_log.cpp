@@ -32,7 +32,8 @@ void note_request(Log& log, const Head& head, const Told& told) {
   std::array<char, 64> end{};
   std::snprintf(end.data(), end.size(), " %d %.1f ms", told.status,
                 static_cast<double>(told.time.count()) / 1000);
-  std::string line = head.method + " " + head.path.substr(0, kMaxPath) + end.data();
+  std::string line =
+      head.method.substr(0, kMaxPath) + " " + head.path.substr(0, kMaxPath) + end.data();
   for (const auto& [name, value] :
        {std::pair(" id=", &head.id), std::pair(" tenant=", &told.tenant),
         std::pair(" key=", &told.key_id), std::pair(" promise=", &told.promise)})

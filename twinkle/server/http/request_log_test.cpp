@@ -28,6 +28,8 @@ TEST(RequestLog, SaysWhatWasAskedAndHowItEndedAndNoSecrets) {
             "info POST /api/v1/create_model 200 1.2 ms id=a-1\n");
   EXPECT_EQ(said("GET", "/" + std::string(5000, 'x'), {404}),
             "info GET /" + std::string(299, 'x') + " 404 1.2 ms id=a-1\n");
+  EXPECT_EQ(said(std::string(5000, 'G'), "/", {404}),
+            "info " + std::string(300, 'G') + " / 404 1.2 ms id=a-1\n");
 }
 
 TEST(RequestLog, SaysWhoAskedAndForWhichPromise) {

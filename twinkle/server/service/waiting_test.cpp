@@ -379,6 +379,22 @@ TEST_F(WaitingTest, TheEndOfASessionCancelsItsSamplesAndNothingElse) {
   result(later);
 }
 
+TEST_F(WaitingTest, LongJsonThatWaitsForTheJournalOrTheDiskIsKeptAsItCame) {
+  constexpr int kCount = 20;
+  std::string body = R"({"session_id":")" + session() + R"(","x":[0)";
+  while (body.size() < 1 << 20) body += R"(,{"a":1})";
+  body += "]}";
+  const int64_t before = used_memory();
+  std::vector<std::shared_ptr<std::optional<Response>>> answers;
+  for (const char* route : {"create_session", "create_model"})
+    for (int i = 0; i < kCount; ++i)
+      answers.push_back(send(request(std::string("/api/v1/") + route, body, "tml-a")));
+  EXPECT_LT(used_memory() - before, 150 << 20) << "for 40 MiB, which take 30 times that as values";
+  for (const auto& one : answers) EXPECT_TRUE(loop_->run_until([&] { return one->has_value(); }));
+  EXPECT_EQ((*answers.front())->status, 200);
+  EXPECT_EQ((*answers.back())->status, 422);
+}
+
 // Its end tells the loop, which may be gone later.
 TEST_F(WaitingTest, AClosedServiceHasEndedWhatItsDiskWasDoing) {
   std::atomic<bool> begun = false, ended = false;
