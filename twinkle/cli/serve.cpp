@@ -1,5 +1,6 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -9,7 +10,9 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <set>
+#include <thread>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
@@ -81,19 +84,45 @@ sigset_t hold_signals() {
   return signals;
 }
 
-// Returns on a signal, or when standard input ends, if that counts: a parent that is gone has
-// closed its end of it.
-void wait_for_end(const sigset_t& signals, bool until_stdin_ends) {
+// Returns true on a signal, or when standard input ends, if that counts: a parent that is gone has
+// closed its end of it. False: `other`, if there is one, can be read.
+bool wait_for_end(const sigset_t& signals, bool until_stdin_ends, int other = -1) {
   const FileHandle signalled(::signalfd(-1, &signals, SFD_CLOEXEC));
-  std::array<pollfd, 2> ends{{{.fd = signalled.get(), .events = POLLIN},
-                              {.fd = until_stdin_ends ? STDIN_FILENO : -1, .events = POLLIN}}};
+  std::array<pollfd, 3> ends{{{.fd = signalled.get(), .events = POLLIN},
+                              {.fd = until_stdin_ends ? STDIN_FILENO : -1, .events = POLLIN},
+                              {.fd = other, .events = POLLIN}}};
   std::array<char, 256> ignored{};
   for (;;) {
     if (::poll(ends.data(), ends.size(), -1) < 0) continue;
-    if (ends[0].revents != 0) return;
-    if (ends[1].revents != 0 && ::read(STDIN_FILENO, ignored.data(), ignored.size()) <= 0) return;
+    if (ends[0].revents != 0) return true;
+    if (ends[1].revents != 0 && ::read(STDIN_FILENO, ignored.data(), ignored.size()) <= 0)
+      return true;
+    if (ends[2].revents != 0) return false;
   }
 }
+
+// While it lives, the end comes at once: a start, which may take minutes, has told nobody anything,
+// and the next one finds what it leaves as after a kill.
+class EndsAtOnce {
+ public:
+  EndsAtOnce(const sigset_t& signals, bool until_stdin_ends)
+      : thread_([this, signals, until_stdin_ends] {
+          if (!wait_for_end(signals, until_stdin_ends, is_over_.get())) return;
+          std::printf("twinkle ends\n");
+          std::fflush(stdout);
+          ::_exit(0);
+        }) {}
+  ~EndsAtOnce() {
+    ::eventfd_write(is_over_.get(), 1);
+    thread_.join();
+  }
+  EndsAtOnce(const EndsAtOnce&) = delete;
+  EndsAtOnce& operator=(const EndsAtOnce&) = delete;
+
+ private:
+  const FileHandle is_over_{::eventfd(0, EFD_CLOEXEC)};
+  std::thread thread_;
+};
 
 // Whatever ends the service: nothing calls it when it is gone, and what the engine has not done is
 // not told as failed, but done by the next start.
@@ -143,6 +172,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   check_options(o);
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
+  std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends);
   allow_connections();
   Log log(o.log_level);
   server::Starting starting;
@@ -183,6 +213,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
                         server::route(std::move(request), services, std::move(reply));
                       }});
   });
+  starts.reset();
   std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
               o.http.address.c_str(), http->port());
   std::fflush(stdout);

@@ -77,7 +77,8 @@ class OwnersTest : public ServiceTest {
       add(name, nothing, false, "/hf/none/resolve/main/config.json");
       out[name].status = 404;  // its model is not served
     }
-    for (const char* name : {"GET /healthz", "GET /readyz", "GET /metrics", "GET /api/v1/usage"})
+    for (const char* name :
+         {"GET /healthz", "HEAD /healthz", "GET /readyz", "GET /metrics", "GET /api/v1/usage"})
       add(name, nothing, false);
     for (const char* name :
          {"client/config", "client/dynamic_config", "create_session", "telemetry"})

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tinker")
 from service.message import ONES, message, train
-from service.wire import Wire
+from service.wire import Wire, wait_until
 
 
 @pytest.fixture
@@ -123,6 +123,35 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
     assert (no_bytes, none, journal) == ("0", "0", again)
     assert journal == str(tmp_path / "state/journal")
     assert int(num_bytes) > 1000 and int(some) >= 4, "a session, a run, a batch and how they ended"
+
+
+def test_sigterm_ends_a_start_at_once_and_nothing_is_lost(
+    start, with_faults, tiny_llama_dir, tmp_path
+):
+    control = tmp_path / "disk"
+    server = start(tiny_llama_dir, tmp_path / "state", command=with_faults)
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    server.kill()
+    control.write_text("slow 600000")  # of which the journal waits for one call
+    server.launch({"TWINKLE_FAULT_DISK": str(control)})
+
+    def answers():
+        try:
+            return Wire(server.url).send("GET", "/healthz").status == 200
+        except ConnectionError:
+            return False
+
+    wait_until(answers)
+    wire = Wire(server.url)
+    assert wire.send("GET", "/readyz").status == 503
+    server.process.terminate()
+    assert server.process.wait(20) == 0
+    server.process.stdout.close()
+    server.start_again()
+    assert isinstance(a_batch(Wire(server.url), run, 2), bytes)
+    assert server.stop() == 0
 
 
 def open_promises(wire):

@@ -155,7 +155,7 @@ TEST_F(HandlersTest, NumbersThatAreNotFiniteAreRefusedByTheirField) {
             "server: data[0].weights holds inf at 2, its numbers must be finite");
 }
 
-TEST_F(HandlersTest, APromptWithoutTokensIsNamed) {
+TEST_F(HandlersTest, APromptWithoutTokensAndParametersThatAreNoObjectAreNamed) {
   const std::string s = session();
   const std::string id =
       text(post("/api/v1/create_sampling_session",
@@ -166,6 +166,13 @@ TEST_F(HandlersTest, APromptWithoutTokensIsNamed) {
                                           {"prompt", {{"chunks", {{{"type", "encoded_text"}}}}}}}),
                  "detail"),
             "server: prompt has a chunk whose tokens are missing; give an array");
+  for (const Json& params : {Json(JsonArray{}), Json(5)})
+    EXPECT_EQ(text(post("/api/v1/asample", {{"sampling_session_id", id},
+                                            {"seq_id", 0},
+                                            {"prompt", {{"chunks", {{{"tokens", {1, 2}}}}}}},
+                                            {"sampling_params", params}}),
+                   "detail"),
+              "server: sampling_params must be an object, such as {\"max_tokens\": 16}");
 }
 
 TEST_F(HandlersTest, NamesOfCheckpointsLeaveRoomForWhatIsAddedToThem) {

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "twinkle/base/file.h"
+#include "twinkle/server/replay/brief.h"
 #include "twinkle/server/routes.h"
 
 namespace twinkle::server {
@@ -81,7 +82,7 @@ Repository open(const ModelFacts& model) {
 // Hub clients act on the code, and show the message.
 Response refuse(const char* code, const std::string& text) {
   Response out = refusal(404, text);
-  out.headers = {{"X-Error-Code", code}, {"X-Error-Message", text}};
+  out.headers = {{"X-Error-Code", code}, {"X-Error-Message", brief(text)}};
   return out;
 }
 

@@ -176,6 +176,11 @@ std::optional<Response> asample(Call& call) {
                         return ready_of(parse_json(command.body, "server: the body"), of,
                                         command.chance, model);
                       }};
+  s.decisions.decide([&] {
+    const Json* sampling = find(call.body, "sampling_params");
+    require(!sampling || sampling->is_object(), Code::kInvalid,
+            "server: sampling_params must be an object, such as {\"max_tokens\": 16}");
+  });
   Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
   try {
     s.sample(call.owner, call.key_id,

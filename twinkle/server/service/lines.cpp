@@ -72,7 +72,7 @@ void Lines::ended(const Pending& pending) {
   Line& line = lines_.at(key);
   --line.num_given;
   line.bytes_given -= pending.source.bytes;
-  bytes_given_ -= pending.source.bytes;
+  count(pending, -pending.source.bytes);
   line.is_refused = false;
   if (line.waiting.empty() && line.num_given == 0) lines_.erase(key);
   go_on(key);
@@ -85,7 +85,7 @@ bool Lines::is_free(const Pending& pending) const {
   const Line& line = found == lines_.end() ? none : found->second;
   const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
   return (line.waiting.empty() || is_held) && has_room(line, pending.source.bytes) &&
-         has_room_in_all(pending.source.bytes);
+         has_room_in_all(pending);
 }
 
 bool Lines::has_sample(const std::string& tenant, int64_t version) const {
@@ -102,8 +102,18 @@ bool Lines::has_room(const Line& line, int64_t bytes) const {
          (line.num_given < options_.max_given && line.bytes_given + bytes <= options_.max_bytes);
 }
 
-bool Lines::has_room_in_all(int64_t bytes) const {
-  return bytes_given_ == 0 || bytes_given_ + bytes <= options_.max_bytes_total;
+// What an owner is given leaves as much for others: so n of them have 1/(n + 1) each, and who comes
+// then finds room, whatever the others have sent before.
+bool Lines::has_room_in_all(const Pending& pending) const {
+  const auto found = bytes_of_.find(pending.owner);
+  const int64_t has = found == bytes_of_.end() ? 0 : found->second;
+  return bytes_given_ == 0 || has + pending.source.bytes <= options_.max_bytes_total - bytes_given_;
+}
+
+void Lines::count(const Pending& pending, int64_t bytes) {
+  bytes_given_ += bytes;
+  const auto of = bytes_of_.try_emplace(pending.owner).first;
+  if ((of->second += bytes) == 0) bytes_of_.erase(of);
 }
 
 // Gives the engine the first of a line, and those behind it, until one must wait.
@@ -115,7 +125,7 @@ void Lines::go_on(const std::string& key) {
     if (!first.pending->may_go) return;
     hungry_.erase(first.number);
     if (!has_room(line, first.pending->source.bytes)) return;  // until one of its own ends
-    if (!has_room_in_all(first.pending->source.bytes)) {
+    if (!has_room_in_all(*first.pending)) {
       hungry_[first.number] = key;
       return;
     }
@@ -181,7 +191,7 @@ bool Lines::give_checked(const std::string& key, const std::function<engine::Acc
   Line& line = lines_.at(key);
   ++line.num_given;
   line.bytes_given += pending.source.bytes;
-  bytes_given_ += pending.source.bytes;
+  count(pending, pending.source.bytes);
   remove_first(key);
   give_(first.number, std::move(*accepted));
   return true;
@@ -222,12 +232,12 @@ void Lines::remove_first(const std::string& key) {
   if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
 }
 
-// An end made room in all: for who waits longest, first.
+// An end made room in all: for who waits longest, first, and for others whose owners have less.
 void Lines::wake_others() {
-  while (!hungry_.empty()) {
-    const int64_t number = hungry_.begin()->first;
-    go_on(std::string(hungry_.begin()->second));
-    if (!hungry_.empty() && hungry_.begin()->first == number) return;
+  for (auto at = hungry_.begin(); at != hungry_.end();) {
+    const int64_t number = at->first;
+    go_on(std::string(at->second));
+    at = hungry_.upper_bound(number);
   }
 }
 

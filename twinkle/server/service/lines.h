@@ -37,8 +37,10 @@ struct LineOptions {
             "wait on the disk"),
         option("max_given_bytes", &O::max_bytes, between(1, kMostBytes),
                "bytes of requests' bodies that they are made of, at most max_given_bytes_total"),
-        option("max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
-               "the same of all runs, in bytes"),
+        option(
+            "max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
+            "the same of all runs, in bytes, of which one tenant is given at most as many as are "
+            "left"),
         option("give_again_seconds", &O::again, between(0.001, 60),
                "seconds after which the engine is asked again when it had no room")};
   }
@@ -98,7 +100,8 @@ class Lines {
   }
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
-  bool has_room_in_all(int64_t bytes) const;
+  void count(const Pending& pending, int64_t bytes);
+  bool has_room_in_all(const Pending& pending) const;
   void go_on(const std::string& key);
   bool give_first(const std::string& key);
   bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
@@ -116,8 +119,9 @@ class Lines {
   Rates& rates_;
   const Give give_;
   const Fail fail_;
-  std::map<std::string, Line> lines_;      // with something that waits or was given
-  std::map<int64_t, std::string> hungry_;  // lines that wait for room, by their first's number
+  std::map<std::string, Line> lines_;        // with something that waits or was given
+  std::map<int64_t, std::string> hungry_;    // lines that wait for room, by their first's number
+  std::map<std::string, int64_t> bytes_of_;  // that the engine has, by owner
   int64_t bytes_given_ = 0, num_waiting_ = 0;
   bool is_closed_ = false;
 };

@@ -116,13 +116,13 @@ Sampler& Services::add(Sampler sampler) {
 
 void Services::sample(const std::string& owner, const std::string& key_id,
                       std::shared_ptr<Pending> pending) {
+  pending->owner = owner;
   decisions.decide([&] {
     backend.validate(pending->ready->operation);
     make(pending->tenant);
     operations.require_room(*pending);
     promises.require_room(owner);
   });
-  pending->owner = owner;
   pending->came_before = decisions.is_decided();
   promises.open(pending->request_id, owner, key_id);
   operations.start(std::move(pending));

@@ -1,0 +1,69 @@
+// How much of what tenants have sent the engine is given at a time.
+#include "twinkle/server/service/lines.h"
+
+#include <atomic>
+
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class LinesTest : public ServiceTest {
+ protected:
+  LinesTest() {
+    options_.lines.max_bytes = 3 << 10;
+    options_.lines.max_bytes_total = 8 << 10;
+    open();
+    executor_->on_batch = [this] {
+      while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    go_on();
+  }
+  // A forward_backward with a kibibyte that nobody reads.
+  Response send(const std::string& run, int64_t seq_id, const std::string& key) {
+    const std::string unread = std::string("\x7a\x80\x08") + std::string(1024, 'x');
+    Request r = request("/api/v1/forward_backward",
+                        forward_backward_bytes(run, seq_id, "cross_entropy") + unread, key);
+    r.headers["content-type"] = "application/x-protobuf";
+    return answer(r);
+  }
+  int64_t num_waiting() const { return services_->operations.num_waiting(); }
+
+  std::atomic<bool> go_ = false;
+};
+
+TEST_F(LinesTest, ATenantWithManyRunsLeavesRoomForOthers) {
+  std::vector<std::pair<Response, std::string>> acks;
+  const std::string other = run("tml-b");
+  const std::string sampler = text(post("/api/v1/create_sampling_session",
+                                        {{"session_id", other.substr(0, other.find(':'))},
+                                         {"sampling_session_seq_id", 0},
+                                         {"base_model", "null"}},
+                                        "tml-b"),
+                                   "sampling_session_id");
+  std::vector<std::string> runs;
+  for (int i = 0; i < 6; ++i) runs.push_back(run("tml-a"));
+  for (const std::string& id : runs)
+    for (int64_t seq_id = 1; seq_id <= 3; ++seq_id)
+      acks.emplace_back(send(id, seq_id, "tml-a"), "tml-a");
+  EXPECT_GE(num_waiting(), 14) << "half of the room is a tenant's at most";
+  const int64_t before = num_waiting();
+  acks.emplace_back(send(other, 1, "tml-b"), "tml-b");
+  EXPECT_EQ(num_waiting(), before);
+  const Response sampled =
+      post("/api/v1/asample",
+           {{"sampling_session_id", sampler},
+            {"seq_id", 0},
+            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+            {"sampling_params", {{"max_tokens", 3}}}},
+           "tml-b");
+  EXPECT_EQ(sampled.status, 200) << sampled.body;
+  EXPECT_EQ(num_waiting(), before);
+  acks.emplace_back(sampled, "tml-b");
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
+  EXPECT_EQ(num_waiting(), 0);
+}
+
+}  // namespace
+}  // namespace twinkle::server
