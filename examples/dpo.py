@@ -11,7 +11,7 @@ from itertools import chain, islice, repeat
 from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TransformersModel
 from twinkle.preprocessor import EmojiDPOProcessor
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("data")
 parser.add_argument("--model", default="smollm2")
 parser.add_argument("--output", default="outputs/dpo")

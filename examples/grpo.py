@@ -13,7 +13,7 @@ from twinkle.advantage import GRPOAdvantage
 from twinkle.preprocessor import GSM8KProcessor
 from twinkle.reward import GSM8KAccuracyReward, GSM8KFormatReward
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("data")
 parser.add_argument("--model", default="smollm2")
 parser.add_argument("--output", default="outputs/grpo")

@@ -1,6 +1,7 @@
-"""Reinforcement learning over processes: GRPO on sums, in the workers of a Ray cluster, which this
-script starts, or joins where RAY_ADDRESS names one. Each of them samples and trains its part of a
-batch; what it computes has the bits of one process.
+"""Reinforcement learning over processes: GRPO on sums, in the workers of a Ray cluster.
+
+The script starts the cluster, or joins the one that RAY_ADDRESS names. Each worker samples and
+trains its part of a batch; what it computes has the bits of one process.
 
 .venv/bin/python examples/ray_grpo.py
 """
@@ -12,7 +13,7 @@ import twinkle
 from twinkle import DeviceGroup, DeviceMesh, LoraConfig, TorchSampler, TransformersModel
 from twinkle.advantage import GRPOAdvantage
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--model", default="smollm2")
 parser.add_argument("--workers", type=int, default=2)
 parser.add_argument("--steps", type=int, default=3)

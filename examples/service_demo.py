@@ -77,24 +77,24 @@ def datum(row):
 
 def teach(url, model, name, batches, bar):
     """Trains one tenant's adapter, saves it, and returns its answer."""
-    service = tinker.ServiceClient(base_url=url, api_key=f"tml-{name}")
-    training = service.create_lora_training_client(base_model=model, rank=16, seed=1)
-    for batch in batches:
-        data = [datum(row) for row in batch]
-        passed = training.forward_backward(data, "cross_entropy")
-        training.optim_step(ADAM).result()
-        answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in data)
-        bar.set_postfix_str(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
-        bar.update()
-    training.save_state("end").result()
-    sampler = training.save_weights_and_get_sampling_client()
-    template = Template(model_id=model)
-    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    prompt = template.encode({"messages": chat}, add_generation_prompt=True)["input_ids"]
-    params = types.SamplingParams(max_tokens=32, temperature=0)
-    prompt = types.ModelInput.from_ints([int(token) for token in prompt])
-    drawn = sampler.sample(prompt, num_samples=1, sampling_params=params).result()
-    return template.decode(drawn.sequences[0].tokens, skip_special_tokens=True).strip()
+    with tinker.ServiceClient(base_url=url, api_key=f"tml-{name}") as service:
+        training = service.create_lora_training_client(base_model=model, rank=16, seed=1)
+        for batch in batches:
+            data = [datum(row) for row in batch]
+            passed = training.forward_backward(data, "cross_entropy")
+            training.optim_step(ADAM).result()
+            answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in data)
+            bar.set_postfix_str(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
+            bar.update()
+        training.save_state("end").result()
+        sampler = training.save_weights_and_get_sampling_client()
+        template = Template(model_id=model)
+        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+        prompt = template.encode({"messages": chat}, add_generation_prompt=True)["input_ids"]
+        params = types.SamplingParams(max_tokens=32, temperature=0)
+        prompt = types.ModelInput.from_ints([int(token) for token in prompt])
+        drawn = sampler.sample(prompt, num_samples=1, sampling_params=params).result()
+        return template.decode(drawn.sequences[0].tokens, skip_special_tokens=True).strip()
 
 
 def run(title, model, data, state, kill):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TransformersModel
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("data")
 parser.add_argument("--validation")
 parser.add_argument("--model", default="smollm2")

@@ -64,8 +64,9 @@ _PACKAGES = (
 
 # name of the specification: what it needs, which this version does not have yet
 _LATER = {
-    "init_tinker_client": "the HTTP service",
-    "init_twinkle_client": "the HTTP service",
+    "init_tinker_client": "a patch of the tinker SDK (leave the call out: the SDK reaches `twinkle "
+    "serve` as it is, by ServiceClient(base_url=...) or TINKER_BASE_URL)",
+    "init_twinkle_client": "Twinkle's own client of `twinkle serve` (the tinker SDK is one)",
 }
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Clients of the HTTP service: importing the package says that there are none yet."""
+"""Twinkle's own clients of `twinkle serve`: importing the package says that there are none yet."""
 
 from twinkle.errors import NotAvailableError
 
 raise NotAvailableError(
-    "twinkle_client: this package needs the HTTP service, which this version does not have: "
-    "the classes of `twinkle` work in this process"
+    "twinkle_client: this package needs routes of its own in `twinkle serve`, which this version "
+    "does not have: use the tinker SDK (docs/coming-from-tinker.md), or the classes of `twinkle`, "
+    "which work in this process"
 )

@@ -71,9 +71,9 @@ def test_a_card_is_visible_to_workers_of_groups_on_cards_alone(monkeypatch):
         assert environment.get("CUDA_VISIBLE_DEVICES") == seen
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch):
+def test_without_the_package_its_version_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    refused(r"needs the package ray 2.60: pip install 'twinkle-llm\[ray\]'", NotAvailableError,
+    refused(r"needs the package ray 2.60: pip install 'ray==2.60.\*'", NotAvailableError,
             groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pytest
 import twinkle
 from twinkle import program
 from twinkle.errors import InvalidError
+from twinkle.service import _arguments
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +53,25 @@ def test_it_starts_a_service_that_clients_find_and_ends_it(tiny_llama_dir, tmp_p
         ({"model": "/no/such"}, "/no/such"),
         ({"root_path": "x", "model": "tiny"}, "root_path is 'x', it must begin with '/'"),
         ({"prot": 3}, "--prot"),
-        ({"port": 1.5}, "service: port is 1.5, it must be a text or a number"),
+        ({"port": 1.5}, "--port is '1.5', it must be an integer of at least 0"),
+        ({"port": [None, b"1"]}, "service: port is b'1', it must be a text or a number"),
     ],
 )
 def test_what_the_service_refuses_is_the_error(options, said, tmp_path):
     with pytest.raises(InvalidError, match=said):
         twinkle.initialize(mode="http", state=tmp_path, **options)
+
+
+def test_true_false_and_numbers_are_told_as_the_command_line_takes_them(tmp_path):
+    options = {"prefix_cache": False, "compress": True, "sampling_share": 0.25, "hold_seconds": 9}
+    printed = subprocess.run(
+        [sys.executable, "-m", "twinkle", "serve", "--print-config", *_arguments(options)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    ).stdout  # fmt: skip
+    told = dict(line.split(": ") for line in printed.splitlines() if line[0] != "#")
+    assert {name: told[name] for name in options} == {
+        "prefix_cache": "false", "compress": "true", "sampling_share": "0.25", "hold_seconds": "9",
+    }  # fmt: skip
 
 
 def test_options_are_of_mode_http_alone():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from features import A
 
-from twinkle import InvalidError, LoraConfig, NotAvailableError
+from twinkle import ConflictError, InvalidError, LoraConfig, NotAvailableError
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 
 
@@ -27,6 +27,7 @@ def test_arguments_that_mean_nothing_here_are_refused_by_name(model, kwargs, tex
     ("kwargs", "text"),
     [
         ({"colour": 1}, "unknown argument 'colour'"),
+        ({"mixed_precison": "bf16"}, r"'mixed_precison'.* Did you mean mixed_precision\?"),
         ({"mixed_precision": "fp16"}, "mixed_precision is 'fp16', this version has"),
         ({"mixed_precision": "int3"}, "mixed_precision is 'int3'"),
         ({"strategy": "hope"}, "strategy is 'hope'"),
@@ -53,6 +54,13 @@ def test_no_split_modules_is_accepted(model):
     assert model.model.config.width == 3
     model.apply_patch("NoSplitModulesPatch", module_names=["X"])
     assert model.model._no_split_modules == {"X"}
+
+
+def test_an_adapter_after_training_of_all_weights_is_refused_with_the_remedy(model):
+    model.forward_backward(inputs=[A])
+    with pytest.raises(ConflictError, match=r"adapter 'late' cannot be added: .* to a new model"):
+        model.add_adapter_to_model("late", LoraConfig(target_modules="all-linear"))
+    model.forward_backward(inputs=[A])  # goes on as it was
 
 
 def test_settings_made_before_the_first_adapter_are_its_own(model):

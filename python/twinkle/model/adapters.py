@@ -5,7 +5,7 @@ import dataclasses
 from twinkle import hub
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
-from twinkle.errors import refuse_unknown, require
+from twinkle.errors import ConflictError, refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
@@ -110,6 +110,12 @@ class Adapters(Checkpoints):
     def _add(self, group):
         self._tenants.settle()
         groups = dict(self._groups)
+        if "" in groups and groups[""].tenant == "full":
+            raise ConflictError(
+                f"model: all weights of {self.model_id} are being trained, so adapter "
+                f"{group.name!r} cannot be added: add it before the first forward_backward, to a "
+                "new model"
+            )
         if "" in groups and groups[""].tenant is None:
             group.take_settings(groups.pop(""))
         groups[group.name] = group

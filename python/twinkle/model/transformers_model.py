@@ -62,6 +62,13 @@ def _given(*values):
     return next((value for value in values if value is not None), None)
 
 
+# Arguments of the constructor that have a name there: what a misspelt one may have meant.
+_NAMED = (
+    "config", "ddp_config", "device_mesh", "dtype", "fsdp_config", "grad_scaler_config",
+    "mixed_precision", "model_cls", "model_id", "strategy", "tokenizer_id", "torch_dtype",
+)  # fmt: skip
+
+
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
 class TransformersModel(SendsWeights, Adapters):
     """A causal language model: base weights, and adapters by name.
@@ -98,13 +105,16 @@ class TransformersModel(SendsWeights, Adapters):
     ):
         if model_id is None and isinstance(model_cls, str):  # TransformersModel('path')
             model_cls, model_id = None, model_cls
-        require(model_id is not None, "model: model_id is missing")
+        require(
+            model_id is not None,
+            "model: model_id is missing: give a folder, a .gguf file, hf://owner/name or 'smollm2'",
+        )
         checks.path("model: model_id", model_id)
         if tokenizer_id is not None:
             checks.path("model: tokenizer_id", tokenizer_id)
         dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
         options = {name: kwargs.pop(name) for name in option_names() if name in kwargs}
-        refuse_unknown("model: TransformersModel", kwargs, (*KWARGS, *option_names()))
+        refuse_unknown("model: TransformersModel", kwargs, (*KWARGS, *option_names(), *_NAMED))
         checks.newest("model: revision", kwargs.get("revision"))
         replay = kwargs.get("enable_router_replay", False)
         check_model_cls(model_cls, self._value_head)

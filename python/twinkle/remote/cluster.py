@@ -25,12 +25,12 @@ def ray_package():
     except ImportError as error:
         raise NotAvailableError(
             f"infra: mode 'ray' with several ranks needs the package ray {VERSION}: "
-            "pip install 'twinkle-llm[ray]'"
+            f"pip install 'ray=={VERSION}.*'"
         ) from error
     if ray.__version__.rpartition(".")[0] != VERSION:
         raise NotAvailableError(
             f"infra: the package ray is {ray.__version__}, it must be {VERSION}.*: "
-            "pip install 'twinkle-llm[ray]'"
+            f"pip install 'ray=={VERSION}.*'"
         )
     return ray
 

@@ -82,14 +82,16 @@ class Service:
 def _arguments(options):
     for key, value in options.items():
         flag = "--" + key.replace("_", "-")
-        if isinstance(value, bool):
-            if value:
-                yield flag
-            continue
         values = value if isinstance(value, (list, tuple)) else [value]
         for item in values:
             if item is None:
                 continue
-            if not isinstance(item, (str, int, os.PathLike)):
+            if not isinstance(item, (str, int, float, os.PathLike)):
                 checks.refuse(f"service: {key}", item, "a text or a number")
-            yield f"{flag}={os.fspath(item) if isinstance(item, os.PathLike) else item}"
+            yield f"{flag}={_text(item)}"
+
+
+def _text(item):
+    if isinstance(item, bool):
+        return str(item).lower()  # false turns off what is on by default
+    return os.fspath(item) if isinstance(item, os.PathLike) else item

@@ -19,8 +19,9 @@ URL = "http://127.0.0.1:8000"
 @pytest.fixture(scope="module")
 def page(tiny_llama_dir, tmp_path_factory):
     """The page's server, of a tiny model, and the other lines of its commands."""
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    serve, *others = [line.split("#")[0] for line in block.splitlines()]
+    terminals = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
+    (first, serve), (second, *others) = terminals
+    assert first == second == "source .venv/bin/activate"
     words = shlex.split(serve)
     assert words[:4] == ["twinkle", "serve", "--model", "smollm2"]
     state = tmp_path_factory.mktemp("state")
