@@ -45,6 +45,7 @@ NOW = {
     "D4": "training by two processes",
     "D5": "what a group of processes costs an operation and a token",
     "D6": "from a kill to the error on every rank",
+    "D7": "what a call to Ray's workers costs",
 }
 GPU = {
     "G1": "LoRA training, Qwen3-4B's shape",

@@ -15,6 +15,7 @@ DISK = "write and fsync of as many bytes"
 SEND_RECV = "send and recv of as many bytes"
 ONE_PROCESS = "Twinkle, one process"
 IN_CI = "what CI allows"
+BARE_ACTOR = "a bare actor of the same Ray cluster"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 

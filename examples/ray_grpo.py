@@ -36,6 +36,10 @@ print(twinkle.get_device_placement())
 sums = [(12, 7), (30, 14), (25, 25), (41, 8)]
 prompts = [{"messages": [{"role": "user", "content": f"What is {a} + {b}?"}]} for a, b in sums]
 params = {"num_samples": 4, "max_tokens": args.max_tokens, "logprobs": 1}
+print(
+    f"each step: {len(sums)} sums, {params['num_samples']} replies to each, sampled and trained by "
+    f"{args.workers} workers; right replies are rewarded, and short ones"
+)
 for step in range(1, args.steps + 1):
     began = time.monotonic()
     replies = [

@@ -20,7 +20,7 @@ from twinkle.errors import (
 _EXPORTS = {
     "initialize": "infra",
     "DeviceGroup": "infra",
-    "get_device_placement": "infra",
+    "get_device_placement": "placement",
     "is_master": "infra",
     "DeviceMesh": "device_mesh",
     "get_logger": "logger",

@@ -1,8 +1,9 @@
-"""initialize(), device groups, and the text that shows who runs where."""
+"""initialize(), device groups, and where objects are made."""
 
 import json
 import os
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
@@ -69,6 +70,17 @@ class DeviceGroup:
         return self.ranks if isinstance(self.ranks, int) else len(self.ranks)
 
 
+class Placed(NamedTuple):
+    """An object that was built. mesh: None: it has none. device: that its engine runs on; None: it
+    has none, or is in workers, which are on their group's. group: the name of the one whose workers
+    have it, or which this process is of; None: of none."""
+
+    name: str
+    mesh: DeviceMesh | None
+    device: str | None
+    group: str | None
+
+
 @dataclass
 class _Run:
     """The settings of initialize() for this process."""
@@ -83,7 +95,8 @@ class _Run:
     lazy_collect: bool = True
     service: Service | None = None  # in mode 'http'
     cluster: object = None  # in mode 'ray' with several ranks: a remote.cluster.Cluster
-    objects: list = field(default_factory=list)  # (class name, mesh, place) of what was built
+    worker_of: str | None = None  # the group's name, where this process is a worker of one
+    objects: list = field(default_factory=list)  # a Placed of each that was built
 
     def end(self):
         """Ends what it has started."""
@@ -95,7 +108,7 @@ class _Run:
         """A Proxy of an object that is made in the workers of a group, in mode 'ray'."""
         group = group_of(remote_group, f"a {cls.__name__}")
         proxy = self.cluster.make(cls, group, args, kwargs)
-        self.objects.append((cls.__name__, proxy.device_mesh, f"group {group.name}"))
+        self.objects.append(Placed(cls.__name__, proxy.device_mesh, None, group.name))
         return proxy
 
 
@@ -288,9 +301,13 @@ def register(instance, mesh=None, remote_group=None):
     mesh = mesh_here(mesh)
     if mesh is not None:
         check_world(mesh, f"device_mesh of {name}")
-    group_of(remote_group, name)
-    _run.objects.append((name, mesh, None))
+    _note(name, mesh, None, group_of(remote_group, name))
     return mesh
+
+
+def _note(name, mesh, device, group):
+    in_driver = _run.cluster is not None  # the groups' devices are the workers'
+    _run.objects.append(Placed(name, mesh, device, None if in_driver or not group else group.name))
 
 
 def mesh_here(mesh):
@@ -312,25 +329,32 @@ def place(instance, mesh=None, remote_group=None, shared=None):
     device_of; InvalidError: another device is asked for than the shared one."""
     name = type(instance).__name__
     mesh, group = _mesh_and_group(name, mesh, remote_group)
-    asked, by = _asked(mesh, group)
+    asked, by = asked_device(mesh, group)
     require(
         shared is None or asked in (None, shared),
         f"infra: {by} {asked!r}, but the model that the {name} samples from "
         f"runs on {shared!r}: leave device_type out",
     )
     device = shared or device_of(mesh, group)
-    _run.objects.append((name, mesh, device))
+    _note(name, mesh, device, group)
     return mesh, device
 
 
 def group_of(name, what):
-    """The DeviceGroup that `what` is given by its remote_group; the only one where that is None;
-    None: there is none, since initialize was given no groups and all is in this process.
-    InvalidError: a name that no group has."""
+    """The DeviceGroup that `what` is given by its remote_group. Where that is None: the one that
+    this worker is of, or else the only one; None: initialize was given none, and all is in this
+    process. InvalidError: a name that no group has; NotAvailableError: in a worker, another group
+    than its own."""
     checks.text(f"infra: remote_group of {what}", name, none=True)
     groups = {group.name: group for group in _run.groups}
     if name is None:
-        return next(iter(groups.values())) if len(groups) == 1 else None
+        only = next(iter(groups)) if len(groups) == 1 else None
+        return groups.get(_run.worker_of or only)
+    if name in groups and _run.worker_of not in (None, name):
+        raise NotAvailableError(
+            f"infra: remote_group of {what} is {name!r}, but it would be made in a worker of group "
+            f"{_run.worker_of}: make it in the driver"
+        )
     if groups and name not in groups:
         checks.refuse(
             f"infra: remote_group of {what}", name, f"a group of initialize: {', '.join(groups)}"
@@ -338,7 +362,7 @@ def group_of(name, what):
     return groups.get(name)
 
 
-def _asked(mesh, group):
+def asked_device(mesh, group):
     """(the device that is asked for, or None; by whom, as the beginning of a sentence)."""
     if Platform.forced():
         return Platform.forced(), "TWINKLE_DEVICE is"
@@ -355,7 +379,7 @@ def device_of(mesh, group=None):
     device_type, else the group's, else what the machine has; a card that no engine can run on is
     logged once. NotAvailableError: another device_type; InvalidError: a cuda device is
     asked for that is not there."""
-    kind, by = _asked(mesh, group)
+    kind, by = asked_device(mesh, group)
     if kind is None:
         kind, why_no_cuda = Platform.default_device()
         if why_no_cuda:
@@ -370,50 +394,3 @@ def device_of(mesh, group=None):
         "TWINKLE_DEVICE=cpu",
     )
     return kind
-
-
-def _kind_of(group):
-    """get_device_placement's text on a group's devices: the actual and the requested kind."""
-    asked, _ = _asked(None, group)
-    kind = group.device_type or device_of(None)
-    if Platform.forced():
-        prefix = Platform.of(kind.partition(":")[0]).device_prefix()
-        differs = prefix != asked.partition(":")[0]
-        return asked + (f" by TWINKLE_DEVICE, not {kind}" if differs else "")
-    absent = asked == "cuda" and Platform.why_not_on(asked)
-    return kind + (" that are not there" if absent else "")
-
-
-def get_device_placement():
-    """A box of 80 columns: device groups, the meshes on them, and what was built on each, with the
-    device that its engine runs on. InvalidError: TWINKLE_DEVICE names no device."""
-    width = 80
-    groups = _run.groups or [DeviceGroup("default", Platform.get_world_size())]
-    lines = ["┌" + " Device placement ".center(width - 2, "─") + "┐"]
-
-    def row(text=""):
-        while True:
-            lines.append("│ " + text[: width - 4].ljust(width - 4) + " │")
-            text = text[width - 4 :]
-            if not text:
-                return
-
-    for group in groups:
-        ranks = list(range(group.ranks)) if isinstance(group.ranks, int) else group.ranks
-        row(f"group {group.name}: {group.num_ranks} x {_kind_of(group)}, ranks {ranks}")
-    meshes = {}
-    for name, mesh, device in _run.objects:
-        meshes.setdefault((id(mesh), device), (mesh, device, []))[2].append(name)
-    if not meshes and _run.mesh is not None:
-        meshes[None] = (_run.mesh, None, [])
-    for mesh, device, names in meshes.values():
-        on = f" on {device}" if device else ""
-        if mesh is None:
-            row(f"  no mesh (one device){on}")
-        else:
-            sizes = zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
-            row("  mesh " + ", ".join(f"{n}={s}" for n, s in sizes) + on)
-        for name in dict.fromkeys(names):
-            row(f"    {name} x {names.count(name)}" if names.count(name) > 1 else f"    {name}")
-    lines.append("└" + "─" * (width - 2) + "┘")
-    return "\n".join(lines)

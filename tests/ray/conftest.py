@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from remote.things import Thing
 
 import twinkle
 from twinkle import DeviceGroup
@@ -165,3 +166,23 @@ def driver(cluster):
                 twinkle.initialize()
 
     return begun
+
+
+@pytest.fixture(scope="module")
+def run(driver):
+    """This process is a driver with these groups while the tests of a module run."""
+    with driver(two=2, three=2, one=1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def thing(run):
+    return Thing(remote_group="two")
+
+
+@pytest.fixture(scope="module")
+def eager(run):
+    """One whose results are not lazy."""
+    made = Thing(remote_group="two")
+    made._lazy_collect = False
+    return made

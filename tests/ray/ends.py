@@ -19,6 +19,9 @@ if how == "exception":
     raise KeyError("the script's own")
 if how == "exit":
     sys.exit(3)
+if how == "interrupt":  # as a terminal sends Ctrl-C: to all that the script has started, too
+    os.killpg(os.getpgid(0), signal.SIGINT)
+    busy()
 if how == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "terminate":

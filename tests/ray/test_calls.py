@@ -1,11 +1,12 @@
 """Calls to objects in workers: who gets which arguments, what becomes of the results."""
 
-import gc
+import collections
 import json
 import os
 import pickle
-import threading
+import re
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from remote.things import Loop, Thing
 
+import twinkle
 from twinkle import (
     DataLoader,
     Dataset,
@@ -21,33 +23,14 @@ from twinkle import (
     InternalError,
     InvalidError,
     LoraConfig,
+    NotAvailableError,
     Template,
     TorchSampler,
     TransformersModel,
-    infra,
 )
-from twinkle.errors import ConflictError, NotFoundError
+from twinkle.errors import ConflictError
 from twinkle.processor import InputProcessor
 from twinkle.remote.collect import join
-
-
-@pytest.fixture(scope="module", autouse=True)
-def run(driver):
-    with driver(two=2, three=2):
-        yield
-
-
-@pytest.fixture(scope="module")
-def thing(run):
-    return Thing(remote_group="two")
-
-
-@pytest.fixture(scope="module")
-def eager(run):
-    made = Thing(remote_group="two")
-    made._lazy_collect = False
-    return made
-
 
 # ---- dispatch
 
@@ -57,6 +40,12 @@ def test_slice_cuts_lists_for_each_worker_and_gives_all_else_to_all(eager):
         ([1, 2], ("x",), {"more": (4,), "d": {"a": [1, 2]}}),
         ([3], ("x",), {"more": (5,), "d": {"a": [1, 2]}}),
     ]
+
+
+def test_any_name_may_be_an_arguments(eager):
+    """Those that a proxy's own methods have, too."""
+    named = {"name": "a", "how": "b", "klass": "c", "cls": "d"}
+    assert eager.sliced([1, 2], **named)[0] == ([1], (), named)
 
 
 def test_slice_dp_cuts_lists_tensors_and_dicts_by_data_rank(eager):
@@ -86,11 +75,42 @@ def test_ranks_that_share_a_data_rank_get_the_same_piece(run):
 def test_all_gives_everybody_the_same_and_a_callable_what_it_says(eager):
     assert eager.same([1, 2]) == [[1, 2], [1, 2]]
     assert eager.own(["bb", "a"]) == "bb!"
+    with pytest.raises(InvalidError, match=r"a dispatch of Thing returns is None, it must be a pa"):
+        eager.dispatched_to_nobody()
 
 
 def test_a_rank_that_would_get_nothing_is_refused(eager):
     with pytest.raises(InvalidError, match="Thing: argument 1 has 1 entries for 2 ranks"):
         eager.doubled([1])
+    with pytest.raises(InvalidError, match=r"Thing: argument 1\['b'\] has 1 entries for 2 ranks"):
+        eager.places({"a": [1, 2], "b": [1]})
+    with pytest.raises(InvalidError, match="that is passed on has 1 entries for 2 ranks"):
+        eager.places(lazily(eager.ones, 1))
+
+
+def lazily(method, *arguments):
+    """What the method of an eager object gives where it is lazy."""
+    proxy = method.func.__self__
+    proxy._lazy_collect = True
+    try:
+        return method(*arguments)
+    finally:
+        proxy._lazy_collect = False
+
+
+def test_every_kind_of_mapping_is_cut(eager):
+    counted = collections.Counter({"a": 5})
+    grouped = collections.defaultdict(list, a=[1, 2])
+    ordered = collections.OrderedDict(a=[1, 2])
+    user = collections.UserDict(a=[1, 2])
+    fixed = types.MappingProxyType({"a": [1, 2]})
+    for given in (grouped, ordered, user):
+        (first, _), (second, _) = eager.places(given)
+        assert type(first) is type(given) and first["a"] == [1] and second["a"] == [2]
+        assert given["a"] == [1, 2]  # the script's own stays as it is
+    from twinkle.remote.dispatch import cut
+
+    assert cut(counted, 0, 2) == counted and cut(fixed, 1, 2) == {"a": [2]}
 
 
 # ---- execute and collect
@@ -115,9 +135,18 @@ def test_first_is_done_by_the_first_worker_alone(run):
     assert made.steps_of_all()() == [1, 0]
 
 
+def test_the_first_worker_gets_all_where_it_is_called_alone(eager):
+    assert eager.whole([1, 2, 3]) == ([1, 2, 3], None)
+    assert eager.whole([1]) == ([1], None)
+
+
 def test_what_cannot_be_joined_is_refused(eager):
     with pytest.raises(InvalidError, match=r"what collect='mean' adds is 'a', it must be a number"):
         join("mean", ["a", 1])
+    with pytest.raises(
+        InvalidError, match=r"what collect='sum' adds is \[1\], it must be a number"
+    ):
+        join("sum", [[1], [2]])
     with pytest.raises(InvalidError, match=r"what collect='flatten' joins is 1, it must be a list"):
         join("flatten", [[2], 1])
 
@@ -154,6 +183,15 @@ def test_what_the_constructor_raises_arrives(run):
         Thing(fail=True, remote_group="two")
 
 
+def test_a_worker_makes_objects_of_its_own_group_alone(thing):
+    assert thing.nested("two")() == thing.nested(None)() == 1
+    with pytest.raises(
+        NotAvailableError,
+        match="remote_group of Thing is 'three', but it would be made in a worker of group two",
+    ):
+        thing.nested("three")()
+
+
 def test_without_a_group_the_object_is_here(run):
     made = Thing()
     assert made.private() == 1 and made.same([1]) == [1]
@@ -176,9 +214,24 @@ def test_an_object_that_nobody_has_any_more_is_forgotten(run, thing):
     assert thing.held()() == before
 
 
-def test_the_placement_shows_what_lives_where(thing):
-    text = infra.get_device_placement()
-    assert "Thing" in text and "group two: 2 x cpu" in text
+def test_the_placement_shows_each_groups_objects_below_it(thing):
+    made = Thing(mesh=DeviceMesh.from_sizes(dp_size=2, tp_size=1), remote_group="three")
+    loop = Loop(1, remote_group="three")
+    alone = Thing()
+    text = twinkle.get_device_placement()
+    assert {len(line) for line in text.splitlines()} == {80}
+    two, three, one, here = re.split("├─*┤", text)
+    assert "group two: 2 x cpu, ranks [0, 1]" in two and "mesh dp=2  " in two
+    assert "Thing" in two and "Loop" not in two
+    lines = [line.strip("│ ") for line in three.strip().splitlines()]
+    assert lines[0] == "group three: 2 x cpu, ranks [0, 1]"
+    at = lines.index("mesh dp=2, tp=1 (parallel: dp=2)")
+    assert lines[at + 1] == "Thing"
+    at = lines.index("mesh dp=2")
+    assert "Loop" in lines[at + 1 :]
+    assert "group one: 1 x cpu, ranks [0]" in one
+    assert "in no group: this process" in here and "Thing" in here
+    del made, loop, alone
 
 
 # ---- loops
@@ -199,169 +252,6 @@ def test_workers_whose_loops_end_at_different_times_are_told(run):
         next(loop)
 
 
-# ---- lazy results
-
-
-def test_a_lazy_result_is_called_iterated_measured_and_indexed(thing):
-    lazy = thing.doubled([1, 2, 3])
-    assert len(lazy) == 3 and list(lazy) == [2, 4, 6] and lazy[1] == 4 and lazy() is lazy()
-    assert repr(lazy) == "[2, 4, 6]" and 4 in lazy and bool(lazy)
-    assert lazy.index(6) == 2
-    assert float(thing.mean(1.0)) == 1.5
-
-
-def test_a_lazy_result_of_the_same_group_stays_in_its_worker(thing):
-    """Each worker takes its own part: nothing is fetched, nothing sent."""
-    lazy = thing.doubled([1, 2, 3])
-    again = thing.doubled(lazy)
-    assert not lazy._has_value and lazy._refs is None
-    assert again() == [4, 8, 12]
-
-
-def test_a_lazy_result_goes_to_another_group_from_worker_to_worker(thing):
-    other = Thing(remote_group="three")
-    lazy = thing.doubled([1, 2, 3])
-    assert other.same(lazy)() == [[2, 4, 6]] * 2
-    assert other.doubled(lazy)() == [4, 8, 12]
-    assert not lazy._has_value
-    lazy()
-    assert other.doubled(lazy)() == [4, 8, 12]  # what the driver has
-
-
-def test_a_lazy_result_may_stand_inside_of_arguments(thing):
-    large = thing.large(1)
-    assert thing.size(large)() == 2 * 2 << 20
-    assert thing.same({"a": [thing.doubled([1, 2])]})()[1] == {"a": [[2, 4]]}
-
-
-def test_a_result_that_nobody_has_any_more_is_forgotten(thing):
-    before = thing.held()()
-    for _ in range(5):
-        thing.large(1)
-    assert thing.held()()[0] <= before[0] + 1
-
-
-def test_lazy_calls_return_before_they_are_done_and_sync_ones_do_not(thing):
-    began = time.monotonic()
-    lazy = thing.wait(0.5)
-    assert time.monotonic() - began < 0.4
-    lazy()
-    assert time.monotonic() - began > 0.4
-    with pytest.raises(InvalidError, match="thing: synced"):
-        thing.synced()
-
-
-# ---- errors
-
-
-def test_an_error_keeps_its_class_and_says_where_the_driver_was(eager):
-    with pytest.raises(NotFoundError, match="no such thing") as caught:
-        eager.fail(NotFoundError("no such thing"))
-    assert "rank 0 of group two, in the call of Thing.fail at test_calls.py:" in str(caught.value)
-    with pytest.raises(ZeroDivisionError, match="by nothing"):
-        eager.fail(ZeroDivisionError("by nothing"), rank=1)
-    assert any("in fail" in note for note in caught.value.__notes__)
-
-
-def test_an_error_that_nobody_waited_for_is_raised_by_the_next_call(thing):
-    made = Thing(remote_group="two")
-    made.fail(ConflictError("late"))
-    time.sleep(0.3)
-    with pytest.raises(ConflictError, match=r"late.*test_calls.py"):
-        made.step()
-    assert made.step() == 1
-
-
-def test_what_was_sent_after_a_call_that_fails_is_not_done(thing):
-    made = Thing(remote_group="two")
-    made.wait(0.3)
-    failing = made.fail(ConflictError("first"))
-    counted = made.count_on_the_first()
-    with pytest.raises(ConflictError, match="first"):
-        failing()
-    with pytest.raises(InternalError, match="was not done: a call before it failed"):
-        counted()
-    assert made.steps_of_all()() == [0, 0]
-
-
-def test_the_error_of_a_call_before_is_told_where_one_worker_alone_has_skipped(run):
-    made = Thing(remote_group="two")
-    made.wait(0.5)
-    failing, later = made.fail_beside(ConflictError("first"), 6), made.steps_of_all()
-    began = time.monotonic()
-    with pytest.raises(ConflictError, match="first"):
-        later()  # the other worker is busy, and would be waited for
-    assert time.monotonic() - began < 5
-    with pytest.raises(ConflictError, match="first"):
-        failing()
-    assert made.step() == 1 and made.steps_of_all()() == [1, 1]
-
-
-def test_the_next_call_raises_what_one_worker_has_told_while_another_is_busy(run):
-    made = Thing(remote_group="two")
-    made.fail_beside(ConflictError("early"), 6)
-    time.sleep(0.5)
-    began = time.monotonic()
-    with pytest.raises(ConflictError, match="early"):
-        made.step()
-    assert time.monotonic() - began < 4
-    assert made.step() == 1
-
-
-def test_a_worker_that_fails_long_after_another_goes_on_with_it(run):
-    made = Thing(remote_group="two")
-    with pytest.raises(ConflictError, match="first"):
-        made.fail_beside(ConflictError("first"), 3.5, ConflictError("second"))()
-    time.sleep(3)
-    assert made.step() == 1 and made.steps_of_all()() == [1, 1]
-
-
-def test_a_workers_own_error_comes_before_what_another_was_told_of_it(run):
-    made = Thing(remote_group="two")
-    told = InvalidError("infra: rank 1, a batch: InvalidError: thing: bad row")
-    with pytest.raises(InvalidError, match=r"^thing: bad row \(rank 1 of group two"):
-        made.fail_beside(told, 0, InvalidError("thing: bad row"))()
-
-
-def test_where_one_piece_cannot_be_sent_no_worker_begins(run):
-    made = Thing(remote_group="two")
-    gc.collect()  # what earlier tests have dropped is forgotten with the next call
-    before = made.held()()
-    other = Thing(remote_group="two")
-    del other  # what the workers are to forget, they forget with the next call that is sent
-    with pytest.raises(InvalidError, match=r"argument 1 of Thing.take cannot be sent to group two"):
-        made.take([1, threading.Lock()])
-    assert made.steps_of_all()() == [0, 0]
-    assert made.held()() == before
-
-
-def test_what_cannot_be_sent_is_named(eager):
-    with pytest.raises(InvalidError, match=r"argument 1 of Thing.same cannot be sent to group two"):
-        eager.same(threading.Lock())
-    with pytest.raises(InvalidError, match=r"make of Thing cannot be sent to group two"):
-        Thing(make=threading.Lock(), remote_group="two")
-    with pytest.raises(InvalidError, match=r"what Thing\.unsendable takes or returns"):
-        eager.unsendable()
-    assert eager.step() == 1
-
-
-def test_a_call_that_takes_longer_than_its_timeout_is_left(run):
-    made = Thing(remote_group="three")
-    with pytest.raises(TimeoutError, match=r"Thing.sleep of group three has not ended in 0.5 s"):
-        made.sleep(1.5)()
-    made._ray_get_timeout = 10
-    made.sleep(0.6)()
-
-
-def test_bad_placement_is_refused_before_anything_is_made(run):
-    with pytest.raises(InvalidError, match="remote_group of a Thing is 'none', it must be a group"):
-        Thing(remote_group="none")
-    with pytest.raises(InvalidError, match=r"device_mesh of Thing has ranks .*, but group two has"):
-        Thing(mesh=DeviceMesh.from_sizes(dp_size=4), remote_group="two")
-    with pytest.raises(InvalidError, match="device_mesh of Thing is 3, it must be a DeviceMesh"):
-        Thing(mesh=3, remote_group="two")
-
-
 def test_a_sampler_in_two_workers_gives_the_samples_of_one_process(run, tiny_llama_dir):
     prompts = [{"input_ids": [5 + i, 6, 7]} for i in range(5)]
     params = {"max_tokens": 8, "temperature": 1.0, "logprobs": 1}
@@ -378,6 +268,21 @@ def test_a_sampler_in_two_workers_gives_the_samples_of_one_process(run, tiny_lla
             ]
         )
     assert told[0] == told[1] and told[0][0] != told[0][1]
+
+
+def test_sampling_parameters_are_the_same_for_all_prompts(run, tiny_llama_dir):
+    """As many stop tokens as there are prompts are not the prompts'."""
+    prompts = [{"input_ids": [5 + i, 6, 7]} for i in range(2)]
+    told = []
+    for place in ({}, {"remote_group": "two"}):
+        sampler = TorchSampler(model_id=tiny_llama_dir, **place)
+        free = sampler.sample(prompts, max_tokens=8, temperature=0)
+        stops = [response.sequences[0].tokens[3] for response in free]
+        stops = [stops[1], stops[0]]  # each is the other's
+        params = {"max_tokens": 8, "temperature": 0, "stop": stops}
+        for given in ({"sampling_params": params}, params):
+            told.append([r.sequences[0].tokens for r in sampler.sample(prompts, **given)])
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 def test_a_loader_and_a_model_of_one_group_hand_over_their_batches(run, tiny_llama_dir):

@@ -1,5 +1,6 @@
 """What is refused before anything starts, what happens when a worker dies, and how a run ends."""
 
+import json
 import os
 import secrets
 import signal
@@ -13,11 +14,19 @@ import pytest
 from remote.things import Thing
 
 import twinkle
-from twinkle import DeviceGroup, DeviceMesh, InternalError, InvalidError, NotAvailableError
+from twinkle import (
+    DeviceGroup,
+    DeviceMesh,
+    InternalError,
+    InvalidError,
+    LoraConfig,
+    NotAvailableError,
+    TransformersModel,
+)
 from twinkle.errors import ConflictError
 from twinkle.remote.cluster import _environment
 
-ENDS = Path(__file__).with_name("ends.py")
+ENDS, TOKENS = (Path(__file__).with_name(name) for name in ("ends.py", "tokens.py"))
 
 
 def gone(pid):
@@ -52,6 +61,10 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
     monkeypatch.delenv("TWINKLE_DEVICE")
     refused("device_type 'npu', this version runs on 'cpu' and 'cuda'", NotAvailableError,
             groups=[DeviceGroup("two", [0, 1], "npu")])  # fmt: skip
+    monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "0")
+    refused("CPUS_PER_PROC is 0, but the workers of group few have no GPU either",
+            groups=[DeviceGroup("few", 2, "cpu")])  # fmt: skip
+    monkeypatch.delenv("TWINKLE_CPU_PG_CPUS_PER_PROC")
     with pytest.raises(InvalidError, match="placement_seconds is -1, it must be"):
         twinkle.initialize(mode="ray", placement_seconds=-1, groups=[two])
     with pytest.raises(InvalidError, match="initialize has no model in mode 'ray'"):
@@ -110,8 +123,49 @@ def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
             told.append(str(caught.value))
         assert time.monotonic() - began < 30
         assert len(set(told)) == 1 and f"its process, pid {pids[1]} on " in told[0], told
+        assert (
+            "(dmesg) tells of a lack of memory, go on with less memory for each worker" in told[0]
+        )
         wait_until(lambda: all(map(gone, pids)), 20)
         assert other.step() == 1
+
+
+def test_a_call_that_was_interrupted_between_two_workers_ends_the_group(driver, monkeypatch):
+    """Which would wait for each other else: one has the call, the other not."""
+    import ray
+
+    with driver(two=2):
+        thing = Thing(remote_group="two")
+        remote, sent = ray.actor.ActorMethod.remote, []
+
+        def interrupted(method, *arguments):
+            sent.append(method)
+            if len(sent) == 2:
+                raise KeyboardInterrupt
+            return remote(method, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ray.actor.ActorMethod, "remote", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                thing.wait(60)
+        with pytest.raises(
+            InternalError, match=r"rank 1 of group two may not have got Thing\.wait"
+        ):
+            thing.step()
+
+
+def test_a_worker_that_dies_before_its_result_has_been_fetched_is_told_by_name(driver):
+    """By the group that waits for the result, which goes on."""
+    with driver(two=2, other=1):
+        thing, other = Thing(remote_group="two"), Thing(remote_group="other")
+        pids = [fact["pid"] for fact in thing.facts()()]
+        waiting = other.same(thing.wait(60))
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(InternalError, match=rf"^infra: a worker of group two.*pid {pids[0]} "):
+            waiting()
+        assert other.step() == 1
+        with pytest.raises(InternalError, match="rank 0 of group two is gone: its process, pid"):
+            thing.step()
 
 
 def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driver, monkeypatch):
@@ -131,6 +185,27 @@ def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driv
         with pytest.raises(InternalError, match="rank 1 of group two has not answered"):
             thing.facts()
         assert other.step() == 1
+
+
+def test_a_worker_that_is_stopped_is_taken_for_lost_and_does_not_stay(
+    driver, tiny_llama_dir, monkeypatch
+):
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "4")
+    with driver(two=2):
+        model = TransformersModel(model_id=tiny_llama_dir, remote_group="two")
+        model.add_adapter_to_model("default", LoraConfig(r=4))
+        batch = [{"input_ids": [5, 6, 7 + i], "labels": [6, 7 + i, -100]} for i in range(4)]
+        model.forward_backward(inputs=batch)()
+        pids = [fact["pid"] for fact in Thing(remote_group="two").facts()()]
+        os.kill(pids[1], signal.SIGSTOP)
+        began = time.monotonic()
+        told = ""
+        while "rank 1 of group two has not answered for 4 s after another rank" not in told:
+            with pytest.raises(InternalError, match="rank 1 ") as caught:
+                model.forward_backward(inputs=batch)()
+            told = str(caught.value)
+            assert time.monotonic() - began < 40, told
+        wait_until(lambda: all(map(gone, pids)), 20)
 
 
 def test_what_is_of_an_earlier_run_is_refused(driver):
@@ -161,8 +236,9 @@ def ended(cluster):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        for how in ("end", "exception", "exit", "kill", "terminate")
+        for how in ("end", "exception", "exit", "interrupt", "kill", "terminate")
     }
     out = {}
     for how, process in begun.items():
@@ -173,7 +249,14 @@ def ended(cluster):
 
 @pytest.mark.parametrize(
     ("how", "status"),
-    [("end", 0), ("exception", 1), ("exit", 3), ("kill", -9), ("terminate", None)],
+    [
+        ("end", 0),
+        ("exception", 1),
+        ("exit", 3),
+        ("interrupt", 1),
+        ("kill", -9),
+        ("terminate", None),
+    ],
 )
 def test_workers_end_with_their_driver(ended, how, status):
     pid, process = ended[how]
@@ -197,7 +280,7 @@ def test_the_cluster_that_was_joined_stays_and_holds_nothing_of_them(ended, clus
     assert cluster.run(["-c", asked]).stdout.strip() == "6.0 []"
 
 
-@pytest.mark.parametrize("how", ["end", "kill"])
+@pytest.mark.parametrize("how", ["end", "interrupt", "kill"])
 def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
     mark = secrets.token_hex(16)
     environment = {
@@ -205,9 +288,10 @@ def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, ENDS, how], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == {"end": 0, "kill": -9}[how], done.stderr
+        [sys.executable, ENDS, how], env=environment, capture_output=True, text=True, timeout=120,
+        start_new_session=True,
+    )  # fmt: skip
+    assert done.returncode == {"end": 0, "interrupt": 1, "kill": -9}[how], done.stderr
     try:
         # Two helpers of Ray's notice a killed driver after a minute.
         late = ("ray::DashboardAgent", "ray::RuntimeEnvAgent") if how == "kill" else "none"
@@ -219,6 +303,23 @@ def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
     finally:
         for pid in pids_with(mark):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster):
+    """Which nobody can read, and which the next cluster does not get."""
+    environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    here = cluster.environment
+    done = subprocess.run(
+        [sys.executable, TOKENS, here["RAY_ADDRESS"], here["RAY_AUTH_TOKEN_PATH"]],
+        env=environment, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["joins"] == {"with the token": True, "without": False, "with another": False}
+    assert told["files"] > 5 and told["files with the token"] == []
+    assert told["commands with the token"] == 0 and told["left"] == []
+    assert told["joined another"].endswith(f":{cluster.port}")
 
 
 def commands(pids):

@@ -401,3 +401,61 @@ def test_the_demo_prints_the_same_with_one_worker_and_with_two(cluster, tiny_lla
         )
         printed.append(re.findall(r"^step .*norm=[0-9.]+", done.stdout, re.MULTILINE))
     assert printed[0] == printed[1] and len(printed[0]) == 2
+
+
+OWN = """
+import twinkle
+from twinkle import DeviceGroup, remote_class, remote_function
+
+
+class Refused(Exception):
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+
+
+class Row:
+    def __init__(self, text):
+        self.text = text
+
+
+@remote_class(execute="all")
+class Scorer:
+    def __init__(self, least=0):
+        self.least = least
+
+    @remote_function(dispatch="slice_dp", collect="flatten")
+    def score(self, rows):
+        if any(len(row.text) < self.least for row in rows):
+            raise Refused("a row", "short")
+        return [Row(row.text * 2) for row in rows]
+
+
+@remote_class(execute="all")
+class Lengths:  # without a constructor
+    @remote_function(dispatch="slice_dp", collect="flatten")
+    def of(self, rows):
+        return [len(row.text) for row in rows]
+
+
+@remote_class(execute="all")
+class Child(Scorer):
+    def __init__(self):
+        super().__init__(least=3)
+
+
+twinkle.initialize(mode="ray", groups=[DeviceGroup("two", ranks=2, device_type="cpu")])
+rows = [Row("a"), Row("bb"), Row("ccc")]
+scored = Scorer(remote_group="two").score(rows)
+print([row.text for row in scored], isinstance(scored[0], Row))
+print(Lengths(remote_group="two").of(rows)())
+try:
+    print(Child(remote_group="two").score(rows)())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_classes_of_the_script_itself_travel_to_the_workers_and_back(run, cluster):
+    lines = run(cluster, OWN).stdout.splitlines()
+    assert lines[-3:-1] == ["['aa', 'bbbb', 'cccccc'] True", "[1, 2, 3]"]
+    assert re.match(r"InternalError infra: Refused: a row: short \(rank 0 of group two", lines[-1])

@@ -24,6 +24,29 @@ def longest(values):
     return max(values, key=len)
 
 
+class Marked:
+    """Notes in a folder which processes unpickle it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        Path(self.folder, str(os.getpid())).touch()
+
+
+class Unreadable:
+    """Cannot be unpickled elsewhere."""
+
+    def __reduce__(self):
+        return _here_alone, (os.getpid(),)
+
+
+def _here_alone(pid):
+    if pid != os.getpid():
+        raise LookupError("it is not known here")
+
+
 @remote_class(execute="all")
 class Thing:
     """Says what it gets, and who it is."""
@@ -58,6 +81,10 @@ class Thing:
     def own(self, text):
         return text + "!" * Platform.get_rank()
 
+    @remote_function(dispatch=lambda *_, **__: None)
+    def dispatched_to_nobody(self):
+        pass
+
     @remote_function(dispatch="slice_dp", collect="flatten")
     def doubled(self, items):
         return [2 * item for item in items]
@@ -74,6 +101,18 @@ class Thing:
     def count_on_the_first(self):
         self.steps += 1
         return self.steps
+
+    @remote_function(execute="first", collect="first")
+    def whole(self, items):
+        return items, first_row()
+
+    @remote_function(dispatch="all", collect="first")
+    def rows_of_the_first(self, count):
+        return list(range(count))
+
+    @remote_function(dispatch="slice_dp")
+    def places(self, items):
+        return items, first_row()
 
     @remote_function(dispatch="all", collect="last_pp")
     def last_stage(self):
@@ -142,6 +181,30 @@ class Thing:
     @remote_function(dispatch="all", collect="first")
     def unsendable(self):
         return threading.Lock()
+
+    @remote_function(dispatch="all", collect="mean")
+    def ones(self, count):
+        return np.ones(count)
+
+    @remote_function(dispatch="all", collect="first")
+    def unreadable(self):
+        return Unreadable()
+
+    @remote_function(dispatch="all", collect="first")
+    def marked(self, folder):
+        return Marked(folder)
+
+    @remote_function(dispatch="all")
+    def count(self, *items):
+        return len(items)
+
+    @remote_function(dispatch="all", collect="first")
+    def stopped(self):
+        return next(iter(()))
+
+    @remote_function(dispatch="all", collect="first")
+    def nested(self, group):
+        return Thing(remote_group=group).private()
 
     @remote_function(dispatch="all", collect="first", sync=True)
     def synced(self):

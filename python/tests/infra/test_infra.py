@@ -138,6 +138,44 @@ def test_placement_is_a_box_of_80_columns_that_names_groups_and_objects():
         assert part in text
 
 
+def test_placement_shows_what_is_on_each_group_below_it_and_the_rest_last(monkeypatch):
+    monkeypatch.setenv("TWINKLE_DEVICE", "cpu")
+    twinkle.initialize(
+        groups=[DeviceGroup("model", [0], "GPU"), DeviceGroup("sampler", [1], "GPU")]
+    )
+
+    class Thing:
+        pass
+
+    class Other:
+        pass
+
+    class Alone:
+        pass
+
+    infra.register(Other(), DeviceMesh.from_sizes(fsdp_size=1), "sampler")
+    infra.register(Thing(), DeviceMesh.from_sizes(dp_size=1), "model")
+    infra.register(Other(), DeviceMesh.from_sizes(dp_size=1), "sampler")
+    infra.register(Alone())
+    lines = twinkle.get_device_placement().splitlines()
+    assert {len(line) for line in lines} == {80}
+    assert [line.strip("│ ") for line in lines[1:-1]] == [
+        "group model: 1 x cpu by TWINKLE_DEVICE, not GPU, ranks [0]",
+        "mesh dp=1",
+        "Thing",
+        "├" + "─" * 78 + "┤",
+        "group sampler: 1 x cpu by TWINKLE_DEVICE, not GPU, ranks [1]",
+        "mesh fsdp=1, dp=1",
+        "Other",
+        "mesh dp=1",
+        "Other",
+        "├" + "─" * 78 + "┤",
+        "in no group: this process",
+        "no mesh (one device)",
+        "Alone",
+    ]
+
+
 def test_placement_tells_the_device_that_engines_run_on(gpu, monkeypatch, fake_core, tmp_path):
     from twinkle.model import TransformersModel
 
@@ -265,7 +303,7 @@ def test_objects_of_threads_are_listed_with_their_own_devices(monkeypatch):
 
     monkeypatch.setattr(infra, "device_of", of)
     infra.place(object(), mesh("cpu"))
-    listed = [(name, device) for name, _, device in infra.current_run().objects]
+    listed = [(made.name, made.device) for made in infra.current_run().objects]
     assert listed == [("Slow", None), ("object", "cpu")]
 
 

@@ -1,5 +1,7 @@
 """remote_class and remote_function in one process: objects and calls as without them."""
 
+from pathlib import Path
+
 import pytest
 
 import twinkle
@@ -38,11 +40,17 @@ class Child(Counter):
     pass
 
 
+@remote_class(execute="all")
+class Bare:
+    """As the class of docs/ray.md: no constructor."""
+
+
 def test_objects_and_calls_are_plain_ones():
     counter = Counter(2, remote_group="model", instance_id="x")
     assert counter.add([1, 2]) == [5] and list(counter) == [5]
     assert Counter.__doc__ == "Counts." and Counter.add.__name__ == "add"
     assert counter.mesh is None
+    assert isinstance(Bare(remote_group="model", device_mesh=None), Bare)
     assert Loose(remote_group="model", size=1).kwargs == {"remote_group": "model", "size": 1}
 
 
@@ -73,3 +81,15 @@ def test_the_mesh_of_the_run_is_the_default_and_the_placement_shows_the_object()
 def test_wrong_arguments_are_named(decorate, text):
     with pytest.raises(InvalidError, match=text):
         decorate()
+
+
+def test_a_worker_whose_machine_lacks_the_drivers_folder_says_so(monkeypatch, tmp_path, logged):
+    from twinkle.remote.worker import go_to
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    go_to(str(tmp_path / "there"), "two-1")
+    assert Path.cwd() == tmp_path / "there" and not logged
+    go_to("/nowhere", "two-1")
+    assert Path.cwd() == tmp_path / "there"
+    assert ["of worker two-1 has no folder /nowhere" in text for text in logged] == [True]

@@ -11,6 +11,7 @@ from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
 from twinkle.platform import Platform, environment_number
+from twinkle.remote.gone import why_gone
 from twinkle.remote.group import WorkerGroup
 from twinkle.remote.proxy import Proxy
 
@@ -47,7 +48,7 @@ def check_groups(groups, mesh):
                 f"infra: groups {owners.get(rank)} and {group.name} both have rank {rank}",
             )
             owners[rank] = group.name
-        _kind_of(group)
+        _needs(group)
     sizes = {group.name: group.num_ranks for group in groups}
     require(
         mesh is None or mesh.world_size in sizes.values(),
@@ -81,7 +82,7 @@ class Cluster:
 
     def __init__(self, run, per_node, seconds):
         self.groups, self._placed, self._run = {}, [], run
-        self._ray, self._lock = ray_package(), threading.RLock()
+        self._ray, self._lock, self._variables = ray_package(), threading.RLock(), ()
         self._joined = self._connect(per_node)
         atexit.register(self.stop)
         try:
@@ -108,10 +109,10 @@ class Cluster:
         found = address or ray._private.services.find_bootstrap_address(None)
         try:
             if found and found != "local":
-                _agree_on_token(explicit=address is not None)
+                self._variables = _agree_on_token(explicit=address is not None)
                 ray.init(logging_level="warning")
                 return True
-            _agree_on_token(own=True)
+            self._variables = _agree_on_token(own=True)
             ray.init(
                 address="local",
                 num_cpus=max(os.cpu_count() or 1, per_node),
@@ -119,7 +120,8 @@ class Cluster:
                 logging_level="warning",
             )
             return False
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            self._forget_token()
             where = f"the Ray cluster at {found}" if found else "a Ray cluster"
             raise NotAvailableError(f"infra: {where} cannot be reached: {error}") from error
 
@@ -128,13 +130,21 @@ class Cluster:
         atexit.unregister(self.stop)
         if not self._ray.is_initialized():
             return
-        for group in self.groups.values():
-            group.end()
-        for place in self._placed:
-            self._ray.util.remove_placement_group(place)
-        self.groups, self._placed = {}, []
-        if self._connected:
-            self._ray.shutdown()
+        try:
+            for group in self.groups.values():
+                group.end()
+            for place in self._placed:
+                self._ray.util.remove_placement_group(place)
+        finally:
+            self.groups, self._placed = {}, []
+            if self._connected:
+                self._ray.shutdown()
+                self._forget_token()
+
+    def _forget_token(self):
+        """The next cluster may have another."""
+        for name in self._variables:
+            os.environ.pop(name, None)
 
     def _started(self, group, place):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -151,29 +161,32 @@ class Cluster:
             ).remote()
             for index in range(group.num_ranks)
         ]
-        mesh = self.mesh_of(group)
-        try:
-            address = self._ray.get(actors[0].address.remote())
-            begun = [
-                actor.begin.remote(
-                    _environment(group, rank, address),
-                    str(Path.cwd()),
-                    {
-                        "seed": self._run.seed,
-                        "full_determinism": self._run.full_determinism,
-                        "groups": self._run.groups,
-                        "global_device_mesh": mesh,
-                        "name": self._run.name,
-                    },
-                )
-                for rank, actor in enumerate(actors)
-            ]
-            self._ray.get(begun)
-        except self._ray.exceptions.RayError as error:
-            raise InternalError(
-                f"infra: the workers of group {group.name} have not started: {error}"
-            ) from error
+        settings = {
+            "seed": self._run.seed,
+            "full_determinism": self._run.full_determinism,
+            "groups": self._run.groups,
+            "global_device_mesh": self.mesh_of(group),
+            "name": self._run.name,
+        }
+        address = self._answer(group, 0, actors[0].address.remote())
+        begun = [
+            actor.begin.remote(_environment(group, rank, address), str(Path.cwd()), settings)
+            for rank, actor in enumerate(actors)
+        ]
+        for rank, ref in enumerate(begun):
+            self._answer(group, rank, ref)
         return WorkerGroup(group.name, actors, self._lock, group)
+
+    def _answer(self, group, rank, ref):
+        """What a worker that starts answers. InternalError: it has not started."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(ref)
+        except errors.RayError as error:
+            why = error.cause if isinstance(error, errors.RayTaskError) else f"it {why_gone(error)}"
+            raise InternalError(
+                f"infra: rank {rank} of group {group.name} has not started: {why}"
+            ) from error
 
     def mesh_of(self, group):
         """The mesh of a group's objects that have none: initialize's, or all ranks along dp."""
@@ -197,22 +210,33 @@ class Cluster:
 
 def _agree_on_token(own=False, explicit=False):
     """Turns Ray's token authentication on where nobody has said otherwise. A cluster that is
-    started here gets a token of its own, which only its processes know."""
-    from ray._raylet import Config
+    started here gets a token of its own, which only its processes know. Returns the names of the
+    environment variables that it has set."""
+    from ray._raylet import AuthenticationTokenLoader, Config
 
     known = any(os.environ.get(f"RAY_AUTH_TOKEN{end}") for end in ("", "_PATH"))
-    if own:
-        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not known:
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    elif explicit and (known or (Path.home() / ".ray" / "auth_token").is_file()):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    has_file = known or (Path.home() / ".ray" / "auth_token").is_file()
+    wanted = {}
+    if "RAY_AUTH_MODE" not in os.environ and (own or (explicit and has_file)):
+        wanted["RAY_AUTH_MODE"] = "token"
+    if own and not known and os.environ.get("RAY_AUTH_MODE", "token") == "token":
+        wanted["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ |= wanted
     Config.initialize("")  # which has read the environment when ray was imported
+    AuthenticationTokenLoader.instance().reset_cache()
+    return tuple(wanted)
 
 
 def _needs(group):
     """(CPUs, GPUs) of each worker."""
     cpus = environment_number("TWINKLE_CPU_PG_CPUS_PER_PROC", 1.0, 0, 1024)
-    return (int(cpus) if cpus == int(cpus) else cpus), int(_kind_of(group) == "cuda")
+    gpus = int(_kind_of(group) == "cuda")
+    require(
+        cpus or gpus,
+        f"infra: TWINKLE_CPU_PG_CPUS_PER_PROC is 0, but the workers of group {group.name} have no "
+        "GPU either, and Ray places none without something of a node: leave it out",
+    )
+    return (int(cpus) if cpus == int(cpus) else cpus), gpus
 
 
 def _placed(ray, group, seconds):

@@ -42,6 +42,8 @@ def _flattened(values):
 
 def _summed(collect, values):
     total = values[0]
+    if isinstance(total, (str, bytes, list, tuple)):  # which Python would put one after the other
+        checks.refuse(f"infra: what collect={collect!r} adds", total, "a number or an array")
     try:
         for value in values[1:]:
             total = total + value  # in the order of ranks

@@ -40,7 +40,7 @@ def _make_in_workers(cls):
     original = cls.__new__
 
     @functools.wraps(original)
-    def new(klass, *args, **kwargs):
+    def new(klass, /, *args, **kwargs):
         run, group = current_run(), kwargs.get("remote_group")
         if run.cluster is not None and group is not None:
             return run.made_in_workers(klass, group, args, kwargs)
@@ -56,11 +56,12 @@ def _take_placement(cls, listed, keep):
     init = cls.__init__
     signature = inspect.signature(init)
     parameters = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = init is not object.__init__  # whose signature says so
+    takes_any = takes_any and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     mesh_name = next((n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)), None)
 
     @functools.wraps(init)
-    def wrapped(self, *args, **kwargs):
+    def wrapped(self, /, *args, **kwargs):
         mesh, group = kwargs.get("device_mesh"), kwargs.get("remote_group")
         for name in PLACEMENT:
             if name not in parameters and not (takes_any and name in keep):

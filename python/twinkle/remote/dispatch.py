@@ -4,9 +4,11 @@ A batch is cut into contiguous pieces in the order of the data ranks, so that th
 again, are the batch.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
+from twinkle import checks
 from twinkle.errors import require
 from twinkle.remote.lazy import LazyResult
 
@@ -24,8 +26,9 @@ class Share:
 def shares(how, target, args, kwargs):
     """A Share for each worker of target.group, in the order of ranks.
 
-    target: the proxy that is called: its group, mesh and name in errors. InvalidError: a list with
-    fewer entries than there are workers (data ranks with 'slice_dp'), and what a callable raises.
+    target: the proxy that is called: its group, mesh and name in errors. Where the first worker is
+    called alone, it gets what is given. InvalidError: a list with fewer entries than there are
+    workers (data ranks with 'slice_dp'), a callable that returns no pair, and what it raises.
     """
     count, mesh = target.group.size, target.device_mesh
     if isinstance(how.dispatch, Rows):
@@ -34,9 +37,9 @@ def shares(how, target, args, kwargs):
         out = []
         for index in range(count):
             made = how.dispatch(count, index, args, kwargs, device_mesh=mesh)
-            out.append(made if isinstance(made, Share) else Share(*made))
+            out.append(made if isinstance(made, Share) else _share_of(made, target))
         return out
-    if how.dispatch == "all":
+    if how.dispatch == "all" or how.execute == "first":
         return [Share(args, kwargs)] * count
     places = _places(how.dispatch, count, mesh)
     cutter = _Cutter(places, target, deep=how.dispatch == "slice_dp")
@@ -50,6 +53,12 @@ def shares(how, target, args, kwargs):
         )
         for index in range(count)
     ]
+
+
+def _share_of(made, target):
+    if not (isinstance(made, (tuple, list)) and len(made) == 2):
+        checks.refuse(f"infra: what a dispatch of {target} returns", made, "a pair (args, kwargs)")
+    return Share(*made)
 
 
 def data_places(count, mesh):
@@ -75,10 +84,13 @@ def bounds(length, piece, pieces):
 
 def num_rows(value, deep=True):
     """Rows of what is cut: a list, a tuple, an array or a tensor with a first dimension, and, of a
-    dict, its first entry that has some; None: it goes to every worker whole."""
+    dict, its first entry that has some; None: it goes to every worker whole, or, if it is a
+    LazyResult, the workers know."""
+    if isinstance(value, LazyResult):
+        return value.num_rows()
     if isinstance(value, (list, tuple)):
         return len(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         found = (num_rows(entry) for entry in value.values()) if deep else ()
         return next((rows for rows in found if rows is not None), None)
     shape = getattr(value, "shape", None) if deep else None
@@ -87,8 +99,13 @@ def num_rows(value, deep=True):
 
 def cut(value, piece, pieces):
     """One piece of a value; of a dict, of each of its entries."""
-    if isinstance(value, dict):
-        return type(value)((name, cut(entry, piece, pieces)) for name, entry in value.items())
+    if isinstance(value, LazyResult):
+        return value.piece(piece, pieces)
+    if isinstance(value, Mapping):
+        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for name, entry in value.items():
+            made[name] = cut(entry, piece, pieces)
+        return made
     rows = num_rows(value)
     return value if rows is None else value[slice(*bounds(rows, piece, pieces))]
 
@@ -101,41 +118,46 @@ class _Cutter:
 
     def cut(self, name, value):
         """The value's pieces, one for each worker."""
-        pieces = self._places[0][1]
-        lazy = isinstance(value, LazyResult)
-        rows = value.num_rows() if lazy else num_rows(value, self._deep)
-        if rows is None and not lazy:
+        rows = num_rows(value, self._deep)
+        if rows is None and not isinstance(value, LazyResult):
             return [value] * len(self._places)
+        self._check_pieces(name, value, rows, self._places[0][1])
+        if rows is not None and not self._told:  # of the first that is cut
+            self._told = True
+            self.first_rows = [bounds(rows, *place)[0] for place in self._places]
+        return [cut(value, *place) for place in self._places]
+
+    def _check_pieces(self, name, value, rows, pieces):
+        """InvalidError: a rank would get nothing of it, or of an entry where it is a dict."""
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                self._check_pieces(f"{name}[{key!r}]", entry, num_rows(entry), pieces)
         require(
             rows is None or rows >= pieces,
             f"infra: {self._target}: {name} has {rows} entries for {pieces} ranks, each must get "
             "one at least",
         )
-        if rows is not None and not self._told:  # of the first that is cut
-            self._told = True
-            self.first_rows = [bounds(rows, *place)[0] for place in self._places]
-        if lazy:
-            return [value.piece(*place) for place in self._places]
-        return [cut(value, *place) for place in self._places]
 
 
 @dataclass(frozen=True)
 class Rows:
     """A dispatch of methods that take a batch as `inputs`, first or by name: each worker gets the
     piece of its data rank, and of the named arguments that have an entry for each row. as_rows: the
-    list of rows in what is given. pairs: likewise of those with an entry for each two rows."""
+    list of rows in what is given. pairs: likewise of those with an entry for each two rows. alone:
+    inputs alone are cut: the named arguments are the same for all rows."""
 
     as_rows: Callable
     pairs: bool = False
+    alone: bool = False
 
     def shares(self, target, args, kwargs):
         """A Share for each worker. InvalidError: fewer rows than data ranks, a pair that two of
         them would share, and as_rows's."""
         first = bool(args)
         inputs = args[0] if first else kwargs.get("inputs")
-        lazy = isinstance(inputs, LazyResult)
-        inputs = inputs if lazy else self.as_rows(inputs)
-        rows = inputs.num_rows() if lazy else len(inputs)
+        if not isinstance(inputs, LazyResult):
+            inputs = self.as_rows(inputs)
+        rows = num_rows(inputs)
         places = data_places(target.group.size, target.device_mesh)
         pieces = places[0][1]
         require(
@@ -145,8 +167,12 @@ class Rows:
         )
         out = []
         for place in places:
-            mine = inputs.piece(*place) if lazy else cut(inputs, *place)
-            rest = {name: self._piece(name, kwargs[name], rows, place) for name in kwargs}
+            mine = cut(inputs, *place)
+            rest = (
+                kwargs
+                if self.alone
+                else {name: self._piece(name, kwargs[name], rows, place) for name in kwargs}
+            )
             begin = None if rows is None else bounds(rows, *place)[0]
             if first:
                 out.append(Share((mine, *args[1:]), rest, begin))

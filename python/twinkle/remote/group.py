@@ -1,7 +1,6 @@
 """WorkerGroup: the workers of a DeviceGroup, as the driver sees them."""
 
 import itertools
-import re
 import sys
 import time
 import weakref
@@ -12,8 +11,9 @@ from twinkle import checks
 from twinkle.engine.group import timeout_seconds
 from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
-from twinkle.remote.lazy import going_to
-from twinkle.remote.messages import SEND, Call, Failure, Outcome
+from twinkle.remote.gone import ANEW, not_arrived, why_gone
+from twinkle.remote.lazy import EarlierCallError, going_to
+from twinkle.remote.messages import REFER, SEND, Call, Failure, Outcome
 
 _HERE = str(Path(__file__).parents[1])  # frames of this package are not the user's
 _GRACE = 2.0  # seconds in which other workers may say more after one has failed
@@ -29,14 +29,21 @@ def call_site():
 
 
 class Pending:
-    """A call that was sent to workers. what: 'TransformersModel.step', for errors."""
+    """A call that was sent to workers. what: 'TransformersModel.step', for errors. told_by_other:
+    what it raises is told by the call that waits for its answers."""
 
-    def __init__(self, group, refs, what, site):
+    def __init__(self, group, refs, what, site, told_by_other=False):
         self.group, self.refs, self.what, self.site = group, refs, what, site
+        self.told_by_other = told_by_other
         self.outcomes = {}  # by worker, as they come
         self.failed_at = None  # when the first worker said that it has not done the call
         self.counted = set()  # workers whose failure, if any, the group has counted
         self.error = None  # what the call raised, once that is known
+
+    def check(self):
+        """Raises what the call has raised, where that is known."""
+        if self.error is not None:
+            raise self.error
 
     def left(self):
         """{reference: rank} of the workers that have not answered."""
@@ -100,7 +107,7 @@ class WorkerGroup:
 
     # ---- sending
 
-    def send(self, calls, what):
+    def send(self, calls, what, pending=None):
         """Sends {rank: Call} and returns their Pending at once. Raises first what earlier calls
         have raised unseen. InternalError: a worker is gone; InvalidError: an argument cannot be
         sent, and nobody has been sent anything, or the run has ended."""
@@ -109,9 +116,9 @@ class WorkerGroup:
             self._check_whole()
             self._see_failures()
             self._count_late()
-            pending = Pending(self, {}, what, call_site())
+            pending = pending or Pending(self, {}, what, call_site())
             for rank, ref in self._shipped(calls, pending).items():
-                pending.refs[rank] = self._sent(rank, ref)
+                pending.refs[rank] = self._sent(rank, ref, what)
             self._unseen.append(pending)
             return pending
 
@@ -136,16 +143,21 @@ class WorkerGroup:
                 return ray.put(call)
         except TwinkleError:
             raise
+        except EarlierCallError as failure:
+            raise failure.error from None
         except Exception as error:
             raise self._refusal(call, pending, error) from error
 
-    def _sent(self, rank, ref):
+    def _sent(self, rank, ref, what):
         from ray.exceptions import RayActorError
 
         try:
             return self._actors[rank].run.remote(ref)
         except RayActorError as error:
-            raise self._break(rank, f"is gone: {_cause_of(error)}") from None
+            raise self._break(rank, why_gone(error)) from None
+        except KeyboardInterrupt:  # others have the call, and would wait for this one
+            self._break(rank, f"may not have got {what}, which was interrupted; {ANEW}")
+            raise
 
     def _refusal(self, call, pending, error):
         """InvalidError that names the argument which cannot be pickled."""
@@ -163,9 +175,12 @@ class WorkerGroup:
                 )
         return InvalidError(f"infra: {pending.what} cannot be sent to group {self.name}: {error}")
 
-    def fetch(self, key, ranks, pending):
-        """Asks workers for what they hold under a key; a Pending."""
-        return self.send({rank: Call("fetch", key, answer=SEND) for rank in ranks}, pending.what)
+    def fetch(self, key, ranks, of, answer=SEND):
+        """Asks workers for what they hold under a key since the call `of`, or, with answer=REFER,
+        for references, which other workers look at; a Pending."""
+        pending = Pending(self, {}, of.what, of.site, told_by_other=answer == REFER)
+        calls = {rank: Call("fetch", key, answer=answer) for rank in ranks}
+        return self.send(calls, of.what, pending)
 
     # ---- waiting
 
@@ -174,13 +189,11 @@ class WorkerGroup:
         in this call or in one before it that nobody has looked at, with the call's place in the
         driver. InternalError: a worker is gone, or silent for timeout_seconds() after another has
         failed; TimeoutError: seconds have passed; the call goes on."""
-        if pending.error is not None:
-            raise pending.error
+        pending.check()
         self._wait(pending, timeout)
         with self._lock:
             self._see(pending)
-        if pending.error is not None:
-            raise pending.error
+        pending.check()
         return pending.outcomes
 
     def _wait(self, pending, timeout):
@@ -210,17 +223,20 @@ class WorkerGroup:
 
     def _take(self, pending, rank, ref):
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import RayError
 
         try:
-            pending.note(rank, ray.get(ref))
-        except RayActorError as error:
-            with self._lock:
-                raise self._break(rank, f"is gone: {_cause_of(error)}") from None
-        except RayTaskError as error:  # before or behind the call: what comes or goes by pickle
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            told = f"infra: what {pending.what} takes or returns cannot be sent: {cause}"
-            pending.note(rank, Outcome(failure=Failure.of(InvalidError(told)), counted=False))
+            outcome = ray.get(ref)
+        except RayError as error:
+            cause = not_arrived(error)
+            if cause is None:
+                with self._lock:
+                    raise self._break(rank, why_gone(error)) from None
+            if not isinstance(cause, TwinkleError):
+                told = f"infra: what {pending.what} takes or returns cannot be sent: {cause}"
+                cause = InvalidError(told)
+            outcome = Outcome(failure=Failure.of(cause), counted=False)
+        pending.note(rank, outcome)
 
     def _take_ready(self, pending):
         """Takes the answers that have come."""
@@ -250,6 +266,8 @@ class WorkerGroup:
         errors.sort(key=_says_less)
         if before is not None:
             pending.error = before
+        elif pending.told_by_other:
+            return
         elif errors:
             pending.error = errors[0]
             for other in errors[1:]:
@@ -314,7 +332,7 @@ class WorkerGroup:
                 raise self._break(
                     rank,
                     f"has not answered for {timeout_seconds():g} s after another rank has failed "
-                    f"in {late.what} at {late.site}: {late.error}",
+                    f"in {late.what} at {late.site}: {late.error}; {ANEW}",
                 )
 
     # ---- the end
@@ -328,10 +346,7 @@ class WorkerGroup:
         import ray
 
         if self._broken is None:
-            self._broken = (
-                f"infra: rank {rank} of group {self.name} {why}; nothing goes on with a part of a "
-                "group: start anew from the last checkpoint"
-            )
+            self._broken = f"infra: rank {rank} of group {self.name} {why}"
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
         return InternalError(self._broken)
@@ -364,16 +379,3 @@ def _forget(queues, key, ranks):
 def _taken(queue):
     while queue:
         yield queue.popleft()
-
-
-def _cause_of(error):
-    """What Ray says of an actor's end, in a line: which process, and how it ended."""
-    text = " ".join(str(error).split())
-    pid, address = (re.search(rf"\b{name}: (\S+)", text) for name in ("pid", "ip"))
-    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", text)
-    if not (pid and address and detail):
-        return text
-    return (
-        f"its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory or crashed "
-        f"({detail[1].rstrip('. ')})"
-    )

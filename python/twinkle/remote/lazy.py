@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from twinkle.remote import held
 from twinkle.remote.collect import join
+from twinkle.remote.messages import REFER
 
 _going = threading.local()  # .to: the WorkerGroup that a call is being sent to
 
@@ -22,6 +23,14 @@ def going_to(group):
 def destination():
     """The WorkerGroup for which this thread pickles; None: for nobody."""
     return getattr(_going, "to", None)
+
+
+class EarlierCallError(Exception):
+    """error: what has failed before, where a result of it was to be sent."""
+
+    def __init__(self, error):
+        super().__init__(str(error))
+        self.error = error
 
 
 class LazyResult:
@@ -46,7 +55,7 @@ class LazyResult:
             sent = group.fetch(self._key, self._ranks, self._pending)
             found = group.outcomes(sent, self._timeout)
             self._value = join(self._collect, [found[rank].value for rank in self._ranks])
-            self._has_value = True
+            self._has_value, self._refs = True, None
         return self._value
 
     def __iter__(self):
@@ -61,6 +70,11 @@ class LazyResult:
 
     def __contains__(self, item):
         return item in self()
+
+    def __eq__(self, other):
+        return self() == (other() if isinstance(other, LazyResult) else other)
+
+    __hash__ = object.__hash__
 
     def __bool__(self):
         return bool(self())
@@ -79,13 +93,13 @@ class LazyResult:
     # ---- as an argument
 
     def num_rows(self):
-        """The whole's rows, where it is lists put one after the other; None where not. Waits until
-        the call has ended."""
+        """The whole's rows, where it is one list, or lists put one after the other; None where not.
+        Waits until the call has ended."""
         lengths = self._lengths()
         return None if lengths is None else sum(lengths)
 
     def _lengths(self):
-        if self._has_value or self._collect != "flatten":
+        if self._has_value or self._collect not in ("flatten", "first", "last_pp_first"):
             rows = self._value if isinstance(self._value, list) else None
             return None if rows is None else [len(rows)]
         found = self._pending.group.outcomes(self._pending, self._timeout)
@@ -108,12 +122,19 @@ class LazyResult:
         group.check_run(to)
         if self._has_value:
             return held.given, (self._value, place)
-        own = place is not None and place[1] == len(self._ranks) and self._of_rows()
-        if to is group and len(self._ranks) == group.size and (own or group.size == 1):
-            return held.own, (self._key,)
-        if self._refs is None:
-            self._refs = group.fetch(self._key, self._ranks, self._pending).ordered_refs()
-        return held.joined, (self._refs, self._collect, place)
+        try:
+            self._pending.check()
+            if to is group and len(self._ranks) == group.size:
+                if place is not None and place[1] == group.size and self._of_rows():
+                    return held.own, (self._key,)
+                if group.size == 1:
+                    return held.alone, (self._key, self._collect, place)
+            if self._refs is None:
+                sent = group.fetch(self._key, self._ranks, self._pending, answer=REFER)
+                self._refs = sent.ordered_refs()
+        except Exception as error:
+            raise EarlierCallError(error) from error
+        return held.joined, (self._refs, self._collect, place, group.name)
 
     def _of_rows(self):
         """Whether a worker's own part is the piece of the whole that it would be cut."""

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 
 from twinkle.errors import InternalError, TwinkleError
 
-SEND, KEEP, DROP = "send", "keep", "drop"  # what a worker does with a result
+# What a worker does with a result; REFER: it sends a reference, by which others fetch it.
+SEND, REFER, KEEP, DROP = "send", "refer", "keep", "drop"
 
 
 @dataclass
 class Call:
     """What a worker is to do. kind: 'make', 'call', 'iterate', 'next' or 'fetch'. key: of the
     object, under which it is or will be held. what: the class of 'make', the method of 'call'.
-    answer: SEND, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the whole;
-    None: nobody has cut it.
+    answer: SEND, REFER, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the
+    whole; None: nobody has cut it.
     forget: keys that nobody has any more. failures: how many of this worker's errors the driver has
     seen: a worker that has had more does nothing until they are equal."""
 
@@ -53,9 +54,7 @@ class Failure:
 
     def exception(self, where):
         """The exception, with `where` it happened in its text."""
-        error = None if self.pickled is None else pickle.loads(self.pickled)
-        if error is None:
-            error = InternalError(f"infra: {self.text}")
+        error = self._unpickled() or InternalError(f"infra: {self.text}")
         if isinstance(error, TwinkleError) or (
             len(error.args) == 1 and isinstance(error.args[0], str)
         ):
@@ -64,6 +63,13 @@ class Failure:
             error.add_note(where)
         error.add_note(f"In the worker:\n{self.trace}")
         return error
+
+    def _unpickled(self):
+        """None: it cannot be, here or at all."""
+        try:
+            return None if self.pickled is None else pickle.loads(self.pickled)
+        except Exception:  # the driver lacks its module, or has another version
+            return None
 
 
 @dataclass
@@ -79,10 +85,11 @@ class Outcome:
     failure: Failure | None = None
     counted: bool = True
 
-    def check(self):
-        """Raises what went wrong. InternalError: the call was not done, since an earlier one had
-        failed."""
+    def check(self, group):
+        """InternalError: the call to the group was not done, or has failed."""
         if self.failure is not None:
-            raise self.failure.exception("where this result was made")
+            raise InternalError(f"infra: group {group} has not made a result: {self.failure.text}")
         if self.skipped:
-            raise InternalError("infra: an earlier call of the group that has this result failed")
+            raise InternalError(
+                f"infra: group {group} has not made a result: an earlier call of it has failed"
+            )

@@ -74,7 +74,7 @@ class Proxy:
         }
         self.group.outcomes(self.group.send(calls, str(self)))
 
-    def _invoke(self, name, how, *args, **kwargs):
+    def _invoke(self, name, how, /, *args, **kwargs):
         ranks = [0] if how.execute == "first" else range(self.group.size)
         given = shares(how, self, args, kwargs)
 
@@ -136,7 +136,7 @@ class Proxy:
     def __getitem__(self, index):
         return self._python("__getitem__", index)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         """Calls the object. TypeError: it has no remote method __call__."""
         how = how_of(self._class, "__call__")
         if how is None:

@@ -4,9 +4,10 @@ that was made with remote_group=, and is to that object what a process of torchr
 import os
 from pathlib import Path
 
+from twinkle.logger import get_logger
 from twinkle.platform import find_free_port
 from twinkle.remote import held
-from twinkle.remote.messages import DROP, KEEP, Failure, Outcome
+from twinkle.remote.messages import DROP, KEEP, REFER, Failure, Outcome
 from twinkle.remote.rows import rows_from
 
 
@@ -33,15 +34,17 @@ class Worker:
         """Makes this process a rank: sets its environment, and what initialize() would. folder: the
         driver's, to which relative paths belong, where this machine has it."""
         os.environ.update(environment)
-        if Path(folder).is_dir():
-            os.chdir(folder)
+        go_to(folder, environment["WORKER_NAME"])
         from twinkle import infra
 
         infra.initialize(mode="local", **settings)
+        infra.current_run().worker_of = environment["CLUSTER_NAME"]
         return os.getpid()
 
     def run(self, call):
         """Does what a Call says; its Outcome."""
+        import ray
+
         for key in call.forget:
             held.table.pop(key, None)
         if self._failures > call.failures:
@@ -49,14 +52,16 @@ class Worker:
         try:
             with rows_from(call.first_row):
                 value = self._actions[call.kind](call)
-        except StopIteration:
-            return Outcome(stopped=True)
         except Exception as error:
+            if call.kind == "next" and isinstance(error, StopIteration):
+                return Outcome(stopped=True)
             self._failures += 1
             return Outcome(failure=Failure.of(error))
         if call.answer == KEEP:
             held.table[call.keep_as] = value
             return Outcome(length=len(value) if isinstance(value, (list, tuple)) else None)
+        if call.answer == REFER:
+            value = ray.put(value)
         return Outcome() if call.answer == DROP else Outcome(value)
 
     def _make(self, call):
@@ -74,3 +79,14 @@ class Worker:
 
     def _fetch(self, call):
         return held.table[call.key]
+
+
+def go_to(folder, worker):
+    """To the driver's folder; where this machine has none such, that is logged."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+        return
+    get_logger().warning(
+        f"infra: the machine of worker {worker} has no folder {folder}, which is the driver's: "
+        f"relative paths are of {Path.cwd()} there: give absolute ones, or make the folder"
+    )

@@ -91,7 +91,7 @@ def _version(directory):
 
 def _of_prompts(function):
     """Decorates a method of prompts: each worker gets its piece of them."""
-    return mark(function, How(dispatch=Rows(as_list), collect="flatten"))
+    return mark(function, How(dispatch=Rows(as_list, alone=True), collect="flatten"))
 
 
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
