@@ -1,5 +1,6 @@
 """What each process of test_sync.py runs: ROLE MODEL KIND RANK SIZE SENDERS STEPS. The model's
-first rank prints the address, the others read it. Prints what is sampled after each sync."""
+first rank prints the address, the others read it. KIND: adapter, full, or parts: an adapter of
+ranks that share the base. Prints what is sampled after each sync."""
 
 import json
 import os
@@ -15,7 +16,8 @@ from twinkle.sampler import TorchSampler
 
 role, model_dir, kind = sys.argv[1:4]
 rank, size, senders, steps = map(int, sys.argv[4:8])
-mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
+axis = "fsdp_size" if kind == "parts" else "dp_size"
+mesh = DeviceMesh.from_sizes(**{axis: int(os.environ.get("WORLD_SIZE", "1"))})
 twinkle.initialize(mode="local", global_device_mesh=mesh)
 
 
@@ -28,7 +30,7 @@ def sampled(sampler):
 
 if role == "model":
     member = TransformersModel(model_id=model_dir)
-    if kind == "adapter":
+    if kind != "full":
         config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear")
         member.add_adapter_to_model("default", config)
     member.set_optimizer("AdamW", lr=1e-2)

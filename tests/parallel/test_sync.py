@@ -21,9 +21,9 @@ def free_port():
 
 
 class Ranks:
-    """`senders` ranks of one model, and `receivers` samplers, each a process."""
+    """`senders` ranks of one model, and `receivers` samplers, of it or another, each a process."""
 
-    def __init__(self, senders, receivers, model, kind, steps=3, **more):
+    def __init__(self, senders, receivers, model, kind, steps=3, other=None, **more):
         size, port = senders + receivers, free_port()
         self.processes = []
         for rank in range(size):
@@ -32,7 +32,8 @@ class Ranks:
             if role == "model" and senders > 1:
                 env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
                 env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            arguments = map(str, (role, model, kind, rank, size, senders, steps))
+            directory = model if role == "model" else other or model
+            arguments = map(str, (role, directory, kind, rank, size, senders, steps))
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, str(SCRIPT), *arguments],
@@ -88,6 +89,22 @@ def test_samplers_in_other_processes_sample_the_models_bits(
         sent = [result["sent"][step] for result in results[:senders]]
         assert sum(s["num_bytes"] for s in sent) == sum(r["num_bytes"] for r in received) > 0
         assert all(r["has_base"] is (kind == "full") for r in sent + received)
+
+
+def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(tiny_llama_dir)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)  # of other weights
+    with Ranks(2, 1, tiny_llama_dir, "parts", other=tmp_path) as ranks:
+        results = ranks.results()
+    told = results[0]["told"]
+    assert told[0] != told[1] != told[2]
+    assert all(result["told"] == told for result in results)
+    for step in range(3):
+        of_model, received = [r["sent"][step] for r in results[:2]], results[2]["sent"][step]
+        assert all(sent["has_base"] is (step == 0) for sent in [*of_model, received])
+        sent = [each["num_bytes"] for each in of_model]
+        assert sum(sent) == received["num_bytes"] and 0.4 < sent[0] / sum(sent) < 0.6
 
 
 @pytest.mark.parametrize("gone", [0, 1])

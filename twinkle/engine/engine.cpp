@@ -204,7 +204,7 @@ void Engine::read_weights(const std::string& tenant, WeightsReader reader) {
   run<Done>(ReadWeights{tenant, place.number()});
 }
 
-void Engine::replace_weights(const std::string& tenant, std::vector<Weight> weights) {
+void Engine::replace_weights(const std::string& tenant, NewWeights weights) {
   const auto place = state_->executor.shelf().put(std::move(weights));
   run<Done>(ReplaceWeights{tenant, place.number()});
 }

@@ -68,10 +68,10 @@ class Engine {
   // tenant's order, and returns when it has. Nothing else runs meanwhile. Of a group on every rank.
   // Error: what it throws, and of any operation.
   void read_weights(const std::string& tenant, WeightsReader reader);
-  // Puts `weights`, in the order and under the names that read_weights shows, in the place of an
-  // adapter's, or, for a frozen tenant, of the base model's, and returns when the switch has been
-  // made: see ReplaceWeights. Of a group on every rank, each with its own.
-  void replace_weights(const std::string& tenant, std::vector<Weight> weights);
+  // Puts `weights` in the place of the tenant's, and of the base model's where some are given, and
+  // returns when the switch has been made: see ReplaceWeights. The engine keeps the memory of the
+  // base's, where it can. Of a group on every rank, each with its own.
+  void replace_weights(const std::string& tenant, NewWeights weights);
 
   // Samples that are submitted from here on share no keys and values with earlier ones. (With other
   // weights they never do: this is for measuring, and to free the pages.)

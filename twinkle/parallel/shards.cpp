@@ -142,6 +142,31 @@ bool Shards::has(size_t number) const {
   return found == pieces_.end() || found->second.storage.data() != nullptr;
 }
 
+std::map<std::string, Shards::Held> Shards::held() const {
+  std::map<std::string, Held> out;
+  for (const auto& [number, piece] : pieces_) {
+    const bool is_part = piece.own.defined();
+    const int64_t first = is_part ? comm_.rank() * piece.part : 0;
+    const at::Tensor& ours = is_part ? piece.own : piece.all;
+    for (const Matrix& m : piece.matrices) {
+      const int64_t begin = std::max(first, m.begin);
+      const int64_t count = std::min(first + ours.numel(), m.end) - begin;
+      if (count > 0)
+        out[m.name] = {ours.narrow(0, begin - first, count), begin - m.begin};
+      else
+        out[m.name] = {ours.narrow(0, 0, 0), 0};
+    }
+  }
+  return out;
+}
+
+void Shards::forget_ahead() {
+  if (!ahead_) return;
+  wait(*ahead_);
+  let_go(*ahead_);
+  ahead_.reset();
+}
+
 void Shards::ask(size_t number) {
   Piece& piece = pieces_.at(number);
   if (piece.all.defined()) return;

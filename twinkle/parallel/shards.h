@@ -35,6 +35,17 @@ class Shards : public model::Borders {
   void done(size_t piece) noexcept override;
   bool has(size_t piece) const override;
 
+  // Elements of a matrix from `first` on, in row order, flat: those that this rank keeps while its
+  // piece is away, or all of one that stays.
+  struct Held {
+    at::Tensor values;
+    int64_t first = 0;
+  };
+  // Of every matrix, by its name, while no piece is in use. To change the values all ranks call
+  // forget_ahead() first: what was gathered ahead has the old ones.
+  std::map<std::string, Held> held() const;
+  void forget_ahead();
+
   // This rank has failed by itself: those that wait for its parts are woken.
   void give_up(const std::string& why) const noexcept;
   // The most that weights take on this rank: its parts, what stays, what is whole, and the two

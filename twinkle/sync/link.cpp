@@ -3,10 +3,14 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <exception>
+#include <future>
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/model/weights/weight_memory.h"
 #include "twinkle/sync/checksum.h"
 #include "twinkle/sync/transfer.h"
 
@@ -19,35 +23,29 @@ using engine::WeightsView;
 
 Manifest manifest_of(const std::vector<Weight>& tensors) {
   Manifest out;
-  for (const Weight& t : tensors)
-    out.push_back({t.name,
-                   t.value.sizes().vec(),
-                   std::string(t.value.dtype().name()),
-                   t.value.element_size(),
-                   {{0, t.value.numel()}}});
+  for (const Weight& t : tensors) {
+    out.push_back({t.name, t.shape, std::string(t.value.dtype().name()), t.value.element_size()});
+    const int64_t last = t.first + t.value.numel();
+    if (last > t.first) out.back().slices.push_back({t.first, last});
+  }
   return out;
 }
 
-// New tensors of a manifest, one after the other in one block.
-std::vector<Weight> room_for(const Manifest& manifest, const std::vector<at::ScalarType>& types) {
-  std::vector<int64_t> begins{0};
-  for (const Entry& e : manifest) {  // where numbers of its type may lie
-    int64_t& begin = begins.back();
-    begin = (begin + e.element_size - 1) / e.element_size * e.element_size;
-    begins.push_back(begin + e.num_elements() * e.element_size);
-  }
-  const at::Tensor block = at::empty({begins.back()}, at::kByte);
+// A tensor of the same kind and size for each, on huge pages, as the decoder's own.
+std::vector<Weight> room_for(const std::vector<Weight>& like) {
+  model::WeightMemory memory;
+  std::vector<Weight> out = like;
+  for (Weight& t : out) t.value = memory.empty(t.value.sizes(), t.value.scalar_type());
+  return out;
+}
+
+// Of an adapter as a sender tells it: float32.
+std::vector<Weight> room_for(const Manifest& adapter) {
+  model::WeightMemory memory;
   std::vector<Weight> out;
-  for (size_t i = 0; i < manifest.size(); ++i) {
-    const Entry& e = manifest[i];
-    const int64_t bytes = e.num_elements() * e.element_size;
-    out.push_back({e.name, block.narrow(0, begins[i], bytes).view(types[i]).view(e.shape)});
-  }
+  for (const Entry& e : adapter)
+    out.push_back({e.name, memory.empty(e.shape, at::kFloat), e.shape});
   return out;
-}
-
-std::vector<at::ScalarType> of_float32(size_t count) {
-  return std::vector<at::ScalarType>(count, at::kFloat);
 }
 
 // In the order of the plan; a rank without a tensor has nothing there.
@@ -75,6 +73,11 @@ std::exception_ptr error_of(const Call& call) {
   }
 }
 
+// What a rank that is still at work tells the others, and how often: well within the timeouts of
+// groups, which are of a second and more.
+constexpr const char* kAtWork = "\x01";
+constexpr auto kBeat = std::chrono::milliseconds(100);
+
 std::string text_of(const std::exception_ptr& error) {
   if (!error) return {};
   try {
@@ -90,8 +93,8 @@ std::string text_of(const std::exception_ptr& error) {
 struct Link::Mine {
   Hello hello;
   uint64_t base_version = 0;
-  std::vector<at::ScalarType> base_types;
-  std::vector<Weight> adapter;  // copies, which the engine may go on from
+  std::vector<Weight> base;     // of a receiver: sizes and types, without values
+  std::vector<Weight> adapter;  // of a sender: copies, which the engine may go on from
 };
 
 Link::Link(std::unique_ptr<mesh::Comm> comm, const Options& options)
@@ -103,17 +106,21 @@ Link::Link(std::unique_ptr<mesh::Comm> comm, const Options& options)
           ", it must be at least 1");
 }
 
+Plan Link::plan_of(const std::vector<Manifest>& ranks) const {
+  return plan(ranks, options_.num_senders, {.bucket_bytes = options_.bucket_bytes});
+}
+
 Plan Link::plan_of_base(const std::vector<Hello>& ranks) const {
   std::vector<Manifest> all;
   for (const Hello& hello : ranks) all.push_back(hello.base);
-  return plan(all, options_.num_senders, options_.bucket_bytes);
+  return plan_of(all);
 }
 
 // Every receiver gets all of it; empty without an adapter.
 Plan Link::plan_of_adapter(const std::vector<Hello>& ranks) const {
   std::vector<Manifest> all;
   for (const Hello& hello : ranks) all.push_back(hello.sends ? hello.adapter : ranks[0].adapter);
-  return plan(all, options_.num_senders, options_.bucket_bytes);
+  return plan_of(all);
 }
 
 Link::Mine Link::described(Engine& engine, const std::string& tenant, bool sends) {
@@ -121,12 +128,15 @@ Link::Mine Link::described(Engine& engine, const std::string& tenant, bool sends
   engine.read_weights(tenant, [&](const WeightsView& view) {
     out.base_version = view.base_version;
     out.hello.base = manifest_of(view.base);
-    for (const Weight& t : view.base) out.base_types.push_back(t.value.scalar_type());
-    if (!sends) return;
+    if (!sends) {
+      out.base = view.base;
+      for (Weight& t : out.base) t.value = at::empty_like(t.value, at::device(at::kMeta));
+      return;
+    }
     out.hello.lora_json = view.lora_json;
     out.hello.adapter = manifest_of(view.adapter);
     out.hello.trains_base = view.trains_base;
-    out.adapter = room_for(out.hello.adapter, of_float32(view.adapter.size()));
+    out.adapter = room_for(out.hello.adapter);
     for (size_t i = 0; i < view.adapter.size(); ++i)
       out.adapter[i].value.copy_(view.adapter[i].value);
   });
@@ -146,34 +156,51 @@ std::vector<Hello> Link::meet(Hello hello, const std::exception_ptr& failed) {
   return out;
 }
 
-// Compares all ranks' base models with rank 0's, unless none has changed since that was done.
+// Compares every sampler's base model with the model's, unless none has changed since that was
+// done. Ranks may hold different parts: what is compared is what would be sent.
 bool Link::same_base(Engine& engine, const std::string& tenant, const Mine& mine,
-                     const std::vector<Hello>& ranks) {
+                     const std::vector<Hello>& ranks, const Plan& plan) {
   if (std::ranges::all_of(ranks, [](const Hello& h) { return h.knows_base; })) return true;
-  std::vector<std::pair<std::string, uint64_t>> sums;
-  const std::exception_ptr failed = error_of([&] {
+  std::string bytes;
+  settle([&] {
     engine.read_weights(tenant, [&](const WeightsView& view) {
-      const std::vector<uint64_t> of_all = checksums(view.base);
-      for (size_t i = 0; i < of_all.size(); ++i) sums.emplace_back(view.base[i].name, of_all[i]);
+      const std::vector<uint64_t> sums =
+          checksums(plan, comm_->rank(), locals_of(plan, mine.hello.base, view.base));
+      bytes.assign(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(uint64_t));
     });
   });
-  settle(failed);
-  std::ranges::sort(sums);
-  std::string bytes;
-  for (const auto& [name, sum] : sums)
-    bytes.append(reinterpret_cast<const char*>(&sum), sizeof(sum));
-  const std::vector<std::string> all = comm_->all_gather(bytes);
-  const bool same = std::ranges::all_of(all, [&](const std::string& s) { return s == all[0]; });
+  std::vector<std::vector<uint64_t>> all;
+  for (const std::string& of_rank : comm_->all_gather(bytes)) {
+    all.emplace_back(of_rank.size() / sizeof(uint64_t));
+    std::memcpy(all.back().data(), of_rank.data(), of_rank.size());
+  }
+  const bool same = are_equal(plan, all);
   compared_base_ = same ? mine.base_version : 0;
   return same;
 }
 
-// Every rank tells how it fares; where one has failed, all throw.
-void Link::settle(const std::exception_ptr& failed) {
-  const std::vector<std::string> texts = comm_->all_gather(text_of(failed));
-  if (failed) std::rethrow_exception(failed);
-  for (size_t r = 0; r < texts.size(); ++r)
-    require(texts[r].empty(), Code::kInternal, "sync: rank ", r, ": ", texts[r]);
+// Does its work while others do theirs, and tells them that it lives for as long as it takes. Where
+// a rank has failed, all throw.
+void Link::settle(const std::function<void()>& work) {
+  std::future<void> at_work;
+  if (work) at_work = std::async(std::launch::async, work);
+  std::exception_ptr failed;
+  while (true) {
+    const bool is_at_work = at_work.valid() && at_work.wait_for(kBeat) != std::future_status::ready;
+    if (at_work.valid() && !is_at_work) failed = error_of([&] { at_work.get(); });
+    const std::vector<std::string> texts =
+        comm_->all_gather(is_at_work ? kAtWork : text_of(failed));
+    if (std::ranges::any_of(texts, [](const std::string& t) { return t == kAtWork; })) continue;
+    if (failed) std::rethrow_exception(failed);
+    for (size_t r = 0; r < texts.size(); ++r)
+      require(texts[r].empty(), Code::kInternal, "sync: rank ", r, ": ", texts[r]);
+    return;
+  }
+}
+
+int64_t Link::transferred(const Plan& plan, const Manifest& manifest,
+                          const std::vector<Weight>& tensors) {
+  return transfer(*comm_, plan, locals_of(plan, manifest, tensors), options_.bucket_bytes);
 }
 
 // A rank that fails between messages cannot be waited for: the others hear of it at once.
@@ -203,24 +230,21 @@ Synced Link::send(Engine& engine, const std::string& tenant, const std::string& 
   mine.hello.adapter_name = mine.hello.lora_json.empty() ? "" : name;
   const std::vector<Hello> ranks = meet(mine.hello, failed);
   Synced out{.adapter_name = mine.hello.adapter_name};
-  out.has_base = mine.hello.trains_base || !same_base(engine, tenant, mine, ranks);
+  const Plan of_base = plan_of_base(ranks), of_adapter = plan_of_adapter(ranks);
+  out.has_base = mine.hello.trains_base || !same_base(engine, tenant, mine, ranks, of_base);
   or_close([&] {
     if (out.has_base) {
-      const Plan p = plan_of_base(ranks);
       // On the engine's thread: a copy of all weights would double their memory.
       std::exception_ptr lost;
       engine.read_weights(tenant, [&](const WeightsView& view) {
-        lost = error_of([&] {
-          out.num_bytes += transfer(*comm_, p, locals_of(p, mine.hello.base, view.base));
-        });
+        lost = error_of([&] { out.num_bytes += transferred(of_base, mine.hello.base, view.base); });
       });
       if (lost) std::rethrow_exception(lost);
     }
-    const Plan p = plan_of_adapter(ranks);
-    out.num_bytes += transfer(*comm_, p, locals_of(p, mine.hello.adapter, mine.adapter));
+    out.num_bytes += transferred(of_adapter, mine.hello.adapter, mine.adapter);
   });
-  settle(nullptr);  // all has arrived everywhere ...
-  settle(nullptr);  // ... and everybody has switched
+  settle();  // all has arrived everywhere ...
+  settle();  // ... and everybody has switched
   return out;
 }
 
@@ -230,27 +254,26 @@ Synced Link::receive(Engine& engine, const std::string& frozen) {
   const std::exception_ptr failed = error_of([&] { mine = described(engine, frozen, false); });
   const std::vector<Hello> ranks = meet(mine.hello, failed);
   const Hello& sender = ranks[0];
+  const bool has_adapter = !sender.lora_json.empty();
   Synced out{.adapter_name = sender.adapter_name, .tenant = frozen};
-  out.has_base = sender.trains_base || !same_base(engine, frozen, mine, ranks);
-  std::vector<Weight> base, factors;
+  const Plan of_base = plan_of_base(ranks), of_adapter = plan_of_adapter(ranks);
+  out.has_base = sender.trains_base || !same_base(engine, frozen, mine, ranks, of_base);
+  engine::NewWeights weights;
   or_close([&] {
     if (out.has_base) {
-      const Plan p = plan_of_base(ranks);
-      base = room_for(mine.hello.base, mine.base_types);
-      out.num_bytes += transfer(*comm_, p, locals_of(p, mine.hello.base, base));
+      weights.base = room_for(mine.base);
+      out.num_bytes += transferred(of_base, mine.hello.base, weights.base);
     }
-    const Plan p = plan_of_adapter(ranks);
-    factors = room_for(sender.adapter, of_float32(sender.adapter.size()));
-    out.num_bytes += transfer(*comm_, p, locals_of(p, sender.adapter, factors));
+    weights.adapter = room_for(sender.adapter);
+    out.num_bytes += transferred(of_adapter, sender.adapter, weights.adapter);
   });
-  settle(nullptr);
-  settle(error_of([&] {
+  settle();
+  settle([&] {
     for (const std::string& old : std::exchange(replaced_, {}))
       engine.run<engine::Done>(engine::Delete{old});
-    if (!sender.lora_json.empty()) out.tenant = adapter_tenant(engine, sender);
-    if (out.has_base) engine.replace_weights(frozen, std::move(base));
-    if (!sender.lora_json.empty()) engine.replace_weights(out.tenant, std::move(factors));
-  }));
+    if (has_adapter) out.tenant = adapter_tenant(engine, sender);
+    if (out.has_base || has_adapter) engine.replace_weights(out.tenant, std::move(weights));
+  });
   return out;
 }
 

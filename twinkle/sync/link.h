@@ -4,9 +4,11 @@
 // that no rounding stays in the base. The base model's weights travel where all of them are
 // trained, or where the sampler has others, which is found out once. What arrives lies beside the
 // weights in use until all of it is there; then one operation of the engine switches: see
-// ReplaceWeights. One thread at a time, but for close().
+// ReplaceWeights, which switches a base and its adapter together. One thread at a time, but for
+// close().
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,8 +22,8 @@
 namespace twinkle::sync {
 
 struct Options {
-  int num_senders = 1;                       // ranks of the model: the first ones of the group
-  int64_t bucket_bytes = int64_t{64} << 20;  // of one message; two are on their way at a time
+  int num_senders = 1;  // ranks of the model: the first ones of the group
+  int64_t bucket_bytes = Sizes().bucket_bytes;
 };
 
 struct Synced {
@@ -40,7 +42,8 @@ class Link {
   // both, on every rank: kInvalid, tensors that the other side does not have, or has in another
   // shape or type; kInternal: what another rank's engine has refused. The link is as it was then,
   // and weights are as before. kInternal: a rank that has gone or does not come within the group's
-  // timeout; the link is closed then.
+  // timeout; the link is closed then. A switch that waits for samples that have begun is waited
+  // for however long they take.
   //
   // `tenant`'s adapter, or, without one, all weights. `name`: the receivers know an adapter by it.
   Synced send(engine::Engine& engine, const std::string& tenant, const std::string& name);
@@ -61,10 +64,13 @@ class Link {
   Mine described(engine::Engine& engine, const std::string& tenant, bool sends);
   std::vector<Hello> meet(Hello hello, const std::exception_ptr& failed);
   bool same_base(engine::Engine& engine, const std::string& tenant, const Mine& mine,
-                 const std::vector<Hello>& ranks);
+                 const std::vector<Hello>& ranks, const Plan& plan);
+  Plan plan_of(const std::vector<Manifest>& ranks) const;
   Plan plan_of_base(const std::vector<Hello>& ranks) const;
   Plan plan_of_adapter(const std::vector<Hello>& ranks) const;
-  void settle(const std::exception_ptr& failed);
+  int64_t transferred(const Plan& plan, const Manifest& manifest,
+                      const std::vector<engine::Weight>& tensors);
+  void settle(const std::function<void()>& work = {});
   template <class Call>
   void or_close(const Call& call);
   const std::string& adapter_tenant(engine::Engine& engine, const Hello& sender);

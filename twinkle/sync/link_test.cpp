@@ -1,63 +1,18 @@
 // Engines that sample after a sync against the engine that was trained: the same bits.
-#include "twinkle/sync/link.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
-#include <functional>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
-#include "twinkle/engine/operations_for_test.h"
-#include "twinkle/mesh/thread_comm.h"
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/sync/link_for_test.h"
 
 namespace twinkle::sync {
 namespace {
-
-using engine::Create;
-using engine::Done;
-using engine::Engine;
-using engine::EngineOptions;
-
-constexpr const char* kLora = R"({"r": 4, "lora_alpha": 12, "target_modules": "all-linear"})";
-
-EngineOptions options_of(const model::TinyModel& model, const char* precision = "bf16") {
-  return {.model = {.path = model.path(), .mixed_precision = precision}};
-}
-
-using Texts = std::vector<std::pair<std::vector<int32_t>, std::vector<float>>>;
-
-Texts sampled(Engine& engine, const std::string& tenant) {
-  engine::Sample op{.tenant = tenant};
-  for (uint64_t i = 0; i < 3; ++i) {
-    op.prompts.push_back(engine::drawn(i == 2 ? 8 : 7, 70).input_ids);
-    op.params.push_back({.max_tokens = 8, .seed = i, .ignore_eos = true});
-  }
-  Texts out;
-  for (const auto& samples : engine.run<engine::SampleResult>(op).completions)
-    out.emplace_back(samples[0].tokens, samples[0].logprobs);
-  return out;
-}
-
-void train(Engine& engine, const std::string& tenant) {
-  engine.run<engine::ForwardResult>(engine::work(tenant));
-  engine.run<engine::StepResult>(engine::Step{.tenant = tenant, .options = R"({"lr": 0.05})"});
-}
-
-// Calls of all ranks at once, each with its link.
-using Script = std::function<void(Link&, int rank)>;
-void on_ranks(int size, const Options& options, const Script& script) {
-  auto comms = mesh::thread_comms(size, 20);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      Link link(std::move(comms[static_cast<size_t>(r)]), options);
-      script(link, r);
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
 
 // A model that trains `tenant`, and samplers; after each of three steps all sample the same.
 void expect_same_samples(const std::string& lora_json, const Options& options, int num_samplers) {
@@ -103,9 +58,8 @@ TEST(Link, AllWeightsSampleAsWhereTheyWereTrained) {
 
 TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
   const model::TinyModel model;
-  JsonObject config = model::tiny_config();
   const ScratchDir other;
-  model::write_tiny(other.path(), config, model::tiny_weights(config, 2));
+  write_other(other);
   Engine trainer(options_of(model));
   EngineOptions options = options_of(model);
   options.model.path = other.path().string();
@@ -150,6 +104,97 @@ TEST(Link, SamplesThatHaveBegunEndWithTheWeightsThatTheyBeganWith) {
   engine::Future untouched = still.submit(long_one);
   EXPECT_EQ(tokens(running), tokens(untouched));
   EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
+}
+
+// A Sample of the base model that takes so long for each of 200 tokens, until finish().
+class SlowSample {
+ public:
+  SlowSample(Engine& engine, std::chrono::milliseconds of_token)
+      : future_(engine.submit(
+            engine::Sample{.tenant = "frozen",
+                           .prompts = {engine::drawn(7, 20).input_ids},
+                           .params = {{.max_tokens = 200, .seed = 1, .ignore_eos = true}}},
+            {.on_tokens = [finishes = finishes_, of_token](auto) {
+              if (!*finishes) std::this_thread::sleep_for(of_token);
+            }})) {}
+  void finish() { *finishes_ = true; }
+  void wait() { future_.get(); }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> finishes_ = std::make_shared<std::atomic<bool>>(false);
+  engine::Future future_;
+};
+
+TEST(Link, SamplesThatTakeLongerThanTheTimeoutAreWaitedForSlow) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me"});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  train(trainer, "me");
+  SlowSample running(sampler, std::chrono::milliseconds(5));
+  const auto sync = [&](Link& link, int rank) {
+    if (rank == 0)
+      link.send(trainer, "me", "");
+    else
+      link.receive(sampler, "frozen");
+  };
+  on_ranks(2, {}, sync, 0.5);
+  running.wait();
+  EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
+}
+
+TEST(Link, NothingSamplesTheNewBaseWithTheOldAdapter) {
+  const model::TinyModel model;
+  const ScratchDir other;
+  write_other(other);
+  EngineOptions options = options_of(model);
+  options.model.path = other.path().string();
+  Engine trainer(options_of(model)), sampler(options);
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  engine::NewWeights others;
+  sampler.read_weights("frozen", [&](const engine::WeightsView& view) {
+    for (engine::Weight w : view.base) {
+      w.value = w.value.clone();
+      others.base.push_back(std::move(w));
+    }
+  });
+  std::string tenant;
+  std::promise<void> has_begun;
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    if (rank == 0) {
+      train(trainer, "me");
+      link.send(trainer, "me", "default");
+      train(trainer, "me");
+      has_begun.get_future().wait();
+      EXPECT_TRUE(link.send(trainer, "me", "default").has_base);
+      return;
+    }
+    tenant = link.receive(sampler, "frozen").tenant;
+    sampler.replace_weights("frozen", others);  // a base that differs once more
+    const auto tokens = [](Engine& engine, const std::string& who) {
+      return engine.submit(
+          engine::Sample{.tenant = who,
+                         .prompts = {{5, 6, 7}},
+                         .params = {{.max_tokens = 20, .seed = 4, .ignore_eos = true}}});
+    };
+    const auto of = [](engine::Future future) {
+      return std::get<engine::SampleResult>(future.get()).completions[0][0].tokens;
+    };
+    const auto before = of(tokens(sampler, tenant));
+    SlowSample running(sampler, std::chrono::milliseconds(10));
+    has_begun.set_value();
+    std::thread syncs([&] { link.receive(sampler, "frozen"); });
+    // The switch waits for the sample that runs, and the next sample for the switch.
+    for (int i = 0; i < 1000 && sampler.stats().tenants.at(tenant).num_queued == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    engine::Future next = tokens(sampler, tenant);
+    running.finish();
+    syncs.join();
+    const auto got = of(std::move(next)), after = of(tokens(trainer, "me"));
+    EXPECT_NE(before, after);
+    EXPECT_TRUE(got == after || got == before);
+  });
 }
 
 TEST(Link, ASamplerOfAnotherModelIsRefusedOnEveryRankAndNothingChanges) {

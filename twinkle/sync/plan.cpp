@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -13,10 +14,10 @@ using Route = std::pair<int, int>;  // from, to
 
 class Planner {
  public:
-  Planner(const std::vector<Manifest>& ranks, int num_senders, int64_t bucket_bytes)
+  Planner(const std::vector<Manifest>& ranks, int num_senders, const Sizes& sizes)
       : ranks_(ranks),
         num_senders_(num_senders),
-        bucket_bytes_(bucket_bytes),
+        sizes_(sizes),
         load_(static_cast<size_t>(num_senders)) {
     for (int r = 0; r < num_senders; ++r) {
       for (const Entry& entry : ranks_[static_cast<size_t>(r)])
@@ -34,17 +35,21 @@ class Planner {
     // The routes take turns, so that no rank waits until another has all of its own.
     for (size_t i = 0, left = 1; left > 0; ++i) {
       left = 0;
-      for (auto& [route, buckets] : routes_) {
-        if (i >= buckets.size()) continue;
+      for (auto& [route, way] : ways_) {
+        if (i >= way.buckets.size()) continue;
         ++left;
-        out_.num_bytes += buckets[i].num_bytes;
-        out_.buckets.push_back(std::move(buckets[i]));
+        out_.num_bytes += way.buckets[i].num_bytes;
+        out_.buckets.push_back(std::move(way.buckets[i]));
       }
     }
     return std::move(out_);
   }
 
  private:
+  struct Way {
+    std::vector<Bucket> buckets;
+    std::optional<size_t> open;  // the bucket that small pieces go into
+  };
   struct Holder {
     int rank;
     const Entry* entry;
@@ -90,43 +95,44 @@ class Planner {
 
   // Cuts a piece where a bucket is full.
   void add(Route route, int64_t element_size, Piece piece) {
-    auto& buckets = routes_[route];
+    Way& way = ways_[route];
+    const bool is_alone = (piece.last - piece.first) * element_size >= sizes_.alone_bytes;
     while (piece.first < piece.last) {
-      const int64_t room =
-          buckets.empty() ? 0 : (bucket_bytes_ - buckets.back().num_bytes) / element_size;
-      if (room <= 0) {
-        buckets.push_back({.from = route.first, .to = route.second});
-        continue_with(buckets.back(), element_size, piece,
-                      std::max<int64_t>(bucket_bytes_ / element_size, 1));
+      int64_t room = 0;  // elements
+      if (!is_alone && way.open)
+        room = (sizes_.bucket_bytes - way.buckets[*way.open].num_bytes) / element_size;
+      size_t at = way.buckets.size();
+      if (room > 0) {
+        at = *way.open;
       } else {
-        continue_with(buckets.back(), element_size, piece, room);
+        way.buckets.push_back({.from = route.first, .to = route.second});
+        room = std::max<int64_t>(sizes_.bucket_bytes / element_size, 1);
+        if (!is_alone) way.open = at;
       }
+      Bucket& bucket = way.buckets[at];
+      const int64_t last = std::min(piece.last, piece.first + room);
+      bucket.pieces.push_back({piece.tensor, piece.first, last});
+      bucket.num_bytes += (last - piece.first) * element_size;
+      piece.first = last;
     }
-  }
-
-  static void continue_with(Bucket& bucket, int64_t element_size, Piece& piece, int64_t most) {
-    const int64_t last = std::min(piece.last, piece.first + most);
-    bucket.pieces.push_back({piece.tensor, piece.first, last});
-    bucket.num_bytes += (last - piece.first) * element_size;
-    piece.first = last;
   }
 
   const std::vector<Manifest>& ranks_;
   const int num_senders_;
-  const int64_t bucket_bytes_;
+  const Sizes sizes_;
   std::map<std::string_view, std::vector<Holder>> holders_;
   std::map<std::string_view, size_t> numbers_;
   std::vector<int64_t> load_;  // bytes, of each sender
-  std::map<Route, std::vector<Bucket>> routes_;
+  std::map<Route, Way> ways_;
   Plan out_;
 };
 
 }  // namespace
 
-Plan plan(const std::vector<Manifest>& ranks, int num_senders, int64_t bucket_bytes) {
-  require(bucket_bytes >= 1, Code::kInvalid, "sync: bucket_bytes is ", bucket_bytes,
+Plan plan(const std::vector<Manifest>& ranks, int num_senders, const Sizes& sizes) {
+  require(sizes.bucket_bytes >= 1, Code::kInvalid, "sync: bucket_bytes is ", sizes.bucket_bytes,
           ", it must be at least 1");
-  return Planner(ranks, num_senders, bucket_bytes).run();
+  return Planner(ranks, num_senders, sizes).run();
 }
 
 }  // namespace twinkle::sync

@@ -18,7 +18,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// One message: its pieces one after the other.
+// One message: its pieces one after the other. Large ones have a single piece.
 struct Bucket {
   int from = 0, to = 0;  // ranks
   std::vector<Piece> pieces;
@@ -35,9 +35,16 @@ struct Plan {
   int64_t num_bytes = 0;        // of all
 };
 
+struct Sizes {
+  int64_t bucket_bytes = int64_t{64} << 20;  // the most of one message, but for a single element
+  // A slice of as many is not put into a bucket with others: it is sent from, and received, where
+  // it lies. A message costs what a copy of some 100 KiB does.
+  int64_t alone_bytes = int64_t{128} << 10;
+};
+
 // Of manifests that require_same_tensors takes. Every slice that a receiver wants comes once, from
-// the sender that has it and has been given fewest bytes. No bucket has more than `bucket_bytes`,
-// but for a single element. Error kInvalid: elements that no sender holds; bucket_bytes below 1.
-Plan plan(const std::vector<Manifest>& ranks, int num_senders, int64_t bucket_bytes);
+// the sender that has it and has been given fewest bytes. Error kInvalid: elements that no sender
+// holds; bucket_bytes below 1.
+Plan plan(const std::vector<Manifest>& ranks, int num_senders, const Sizes& sizes);
 
 }  // namespace twinkle::sync

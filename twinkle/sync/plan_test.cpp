@@ -12,7 +12,7 @@
 #include "twinkle/base/random.h"
 #include "twinkle/mesh/counting_comm.h"
 #include "twinkle/mesh/thread_comm.h"
-#include "twinkle/sync/transfer.h"
+#include "twinkle/sync/checksum.h"
 
 namespace twinkle::sync {
 namespace {
@@ -90,9 +90,9 @@ TEST(Plan, BringsEveryByteOnceInBucketsOfTheSizeThatWasAsked) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     Draw draw(seed);
     const World world = drawn_world(draw);
-    const int64_t bucket_bytes = draw.from(4, 200);
+    const int64_t bucket_bytes = draw.from(4, 200), alone_bytes = draw.from(1, 100);
     require_same_tensors(world.ranks, world.num_senders);
-    const Plan p = plan(world.ranks, world.num_senders, bucket_bytes);
+    const Plan p = plan(world.ranks, world.num_senders, {bucket_bytes, alone_bytes});
     int64_t wanted = 0;
     for (size_t r = static_cast<size_t>(world.num_senders); r < world.ranks.size(); ++r)
       for (const Entry& e : world.ranks[r]) wanted += e.num_elements() * e.element_size;
@@ -112,7 +112,7 @@ TEST(Plan, BringsEveryByteOnceInBucketsOfTheSizeThatWasAsked) {
             locals[t] = {sends ? values : at::full_like(values, -1), e.slices};
           }
         }
-        transfer(counted, p, locals);
+        transfer(counted, p, locals, bucket_bytes);
         sent[r] = counted.sent().send;
         for (const Entry& e : world.ranks[r]) {
           for (size_t t = 0; t < p.tensors.size(); ++t) {
@@ -126,7 +126,13 @@ TEST(Plan, BringsEveryByteOnceInBucketsOfTheSizeThatWasAsked) {
     int64_t all_sent = 0;
     for (const int64_t bytes : sent) all_sent += bytes;
     EXPECT_EQ(all_sent, wanted);
-    for (const Bucket& b : p.buckets) EXPECT_LE(b.num_bytes, bucket_bytes);
+    for (const Bucket& b : p.buckets) {
+      EXPECT_LE(b.num_bytes, bucket_bytes);
+      for (const Piece& piece : b.pieces) {
+        const int64_t size = p.tensors[piece.tensor].element_size;
+        EXPECT_TRUE(b.pieces.size() == 1 || (piece.last - piece.first) * size < alone_bytes);
+      }
+    }
   }
 }
 
@@ -139,12 +145,49 @@ Entry whole(const std::string& name, std::vector<int64_t> shape) {
 TEST(Plan, SharesTheWorkAmongSendersThatHoldTheSame) {
   Manifest all;
   for (const char* name : {"a", "b", "c", "d"}) all.push_back(whole(name, {8}));
-  const Plan p = plan({all, all, all}, 2, 1000);
+  const Plan p = plan({all, all, all}, 2, {1000});
   ASSERT_EQ(p.buckets.size(), 2U);
   EXPECT_EQ(p.buckets[0].from, 0);
   EXPECT_EQ(p.buckets[1].from, 1);
   EXPECT_EQ(p.buckets[0].num_bytes, 64);
   EXPECT_EQ(p.buckets[1].num_bytes, 64);
+}
+
+std::vector<Local> locals_of(const Plan& p, const Manifest& manifest) {
+  std::vector<Local> out;
+  for (const Plan::Tensor& t : p.tensors)
+    for (const Entry& e : manifest)
+      if (e.name == t.name) out.push_back({values_of(e), e.slices});
+  return out;
+}
+
+TEST(Plan, TellsByChecksumsOfWhatItWouldSendWhetherReceiversHaveIt) {
+  Entry left = whole("a", {30}), right = left;
+  left.slices = {{0, 11}}, right.slices = {{11, 30}};
+  const Entry b = whole("b", {3});
+  const std::vector<Manifest> ranks{{left, b}, {right, b}, {whole("a", {30}), b}, {right, b}};
+  const Plan p = plan(ranks, 2, {.bucket_bytes = 40});
+  std::vector<std::vector<Local>> locals;
+  for (const Manifest& manifest : ranks) locals.push_back(locals_of(p, manifest));
+  const auto equal = [&] {
+    std::vector<std::vector<uint64_t>> sums;
+    for (int r = 0; r < 4; ++r) sums.push_back(checksums(p, r, locals[static_cast<size_t>(r)]));
+    return are_equal(p, sums);
+  };
+  EXPECT_TRUE(equal());
+  for (size_t r = 0; r < 4; ++r) {
+    for (Local& local : locals[r]) {
+      const at::Tensor last = local.values[-1];
+      const at::Tensor before = last.clone();
+      last.add_(1);
+      // Of senders that hold the same one alone is asked.
+      if (r >= 2) {
+        EXPECT_FALSE(equal()) << r;
+      }
+      last.copy_(before);
+    }
+  }
+  EXPECT_TRUE(equal());
 }
 
 TEST(Plan, OfRanksThatDoNotFitNamesTheFirstTensor) {
@@ -169,9 +212,9 @@ TEST(Plan, OfRanksThatDoNotFitNamesTheFirstTensor) {
             "[2, 3]");
   Entry part = a;
   part.slices = {{0, 2}, {3, 6}};
-  EXPECT_EQ(invalid_of([&] { plan({{part}, {a}}, 1, 100); }),
+  EXPECT_EQ(invalid_of([&] { plan({{part}, {a}}, 1, {100}); }),
             "sync: no rank of the model holds element 2 of 'a'");
-  EXPECT_EQ(invalid_of([&] { plan({{a}, {a}}, 1, 0); }),
+  EXPECT_EQ(invalid_of([&] { plan({{a}, {a}}, 1, {0}); }),
             "sync: bucket_bytes is 0, it must be at least 1");
 }
 

@@ -2,9 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <cstring>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -13,21 +11,20 @@
 namespace twinkle::sync {
 namespace {
 
-constexpr size_t kMaxFlying = 2;
-
 class Transfers {
  public:
   Transfers(mesh::Comm& comm, const Plan& plan, const std::vector<Local>& locals)
       : comm_(comm), plan_(plan), locals_(locals) {}
 
-  int64_t run() {
+  int64_t run(int64_t most_flying) {
     int64_t bytes = 0;
     for (const Bucket& bucket : plan_.buckets) {
       const bool sends = bucket.from == comm_.rank();
       if (!sends && bucket.to != comm_.rank()) continue;
-      if (flying_.size() == kMaxFlying) land();
+      while (!flying_.empty() && num_flying_ + bucket.num_bytes > most_flying) land();
       bytes += bucket.num_bytes;
-      flying_.push_back(sends ? sent(bucket) : awaited(bucket));
+      num_flying_ += bucket.num_bytes;
+      flying_.push_back(begun(bucket, sends));
     }
     while (!flying_.empty()) land();
     return bytes;
@@ -35,78 +32,42 @@ class Transfers {
 
  private:
   struct Flight {
-    at::Tensor bytes;       // what is on its way
-    const Bucket* unpacks;  // to be copied out of `bytes`, or null
-    bool is_spare;          // `bytes` may carry another bucket afterwards
+    const Bucket& bucket;
+    at::Tensor bytes;  // what is on its way
+    bool is_copied;    // to be copied out of `bytes`, where this rank receives
     std::unique_ptr<mesh::Transfer> transfer;
   };
 
-  Flight sent(const Bucket& bucket) {
-    const at::Tensor there = in_place(bucket);
-    const at::Tensor bytes = there.defined() ? there : spare(bucket.num_bytes);
-    if (!there.defined()) each(bucket, bytes, [](auto& ours, auto& wire) { wire.copy_(ours); });
-    return {bytes, nullptr, !there.defined(), comm_.start_send(bytes, bucket.to)};
-  }
-
-  Flight awaited(const Bucket& bucket) {
-    const at::Tensor there = in_place(bucket);
-    const at::Tensor bytes = there.defined() ? there : spare(bucket.num_bytes);
-    return {bytes, there.defined() ? nullptr : &bucket, !there.defined(),
-            comm_.start_recv(bytes, bucket.from)};
+  Flight begun(const Bucket& bucket, bool sends) {
+    at::Tensor bytes = in_place(bucket);
+    const bool is_copied = !bytes.defined();
+    if (is_copied) bytes = at::empty({bucket.num_bytes}, at::kByte);
+    if (sends && is_copied) each(bucket, bytes, [](auto& ours, auto& wire) { wire.copy_(ours); });
+    auto transfer =
+        sends ? comm_.start_send(bytes, bucket.to) : comm_.start_recv(bytes, bucket.from);
+    return {bucket, bytes, is_copied && !sends, std::move(transfer)};
   }
 
   void land() {
-    Flight flight = std::move(flying_.front());
+    const Flight flight = std::move(flying_.front());
     flying_.pop_front();
+    num_flying_ -= flight.bucket.num_bytes;
     flight.transfer->wait();
-    if (flight.unpacks)
-      each(*flight.unpacks, flight.bytes, [](auto& ours, auto& wire) { ours.copy_(wire); });
-    if (flight.is_spare) spare_.push_back(flight.bytes);
+    if (flight.is_copied)
+      each(flight.bucket, flight.bytes, [](auto& ours, auto& wire) { ours.copy_(wire); });
   }
 
-  // Of `bytes` bytes; the memory of one that has landed where there is one.
-  at::Tensor spare(int64_t bytes) {
-    at::Tensor out = at::empty({0}, at::kByte);
-    if (!spare_.empty()) out = std::exchange(spare_.back(), {}), spare_.pop_back();
-    // A view of it; whole buckets come first, so that it seldom grows.
-    if (out.storage().nbytes() < static_cast<size_t>(bytes)) return at::empty({bytes}, at::kByte);
-    return out.as_strided({bytes}, {1}, 0);
-  }
-
-  // The bytes of this rank's part of a piece.
-  at::Tensor bytes_of(const Piece& piece) const {
-    const Local& local = locals_.at(piece.tensor);
-    int64_t before = 0;
-    for (const Slice& slice : local.slices) {
-      if (piece.first >= slice.first && piece.last <= slice.last) {
-        const int64_t size = plan_.tensors[piece.tensor].element_size;
-        return local.values.view({-1}).view(at::kByte).narrow(
-            0, (before + piece.first - slice.first) * size, (piece.last - piece.first) * size);
-      }
-      before += slice.last - slice.first;
-    }
-    fail(Code::kInternal, "sync: rank ", comm_.rank(), " has no elements [", piece.first, ", ",
-         piece.last, ") of '", plan_.tensors[piece.tensor].name, "'");
-  }
-
-  // The bucket where its pieces lie one after the other in this rank's memory; else none.
+  // The message where it lies in this rank's memory; none: its pieces lie apart, or on a device.
   at::Tensor in_place(const Bucket& bucket) const {
-    const at::Tensor first = bytes_of(bucket.pieces.front());
-    if (!first.is_cpu()) return {};
-    const auto* end = static_cast<const char*>(first.const_data_ptr());
-    for (const Piece& piece : bucket.pieces) {
-      const at::Tensor next = bytes_of(piece);
-      if (!next.is_alias_of(first) || next.const_data_ptr() != end) return {};
-      end += next.nbytes();
-    }
-    return first.as_strided({bucket.num_bytes}, {1});
+    const at::Tensor first = bytes_of(bucket.pieces.front(), plan_, locals_);
+    return bucket.pieces.size() == 1 && first.is_cpu() ? first : at::Tensor();
   }
 
   template <class Copy>
   void each(const Bucket& bucket, const at::Tensor& wire, const Copy& copy) const {
     int64_t at = 0;
     for (const Piece& piece : bucket.pieces) {
-      at::Tensor ours = bytes_of(piece), theirs = wire.narrow(0, at, ours.numel());
+      at::Tensor ours = bytes_of(piece, plan_, locals_), theirs = wire.narrow(0, at, ours.numel());
       copy(ours, theirs);
       at += ours.numel();
     }
@@ -116,13 +77,30 @@ class Transfers {
   const Plan& plan_;
   const std::vector<Local>& locals_;
   std::deque<Flight> flying_;
-  std::vector<at::Tensor> spare_;
+  int64_t num_flying_ = 0;  // bytes
 };
 
 }  // namespace
 
-int64_t transfer(mesh::Comm& comm, const Plan& plan, const std::vector<Local>& locals) {
-  return Transfers(comm, plan, locals).run();
+at::Tensor bytes_of(const Piece& piece, const Plan& plan, const std::vector<Local>& locals) {
+  const Plan::Tensor& tensor = plan.tensors[piece.tensor];
+  const Local& local = locals.at(piece.tensor);
+  int64_t before = 0;
+  for (const Slice& slice : local.slices) {
+    if (piece.first >= slice.first && piece.last <= slice.last) {
+      const int64_t size = tensor.element_size;
+      return local.values.view({-1}).view(at::kByte).narrow(
+          0, (before + piece.first - slice.first) * size, (piece.last - piece.first) * size);
+    }
+    before += slice.last - slice.first;
+  }
+  fail(Code::kInternal, "sync: this rank has no elements [", piece.first, ", ", piece.last,
+       ") of '", tensor.name, "'");
+}
+
+int64_t transfer(mesh::Comm& comm, const Plan& plan, const std::vector<Local>& locals,
+                 int64_t bucket_bytes) {
+  return Transfers(comm, plan, locals).run(2 * bucket_bytes);
 }
 
 }  // namespace twinkle::sync

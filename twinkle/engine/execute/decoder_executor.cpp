@@ -168,12 +168,12 @@ Tenant& DecoderExecutor::tenant(const std::string& name) {
 }
 
 bool DecoderExecutor::changes_base(const Operation& operation) {
-  const bool replaces = std::holds_alternative<ReplaceWeights>(operation);
-  if (!replaces && !std::holds_alternative<Step>(operation) &&
-      !std::holds_alternative<Load>(operation) && !std::holds_alternative<Delete>(operation))
+  if (const auto* op = std::get_if<ReplaceWeights>(&operation)) return shelf_.has_base(op->number);
+  if (!std::holds_alternative<Step>(operation) && !std::holds_alternative<Load>(operation) &&
+      !std::holds_alternative<Delete>(operation))
     return false;
   const auto it = tenants_.find(tenant_of(operation));
-  return it != tenants_.end() && it->second->mode() == (replaces ? Mode::kFrozen : Mode::kFull);
+  return it != tenants_.end() && it->second->mode() == Mode::kFull;
 }
 
 bool DecoderExecutor::joins(const Operation& operation) const {
@@ -299,11 +299,11 @@ void DecoderExecutor::trim_heaps() {
   ::malloc_trim(0);
 }
 
-void DecoderExecutor::replace(const std::vector<Weight>& weights, Tenant& who) {
-  replace_weights(weights, who, *decoder_, *pool_);
+void DecoderExecutor::replace(const ReplaceWeights& op, Tenant& who) {
+  const NewWeights weights = shelf_.take_weights(op.number);
+  together([&] { replace_weights(weights, who, {*decoder_, shards_.get()}, *pool_); });
   // Adapters have versions of their own, which know nothing of the base model's.
-  if (who.mode() == Mode::kFrozen) sampling_->forget_prefixes();
-  for (const Weight& w : weights) untrimmed_bytes_ += static_cast<int64_t>(w.value.nbytes());
+  if (!weights.base.empty()) sampling_->forget_prefixes();
 }
 
 Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared* prepared) {
@@ -327,11 +327,11 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
                        who, *decoder_);
   }
   if (const auto* op = std::get_if<ReadWeights>(&operation)) {
-    shelf_.take_reader(op->number)(view_of(who, *decoder_, *pool_));
+    shelf_.take_reader(op->number)(view_of(who, {*decoder_, shards_.get()}, *pool_));
     return Done{};
   }
   if (const auto* op = std::get_if<ReplaceWeights>(&operation)) {
-    replace(shelf_.take_weights(op->number), who);
+    replace(*op, who);
     return Done{};
   }
   return together([&] { return who.inspect(std::get<Inspect>(operation).tensors); });

@@ -75,7 +75,7 @@ class DecoderExecutor : public Executor {
   template <class Read>
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
   void trim_heaps();
-  void replace(const std::vector<Weight>& weights, Tenant& who);
+  void replace(const ReplaceWeights& operation, Tenant& who);
   void give_up(const std::exception& error);
   void end_round();  // after anything that may change the size of adapters' state
 

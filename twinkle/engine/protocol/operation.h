@@ -326,11 +326,11 @@ struct ReadWeights {
   }
 };
 
-// Puts the weights that this process has under this number in the place of the adapter's, or, of a
-// frozen tenant, of the base model's, between two batches: Engine::replace_weights submits it. An
-// adapter's Samples that have begun end with the weights that they began with. The base model waits
-// until every Sample that has begun has ended, and what comes meanwhile waits for it. Error
-// kInvalid: other names, shapes or types, a tenant that trains all weights.
+// Puts the weights that this process has under this number in the place of the tenant's adapter's,
+// and of the base model's where it has some, between two batches: Engine::replace_weights submits
+// it. An adapter's Samples that have begun end with the weights that they began with. The base
+// model waits until every Sample that has begun has ended, and what comes meanwhile waits for it.
+// Error kInvalid: other names, shapes or types, a tenant that trains all weights.
 struct ReplaceWeights {
   std::string tenant;
   int64_t number = 0;

@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <map>
+#include <utility>
+
 #include "twinkle/base/error.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/weights/tensors.h"
@@ -9,20 +13,25 @@
 namespace twinkle::engine {
 namespace {
 
-std::vector<Weight> base_of(model::Decoder& decoder) {
-  require(decoder.has_all(), Code::kInvalid,
-          "engine: the weights of a base that ranks hold in parts are not sent, nor replaced, in "
-          "this version: give the ranks to dp_size instead of fsdp_size");
+std::vector<Weight> base_of(const BaseWeights& base) {
+  std::map<std::string, parallel::Shards::Held> held;
+  if (base.shards) held = base.shards->held();
   std::vector<Weight> out;
-  for (const auto& w : decoder.weights()) out.push_back({w.name, *w.value});
+  for (const auto& w : base.decoder.weights()) {
+    const auto found = held.find(w.name);
+    if (found == held.end())
+      out.push_back({w.name, *w.value, w.value->sizes().vec()});
+    else
+      out.push_back({w.name, found->second.values, w.value->sizes().vec(), found->second.first});
+  }
   return out;
 }
 
 std::vector<Weight> factors_of(const lora::Adapter& adapter) {
   std::vector<Weight> out;
   for (const lora::Factors& entry : adapter.factors()) {
-    out.push_back({lora::name_of_a(entry.path), entry.f.a});
-    out.push_back({lora::name_of_b(entry.path), entry.f.b});
+    out.push_back({lora::name_of_a(entry.path), entry.f.a, entry.f.a.sizes().vec()});
+    out.push_back({lora::name_of_b(entry.path), entry.f.b, entry.f.b.sizes().vec()});
   }
   return out;
 }
@@ -30,10 +39,10 @@ std::vector<Weight> factors_of(const lora::Adapter& adapter) {
 void require_fits(const std::vector<Weight>& given, const std::vector<Weight>& ours,
                   const std::string& tenant) {
   for (size_t i = 0; i < std::min(given.size(), ours.size()); ++i) {
-    const auto& [name, value] = given[i];
+    const auto& [name, value, shape, first] = given[i];
     require(name == ours[i].name, Code::kInvalid, "engine: replace_weights: tensor ", i, " is '",
             name, "', tenant '", tenant, "' has '", ours[i].name, "' there");
-    require(value.sizes() == ours[i].value.sizes() &&
+    require(value.sizes() == ours[i].value.sizes() && first == ours[i].first &&
                 value.scalar_type() == ours[i].value.scalar_type(),
             Code::kInvalid, "engine: replace_weights: '", name, "' is ", value.scalar_type(), " ",
             value.sizes(), ", tenant '", tenant, "' has ", ours[i].value.scalar_type(), " ",
@@ -43,12 +52,27 @@ void require_fits(const std::vector<Weight>& given, const std::vector<Weight>& o
           " tensors, tenant '", tenant, "' has ", ours.size());
 }
 
+// The decoder's tensor gets the memory of the new one, which is as large: nothing is copied, and
+// the old memory is freed.
+void adopt(const at::Tensor& from, const at::Tensor& to) {
+  c10::TensorImpl* impl = to.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(from.storage());
+  impl->set_storage_offset(from.storage_offset());
+}
+
+void put(const Weight& from, const Weight& to) {
+  if (to.is_part() || !to.value.is_cpu())
+    model::assign(from.value, to.value);
+  else
+    adopt(from.value, to.value);
+}
+
 }  // namespace
 
-WeightsView view_of(Tenant& tenant, model::Decoder& decoder, const lora::Pool& pool) {
+WeightsView view_of(Tenant& tenant, const BaseWeights& base, const lora::Pool& pool) {
   WeightsView out{.trains_base = tenant.mode() == Mode::kFull,
                   .base_version = pool.base_version(),
-                  .base = base_of(decoder)};
+                  .base = base_of(base)};
   if (tenant.mode() != Mode::kLora) return out;
   const lora::Adapter& adapter = tenant.adapter();
   out.lora_json = boost::json::serialize(json_of(adapter.config()));
@@ -56,25 +80,34 @@ WeightsView view_of(Tenant& tenant, model::Decoder& decoder, const lora::Pool& p
   return out;
 }
 
-void replace_weights(const std::vector<Weight>& weights, Tenant& tenant, model::Decoder& decoder,
+void replace_weights(const NewWeights& weights, Tenant& tenant, const BaseWeights& base,
                      lora::Pool& pool) {
   require(tenant.mode() != Mode::kFull, Code::kInvalid, "engine: replace_weights: tenant '",
           tenant.name(), "' trains all weights itself; receive into an engine that samples");
-  if (tenant.mode() == Mode::kFrozen) {
-    const std::vector<Weight> ours = base_of(decoder);
-    require_fits(weights, ours, tenant.name());
-    for (size_t i = 0; i < ours.size(); ++i) model::assign(weights[i].value, ours[i].value);
+  std::vector<Weight> ours;
+  if (!weights.base.empty()) {
+    ours = base_of(base);
+    require_fits(weights.base, ours, tenant.name());
+  }
+  lora::Adapter* adapter = nullptr;
+  if (tenant.mode() == Mode::kLora) {
+    require_fits(weights.adapter, factors_of(tenant.adapter()), tenant.name());
+    adapter = &tenant.own_adapter();  // it may lack the memory
+  } else {
+    require_fits(weights.adapter, {}, tenant.name());
+  }
+  if (!weights.base.empty()) {
+    if (base.shards) base.shards->forget_ahead();
+    for (size_t i = 0; i < ours.size(); ++i) put(weights.base[i], ours[i]);
     pool.base_changed();
-    return;
   }
-  require_fits(weights, factors_of(tenant.adapter()), tenant.name());
-  lora::Adapter& adapter = tenant.own_adapter();
+  if (!adapter) return;
   size_t i = 0;
-  for (lora::Factors& entry : adapter.factors()) {
-    model::assign(weights[i++].value, entry.f.a);
-    model::assign(weights[i++].value, entry.f.b);
+  for (lora::Factors& entry : adapter->factors()) {
+    model::assign(weights.adapter[i++].value, entry.f.a);
+    model::assign(weights.adapter[i++].value, entry.f.b);
   }
-  adapter.weights_changed();
+  adapter->weights_changed();
   tenant.reset_training();
 }
 

@@ -4,15 +4,22 @@
 
 #include "twinkle/engine/tenant.h"
 #include "twinkle/engine/weights/shelf.h"
+#include "twinkle/parallel/shards.h"
 
 namespace twinkle::engine {
 
-WeightsView view_of(Tenant& tenant, model::Decoder& decoder, const lora::Pool& pool);
+// The base model's weights on this rank.
+struct BaseWeights {
+  model::Decoder& decoder;
+  parallel::Shards* shards;  // null: this rank has all of them
+};
 
-// Of an adapter's tenant its factors, whose optimizer and gradients are forgotten; of a frozen one
-// the base model's weights. Error kInvalid: a tenant that trains all weights; other names, shapes
-// or types than the tenant's, of which the first is named. Nothing changes then.
-void replace_weights(const std::vector<Weight>& weights, Tenant& tenant, model::Decoder& decoder,
+WeightsView view_of(Tenant& tenant, const BaseWeights& base, const lora::Pool& pool);
+
+// Of an adapter the optimizer and gradients are forgotten. Whole weights of a base on the CPU give
+// their memory, the others are copied. Error kInvalid: a tenant that trains all weights; other
+// names, shapes or types, of which the first is named. Nothing changes then.
+void replace_weights(const NewWeights& weights, Tenant& tenant, const BaseWeights& base,
                      lora::Pool& pool);
 
 }  // namespace twinkle::engine

@@ -15,6 +15,13 @@ void Shelf::clear(int64_t number) {
   items_.erase(number);
 }
 
+bool Shelf::has_base(int64_t number) {
+  const Lock lock(mutex_);
+  const auto found = items_.find(number);
+  const auto* weights = found == items_.end() ? nullptr : std::get_if<NewWeights>(&found->second);
+  return weights && !weights->base.empty();
+}
+
 template <class T>
 T Shelf::take(int64_t number) {
   const Lock lock(mutex_);
@@ -28,6 +35,6 @@ T Shelf::take(int64_t number) {
 }
 
 template WeightsReader Shelf::take<WeightsReader>(int64_t number);
-template std::vector<Weight> Shelf::take<std::vector<Weight>>(int64_t number);
+template NewWeights Shelf::take<NewWeights>(int64_t number);
 
 }  // namespace twinkle::engine

@@ -15,9 +15,14 @@
 
 namespace twinkle::engine {
 
+// Of a base that ranks hold in parts, `value` is the part of this rank.
 struct Weight {
   std::string name;
-  at::Tensor value;
+  at::Tensor value;            // of `shape`, or, of a part, its elements in row order, flat
+  std::vector<int64_t> shape;  // of the whole
+  int64_t first = 0;           // of a part: its first element in the whole
+
+  bool is_part() const { return value.sizes() != shape; }
 };
 
 // A tenant's weights as a reader sees them: during the call alone, and not to be changed.
@@ -27,6 +32,11 @@ struct WeightsView {
   std::vector<Weight> base;     // in the decoder's order, under the checkpoint's names
   std::string lora_json;        // the adapter's adapter_config.json; empty: there is none
   std::vector<Weight> adapter;  // float32: A [r, I] and B [O, r] of each linear
+};
+// What takes the place of a tenant's, in the order and under the names of its WeightsView.
+struct NewWeights {
+  std::vector<Weight> base;     // empty: the base model stays as it is
+  std::vector<Weight> adapter;  // empty: the tenant has none
 };
 using WeightsReader = std::function<void(const WeightsView&)>;
 
@@ -48,14 +58,16 @@ class Shelf {
   };
 
   Place put(WeightsReader reader) { return {*this, add(std::move(reader))}; }
-  Place put(std::vector<Weight> weights) { return {*this, add(std::move(weights))}; }
+  Place put(NewWeights weights) { return {*this, add(std::move(weights))}; }
 
   // What lies there, once. Error kNotFound: nothing of this kind does.
   WeightsReader take_reader(int64_t number) { return take<WeightsReader>(number); }
-  std::vector<Weight> take_weights(int64_t number) { return take<std::vector<Weight>>(number); }
+  NewWeights take_weights(int64_t number) { return take<NewWeights>(number); }
+  // True: weights that lie there are the base model's, too.
+  bool has_base(int64_t number);
 
  private:
-  using Item = std::variant<WeightsReader, std::vector<Weight>>;
+  using Item = std::variant<WeightsReader, NewWeights>;
   int64_t add(Item item);
   void clear(int64_t number);
   template <class T>

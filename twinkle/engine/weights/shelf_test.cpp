@@ -9,12 +9,13 @@ namespace {
 
 TEST(Shelf, GivesWhatWasPutThereOnceAndOnlyAsWhatItIs) {
   Shelf shelf;
-  const auto weights = shelf.put(std::vector<Weight>{{"a", {}}, {"b", {}}});
+  const auto weights = shelf.put(NewWeights{.adapter = {{"a", {}}, {"b", {}}}});
   const auto reader = shelf.put([](const WeightsView&) {});
   EXPECT_EQ(weights.number(), 1);
   EXPECT_EQ(reader.number(), 2);
+  EXPECT_FALSE(shelf.has_base(1) || shelf.has_base(2));
   expect_error("weights of number 1 are neither", [&] { shelf.take_reader(1); });
-  EXPECT_EQ(shelf.take_weights(1).size(), 2U);
+  EXPECT_EQ(shelf.take_weights(1).adapter.size(), 2U);
   expect_error("weights of number 1 are neither", [&] { shelf.take_weights(1); });
   EXPECT_TRUE(shelf.take_reader(2));
 }
@@ -22,9 +23,11 @@ TEST(Shelf, GivesWhatWasPutThereOnceAndOnlyAsWhatItIs) {
 TEST(Shelf, IsClearedByThePlaceThatGoes) {
   Shelf shelf;
   {
-    const auto place = shelf.put(std::vector<Weight>(1));
+    const auto place = shelf.put(NewWeights{.base = {{"a", {}}}});
     EXPECT_EQ(place.number(), 1);
+    EXPECT_TRUE(shelf.has_base(1));
   }
+  EXPECT_FALSE(shelf.has_base(1));
   expect_error("weights of number 1 are neither", [&] { shelf.take_weights(1); });
 }
 
