@@ -32,11 +32,6 @@ double memory_of(at::Device device) {
          static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
-double cache_bytes(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype) {
-  return static_cast<double>(tokens) * static_cast<double>(spec.state_size()) *
-         static_cast<double>(c10::elementSize(dtype));
-}
-
 // The cache is taken when the first prompt comes, and fills up much later.
 void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
   if (!device.is_cpu()) return;
@@ -107,12 +102,14 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   base_.config = checkpoint.config();
   base_.spec = model::read_spec(base_.config, o.value_head);
   base_.dtype = dtype;
-  const double cache = cache_bytes(options.sampler.kv_tokens, base_.spec, dtype);
-  require_cache_fits(options.sampler.kv_tokens, cache, device);
   read_together(comms.data, [&] {
     model::Borders& borders = shards_ ? *shards_ : model::no_borders();
     decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device, borders);
   });
+  const int64_t kv_tokens = options.sampler.kv_tokens;
+  const auto cache = static_cast<double>(
+      sampler::PagedCache::num_bytes(decoder_->states(), dtype, sampler::pages_for(kv_tokens)));
+  require_cache_fits(kv_tokens, cache, device);
   double weights = 0;
   for (const auto& w : decoder_->weights()) {
     base_.weights.push_back({w.name, w.value->sizes().vec()});
