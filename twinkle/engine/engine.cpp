@@ -87,6 +87,7 @@ struct Engine::State {
       std::vector<Operation> one;
       one.push_back(std::move(entry.joined.operation));
       std::vector<Accepted> accepted = dispatcher->accept(std::move(one));
+      leader->entered(number, accepted[0].operation());
       out.room = accepted[0].room();
       out.id = dispatcher->submit(std::move(accepted), {end})[0];
     } catch (...) {
@@ -100,9 +101,8 @@ struct Engine::State {
     require(!hooks.on_tokens, Code::kInvalid,
             "engine: sample: tokens are listened to on one rank, ", "this is one of ",
             group->size(), "; take them from the result");
-    Door::Entry entry = door->enter(mine);
-    if (leader) return lead(std::move(entry));
-    return {follower->result(entry)};
+    if (leader) return lead(door->enter(mine));
+    return {follower->submit(*door, mine)};
   }
 
   void close() {

@@ -33,6 +33,11 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
   return out;
 }
 
+const void* place_of(const Operation& operation) {
+  return std::visit([](const auto& held) { return static_cast<const void*>(&held); }, operation);
+}
+const void* place_of(const Sample& sample) { return &sample; }
+
 // `said`: by the rank, of its part of a Save.
 void require_written(const std::string& said, size_t rank) {
   if (said.empty()) return;
@@ -115,9 +120,15 @@ void GroupExecutor::call(Command command, const std::function<std::string()>& ru
   if (failed) std::rethrow_exception(failed);
 }
 
+void GroupExecutor::entered(int64_t number, const Operation& operation) {
+  const Lock lock(mutex_);
+  numbers_[place_of(operation)] = number;
+}
+
 void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
   {
     const Lock lock(mutex_);
+    std::erase_if(numbers_, [&](const auto& entered) { return entered.second == number; });
     news_.told.push_back(told_of(number, outcome));
     if (busy_ || !why_.empty()) return;  // who is talking sends it
     busy_ = true;
@@ -127,9 +138,10 @@ void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
 
 // ---- the calls
 
-Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& operation) {
-  if (sent_.insert(id).second) command.operations.push_back({id, to_bytes(operation)});
-  return {.id = id};
+template <class Content>
+Command::Run GroupExecutor::named(int64_t id, const Content& content) {
+  const Lock lock(mutex_);
+  return {.id = id, .number = numbers_.at(place_of(content))};
 }
 
 // Every rank holds what it has of a save; some have nothing to write.
@@ -137,8 +149,7 @@ FirstPart GroupExecutor::first_part(const Operation& operation) {
   if (!std::holds_alternative<Save>(operation)) return local_.first_part(operation);
   const int64_t number = ++num_saves_;
   Command command{.kind = Command::kFirstPart};
-  command.operations.push_back({0, to_bytes(operation)});
-  command.work.push_back({.id = number});
+  command.work.push_back(named(number, operation));
   FirstPart first;
   call(std::move(command), [&] {
     first = local_.first_part(operation);
@@ -206,7 +217,7 @@ void GroupExecutor::wait_for_writers(int64_t number) {
 // Files are read now, as the followers read them, not as they were when it was submitted.
 Result GroupExecutor::run(const Operation& operation, Prepared*) {
   Command command{.kind = Command::kRun};
-  command.operations.push_back({0, to_bytes(operation)});
+  command.work.push_back(named(0, operation));
   Result result;
   call(std::move(command), [&] {
     result = local_.run(operation, nullptr);
@@ -221,7 +232,7 @@ void GroupExecutor::run_batch(std::span<const Work> batch, const std::atomic<boo
   const std::atomic<bool> goes_on = false;
   Command command{.kind = Command::kBatch};
   for (const Work& work : batch) {
-    Command::Run run = sent(command, work.id, *work.operation);
+    Command::Run run = named(work.id, *work.operation);
     run.first = work.first;
     run.last = work.last;
     run.num_tokens = work.num_tokens;
@@ -236,7 +247,7 @@ void GroupExecutor::run_batch(std::span<const Work> batch, const std::atomic<boo
 void GroupExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
                           Prepared* prepared) {
   Command command{.kind = Command::kStart, .weight = share.weight, .priority = share.priority};
-  command.work.push_back(sent(command, id, sample));
+  command.work.push_back(named(id, sample));
   call(std::move(command), [&] {
     local_.start(id, sample, share, std::move(hooks), prepared);
     return std::string();
@@ -254,7 +265,6 @@ std::vector<Ended> GroupExecutor::step() {
 
 Result GroupExecutor::commit(int64_t id) {
   Result result = local_.commit(id);
-  sent_.erase(id);
   const Lock lock(mutex_);
   news_.finished.push_back({id, true});
   return result;
@@ -262,7 +272,6 @@ Result GroupExecutor::commit(int64_t id) {
 
 void GroupExecutor::undo(int64_t id) {
   local_.undo(id);
-  sent_.erase(id);
   const Lock lock(mutex_);
   news_.finished.push_back({id, false});
 }

@@ -33,12 +33,12 @@ struct Counted : mesh::CountingComm {
   std::unique_ptr<mesh::Comm> kept;
 };
 
-// Counts what a rank sends of what it computes.
-inline const mesh::SentBytes& count(Group& group) {
-  auto* comm = dynamic_cast<mesh::Comm*>(group.data.release());
+// Counts what a rank sends over one of its group's.
+inline const mesh::SentBytes& count(std::unique_ptr<mesh::Channel>& channel) {
+  auto* comm = dynamic_cast<mesh::Comm*>(channel.release());
   auto counted = std::make_unique<Counted>(std::unique_ptr<mesh::Comm>(comm));
   const mesh::SentBytes& sent = counted->sent();
-  group.data = std::move(counted);
+  channel = std::move(counted);
   return sent;
 }
 
@@ -50,7 +50,7 @@ inline void on_ranks(int size, const EngineOptions& options, const Script& scrip
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       Group group = std::move(of_ranks[static_cast<size_t>(r)]);
-      const mesh::SentBytes& sent = count(group);
+      const mesh::SentBytes& sent = count(group.data);
       Engine engine(options, in_letters, std::move(group));
       script(engine, r, sent);
     });
