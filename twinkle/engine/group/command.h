@@ -19,8 +19,7 @@ struct Command {
     kStart,
     kStep,
     kFirstPart,  // of a Save; what it leaves is known by a number, as the id of `work`
-    kWrite,      // begin what that left
-    kWritten,    // tell whether it has been done
+    kWrite,      // begin what that left; without a folder: drop it
     kClose
   };
 
@@ -73,10 +72,6 @@ struct Command {
         field(7, "folder", &Command::folder)};
   }
 };
-
-// What a rank says when it is asked about its part of a Save: nothing, it is done; this; or the
-// code and the text of its error.
-inline constexpr const char* kStillWriting = "writing";
 
 std::string to_bytes(const Command& command);
 Command command_from_bytes(const std::string& bytes);

@@ -19,6 +19,7 @@ Follower::Follower(Executor& local, const Group& group)
 
 void Follower::join() {
   if (thread_.joinable()) thread_.join();
+  writer_.stop();
 }
 
 std::future<Result> Follower::submit(Door& door, const Operation& mine) {
@@ -98,6 +99,7 @@ void Follower::end(const std::string& why) {
 }
 
 bool Follower::obey(const Command& command) {
+  (void)writer_.take_ended();  // what they held is given back on this thread
   take(command);
   if (command.kind == Command::kClose) return false;
   // An error that all ranks agree on is the leader's to tell.
@@ -127,28 +129,27 @@ void Follower::told(const Command::Told& told) {
 }
 
 void Follower::begin_to_write(const Command& command) {
-  Left& left = left_.at(command.work.at(0).id);
-  left.written = std::async(std::launch::async, [&left, folder = command.folder] {
-    return left.rest({.folder = folder});
-  });
-}
-
-std::string Follower::written(int64_t number) {
-  const auto it = left_.find(number);
-  if (it == left_.end()) return {};
-  std::future<Result>& written = it->second.written;
-  if (written.valid() && written.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-    return kStillWriting;
-  std::string out;
-  try {
-    if (written.valid()) written.get();
-  } catch (const Error& e) {
-    out = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
-  } catch (const std::exception& e) {
-    out = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
-  }
-  left_.erase(it);
-  return out;
+  const int64_t number = command.work.at(0).id;
+  const Rest rest = std::move(left_.at(number));
+  left_.erase(number);
+  if (command.folder.empty()) return;
+  const auto write = [this, rest, folder = command.folder](const Writers&) -> Result {
+    std::string said;
+    try {
+      rest({.folder = folder});
+    } catch (const Error& e) {
+      said = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
+    } catch (const std::exception& e) {
+      said = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
+    }
+    try {
+      group_.saves->all_gather(said);
+    } catch (const std::exception& e) {
+      group_.close(e.what());
+    }
+    return Done{};
+  };
+  writer_.add(number, write);
 }
 
 std::string Follower::run(const Command& command) {
@@ -164,14 +165,11 @@ std::string Follower::run(const Command& command) {
     case Command::kFirstPart: {
       const Command::Run& save = command.work.at(0);
       if (FirstPart first = local_.first_part(operation(save.number)); first.rest)
-        left_[save.id].rest = std::move(first.rest);
+        left_[save.id] = std::move(first.rest);
       break;
     }
     case Command::kWrite:
       begin_to_write(command);
-      break;
-    case Command::kWritten:
-      (void)group_.control->all_gather(written(command.work.at(0).id));
       break;
     case Command::kBatch: {
       std::vector<Work> batch;

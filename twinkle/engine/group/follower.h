@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "twinkle/base/guarded.h"
+#include "twinkle/engine/background/background.h"
 #include "twinkle/engine/group/command.h"
 #include "twinkle/engine/group/door.h"
 #include "twinkle/engine/group/group.h"
@@ -42,7 +43,6 @@ class Follower {
   void absent(const std::string& why);
   std::string run(const Command& command);
   void begin_to_write(const Command& command);
-  std::string written(int64_t number);  // what it says
   void told(const Command::Told& told);
   void settle(int64_t number) REQUIRES(mutex_);
   void end(const std::string& why);
@@ -50,11 +50,8 @@ class Follower {
   Executor& local_;
   const Group& group_;
   std::map<int64_t, Result> results_;  // of what was committed, by ids, until it is told
-  struct Left {
-    Rest rest;
-    std::future<Result> written;  // once it has begun
-  };
-  std::map<int64_t, Left> left_;  // of Saves
+  std::map<int64_t, Rest> left_;       // of Saves
+  Background writer_{[] {}};           // of those that have begun
 
   Mutex mutex_;
   std::condition_variable entered_;

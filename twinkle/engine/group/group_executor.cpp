@@ -38,7 +38,7 @@ const void* place_of(const Operation& operation) {
 }
 const void* place_of(const Sample& sample) { return &sample; }
 
-// `said`: by the rank, of its part of a Save.
+// Empty: it is done; else the code and the text of the error.
 void require_written(const std::string& said, size_t rank) {
   if (said.empty()) return;
   const size_t space = said.find(' ');
@@ -66,22 +66,25 @@ void GroupExecutor::close() {
 
 void GroupExecutor::acquire() {
   Lock lock(mutex_);
-  while (busy_) lock.wait(free_);
-  require(why_.empty(), Code::kInternal, why_);
-  busy_ = true;
+  const int64_t before = num_came_++;
+  while (num_left_ < before) lock.wait(next_);
+  if (why_.empty()) return;
+  pass_on();
+  fail(Code::kInternal, why_);
 }
 
-// Sends first what has come meanwhile: a follower's caller waits for it.
+void GroupExecutor::pass_on() {
+  ++num_left_;
+  next_.notify_all();
+}
+
+// Sends first what has come meanwhile, if nobody's command will: a follower's caller waits for it.
 void GroupExecutor::release() {
   while (true) {
     Command news;
     {
       const Lock lock(mutex_);
-      if (news_.told.empty() || !why_.empty()) {
-        busy_ = false;
-        free_.notify_all();
-        return;
-      }
+      if (news_.told.empty() || !why_.empty() || num_came_ > num_left_ + 1) return pass_on();
       news = std::exchange(news_, {});
     }
     try {
@@ -130,8 +133,8 @@ void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
     const Lock lock(mutex_);
     std::erase_if(numbers_, [&](const auto& entered) { return entered.second == number; });
     news_.told.push_back(told_of(number, outcome));
-    if (busy_ || !why_.empty()) return;  // who is talking sends it
-    busy_ = true;
+    if (num_came_ > num_left_ || !why_.empty()) return;  // who is talking sends it
+    ++num_came_;
   }
   release();
 }
@@ -162,55 +165,42 @@ FirstPart GroupExecutor::first_part(const Operation& operation) {
   return first;
 }
 
+// The writers of all ranks meet when each has done its part of what the leader has begun, Saves one
+// after the other; meanwhile the followers go on with other calls.
 Result GroupExecutor::write(const Rest& rest, int64_t number) {
+  enum { kHeld, kBegun, kWritten } others = kHeld;
   const auto begin = [&](const std::string& folder) {
     Command command{.kind = Command::kWrite, .folder = folder};
     command.work.push_back({.id = number});
     call(std::move(command), [] { return std::string(); });
+    others = folder.empty() ? kWritten : kBegun;
   };
-  bool is_asked = false;  // until then the others hold what they have
   const auto wait = [&] {
-    wait_for_writers(number);
-    is_asked = true;
+    others = kWritten;
+    std::vector<std::string> said;
+    try {
+      said = group_.saves->all_gather(std::string());
+    } catch (const std::exception& error) {
+      broken(error);
+      throw;
+    }
+    for (size_t r = 0; r < said.size(); ++r) require_written(said[r], r);
+  };
+  const auto end = [&] {
+    if (others == kHeld) begin("");
+    if (others == kBegun) wait();
   };
   try {
     Result out = rest({.begin = begin, .wait = wait});
-    if (!is_asked) wait();
+    end();
     return out;
   } catch (...) {
     try {
-      wait_for_writers(number);
+      end();
     } catch (const std::exception&) {
       // The first error is told.
     }
     throw;
-  }
-}
-
-// Asks again and again, so that a follower with a slow disk goes on with other calls meanwhile.
-void GroupExecutor::wait_for_writers(int64_t number) {
-  std::vector<std::string> errors(static_cast<size_t>(group_.size()));
-  while (true) {
-    std::vector<std::string> all;
-    Command command{.kind = Command::kWritten};
-    command.work.push_back({.id = number});
-    call(std::move(command), [&] {
-      all = group_.control->all_gather(std::string());
-      return std::string();
-    });
-    // A rank tells its error once, maybe while others write on.
-    bool still = false;
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (all[r] == kStillWriting)
-        still = true;
-      else if (!all[r].empty())
-        errors[r] = all[r];
-    }
-    if (!still) {
-      for (size_t r = 0; r < errors.size(); ++r) require_written(errors[r], r);
-      return;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 

@@ -52,12 +52,12 @@ class GroupExecutor : public Executor {
 
  private:
   Result write(const Rest& rest, int64_t number);
-  void wait_for_writers(int64_t number);
   void call(Command command, const std::function<std::string()>& run);
   template <class Content>  // an Operation, or what it holds
   Command::Run named(int64_t id, const Content& content);
   void acquire();
   void release();
+  void pass_on() REQUIRES(mutex_);
   void broken(const std::exception& error);
 
   Executor& local_;
@@ -67,8 +67,9 @@ class GroupExecutor : public Executor {
   Mutex mutex_;
   // Numbers of operations that have not been told, by where what they hold lies.
   std::map<const void*, int64_t> numbers_ GUARDED_BY(mutex_);
-  std::condition_variable free_;
-  bool busy_ GUARDED_BY(mutex_) = false;  // somebody talks to the followers
+  // Who talks to the followers: one after the other, in the order in which they came.
+  std::condition_variable next_;
+  int64_t num_came_ GUARDED_BY(mutex_) = 0, num_left_ GUARDED_BY(mutex_) = 0;
   bool closing_ GUARDED_BY(mutex_) = false;
   Command news_ GUARDED_BY(mutex_);     // for the next command
   std::string why_ GUARDED_BY(mutex_);  // broken; else empty

@@ -17,10 +17,11 @@ namespace twinkle::engine {
 // `fsdp`: ranks that follow one another and share the base; 1: each has all of it.
 inline std::vector<Group> groups(int size, int fsdp = 1, double timeout_s = 60) {
   auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
-       data = mesh::thread_comms(size, timeout_s);
+       data = mesh::thread_comms(size, timeout_s), saves = mesh::thread_comms(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr};
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
+              nullptr};
   for (size_t r = 0; fsdp > 1 && r < out.size();) {
     for (auto& base : mesh::thread_comms(fsdp, timeout_s)) out[r++].base = std::move(base);
   }

@@ -22,10 +22,12 @@ namespace {
 std::vector<Group> groups_of(int size, double timeout_s = 60) {
   auto door = mesh::thread_channels(size, timeout_s),
        control = mesh::thread_channels(size, timeout_s),
-       data = mesh::thread_channels(size, timeout_s);
+       data = mesh::thread_channels(size, timeout_s),
+       saves = mesh::thread_channels(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr};
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
+              nullptr};
   return out;
 }
 
