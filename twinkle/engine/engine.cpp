@@ -24,8 +24,7 @@ const EngineOptions& checked(const EngineOptions& options) {
 
 Comms comms_of(const std::optional<Group>& group) {
   if (!group) return {};
-  return {dynamic_cast<mesh::Comm*>(group->data.get()),
-          dynamic_cast<mesh::Comm*>(group->base.get())};
+  return {dynamic_cast<mesh::Comm&>(*group->data), dynamic_cast<mesh::Comm*>(group->base.get())};
 }
 
 // The queue of a group's leader gives each batch as many tokens as all ranks together take.

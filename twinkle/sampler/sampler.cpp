@@ -92,7 +92,7 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }  // namespace
 
 Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
-                 std::vector<int32_t> eos_ids, mesh::Comm* comm)
+                 std::vector<int32_t> eos_ids, mesh::Comm& comm)
     : decoder_(decoder),
       options_(options),
       eos_ids_(std::move(eos_ids)),

@@ -65,15 +65,15 @@ std::unique_ptr<parallel::Shards> shards_of(mesh::Comm* comm, int64_t gathered_b
 }
 
 // Ranks read different parts of the files: what one finds in its own, all of them throw.
-void read_together(mesh::Comm* comm, const std::function<void()>& read) {
-  if (!comm) return read();
+void read_together(mesh::Comm& comm, const std::function<void()>& read) {
+  if (comm.size() == 1) return read();
   std::string said;
   try {
     read();
   } catch (const Error& error) {
     said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
   }
-  for (const std::string& error : comm->all_gather(said))
+  for (const std::string& error : comm.all_gather(said))
     if (!error.empty()) throw Error(static_cast<Code>(error[0] - '0'), error.substr(1));
 }
 
@@ -237,7 +237,7 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model that is there is written from where it is.
   const bool is_in_place = models > 0 && decoder_->device().is_cpu() && decoder_->has_all();
-  const bool is_first = split_.alone() || split_.comm()->rank() == 0;
+  const bool is_first = split_.comm().rank() == 0;
   // A base in parts is brought together for it.
   const auto held = std::make_shared<HeldSave>(
       together([&] { return hold(*op, who, {*decoder_, is_first}, *pool_, copies_); }));
@@ -373,9 +373,9 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   const Mode mode = shape.mode;
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
   decltype(tenants_) made;
-  Tenant& tenant =
-      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
-                                                   Tenant::Home{*decoder_, *pool_, split_.comm()}));
+  Tenant& tenant = *(made[op.tenant] =
+                         std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
+                                                  Tenant::Home{*decoder_, *pool_, &split_.comm()}));
   try {
     parking_.use(tenant);
     prefetch_.add(op.tenant, std::move(shape));
