@@ -19,8 +19,11 @@ from twinkle.model.arguments import (
     check_arguments,
     check_kwargs_of_model,
     check_model_cls,
+    check_outputs,
+    clip_arguments,
     forward_kwargs,
     refuse_grad_scaler,
+    require_backward,
 )
 from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, check_accumulation, check_options
@@ -55,34 +58,6 @@ def _own(outputs, together, result):
         return dict(outputs)
     of_all = {name: outputs[name] for name in ("loss", "num_tokens")}
     return {**of_all, **outputs_of(together.own, result)}
-
-
-def _clip_arguments(max_grad_norm, norm_type):
-    """Both, checked."""
-    return (
-        checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True),
-        checks.number("model: norm_type", norm_type, above=0, infinite=True),
-    )
-
-
-def _require_backward(group):
-    if group.accumulated == 0:
-        raise InvalidError(
-            "model: step needs a backward since the last step; there is nothing to step with"
-        )
-
-
-def _check_outputs(loss, status):
-    """InvalidError: the last forward was not asked for what the loss needs."""
-    for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
-        require(
-            status.task.embedding
-            or not getattr(loss, flag)
-            or name in status.outputs
-            or (loss.require_logits and name == "entropies"),  # computed from logits
-            f"model: {type(loss).__name__} has {flag}, but was set after the forward: call forward "
-            "or forward_only again",
-        )
 
 
 def _given(*values):
@@ -274,7 +249,7 @@ class TransformersModel(SendsWeights, Adapters):
                     "model: calculate_loss needs a forward or forward_only before it"
                 )
             status.task.check(group.loss)
-            _check_outputs(group.loss, status)
+            check_outputs(group.loss, status)
             check_kwargs(group.loss, kwargs)
         started = time.perf_counter()
         batch, kwargs = status.together.whole, status.together.kwargs(kwargs)
@@ -419,7 +394,7 @@ class TransformersModel(SendsWeights, Adapters):
         """
         with self._ranks.alike("its clip_grad_norm"):
             group = self._group(adapter_name)
-            max_grad_norm, norm_type = _clip_arguments(max_grad_norm, norm_type)
+            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
         if group.just_stepped or not group.at_boundary:
             return None
         group.run(
@@ -440,7 +415,7 @@ class TransformersModel(SendsWeights, Adapters):
         """
         with self._ranks.alike("its step"):
             group = self._group(adapter_name)
-            _require_backward(group)
+            require_backward(group)
             if group.at_boundary:
                 optim_params = checks.mapping("model: optim_params", optim_params, none=True)
                 check_options(group.optimizer, {**group.options, **optim_params})
@@ -501,9 +476,9 @@ class TransformersModel(SendsWeights, Adapters):
         with self._ranks.alike("its clip_grad_and_step"):
             group = self._group(adapter_name)
             max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
-            max_grad_norm, norm_type = _clip_arguments(max_grad_norm, norm_type)
+            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
             check_accumulation(gradient_accumulation_steps, none=True)
-            _require_backward(group)
+            require_backward(group)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         stepped = self._step(group, {}, max_grad_norm, norm_type, schedule=1)
