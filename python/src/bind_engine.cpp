@@ -42,11 +42,14 @@ std::vector<std::weak_ptr<Engine>>& engines() {
 // None, or the names of the process groups that Python has registered, and the watch of its ranks.
 std::optional<engine::Group> group_of(const py::object& given) {
   if (given.is_none()) return std::nullopt;
-  const auto [door, control, data, watch, base] =
-      given.cast<std::tuple<std::string, std::string, std::string, std::shared_ptr<mesh::Watch>,
-                            std::optional<std::string>>>();
-  return engine::Group{mesh::c10d_comm(door, watch), mesh::c10d_comm(control, watch),
-                       mesh::c10d_comm(data, watch), watch,
+  const auto [door, control, data, saves, watch, base] =
+      given.cast<std::tuple<std::string, std::string, std::string, std::string,
+                            std::shared_ptr<mesh::Watch>, std::optional<std::string>>>();
+  return engine::Group{mesh::c10d_comm(door, watch),
+                       mesh::c10d_comm(control, watch),
+                       mesh::c10d_comm(data, watch),
+                       mesh::c10d_comm(saves, watch),
+                       watch,
                        base ? mesh::c10d_comm(*base, watch) : nullptr};
 }
 

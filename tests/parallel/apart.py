@@ -46,16 +46,27 @@ def spoilt(ids):
     return [*rows(ids)[:-1], {"input_ids": [[1], [2]]}] if is_last else rows(ids)
 
 
+def on_last(wrong, right):
+    """An argument that the last rank alone gives wrongly."""
+    return wrong if is_last else right
+
+
 def scaled(inputs, outputs, scale=1.0, **kwargs):
     return -scale * outputs["logps"].sum()
 
 
+refused("an adapter", model.add_adapter_to_model, "mine", on_last("/nowhere", LoraConfig(r=4)))
 model.add_adapter_to_model("mine", LoraConfig(r=4))
 model.set_optimizer("AdamW", lr=1e-2)
 
 train = model.forward_backward
 refused("a batch", train, inputs=spoilt(5))
+refused("a batch's adapter", train, inputs=rows(5), adapter_name=on_last("other", "mine"))
+refused("a batch's name", train, inputs=rows(5), **on_last({"advantage": [1.0]}, {}))
+refused("a forward's name", model.forward_only, inputs=rows(5), **on_last({"losses": 1}, {}))
 losses = [train(inputs=rows(8))["loss"]]  # not of a batch that was refused
+refused("a step's options", model.step, optim_params=on_last({"rate": 1.0}, None))
+refused("a clip", model.clip_grad_and_step, max_grad_norm=on_last(-1.0, 1.0))
 refused("a forward", model.forward_only, inputs=spoilt(5))
 long = [{"input_ids": [1] * 420_000}] if rank == 0 else rows(5)
 refused("logits", model.forward_only, inputs=long, return_logits=True)
@@ -71,12 +82,15 @@ kinds = {"scale": 2.0 if rank == 0 else [1.0, 2.0, 3.0, 4.0, 5.0]}
 refused("a number and a list", train, inputs=rows(5), **kinds)
 refused("what can't be sent", train, inputs=rows(5), more=(lambda: 0) if is_last else 0)
 model.forward(inputs=rows(5))
+refused("a loss's adapter", model.calculate_loss, adapter_name=on_last("other", None))
 refused("a later number", model.calculate_loss, **({"scale": 2.0} if rank == 0 else {}))
 losses.append(model.calculate_loss(scale=2.0))
 model.backward()
 told["norm"] = model.clip_grad_and_step()
 
+refused("a save", model.save, on_last("../last", "last"), output_dir=out)
 model.save("last", output_dir=out)
+refused("a load", model.load, on_last("/nowhere", "last"), output_dir=on_last(None, out))
 adapter = str(Path(out) / "last")
 long = [{"input_ids": [5] * 600 if is_last else [5, 6]}]
 prompts = [{"input_ids": [5, 6, 7 + i]} for i in range(4)]
@@ -92,14 +106,22 @@ for name, sampler, weights in (
         del ways["greedy"]  # which one rank may ask for alone
     for way, how in ways.items():
         refused(f"{way} of {name}", sampler.sample, long, {"max_tokens": 4, **how})
+        wrong = {**weights, next(iter(weights)): "/nowhere"}
+        refused(f"whose, {way} of {name}", sampler.sample, mine, how, **on_last(wrong, weights))
+        unknown = on_last({"max_token": 4}, {"max_tokens": 4})
+        refused(f"a name, {way} of {name}", sampler.sample, mine, {**how, **unknown}, **weights)
         responses = sampler.sample(mine, {"max_tokens": 6, **how}, **weights)
         tokens[f"{way} of {name}"] = [r.sequences[0].tokens for r in responses]
 
-tenant = Engine(directory, device_mesh=mesh).tenant("engine's", LoraConfig(r=4))
+engine = Engine(directory, device_mesh=mesh)
+refused("a tenant", engine.tenant, "engine's", LoraConfig(r=4), weight=on_last(0.0, 1.0))
+tenant = engine.tenant("engine's", LoraConfig(r=4))
 refused("a tenant's batch", tenant.forward_backward, spoilt(5))
 refused("a tenant's rows", tenant.forward, spoilt(5))
 refused("a tenant's prompts", tenant.sample, long, {"max_tokens": 4, "temperature": 0.0})
 losses.append(tenant.forward_backward(rows(8)).result()["loss"])
+refused("a tenant's step", tenant.step, on_last("AdamX", "AdamW"))
+refused("a tenant's save", tenant.save, on_last("", out))
 tokens["a tenant"] = [
     r.sequences[0].tokens for r in tenant.sample(mine, {"max_tokens": 6}).result()
 ]

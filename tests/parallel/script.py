@@ -32,6 +32,8 @@ def do(what):
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
     elif what == "save":
         model.save("other", output_dir=out)
+    elif what == "publish":
+        model.engine.publish(tenant="adapter/default")
     elif what == "calculate":
         CompletionRewardMetric().calculate()
     elif what == "leave":

@@ -23,11 +23,46 @@ def told(tiny_llama_dir, tmp_path_factory):
         ("a tenant's batch", "its forward_backward", "model: input_ids of inputs[1] has shape"),
         ("a tenant's rows", "its forward", "model: input_ids of inputs[1] has shape"),
         ("a tenant's prompts", "its prompts", "engine: max_tokens of prompt 0 is 4"),
+        ("a batch's name", "a batch", "loss: CrossEntropyLoss"),
+        ("a forward's name", "a batch", "model: forward_only"),
+        ("a step's options", "its step", ""),
+        ("a clip", "its clip_grad_and_step", "model: max_grad_norm is -1.0"),
+        ("a save", "its save", "model: name is '../last'"),
+        ("a tenant", "its tenant", "engine: weight is 0.0"),
+        ("a tenant's step", "its step", ""),
+        ("a tenant's save", "its save", "engine: directory"),
+        ("a name, drawn of its own engine", "its prompts", "sampler: unknown sampling parameter"),
+        ("a name, greedy of the model's engine", "its prompts", "sampler: unknown sampling"),
     ],
 )
 def test_what_one_rank_refuses_is_told_to_the_others_by_its_name(case, made, why, told):
     _, (first, last) = told
     assert last[case].startswith(f"InvalidError: {why}")
+    assert first[case].startswith(
+        f"InvalidError: infra: rank 1 could not make {made}: {last[case]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "made", "why"),
+    [
+        ("an adapter", "its adapter", "NotFoundError: hub: '/nowhere'"),
+        ("a batch's adapter", "a batch", "InvalidError: model: there is no adapter 'other'"),
+        ("a loss's adapter", "its loss", "InvalidError: model: there is no adapter 'other'"),
+        ("a load", "its load", "NotFoundError: "),
+        ("whose, drawn of its own engine", "its prompts", "NotFoundError: hub: '/nowhere'"),
+        ("whose, drawn of the model's engine", "its prompts", "InvalidError: model: there is no"),
+        ("whose, greedy of the model's engine", "its prompts", "InvalidError: model: there is no"),
+        (
+            "whose, greedy of the model's engine, by path",
+            "its prompts",
+            "NotFoundError: hub: '/nowhere'",
+        ),
+    ],
+)
+def test_what_one_rank_alone_does_not_have_is_told_to_the_others_by_its_name(case, made, why, told):
+    _, (first, last) = told
+    assert last[case].startswith(why)
     assert first[case].startswith(
         f"InvalidError: infra: rank 1 could not make {made}: {last[case]}"
     )

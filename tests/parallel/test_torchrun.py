@@ -62,9 +62,10 @@ def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_d
     [
         ("raise", "infra: rank 1 has ended with MemoryError: too many rewards"),
         ("starve", "rank 1.*(alloc|[Mm]emory)"),
+        ("save", "rank 0 has come with a batch, rank 1 with its save"),
         (
-            "save",
-            "the ranks wait for each other: rank 0 at exchange .*, rank 1 at operation .*save",
+            "publish",
+            "the ranks wait for each other: rank 0 at exchange .*, rank 1 at operation .*publish",
         ),
         ("calculate", "rank 0 has come with a batch, rank 1 with CompletionRewardMetric's results"),
         ("leave", "rank 1 has ended its script, rank 0 waits for it at exchange"),

@@ -24,8 +24,7 @@ const EngineOptions& checked(const EngineOptions& options) {
 
 Comms comms_of(const std::optional<Group>& group) {
   if (!group) return {};
-  return {dynamic_cast<mesh::Comm*>(group->data.get()),
-          dynamic_cast<mesh::Comm*>(group->base.get())};
+  return {dynamic_cast<mesh::Comm&>(*group->data), dynamic_cast<mesh::Comm*>(group->base.get())};
 }
 
 // The queue of a group's leader gives each batch as many tokens as all ranks together take.
@@ -87,6 +86,7 @@ struct Engine::State {
       std::vector<Operation> one;
       one.push_back(std::move(entry.joined.operation));
       std::vector<Accepted> accepted = dispatcher->accept(std::move(one));
+      leader->entered(number, accepted[0].operation());
       out.room = accepted[0].room();
       out.id = dispatcher->submit(std::move(accepted), {end})[0];
     } catch (...) {
@@ -100,9 +100,8 @@ struct Engine::State {
     require(!hooks.on_tokens, Code::kInvalid,
             "engine: sample: tokens are listened to on one rank, ", "this is one of ",
             group->size(), "; take them from the result");
-    Door::Entry entry = door->enter(mine);
-    if (leader) return lead(std::move(entry));
-    return {follower->result(entry)};
+    if (leader) return lead(door->enter(mine));
+    return {follower->submit(*door, mine)};
   }
 
   void close() {

@@ -60,7 +60,10 @@ class NullComm : public Comm {
 
 }  // namespace
 
-std::unique_ptr<Comm> null_comm() { return std::make_unique<NullComm>(); }
+Comm& null_comm() {
+  static NullComm alone;
+  return alone;
+}
 
 at::Tensor Comm::all_gather(const at::Tensor& x, Counts counts) {
   const auto n = static_cast<size_t>(size());

@@ -56,8 +56,8 @@ class Comm : public Channel {
   Comm(int rank, int size) : Channel(rank, size) {}
 };
 
-// Of one rank.
-std::unique_ptr<Comm> null_comm();
+// Of one rank, for all that are alone.
+Comm& null_comm();
 
 // A group of torch.distributed that Python has registered under this name, for tensors on the CPU.
 // Takes it over: close(), or the end of the Comm, takes the name and the group's sockets away.

@@ -143,13 +143,13 @@ TEST(Comm, BytesSentAreThoseOfTheFormulas) {
 }
 
 TEST(Comm, AGroupOfOneHasNobodyToTalkTo) {
-  const auto comm = null_comm();
+  Comm& comm = null_comm();
   at::Tensor x = drawn(5, 1), y = x.clone();
-  comm->all_reduce(x);
+  comm.all_reduce(x);
   EXPECT_TRUE(at::equal(x, y));
-  EXPECT_EQ(comm->all_gather(std::string("a")), std::vector<std::string>{"a"});
-  EXPECT_EQ(comm->broadcast("b", 0), "b");
-  expect_error("one rank", [&] { comm->send(x, 0); });
+  EXPECT_EQ(comm.all_gather(std::string("a")), std::vector<std::string>{"a"});
+  EXPECT_EQ(comm.broadcast("b", 0), "b");
+  expect_error("one rank", [&] { comm.send(x, 0); });
 }
 
 TEST(Comm, AGroupThatPythonHasNotRegisteredIsNotFound) {

@@ -107,6 +107,37 @@ INSTANTIATE_TEST_SUITE_P(All, Activations,
                                          Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
                                          Case{"qwen3", at::kDouble}));
 
+// Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
+// with half the heads, whose spec says otherwise.
+class Halves : public Borders {
+ public:
+  at::Tensor weight(const WeightSource& source, const PieceWeight& weight,
+                    WeightMemory* memory) override {
+    at::Tensor out = Borders::weight(source, weight, memory);
+    for (int64_t dim = 0; dim < out.dim(); ++dim) {
+      const int64_t size = out.size(dim);
+      if (size != 131 && size != 12) out = out.narrow(dim, 0, size / 2);
+    }
+    return out.contiguous();
+  }
+};
+
+TEST(Activation, BytesAndStatesAreOfTheWeightsThatThereAre) {
+  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+    const JsonObject config = four_layers(family);
+    const TinyModel directory(config);
+    Halves halves;
+    Decoder decoder(read_spec(config), Checkpoint::open(directory.path()), at::kBFloat16, at::kCPU,
+                    halves);
+    Tape tape{.batch = batch_of({90, 1, 60}), .segments = {}};
+    const auto counted = static_cast<double>(decoder.activation_bytes(tape.batch));
+    const kernels::AllocationMeter meter;
+    EXPECT_EQ(decoder.forward_train(tape).size(1), 24);
+    EXPECT_NEAR(counted / static_cast<double>(meter.now()), 1.0, 0.01) << family;
+    for (const StateSpec& state : decoder.states()) EXPECT_EQ(state.num_heads, 1) << family;
+  }
+}
+
 TEST(Activation, ALimitBelowZeroIsRefused) {
   const TinyModel directory;
   Decoder decoder(read_spec(tiny_config()), Checkpoint::open(directory.path()), at::kFloat);

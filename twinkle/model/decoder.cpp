@@ -233,16 +233,18 @@ int64_t Decoder::activation_bytes(const Batch& batch) const {
   return bytes;
 }
 
+int64_t Decoder::stream_bytes(const Batch& batch) const {
+  return embedding_.size(1) * embedding_.element_size() * batch.rows.num_tokens();
+}
+
 int64_t Decoder::input_bytes(const Batch& batch) const {
-  const int64_t row = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_));
-  return (spec_.num_layers() + 2) * row * batch.rows.num_tokens();  // and the last one's output
+  return (std::ssize(layers_) + 2) * stream_bytes(batch);  // and the last one's output
 }
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& layer = layers_[index];
-  const int64_t sum = spec_.hidden_size * static_cast<int64_t>(at::elementSize(dtype_)) *
-                      batch.rows.num_tokens();  // that the second norm keeps
-  return sum + layer.mixer->saved_bytes(batch.rows) + layer.mlp->saved_bytes(batch.rows);
+  return stream_bytes(batch) +  // the sum that the second norm keeps
+         layer.mixer->saved_bytes(batch.rows) + layer.mlp->saved_bytes(batch.rows);
 }
 
 // The last layers' graphs are kept: backward has freed them by the time it computes the others

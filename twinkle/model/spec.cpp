@@ -66,12 +66,6 @@ void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
 
 }  // namespace
 
-int64_t DecoderSpec::state_size() const {
-  int64_t size = 0;
-  for (const LayerSpec& layer : layers) size += layer.mixer.state().token_size();
-  return size;
-}
-
 std::string difference(const DecoderSpec& ours, const DecoderSpec& other) {
   std::string found, where;
   const auto check = [&](const char* key, const auto& mine, const auto& others) {

@@ -22,8 +22,6 @@ struct AttentionSpec {
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
   int64_t window = 0;    // tokens that a query sees, itself included; 0: all
-
-  StateSpec state() const { return {num_kv_heads, head_dim}; }
 };
 
 struct GatedMlpSpec {
@@ -51,7 +49,6 @@ struct DecoderSpec {
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // of every position
-  int64_t state_size() const;  // numbers that sampling keeps of a token, in all layers
 };
 
 // The first field, by its name in config.json, in which the other model computes otherwise, and

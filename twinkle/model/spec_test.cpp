@@ -58,12 +58,5 @@ TEST(Spec, AnOptionalNumberThatOneModelLacksIsMissing) {
   EXPECT_EQ(difference_of(other, yarn), "attention_factor is 1.5E0, this model's is missing");
 }
 
-TEST(Spec, SamplingKeepsAKeyAndAValueOfEveryTokenInEachLayer) {
-  DecoderSpec spec = read_spec(tiny_config());  // 2 layers, 2 key heads of 12
-  EXPECT_EQ(spec.state_size(), 2 * 2 * 2 * 12);
-  spec.layers[1].mixer.num_kv_heads = 1;
-  EXPECT_EQ(spec.state_size(), (2 + 1) * 2 * 12);
-}
-
 }  // namespace
 }  // namespace twinkle::model

@@ -92,7 +92,7 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 }  // namespace
 
 Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
-                 std::vector<int32_t> eos_ids, mesh::Comm* comm)
+                 std::vector<int32_t> eos_ids, mesh::Comm& comm)
     : decoder_(decoder),
       options_(options),
       eos_ids_(std::move(eos_ids)),
@@ -435,7 +435,8 @@ bool Sampler::step() {
     }
   } guard{schedule_};
   const Schedule::Work work = schedule_.plan();
-  for (const auto& [from, to] : work.copies) cache_.copy_page(from, to);
+  for (const auto& [of, from, to] : work.copies)
+    if (ranks_.has(*of->job)) cache_.copy_page(from, to);  // others' pages have nothing here
   std::vector<Scored> scored;
   for (const Sequence* s : work.batch) {
     if (const Scored of = Scored::of(*s); of.count > 0) scored.push_back(of);

@@ -27,9 +27,9 @@ class Sampler {
   // The decoder outlives the sampler; its adapters and weights may change between generations, see
   // Request::version. Error kInvalid: an option below 1.
   // Generation ends after one of eos_ids. `comm`: of ranks that make the same calls and share every
-  // step's requests, or null: there is one. It outlives the sampler.
+  // step's requests. It outlives the sampler.
   Sampler(model::Decoder& decoder, const SamplerOptions& options, std::vector<int32_t> eos_ids = {},
-          mesh::Comm* comm = nullptr);
+          mesh::Comm& comm = mesh::null_comm());
   ~Sampler();
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;

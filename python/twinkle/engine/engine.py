@@ -132,6 +132,22 @@ class Engine:
         ConflictError: the name is taken, or full training excludes it; InvalidError: a value that
         cannot be, named.
         """
+        with self.ranks.alike("its tenant"):
+            fields = self._tenant_fields(name, lora_config, seed, weight, full_parameters, priority)
+        made = Ledger(tenant=None)
+        try:
+            made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
+            if "directory" in fields:
+                warn_of_another_base(
+                    fields["directory"], self.model_id, self.model_info()["directory"]
+                )
+        except BaseException:  # a name that nobody got is free again
+            if made.tenant is not None:
+                made.tenant.delete()
+            raise
+        return made.tenant
+
+    def _tenant_fields(self, name, lora_config, seed, weight, full_parameters, priority):
         checks.text("engine: name", name)
         checks.flag("engine: full_parameters", full_parameters)
         require(
@@ -153,16 +169,4 @@ class Engine:
             named = values["base_model_name_or_path"] or hub.name_of(self.model_id)
             values["base_model_name_or_path"] = named
             fields["lora_json"] = json.dumps(values, sort_keys=True)
-        fields |= {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
-        made = Ledger(tenant=None)
-        try:
-            made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
-            if "directory" in fields:
-                warn_of_another_base(
-                    fields["directory"], self.model_id, self.model_info()["directory"]
-                )
-        except BaseException:  # a name that nobody got is free again
-            if made.tenant is not None:
-                made.tenant.delete()
-            raise
-        return made.tenant
+        return fields | {"tenant": name, "seed": seed, "weight": weight, "priority": priority}

@@ -13,7 +13,7 @@ from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, TwinkleError, require
 from twinkle.platform import Platform, environment_number, find_node_ip
 
-_ENGINE = ("door", "control", "data")  # one for each thread of an engine that talks
+_ENGINE = ("door", "control", "data", "saves")  # one for each thread of an engine that talks
 _BASE = "base"  # of the ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 # A watch sees that a rank has gone; one that lives may take as long as it likes.

@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 from twinkle.core import core
 from twinkle.engine.group import open_groups, timeout_seconds, watch_of
@@ -37,6 +38,23 @@ class Ranks:
         del what
         own, told = make()
         return own, [told]
+
+    @contextmanager
+    def alike(self, what):
+        """In its block every rank checks a call, before any does it. Where the block raises on a
+        rank, all raise, as agree says. what: the call, for errors. Waits for them all."""
+        failed = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+
+        def checked():
+            if failed is not None:
+                raise failed
+            return None, None
+
+        self.agree(what, checked)
 
 
 class _Several(Ranks):

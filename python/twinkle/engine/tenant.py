@@ -150,20 +150,14 @@ class Tenant:
         before clipping, num_tokens, step (how many have been taken). ConflictError: nothing is
         accumulated, or, with divide=False, clip_grad_norm has divided it.
         """
-        checks.text("engine: optimizer", optimizer)
-        max_grad_norm = checks.number(
-            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
-        )
-        norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
-        options_json = as_json("options", options)
-        core().check_optimizer(optimizer, options_json)
+        with self.engine.ranks.alike("its step"):
+            checks.text("engine: optimizer", optimizer)
+            options_json = as_json("options", options)
+            core().check_optimizer(optimizer, options_json)
+            limits = _clip_arguments(max_grad_norm, norm_type)
+            divide = checks.flag("engine: divide", divide)
         future = self._core.step(
-            tenant=self.name,
-            optimizer=optimizer,
-            options=options_json,
-            max_grad_norm=max_grad_norm,
-            norm_type=norm_type,
-            divide=checks.flag("engine: divide", divide),
+            tenant=self.name, optimizer=optimizer, options=options_json, divide=divide, **limits
         )
         return Future(future, Result)
 
@@ -172,14 +166,9 @@ class Tenant:
         all); step takes them as they are. Until it or zero_grad, a forward_backward is refused
         with a ConflictError: its gradients are sums, not means. Future of a Result like step's.
         ConflictError: nothing is accumulated."""
-        max_grad_norm = checks.number(
-            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
-        )
-        norm_type = checks.number("engine: norm_type", norm_type, least=0, infinite=True)
-        future = self._core.clip_grad_norm(
-            tenant=self.name, max_grad_norm=max_grad_norm, norm_type=norm_type
-        )
-        return Future(future, Result)
+        with self.engine.ranks.alike("its clip_grad_norm"):
+            limits = _clip_arguments(max_grad_norm, norm_type)
+        return Future(self._core.clip_grad_norm(tenant=self.name, **limits), Result)
 
     def zero_grad(self):
         """Forgets the accumulated gradients. Future of None."""
@@ -261,7 +250,8 @@ class Tenant:
     def release(self, version):
         """Lets a published version go; samples that have begun with it keep it to their end. Future
         of None. NotFoundError: no such version is kept."""
-        version = checks.integer("engine: version", version, 1, 2**63 - 1)
+        with self.engine.ranks.alike("its release"):
+            version = checks.integer("engine: version", version, 1, 2**63 - 1)
         return Future(self._core.release(tenant=self.name, version=version), _same)
 
     def save(self, directory, *, optimizer=False, extra=None, max_shard_size=None, version=0):
@@ -272,17 +262,15 @@ class Tenant:
         Future of the directory's path. InvalidError: weights that are not finite, a directory that
         holds other things or cannot be written, a max_shard_size for an adapter, a version with the
         optimizer; NotFoundError: no such version. An older checkpoint stays then."""
-        return Future(
-            self._core.save(
-                tenant=self.name,
-                directory=checks.path("engine: directory", directory),
-                optimizer=checks.flag("engine: optimizer", optimizer),
-                extra_json=checks.text("engine: extra", extra, none=True, empty=True) or "",
-                max_shard_bytes=checks.file_size("engine: max_shard_size", max_shard_size),
-                version=checks.integer("engine: version", version, 0, 2**63 - 1),
-            ),
-            _same,
-        )
+        with self.engine.ranks.alike("its save"):
+            request = {
+                "directory": checks.path("engine: directory", directory),
+                "optimizer": checks.flag("engine: optimizer", optimizer),
+                "extra_json": checks.text("engine: extra", extra, none=True, empty=True) or "",
+                "max_shard_bytes": checks.file_size("engine: max_shard_size", max_shard_size),
+                "version": checks.integer("engine: version", version, 0, 2**63 - 1),
+            }
+        return Future(self._core.save(tenant=self.name, **request), _same)
 
     def load(self, directory, *, optimizer=False, exact=False):
         """Reads what save wrote. Accumulated gradients are forgotten, the optimizer begins anew;
@@ -290,24 +278,21 @@ class Tenant:
         Future of save's extra. NotFoundError: a file is missing; InvalidError: it is of another
         model or shape, or, with exact, of an engine that computes by other means; nothing changes
         then."""
-        return Future(
-            self._core.load(
-                tenant=self.name,
-                directory=checks.path("engine: directory", directory),
-                optimizer=checks.flag("engine: optimizer", optimizer),
-                exact=checks.flag("engine: exact", exact),
-            ),
-            _same,
-        )
+        with self.engine.ranks.alike("its load"):
+            request = {
+                "directory": checks.path("engine: directory", directory),
+                "optimizer": checks.flag("engine: optimizer", optimizer),
+                "exact": checks.flag("engine: exact", exact),
+            }
+        return Future(self._core.load(tenant=self.name, **request), _same)
 
     def inspect(self, tensors=False):
         """Future of a Result: checksums weights, gradients and optimizer, num_parameters, step,
         num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}. Of the
         base model as it is: its weights. InvalidError: tensors is neither True nor False."""
-        future = self._core.inspect(
-            tenant=self.name, tensors=checks.flag("engine: tensors", tensors)
-        )
-        return Future(future, Result)
+        with self.engine.ranks.alike("its inspect"):
+            tensors = checks.flag("engine: tensors", tensors)
+        return Future(self._core.inspect(tenant=self.name, tensors=tensors), Result)
 
     def delete(self):
         """Forgets the tenant, after its earlier operations. Future of None."""
@@ -351,6 +336,16 @@ class Tenant:
             else self.engine.template().encode(feature, add_generation_prompt=True)
             for feature in as_list(features_of("engine: prompts", prompts))
         ]
+
+
+def _clip_arguments(max_grad_norm, norm_type):
+    """Both, checked, by name."""
+    return {
+        "max_grad_norm": checks.number(
+            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
+        ),
+        "norm_type": checks.number("engine: norm_type", norm_type, least=0, infinite=True),
+    }
 
 
 def _scores(batch, result):

@@ -80,7 +80,15 @@ class Adapters(Checkpoints):
         no such directory; InvalidError: a target that matches nothing, a rank below 1, ...;
         ConflictError: the name is taken.
         """
-        refuse_unknown("model: add_adapter_to_model", kwargs)
+        with self._ranks.alike("its adapter"):
+            refuse_unknown("model: add_adapter_to_model", kwargs)
+            group = self._new_group(adapter_name, config_or_dir, gradient_accumulation_steps)
+        with self._lock:
+            self._add(group)
+        if directory := group.created["directory"]:
+            warn_of_another_base(directory, self.model_id, self.model_info["directory"])
+
+    def _new_group(self, adapter_name, config_or_dir, gradient_accumulation_steps):
         require(
             isinstance(adapter_name, str) and adapter_name != "",
             f"model: adapter_name is {adapter_name!r}, it must be a text that is not empty",
@@ -102,10 +110,7 @@ class Adapters(Checkpoints):
             "directory": directory,
             "seed": stable_seed(current_run().seed, "adapter", adapter_name),
         }
-        with self._lock:
-            self._add(group)
-        if directory:
-            warn_of_another_base(directory, self.model_id, self.model_info["directory"])
+        return group
 
     def _add(self, group):
         self._tenants.settle()
@@ -127,10 +132,12 @@ class Adapters(Checkpoints):
     def remove_adapter(self, adapter_name=None):
         """Forgets an adapter and its optimizer's state. InvalidError: there is none of the name, or
         it is the base model."""
+        with self._ranks.alike("its remove_adapter"):
+            group = self._group(adapter_name)
+            require(group.config is not None, "model: the base model cannot be removed")
         with self._lock:
             self._tenants.settle()
             group = self._group(adapter_name)
-            require(group.config is not None, "model: the base model cannot be removed")
             groups = {name: each for name, each in self._groups.items() if each is not group}
             groups = groups or {"": Group("", self._default_template)}
             self._drop_stale(group)
@@ -139,7 +146,8 @@ class Adapters(Checkpoints):
     @at_once
     def reload_initial_weights(self, adapter_name=None):
         """Weights, optimizer and counters as they were before the first step; settings stay."""
-        group = self._group(adapter_name)
+        with self._ranks.alike("its reload_initial_weights"):
+            group = self._group(adapter_name)
         before = group.tenant
 
         def fresh(tenant, stale):

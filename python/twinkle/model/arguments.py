@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from twinkle import checks
-from twinkle.errors import NotAvailableError, refuse_unknown, require
+from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 
 # Keyword arguments that scripts of transformers and of ModelScope's Twinkle give: flags that this
@@ -164,3 +164,32 @@ def slice_kwargs(kwargs, begin, size, total):
         return value
 
     return kwargs if size == total else {key: cut(value) for key, value in kwargs.items()}
+
+
+def clip_arguments(max_grad_norm, norm_type):
+    """Both, checked."""
+    return (
+        checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True),
+        checks.number("model: norm_type", norm_type, above=0, infinite=True),
+    )
+
+
+def require_backward(group):
+    """InvalidError: nothing is accumulated."""
+    if group.accumulated == 0:
+        raise InvalidError(
+            "model: step needs a backward since the last step; there is nothing to step with"
+        )
+
+
+def check_outputs(loss, status):
+    """InvalidError: the last forward was not asked for what the loss needs."""
+    for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
+        require(
+            status.task.embedding
+            or not getattr(loss, flag)
+            or name in status.outputs
+            or (loss.require_logits and name == "entropies"),  # computed from logits
+            f"model: {type(loss).__name__} has {flag}, but was set after the forward: call forward "
+            "or forward_only again",
+        )

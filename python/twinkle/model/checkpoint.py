@@ -24,7 +24,8 @@ class Checkpoints(Settings):
     @at_once
     def get_state_dict(self, adapter_name=None):
         """{name: float32 tensor} of the trained weights: the adapter's, or the model's."""
-        group = self._group(adapter_name)
+        with self._ranks.alike("its get_state_dict"):
+            group = self._group(adapter_name)
         return _state_dict(self.engine, self._tenant(group))
 
     @at_once
@@ -50,16 +51,17 @@ class Checkpoints(Settings):
         InvalidError: weights that are not finite, a directory that holds other things or cannot be
         written, a max_shard_size for an adapter; an older checkpoint stays then.
         """
-        refuse_unknown("model: save", kwargs)
-        group = self._group(adapter_name)
-        checks.integer("model: interval", interval, least=1)
-        save_optimizer = checks.flag("model: save_optimizer", save_optimizer)
-        if name is None:
-            name = f"checkpoint-step-{group.cur_step}"
-        directory = _directory_of(name, output_dir)
-        max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
-        state = group.state(consumed_train_samples)
-        _check_counters("model:", state)
+        with self._ranks.alike("its save"):
+            refuse_unknown("model: save", kwargs)
+            group = self._group(adapter_name)
+            checks.integer("model: interval", interval, least=1)
+            save_optimizer = checks.flag("model: save_optimizer", save_optimizer)
+            if name is None:
+                name = f"checkpoint-step-{group.cur_step}"
+            directory = _directory_of(name, output_dir)
+            max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
+            state = group.state(consumed_train_samples)
+            _check_counters("model:", state)
         if group.cur_step % interval:
             return None
         return self.engine.save(
@@ -82,12 +84,16 @@ class Checkpoints(Settings):
         InvalidError: other shapes, a damaged file, another optimizer or schedule, or a schedule of
         other arguments, than is set; nothing changes then.
         """
-        checks.text("model: token", token, none=True)
-        group = self._group(adapter_name)
-        load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
-        directory = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
-        directory = HubOperation.download_model(directory, token=token)
-        self._load(group, directory, _loop_state(directory) if load_optimizer else None)
+        with self._ranks.alike("its load"):
+            checks.text("model: token", token, none=True)
+            group = self._group(adapter_name)
+            load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
+            given = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
+            directory = HubOperation.download_model(given, token=token)
+            state = _loop_state(directory) if load_optimizer else None
+            if state is not None:
+                group.check_state(state)
+        self._load(group, directory, state)
 
     @at_once
     def resume_from_checkpoint(self, checkpoint_dir, *, resume_only_model=False, adapter_name=None):
@@ -98,12 +104,15 @@ class Checkpoints(Settings):
         was. resume_only_model: weights alone; the optimizer begins anew, its options and the
         model's counters stay. NotFoundError, InvalidError and warning: as load's.
         """
-        directory = _path("checkpoint_dir", checkpoint_dir)
-        if not Path(directory).is_dir():
-            raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
-        resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
-        group = self._group(adapter_name)
-        state = _loop_state(directory)
+        with self._ranks.alike("its resume_from_checkpoint"):
+            directory = _path("checkpoint_dir", checkpoint_dir)
+            if not Path(directory).is_dir():
+                raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
+            resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
+            group = self._group(adapter_name)
+            state = _loop_state(directory)
+            if not resume_only_model:
+                group.check_state(state)
         self._load(group, directory, None if resume_only_model else state)
         if not resume_only_model and "gradient_accumulation_steps" in state:
             group.set_gradient_accumulation_steps(state["gradient_accumulation_steps"])
@@ -116,10 +125,9 @@ class Checkpoints(Settings):
         }
 
     def _load(self, group, directory, state):
-        """Reads a checkpoint's weights, and its optimizer unless `state`, the loop's, is None."""
+        """Reads a checkpoint's weights, and its optimizer unless `state`, the loop's, is None; the
+        group takes it."""
         optimizer = state is not None
-        if optimizer:
-            group.check_state(state)  # before anything changes
         forgotten = {"accumulated": 0, "just_stepped": False, "clipped_norm": None}
         group.run(
             self.engine.load,

@@ -73,6 +73,11 @@ def check_options(optimizer, options):
     core().check_optimizer(optimizer, text)
 
 
+def check_accumulation(steps, none=False):
+    """Micro-batches of one step; None only with `none`. InvalidError: below 1."""
+    return checks.integer("model: gradient_accumulation_steps", steps, least=1, none=none)
+
+
 def _json_part(options):
     """The options that JSON keeps, as it gives them back: all but a schedule's functions."""
     kept = {}
@@ -161,9 +166,7 @@ class Group(Ledger):
 
     def set_gradient_accumulation_steps(self, steps):
         """Micro-batches of one step, from now on. InvalidError: below 1."""
-        self.gradient_accumulation_steps = checks.integer(
-            "model: gradient_accumulation_steps", steps, least=1
-        )
+        self.gradient_accumulation_steps = check_accumulation(steps)
 
     @property
     def at_boundary(self):

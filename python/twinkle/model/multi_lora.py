@@ -1,12 +1,8 @@
 """MultiLoraTransformersModel: several adapters on one base model, each called by its name."""
 
-import os
-
 from twinkle import checks
-from twinkle.data_format import LoraConfig
 from twinkle.errors import NotAvailableError, require
 from twinkle.model.transformers_model import TransformersModel
-from twinkle.template.template import resolve
 
 
 class MultiLoraTransformersModel(TransformersModel):
@@ -18,7 +14,8 @@ class MultiLoraTransformersModel(TransformersModel):
     max_length: tokens of one sequence. lora_config and target_modules describe the slots that
     upstream allocates in advance; there are none here, so any but the defaults are refused.
     InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
-    adapter_name, or a sequence of more than max_length tokens; NotAvailableError: a lora_config or
+    adapter_name, one adapter more than max_loras, a rank above max_r, or a sequence of more than
+    max_length tokens; NotAvailableError: a lora_config or
     target_modules; and as TransformersModel.
     """
 
@@ -55,18 +52,11 @@ class MultiLoraTransformersModel(TransformersModel):
         require(bool(adapter_name), f"model: {type(self).__name__} needs adapter_name")
         return super()._group(adapter_name)
 
-    def add_adapter_to_model(
-        self, adapter_name, config_or_dir, gradient_accumulation_steps=1, **kwargs
-    ):
-        """As TransformersModel.add_adapter_to_model. InvalidError: there are max_loras adapters, or
-        the rank is above max_r, and as there."""
-        if isinstance(config_or_dir, (str, os.PathLike)):
-            config_or_dir = resolve(config_or_dir)
-        rank = LoraConfig.from_any(config_or_dir).r
+    def _new_group(self, adapter_name, config_or_dir, gradient_accumulation_steps):
+        group = super()._new_group(adapter_name, config_or_dir, gradient_accumulation_steps)
+        rank = group.config.r
         require(rank <= self.max_r, f"model: the rank is {rank}, max_r is {self.max_r}")
-        super().add_adapter_to_model(
-            adapter_name, config_or_dir, gradient_accumulation_steps, **kwargs
-        )
+        return group
 
     def _add(self, group):
         adapters = [name for name in self._groups if name]

@@ -16,16 +16,16 @@ class Together:
     """own: this process's Batch; whole: that of all ranks; rows: where own lies in whole; given: a
     loss's arguments for whole."""
 
-    def __init__(self, ranks, make, given=None):
-        """make: a function that gives own. given: a loss's arguments for own, a dict; None: they
-        come later. InvalidError: make() has raised on a rank, and as kwargs."""
-        self._ranks, self.rows, self.given = ranks, slice(None), given
+    def __init__(self, ranks, make):
+        """make: a function that gives own, and a loss's arguments for it, a dict; None: they come
+        later. InvalidError: make() has raised on a rank, and as kwargs."""
+        self._ranks, self.rows = ranks, slice(None)
 
         def mine():
-            own = make()
-            return own, (own.features, given)
+            own, given = make()
+            return (own, given), (own.features, given)
 
-        self.own, of_ranks = ranks.agree("a batch", mine)
+        (self.own, self.given), of_ranks = ranks.agree("a batch", mine)
         self.whole = self.own
         if self.is_alone:
             return
@@ -34,7 +34,7 @@ class Together:
         begin = sum(self._counts[: ranks.rank])
         self.whole = Batch([feature for part in parts for feature in part])
         self.rows = slice(begin, begin + len(self.own))
-        if given is not None:
+        if self.given is not None:
             self.given = self._joined(of_loss)
 
     @property

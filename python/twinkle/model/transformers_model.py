@@ -19,11 +19,14 @@ from twinkle.model.arguments import (
     check_arguments,
     check_kwargs_of_model,
     check_model_cls,
+    check_outputs,
+    clip_arguments,
     forward_kwargs,
     refuse_grad_scaler,
+    require_backward,
 )
 from twinkle.model.batch import Batch, as_list, with_marks
-from twinkle.model.group import Group, check_options
+from twinkle.model.group import Group, check_accumulation, check_options
 from twinkle.model.predictions import predictions
 from twinkle.model.python_loss import (
     evaluate_in_parts,
@@ -163,15 +166,32 @@ class TransformersModel(SendsWeights, Adapters):
         features = group.processor(features)
         return Batch(with_marks(features) if task.embedding else features)
 
-    def _together(self, group, inputs, task, loss_kwargs=None):
-        together = Together(self._ranks, lambda: self._batch(group, inputs, task), loss_kwargs)
-        task.check_size(together.whole, self.model_info["vocab_size"])  # every rank gets all logits
-        return together
+    def _together(self, inputs, check):
+        """(group, task, Together) of a call. check: a function that gives the group, the task and a
+        loss's arguments, or None, as this process has been given them; where that fails on a rank,
+        or its batch, all raise."""
+        checked = []
 
-    def _run_forward(self, group, inputs, training, task, disable_lora=False):
-        disable_lora = checks.flag("model: disable_lora", disable_lora)
-        task = task.of(group.loss)
-        together = self._together(group, inputs, task)
+        def make():
+            checked[:] = group, task, loss_kwargs = check()
+            return self._batch(group, inputs, task), loss_kwargs
+
+        together = Together(self._ranks, make)
+        group, task, _ = checked
+        task.check_size(together.whole, self.model_info["vocab_size"])  # every rank gets all logits
+        return group, task, together
+
+    def _run_forward(self, method, inputs, adapter_name, temperature, kwargs, disable_lora=False):
+        training = method == "forward"
+
+        def check():
+            task, _ = forward_kwargs(method, kwargs, temperature)
+            group = self._group(adapter_name)
+            checks.flag("model: disable_lora", disable_lora)
+            return group, task.of(group.loss), None
+
+        group, task, together = self._together(inputs, check)
+        disable_lora = bool(disable_lora)
         result = self.engine.forward(
             tenant=self._tenant(group, training),
             sequences=task.sequences(together.own),
@@ -206,8 +226,7 @@ class TransformersModel(SendsWeights, Adapters):
         token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
         forward_backward does the same in one pass instead of two.
         """
-        task, _ = forward_kwargs("forward", kwargs, temperature)
-        return self._run_forward(self._group(adapter_name), inputs, True, task)
+        return self._run_forward("forward", inputs, adapter_name, temperature, kwargs)
 
     @of_batch
     def forward_only(
@@ -215,8 +234,9 @@ class TransformersModel(SendsWeights, Adapters):
     ):
         """Scores a batch. disable_lora: with the base model. Takes and returns what forward does.
         InvalidError: as forward's."""
-        task, _ = forward_kwargs("forward_only", kwargs, temperature)
-        return self._run_forward(self._group(adapter_name), inputs, False, task, disable_lora)
+        return self._run_forward(
+            "forward_only", inputs, adapter_name, temperature, kwargs, disable_lora
+        )
 
     def _predictions(self, group, status):
         """The predictions of the weights that scored the batch, which have not changed since."""
@@ -230,23 +250,18 @@ class TransformersModel(SendsWeights, Adapters):
         loss sees logits if it has require_logits, or of forward_only(return_logits=True).
         InvalidError: there was none since the last backward or forward_backward, or kwargs that
         the loss does not take, or that a metric refuses."""
-        group = self._group(adapter_name)
-        training = group.mode == "train"
-        status = group.status(training)
-        if status.together is None:
-            raise InvalidError("model: calculate_loss needs a forward or forward_only before it")
-        status.task.check(group.loss)
-        for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
-            require(
-                status.task.embedding
-                or not getattr(group.loss, flag)
-                or name in status.outputs
-                or (group.loss.require_logits and name == "entropies"),  # computed from logits
-                f"model: {type(group.loss).__name__} has {flag}, but was set after the forward: "
-                "call forward or forward_only again",
-            )
+        with self._ranks.alike("its loss"):
+            group = self._group(adapter_name)
+            training = group.mode == "train"
+            status = group.status(training)
+            if status.together is None:
+                raise InvalidError(
+                    "model: calculate_loss needs a forward or forward_only before it"
+                )
+            status.task.check(group.loss)
+            check_outputs(group.loss, status)
+            check_kwargs(group.loss, kwargs)
         started = time.perf_counter()
-        check_kwargs(group.loss, kwargs)
         batch, kwargs = status.together.whole, status.together.kwargs(kwargs)
         group.check_metrics(training, batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
@@ -270,14 +285,16 @@ class TransformersModel(SendsWeights, Adapters):
         """Adds the gradient of the last calculate_loss to the accumulated ones.
         gradient_accumulation_steps: from now on. InvalidError: no forward and calculate_loss came
         before, or a gradient is not finite."""
-        group = self._group(adapter_name)
-        status = group.train
-        if group.mode != "train" or status.together is None or status.loss_kwargs is None:
-            raise InvalidError("model: backward needs forward and calculate_loss before it")
-        require(
-            status.loss is group.loss,
-            "model: the loss was set anew after calculate_loss: call calculate_loss again",
-        )
+        with self._ranks.alike("its backward"):
+            group = self._group(adapter_name)
+            status = group.train
+            if group.mode != "train" or status.together is None or status.loss_kwargs is None:
+                raise InvalidError("model: backward needs forward and calculate_loss before it")
+            require(
+                status.loss is group.loss,
+                "model: the loss was set anew after calculate_loss: call calculate_loss again",
+            )
+            check_accumulation(gradient_accumulation_steps, none=True)
         together = status.together
         group.check_metrics(True, together.whole, status.task, status.loss_kwargs)
         if gradient_accumulation_steps is not None:
@@ -301,13 +318,16 @@ class TransformersModel(SendsWeights, Adapters):
         model's positions, a loss or gradient that is not finite, kwargs that the loss does not
         take or that a metric refuses; the accumulated gradients stay then.
         """
-        task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
-        checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
-        group = self._group(adapter_name)
-        check_kwargs(group.loss, loss_kwargs)
-        task.check(group.loss)
-        task = task.of(group.loss)
-        together = self._together(group, inputs, task, loss_kwargs)
+
+        def check():
+            task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
+            checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
+            group = self._group(adapter_name)
+            check_kwargs(group.loss, loss_kwargs)
+            task.check(group.loss)
+            return group, task.of(group.loss), loss_kwargs
+
+        group, task, together = self._together(inputs, check)
         loss_kwargs = together.given
         group.check_metrics(True, together.whole, task, loss_kwargs)
         if not task.embedding:
@@ -382,9 +402,9 @@ class TransformersModel(SendsWeights, Adapters):
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
         InvalidError: a negative limit. ConflictError: nothing is accumulated.
         """
-        group = self._group(adapter_name)
-        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
-        norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
+        with self._ranks.alike("its clip_grad_norm"):
+            group = self._group(adapter_name)
+            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
         if group.just_stepped or not group.at_boundary:
             return None
         group.run(
@@ -403,20 +423,20 @@ class TransformersModel(SendsWeights, Adapters):
         optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
         InvalidError: no backward since the last step, or options that the optimizer refuses.
         """
-        self._step(self._group(adapter_name), optim_params, 0.0, 2.0)
+        with self._ranks.alike("its step"):
+            group = self._group(adapter_name)
+            require_backward(group)
+            if group.at_boundary:
+                optim_params = checks.mapping("model: optim_params", optim_params, none=True)
+                check_options(group.optimizer, {**group.options, **optim_params})
+        self._step(group, optim_params, 0.0, 2.0)
 
     def _step(self, group, optim_params, max_grad_norm, norm_type, schedule=0):
         """Whether there was one. schedule: steps of the schedule that are counted with it."""
-        if group.accumulated == 0:
-            raise InvalidError(
-                "model: step needs a backward since the last step; there is nothing to step with"
-            )
         if not group.at_boundary:
             return False
-        optim_params = checks.mapping("model: optim_params", optim_params, none=True)
         options = {**group.options, **optim_params}
-        check_options(group.optimizer, options)
-        lr = options["lr"] if optim_params and "lr" in optim_params else group.lr
+        lr = options["lr"] if "lr" in optim_params else group.lr
         kept = options if group.schedule is None else {**options, "lr": group.options["lr"]}
         group.run(
             self.engine.step,
@@ -434,7 +454,8 @@ class TransformersModel(SendsWeights, Adapters):
     @of_all
     def zero_grad(self, adapter_name=None):
         """Forgets the accumulated gradients at a boundary; a step has done so already."""
-        group = self._group(adapter_name)
+        with self._ranks.alike("its zero_grad"):
+            group = self._group(adapter_name)
         between = group.accumulated and not group.at_boundary
         if not (between or group.just_stepped or group.tenant is None):
             # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
@@ -462,11 +483,13 @@ class TransformersModel(SendsWeights, Adapters):
         """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
         None between boundaries. max_grad_norm: 0, None and inf do not clip.
         gradient_accumulation_steps: from now on. InvalidError: no backward since the last step."""
-        group = self._group(adapter_name)
-        max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
-        max_grad_norm = checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True)
-        norm_type = checks.number("model: norm_type", norm_type, above=0, infinite=True)
+        with self._ranks.alike("its clip_grad_and_step"):
+            group = self._group(adapter_name)
+            max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
+            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
+            check_accumulation(gradient_accumulation_steps, none=True)
+            require_backward(group)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        stepped = self._step(group, None, max_grad_norm, norm_type, schedule=1)
+        stepped = self._step(group, {}, max_grad_norm, norm_type, schedule=1)
         return group.grad_norm if stepped else None

@@ -9,7 +9,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
-from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.ranks import Ranks, ranks_of
 from twinkle.engine.sampling import engine_params, response_of
@@ -26,40 +26,11 @@ from twinkle.remote.how import How, at_once, mark
 from twinkle.remote.rows import first_row
 from twinkle.sampler.base import Sampler
 from twinkle.sampler.engine_args import read as engine_args_of
+from twinkle.sampler.params import as_given, params_of
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
-_INT32_MAX = 2**31 - 1
 _numbers = itertools.count()
-
-
-def _check_widths(params):
-    """Numbers that the engine could not hold."""
-    given = [(f"stop[{i}]", 0, value) for i, value in enumerate(params.stop_token_ids)]
-    given += [("top_k", -1, params.top_k), ("num_samples", 1, params.num_samples)]
-    for name, least, value in given:
-        require(
-            value is None or least <= value <= _INT32_MAX,
-            f"sampler: {name} is {value}, it must be from {least} to {_INT32_MAX}",
-        )
-
-
-def _params(given, named, args):
-    """SamplingParams of sample()'s, or of the fields that it was given by name."""
-    require(
-        given is None or not named,
-        f"sampler: {', '.join(sorted(named))} is given next to sampling_params: put it there",
-    )
-    params = SamplingParams.from_dict(named) if given is None else given
-    if isinstance(params, dict):
-        params = SamplingParams.from_dict(params)
-    require(
-        isinstance(params, SamplingParams),
-        f"sampler: sampling_params is {params!r}, it must be SamplingParams or a dict",
-    )
-    _check_widths(params)
-    args.check_logprobs(params)
-    return params
 
 
 def _no_tenants():
@@ -158,25 +129,37 @@ class TorchSampler(ReceivesWeights, Sampler):
             **self._args.options,
         )
 
-    def _tenant(self, adapter_name, adapter_path, use_base_model):
+    def _weights(self, adapter_name, adapter_path, use_base_model):
+        """The same as _tenant takes them, checked: the adapter's name, its directory or None, a
+        flag."""
+        checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
+        use_base_model = checks.flag("sampler: use_base_model", use_base_model)
         if adapter_path is not None:
+            checks.path("sampler: adapter_path", adapter_path)
             require(
                 self._args.adapters,
                 "sampler: adapter_path is given, but engine_args says enable_lora=False",
             )
-            return self._adapter_at(str(adapter_path))
+            return adapter_name, self._adapter_directory(str(adapter_path)), use_base_model
+        if self._model is None:
+            require(
+                not adapter_name or adapter_name in self._tenants.synced,
+                f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
+                "adapters, or adapter_path=, or send it by CheckpointEngineManager",
+            )
+        elif not use_base_model:
+            self._model._group(adapter_name or None)
+        return adapter_name, None, use_base_model
+
+    def _tenant(self, adapter_name, directory, use_base_model):
+        if directory is not None:
+            return self._adapter_at(directory)
         if self._model is not None:
             if use_base_model:
                 return self._model.frozen_tenant()
             return self._model.tenant_for_sampling(adapter_name or None)
-        synced = self._tenants.synced
-        require(
-            not adapter_name or adapter_name in synced,
-            f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
-            "adapters, or adapter_path=, or send it by CheckpointEngineManager",
-        )
         if adapter_name:
-            return synced[adapter_name]
+            return self._tenants.synced[adapter_name]
         if self._tenants.newest is not None and not use_base_model:
             return self._tenants.newest
         return frozen_tenant(self.engine, self._tenants)
@@ -222,9 +205,16 @@ class TorchSampler(ReceivesWeights, Sampler):
         with self._lock:
             self.engine, self._tenants = engine, _no_tenants()
 
-    def _adapter_at(self, path):
-        """The tenant with the adapter at `path`, loaded anew when its files have changed."""
-        directory = resolve(path)
+    def _adapter_directory(self, path):
+        directory, most = resolve(path), self._args.max_lora_rank
+        require(
+            most is None or LoraConfig.from_any(directory).r <= most,
+            f"sampler: the adapter at {directory} has a higher rank than max_lora_rank, {most}",
+        )
+        return directory
+
+    def _adapter_at(self, directory):
+        """The tenant with the adapter there, loaded anew when its files have changed."""
         version = _version(directory)
         self._tenants.settle()
         self._delete_stale()
@@ -232,11 +222,6 @@ class TorchSampler(ReceivesWeights, Sampler):
         known, tenant = loaded.get(directory, (None, None))
         if known == version:
             return tenant
-        most = self._args.max_lora_rank
-        if most is not None and LoraConfig.from_any(directory).r > most:
-            raise InvalidError(
-                f"sampler: the adapter at {directory} has a higher rank than max_lora_rank, {most}"
-            )
         tenant = f"sampler/{self._name}/{next(self._num_adapters)}/{directory}"
         others = [(d, each) for d, each in loaded.items() if d != directory]
         kept = dict(others[max(0, len(others) + 1 - self._args.max_loras) :])
@@ -282,18 +267,20 @@ class TorchSampler(ReceivesWeights, Sampler):
         InvalidError: a token outside the vocabulary, a prompt that with max_tokens is longer than
         max_model_len, an adapter of another model; NotFoundError: adapter_path has no adapter.
         """
-        return_encoded = checks.flag("sampler: return_encoded", return_encoded)
-        params = _params(sampling_params, named, self._args)
-        computes = params.max_tokens != 0 or params.prompt_logprobs is not None
-        (features, prompts), begin = self._with_others(
-            params, computes, lambda: self._prompts(inputs, params, return_encoded)
-        )
+
+        def make():
+            params = params_of(sampling_params, named, self._args)
+            encoded = checks.flag("sampler: return_encoded", return_encoded)
+            features, prompts = self._prompts(inputs, params, encoded)
+            weights = self._weights(adapter_name, adapter_path, use_base_model)
+            return features, prompts, params, weights
+
+        given = as_given(sampling_params, named)
+        (features, prompts, params, weights), begin = self._with_others(given, make)
         future, completions = None, [[{}] for _ in features]
         with self._lock:  # no other thread forgets the adapter before its sample is queued
-            request = self._request(
-                prompts, params, (adapter_name, adapter_path, use_base_model), begin
-            )
-            if computes:
+            request = self._request(prompts, params, weights, begin)
+            if given.computes:
                 future = self.engine.sample(**request)
         if future is not None:
             completions = future.result()
@@ -317,7 +304,7 @@ class TorchSampler(ReceivesWeights, Sampler):
         `decoded` of sample() with the same seed. Closing the generator ends the sampling.
         InvalidError: num_samples is not 1, not one input, and as sample(), which may come with the
         first delta; NotFoundError: adapter_path has no adapter."""
-        params = _params(sampling_params, named, self._args)
+        params = params_of(sampling_params, named, self._args)
         require(
             params.num_samples == 1,
             f"sampler: num_samples is {params.num_samples}, sample_stream takes 1",
@@ -327,9 +314,8 @@ class TorchSampler(ReceivesWeights, Sampler):
         features, prompts = self._prompts(inputs, params)
         require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
         with self._lock:
-            request = self._request(
-                prompts, params, (adapter_name, adapter_path, use_base_model), first_row() or 0
-            )
+            weights = self._weights(adapter_name, adapter_path, use_base_model)
+            request = self._request(prompts, params, weights, first_row() or 0)
             stream = self.engine.sample_stream(**request)
         template = self.template
         tokens = TokenStream(
@@ -350,14 +336,13 @@ class TorchSampler(ReceivesWeights, Sampler):
         finally:
             queue.put(None)
 
-    def _with_others(self, params, computes, make):
-        """What make() gives, (features, prompts), once all ranks that take part have theirs, and
-        how many prompts those before this one have. computes: whether the engine is asked."""
-        draws = params.seed is None and params.temperature and params.max_tokens != 0
+    def _with_others(self, given, make):
+        """What make() gives, (features, prompts, ...), once all ranks that take part have theirs,
+        and how many prompts those before this one have. given: as_given()'s."""
         begin, ranks = first_row(), Ranks()  # known where the call was cut
-        if self._model is not None and computes:  # the engine takes the prompts of all its ranks
+        if self._model is not None and given.computes:  # the engine takes prompts of all its ranks
             ranks = self._model._ranks
-        elif begin is None and draws:  # what draws nothing one may ask alone for
+        elif begin is None and given.draws:  # what draws nothing one may ask alone for
             ranks = ranks_of(self.device_mesh)
 
         def mine():
@@ -379,14 +364,9 @@ class TorchSampler(ReceivesWeights, Sampler):
         return features, prompts
 
     def _request(self, prompts, params, weights, begin):
-        """What the engine's sample takes. weights: (adapter_name, adapter_path, use_base_model);
-        begin: prompts of the ranks before this one."""
-        adapter_name, adapter_path, use_base_model = weights
-        checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
-        if adapter_path is not None:
-            checks.path("sampler: adapter_path", adapter_path)
-        use_base_model = checks.flag("sampler: use_base_model", use_base_model)
-        tenant = self._tenant(adapter_name, adapter_path, use_base_model)
+        """What the engine's sample takes. weights: _weights()'s; begin: prompts of the ranks before
+        this one."""
+        tenant = self._tenant(*weights)
         self._calls += 1
         run = current_run().seed if self._args.seed is None else self._args.seed
         return {

@@ -198,7 +198,7 @@ TEST(TrainGraphsOfTraining, APassThatFailsBeginsAgainOnceWithoutTheMemoryOfRecor
   Tenant tenant("a", Mode::kLora,
                 pool.add(std::make_unique<lora::Adapter>(config, pool.linears(), 3)), 3,
                 {decoder, pool});
-  const Split split(nullptr);
+  const Split split;
   Training training({decoder, pool, graphs, split},
                     [&](const std::string&) -> Tenant& { return tenant; });
   const Operation often = ForwardBackward{.tenant = "a", .sequences = {drawn(1, 5, 41)}};

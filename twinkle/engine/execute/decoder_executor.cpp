@@ -32,11 +32,6 @@ double memory_of(at::Device device) {
          static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
-double cache_bytes(int64_t tokens, const model::DecoderSpec& spec, at::ScalarType dtype) {
-  return static_cast<double>(tokens) * static_cast<double>(spec.state_size()) *
-         static_cast<double>(c10::elementSize(dtype));
-}
-
 // The cache is taken when the first prompt comes, and fills up much later.
 void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
   if (!device.is_cpu()) return;
@@ -70,15 +65,15 @@ std::unique_ptr<parallel::Shards> shards_of(mesh::Comm* comm, int64_t gathered_b
 }
 
 // Ranks read different parts of the files: what one finds in its own, all of them throw.
-void read_together(mesh::Comm* comm, const std::function<void()>& read) {
-  if (!comm) return read();
+void read_together(mesh::Comm& comm, const std::function<void()>& read) {
+  if (comm.size() == 1) return read();
   std::string said;
   try {
     read();
   } catch (const Error& error) {
     said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
   }
-  for (const std::string& error : comm->all_gather(said))
+  for (const std::string& error : comm.all_gather(said))
     if (!error.empty()) throw Error(static_cast<Code>(error[0] - '0'), error.substr(1));
 }
 
@@ -107,12 +102,14 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   base_.config = checkpoint.config();
   base_.spec = model::read_spec(base_.config, o.value_head);
   base_.dtype = dtype;
-  const double cache = cache_bytes(options.sampler.kv_tokens, base_.spec, dtype);
-  require_cache_fits(options.sampler.kv_tokens, cache, device);
   read_together(comms.data, [&] {
     model::Borders& borders = shards_ ? *shards_ : model::no_borders();
     decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device, borders);
   });
+  const int64_t kv_tokens = options.sampler.kv_tokens;
+  const auto cache = static_cast<double>(
+      sampler::PagedCache::num_bytes(decoder_->states(), dtype, sampler::pages_for(kv_tokens)));
+  require_cache_fits(kv_tokens, cache, device);
   double weights = 0;
   for (const auto& w : decoder_->weights()) {
     base_.weights.push_back({w.name, w.value->sizes().vec()});
@@ -240,7 +237,7 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
   const int64_t models = who.mode() == Mode::kLora ? 0 : 1;
   // On a CPU a model that is there is written from where it is.
   const bool is_in_place = models > 0 && decoder_->device().is_cpu() && decoder_->has_all();
-  const bool is_first = split_.alone() || split_.comm()->rank() == 0;
+  const bool is_first = split_.comm().rank() == 0;
   // A base in parts is brought together for it.
   const auto held = std::make_shared<HeldSave>(
       together([&] { return hold(*op, who, {*decoder_, is_first}, *pool_, copies_); }));
@@ -376,9 +373,9 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   const Mode mode = shape.mode;
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
   decltype(tenants_) made;
-  Tenant& tenant =
-      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
-                                                   Tenant::Home{*decoder_, *pool_, split_.comm()}));
+  Tenant& tenant = *(made[op.tenant] =
+                         std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
+                                                  Tenant::Home{*decoder_, *pool_, &split_.comm()}));
   try {
     parking_.use(tenant);
     prefetch_.add(op.tenant, std::move(shape));

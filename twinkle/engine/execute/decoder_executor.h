@@ -24,8 +24,8 @@ namespace twinkle::engine {
 
 // Of a group's ranks; outlive who is given them.
 struct Comms {
-  mesh::Comm* data = nullptr;  // that run the same calls and share each pass; null: there is one
-  mesh::Comm* base = nullptr;  // that share the base's weights; null: each has all of them
+  mesh::Comm& data = mesh::null_comm();  // that run the same calls and share each pass
+  mesh::Comm* base = nullptr;            // that share the base's weights; null: each has all
 };
 
 class DecoderExecutor : public Executor {

@@ -38,7 +38,7 @@ void Sampling::start(int64_t id, const Sample& sample, Share share, Weights weig
 }
 
 std::vector<Ended> Sampling::step() {
-  if (!comm_) forget_if_asked();
+  if (comm_.size() == 1) forget_if_asked();
   if (next_event_ == events_.size() && next_outcome_ == outcomes_.size()) {
     sampler_->step();
     events_ = sampler_->take_events();
@@ -90,8 +90,8 @@ void Sampling::on_event(const sampler::Event& event) {
 
 void Sampling::forget_if_asked() {
   int64_t asked = num_asked_;
-  if (comm_) {
-    for (const std::string& theirs : comm_->all_gather(std::to_string(asked)))
+  if (comm_.size() > 1) {
+    for (const std::string& theirs : comm_.all_gather(std::to_string(asked)))
       asked = std::min<int64_t>(asked, std::stoll(theirs));
   }
   if (std::exchange(num_forgotten_, asked) < asked) sampler_->reset_prefix_cache();

@@ -30,11 +30,8 @@ class Sampling {
   // The sampler, and its cache, exist from the first Sample on. The decoder outlives it, and so
   // does `comm`, as of sampler::Sampler.
   Sampling(model::Decoder& decoder, const sampler::SamplerOptions& options,
-           std::vector<int32_t> eos_ids, mesh::Comm* comm = nullptr)
-      : decoder_(decoder),
-        options_(options),
-        eos_ids_(std::move(eos_ids)),
-        comm_(comm && comm->size() > 1 ? comm : nullptr) {}
+           std::vector<int32_t> eos_ids, mesh::Comm& comm = mesh::null_comm())
+      : decoder_(decoder), options_(options), eos_ids_(std::move(eos_ids)), comm_(comm) {}
 
   // `weights` stay as they are until the Sample has ended. Error kInvalid: a request is wrong; then
   // none is taken.
@@ -75,7 +72,7 @@ class Sampling {
   model::Decoder& decoder_;
   const sampler::SamplerOptions options_;
   const std::vector<int32_t> eos_ids_;
-  mesh::Comm* const comm_;  // null: one rank
+  mesh::Comm& comm_;
   std::unique_ptr<sampler::Sampler> sampler_;
   std::map<int64_t, Begun> begun_;
   std::map<int64_t, Place> requests_;  // that have not ended, by ticket

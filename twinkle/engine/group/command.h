@@ -1,5 +1,6 @@
 // What the leader of a group sends its followers: each call of its Executor that changes anything,
-// as bytes, and how operations have ended. One build sends and reads them, nothing keeps them.
+// as bytes, and how operations have ended. Operations are named by the numbers under which the
+// ranks have entered them: all have them. One build sends and reads these, nothing keeps them.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,19 +19,10 @@ struct Command {
     kStart,
     kStep,
     kFirstPart,  // of a Save; what it leaves is known by a number, as the id of `work`
-    kWrite,      // begin what that left
-    kWritten,    // tell whether it has been done
+    kWrite,      // begin what that left; without a folder: drop it
     kClose
   };
 
-  // An operation that followers have not seen yet, as to_bytes() gives it.
-  struct NewOperation {
-    int64_t id = 0;
-    std::string bytes;
-    static constexpr auto fields() {
-      return std::tuple{field(1, "id", &NewOperation::id), field(2, "bytes", &NewOperation::bytes)};
-    }
-  };
   // Before the call: an operation was committed, or undone.
   struct Finish {
     int64_t id = 0;
@@ -52,20 +44,20 @@ struct Command {
                         field(5, "result", &Told::result)};
     }
   };
-  // As Work is.
+  // As Work is, of what the ranks have entered as their `number`th.
   struct Run {
-    int64_t id = 0;
+    int64_t id = 0, number = 0;
     uint64_t first = 0, last = 0;
     int64_t num_tokens = 0;
     static constexpr auto fields() {
-      return std::tuple{field(1, "id", &Run::id), field(2, "first", &Run::first),
-                        field(3, "last", &Run::last), field(4, "num_tokens", &Run::num_tokens)};
+      return std::tuple{field(1, "id", &Run::id), field(2, "number", &Run::number),
+                        field(3, "first", &Run::first), field(4, "last", &Run::last),
+                        field(5, "num_tokens", &Run::num_tokens)};
     }
   };
 
   int32_t kind = kNews;
   std::vector<Finish> finished;
-  std::vector<NewOperation> operations;
   std::vector<Told> told;
   std::vector<Run> work;  // of a batch; of kRun and kStart one item, whose sequences don't count
   double weight = 1;      // of kStart: the Share
@@ -73,20 +65,13 @@ struct Command {
   std::string folder;  // of kWrite
 
   static constexpr auto fields() {
-    return std::tuple{field(1, "kind", &Command::kind),
-                      field(2, "finished", &Command::finished),
-                      field(3, "operations", &Command::operations),
-                      field(4, "told", &Command::told),
-                      field(5, "work", &Command::work),
-                      field(6, "weight", &Command::weight),
-                      field(7, "priority", &Command::priority),
-                      field(8, "folder", &Command::folder)};
+    return std::tuple{
+        field(1, "kind", &Command::kind),     field(2, "finished", &Command::finished),
+        field(3, "told", &Command::told),     field(4, "work", &Command::work),
+        field(5, "weight", &Command::weight), field(6, "priority", &Command::priority),
+        field(7, "folder", &Command::folder)};
   }
 };
-
-// What a rank says when it is asked about its part of a Save: nothing, it is done; this; or the
-// code and the text of its error.
-inline constexpr const char* kStillWriting = "writing";
 
 std::string to_bytes(const Command& command);
 Command command_from_bytes(const std::string& bytes);

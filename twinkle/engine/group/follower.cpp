@@ -19,28 +19,59 @@ Follower::Follower(Executor& local, const Group& group)
 
 void Follower::join() {
   if (thread_.joinable()) thread_.join();
+  writer_.stop();
 }
 
-std::future<Result> Follower::result(const Door::Entry& entry) {
+std::future<Result> Follower::submit(Door& door, const Operation& mine) {
+  try {
+    return result(door.enter(mine));
+  } catch (const Error& error) {
+    if (error.code == Code::kInternal) absent(error.what());
+    throw;  // the others are the same on all ranks
+  } catch (const std::exception& error) {
+    absent(error.what());
+    throw;
+  }
+}
+
+std::future<Result> Follower::result(Door::Entry entry) {
   const Lock lock(mutex_);
   require(why_.empty(), Code::kInternal, "engine: ", entry.name, ": ", why_);
-  Waiting& waiting = waiting_[entry.number];
-  waiting.part = entry.joined.part;
-  waiting.name = entry.name;
+  const int64_t number = entry.number;
+  Waiting& waiting = waiting_[number];
+  waiting.entry = std::move(entry);
   std::future<Result> out = waiting.promise.get_future();
-  settle(entry.number);
+  entered_.notify_one();
+  settle(number);
   return out;
+}
+
+// The leader may have other ranks' parts, and begin, before this rank's caller has them.
+const Operation& Follower::operation(int64_t number) {
+  Lock lock(mutex_);
+  while (true) {
+    const auto it = waiting_.find(number);
+    if (it != waiting_.end() && it->second.entry) return it->second.entry->joined.operation;
+    require(absent_.empty(), Code::kInternal, absent_);
+    lock.wait(entered_);
+  }
+}
+
+void Follower::absent(const std::string& why) {
+  const Lock lock(mutex_);
+  if (absent_.empty()) absent_ = why;
+  entered_.notify_one();
 }
 
 void Follower::settle(int64_t number) {
   const auto it = waiting_.find(number);
   Waiting& waiting = it->second;
-  if (!waiting.part || !waiting.outcome) return;
+  if (!waiting.entry || !waiting.outcome) return;
   if (auto* result = std::get_if<Result>(&*waiting.outcome))
-    waiting.promise.set_value(part_of(std::move(*result), *waiting.part));
+    waiting.promise.set_value(part_of(std::move(*result), waiting.entry->joined.part));
   else
     waiting.promise.set_exception(
-        named(std::get<std::exception_ptr>(*waiting.outcome), waiting.name));
+        named(std::get<std::exception_ptr>(*waiting.outcome), waiting.entry->name));
   waiting_.erase(it);
 }
 
@@ -60,14 +91,15 @@ void Follower::end(const std::string& why) {
   const Lock lock(mutex_);
   why_ = why;
   for (auto& [number, waiting] : waiting_) {
-    if (waiting.part)
+    if (waiting.entry)
       waiting.promise.set_exception(
-          named(error_of(static_cast<int32_t>(Code::kInternal), why), waiting.name));
+          named(error_of(static_cast<int32_t>(Code::kInternal), why), waiting.entry->name));
   }
   waiting_.clear();
 }
 
 bool Follower::obey(const Command& command) {
+  (void)writer_.take_ended();  // what they held is given back on this thread
   take(command);
   if (command.kind == Command::kClose) return false;
   // An error that all ranks agree on is the leader's to tell.
@@ -81,10 +113,7 @@ void Follower::take(const Command& command) {
       results_[finish.id] = local_.commit(finish.id);
     else
       local_.undo(finish.id);
-    operations_.erase(finish.id);
   }
-  for (const Command::NewOperation& op : command.operations)
-    operations_[op.id] = from_bytes(op.bytes);
   for (const Command::Told& t : command.told) told(t);
 }
 
@@ -100,28 +129,27 @@ void Follower::told(const Command::Told& told) {
 }
 
 void Follower::begin_to_write(const Command& command) {
-  Left& left = left_.at(command.work.at(0).id);
-  left.written = std::async(std::launch::async, [&left, folder = command.folder] {
-    return left.rest({.folder = folder});
-  });
-}
-
-std::string Follower::written(int64_t number) {
-  const auto it = left_.find(number);
-  if (it == left_.end()) return {};
-  std::future<Result>& written = it->second.written;
-  if (written.valid() && written.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
-    return kStillWriting;
-  std::string out;
-  try {
-    if (written.valid()) written.get();
-  } catch (const Error& e) {
-    out = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
-  } catch (const std::exception& e) {
-    out = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
-  }
-  left_.erase(it);
-  return out;
+  const int64_t number = command.work.at(0).id;
+  const Rest rest = std::move(left_.at(number));
+  left_.erase(number);
+  if (command.folder.empty()) return;
+  const auto write = [this, rest, folder = command.folder](const Writers&) -> Result {
+    std::string said;
+    try {
+      rest({.folder = folder});
+    } catch (const Error& e) {
+      said = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
+    } catch (const std::exception& e) {
+      said = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
+    }
+    try {
+      group_.saves->all_gather(said);
+    } catch (const std::exception& e) {
+      group_.close(e.what());
+    }
+    return Done{};
+  };
+  writer_.add(number, write);
 }
 
 std::string Follower::run(const Command& command) {
@@ -130,34 +158,33 @@ std::string Follower::run(const Command& command) {
   BatchOutcome outcome;
   switch (command.kind) {
     case Command::kRun: {
-      const Operation operation = operations_.extract(0).mapped();
-      (void)local_.run(operation, prepared(operation).get());
+      const Operation& op = operation(command.work.at(0).number);
+      (void)local_.run(op, prepared(op).get());
       break;
     }
-    case Command::kFirstPart:
-      if (FirstPart first = local_.first_part(operations_.extract(0).mapped()); first.rest)
-        left_[command.work.at(0).id].rest = std::move(first.rest);
+    case Command::kFirstPart: {
+      const Command::Run& save = command.work.at(0);
+      if (FirstPart first = local_.first_part(operation(save.number)); first.rest)
+        left_[save.id] = std::move(first.rest);
       break;
+    }
     case Command::kWrite:
       begin_to_write(command);
-      break;
-    case Command::kWritten:
-      (void)group_.control->all_gather(written(command.work.at(0).id));
       break;
     case Command::kBatch: {
       std::vector<Work> batch;
       for (const Command::Run& w : command.work)
-        batch.push_back({w.id, &operations_.at(w.id), w.first, w.last, w.num_tokens});
+        batch.push_back({w.id, &operation(w.number), w.first, w.last, w.num_tokens});
       outcome.ended.reserve(batch.size());
       outcome.rewound.reserve(batch.size());
       local_.run_batch(batch, goes_on, outcome);
       break;
     }
     case Command::kStart: {
-      const int64_t id = command.work.at(0).id;
-      const Operation& operation = operations_.at(id);
-      local_.start(id, std::get<Sample>(operation), {command.weight, command.priority}, {},
-                   prepared(operation).get());
+      const Command::Run& sample = command.work.at(0);
+      const Operation& op = operation(sample.number);
+      local_.start(sample.id, std::get<Sample>(op), {command.weight, command.priority}, {},
+                   prepared(op).get());
       break;
     }
     case Command::kStep:

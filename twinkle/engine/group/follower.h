@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "twinkle/base/guarded.h"
+#include "twinkle/engine/background/background.h"
 #include "twinkle/engine/group/command.h"
 #include "twinkle/engine/group/door.h"
 #include "twinkle/engine/group/group.h"
@@ -25,39 +26,38 @@ class Follower {
   // Waits for the leader's end, or that of the group.
   void join();
 
-  // The part of this rank of the result of what the ranks have entered.
-  std::future<Result> result(const Door::Entry& entry);
+  // Enters an operation of this rank's caller: its part of the result. Errors are the door's.
+  std::future<Result> submit(Door& door, const Operation& mine);
 
  private:
   struct Waiting {
     std::promise<Result> promise;
-    std::string name;
-    std::optional<Part> part;                                         // once it is known who waits
+    std::optional<Door::Entry> entry;  // once this rank's caller has come back from the door
     std::optional<std::variant<Result, std::exception_ptr>> outcome;  // once it has ended
   };
   void loop();
   bool obey(const Command& command);  // false: it was the last one
   void take(const Command& command);  // its news
+  std::future<Result> result(Door::Entry entry);
+  const Operation& operation(int64_t number);  // waits for this rank's caller; until it is told
+  void absent(const std::string& why);
   std::string run(const Command& command);
   void begin_to_write(const Command& command);
-  std::string written(int64_t number);  // what it says
   void told(const Command::Told& told);
   void settle(int64_t number) REQUIRES(mutex_);
   void end(const std::string& why);
 
   Executor& local_;
   const Group& group_;
-  std::map<int64_t, Operation> operations_;  // that have begun
-  std::map<int64_t, Result> results_;        // of those that were committed, until they are told
-  struct Left {
-    Rest rest;
-    std::future<Result> written;  // once it has begun
-  };
-  std::map<int64_t, Left> left_;  // of Saves
+  std::map<int64_t, Result> results_;  // of what was committed, by ids, until it is told
+  std::map<int64_t, Rest> left_;       // of Saves
+  Background writer_{[] {}};           // of those that have begun
 
   Mutex mutex_;
-  std::map<int64_t, Waiting> waiting_ GUARDED_BY(mutex_);
-  std::string why_ GUARDED_BY(mutex_);  // it has ended
+  std::condition_variable entered_;
+  std::map<int64_t, Waiting> waiting_ GUARDED_BY(mutex_);  // by numbers
+  std::string absent_ GUARDED_BY(mutex_);  // a caller has not come back from the door; else empty
+  std::string why_ GUARDED_BY(mutex_);     // it has ended
   std::thread thread_;
 };
 

@@ -25,7 +25,7 @@ Command command_from_bytes(const std::string& bytes) {
 }
 
 void Group::close(const std::string& why) const noexcept {
-  for (mesh::Channel* channel : {door.get(), control.get(), data.get(), base.get()}) {
+  for (mesh::Channel* channel : {door.get(), control.get(), data.get(), saves.get(), base.get()}) {
     if (channel) channel->close(why);
   }
 }

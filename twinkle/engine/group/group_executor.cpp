@@ -33,7 +33,12 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
   return out;
 }
 
-// `said`: by the rank, of its part of a Save.
+const void* place_of(const Operation& operation) {
+  return std::visit([](const auto& held) { return static_cast<const void*>(&held); }, operation);
+}
+const void* place_of(const Sample& sample) { return &sample; }
+
+// Empty: it is done; else the code and the text of the error.
 void require_written(const std::string& said, size_t rank) {
   if (said.empty()) return;
   const size_t space = said.find(' ');
@@ -61,22 +66,25 @@ void GroupExecutor::close() {
 
 void GroupExecutor::acquire() {
   Lock lock(mutex_);
-  while (busy_) lock.wait(free_);
-  require(why_.empty(), Code::kInternal, why_);
-  busy_ = true;
+  const int64_t before = num_came_++;
+  while (num_left_ < before) lock.wait(next_);
+  if (why_.empty()) return;
+  pass_on();
+  fail(Code::kInternal, why_);
 }
 
-// Sends first what has come meanwhile: a follower's caller waits for it.
+void GroupExecutor::pass_on() {
+  ++num_left_;
+  next_.notify_all();
+}
+
+// Sends first what has come meanwhile, if nobody's command will: a follower's caller waits for it.
 void GroupExecutor::release() {
   while (true) {
     Command news;
     {
       const Lock lock(mutex_);
-      if (news_.told.empty() || !why_.empty()) {
-        busy_ = false;
-        free_.notify_all();
-        return;
-      }
+      if (news_.told.empty() || !why_.empty() || num_came_ > num_left_ + 1) return pass_on();
       news = std::exchange(news_, {});
     }
     try {
@@ -115,21 +123,28 @@ void GroupExecutor::call(Command command, const std::function<std::string()>& ru
   if (failed) std::rethrow_exception(failed);
 }
 
+void GroupExecutor::entered(int64_t number, const Operation& operation) {
+  const Lock lock(mutex_);
+  numbers_[place_of(operation)] = number;
+}
+
 void GroupExecutor::tell(int64_t number, const Outcome& outcome) {
   {
     const Lock lock(mutex_);
+    std::erase_if(numbers_, [&](const auto& entered) { return entered.second == number; });
     news_.told.push_back(told_of(number, outcome));
-    if (busy_ || !why_.empty()) return;  // who is talking sends it
-    busy_ = true;
+    if (num_came_ > num_left_ || !why_.empty()) return;  // who is talking sends it
+    ++num_came_;
   }
   release();
 }
 
 // ---- the calls
 
-Command::Run GroupExecutor::sent(Command& command, int64_t id, const Operation& operation) {
-  if (sent_.insert(id).second) command.operations.push_back({id, to_bytes(operation)});
-  return {.id = id};
+template <class Content>
+Command::Run GroupExecutor::named(int64_t id, const Content& content) {
+  const Lock lock(mutex_);
+  return {.id = id, .number = numbers_.at(place_of(content))};
 }
 
 // Every rank holds what it has of a save; some have nothing to write.
@@ -137,8 +152,7 @@ FirstPart GroupExecutor::first_part(const Operation& operation) {
   if (!std::holds_alternative<Save>(operation)) return local_.first_part(operation);
   const int64_t number = ++num_saves_;
   Command command{.kind = Command::kFirstPart};
-  command.operations.push_back({0, to_bytes(operation)});
-  command.work.push_back({.id = number});
+  command.work.push_back(named(number, operation));
   FirstPart first;
   call(std::move(command), [&] {
     first = local_.first_part(operation);
@@ -151,24 +165,38 @@ FirstPart GroupExecutor::first_part(const Operation& operation) {
   return first;
 }
 
+// The writers of all ranks meet when each has done its part of what the leader has begun, Saves one
+// after the other; meanwhile the followers go on with other calls.
 Result GroupExecutor::write(const Rest& rest, int64_t number) {
+  enum { kHeld, kBegun, kWritten } others = kHeld;
   const auto begin = [&](const std::string& folder) {
     Command command{.kind = Command::kWrite, .folder = folder};
     command.work.push_back({.id = number});
     call(std::move(command), [] { return std::string(); });
+    others = folder.empty() ? kWritten : kBegun;
   };
-  bool is_asked = false;  // until then the others hold what they have
   const auto wait = [&] {
-    wait_for_writers(number);
-    is_asked = true;
+    others = kWritten;
+    std::vector<std::string> said;
+    try {
+      said = group_.saves->all_gather(std::string());
+    } catch (const std::exception& error) {
+      broken(error);
+      throw;
+    }
+    for (size_t r = 0; r < said.size(); ++r) require_written(said[r], r);
+  };
+  const auto end = [&] {
+    if (others == kHeld) begin("");
+    if (others == kBegun) wait();
   };
   try {
     Result out = rest({.begin = begin, .wait = wait});
-    if (!is_asked) wait();
+    end();
     return out;
   } catch (...) {
     try {
-      wait_for_writers(number);
+      end();
     } catch (const std::exception&) {
       // The first error is told.
     }
@@ -176,37 +204,10 @@ Result GroupExecutor::write(const Rest& rest, int64_t number) {
   }
 }
 
-// Asks again and again, so that a follower with a slow disk goes on with other calls meanwhile.
-void GroupExecutor::wait_for_writers(int64_t number) {
-  std::vector<std::string> errors(static_cast<size_t>(group_.size()));
-  while (true) {
-    std::vector<std::string> all;
-    Command command{.kind = Command::kWritten};
-    command.work.push_back({.id = number});
-    call(std::move(command), [&] {
-      all = group_.control->all_gather(std::string());
-      return std::string();
-    });
-    // A rank tells its error once, maybe while others write on.
-    bool still = false;
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (all[r] == kStillWriting)
-        still = true;
-      else if (!all[r].empty())
-        errors[r] = all[r];
-    }
-    if (!still) {
-      for (size_t r = 0; r < errors.size(); ++r) require_written(errors[r], r);
-      return;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-}
-
 // Files are read now, as the followers read them, not as they were when it was submitted.
 Result GroupExecutor::run(const Operation& operation, Prepared*) {
   Command command{.kind = Command::kRun};
-  command.operations.push_back({0, to_bytes(operation)});
+  command.work.push_back(named(0, operation));
   Result result;
   call(std::move(command), [&] {
     result = local_.run(operation, nullptr);
@@ -221,7 +222,7 @@ void GroupExecutor::run_batch(std::span<const Work> batch, const std::atomic<boo
   const std::atomic<bool> goes_on = false;
   Command command{.kind = Command::kBatch};
   for (const Work& work : batch) {
-    Command::Run run = sent(command, work.id, *work.operation);
+    Command::Run run = named(work.id, *work.operation);
     run.first = work.first;
     run.last = work.last;
     run.num_tokens = work.num_tokens;
@@ -236,7 +237,7 @@ void GroupExecutor::run_batch(std::span<const Work> batch, const std::atomic<boo
 void GroupExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
                           Prepared* prepared) {
   Command command{.kind = Command::kStart, .weight = share.weight, .priority = share.priority};
-  command.work.push_back(sent(command, id, sample));
+  command.work.push_back(named(id, sample));
   call(std::move(command), [&] {
     local_.start(id, sample, share, std::move(hooks), prepared);
     return std::string();
@@ -254,7 +255,6 @@ std::vector<Ended> GroupExecutor::step() {
 
 Result GroupExecutor::commit(int64_t id) {
   Result result = local_.commit(id);
-  sent_.erase(id);
   const Lock lock(mutex_);
   news_.finished.push_back({id, true});
   return result;
@@ -262,7 +262,6 @@ Result GroupExecutor::commit(int64_t id) {
 
 void GroupExecutor::undo(int64_t id) {
   local_.undo(id);
-  sent_.erase(id);
   const Lock lock(mutex_);
   news_.finished.push_back({id, false});
 }

@@ -3,7 +3,6 @@
 // stays with it. A call that breaks the group fails with kInternal, as does every call after it.
 #pragma once
 #include <map>
-#include <set>
 #include <string>
 
 #include "twinkle/base/guarded.h"
@@ -23,6 +22,9 @@ class GroupExecutor : public Executor {
   // Ends the followers; the dispatcher has ended.
   void close();
 
+  // The followers have this operation as the ranks' `number`th. It lives until tell(), and is
+  // submitted after this. Any thread.
+  void entered(int64_t number, const Operation& operation);
   // How the `number`th operation of the ranks has ended, which `outcome` keeps. Any thread.
   void tell(int64_t number, const Outcome& outcome);
 
@@ -50,22 +52,24 @@ class GroupExecutor : public Executor {
 
  private:
   Result write(const Rest& rest, int64_t number);
-  void wait_for_writers(int64_t number);
   void call(Command command, const std::function<std::string()>& run);
-  // With the operation's bytes, where followers do not have them.
-  Command::Run sent(Command& command, int64_t id, const Operation& operation);
+  template <class Content>  // an Operation, or what it holds
+  Command::Run named(int64_t id, const Content& content);
   void acquire();
   void release();
+  void pass_on() REQUIRES(mutex_);
   void broken(const std::exception& error);
 
   Executor& local_;
   const Group& group_;
-  std::set<int64_t> sent_;  // operations that followers have; the dispatcher's thread
-  int64_t num_saves_ = 0;   // the same
+  int64_t num_saves_ = 0;  // the dispatcher's thread
 
   Mutex mutex_;
-  std::condition_variable free_;
-  bool busy_ GUARDED_BY(mutex_) = false;  // somebody talks to the followers
+  // Numbers of operations that have not been told, by where what they hold lies.
+  std::map<const void*, int64_t> numbers_ GUARDED_BY(mutex_);
+  // Who talks to the followers: one after the other, in the order in which they came.
+  std::condition_variable next_;
+  int64_t num_came_ GUARDED_BY(mutex_) = 0, num_left_ GUARDED_BY(mutex_) = 0;
   bool closing_ GUARDED_BY(mutex_) = false;
   Command news_ GUARDED_BY(mutex_);     // for the next command
   std::string why_ GUARDED_BY(mutex_);  // broken; else empty

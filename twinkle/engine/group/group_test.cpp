@@ -148,6 +148,38 @@ TEST(Groups, ThatShareTheBaseGiveEveryRankTheBitsOfOneRank) {
   }
 }
 
+// Once at the door, by each rank its own part. A command names it, news tell its end, and every
+// rank says how it ended, in a frame each, whatever its size.
+TEST(Groups, AreSentAnOperationOnceAndThenItsNumber) {
+  const model::TinyModel model(smallest_config());
+  constexpr int64_t kFrame = 256, kInFrame = 248;
+  for (const int n : {2, 4}) {
+    std::vector<Group> of_ranks = groups(n);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < n; ++r) {
+      threads.emplace_back([&, r] {
+        Group group = std::move(of_ranks[static_cast<size_t>(r)]);
+        const mesh::SentBytes &door = count(group.door), &control = count(group.control);
+        Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
+        engine.run<Done>(
+            Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
+        for (const size_t length : {2, 30}) {
+          ForwardBackward op{.tenant = "a"};
+          for (uint64_t i = 0; i < 8; ++i) op.sequences.push_back(drawn(i, length, 41));
+          const Operation mine = sliced(op, drawn_part(8, r, n, length));
+          const int64_t rest = std::max<int64_t>(0, std::ssize(to_bytes(mine)) - kInFrame);
+          const mesh::SentBytes door_before = door, before = control;
+          engine.run<ForwardResult>(mine);
+          EXPECT_EQ(door.all_to_all - door_before.all_to_all, (n - 1) * (kFrame + rest));
+          EXPECT_EQ(control.broadcast - before.broadcast, r == 0 ? (n - 1) * 2 * kFrame : 0);
+          EXPECT_EQ(control.all_to_all - before.all_to_all, (n - 1) * kFrame);
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+}
+
 // Losses that need all rows of the operation, over several batches, and an adapter on the head,
 // whose gradient is added while the loss is computed.
 std::string life(Engine& engine, const std::function<Operation(Operation)>& mine) {

@@ -17,10 +17,11 @@ namespace twinkle::engine {
 // `fsdp`: ranks that follow one another and share the base; 1: each has all of it.
 inline std::vector<Group> groups(int size, int fsdp = 1, double timeout_s = 60) {
   auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
-       data = mesh::thread_comms(size, timeout_s);
+       data = mesh::thread_comms(size, timeout_s), saves = mesh::thread_comms(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr};
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
+              nullptr};
   for (size_t r = 0; fsdp > 1 && r < out.size();) {
     for (auto& base : mesh::thread_comms(fsdp, timeout_s)) out[r++].base = std::move(base);
   }
@@ -33,12 +34,12 @@ struct Counted : mesh::CountingComm {
   std::unique_ptr<mesh::Comm> kept;
 };
 
-// Counts what a rank sends of what it computes.
-inline const mesh::SentBytes& count(Group& group) {
-  auto* comm = dynamic_cast<mesh::Comm*>(group.data.release());
+// Counts what a rank sends over one of its group's.
+inline const mesh::SentBytes& count(std::unique_ptr<mesh::Channel>& channel) {
+  auto* comm = dynamic_cast<mesh::Comm*>(channel.release());
   auto counted = std::make_unique<Counted>(std::unique_ptr<mesh::Comm>(comm));
   const mesh::SentBytes& sent = counted->sent();
-  group.data = std::move(counted);
+  channel = std::move(counted);
   return sent;
 }
 
@@ -50,7 +51,7 @@ inline void on_ranks(int size, const EngineOptions& options, const Script& scrip
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       Group group = std::move(of_ranks[static_cast<size_t>(r)]);
-      const mesh::SentBytes& sent = count(group);
+      const mesh::SentBytes& sent = count(group.data);
       Engine engine(options, in_letters, std::move(group));
       script(engine, r, sent);
     });

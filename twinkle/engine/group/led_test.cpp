@@ -22,10 +22,12 @@ namespace {
 std::vector<Group> groups_of(int size, double timeout_s = 60) {
   auto door = mesh::thread_channels(size, timeout_s),
        control = mesh::thread_channels(size, timeout_s),
-       data = mesh::thread_channels(size, timeout_s);
+       data = mesh::thread_channels(size, timeout_s),
+       saves = mesh::thread_channels(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
-    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr};
+    out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
+              nullptr};
   return out;
 }
 
@@ -43,12 +45,13 @@ class Rank {
   ~Rank() { close(); }
 
   std::future<Result> submit(const Operation& operation) {
-    Door::Entry entry = door_.enter(operation);
-    if (follower_) return follower_->result(entry);
+    if (follower_) return follower_->submit(door_, operation);
+    const Door::Entry entry = door_.enter(operation);
     const auto promise = std::make_shared<std::promise<Result>>();
     std::vector<Operation> one{entry.joined.operation};
-    dispatcher_->submit(dispatcher_->accept(std::move(one)),
-                        {[this, promise, entry](const Outcome& outcome) {
+    std::vector<Accepted> accepted = dispatcher_->accept(std::move(one));
+    leader_->entered(entry.number, accepted[0].operation());
+    dispatcher_->submit(std::move(accepted), {[this, promise, entry](const Outcome& outcome) {
                           leader_->tell(entry.number, outcome);
                           if (outcome.error)
                             return promise->set_exception(named(outcome.error, entry.name));

@@ -36,14 +36,15 @@ class Failing : public mesh::CountingComm {
 // Runs `script` of every rank in a thread of its own, with its engine's group and base.
 void on_groups(const std::function<void(Group group, Failing& base)>& script) {
   auto door = mesh::thread_comms(kRanks), control = mesh::thread_comms(kRanks),
-       data = mesh::thread_comms(kRanks), base = mesh::thread_comms(kRanks);
+       data = mesh::thread_comms(kRanks), saves = mesh::thread_comms(kRanks),
+       base = mesh::thread_comms(kRanks);
   std::vector<std::thread> threads;
   for (size_t r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
       auto shared = std::make_unique<Failing>(std::move(base[r]));
       Failing& failing = *shared;
-      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), nullptr,
-              std::move(shared)},
+      script({std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
+              nullptr, std::move(shared)},
              failing);
     });
   }

@@ -213,15 +213,25 @@ Split::Scores scores_of(const PackedBatch& pass, size_t piece, const TrainingOp&
   return {std::move(out.logprobs), std::move(out.entropies)};
 }
 
+// What a pass is about: pieces, and of each the sequences that are this rank's.
+struct Pieces {
+  Pieces(std::span<OpSlice> pieces, const PassContext& with)
+      : all(pieces), cut(with.split.cut(pieces)), mine(with.split.mine(cut)), with(with) {}
+
+  std::span<OpSlice> all;
+  Split::Cut cut;
+  std::vector<OpSlice> mine;
+  const PassContext& with;
+};
+
 // The derivatives of losses that need all of an operation's log-probabilities, of operations that
 // are here as a whole: their rows are scored twice, but by one pass of the decoder.
-void prepare_whole(std::span<const OpSlice> pieces, const PackedBatch& pass,
-                   const at::Tensor& hidden, const PassContext& with) {
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    TrainingOp& op = *pieces[i].op;
+void prepare_whole(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) {
+  for (size_t i = 0; i < of.all.size(); ++i) {
+    TrainingOp& op = *of.all[i].op;
     if (op.derives()) continue;
     const Split::Scores scores =
-        with.split.gather(pieces[i], pieces, scores_of(pass, i, op, hidden, with.decoder.head()));
+        of.with.split.gather(i, of.cut, scores_of(pass, i, op, hidden, of.with.decoder.head()));
     try {
       op.prepare(scores.logprobs, scores.entropies);
     } catch (const Error&) {
@@ -256,16 +266,6 @@ void end_pieces(std::span<OpSlice> pieces, const std::vector<bool>& finite) {
   }
 }
 
-// What a pass is about: pieces, and of each the sequences that are this rank's.
-struct Pieces {
-  Pieces(std::span<OpSlice> pieces, const PassContext& with)
-      : all(pieces), mine(with.split.mine(pieces)), with(with) {}
-
-  std::span<OpSlice> all;
-  std::vector<OpSlice> mine;
-  const PassContext& with;
-};
-
 // What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
 // hidden, for the decoder's backward; undefined where this rank has no rows.
 at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
@@ -274,7 +274,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   for (const OpSlice& piece : of.all) {
     if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
   }
-  prepare_whole(of.all, pass, hidden, of.with);
+  prepare_whole(of, pass, hidden);
   nn::HeadOutput out;
   std::vector<char> finite(of.all.size(), 1);
   if (pass.has_rows()) {
@@ -284,7 +284,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   }
   std::vector<PieceOutputs> outputs = outputs_of(of.mine, pass, hidden, head, out);
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i].finite = finite[i] != 0;
-  end_pieces(of.all, of.with.split.append(of.all, std::move(outputs), widths_of(head)));
+  end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs), widths_of(head)));
   if (!pass.has_rows()) return {};
   for (size_t i = 0; i < of.all.size(); ++i) {
     if (of.all[i].op->error || of.all[i].again) mute(pass, i, out.dhidden);
@@ -301,7 +301,7 @@ void score(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) 
   if (pass.has_rows())
     out = nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
                            {.entropy = any_wants_entropy(of.mine)});
-  of.with.split.append(of.all, outputs_of(of.mine, pass, hidden, head, out), widths_of(head));
+  of.with.split.append(of.cut, outputs_of(of.mine, pass, hidden, head, out), widths_of(head));
 }
 
 }  // namespace
@@ -346,7 +346,7 @@ void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Sto
     with.graphs.backward(pass.tape, dhidden);
   else
     with.decoder.walk_backward();
-  partials.add(pieces);
+  partials.add(pieces, of.cut);
 }
 
 KeptPass keep_pass(OpSlice& piece, const PassContext& with, const Stop& stop) {

@@ -72,79 +72,66 @@ void write(const PieceOutputs& piece, std::vector<float>& to) {
 
 // Sequences of one rank follow one another: a rank has those whose middle lies in its share of all
 // tokens.
-std::vector<OpSlice> Split::of_rank(std::span<const OpSlice> pieces, int rank) const {
+Split::Cut Split::cut(std::span<const OpSlice> pieces) const {
+  Cut out(static_cast<size_t>(comm_.size()), {pieces.begin(), pieces.end()});
+  if (alone()) return out;
   int64_t all = 0, before = 0;
   for (const OpSlice& piece : pieces) {
     for (size_t s = piece.first; s < piece.last; ++s) all += num_tokens(*piece.op, s);
   }
-  std::vector<OpSlice> out(pieces.begin(), pieces.end());
-  for (OpSlice& piece : out) {
-    const size_t end = piece.last;
-    size_t first = end, last = end;
-    for (size_t s = piece.first; s < end; ++s) {
-      const int64_t n = num_tokens(*piece.op, s);
-      if ((2 * before + n) * comm_->size() / (2 * all) == rank) {
-        first = std::min(first, s);
-        last = s + 1;
-      }
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (auto& theirs : out) theirs[i].first = theirs[i].last;
+    for (size_t s = pieces[i].first; s < pieces[i].last; ++s) {
+      const int64_t n = num_tokens(*pieces[i].op, s);
+      const auto rank = static_cast<size_t>((2 * before + n) * comm_.size() / (2 * all));
+      OpSlice& theirs = out[rank][i];
+      theirs.first = std::min(theirs.first, s);
+      theirs.last = s + 1;
       before += n;
     }
-    piece.first = first;
-    piece.last = last;
   }
   return out;
-}
-
-std::vector<OpSlice> Split::mine(std::span<const OpSlice> pieces) const {
-  if (alone()) return {pieces.begin(), pieces.end()};
-  return of_rank(pieces, comm_->rank());
 }
 
 std::vector<float> Split::gather(const std::vector<float>& values,
                                  std::span<const int64_t> counts) const {
   at::Tensor sent = at::empty({std::ssize(values)}, at::kFloat);
   std::ranges::copy(values, sent.mutable_data_ptr<float>());
-  const at::Tensor all = comm_->all_gather(sent, counts);
+  const at::Tensor all = comm_.all_gather(sent, counts);
   return {all.const_data_ptr<float>(), all.const_data_ptr<float>() + all.numel()};
 }
 
-Split::Scores Split::gather(const OpSlice& piece, std::span<const OpSlice> pieces,
-                            Scores mine) const {
+Split::Scores Split::gather(size_t index, const Cut& cut, Scores mine) const {
   if (alone()) return mine;
-  const auto index = static_cast<size_t>(&piece - pieces.data());
   std::vector<int64_t> counts;
-  for (int r = 0; r < comm_->size(); ++r) {
-    const OpSlice theirs = of_rank(pieces, r)[index];
-    counts.push_back(theirs.op->num_scored(theirs.first, theirs.last));
-  }
+  for (const auto& theirs : cut)
+    counts.push_back(theirs[index].op->num_scored(theirs[index].first, theirs[index].last));
   Scores out{.logprobs = gather(mine.logprobs, counts)};
-  if (piece.op->wants_entropy()) out.entropies = gather(mine.entropies, counts);
+  if (cut[0][index].op->wants_entropy()) out.entropies = gather(mine.entropies, counts);
   return out;
 }
 
-std::vector<bool> Split::append(std::span<const OpSlice> pieces, std::vector<PieceOutputs> mine,
+std::vector<bool> Split::append(const Cut& cut, std::vector<PieceOutputs> mine,
                                 Widths widths) const {
-  std::vector<bool> finite(pieces.size(), true);
+  std::vector<bool> finite(mine.size(), true);
   if (alone()) {
-    for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t i = 0; i < mine.size(); ++i) {
       finite[i] = mine[i].finite;
-      pieces[i].op->append(std::move(mine[i].outputs), pieces[i].last);
+      cut[0][i].op->append(std::move(mine[i].outputs), cut[0][i].last);
     }
     return finite;
   }
   std::vector<float> sent;
   for (const PieceOutputs& piece : mine) write(piece, sent);
-  std::vector<std::vector<OpSlice>> of_ranks;
   std::vector<int64_t> counts;
-  for (int r = 0; r < comm_->size(); ++r) {
-    of_ranks.push_back(of_rank(pieces, r));
+  for (const auto& theirs : cut) {
     counts.push_back(0);
-    for (const OpSlice& piece : of_ranks.back()) counts.back() += Counts(piece, widths).sum();
+    for (const OpSlice& piece : theirs) counts.back() += Counts(piece, widths).sum();
   }
   const std::vector<float> all = gather(sent, counts);
   Reader reader(all);
-  for (const auto& theirs : of_ranks) {
-    for (size_t i = 0; i < pieces.size(); ++i) {
+  for (const auto& theirs : cut) {
+    for (size_t i = 0; i < theirs.size(); ++i) {
       const Counts of(theirs[i], widths);
       if (reader.take(1)[0] == 0) finite[i] = false;
       TrainingOp::Outputs part{.logprobs = reader.take(of.scored),
@@ -159,7 +146,7 @@ std::vector<bool> Split::append(std::span<const OpSlice> pieces, std::vector<Pie
 
 std::vector<bool> Split::on_all(const std::vector<bool>& mine) const {
   if (alone()) return mine;
-  const std::vector<int64_t> counts(static_cast<size_t>(comm_->size()), std::ssize(mine));
+  const std::vector<int64_t> counts(static_cast<size_t>(comm_.size()), std::ssize(mine));
   const std::vector<float> all = gather({mine.begin(), mine.end()}, counts);
   std::vector<bool> out(mine.size(), true);
   for (size_t i = 0; i < all.size(); ++i)
@@ -168,7 +155,7 @@ std::vector<bool> Split::on_all(const std::vector<bool>& mine) const {
 }
 
 void Split::give_up(const std::string& why) const noexcept {
-  if (!alone()) comm_->close(why);
+  if (!alone()) comm_.close(why);
 }
 
 Partials::Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn::Rows& rows)
@@ -187,13 +174,13 @@ namespace {
 
 bool learns(const OpSlice& piece) { return !piece.op->error && !piece.again; }
 
-// How many elements of these sequences' gradients are of the tensors that a rank owns.
-int64_t elements_for(std::span<const OpSlice> pieces, int owner) {
+// How many elements of a rank's sequences' gradients are of the tensors that an owner has.
+int64_t elements_for(std::span<const OpSlice> pieces, std::span<const OpSlice> theirs, int owner) {
   int64_t out = 0;
-  for (const OpSlice& piece : pieces) {
-    if (!learns(piece)) continue;
-    out += static_cast<int64_t>(piece.last - piece.first) *
-           piece.op->tenant().owners().num_elements_of(owner);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!learns(pieces[i])) continue;
+    out += static_cast<int64_t>(theirs[i].last - theirs[i].first) *
+           pieces[i].op->tenant().owners().num_elements_of(owner);
   }
   return out;
 }
@@ -201,18 +188,18 @@ int64_t elements_for(std::span<const OpSlice> pieces, int owner) {
 }  // namespace
 
 // This rank's sequences' gradients, those of each owner's tensors one after the other.
-at::Tensor Partials::for_owners(std::span<const OpSlice> pieces,
+at::Tensor Partials::for_owners(std::span<const OpSlice> pieces, std::span<const OpSlice> mine,
                                 std::span<const int64_t> to) const {
   at::Tensor out = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, at::kFloat);
   float* next = out.mutable_data_ptr<float>();
   for (int owner = 0; owner < std::ssize(to); ++owner) {
     auto shadow = shadows_.begin();
-    for (const OpSlice& piece : pieces) {
-      for (size_t s = piece.first; s < piece.last; ++s, ++shadow) {
-        if (!learns(piece)) continue;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      for (size_t s = mine[i].first; s < mine[i].last; ++s, ++shadow) {
+        if (!learns(pieces[i])) continue;
         lora::Adapter& partial = pool_.at(shadow->slot());
-        for (const size_t i : piece.op->tenant().owners().tensors_of(owner)) {
-          at::Tensor& grad = partial.grad(i);
+        for (const size_t k : mine[i].op->tenant().owners().tensors_of(owner)) {
+          at::Tensor& grad = partial.grad(k);
           next = std::copy_n(grad.const_data_ptr<float>(), grad.numel(), next);
         }
       }
@@ -221,20 +208,20 @@ at::Tensor Partials::for_owners(std::span<const OpSlice> pieces,
   return out;
 }
 
-void Partials::add(std::span<const OpSlice> pieces) const {
+void Partials::add(std::span<const OpSlice> pieces, const Split::Cut& cut) const {
   if (split_.alone()) return;
-  const int me = split_.comm_->rank();
-  const std::vector<OpSlice> mine = split_.mine(pieces);
+  const int me = split_.comm().rank();
+  const std::vector<OpSlice>& mine = split_.mine(cut);
   std::vector<int64_t> to, from;
-  for (int r = 0; r < split_.comm_->size(); ++r) {
-    to.push_back(elements_for(mine, r));
-    from.push_back(elements_for(split_.of_rank(pieces, r), me));
+  for (int r = 0; r < std::ssize(cut); ++r) {
+    to.push_back(elements_for(pieces, mine, r));
+    from.push_back(elements_for(pieces, cut[static_cast<size_t>(r)], me));
   }
   for (const lora::AdapterRef& shadow : shadows_) pool_.at(shadow.slot()).make_grads();
-  at::Tensor sent = for_owners(mine, to);
+  at::Tensor sent = for_owners(pieces, mine, to);
   for (const lora::AdapterRef& shadow : shadows_) pool_.at(shadow.slot()).zero_grads();
   // Ranks' sequences follow one another.
-  const at::Tensor all = split_.comm_->all_to_all(std::exchange(sent, {}), to, from);
+  const at::Tensor all = split_.comm().all_to_all(std::exchange(sent, {}), to, from);
   int64_t at = 0;
   for (const OpSlice& piece : pieces) {
     if (!learns(piece)) continue;

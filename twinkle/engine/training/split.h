@@ -22,20 +22,25 @@ struct PieceOutputs {
 
 class Split {
  public:
-  // `comm`: of the ranks, or null: there is one. It outlives this.
-  explicit Split(mesh::Comm* comm) : comm_(comm) {}
+  // `comm`: of the ranks. It outlives this.
+  explicit Split(mesh::Comm& comm = mesh::null_comm()) : comm_(comm) {}
 
-  bool alone() const { return comm_ == nullptr || comm_->size() == 1; }
-  mesh::Comm* comm() const { return comm_; }
+  bool alone() const { return comm_.size() == 1; }
+  mesh::Comm& comm() const { return comm_; }
 
-  // Of each piece the sequences of this rank, an empty run where it has none.
-  std::vector<OpSlice> mine(std::span<const OpSlice> pieces) const;
+  // Of each rank the sequences of every piece of a pass that are its own, an empty run where it has
+  // none: [n][pieces].
+  using Cut = std::vector<std::vector<OpSlice>>;
+  Cut cut(std::span<const OpSlice> pieces) const;
+  const std::vector<OpSlice>& mine(const Cut& cut) const {
+    return cut[static_cast<size_t>(comm_.rank())];
+  }
 
-  // Scored rows of all ranks of one piece.
+  // Scored rows of all ranks of the piece at `index`.
   struct Scores {
     std::vector<float> logprobs, entropies;
   };
-  Scores gather(const OpSlice& piece, std::span<const OpSlice> pieces, Scores mine) const;
+  Scores gather(size_t index, const Cut& cut, Scores mine) const;
 
   // Every operation gets what all ranks have computed of it; `mine` has one for each piece.
   // `width`: floats of an embedding, and `vocabulary`: of a token's logits. Returns whether every
@@ -43,8 +48,7 @@ class Split {
   struct Widths {
     int64_t embedding, vocabulary;
   };
-  std::vector<bool> append(std::span<const OpSlice> pieces, std::vector<PieceOutputs> mine,
-                           Widths widths) const;
+  std::vector<bool> append(const Cut& cut, std::vector<PieceOutputs> mine, Widths widths) const;
 
   // Of each tenant whether it is so on every rank.
   std::vector<bool> on_all(const std::vector<bool>& mine) const;
@@ -53,12 +57,10 @@ class Split {
   void give_up(const std::string& why) const noexcept;
 
  private:
-  friend class Partials;
-  std::vector<OpSlice> of_rank(std::span<const OpSlice> pieces, int rank) const;
   std::vector<float> gather(const std::vector<float>& values,
                             std::span<const int64_t> counts) const;
 
-  mesh::Comm* comm_;
+  mesh::Comm& comm_;
 };
 
 // The gradients that a backward pass adds, each sequence's in a buffer of its own, until their
@@ -70,10 +72,11 @@ class Partials {
   Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn::Rows& rows);
 
   // Of all ranks, but the pieces that have failed or are to run again.
-  void add(std::span<const OpSlice> pieces) const;
+  void add(std::span<const OpSlice> pieces, const Split::Cut& cut) const;
 
  private:
-  at::Tensor for_owners(std::span<const OpSlice> pieces, std::span<const int64_t> to) const;
+  at::Tensor for_owners(std::span<const OpSlice> pieces, std::span<const OpSlice> mine,
+                        std::span<const int64_t> to) const;
 
   const Split& split_;
   lora::Pool& pool_;

@@ -108,7 +108,7 @@ class TrainingOnADecoder : public testing::Test {
   lora::Pool pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   lora::TrainGraphs graphs_;
-  const Split split_{nullptr};
+  const Split split_;
   Training training_;
   Stop stop_ = false;
 };

@@ -20,6 +20,13 @@ PagedCache::PagedCache(const std::vector<model::StateSpec>& states, at::ScalarTy
   }
 }
 
+int64_t PagedCache::num_bytes(const std::vector<model::StateSpec>& states, at::ScalarType dtype,
+                              int64_t num_pages) {
+  int64_t of_token = 0;
+  for (const model::StateSpec& state : states) of_token += state.token_size();
+  return num_pages * kPageTokens * of_token * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
 kernels::PagedRows PagedCache::rows_of(const std::vector<Chunk>& chunks, int64_t least_pages) {
   auto most = static_cast<size_t>(least_pages);
   int64_t num_rows = 0;

@@ -24,6 +24,9 @@ class PagedCache final : public model::KvCache {
   // as pages are first used.
   PagedCache(const std::vector<model::StateSpec>& states, at::ScalarType dtype, at::Device device,
              int64_t num_pages);
+  // The bytes that they are.
+  static int64_t num_bytes(const std::vector<model::StateSpec>& states, at::ScalarType dtype,
+                           int64_t num_pages);
 
   // Says what the sequences of the next forward are, in its order. Rows that the forward has behind
   // those of the chunks are padding: nothing is kept of them, they attend to nothing and get 0.

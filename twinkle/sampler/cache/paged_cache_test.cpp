@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/nn/attention/attention.h"
 
 namespace twinkle::sampler {
@@ -55,6 +56,13 @@ TEST(PagedCache, EveryLayerHasPagesOfItsOwnShape) {
     EXPECT_TRUE(at::equal(cache.attend(layer, q, k, v, {}, {.scale = 0.25}),
                           nn::attention(q, k, v, nn::pack(lengths), {.scale = 0.25})));
   }
+}
+
+TEST(PagedCache, ItsBytesAreThoseThatAreAllocated) {
+  const std::vector<model::StateSpec> states{{2, 16}, {1, 8}};
+  const kernels::AllocationMeter meter;
+  const PagedCache cache(states, at::kBFloat16, at::kCPU, 3);
+  EXPECT_EQ(PagedCache::num_bytes(states, at::kBFloat16, 3), meter.now());
 }
 
 TEST(PagedCache, ACopiedPageServesASequenceThatGoesOnItsOwnWay) {

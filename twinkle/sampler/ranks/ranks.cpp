@@ -24,14 +24,14 @@ std::vector<T> in_order(std::span<const Job* const> jobs, std::vector<std::vecto
 
 void Ranks::place(Job& job, const std::map<int64_t, std::unique_ptr<Job>>& others) const {
   if (alone()) return;
-  std::vector<int64_t> tokens(static_cast<size_t>(comm_->size()), 0);
+  std::vector<int64_t> tokens(static_cast<size_t>(comm_.size()), 0);
   for (const auto& [ticket, other] : others)
     tokens[static_cast<size_t>(other->rank)] +=
         other->prompt_size() + other->limit * other->num_left;
   job.rank = static_cast<int>(std::ranges::min_element(tokens) - tokens.begin());
   uint64_t& version = job.request.version;
   if (version != 0)
-    version = version * static_cast<uint64_t>(comm_->size()) + static_cast<uint64_t>(job.rank);
+    version = version * static_cast<uint64_t>(comm_.size()) + static_cast<uint64_t>(job.rank);
 }
 
 Ranks::Found Ranks::gather(const Found& mine, std::span<const Job* const> prompts,
@@ -40,7 +40,7 @@ Ranks::Found Ranks::gather(const Found& mine, std::span<const Job* const> prompt
   writer.sized(mine);
   std::vector<std::vector<PromptScores>> of_prompts;
   std::vector<std::vector<Picked>> of_tokens;
-  for (const std::string& bytes : comm_->all_gather(writer.take())) {
+  for (const std::string& bytes : comm_.all_gather(writer.take())) {
     ByteReader reader(bytes, "sampler: what a rank has found", uint64_t{16} << 30);
     Found theirs;
     reader.item(theirs);

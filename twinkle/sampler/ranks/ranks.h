@@ -18,11 +18,11 @@ namespace twinkle::sampler {
 
 class Ranks {
  public:
-  // `comm`: of the ranks, or null: there is one, which has all. It outlives this.
-  explicit Ranks(mesh::Comm* comm) : comm_(comm && comm->size() > 1 ? comm : nullptr) {}
+  // `comm`: of the ranks; one alone has all. It outlives this.
+  explicit Ranks(mesh::Comm& comm) : comm_(comm) {}
 
-  bool alone() const { return comm_ == nullptr; }
-  bool has(const Job& job) const { return alone() || job.rank == comm_->rank(); }
+  bool alone() const { return comm_.size() == 1; }
+  bool has(const Job& job) const { return job.rank == comm_.rank(); }
 
   // Gives a new job to the rank with the fewest tokens to come of `others`. Its version becomes one
   // of the rank, whose pages others do not have.
@@ -51,7 +51,7 @@ class Ranks {
                std::span<const Job* const> tokens) const;
 
  private:
-  mesh::Comm* comm_;
+  mesh::Comm& comm_;
 };
 
 }  // namespace twinkle::sampler

@@ -21,7 +21,7 @@ std::unique_ptr<Job> job_of(int64_t prompt, int64_t limit, uint64_t version = 1)
 
 TEST(Ranks, GetARequestEachWhereTheFewestTokensAreToCome) {
   const auto comms = mesh::thread_comms(3);
-  const Ranks ranks(comms[1].get());
+  const Ranks ranks(*comms[1]);
   std::map<int64_t, std::unique_ptr<Job>> jobs;
   std::vector<int> placed;
   int64_t ticket = 0;
@@ -37,7 +37,7 @@ TEST(Ranks, GetARequestEachWhereTheFewestTokensAreToCome) {
 
 TEST(Ranks, ShareNoPagesWithEachOther) {
   const auto comms = mesh::thread_comms(2);
-  const Ranks ranks(comms[0].get());
+  const Ranks ranks(*comms[0]);
   std::map<int64_t, std::unique_ptr<Job>> jobs;
   std::set<uint64_t> versions;
   for (int64_t i = 0; i < 8; ++i) {
@@ -63,7 +63,7 @@ TEST(Ranks, TellEachOtherWhatTheyHaveFoundInTheOrderOfTheJobs) {
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
-      const Ranks ranks(comms[static_cast<size_t>(r)].get());
+      const Ranks ranks(*comms[static_cast<size_t>(r)]);
       Ranks::Found mine;
       for (size_t i = 0; i < jobs.size(); ++i) {
         if (!ranks.has(jobs[i])) continue;

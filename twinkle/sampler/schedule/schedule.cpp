@@ -95,7 +95,7 @@ bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
   const bool copy = copies() == 1;
   std::vector<Block> taken = pool_.take(grown + copies());
   if (copy) {
-    work.copies.emplace_back(blocks[first].page(), taken.back().page());
+    work.copies.push_back({&s, blocks[first].page(), taken.back().page()});
     blocks[first] = std::move(taken.back());
     taken.pop_back();
   }

@@ -34,8 +34,11 @@ class Schedule {
 
   struct Work {
     std::vector<Sequence*> batch;  // each computes its tokens [computed, next)
-    std::vector<std::pair<int32_t, int32_t>>
-        copies;  // pages to copy first, in this order: from, to
+    struct Copy {                  // of a page, for a sequence
+      const Sequence* of;
+      int32_t from, to;
+    };
+    std::vector<Copy> copies;  // to be made first, in this order
   };
 
   void add(std::unique_ptr<Sequence> sequence);  // behind all others
