@@ -60,8 +60,6 @@ def test_rays_own_monitor_ends_a_worker_and_the_driver_is_told_so(empty_cluster)
     )  # fmt: skip
     done = empty_cluster.run(["-c", SCRIPT])
     assert "told: infra: rank 0 of group small" in done.stdout, done.stdout + done.stderr
-    full = (
-        r"Ray has ended it since its node's memory was nearly full \(\S+GB of \S+GB on [\d.]+\)"
-    )
+    full = r"Ray has ended it since its node's memory was nearly full \(\S+GB of \S+GB on [\d.]+\)"
     assert re.search(full, done.stdout), done.stdout
     assert "with less memory for each worker" in done.stdout
