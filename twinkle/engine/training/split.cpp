@@ -185,7 +185,10 @@ Partials::Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn
 
 namespace {
 
-bool learns(const OpSlice& piece) { return !piece.op->error && !piece.again; }
+// False, too, of all weights, whose gradients parallel::TrainedWeights adds up.
+bool learns(const OpSlice& piece) {
+  return piece.op->tenant().mode() == Mode::kLora && !piece.op->error && !piece.again;
+}
 
 // How many elements of these sequences' gradients are of the tensors that a rank owns.
 int64_t elements_for(std::span<const OpSlice> pieces, int owner) {
