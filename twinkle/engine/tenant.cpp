@@ -61,6 +61,13 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
   // float32. Copied first: without memory for them the decoder stays frozen.
   weights_ = decoder_.weights();
+  if (home.comm && home.comm->size() > 1) {
+    parts_ = std::make_unique<parallel::TrainedWeights>(decoder_, *home.ownership, *home.comm,
+                                                        home.shards);
+    peers_.emplace(*home.comm);
+    masters_ = parts_->masters();
+    return;
+  }
   for (const auto& w : weights_) masters_.push_back(w.value->to(at::kFloat));
   decoder_.train_all();
 }
@@ -158,7 +165,7 @@ std::vector<optim::Param> Tenant::params() {
       if (out[i].here && !out[i].grad.defined()) out[i].grad = at::zeros_like(out[i].value);
     }
   } else if (mode_ == Mode::kFull) {
-    const auto grads = decoder_.grads();
+    const auto grads = parts_ ? parts_->grads() : decoder_.grads();
     for (size_t i = 0; i < weights_.size(); ++i)
       out.push_back({weights_[i].name, masters_[i], grads[i], weights_[i].decay});
   }
@@ -166,7 +173,7 @@ std::vector<optim::Param> Tenant::params() {
 }
 
 std::vector<at::Tensor> Tenant::grads() {
-  if (mode_ == Mode::kFull) return decoder_.buffers();
+  if (mode_ == Mode::kFull) return parts_ ? parts_->grads() : decoder_.buffers();
   std::vector<at::Tensor> out;
   if (mode_ != Mode::kLora) return out;
   for (const auto& entry : pool_.at(slot()).factors())
@@ -184,7 +191,9 @@ Tenant::Snapshot Tenant::snapshot() {
 
 void Tenant::restore(Snapshot snapshot) {
   const std::vector<at::Tensor>& grads = snapshot.grads;
-  if (mode_ == Mode::kLora) {
+  if (parts_) {
+    parts_->set_grads(std::move(snapshot.grads));
+  } else if (mode_ == Mode::kLora) {
     auto& factors = pool_.at(slot()).factors();
     for (size_t i = 0; i < factors.size(); ++i) {
       factors[i].grad_a = grads[2 * i];
@@ -193,6 +202,11 @@ void Tenant::restore(Snapshot snapshot) {
   } else if (mode_ == Mode::kFull) {
     decoder_.set_buffers(grads);
   }
+}
+
+const optim::Peers& Tenant::peers() const {
+  if (peers_) return *peers_;
+  return owners_;
 }
 
 void Tenant::require_trainable(const char* what) const {
@@ -205,7 +219,7 @@ Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_ty
           ", it must be at least 0; 0 and infinity do not clip");
   const double per_token = 1.0 / std::max(1.0, num_tokens);
   const auto all = params();
-  Change change{per_token, optim::grad_norm(all, norm_type, per_token, owners_)};
+  Change change{per_token, optim::grad_norm(all, norm_type, per_token, peers())};
   const double factor = max_norm > 0 ? optim::clip_factor(change.norm, max_norm) : 1;
   change.scale *= factor;
   require(factor == 1 || change.scale >= std::numeric_limits<float>::min(), Code::kInvalid,
@@ -241,7 +255,7 @@ StepResult Tenant::step(const Step& operation) {
   {
     // If this throws, when memory runs out, say, the previous optimizer keeps its state.
     StateLoan loan(goes_on ? optimizer_.get() : nullptr, *next);
-    next->step(all, next->lr(), change.scale, change.norm, owners_);
+    next->step(all, next->lr(), change.scale, change.norm, peers());
     loan.taken = true;
   }
   owners_.share_values(all);
@@ -273,6 +287,7 @@ void Tenant::require_unclipped() const {
 
 void Tenant::zero_grad() {
   if (mode_ == Mode::kLora) pool_.at(slot()).zero_grads();
+  if (parts_) parts_->zero_grads();
   if (mode_ == Mode::kFull) decoder_.zero_grads();
   num_tokens_ = 0;
   pending_ = 0;
@@ -282,11 +297,14 @@ void Tenant::zero_grad() {
 void Tenant::weights_changed() {
   if (mode_ == Mode::kLora) pool_.weights_changed(pin_);
   if (mode_ != Mode::kFull) return;
-  for (size_t i = 0; i < weights_.size(); ++i) model::assign(masters_[i], *weights_[i].value);
+  if (parts_) parts_->share();
+  for (size_t i = 0; !parts_ && i < weights_.size(); ++i)
+    model::assign(masters_[i], *weights_[i].value);
   pool_.base_changed();
 }
 
 void Tenant::load_weights(const std::vector<at::Tensor>& weights) {
+  if (parts_) return parts_->assign(weights);
   for (size_t i = 0; i < weights.size(); ++i) {
     model::assign(weights[i], *weights_[i].value);
     model::assign(*weights_[i].value, masters_[i]);
@@ -308,17 +326,17 @@ InspectResult Tenant::inspect(bool tensors) {
     const float* v = f.const_data_ptr<float>();
     out.tensors.push_back({name, f.sizes().vec(), std::vector<float>(v, v + f.numel())});
   };
-  for (const auto& p : whole_params()) {
+  visit_params([&](const optim::Param& p) {
     out.weights = checksum(out.weights, p.value);
     if (p.grad.defined()) out.gradients = checksum(out.gradients, p.grad);
     out.num_parameters += p.value.numel();
     add(p.name, p.value);
     if (p.grad.defined()) add("grad/" + p.name, p.grad);
-  }
-  for (const auto& [name, t] : whole_moments()) {
+  });
+  visit_moments([&](const std::string& name, const at::Tensor& t) {
     out.optimizer = checksum(out.optimizer, t);
     add("optimizer/" + name, t);
-  }
+  });
   if (optimizer_) out.step = optimizer_->num_steps();
   out.num_tokens = num_tokens_;
   if (mode_ != Mode::kFrozen) return out;

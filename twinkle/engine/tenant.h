@@ -3,8 +3,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,9 +14,11 @@
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/engine/training/owners.h"
+#include "twinkle/engine/training/run_peers.h"
 #include "twinkle/lora/pool.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/optim/optimizer.h"
+#include "twinkle/parallel/trained_weights.h"
 
 namespace twinkle::engine {
 
@@ -26,11 +30,14 @@ inline constexpr const char* kHeadWeight = "lm_head.weight";
 class Tenant {
  public:
   // What it lives in, which outlives it. `comm`: of the ranks that share its training state, or
-  // null: there is one. Every rank then steps, clips and inspects it together.
+  // null: there is one. Every rank then steps, clips and inspects it together. `ownership`: theirs
+  // of all weights, where there are several; `shards`: null where each has all of the base.
   struct Home {
     model::Decoder& decoder;
     lora::Pool& pool;
     mesh::Comm* comm = nullptr;
+    const parallel::Ownership* ownership = nullptr;
+    parallel::Shards* shards = nullptr;
   };
   // `pin`: of its adapter, or of nothing.
   Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed, const Home& home);
@@ -56,6 +63,9 @@ class Tenant {
   lora::AdapterRef pinned(int64_t version = 0) const;
   lora::Adapter& adapter() { return pool_.at(slot()); }
   const Owners& owners() const { return owners_; }  // of the adapter's gradients and their steps
+  // Of those that have a part of its training state each; the number is 1 where this one has all.
+  int rank() const { return parts_ ? parts_->rank() : owners_.rank(); }
+  int num_ranks() const { return parts_ ? parts_->num_ranks() : owners_.num_ranks(); }
   // The adapter, when its weights are about to change: a copy if others hold them.
   lora::Adapter& own_adapter();
 
@@ -91,8 +101,9 @@ class Tenant {
   Json training_fields(bool gradients);
   // Takes what was read for a tenant of these parameters. On a CPU it cannot fail.
   void load_training(TrainingState state);
-  // Full mode: replaces all weights, in the decoder's order. On a CPU it cannot fail, and
-  // reset_training, which must follow, cannot anywhere.
+  // Full mode: replaces all weights, in the decoder's order; of several ranks each gives its runs,
+  // and they tell each other. On a CPU it cannot fail, and reset_training, which must follow,
+  // cannot anywhere.
   void load_weights(const std::vector<at::Tensor>& weights);
   // After the weights were replaced: drops gradients and optimizer, refreshes what derives from
   // weights.
@@ -110,9 +121,13 @@ class Tenant {
   std::vector<optim::Param> params();
 
  private:
-  // Of all ranks, which call them together: params(), and the optimizer's tensors by name.
-  std::vector<optim::Param> whole_params();
-  std::vector<std::pair<std::string, at::Tensor>> whole_moments();
+  // Of all ranks, which call them together: params(), and the optimizer's tensors by name, one
+  // after the other.
+  void visit_params(const std::function<void(const optim::Param&)>& see);
+  void visit_moments(const std::function<void(const std::string&, const at::Tensor&)>& see);
+  at::Tensor whole(size_t param, const at::Tensor& mine, at::IntArrayRef sizes) const;
+  const optim::Peers& peers() const;
+  std::map<std::string, size_t> param_indices();  // of params(), by name
   std::vector<at::Tensor> grads();         // undefined: zero
   std::vector<std::string> grad_names();   // of the same
   std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
@@ -133,7 +148,11 @@ class Tenant {
   model::Decoder& decoder_;
   lora::Pool& pool_;
   Owners owners_;
-  // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped.
+  // Full mode of several ranks, which have a run of every weight each; else null.
+  std::unique_ptr<parallel::TrainedWeights> parts_;
+  std::optional<RunPeers> peers_;  // of the same
+  // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped,
+  // or this rank's runs of them.
   std::vector<model::NamedWeight> weights_;
   std::vector<at::Tensor> masters_;
   std::unique_ptr<optim::Optimizer> optimizer_;

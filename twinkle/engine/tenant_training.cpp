@@ -7,53 +7,83 @@
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
+namespace {
+
+// Of a tied head the part through the head, the last one, is summed apart on one rank alone.
+void add_head_grad(std::vector<at::Tensor>& grads, size_t num_weights) {
+  if (grads.size() == num_weights) return;
+  const at::Tensor head = grads.back();
+  grads.pop_back();
+  if (head.defined()) grads[0] = grads[0].defined() ? grads[0] + head : head;
+}
+
+}  // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> Tenant::training_tensors(bool gradients) {
   std::vector<std::pair<std::string, at::Tensor>> out;
+  // `param`: its index; of a rank that has a run of it, what it has.
+  const auto add = [&](const std::string& name, size_t param, const at::Tensor& t) {
+    if (!parts_)
+      out.emplace_back(name, t);
+    else if (t.numel() > 0)
+      out.emplace_back(name_of_run(name, parts_->runs()[param]), t);
+  };
   if (optimizer_) {
-    for (auto& [name, t] : optimizer_->state().tensors) out.emplace_back("optimizer/" + name, t);
+    const std::map<std::string, size_t> indices = param_indices();
+    for (auto& [name, t] : optimizer_->state().tensors)
+      add("optimizer/" + name, indices.at(name.substr(0, name.rfind('.'))), t);
   }
   if (gradients && pending_ > 0) {
     const auto sums = grads();
     const auto names = grad_names();
     for (size_t i = 0; i < sums.size(); ++i) {
-      if (sums[i].defined()) out.emplace_back("grad/" + names[i], sums[i]);
+      if (sums[i].defined()) add("grad/" + names[i], i, sums[i]);
     }
   }
   // bfloat16 files would round the weights that the steps are taken from.
-  for (size_t i = 0; i < masters_.size(); ++i)
-    out.emplace_back("master/" + weights_[i].name, masters_[i]);
+  for (size_t i = 0; i < masters_.size(); ++i) add("master/" + weights_[i].name, i, masters_[i]);
   return out;
 }
 
-std::vector<optim::Param> Tenant::whole_params() {
-  std::vector<optim::Param> out = params();
-  if (owners_.alone()) return out;
-  for (size_t i = 0; i < out.size(); ++i)
-    out[i].grad = owners_.whole(i, out[i].grad, out[i].value.sizes());
+std::map<std::string, size_t> Tenant::param_indices() {
+  std::map<std::string, size_t> out;
+  for (const optim::Param& p : params()) out.emplace(p.name, out.size());
   return out;
+}
+
+at::Tensor Tenant::whole(size_t param, const at::Tensor& mine, at::IntArrayRef sizes) const {
+  return parts_ ? parts_->whole(param, mine) : owners_.whole(param, mine, sizes);
+}
+
+void Tenant::visit_params(const std::function<void(const optim::Param&)>& see) {
+  const std::vector<optim::Param> all = params();
+  for (size_t i = 0; i < all.size(); ++i) {
+    optim::Param p = all[i];
+    if (parts_) p.value = whole(i, p.value, {});
+    if (!parts_ || p.grad.defined()) p.grad = whole(i, p.grad, p.value.sizes());
+    see(p);
+  }
 }
 
 // In the order of one rank's: by names.
-std::vector<std::pair<std::string, at::Tensor>> Tenant::whole_moments() {
-  if (!optimizer_) return {};
-  optim::State state = optimizer_->state();
-  if (owners_.alone()) return std::move(state.tensors);
+void Tenant::visit_moments(
+    const std::function<void(const std::string&, const at::Tensor&)>& see) {
+  if (!optimizer_) return;
+  const optim::State state = optimizer_->state();
+  if (num_ranks() == 1) {
+    for (const auto& [name, t] : state.tensors) see(name, t);
+    return;
+  }
   const std::map<std::string, at::Tensor> mine(state.tensors.begin(), state.tensors.end());
-  std::map<std::string, size_t> indices;
   const std::vector<optim::Param> all = params();
-  for (size_t i = 0; i < all.size(); ++i) indices[all[i].name] = i;
-  std::vector<std::pair<std::string, at::Tensor>> out;
-  for (const auto& [param, i] : indices) {
+  for (const auto& [param, i] : param_indices()) {
     if (!find(*find(state.fields, "steps"), param)) continue;
     for (const std::string& buffer : optimizer_->buffers()) {
       const std::string name = param + "." + buffer;
       const auto found = mine.find(name);
-      out.emplace_back(name, owners_.whole(i, found == mine.end() ? at::Tensor() : found->second,
-                                           all[i].value.sizes()));
+      see(name, whole(i, found == mine.end() ? at::Tensor() : found->second, all[i].value.sizes()));
     }
   }
-  return out;
 }
 
 std::vector<std::string> Tenant::grad_names() {
@@ -63,7 +93,7 @@ std::vector<std::string> Tenant::grad_names() {
       out.insert(out.end(), {lora::name_of_a(entry.path), lora::name_of_b(entry.path)});
   } else {
     for (const auto& w : weights_) out.push_back(w.name);
-    out.emplace_back(kHeadWeight);  // the last, where the head is tied
+    if (!parts_) out.emplace_back(kHeadWeight);  // the last, where the head is tied
   }
   return out;
 }
@@ -92,6 +122,7 @@ void Tenant::load_training(TrainingState state) {
     if (state.optimizer) state.optimizer->leave(names[i]);
   }
   for (size_t i = 0; i < masters_.size(); ++i) model::assign(state.masters[i], masters_[i]);
+  if (parts_) add_head_grad(state.gradients, masters_.size());
   restore({std::move(state.gradients)});
   optimizer_ = std::move(state.optimizer);
   options_ = std::move(state.options);

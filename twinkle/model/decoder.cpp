@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/deterministic.h"
@@ -57,8 +58,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
   spec_.tied_head = spec.tied_head && !has_own_head(source);
-  const bool embedding_is_head = spec_.tied_head && !spec.value_head;
-  embedding_piece_ = embedding_is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
+  const bool is_head = spec_.tied_head && !spec.value_head;
+  embedding_piece_ = is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
   piece = embedding_piece_;
   parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
   for (const LayerSpec& layer : spec.layers) {
@@ -132,7 +133,18 @@ void Decoder::walk_forward() {
 }
 
 void Decoder::walk_backward() {
-  for (size_t i = layers_.size(); i > 0; --i) use_layer(i - 1, true);
+  if (!embedding_is_head()) complete(kHeadPiece);
+  for (size_t i = layers_.size(); i > 0; --i) {
+    use_layer(i - 1, true);
+    complete(piece_of_layer(i - 1));
+  }
+  complete(embedding_piece_);
+}
+
+bool Decoder::embedding_is_head() const { return embedding_piece_ == kHeadPiece; }
+
+void Decoder::complete(size_t piece) const {
+  if (completed_) completed_(piece);
 }
 
 bool Decoder::has_all() const {
@@ -292,12 +304,18 @@ void Decoder::backward(Tape& tape, const at::Tensor& dhidden) {
     d = torch::autograd::grad({segment.out}, {segment.in}, {d})[0];
   };
   run();  // the final norm
+  if (!embedding_is_head()) complete(kHeadPiece);
   while (!tape.segments.empty()) {
     go_on(tape.batch);
-    const InUse here = use_layer(tape.segments.size() - 1, true);
-    run();
+    const size_t layer = tape.segments.size() - 1;
+    {
+      const InUse here = use_layer(layer, true);
+      run();
+    }
+    complete(piece_of_layer(layer));
   }
   if (embedding_grad_) add_embedding_grad(tape.batch, d);
+  complete(embedding_piece_);
 }
 
 void Decoder::limit_activations(int64_t bytes) {
@@ -324,8 +342,9 @@ nn::WeightGrad* Decoder::buffer() {
   return buffers_.back().get();
 }
 
-void Decoder::train_all() {
+void Decoder::train_all(Completed completed) {
   freeze();
+  completed_ = std::move(completed);
   for (const NamedWeight& weight : weights_) *weight.grad = buffer();
   if (spec_.tied_head) head_.weight_grad = buffer();
 }
@@ -334,6 +353,7 @@ void Decoder::freeze() {
   for (const NamedWeight& weight : weights_) *weight.grad = nullptr;
   head_.weight_grad = nullptr;
   buffers_.clear();
+  completed_ = {};
 }
 
 std::vector<at::Tensor> Decoder::grads() {
@@ -347,6 +367,15 @@ std::vector<at::Tensor> Decoder::grads() {
     if (head.defined()) out[0] = out[0].defined() ? out[0] + head : head;
   }
   return out;
+}
+
+at::Tensor Decoder::take_grad(size_t index) {
+  at::Tensor out = std::move(buffers_.at(index)->sum);
+  buffers_[index]->sum = at::Tensor();
+  if (index > 0 || !spec_.tied_head) return out;
+  const at::Tensor head = std::exchange(buffers_.back()->sum, at::Tensor());
+  if (!out.defined()) return head;
+  return head.defined() ? out.add_(head) : out;
 }
 
 void Decoder::zero_grads() {

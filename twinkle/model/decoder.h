@@ -113,14 +113,21 @@ class Decoder {
   const std::vector<NamedLinear>& linears() { return linears_; }
   // Every weight, in the checkpoint's names; a tied head only once.
   const std::vector<NamedWeight>& weights() { return weights_; }
+  // The piece of each, as Borders number them.
+  const std::vector<size_t>& pieces() const { return pieces_; }
 
-  // From here until freeze() every weight has a gradient buffer.
-  void train_all();
+  // From here until freeze() every weight has a gradient buffer. `completed(piece)`: called once in
+  // a backward, or walk_backward(), when it has added all that it adds to the piece's gradients,
+  // last of the embedding's; the piece may be gone again.
+  using Completed = std::function<void(size_t piece)>;
+  void train_all(Completed completed = {});
   void freeze();
   // d loss / d weight summed since zero_grads(), or undefined when nothing was added. Same order as
   // weights().
   std::vector<at::Tensor> grads();
   void zero_grads();
+  // The gradient of weights()[index], which is zero from here on; undefined: it is zero.
+  at::Tensor take_grad(size_t index);
   // The buffers themselves, one for every use of a weight (a tied head has its own), to keep and to
   // put back.
   std::vector<at::Tensor> buffers() const;
@@ -142,6 +149,8 @@ class Decoder {
   int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
   size_t first_kept(const Batch& batch) const;
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
+  bool embedding_is_head() const;
+  void complete(size_t piece) const;
   nn::WeightGrad* buffer();
   void grow_rope(const Batch& batch);
   nn::RopeTable rope_table(int64_t positions) const;
@@ -162,6 +171,7 @@ class Decoder {
   std::vector<NamedLinear> linears_;
   nn::RopeTable rope_;
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
+  Completed completed_;
   int64_t activation_limit_ = 0;
   std::atomic<int64_t> num_recomputed_ = 0;
 };

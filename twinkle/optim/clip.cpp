@@ -99,7 +99,7 @@ std::vector<double> sums(std::span<const Param> params, const Peers& peers, doub
                          double unit = 1) {
   const bool here = params.empty() || params.front().value.is_cpu();
   auto out = here ? sums_on_cpu(params, norm_type, unit) : sums_on_device(params, norm_type, unit);
-  peers.gather(out);
+  peers.gather(out, std::isinf(norm_type));
   return out;
 }
 

@@ -1,5 +1,5 @@
 // What several ranks tell each other in a step of which each has some parameters' gradients and
-// state. As it is: one rank, which has all.
+// state, or a part of each. As it is: one rank, which has all.
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -18,8 +18,9 @@ class Peers {
  public:
   virtual ~Peers() = default;
 
-  // A number for each parameter, of which every rank brings those of its own: all, on each rank.
-  virtual void gather(std::vector<double>&) const {}
+  // A number for each parameter, of what every rank has of it: of all of it, on each rank. Numbers
+  // of parts add up, or, if `largest`, are the largest; NaN is larger than anything.
+  virtual void gather(std::vector<double>&, bool largest [[maybe_unused]]) const {}
   // The fault of the first parameter that has one, on any rank.
   virtual std::optional<Fault> first(std::optional<Fault> mine) const { return mine; }
 };

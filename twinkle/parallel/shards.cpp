@@ -11,13 +11,6 @@
 namespace twinkle::parallel {
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes: matrices begin on a cache line, as elsewhere
-
-int64_t rounded(int64_t count, at::ScalarType type) {
-  const int64_t unit = kLine / static_cast<int64_t>(elementSize(type));
-  return (count + unit - 1) / unit * unit;
-}
-
 // A tensor whose values lie in the storage from element `begin` on, when they are there.
 at::Tensor view_in(const c10::Storage& storage, at::ScalarType type, int64_t begin,
                    at::IntArrayRef shape) {
@@ -66,17 +59,16 @@ at::Tensor Shards::weight(const model::WeightSource& source, const model::PieceW
     piece.storage =
         c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::kCPU));
   }
-  const int64_t begin = rounded(piece.count, piece.type);
+  const int64_t begin = whole_lines(piece.count, piece.type);
   piece.count = begin + weight.shape[0] * weight.shape[1];
-  piece.matrices.push_back({weight.name, weight.shape, begin, piece.count});
+  piece.matrices.push_back({weight.name, weight.shape, {begin, piece.count}});
   return view_in(piece.storage, piece.type, begin, weight.shape);
 }
 
 void Shards::loaded(const model::WeightSource& source) {
   int64_t left = gathered_bytes_;
   for (auto& [number, piece] : pieces_) {
-    const int64_t n = comm_.size();
-    piece.part = rounded((piece.count + n - 1) / n, piece.type);
+    piece.part = part_of(piece.count, comm_.size(), piece.type);
     piece.stays = piece.all_bytes(comm_.size()) <= left;
     if (piece.stays) left -= piece.all_bytes(comm_.size());
     // While it is away, too: views of its matrices may be made.
@@ -87,12 +79,12 @@ void Shards::loaded(const model::WeightSource& source) {
 
 void Shards::read(const model::WeightSource& source, Piece& piece) const {
   piece.own = at::zeros({piece.part}, piece.type);
-  const int64_t first = comm_.rank() * piece.part, last = first + piece.part;
+  const int64_t first = comm_.rank() * piece.part;
   for (const Matrix& m : piece.matrices) {
-    const int64_t begin = std::max(first, m.begin), end = std::min(last, m.end);
-    if (begin >= end) continue;
-    piece.own.narrow(0, begin - first, end - begin)
-        .copy_(source.read_run(m.name, m.shape, begin - m.begin, end - m.begin));
+    const Run run = m.at.in({first, first + piece.part});
+    if (run.size() == 0) continue;
+    piece.own.narrow(0, run.begin - first, run.size())
+        .copy_(source.read_run(m.name, m.shape, run.begin - m.at.begin, run.end - m.at.begin));
   }
 }
 
@@ -114,11 +106,7 @@ int64_t Shards::most_bytes() const {
 
 void Shards::use(size_t number, std::optional<size_t> next) {
   const auto found = pieces_.find(number);
-  if (ahead_ && ahead_ != number && ahead_ != next) {  // it was not needed
-    wait(*ahead_);
-    if (!pieces_.at(*ahead_).stays) let_go(*ahead_);
-    ahead_.reset();
-  }
+  if (ahead_ != number && ahead_ != next) end_ahead();
   if (ahead_ == number) ahead_.reset();
   if (found != pieces_.end()) ask(number);
   if (next && pieces_.contains(*next) && !pieces_.at(*next).all.defined()) {
@@ -129,6 +117,23 @@ void Shards::use(size_t number, std::optional<size_t> next) {
   wait(number);
   ++found->second.num_uses;
   show(found->second);
+}
+
+// What was asked for was not needed.
+void Shards::end_ahead() {
+  if (!ahead_) return;
+  wait(*ahead_);
+  if (!pieces_.at(*ahead_).stays) let_go(*ahead_);
+  ahead_.reset();
+}
+
+at::Tensor Shards::part(size_t number) {
+  end_ahead();
+  Piece& piece = pieces_.at(number);
+  if (!piece.all.defined()) return piece.own;
+  wait(number);  // it stays
+  show(piece);
+  return {};
 }
 
 void Shards::done(size_t number) noexcept {
@@ -149,10 +154,9 @@ std::map<std::string, Shards::Held> Shards::held() const {
     const int64_t first = is_part ? comm_.rank() * piece.part : 0;
     const at::Tensor& ours = is_part ? piece.own : piece.all;
     for (const Matrix& m : piece.matrices) {
-      const int64_t begin = std::max(first, m.begin);
-      const int64_t count = std::min(first + ours.numel(), m.end) - begin;
-      if (count > 0)
-        out[m.name] = {ours.narrow(0, begin - first, count), begin - m.begin};
+      const Run both = m.at.in({first, first + ours.numel()});
+      if (both.size() > 0)
+        out[m.name] = {ours.narrow(0, both.begin - first, both.size()), both.begin - m.at.begin};
       else
         out[m.name] = {ours.narrow(0, 0, 0), 0};
     }
@@ -161,10 +165,12 @@ std::map<std::string, Shards::Held> Shards::held() const {
 }
 
 void Shards::forget_ahead() {
-  if (!ahead_) return;
-  wait(*ahead_);
-  let_go(*ahead_);
-  ahead_.reset();
+  end_ahead();
+  for (auto& [number, piece] : pieces_) {
+    if (!piece.all.defined()) continue;
+    wait(number);  // it stays
+    show(piece);
+  }
 }
 
 void Shards::ask(size_t number) {

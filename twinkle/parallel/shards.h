@@ -17,6 +17,7 @@
 #include "twinkle/mesh/comm.h"
 #include "twinkle/model/borders.h"
 #include "twinkle/parallel/buffers.h"
+#include "twinkle/parallel/run.h"
 
 namespace twinkle::parallel {
 
@@ -45,6 +46,9 @@ class Shards : public model::Borders {
   // forget_ahead() first: what was gathered ahead has the old ones.
   std::map<std::string, Held> held() const;
   void forget_ahead();
+  // Where new values of a piece that is not in use are written on this rank: its part [part], or
+  // nothing where the whole piece stays here, in the weights themselves. The same on all ranks.
+  at::Tensor part(size_t piece);
 
   // This rank has failed by itself: those that wait for its parts are woken.
   void give_up(const std::string& why) const noexcept;
@@ -56,7 +60,7 @@ class Shards : public model::Borders {
   struct Matrix {
     std::string name;
     std::vector<int64_t> shape;
-    int64_t begin, end;  // of the piece's elements
+    Run at;  // of the piece's elements
   };
   struct Piece {
     std::vector<Matrix> matrices;
@@ -81,6 +85,7 @@ class Shards : public model::Borders {
   void wait(size_t piece);
   void show(Piece& piece);
   void let_go(size_t piece) noexcept;
+  void end_ahead();
   void gather();  // the thread
 
   mesh::Comm& comm_;

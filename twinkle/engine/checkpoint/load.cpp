@@ -21,6 +21,18 @@ void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec
           " is of another model: its ", different);
 }
 
+// All of each weight, or the run that this rank trains.
+std::vector<at::Tensor> read_owned(const model::WeightSource& source, const BaseModel& base) {
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < base.weights.size(); ++i) {
+    const auto& [name, shape] = base.weights[i];
+    out.push_back(base.runs.empty()
+                      ? source.read(name, shape)
+                      : source.read_run(name, shape, base.runs[i].begin, base.runs[i].end));
+  }
+  return out;
+}
+
 std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel& base) {
   const Checkpoint checkpoint = Checkpoint::open(directory);
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
@@ -30,9 +42,7 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
   const model::WeightSource source(checkpoint, base.dtype, std::move(zeros));
   for (const auto& [name, shape] : base.weights) source.check(name, shape);
-  std::vector<at::Tensor> out;
-  for (const auto& [name, shape] : base.weights) out.push_back(source.read(name, shape));
-  return out;
+  return read_owned(source, base);
 }
 
 TrainingShape training_shape(const lora::SavedAdapter& adapter) {
@@ -46,7 +56,7 @@ TrainingShape training_shape(const lora::SavedAdapter& adapter) {
 }
 
 TrainingShape training_shape(const BaseModel& base) {
-  TrainingShape out{base.weights, base.weights, true};
+  TrainingShape out{base.weights, base.weights, true, base.runs, base.mesh};
   const bool tied = !base.spec.value_head && base.weights.back().name != kHeadWeight;
   if (tied) out.gradients.push_back({kHeadWeight, base.weights.front().shape});
   return out;
@@ -114,7 +124,7 @@ Loaded read_base(const Delete& operation, const BaseModel& base) {
   try {
     const auto source = model::weights_of(base.spec, Checkpoint::open(base.directory), base.dtype);
     Loaded out;
-    for (const auto& [name, shape] : base.weights) out.weights.push_back(source.read(name, shape));
+    out.weights = read_owned(source, base);
     return out;
   } catch (const Error& e) {
     fail(e.code, "engine: delete: tenant '", operation.tenant,

@@ -20,7 +20,8 @@ namespace twinkle::engine {
 
 struct Loaded {
   std::optional<lora::SavedAdapter> adapter;  // of an adapter's tenant
-  std::vector<at::Tensor> weights;            // of a full-parameter tenant, in the model's order
+  // Of a full-parameter tenant, in the model's order; of several ranks, this one's runs of them.
+  std::vector<at::Tensor> weights;
   std::optional<TrainingState> training;      // when it was asked for
 };
 

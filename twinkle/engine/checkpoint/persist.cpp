@@ -77,11 +77,14 @@ void require_countable(const JsonObject& fields) {
     check("steps of " + std::string(param), count);
 }
 
-std::string training_text(const HeldSave& held, const JsonObject& arithmetic) {
+std::string training_text(const HeldSave& held, const BaseModel& base) {
   require_countable(held.training.as_object());
   JsonObject fields;
-  fields["checkpoint_version"] = held.num_ranks > 1 ? kPartsVersion : kCheckpointVersion;
-  fields["arithmetic"] = arithmetic;
+  fields["checkpoint_version"] = held.in_runs         ? kRunsVersion
+                                 : held.num_ranks > 1 ? kPartsVersion
+                                                      : kCheckpointVersion;
+  fields["arithmetic"] = base.arithmetic;
+  if (held.in_runs) fields["mesh"] = base.mesh;
   fields["training"] = held.training;
   fields["extra"] = held.extra;
   std::string text = pretty(fields);
@@ -232,8 +235,9 @@ HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lor
                .max_shard_bytes = operation.max_shard_bytes,
                .as_is = operation.as_is,
                .pin = tenant.pinned(operation.version),
-               .rank = tenant.owners().rank(),
-               .num_ranks = tenant.owners().num_ranks()};
+               .rank = tenant.rank(),
+               .num_ranks = tenant.num_ranks(),
+               .in_runs = !is_adapter && tenant.num_ranks() > 1};
   if (is_adapter && out.rank == 0) {
     const lora::Adapter& adapter = pool.at(out.pin.slot());
     out.config = adapter.config();
@@ -267,7 +271,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
   }
   check_target(held.directory, base.directory);  // again: others may have written there
   const bool with_training = !held.training.is_null();
-  const std::string training = with_training ? training_text(held, base.arithmetic) : "";
+  const std::string training = with_training ? training_text(held, base) : "";
   check_tensors(held);
   SaveResult result{fs::absolute(held.directory).lexically_normal().string()};
   AtomicDirectory target(held.directory);

@@ -33,6 +33,8 @@ struct BaseModel {
   model::DecoderSpec spec;                 // as its config.json says
   at::ScalarType dtype = at::kFloat;       // of the weights here
   std::vector<NamedShape> weights;         // in the decoder's order
+  std::vector<parallel::Run> runs;         // of each, that this rank trains; empty: all, it is alone
+  Json mesh = JsonObject{{"dp", 1}, {"fsdp", 1}};  // data ranks
   std::vector<lora::LinearShape> linears;  // that adapters may target
 };
 
@@ -70,6 +72,7 @@ struct HeldSave {
   std::shared_ptr<std::byte> copy;  // ... from this copy, which an adapter's are in
   std::string extra;
   int rank = 0, num_ranks = 1;  // of those that have a part of the tensors each; 0 has the rest
+  bool in_runs = false;         // each has a run of every tensor
 
   int64_t num_bytes() const;  // of all tensors
 };

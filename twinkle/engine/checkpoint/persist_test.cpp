@@ -141,7 +141,7 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
       {[&] {
          edit(file("trainer_state.json"), "\"checkpoint_version\": 2", "\"checkpoint_version\": 8");
        },
-       "trainer_state.json has checkpoint_version 8, this program reads 1 to 3"},
+       "trainer_state.json has checkpoint_version 8, this program reads 1 to 4"},
       {[&] { edit(file("trainer_state.json"), "\"training\"", "\"draining\""); },
        "trainer_state.json: field 'training' is missing or not an object"},
       {[&] { edit(file("trainer_state.json"), "\"seed\"", "\"feed\""); },

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <iomanip>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "twinkle/io/checkpoint.h"
@@ -31,12 +33,39 @@ void require_same_arithmetic(const Json& state, const JsonObject& ours, const fs
   }
 }
 
+// Nor does training of all weights on other ranks.
+void require_same_mesh(const Json& state, const Json& ours, const fs::path& file) {
+  const Json* saved = find(state, "mesh");
+  const Json theirs = saved ? *saved : Json(JsonObject{{"dp", 1}, {"fsdp", 1}});
+  require(ours.is_null() || theirs == ours, Code::kInvalid, "engine: load: exact is true, but ",
+          file.string(), " was saved by ranks ", theirs, ", these are ", ours,
+          ": training of all weights goes on with other bits there, within rounding; load it with "
+          "exact=false, or on as many ranks");
+}
+
 std::vector<StoredTensor> tensors_in(const fs::path& file) {
   if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
   const Checkpoint parts = Checkpoint::open(file);
   std::vector<StoredTensor> out;
   for (const std::string& name : parts.names()) out.push_back(parts.at(name));
   return out;
+}
+
+// The elements that the tensor of this name has, where it is a run.
+std::optional<parallel::Run> run_in(const std::string& name) {
+  const size_t open = name.rfind('['), colon = name.rfind(':');
+  if (open == std::string::npos || colon == std::string::npos || !name.ends_with(']')) return {};
+  parallel::Run out;
+  const char* const end = name.data() + name.size() - 1;
+  const auto is_read = [](const char* from, const char* to, int64_t& number) {
+    const auto [at, error] = std::from_chars(from, to, number);
+    return error == std::errc() && at == to;
+  };
+  const bool is_run = open < colon &&
+                      is_read(name.data() + open + 1, name.data() + colon, out.begin) &&
+                      is_read(name.data() + colon + 1, end, out.end) && out.begin >= 0 &&
+                      out.begin < out.end;
+  return is_run ? std::optional(out) : std::nullopt;
 }
 
 class Reader {
@@ -74,13 +103,13 @@ class Reader {
     else
       require(moments_.empty(), Code::kInvalid, where(), "it has optimizer tensors, but ",
               fields_file_.string(), " has no field 'optimizer'");
-    for (const StoredTensor* view : sums_)
-      out.gradients.push_back(view ? read(*view) : at::Tensor());
+    for (size_t i = 0; i < sums_.size(); ++i)
+      out.gradients.push_back(sums_[i].empty() ? at::Tensor() : read(sums_[i], i));
     for (size_t i = 0; shape_.masters && i < shape_.params.size(); ++i) {
       const auto it = masters_.find(i);
       require(it != masters_.end(), Code::kInvalid,
               "engine: load: the training state has no tensor master/", shape_.params[i].name);
-      out.masters.push_back(read(*it->second));
+      out.masters.push_back(read(it->second, i));
     }
     return out;
   }
@@ -95,14 +124,11 @@ class Reader {
 
   // Finds out whose a tensor is; nothing is read yet.
   void place(const StoredTensor& view) {
-    const std::string& name = view.name;
+    const std::optional<parallel::Run> run = run_in(view.name);
+    const std::string name = run ? view.name.substr(0, view.name.rfind('[')) : view.name;
     if (name.starts_with("grad/")) {
       const size_t i = gradient(name.substr(5), view);
-      const StoredTensor*& sum = sums_.at(i);
-      require(!sum, Code::kInvalid, where(), name, " and ", sum ? sum->name : "",
-              " are the same gradient");
-      sum = &view;
-      return check_shape(view, shape_.gradients[i].shape);
+      return add(sums_.at(i), view, run, shape_.gradients[i].shape);
     }
     const bool moment = name.starts_with("optimizer/");
     const bool master = shape_.masters && name.starts_with("master/");
@@ -110,8 +136,29 @@ class Reader {
     const std::string rest = name.substr(moment ? 10 : 7);
     const auto found = params_.find(moment ? rest.substr(0, rest.rfind('.')) : rest);
     if (found == params_.end()) refuse(view);
-    (moment ? moments_[rest] : masters_[found->second]) = &view;
-    check_shape(view, shape_.params[found->second].shape);
+    add(moment ? moments_[rest] : masters_[found->second], view, run,
+        shape_.params[found->second].shape);
+  }
+
+  // The elements of a tensor that one of the file's has.
+  struct Stored {
+    parallel::Run run;
+    const StoredTensor* view;
+  };
+  using Tensor = std::vector<Stored>;  // in the order of elements, when all are placed
+
+  void add(Tensor& to, const StoredTensor& view, const std::optional<parallel::Run>& run,
+           const std::vector<int64_t>& shape) const {
+    const int64_t count = num_elements(shape).value_or(0);
+    check_shape(view, run ? std::vector<int64_t>{run->size()} : shape);
+    const parallel::Run all = run.value_or(parallel::Run{0, count});
+    require(all.end <= count, Code::kInvalid, "engine: load: tensor ", view.name, " is of ", count,
+            " elements");
+    for (const Stored& other : to)
+      require(other.run.in(all).size() == 0, Code::kInvalid, where(), view.name, " and ",
+              other.view->name, " are the same elements");
+    to.insert(std::ranges::upper_bound(to, all.begin, {}, [](const Stored& s) { return s.run.begin; }),
+              Stored{all, &view});
   }
 
   // By name, or, of version 1, by number.
@@ -129,11 +176,35 @@ class Reader {
             shape_text(view.shape), ", expected ", shape_text(shape));
   }
 
-  at::Tensor read(const StoredTensor& view) const {
-    at::Tensor out = model::to_float32(view);
-    require(at::isfinite(out).all().item<bool>(), Code::kInvalid, where(), view.name,
-            " holds NaN or infinity");
-    return out;
+  // Of a parameter's tensor what is asked for.
+  at::Tensor read(const Tensor& tensor, size_t param) const {
+    const bool in_runs = !shape_.runs.empty();
+    // Of a tied head, which comes after all of them, the embedding's.
+    if (param >= shape_.params.size()) param = 0;
+    const std::vector<int64_t>& shape = shape_.params[param].shape;
+    const int64_t count = num_elements(shape).value_or(0);
+    int64_t next = 0;  // all of it must be there, whoever reads what
+    for (const Stored& stored : tensor) {
+      require(stored.run.begin == next, Code::kInvalid, where(), stored.view->name,
+              " has no tensor before it with the elements from ", next, " on");
+      next = stored.run.end;
+    }
+    require(next == count, Code::kInvalid, where(), tensor.back().view->name,
+            " has no tensor after it with the elements up to ", count);
+    const parallel::Run wanted = in_runs ? shape_.runs[param] : parallel::Run{0, count};
+    std::vector<at::Tensor> out;
+    for (const auto& [run, view] : tensor) {
+      const parallel::Run both = run.in(wanted);
+      StoredTensor flat = *view;
+      flat.shape = {run.size()};
+      const model::TensorSlice slice{0, both.begin - run.begin, both.end - run.begin};
+      if (both.size() > 0) out.push_back(model::read_tensor(flat, slice).to(at::kFloat));
+      require(both.size() == 0 || at::isfinite(out.back()).all().item<bool>(), Code::kInvalid,
+              where(), view->name, " holds NaN or infinity");
+    }
+    if (out.empty()) out.push_back(at::empty({0}, at::kFloat));
+    const at::Tensor all = out.size() == 1 ? out.front() : at::cat(out);
+    return in_runs ? all : all.view(shape);
   }
 
   int64_t count_in(const Json& fields, std::string_view key, int64_t value, int64_t max) const {
@@ -157,7 +228,7 @@ class Reader {
     require(out.num_tokens >= 0 && out.num_tokens <= static_cast<double>(kMaxCount), Code::kInvalid,
             "engine: load: ", fields_file_.string(), ": field 'num_tokens' is ", out.num_tokens,
             ", it must be from 0 to ", kMaxCount);
-    const bool some = std::ranges::any_of(sums_, [](const StoredTensor* sum) { return sum; });
+    const bool some = std::ranges::any_of(sums_, [](const Tensor& sum) { return !sum.empty(); });
     require(some == (out.pending > 0), Code::kInvalid, "engine: load: ", fields_file_.string(),
             ": field 'pending' is ", out.pending, ", but ", kTrainingTensors, " has ",
             some ? "" : "no ", "gradients");
@@ -181,8 +252,9 @@ class Reader {
       require(moments_.contains(name), Code::kInvalid,
               "engine: load: the training state has no tensor optimizer/", name);
     }
-    for (const auto& [name, view] : moments_) {
-      require(wanted.contains(name), Code::kInvalid, "engine: load: tensor ", view->name,
+    for (const auto& [name, tensor] : moments_) {
+      require(wanted.contains(name), Code::kInvalid, "engine: load: tensor ",
+              tensor.front().view->name,
               " is not a state of ", out->name(), ", or its parameter has no steps");
     }
     for (const auto& [key, value] :
@@ -190,7 +262,8 @@ class Reader {
       require(params_.contains(std::string(key)), Code::kInvalid,
               "engine: load: ", fields_file_.string(), ": field 'steps' names ",
               std::string_view(key), ", which is not a parameter of tenant '", tenant_, "'");
-    for (const auto& [name, view] : moments_) state.tensors.emplace_back(name, read(*view));
+    for (const auto& [name, tensor] : moments_)
+      state.tensors.emplace_back(name, read(tensor, params_.at(name.substr(0, name.rfind('.')))));
     out->load(state);
     return out;
   }
@@ -200,10 +273,9 @@ class Reader {
   const fs::path fields_file_, tensors_file_;
   const std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> params_, gradients_;
-  std::vector<const StoredTensor*> sums_ =
-      std::vector<const StoredTensor*>(shape_.gradients.size());
-  std::map<std::string, const StoredTensor*> moments_;  // by parameter and buffer
-  std::map<size_t, const StoredTensor*> masters_;
+  std::vector<Tensor> sums_ = std::vector<Tensor>(shape_.gradients.size());
+  std::map<std::string, Tensor> moments_;  // by parameter and buffer
+  std::map<size_t, Tensor> masters_;
 };
 
 }  // namespace
@@ -215,6 +287,10 @@ std::string training_part(int rank, int num_ranks) {
   return out.str();
 }
 
+std::string name_of_run(const std::string& tensor, const parallel::Run& run) {
+  return tensor + '[' + std::to_string(run.begin) + ':' + std::to_string(run.end) + ']';
+}
+
 TrainingState read_training(const fs::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,
                             const std::function<void(int64_t)>& reserve) {
@@ -224,13 +300,16 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
           " has no ", kTrainingFields, "; it was saved without the optimizer");
   const Json state = read_json(file);
   const auto version = get<int64_t>(state, "checkpoint_version");
-  require(version >= 1 && version <= kPartsVersion, Code::kInvalid, "engine: ", file.string(),
-          " has checkpoint_version ", version, ", this program reads 1 to ", kPartsVersion);
-  if (arithmetic) require_same_arithmetic(state, *arithmetic, file);
+  require(version >= 1 && version <= kRunsVersion, Code::kInvalid, "engine: ", file.string(),
+          " has checkpoint_version ", version, ", this program reads 1 to ", kRunsVersion);
+  if (arithmetic) {
+    require_same_arithmetic(state, *arithmetic, file);
+    require_same_mesh(state, shape.mesh, file);
+  }
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid, "engine: load: ", file.string(),
           ": field 'training' is missing or not an object");
-  const char* const tensors = version == kPartsVersion ? kTrainingIndex : kTrainingTensors;
+  const char* const tensors = version >= kPartsVersion ? kTrainingIndex : kTrainingTensors;
   const Reader reader(directory / tensors, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);

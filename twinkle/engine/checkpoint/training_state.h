@@ -1,7 +1,8 @@
 // A tenant's training state in a checkpoint, in addition to its weights: trainer_state.json, and
 // its tensors in training.safetensors, or, of several ranks, each one's in training-0000i-of-0000n.
-// safetensors, with training.index.json, whose `weight_map` says which is where. It is read as a
-// whole, into host memory, before the tenant changes. Any thread.
+// safetensors, with training.index.json, whose `weight_map` says which is where. Ranks that train all
+// weights have a run of each tensor, whose name says which: "master/NAME[0:512]". What this rank
+// needs is read into host memory before the tenant changes. Any thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -13,6 +14,7 @@
 
 #include "twinkle/base/json.h"
 #include "twinkle/optim/optimizer.h"
+#include "twinkle/parallel/run.h"
 
 namespace twinkle::engine {
 
@@ -23,8 +25,11 @@ inline constexpr const char* kTrainingFields = "trainer_state.json";
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
 inline constexpr int64_t kCheckpointVersion = 2;        // 1 named gradients by their number
 inline constexpr int64_t kPartsVersion = 3;             // the same, of several ranks
+inline constexpr int64_t kRunsVersion = 4;              // of several ranks, with runs of tensors
 
 std::string training_part(int rank, int num_ranks);  // the name of its file
+// The name of a run of a tensor.
+std::string name_of_run(const std::string& tensor, const parallel::Run& run);
 
 struct NamedShape {
   std::string name;
@@ -37,6 +42,10 @@ struct TrainingShape {
   // Their sums: as the parameters, and one more of a tied head.
   std::vector<NamedShape> gradients;
   bool masters = false;  // float32 weights that steps are taken from
+  // Of each parameter the elements that are read, [elements]; empty: all, in its shape.
+  std::vector<parallel::Run> runs;
+  // The data ranks' numbers along the axes, where results depend on them; else null.
+  Json mesh;
 };
 
 struct TrainingState {
@@ -52,8 +61,8 @@ struct TrainingState {
 };
 
 // `tenant` is named in errors. `arithmetic`: that of this engine, when the checkpoint's has to be
-// the same; or null. Names and shapes come before bytes, and only tensors that are asked for are
-// read. Error kNotFound: no such files; kInvalid: a field that no training leaves, a tensor that is
+// the same, and its mesh where results depend on it; or null. Names and shapes come before bytes,
+// and only what is asked for is read. Error kNotFound: no such files; kInvalid: a field that no training leaves, a tensor that is
 // missing, unknown, of another shape, or not finite. `reserve`: as of lora::read_adapter.
 TrainingState read_training(const std::filesystem::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,

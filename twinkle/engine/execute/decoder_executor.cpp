@@ -117,6 +117,14 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   }
   if (shards_) weights = static_cast<double>(shards_->most_bytes());
   require_share(o.memory_share, weights, cache, device);
+  if (!split_.alone()) {
+    const int fsdp = comms.base ? comms.base->size() : 1, rank = comms.data->rank();
+    require(!comms.base || comms.base->rank() == rank % fsdp, Code::kInternal,
+            "engine: ranks that share the base must follow one another");
+    ownership_ = std::make_unique<parallel::Ownership>(*decoder_, comms.data->size(), fsdp);
+    base_.runs = ownership_->runs(rank);
+    base_.mesh = JsonObject{{"dp", comms.data->size() / fsdp}, {"fsdp", fsdp}};
+  }
   base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);
@@ -259,7 +267,7 @@ FirstPart DecoderExecutor::first_part(const Operation& operation) {
 
 Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   if (const auto* op = std::get_if<Delete>(&operation)) {
-    remove(*op, prepared);
+    together([&] { remove(*op, prepared); });
     trim_heaps();
     return Done{};
   }
@@ -284,6 +292,15 @@ template <class Read>
 Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read&& read) {
   Loaded out = take(prepared, shape, read);
   untrimmed_bytes_ += num_bytes(out);
+  return out;
+}
+
+// Ranks that train all weights read their runs of them: what one finds in its own, all throw.
+template <class Read>
+Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape, Read&& read) {
+  Loaded out;
+  const bool in_runs = shape.mode == Mode::kFull && !split_.alone();
+  read_together(in_runs ? &split_.comm() : nullptr, [&] { out = taken(prepared, shape, read); });
   return out;
 }
 
@@ -320,8 +337,10 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
   if (const auto* op = std::get_if<Load>(&operation)) {
     TenantShape shape{.mode = who.mode()};
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
-    return load_tenant(taken(prepared, shape, [&] { return read_checkpoint(*op, shape, base_); }),
-                       who, *decoder_);
+    return together([&] {
+      const auto read = [&] { return read_checkpoint(*op, shape, base_); };
+      return load_tenant(taken_together(prepared, shape, read), who, *decoder_);
+    });
   }
   if (const auto* op = std::get_if<ReadWeights>(&operation)) {
     shelf_.take_reader(op->number)(view_of(who, {*decoder_, shards_.get()}, *pool_));
@@ -351,9 +370,6 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
 // A tenant that trains the base model is alone with it: there is one copy, and others would read
 // its changes.
 void DecoderExecutor::require_room(const Create& op) const {
-  require(split_.alone() || op.frozen || !op.lora_json.empty() || !op.directory.empty(),
-          Code::kInvalid, "engine: tenant '", op.tenant,
-          "' is to train all weights, which this version does on one rank; give it an adapter");
   require(!tenants_.contains(op.tenant), Code::kConflict, "engine: tenant '", op.tenant,
           "' exists already");
   if (tenants_.empty()) return;
@@ -372,10 +388,11 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->config()};
   const Mode mode = shape.mode;
   lora::AdapterRef pin = adapter ? pool_->add(std::move(adapter)) : lora::AdapterRef();
+  const Tenant::Home home{*decoder_, *pool_, &split_.comm(), ownership_.get(), shards_.get()};
   decltype(tenants_) made;
-  Tenant& tenant = *(made[op.tenant] =
-                         std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
-                                                  Tenant::Home{*decoder_, *pool_, &split_.comm()}));
+  Tenant& tenant =
+      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
+                                                   home));
   try {
     parking_.use(tenant);
     prefetch_.add(op.tenant, std::move(shape));
@@ -390,7 +407,11 @@ void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
-    base = taken(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+    base = taken_together(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+  if (ownership_ && !base.weights.empty()) {
+    gone.load_weights(std::exchange(base.weights, {}));  // the ranks tell each other
+    pool_->base_changed();
+  }
   const auto& weights = decoder_->weights();
   parking_.forget(gone);
   tenants_.erase(op.tenant);

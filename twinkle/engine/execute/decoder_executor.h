@@ -74,6 +74,8 @@ class DecoderExecutor : public Executor {
   void remove(const Delete& operation, Prepared* prepared);
   template <class Read>
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
+  template <class Read>
+  Loaded taken_together(Prepared* prepared, const TenantShape& shape, Read&& read);
   void trim_heaps();
   void replace(const ReplaceWeights& operation, Tenant& who);
   void give_up(const std::exception& error);
@@ -90,6 +92,7 @@ class DecoderExecutor : public Executor {
   ModelInfo model_info_;
   std::unique_ptr<parallel::Shards> shards_;  // null: this rank has all of the base
   std::unique_ptr<model::Decoder> decoder_;
+  std::unique_ptr<parallel::Ownership> ownership_;  // of all weights in training; null: one rank
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   Parking parking_;

@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 
 #include "twinkle/base/random.h"
+#include "twinkle/engine/training/run_peers.h"
 
 namespace twinkle::engine {
 
@@ -32,7 +32,7 @@ Owners::Owners(mesh::Comm* comm, std::string_view tenant, std::span<const int64_
   for (size_t i = 0; i < sizes.size(); ++i) tensors_[index(owner_[i])].push_back(i);
 }
 
-void Owners::gather(std::vector<double>& of_params) const {
+void Owners::gather(std::vector<double>& of_params, bool) const {
   if (alone()) return;
   std::vector<int64_t> counts;
   for (const auto& theirs : tensors_) counts.push_back(std::ssize(theirs));
@@ -46,17 +46,7 @@ void Owners::gather(std::vector<double>& of_params) const {
 }
 
 std::optional<optim::Fault> Owners::first(std::optional<optim::Fault> mine) const {
-  if (alone()) return mine;
-  std::optional<optim::Fault> out;
-  for (const std::string& text :
-       comm_->all_gather(mine ? std::to_string(mine->param) + ' ' + mine->text : std::string())) {
-    if (text.empty()) continue;
-    size_t param = 0;
-    const char* end = std::from_chars(text.data(), text.data() + text.size(), param).ptr;
-    if (!out || param < out->param)
-      out = {param, text.substr(static_cast<size_t>(end + 1 - text.data()))};
-  }
-  return out;
+  return alone() ? mine : first_fault(*comm_, mine);
 }
 
 void Owners::share_values(std::span<const optim::Param> params) const {

@@ -34,7 +34,7 @@ class Owners : public optim::Peers {
   int64_t num_elements_of(int rank) const { return num_elements_[index(rank)]; }
 
   // All of these are called by every rank.
-  void gather(std::vector<double>& of_params) const override;
+  void gather(std::vector<double>& of_params, bool largest) const override;
   std::optional<optim::Fault> first(std::optional<optim::Fault> mine) const override;
   // Every rank gets each parameter's value from its owner.
   void share_values(std::span<const optim::Param> params) const;

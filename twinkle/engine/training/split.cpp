@@ -172,7 +172,10 @@ Partials::Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn
 
 namespace {
 
-bool learns(const OpSlice& piece) { return !piece.op->error && !piece.again; }
+// False, too, of all weights, whose gradients parallel::TrainedWeights adds up.
+bool learns(const OpSlice& piece) {
+  return piece.op->tenant().mode() == Mode::kLora && !piece.op->error && !piece.again;
+}
 
 // How many elements of a rank's sequences' gradients are of the tensors that an owner has.
 int64_t elements_for(std::span<const OpSlice> pieces, std::span<const OpSlice> theirs, int owner) {

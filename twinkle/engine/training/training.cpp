@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/training/split.h"
 
 namespace twinkle::engine {
 

@@ -1,0 +1,125 @@
+#include "twinkle/parallel/trained_weights.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "twinkle/mesh/thread_comm.h"
+#include "twinkle/model/family.h"
+#include "twinkle/model/tiny_model.h"
+
+namespace twinkle::parallel {
+namespace {
+
+constexpr int64_t kAll = int64_t{1} << 40;
+
+using Sizes = std::vector<std::pair<int, int>>;  // ranks, and those that share the base
+
+JsonObject config_of(bool tied) {
+  JsonObject config = model::tiny_config("qwen2");  // whose sizes are no whole lines, with biases
+  config["tie_word_embeddings"] = tied;
+  return config;
+}
+
+model::Decoder decoder_of(const std::string& path, model::Borders& borders) {
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  return {model::read_spec(checkpoint.config()), checkpoint, at::kFloat, at::kCPU, borders};
+}
+
+model::Batch batch() {
+  return {.input_ids = (at::arange(9) * 37).remainder(131),
+          .rows = nn::pack(std::vector<int64_t>{5, 4})};
+}
+
+TEST(Ownership, GivesEveryElementOneRankAndEachRankItsShare) {
+  for (const bool tied : {true, false}) {
+    const model::TinyModel model(config_of(tied));
+    model::Decoder decoder = decoder_of(model.path(), model::no_borders());
+    for (const auto& [n, fsdp] : Sizes{{1, 1}, {2, 1}, {3, 1}, {2, 2}, {4, 2}, {6, 3}, {8, 4}}) {
+      const Ownership owned(decoder, n, fsdp);
+      for (const Ownership::Piece& piece : owned.pieces()) {
+        std::vector<int> owners(static_cast<size_t>(piece.count));
+        for (int r = 0; r < n; ++r) {
+          const parallel::Run run = owned.run(piece, r);
+          EXPECT_LE(run.size(), piece.count / n + 32);
+          for (int64_t i = run.begin; i < run.end; ++i) ++owners[static_cast<size_t>(i)];
+        }
+        EXPECT_EQ(owners, std::vector<int>(static_cast<size_t>(piece.count), 1)) << n << fsdp;
+      }
+      for (size_t w = 0; w < decoder.weights().size(); ++w) {
+        int64_t count = 0;
+        for (int r = 0; r < n; ++r) count += owned.runs(r)[w].size();
+        EXPECT_EQ(count, decoder.weights()[w].value->numel()) << decoder.weights()[w].name;
+      }
+    }
+  }
+}
+
+// Two ranks have the same sequences, so that the sums are twice one rank's, exactly; others have none.
+TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
+  for (const bool tied : {true, false}) {
+    const model::TinyModel model(config_of(tied));
+    model::Decoder alone = decoder_of(model.path(), model::no_borders());
+    alone.train_all();
+    model::Tape tape{.batch = batch()};
+    alone.backward(tape, alone.forward_train(tape).cos());
+    const std::vector<at::Tensor> want = alone.grads();
+    for (const auto& size : Sizes{{2, 1}, {4, 1}, {2, 2}, {4, 2}, {4, 4}}) {
+      const int n = size.first, fsdp = size.second;
+      for (const int64_t gathered : {int64_t{0}, int64_t{40'000}, kAll}) {
+        auto data = mesh::thread_comms(n);
+        std::vector<std::unique_ptr<mesh::Comm>> base;
+        while (std::ssize(base) < n)
+          for (auto& comm : mesh::thread_comms(fsdp)) base.push_back(std::move(comm));
+        const auto script = [&](int rank) {
+          std::optional<Shards> shards;
+          if (fsdp > 1) shards.emplace(*base[static_cast<size_t>(rank)], gathered);
+          model::Decoder decoder =
+              decoder_of(model.path(), shards ? *shards : model::no_borders());
+          const Ownership owned(decoder, n, fsdp);
+          TrainedWeights trained(decoder, owned, *data[static_cast<size_t>(rank)],
+                                 shards ? &*shards : nullptr);
+          model::Tape mine{.batch = batch()};
+          if (rank == 0 || rank == n - 1) {
+            decoder.backward(mine, decoder.forward_train(mine).cos());
+          } else {
+            decoder.walk_forward();
+            decoder.walk_backward();
+          }
+          for (size_t i = 0; i < want.size(); ++i) {
+            const std::string& name = decoder.weights()[i].name;
+            ASSERT_EQ(trained.grads()[i].defined(), want[i].defined()) << name;
+            if (want[i].defined()) {
+              EXPECT_EQ(trained.grads()[i].numel(), trained.runs()[i].size()) << name;
+              EXPECT_TRUE(at::equal(trained.whole(i, trained.grads()[i]), want[i] * 2)) << name;
+            }
+            EXPECT_FALSE(decoder.take_grad(i).defined()) << "the rank holds all of it";
+          }
+          // Twice the values, on every rank, whoever holds them.
+          for (const at::Tensor& master : trained.masters()) master.mul_(2);
+          trained.share();
+          size_t i = 0;
+          decoder.visit_weights([&](const model::NamedWeight& w) {
+            EXPECT_TRUE(at::equal(*w.value, *alone.weights()[i++].value * 2)) << w.name;
+          });
+          trained.zero_grads();
+          decoder.walk_forward();
+          decoder.walk_backward();
+          for (const at::Tensor& grad : trained.grads()) EXPECT_FALSE(grad.defined());
+        };
+        std::vector<std::thread> threads;
+        for (int r = 0; r < n; ++r) threads.emplace_back(script, r);
+        for (std::thread& t : threads) t.join();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::parallel
