@@ -1,9 +1,10 @@
-"""Runs fsdp2.py, and tells what its model has told: losses, norms and metrics."""
+"""Runs a script, SCRIPT, and tells what its model has told: losses, norms and metrics."""
 
 import functools
 import json
 import os
 import runpy
+import sys
 from pathlib import Path
 
 from twinkle.model import TransformersModel
@@ -33,5 +34,5 @@ noted("forward_backward", lambda outputs: [outputs["loss"], outputs["num_tokens"
 noted("clip_grad_and_step", lambda norm: norm)
 noted("calculate_loss", lambda loss: loss)
 noted("calculate_metric", without_clocks)
-runpy.run_path(str(Path(__file__).with_name("fsdp2.py")), run_name="__main__")
+runpy.run_path(sys.argv[1], run_name="__main__")
 Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))

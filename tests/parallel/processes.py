@@ -59,9 +59,10 @@ def sha256(folder):
 
 
 class Ranks:
-    """script.py, endless, on `size` ranks, as a launcher would start it that ends none of them."""
+    """script.py, endless, on `size` ranks, as a launcher would start it that ends none of them.
+    of_rank: {rank: variables of it alone}."""
 
-    def __init__(self, size, model, out, **more):
+    def __init__(self, size, model, out, of_rank=None, **more):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -77,6 +78,7 @@ class Ranks:
                     ENDLESS="1",
                     TOLD=str(out),
                     **more,
+                    **(of_rank or {}).get(rank, {}),
                 ),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
-so many steps that are saved in the folder. Tells losses and norms. DO="RANK:WHAT": what a rank does
-at its fourth step, by which the others go on, or end."""
+so many steps that are saved in the folder. Tells losses and norms. FSDP: ranks that share a copy
+of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank does at its fourth step, by
+which the others go on, or end."""
 
 import json
 import os
@@ -18,7 +19,8 @@ from twinkle.model import TransformersModel
 
 model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 before, folder = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (0, None)
-mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
+size, fsdp = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "FSDP"))
+mesh = DeviceMesh.from_sizes(dp_size=size // fsdp, fsdp_size=fsdp)
 twinkle.initialize(mode="local", global_device_mesh=mesh)
 
 
@@ -48,6 +50,7 @@ model.add_adapter_to_model("default", config, gradient_accumulation_steps=2)
 model.set_optimizer("AdamW", lr=1e-3)
 if folder:
     model.load("last", output_dir=folder, load_optimizer=True)
+save_steps = int(os.environ.get("SAVE", "0"))
 told = []
 for step in range(before, before + steps):
     if step == 3 and rank == os.environ.get("RANK"):
@@ -58,6 +61,8 @@ for step in range(before, before + steps):
     metric = model.calculate_metric(is_training=True)
     told.append([metric["loss"], metric.get("grad_norm")])
     print(f"step {step}", flush=True)
+    if save_steps and (step + 1) % save_steps == 0:
+        model.save("last", output_dir=out, save_optimizer=True)
     if os.environ.get("ENDLESS"):
         time.sleep(0.05)
 model.save("last", output_dir=out, save_optimizer=True)

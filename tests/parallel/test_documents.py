@@ -7,9 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from parallel.processes import alone, environment, sha256, torchrun
+from seed_scripts import BEST_PRACTICES, with_sizes
 
 PAGE = Path(__file__).parents[2] / "docs/parallel.md"
+SIZES = {
+    "range(100)": "range(20)",
+    "range(1000)": "range(80)",
+    "step % 20": "step % 2",
+    "step % 40": "step % 4",
+}
 
 
 def places(model, data_dir):
@@ -20,29 +28,37 @@ def places(model, data_dir):
     }
 
 
-def check(one, several, size, where, **mesh):
-    """one, several: folders in which the script runs, and saves."""
-    for folder in (one, several):
-        folder.mkdir()
-    told = alone("noted.py", cwd=one, MESH="{}", **where)
+def fsdp2(file, dp, fsdp):
+    """The document's script in a file, for these ranks."""
+    mesh = {"fsdp_size=4, dp_size=2": f"fsdp_size={fsdp}, dp_size={dp}"}
+    file.write_text(with_sizes(BEST_PRACTICES, SIZES | mesh))
+    return file
+
+
+def check(folder, dp, fsdp, where):
+    """folder: in which the script runs in folders of its own, and saves."""
+    one, several = folder / "one", folder / "several"
+    for each in (one, several):
+        each.mkdir()
+    told = alone("noted.py", fsdp2(folder / "one.py", 1, 1), cwd=one, **where)
     assert sum(name == "forward_backward" for name, _ in told) == 10
     assert sum(name == "calculate_loss" for name, _ in told) == 6  # of two evaluations
-    assert torchrun(size, "noted.py", cwd=several, MESH=json.dumps(mesh), **where) == [told] * size
-    saved = sorted(folder.name for folder in (one / "output").iterdir())
-    assert saved == sorted(folder.name for folder in (several / "output").iterdir())
+    script, size = fsdp2(folder / "several.py", dp, fsdp), dp * fsdp
+    assert torchrun(size, "noted.py", script, cwd=several, **where) == [told] * size
+    saved = sorted(each.name for each in (one / "output").iterdir())
+    assert saved == sorted(each.name for each in (several / "output").iterdir())
     assert {"checkpoint-4", "last-checkpoint"} <= set(saved)
     for name in saved:
         assert sha256(several / "output" / name) == sha256(one / "output" / name)
 
 
-def test_the_documents_script_on_a_tiny_model(tiny_llama_dir, data_dir, tmp_path):
-    where = places(tiny_llama_dir, data_dir)
-    check(tmp_path / "one", tmp_path / "two", 2, where, dp_size=2)
+@pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (2, 2)])
+def test_the_documents_script_on_a_tiny_model(dp, fsdp, tiny_llama_dir, data_dir, tmp_path):
+    check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir))
 
 
 def test_the_documents_script_on_a_real_model(smollm2_dir, data_dir, tmp_path):
-    where = places(smollm2_dir, data_dir)
-    check(tmp_path / "one", tmp_path / "two", 2, where, dp_size=2)
+    check(tmp_path, 2, 1, places(smollm2_dir, data_dir))
 
 
 def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(

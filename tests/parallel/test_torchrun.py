@@ -17,16 +17,19 @@ def test_torchrun_gives_every_process_the_bits_of_one(size, tiny_llama_dir, tmp_
     assert sha256(several / "last") == sha256(one / "last")
 
 
-def test_what_two_processes_saved_one_and_four_go_on_with(tiny_llama_dir, tmp_path):
+@pytest.mark.parametrize(
+    "meshes", [((2, 1), (1, 1), (4, 1)), ((2, 2), (1, 1), (1, 4))], ids=["dp", "dp and fsdp"]
+)
+def test_what_one_mesh_has_saved_others_go_on_with(meshes, tiny_llama_dir, tmp_path):
     whole = tmp_path / "whole"
     told = alone("script.py", tiny_llama_dir, whole, 9)
     # Three of nine steps each, from what the others have left: steps in the middle of a batch of
     # two among them.
     folder = None
-    for start, size in ((0, 2), (3, 1), (6, 4)):
-        out = tmp_path / f"on-{size}"
+    for start, (dp, fsdp) in zip((0, 3, 6), meshes, strict=True):
+        size, out = dp * fsdp, tmp_path / f"from-{start}"
         arguments = [tiny_llama_dir, out, 3, *([start, folder] if folder else [])]
-        for of_rank in torchrun(size, "script.py", *arguments):
+        for of_rank in torchrun(size, "script.py", *arguments, FSDP=str(fsdp)):
             expected = told[start : start + 3]
             if of_rank[0][1] is None:  # a step in between, and the last one was another process's
                 expected = [[expected[0][0], None], *expected[1:]]

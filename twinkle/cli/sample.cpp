@@ -6,7 +6,6 @@
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
-#include "twinkle/cli/seed.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/template.h"
@@ -14,10 +13,19 @@
 namespace twinkle::cli {
 namespace {
 
+// Which SamplingParams has, but no command line.
+struct Seed {
+  uint64_t seed = engine::SamplingParams().seed;
+  static constexpr auto fields() {
+    return std::tuple{option("seed", &Seed::seed, between(0, kAnyBits), "of the sampling")};
+  }
+};
+
 struct Options {
   std::string model, adapter, system, device;
   std::vector<std::string> prompts;
   engine::SamplingParams params;
+  Seed seed;
   engine::EngineOptions engine;  // but model and device
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
@@ -87,7 +95,7 @@ void sample(CLI::App& app, Action& action) {
       ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
       ->capture_default_str();
   add_device(*command, o->device);
-  add_seed(*command, o->params.seed, "seed of the sampling");
+  add_options(*command, o->seed);
   add_options(*command, o->engine,
               {"mixed_precision", "kv_tokens", "max_sequences", "prefill_tokens", "prefix_cache",
                "memory_share", "deterministic", "decode_graphs"});
@@ -96,6 +104,7 @@ void sample(CLI::App& app, Action& action) {
   command->add_option("--stop", o->params.stop, "text that ends an answer");
   command->callback([o, command, &action] {
     o->limited = command->count("--max-tokens") > 0;
+    o->params.seed = o->seed.seed;
     sampler::validate(o->params);
     action = [o](const std::string&) { run(*o); };
   });

@@ -4,7 +4,6 @@
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/options/flags.h"
-#include "twinkle/cli/seed.h"
 #include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
 #include "twinkle/optim/optimizer.h"
@@ -84,7 +83,6 @@ void train(CLI::App& app, Action& action) {
                "deterministic", "train_graphs"});
   relate(*command);
   add_device(*command, o->device);
-  add_seed(*command, o->seed, "seed of the row order and of the adapter");
   command->callback([o, command, &action] {
     if (o->recipe.full && command->count("--lr") == 0) o->recipe.lr = 1e-5;
     if (command->count("--output") == 0)

@@ -112,6 +112,7 @@ struct Engine::State {
   }
 
   const pid_t process = getpid();
+  const std::shared_ptr<const void> life = std::make_shared<char>();
   std::optional<Group> group;  // none: one rank
   DecoderExecutor executor;
   std::optional<Door> door;
@@ -133,6 +134,8 @@ Engine::~Engine() {
 }
 
 const ModelInfo& Engine::model_info() const { return state_->executor.model_info(); }
+
+std::weak_ptr<const void> Engine::life() const { return state_->life; }
 
 Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond beyond) {
   state_->require_own_process();

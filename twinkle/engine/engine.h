@@ -40,6 +40,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const ModelInfo& model_info() const;
+  // Of this engine alone, whatever another's address; expires with it.
+  std::weak_ptr<const void> life() const;
 
   // Checks what can be checked at once, and takes a place in the queue and memory. Waits for the
   // disk only where the operation reads a checkpoint: a Save looks at its folder when it writes.

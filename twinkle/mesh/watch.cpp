@@ -34,21 +34,6 @@ std::string frame_of(Kind kind, int32_t rank, const std::string& text) {
   return out + shown;
 }
 
-// "number place\n" for each.
-std::string text_of(const std::map<int64_t, std::string>& places) {
-  std::string out;
-  for (const auto& [id, place] : places) out += std::to_string(id) + ' ' + place + '\n';
-  return out;
-}
-
-std::map<int64_t, std::string> places_of(const std::string& text) {
-  std::map<int64_t, std::string> out;
-  std::istringstream in(text);
-  int64_t id = 0;
-  for (std::string place; in >> id && in.get() && std::getline(in, place);) out[id] = place;
-  return out;
-}
-
 bool waits_at(const std::map<int64_t, std::string>& places, const std::string& place) {
   return std::ranges::any_of(places, [&](const auto& p) { return p.second == place; });
 }
@@ -118,6 +103,7 @@ void Watch::end() {
 Watch::Waiting::Waiting(Watch& watch, std::string place) : watch_(watch) {
   const Lock lock(watch.mutex_);
   id_ = ++watch.num_places_;
+  watch.threads_.insert(gettid());
   Known& mine = watch.known_[watch.rank_];
   mine.places[id_] = std::move(place);
   mine.since = Clock::now();
@@ -188,7 +174,7 @@ void Watch::loop() {
       const Lock lock(mutex_);
       if (ends_) return;
       if (Clock::now() >= next) {
-        send(-1, frame_of(kAlive, rank_, text_of(known_[rank_].places)));
+        send(-1, frame_of(kAlive, rank_, alive()));
         next = Clock::now() + std::chrono::duration_cast<Clock::duration>(period);
       }
     }
@@ -231,7 +217,7 @@ void Watch::take(int from, const std::string& frame) {
   const Lock lock(mutex_);
   known_[from].heard = Clock::now();
   if (frame[0] == kAlive) {
-    note(from, places_of(text));
+    note(from, text);
   } else if (frame[0] == kEnded) {
     if (about == from) known_[from].has_ended = true;
     if (ended_.empty())
@@ -244,10 +230,29 @@ void Watch::take(int from, const std::string& frame) {
   }
 }
 
-void Watch::note(int rank, Places places) {
+// How many of its threads are busy, and "number place" of each that waits, each a line.
+std::string Watch::alive() {
+  std::erase_if(threads_, [](int thread) {
+    return access(("/proc/self/task/" + std::to_string(thread)).c_str(), F_OK) != 0;
+  });
+  Known& mine = known_[rank_];
+  mine.num_busy = threads_.size() - std::min(threads_.size(), mine.places.size());
+  std::string out = std::to_string(mine.num_busy) + '\n';
+  for (const auto& [id, place] : mine.places) out += std::to_string(id) + ' ' + place + '\n';
+  return out;
+}
+
+void Watch::note(int rank, const std::string& alive) {
+  std::istringstream in(alive);
+  size_t num_busy = 0;
+  in >> num_busy;
+  Places places;
+  int64_t id = 0;
+  for (std::string place; in >> id && in.get() && std::getline(in, place);) places[id] = place;
   Known& known = known_[rank];
-  if (known.places != places) known.since = Clock::now();
+  if (known.places != places || known.num_busy != num_busy) known.since = Clock::now();
   known.places = std::move(places);
+  known.num_busy = num_busy;
 }
 
 void Watch::lost(const Peer& peer) {
@@ -272,8 +277,8 @@ void Watch::find_silent() {
   if (rank_ == 0) find_apart();
 }
 
-// Ranks that all wait, but not all at one place, wait for ever, and so do those that wait for one
-// that has ended.
+// Ranks all of whose threads wait, but not all at one place, wait for ever, and so do those that
+// wait for one that has ended.
 void Watch::find_apart() {
   const auto now = Clock::now();
   for (const auto& [rank, known] : known_) {
@@ -287,7 +292,8 @@ void Watch::find_apart() {
     }
   }
   for (const auto& [rank, known] : known_) {
-    if (known.places.empty() || now - known.since < std::chrono::duration<double>(timeout_s_))
+    if (known.places.empty() || known.num_busy > 0 ||
+        now - known.since < std::chrono::duration<double>(timeout_s_))
       return;
   }
   for (const auto& [id, place] : known_[rank_].places)

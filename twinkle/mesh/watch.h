@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,8 +42,9 @@ class Watch {
   // The script of this rank has ended, and well: that is no failure unless others wait for it.
   void end();
 
-  // While it lives, this rank waits for the others at `place`. Ranks that wait for each other at
-  // different ones for the timeout have failed.
+  // While it lives, its thread of this rank waits for the others at `place`. Ranks that wait for
+  // each other at different ones for the timeout have failed, unless a thread that has waited
+  // before does something else: it may come.
   class Waiting {
    public:
     Waiting(Watch& watch, std::string place);
@@ -65,7 +67,8 @@ class Watch {
   struct Known {
     Clock::time_point heard = Clock::now();
     Places places;
-    Clock::time_point since = Clock::now();  // they have been so
+    size_t num_busy = 0;  // threads that have waited, live, and do something else
+    Clock::time_point since = Clock::now();  // both have been so
     bool has_ended = false;
   };
   struct Peer {
@@ -81,7 +84,8 @@ class Watch {
   void lost(const Peer& peer);
   void find_silent();
   void find_apart() REQUIRES(mutex_);
-  void note(int rank, Places places) REQUIRES(mutex_);
+  std::string alive() REQUIRES(mutex_);
+  void note(int rank, const std::string& alive) REQUIRES(mutex_);
   std::string known_why(const std::string& scope) const REQUIRES(mutex_);
 
   const int rank_, size_, process_;
@@ -94,6 +98,7 @@ class Watch {
   std::map<std::string, std::string> why_ GUARDED_BY(mutex_);  // by scope
   std::string ended_ GUARDED_BY(mutex_);
   int64_t num_places_ GUARDED_BY(mutex_) = 0;
+  std::set<int> threads_ GUARDED_BY(mutex_);  // that have waited, as the system numbers them
   bool ends_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <future>
+#include <latch>
 #include <memory>
-#include <optional>
+#include <thread>
+#include <vector>
 
 namespace twinkle::mesh {
 namespace {
@@ -125,6 +128,33 @@ TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
     EXPECT_EQ(why(*watch),
               "mesh: the ranks wait for each other: rank 0 at a, rank 1 at b: all ranks must call "
               "the same methods in the same order");
+}
+
+// One thread of each has come to where the other's is late.
+TEST(Watch, RanksWhoseOtherThreadsAreBusyAreNotApart) {
+  const Ranks of(2, 0.3);
+  std::promise<void> ends;
+  const std::shared_future<void> end = ends.get_future().share();
+  std::latch have_waited(3);
+  std::vector<std::thread> others;
+  for (const auto& watch : of.watches) {
+    others.emplace_back([&] {
+      {
+        const Watch::Waiting before(*watch, "earlier");
+      }
+      have_waited.count_down();
+      end.wait();
+    });
+  }
+  have_waited.arrive_and_wait();
+  const Watch::Waiting first(*of.watches[0], "a"), second(*of.watches[1], "b");
+  usleep(900'000);
+  for (const auto& watch : of.watches) EXPECT_EQ(watch->why(""), "");
+  ends.set_value();
+  for (std::thread& thread : others) thread.join();
+  usleep(900'000);
+  for (const auto& watch : of.watches)
+    EXPECT_EQ(why(*watch).substr(0, 53), "mesh: the ranks wait for each other: rank 0 at a, ran");
 }
 
 }  // namespace

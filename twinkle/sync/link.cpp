@@ -216,7 +216,8 @@ void Link::or_close(const Call& call) {
 
 // Everything that it remembers is of one engine.
 void Link::meet_engine(const Engine& engine) {
-  if (std::exchange(engine_, &engine) == &engine) return;
+  const auto last = std::exchange(engine_, engine.life()).lock();
+  if (last && last == engine_.lock()) return;
   compared_base_ = 0;
   adapters_.clear();
   replaced_.clear();

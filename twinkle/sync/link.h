@@ -77,7 +77,7 @@ class Link {
 
   const std::unique_ptr<mesh::Comm> comm_;
   const Options options_;
-  const engine::Engine* engine_ = nullptr;   // of the last sync, whose ...
+  std::weak_ptr<const void> engine_;         // the life() of the last sync's, whose ...
   uint64_t compared_base_ = 0;               // ... base_version equalled the others'; 0: none
   std::map<std::string, Adapter> adapters_;  // ... tenants these are, by their senders' names
   std::vector<std::string> replaced_;        // ... tenants to delete

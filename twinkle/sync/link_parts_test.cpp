@@ -43,7 +43,7 @@ void expect_same_samples(const Sharing& senders, const Sharing& receivers) {
   }
   std::vector<engine::Group> groups;
   for (const Sharing& side : {senders, receivers}) {
-    for (engine::Group& group : engine::groups(side.ranks, side.ranks))
+    for (engine::Group& group : engine::groups({1, side.ranks}))
       groups.push_back(std::move(group));
   }
   std::atomic<int64_t> sent = 0, received = 0;

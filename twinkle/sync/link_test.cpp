@@ -4,8 +4,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
@@ -79,6 +81,33 @@ TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
     }
   });
   EXPECT_EQ(sampled(sampler, "sync/1/default"), sampled(trainer, "me"));
+}
+
+// Which may lie where the last one lay.
+TEST(Link, ANewEngineIsKnownFromTheOneInItsPlace) {
+  const model::TinyModel model;
+  const ScratchDir other;
+  const JsonObject config = model::tiny_config();
+  model::write_tiny(other.path(), config, model::tiny_weights(config, 2));
+  Engine trainer(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  std::optional<Engine> sampler;
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    for (int i = 0; i < 2; ++i) {
+      if (rank == 0) {
+        train(trainer, "me");
+        EXPECT_EQ(link.send(trainer, "me", "default").has_base, i == 1) << i;
+        continue;
+      }
+      EngineOptions options = options_of(model);
+      if (i == 1) options.model.path = other.path().string();
+      sampler.emplace(options);
+      sampler->run<Done>(Create{.tenant = "frozen", .frozen = true});
+      EXPECT_EQ(link.receive(*sampler, "frozen").tenant,
+                "sync/" + std::to_string(i + 1) + "/default");
+    }
+  });
+  EXPECT_EQ(sampled(*sampler, "sync/2/default"), sampled(trainer, "me"));
 }
 
 TEST(Link, SamplesThatHaveBegunEndWithTheWeightsThatTheyBeganWith) {

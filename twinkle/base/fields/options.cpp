@@ -11,6 +11,7 @@ namespace twinkle {
 namespace {
 
 std::string shortest(double value) {
+  if (value == kAnyBits) return std::to_string(std::numeric_limits<uint64_t>::max());
   std::array<char, 32> out{};
   const bool whole = std::abs(value) < 1e18 && value == std::trunc(value);
   char* const end = out.data() + out.size();
@@ -97,6 +98,8 @@ bool AnyOption::allows(const Json& value) const {
     case OptionKind::kFlag:
       return value.is_bool();
     case OptionKind::kInteger:
+      if (value.is_uint64())  // of others none is so large
+        return limits.most == kAnyBits;
       return value.is_int64() && is_within(static_cast<double>(value.get_int64()), limits);
     case OptionKind::kNumber:
       return value.is_number() && is_within(value.to_number<double>(), limits);
@@ -151,6 +154,7 @@ std::optional<int64_t> bytes_of(std::string_view text) {
 Json value_of(const AnyOption& option, const std::string& text) {
   double number = 0;
   int64_t integer = 0;
+  uint64_t bits = 0;
   if (option.is_bytes()) {
     const auto bytes = bytes_of(text);
     return bytes ? Json(*bytes) : Json(nullptr);
@@ -159,7 +163,8 @@ Json value_of(const AnyOption& option, const std::string& text) {
     case OptionKind::kFlag:
       return text == "true" || text == "false" ? Json(text == "true") : Json(nullptr);
     case OptionKind::kInteger:
-      return parse(text, integer) ? Json(integer) : Json(nullptr);
+      if (parse(text, integer)) return integer;
+      return parse(text, bits) ? Json(bits) : Json(nullptr);
     case OptionKind::kNumber:
       return parse(text, number) ? Json(number) : Json(nullptr);
     default:

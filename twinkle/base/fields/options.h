@@ -49,6 +49,8 @@ constexpr Limits one_of(const Text&... texts) {
 }
 inline constexpr double kMostTokens = std::numeric_limits<int32_t>::max();
 inline constexpr double kMostBytes = int64_t{1} << 50;
+// As the most of a uint64_t: all that it holds, whose largest has no double of its own.
+inline constexpr double kAnyBits = 0x1p64;
 
 template <class Struct, class Type>
 struct Option : Field<Struct, Type> {
@@ -134,7 +136,8 @@ Json option_value(const T& v, const Limits& limits) {
     return JsonArray(v.begin(), v.end());
   else if constexpr (std::is_same_v<T, std::string>)
     return Json(std::string_view(v));
-  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool> &&
+                     !std::is_same_v<T, uint64_t>)
     return Json(static_cast<int64_t>(v));
   else
     return Json(v);

@@ -28,6 +28,7 @@ struct OuterOptions {
   std::vector<std::string> names;
   bool loud = true;
   uint16_t port = 80;
+  uint64_t seed = 42;
   double norm = 1;
   static constexpr auto fields() {
     return std::tuple{
@@ -38,6 +39,7 @@ struct OuterOptions {
         option("name", &OuterOptions::names, any(), "of it"),
         option("loud", &OuterOptions::loud, any(), "how"),
         option("port", &OuterOptions::port, between(0, 65535), "where"),
+        option("seed", &OuterOptions::seed, between(0, kAnyBits), "of it"),
         option("norm", &OuterOptions::norm, {.least = 0, .one_of = {"inf"}}, "at most")};
   }
 };
@@ -51,8 +53,9 @@ TEST(Options, ThoseOfAllGroupsAreToldByTheirNamesWithDefaults) {
   std::string all;
   for (const AnyOption& one : options_of(o))
     all += std::string(one.name) + "=" + told(one.get()) + " ";
-  EXPECT_EQ(
-      all, "size=4 share=0.5 wait_seconds=1.5 color=blue word=a name=[] loud=true port=80 norm=1 ");
+  EXPECT_EQ(all,
+            "size=4 share=0.5 wait_seconds=1.5 color=blue word=a name=[] loud=true port=80 seed=42 "
+            "norm=1 ");
 }
 
 void set(const AnyOption& option, const std::string& text) {
@@ -162,6 +165,22 @@ TEST(Options, AnUnknownNameIsRefusedWithTheNearest) {
   };
   EXPECT_EQ(error("prot"), "test: 'prot' is no key; did you mean 'port'?");
   EXPECT_EQ(error("elephant"), "test: 'elephant' is no key; there are port, loud");
+}
+
+TEST(Options, ThatTakeAllBitsOfAnIntegerTakeTheLargestAndOthersAreRefusedIt) {
+  OuterOptions o;
+  const auto all = options_of(o);
+  const std::string largest = "18446744073709551615";
+  set(named(all, "seed"), largest);
+  EXPECT_EQ(o.seed, UINT64_MAX);
+  EXPECT_EQ(told(named(all, "seed").get()), largest);
+  check_options(o, "");
+  for (const char* text : {"-1", "18446744073709551616", "1.5", "x"})
+    EXPECT_EQ(invalid_of([&] { set(named(all, "seed"), text); }),
+              std::string("test: seed is ") + text +
+                  ", it must be an integer of at least 0, at most " + largest);
+  EXPECT_EQ(invalid_of([&] { set(named(all, "size"), largest); }),
+            "test: size is " + largest + ", it must be an integer of at least 1, at most 9");
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
                       {"--max-length", o.recipe.max_length},
                       {"--batch-size", o.recipe.batch_size},
                       {"--epochs", o.recipe.epochs},
-                      {"--seed", o.seed},
+                      {"--seed", o.recipe.seed},
                       {"--lr", o.recipe.lr},
                       {"--lr-schedule", o.recipe.lr_schedule},
                       {"--warmup-steps", o.recipe.warmup_steps},
@@ -194,14 +194,14 @@ class Training {
         template_(model_, {.max_length = 0}),  // trainable_rows names --max-length
         rows_(encoded(o, o.data, template_)),
         batches_(rows_.size(),
-                 {.batch_size = o.recipe.batch_size, .shuffle = true, .seed = o.seed}),
+                 {.batch_size = o.recipe.batch_size, .shuffle = true, .seed = o.recipe.seed}),
         steps_(o.recipe.epochs * batches_.num_batches()),
         settings_(settings_of(o, rows_)),
         learning_rate_(schedule_of(o, steps_)),
         engine_(engine_of(o, model_)) {
     if (!o.files.validation.empty()) validation_ = encoded(o, o.files.validation, template_);
     engine_.run<engine::Done>(
-        engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.seed});
+        engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.recipe.seed});
     try_output();
     if (o.files.resume) resume();
   }

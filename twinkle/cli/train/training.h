@@ -43,6 +43,7 @@ struct Recipe {
   double max_grad_norm = 1;  // 0 and infinity do not clip
   int64_t batch_size = 8, epochs = 1, max_length = 1024;
   int64_t save_steps = 0, validation_steps = 0;
+  uint64_t seed = 42;
 
   static constexpr auto fields() {
     using R = Recipe;
@@ -66,14 +67,14 @@ struct Recipe {
         option("save_steps", &R::save_steps, kSteps,
                "save a state every so many steps; 0: at the end alone"),
         option("validation_steps", &R::validation_steps, kSteps,
-               "report the loss of --validation every so many steps; 0: at the end alone")};
+               "report the loss of --validation every so many steps; 0: at the end alone"),
+        option("seed", &R::seed, between(0, kAnyBits), "of the row order and of the adapter")};
   }
 };
 
 struct TrainingOptions {
   std::string model, data;
   std::string device;  // empty: as device_or_default
-  uint64_t seed = 42;
   TrainingFiles files;
   Recipe recipe;
   engine::EngineOptions engine;   // but model and device

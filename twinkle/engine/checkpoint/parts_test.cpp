@@ -58,8 +58,10 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
   one.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 5});
   fs::path saved;
   uint64_t stage = 0;
-  for (const int size : {2, 1, 4, 8, 3, 1, 2}) {
-    SCOPED_TRACE(size);
+  for (const Mesh of : {Mesh{2, 1}, Mesh{1, 1}, Mesh{4, 1}, Mesh{2, 2}, Mesh{1, 1}, Mesh{1, 4},
+                        Mesh{8, 1}, Mesh{3, 1}, Mesh{1, 1}, Mesh{1, 3}, Mesh{2, 1}}) {
+    const int size = of.size();
+    SCOPED_TRACE(std::to_string(of.dp) + " by " + std::to_string(of.fsdp));
     const fs::path folder = scratch / std::to_string(stage), whole = scratch / "one";
     train(one, stage, {0, 6});
     one.run<SaveResult>(save_to(whole));
@@ -77,7 +79,7 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
       Engine engine(options);
       life(engine, 0);
     } else {
-      on_ranks(size, options, [&](Engine& engine, int rank, const auto&) { life(engine, rank); });
+      on_ranks(of, options, [&](Engine& engine, int rank, const auto&) { life(engine, rank); });
     }
     EXPECT_EQ(adapter_in(folder), adapter_in(whole));
     EXPECT_EQ(fs::exists(folder / "training.safetensors"), size == 1);
@@ -93,7 +95,7 @@ TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
   const ScratchDir scratch;
   const EngineOptions options{.model = {.path = model.path()}};
   const fs::path folder = scratch / "saved";
-  on_ranks(2, options, [&](Engine& engine, int rank, const auto&) {
+  on_ranks({2}, options, [&](Engine& engine, int rank, const auto&) {
     engine.run<Done>(Create{.tenant = "a", .lora_json = kLora});
     train(engine, 1, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(folder));

@@ -16,8 +16,8 @@
 
 namespace twinkle::engine {
 
-inline JsonObject smallest_config() {
-  JsonObject c = model::tiny_config();
+inline JsonObject smallest_config(const std::string& family = "llama", bool tied = true) {
+  JsonObject c = model::tiny_config(family);
   c["vocab_size"] = 41;
   c["hidden_size"] = 16;
   c["num_hidden_layers"] = 1;
@@ -25,6 +25,7 @@ inline JsonObject smallest_config() {
   c["num_attention_heads"] = 2;
   c["num_key_value_heads"] = 1;
   c["head_dim"] = 8;
+  c["tie_word_embeddings"] = tied;
   return c;
 }
 

@@ -9,16 +9,6 @@
 
 namespace twinkle::engine {
 
-struct Mesh {
-  int dp, fsdp;
-  int64_t gathered_bytes = 0;
-  int size() const { return dp * fsdp; }
-};
-
-inline void PrintTo(const Mesh& mesh, std::ostream* out) {
-  *out << "dp " << mesh.dp << " fsdp " << mesh.fsdp << " gathered " << mesh.gathered_bytes;
-}
-
 inline constexpr size_t kSequences = 8;
 
 inline ForwardBackward batch(uint64_t seed) {
@@ -115,13 +105,10 @@ inline std::vector<Told> on_mesh(const Mesh& mesh, EngineOptions options, const 
     life(rank);
     return out;
   }
-  on_ranks(
-      mesh.size(), options,
-      [&](Engine& engine, int r, const auto&) {
-        Rank rank(engine, r, mesh.size(), out[static_cast<size_t>(r)]);
-        life(rank);
-      },
-      mesh.fsdp);
+  on_ranks(mesh, options, [&](Engine& engine, int r, const auto&) {
+    Rank rank(engine, r, mesh.size(), out[static_cast<size_t>(r)]);
+    life(rank);
+  });
   return out;
 }
 

@@ -1,4 +1,5 @@
-// Training of all weights over several ranks: what it gives next to one rank, and what a rank sends.
+// Training of all weights over several ranks: what it gives next to one rank, and what a rank
+// sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -111,7 +112,8 @@ ForwardBackward linear(uint64_t seed, size_t width) {
 TEST(AllWeightsOf, AValueHeadAndWhatHasNoGradientAreTrainedAsOnOneRank) {
   const model::TinyModel model(config_of("llama", false));
   for (const bool value_head : {true, false}) {
-    const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no", .value_head = value_head}};
+    const EngineOptions options{
+        .model = {.path = model.path(), .mixed_precision = "no", .value_head = value_head}};
     const auto life = [&](Rank& rank) {
       rank.create();
       for (uint64_t i = 0; i < 2; ++i) {
@@ -122,7 +124,8 @@ TEST(AllWeightsOf, AValueHeadAndWhatHasNoGradientAreTrainedAsOnOneRank) {
       rank.inspect();
     };
     const Told one = on_mesh({1, 1}, options, life)[0];
-    EXPECT_EQ(std::ranges::count(one.tensors, std::string("grad/lm_head.weight"), &NamedTensor::name), 0);
+    EXPECT_EQ(
+        std::ranges::count(one.tensors, std::string("grad/lm_head.weight"), &NamedTensor::name), 0);
     for (const Mesh& mesh : {Mesh{2, 1}, Mesh{1, 4}, Mesh{2, 2}})
       expect_near(on_mesh(mesh, options, life), one);
   }
@@ -200,27 +203,23 @@ TEST(AllWeightsSend, TheBytesOfTheFormula) {
     std::vector<int64_t> of_pass(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
     Sizes sizes;
     int64_t vectors = 0;
-    on_ranks(
-        n, in_float32(model),
-        [&](Engine& engine, int r, const auto& sent) {
-          Told told;
-          Rank rank(engine, r, n, told);
-          rank.create();
-          rank.inspect();
-          int64_t before = sent.all_to_all;
-          rank.learn(1);
-          of_pass[static_cast<size_t>(r)] =
-              sent.all_to_all - std::exchange(before, sent.all_to_all);
-          rank.step({.max_grad_norm = 0.5});
-          of_step[static_cast<size_t>(r)] = sent.all_to_all - before;
-          if (r > 0) return;
-          for (const NamedTensor& t : told.tensors) {
-            sizes.parameters += std::ssize(t.values);
-            sizes.weights += 1;
-            if (t.shape.size() == 1) vectors += std::ssize(t.values);
-          }
-        },
-        mesh.fsdp);
+    on_ranks(mesh, in_float32(model), [&](Engine& engine, int r, const auto& sent) {
+      Told told;
+      Rank rank(engine, r, n, told);
+      rank.create();
+      rank.inspect();
+      int64_t before = sent.all_to_all;
+      rank.learn(1);
+      of_pass[static_cast<size_t>(r)] = sent.all_to_all - std::exchange(before, sent.all_to_all);
+      rank.step({.max_grad_norm = 0.5});
+      of_step[static_cast<size_t>(r)] = sent.all_to_all - before;
+      if (r > 0) return;
+      for (const NamedTensor& t : told.tensors) {
+        sizes.parameters += std::ssize(t.values);
+        sizes.weights += 1;
+        if (t.shape.size() == 1) vectors += std::ssize(t.values);
+      }
+    });
     const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); };
     // To each other rank its part of the gradients, a byte for each weight, its rows, whether the
     // loss and then the sums are finite.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
+#include <optional>
 #include <sstream>
 
 #include "twinkle/base/error_for_test.h"
@@ -32,15 +34,34 @@ std::string text_of(const std::function<Result()>& result) {
 }
 
 using Texts = std::vector<std::string>;
+using ByTenant = std::map<size_t, Texts>;
 
-// Every operation when the one before it has ended; of each rank's part.
-std::vector<Texts> of_one(const EngineOptions& options, uint64_t seed, int size) {
+// What runs: lives of tenants that are drawn from a seed, of so many operations in all.
+struct Lives {
+  uint64_t seed;
+  size_t tenants;
+  uint64_t operations;
+
+  std::vector<Owned> in(const std::string& folder) const {
+    return some_schedule(seed, folder, tenants, operations);
+  }
+  Part part(const Operation& operation, size_t i, int rank, int size) const {
+    return drawn_part(num_items(operation), rank, size, key_of(seed, i));
+  }
+};
+
+// Every operation when the one before it has ended, of all tenants or of one: of each rank's part
+// what comes of it.
+std::vector<ByTenant> of_one(const EngineOptions& options, const Lives& lives, int size,
+                             std::optional<size_t> tenant = {}) {
   const ScratchDir scratch;
   const std::string folder = scratch.path().string();
   Engine engine(options, in_letters);
-  std::vector<Texts> out(static_cast<size_t>(size));
-  size_t i = 0;
-  for (const Owned& item : some_schedule(seed, folder, 3, 24)) {
+  std::vector<ByTenant> out(static_cast<size_t>(size));
+  const std::vector<Owned> schedule = lives.in(folder);
+  for (size_t i = 0; i < schedule.size(); ++i) {
+    const Owned& item = schedule[i];
+    if (tenant && item.tenant != *tenant) continue;
     Future future = [&]() -> Future {
       try {
         return engine.submit(item.operation);
@@ -52,26 +73,25 @@ std::vector<Texts> of_one(const EngineOptions& options, uint64_t seed, int size)
     }();
     const std::shared_future<Result> whole = future.share();
     for (int r = 0; r < size; ++r) {
-      const Part part = drawn_part(num_items(item.operation), r, size, key_of(seed, i));
-      out[static_cast<size_t>(r)].push_back(
+      const Part part = lives.part(item.operation, i, r, size);
+      out[static_cast<size_t>(r)][item.tenant].push_back(
           without(text_of([&] { return part_of(whole.get(), part); }), folder));
     }
-    ++i;
   }
   return out;
 }
 
 // All at once.
-std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int size, int fsdp = 1) {
+std::vector<ByTenant> of_group(const EngineOptions& options, const Lives& lives, const Mesh& of) {
   const ScratchDir scratch;
   const std::string folder = scratch.path().string();
-  const std::vector<Owned> schedule = some_schedule(seed, folder, 3, 24);
-  std::vector<Texts> out(static_cast<size_t>(size));
-  const auto script = [&](Engine& engine, int rank, const auto&) {
+  const std::vector<Owned> schedule = lives.in(folder);
+  std::vector<ByTenant> out(static_cast<size_t>(of.size()));
+  on_ranks(of, options, [&](Engine& engine, int rank, const auto&) {
     std::vector<std::function<Result()>> results;
     for (size_t i = 0; i < schedule.size(); ++i) {
       const Operation& whole = schedule[i].operation;
-      const Part part = drawn_part(num_items(whole), rank, size, key_of(seed, i));
+      const Part part = lives.part(whole, i, rank, of.size());
       try {
         results.push_back([future = std::make_shared<Future>(engine.submit(sliced(whole, part)))] {
           return future->get();
@@ -81,27 +101,74 @@ std::vector<Texts> of_group(const EngineOptions& options, uint64_t seed, int siz
             [error = std::current_exception()]() -> Result { std::rethrow_exception(error); });
       }
     }
-    for (const auto& result : results)
-      out[static_cast<size_t>(rank)].push_back(without(text_of(result), folder));
-  };
-  on_ranks(size, options, script, fsdp);
+    for (size_t i = 0; i < schedule.size(); ++i)
+      out[static_cast<size_t>(rank)][schedule[i].tenant].push_back(
+          without(text_of(results[i]), folder));
+  });
   return out;
 }
 
-TEST(Groups, OfAnySizeGiveEveryRankTheBitsOfOneRank) {
-  const model::TinyModel model(smallest_config());
-  for (uint64_t seed = 1; seed <= 24; ++seed) {
-    SCOPED_TRACE(seed);
-    const int size = std::array{2, 3, 4, 8}[seed % 4];
+// dp, fsdp and both, of 2 to 8 ranks.
+constexpr Mesh kMeshes[] = {{2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1}, {8, 1},
+                            {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 6}, {1, 7}, {1, 8},
+                            {2, 2}, {2, 3}, {3, 2}, {2, 4}, {4, 2}};
+
+// Options of a group that are drawn from a seed, and those of the one rank that it is compared
+// with: of the same arithmetic, and with other budgets.
+EngineOptions options_of(const model::TinyModel& model, uint64_t seed, const Mesh& of) {
+  uint64_t key = key_of(seed, "options");
+  EngineOptions out{
+      .model = {.path = model.path(), .mixed_precision = draw(key, 2) ? "bf16" : "no"},
+      .scheduling = {.token_budget = 1 + static_cast<int64_t>(draw(key, 40))},
+      .sampler = {.kv_tokens = 512,
+                  .max_sequences = 1 + static_cast<int64_t>(draw(key, 6)),
+                  .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))}};
+  if (of.fsdp > 1) out.model.gathered_bytes = static_cast<int64_t>(draw(key, 3)) * 6000;
+  return out;
+}
+EngineOptions for_one(EngineOptions options) {
+  options.model.gathered_bytes = 0;
+  options.scheduling.token_budget = 4096;
+  options.sampler.max_sequences = 64;
+  options.sampler.prefill_tokens = 512;
+  return options;
+}
+
+class GroupsOf : public testing::TestWithParam<std::string> {};
+
+TEST_P(GroupsOf, AnyMeshGiveEveryRankTheBitsOfOneRankOneOperationAtATime) {
+  for (uint64_t seed = 0; seed < 34; ++seed) {
+    const Mesh of = kMeshes[seed % std::size(kMeshes)];
+    SCOPED_TRACE(std::to_string(seed) + ": dp " + std::to_string(of.dp) + ", fsdp " +
+                 std::to_string(of.fsdp));
+    const model::TinyModel model(smallest_config(GetParam(), seed % 2 == 0));
     const ScratchDir parked;
-    EngineOptions options{
-        .model = {.path = model.path(), .mixed_precision = seed % 2 ? "bf16" : "no"},
-        .scheduling = {.token_budget = 1 + static_cast<int64_t>(key_of(seed, "budget") % 40)},
-        .sampler = {.kv_tokens = 512, .max_sequences = 4, .prefill_tokens = 12}};
+    EngineOptions options = options_of(model, seed, of);
+    const EngineOptions one = for_one(options);
     if (seed % 3 == 0) options.parking = {.resident_bytes = 1, .directory = parked.path().string()};
-    const std::vector<Texts> got = of_group(options, seed, size),
-                             expected = of_one(options, seed, size);
-    for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(got[r], expected[r]) << "rank " << r;
+    const Lives lives{key_of(seed, GetParam()), 3, 20};
+    const std::vector<ByTenant> got = of_group(options, lives, of),
+                                expected = of_one(one, lives, of.size());
+    for (size_t r = 0; r < got.size(); ++r) ASSERT_EQ(got[r], expected[r]) << "rank " << r;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GroupsOf, testing::Values("llama", "qwen2", "qwen3"),
+                         [](const auto& of) { return of.param; });
+
+TEST(Groups, GiveEachOfSixteenTenantsTheBitsThatItHasAlone) {
+  for (const Mesh of : {Mesh{3, 1}, Mesh{1, 4}, Mesh{2, 2}, Mesh{8, 1}}) {
+    SCOPED_TRACE(std::to_string(of.dp) + " by " + std::to_string(of.fsdp));
+    const auto seed = static_cast<uint64_t>(10 * of.dp + of.fsdp);
+    const model::TinyModel model(smallest_config());
+    const EngineOptions options = options_of(model, seed, of);
+    const Lives lives{seed, 16, 96};
+    const std::vector<ByTenant> got = of_group(options, lives, of);
+    for (size_t t = 0; t < lives.tenants; ++t) {
+      const std::vector<ByTenant> alone = of_one(for_one(options), lives, of.size(), t);
+      for (size_t r = 0; r < got.size(); ++r)
+        ASSERT_EQ(got[r].at(t), alone[r].at(t)) << "tenant " << t << " on rank " << r;
+    }
   }
 }
 
@@ -118,7 +185,7 @@ TEST(Groups, SampleEachRequestOnOneRank) {
   Engine one(options);
   const SampleResult alone = sampled(one, {0, 8});
   std::array<int64_t, 4> computed{};
-  on_ranks(4, options, [&](Engine& engine, int rank, const auto&) {
+  on_ranks({4}, options, [&](Engine& engine, int rank, const auto&) {
     const auto r = static_cast<size_t>(rank);
     const Part part{2 * r, 2 * r + 2};
     EXPECT_EQ(OutcomeText().of(sampled(engine, part)), OutcomeText().of(part_of(alone, part)));
@@ -129,32 +196,13 @@ TEST(Groups, SampleEachRequestOnOneRank) {
   for (const int64_t tokens : computed) EXPECT_LT(3 * tokens, all);
 }
 
-TEST(Groups, ThatShareTheBaseGiveEveryRankTheBitsOfOneRank) {
-  for (uint64_t seed = 1; seed <= 18; ++seed) {
-    SCOPED_TRACE(seed);
-    JsonObject config = smallest_config();
-    config["tie_word_embeddings"] = seed % 2 == 0;
-    const model::TinyModel model(config);
-    const auto [dp, fsdp] =
-        std::array{std::pair{1, 2}, std::pair{1, 3}, std::pair{1, 4}, std::pair{2, 2}}[seed % 4];
-    EngineOptions options{
-        .model = {.path = model.path(), .mixed_precision = seed % 3 ? "bf16" : "no"},
-        .scheduling = {.token_budget = 1 + static_cast<int64_t>(key_of(seed, "budget") % 40)},
-        .sampler = {.kv_tokens = 512, .max_sequences = 4, .prefill_tokens = 12}};
-    const std::vector<Texts> expected = of_one(options, seed, dp * fsdp);
-    options.model.gathered_bytes = static_cast<int64_t>(key_of(seed, "gathered") % 3) * 6000;
-    const std::vector<Texts> got = of_group(options, seed, dp * fsdp, fsdp);
-    for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(got[r], expected[r]) << "rank " << r;
-  }
-}
-
 // Once at the door, by each rank its own part. A command names it, news tell its end, and every
 // rank says how it ended, in a frame each, whatever its size.
 TEST(Groups, AreSentAnOperationOnceAndThenItsNumber) {
   const model::TinyModel model(smallest_config());
   constexpr int64_t kFrame = 256, kInFrame = 248;
   for (const int n : {2, 4}) {
-    std::vector<Group> of_ranks = groups(n);
+    std::vector<Group> of_ranks = groups({n});
     std::vector<std::thread> threads;
     for (int r = 0; r < n; ++r) {
       threads.emplace_back([&, r] {
@@ -220,13 +268,15 @@ TEST(Groups, LearnByTheHeadAndByLossesOfTheWholeOperationAsOneRank) {
     return out;
   };
   const std::string alone = without_rows(life(one, [](Operation op) { return op; }));
-  on_ranks(3, options, [&](Engine& engine, int rank, const auto&) {
-    const std::string mine = life(engine, [&](Operation op) {
-      const auto part = std::array{Part{0, 1}, Part{1, 6}, Part{6, 8}}[static_cast<size_t>(rank)];
-      return num_items(op) > 0 ? sliced(std::move(op), part) : op;
+  for (const Mesh of : {Mesh{3, 1}, Mesh{1, 3}}) {
+    on_ranks(of, options, [&](Engine& engine, int rank, const auto&) {
+      const std::string mine = life(engine, [&](Operation op) {
+        const auto part = std::array{Part{0, 1}, Part{1, 6}, Part{6, 8}}[static_cast<size_t>(rank)];
+        return num_items(op) > 0 ? sliced(std::move(op), part) : op;
+      });
+      EXPECT_EQ(without_rows(mine), alone) << of.dp << " by " << of.fsdp;
     });
-    EXPECT_EQ(without_rows(mine), alone);
-  });
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,16 +15,27 @@
 
 namespace twinkle::engine {
 
-// `fsdp`: ranks that follow one another and share the base; 1: each has all of it.
-inline std::vector<Group> groups(int size, int fsdp = 1, double timeout_s = 60) {
+// `dp` copies of the base, each of which `fsdp` ranks that follow one another share.
+struct Mesh {
+  int dp = 1, fsdp = 1;
+  int64_t gathered_bytes = 0;  // for a test to set
+  int size() const { return dp * fsdp; }
+};
+
+inline void PrintTo(const Mesh& mesh, std::ostream* out) {
+  *out << "dp " << mesh.dp << " fsdp " << mesh.fsdp << " gathered " << mesh.gathered_bytes;
+}
+
+inline std::vector<Group> groups(const Mesh& of, double timeout_s = 60) {
+  const int size = of.size();
   auto door = mesh::thread_comms(size, timeout_s), control = mesh::thread_comms(size, timeout_s),
        data = mesh::thread_comms(size, timeout_s), saves = mesh::thread_comms(size, timeout_s);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
     out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
               nullptr};
-  for (size_t r = 0; fsdp > 1 && r < out.size();) {
-    for (auto& base : mesh::thread_comms(fsdp, timeout_s)) out[r++].base = std::move(base);
+  for (size_t r = 0; of.fsdp > 1 && r < out.size();) {
+    for (auto& base : mesh::thread_comms(of.fsdp, timeout_s)) out[r++].base = std::move(base);
   }
   return out;
 }
@@ -45,14 +57,15 @@ inline const mesh::SentBytes& count(std::unique_ptr<mesh::Channel>& channel) {
 
 // Runs `script` of every rank in a thread of its own, with its engine and what it sends.
 using Script = std::function<void(Engine&, int rank, const mesh::SentBytes& sent)>;
-inline void on_ranks(int size, const EngineOptions& options, const Script& script, int fsdp = 1) {
-  std::vector<Group> of_ranks = groups(size, fsdp);
+inline void on_ranks(const Mesh& of, const EngineOptions& options, const Script& script,
+                     const Decoders& decoders = in_letters) {
+  std::vector<Group> of_ranks = groups(of);
   std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
+  for (int r = 0; r < of.size(); ++r) {
     threads.emplace_back([&, r] {
       Group group = std::move(of_ranks[static_cast<size_t>(r)]);
       const mesh::SentBytes& sent = count(group.data);
-      Engine engine(options, in_letters, std::move(group));
+      Engine engine(options, decoders, std::move(group));
       script(engine, r, sent);
     });
   }

@@ -76,7 +76,7 @@ TEST(Owners, HoldTheirShareOfGradientsAndMomentsAlone) {
   const int64_t parameters = one.run<InspectResult>(Inspect{"a"}).num_parameters;
   for (const int n : {2, 4}) {
     std::vector<int64_t> bytes(static_cast<size_t>(n));
-    on_ranks(n, options, [&](Engine& engine, int rank, const auto&) {
+    on_ranks({n}, options, [&](Engine& engine, int rank, const auto&) {
       bytes[static_cast<size_t>(rank)] = run(engine, rank, n);
     });
     const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
@@ -92,19 +92,20 @@ TEST(Owners, AreSentTheBytesOfTheFormula) {
   for (const int n : {2, 4}) {
     std::vector<int64_t> of_batch(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
     int64_t parameters = 0, tensors = 0;
-    on_ranks(n, {.model = {.path = model.path()}}, [&](Engine& engine, int rank, const auto& sent) {
-      engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
-      const auto inspected = engine.run<InspectResult>(Inspect{"a", true});
-      int64_t before = sent.all_to_all;
-      engine.run<ForwardResult>(part(batch(1), rank, n));
-      of_batch[static_cast<size_t>(rank)] =
-          sent.all_to_all - std::exchange(before, sent.all_to_all);
-      engine.run<StepResult>(Step{.tenant = "a", .max_grad_norm = 0.1});
-      of_step[static_cast<size_t>(rank)] = sent.all_to_all - before;
-      if (rank > 0) return;
-      parameters = inspected.num_parameters;
-      tensors = std::ssize(inspected.tensors) / 2;  // each with its gradient
-    });
+    on_ranks({n}, {.model = {.path = model.path()}},
+             [&](Engine& engine, int rank, const auto& sent) {
+               engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
+               const auto inspected = engine.run<InspectResult>(Inspect{"a", true});
+               int64_t before = sent.all_to_all;
+               engine.run<ForwardResult>(part(batch(1), rank, n));
+               of_batch[static_cast<size_t>(rank)] =
+                   sent.all_to_all - std::exchange(before, sent.all_to_all);
+               engine.run<StepResult>(Step{.tenant = "a", .max_grad_norm = 0.1});
+               of_step[static_cast<size_t>(rank)] = sent.all_to_all - before;
+               if (rank > 0) return;
+               parameters = inspected.num_parameters;
+               tensors = std::ssize(inspected.tensors) / 2;  // each with its gradient
+             });
     const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); };
     // A rank sends its sequences' gradients to their owners, and to each other rank its rows and,
     // of the operation and of its tenant, whether all is finite.
@@ -143,7 +144,7 @@ TEST(Owners, RefuseAStepThatOneOfThemCannotTakeAsOneRankDoes) {
   Engine one(options);
   const std::string alone = life(one, 0, 1);
   EXPECT_NE(alone.find("would leave NaN or infinity in"), std::string::npos) << alone;
-  on_ranks(2, options, [&](Engine& engine, int rank, const auto&) {
+  on_ranks({2}, options, [&](Engine& engine, int rank, const auto&) {
     EXPECT_EQ(life(engine, rank, 2), alone) << rank;
   });
 }
