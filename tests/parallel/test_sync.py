@@ -21,9 +21,10 @@ def free_port():
 
 
 class Ranks:
-    """`senders` ranks of one model, and `receivers` samplers, of it or another, each a process."""
+    """`senders` ranks of one model, and `receivers` samplers, each a process. model: the folder of
+    both, or of each role."""
 
-    def __init__(self, senders, receivers, model, kind, steps=3, other=None, **more):
+    def __init__(self, senders, receivers, model, kind, steps=3, **more):
         size, port = senders + receivers, free_port()
         self.processes = []
         for rank in range(size):
@@ -32,7 +33,7 @@ class Ranks:
             if role == "model" and senders > 1:
                 env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
                 env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            directory = model if role == "model" else other or model
+            directory = model[role] if isinstance(model, dict) else model
             arguments = map(str, (role, directory, kind, rank, size, senders, steps))
             self.processes.append(
                 subprocess.Popen(
@@ -95,7 +96,7 @@ def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.from_pretrained(tiny_llama_dir)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)  # of other weights
-    with Ranks(2, 1, tiny_llama_dir, "parts", other=tmp_path) as ranks:
+    with Ranks(2, 1, {"model": tiny_llama_dir, "sampler": tmp_path}, "parts") as ranks:
         results = ranks.results()
     told = results[0]["told"]
     assert told[0] != told[1] != told[2]
