@@ -1,4 +1,5 @@
-// Training of all weights over several ranks: what it gives next to one rank, and what a rank sends.
+// Training of all weights over several ranks: what it gives next to one rank, and what a rank
+// sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -111,7 +112,8 @@ ForwardBackward linear(uint64_t seed, size_t width) {
 TEST(AllWeightsOf, AValueHeadAndWhatHasNoGradientAreTrainedAsOnOneRank) {
   const model::TinyModel model(config_of("llama", false));
   for (const bool value_head : {true, false}) {
-    const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no", .value_head = value_head}};
+    const EngineOptions options{
+        .model = {.path = model.path(), .mixed_precision = "no", .value_head = value_head}};
     const auto life = [&](Rank& rank) {
       rank.create();
       for (uint64_t i = 0; i < 2; ++i) {
@@ -122,7 +124,8 @@ TEST(AllWeightsOf, AValueHeadAndWhatHasNoGradientAreTrainedAsOnOneRank) {
       rank.inspect();
     };
     const Told one = on_mesh({1, 1}, options, life)[0];
-    EXPECT_EQ(std::ranges::count(one.tensors, std::string("grad/lm_head.weight"), &NamedTensor::name), 0);
+    EXPECT_EQ(
+        std::ranges::count(one.tensors, std::string("grad/lm_head.weight"), &NamedTensor::name), 0);
     for (const Mesh& mesh : {Mesh{2, 1}, Mesh{1, 4}, Mesh{2, 2}})
       expect_near(on_mesh(mesh, options, life), one);
   }
