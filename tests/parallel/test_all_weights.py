@@ -1,13 +1,20 @@
-"""Training of all weights on several processes, against one and against a loop of transformers."""
+"""Training of all weights on several processes, against one and against a loop of transformers. Run
+by itself, MODEL OUT [FOLDER] with DP and FSDP in the environment, this is what each process runs:
+four batches, from scratch or after what is saved in the folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-import transformers
 from parallel.batches import batch_of
 from parallel.processes import alone, torchrun
 
 TOLERANCE = 1e-4
+SCRIPT = Path(__file__).name
 
 
 def weights_in(folder):
@@ -29,10 +36,10 @@ def flat(told):
 @pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (1, 2), (2, 2)])
 def test_ranks_train_all_weights_as_one_process_does(dp, fsdp, tiny_llama_dir, tmp_path):
     one, several, resumed = tmp_path / "one", tmp_path / "several", tmp_path / "resumed"
-    _, told, sampled = alone("all_weights_script.py", tiny_llama_dir, one)
-    _, more, _ = alone("all_weights_script.py", tiny_llama_dir, one / "more", one)
+    _, told, sampled = alone(SCRIPT, tiny_llama_dir, one)
+    _, more, _ = alone(SCRIPT, tiny_llama_dir, one / "more", one)
     axes = {"DP": str(dp), "FSDP": str(fsdp)}
-    script = ("all_weights_script.py", tiny_llama_dir)
+    script = (SCRIPT, tiny_llama_dir)
     ranks = sorted(torchrun(dp * fsdp, *script, several, **axes))
     for _, losses, _ in ranks:
         assert losses == ranks[0][1]
@@ -48,6 +55,7 @@ def test_ranks_train_all_weights_as_one_process_does(dp, fsdp, tiny_llama_dir, t
 
 
 def test_ranks_train_all_weights_as_transformers_does(tiny_llama_dir, tmp_path):
+    transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
     optimizer = torch.optim.AdamW(
         [
@@ -70,11 +78,52 @@ def test_ranks_train_all_weights_as_transformers_does(tiny_llama_dir, tmp_path):
         expected.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
         optimizer.zero_grad()
-    for _, told, _ in torchrun(2, "all_weights_script.py", tiny_llama_dir, tmp_path, DP="2"):
-        assert [norm for _, norm in told if norm is not None] == pytest.approx(expected, rel=1e-3)
+    for _, told, _ in torchrun(2, SCRIPT, tiny_llama_dir, tmp_path, DP="2"):
+        assert [told[1][1], told[3][1]] == pytest.approx(expected, rel=1e-3)
     want = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
     got = weights_in(tmp_path / "last")
     got.pop("lm_head.weight", None)
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-4)
+
+
+def main():
+    """Tells its data rank, losses and norms, and what it has sampled."""
+    import twinkle
+    from twinkle import DeviceMesh
+    from twinkle.model import TransformersModel
+    from twinkle.sampler import TorchSampler
+
+    model_dir, out = sys.argv[1:3]
+    mesh = DeviceMesh.from_sizes(
+        dp_size=int(os.environ.get("DP", "1")), fsdp_size=int(os.environ.get("FSDP", "1"))
+    )
+    twinkle.initialize(mode="local", global_device_mesh=mesh)
+
+    model = TransformersModel(model_id=model_dir, mixed_precision="no")
+    model.set_optimizer("AdamW", lr=1e-3, eps=1e-5, weight_decay=0.01)
+    begin = 0
+    if len(sys.argv) > 3:
+        model.load("last", output_dir=sys.argv[3], load_optimizer=True)
+        begin = 4
+    told = []
+    for step in range(begin, begin + 4):
+        batch = batch_of(step)
+        model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
+        model.clip_grad_and_step(gradient_accumulation_steps=2)
+        metric = model.calculate_metric(is_training=True)
+        told.append([metric["loss"], metric.get("grad_norm")])
+    prompts = [{"input_ids": [5 + i, 9, 11, 40 - i]} for i in range(8)]
+    replies = TorchSampler(model=model).sample(
+        prompts[mesh.get_slice(len(prompts))], {"max_tokens": 4, "temperature": 0}
+    )
+    sampled = [list(map(int, s.tokens)) for r in replies for s in r.sequences]
+    model.save("last", output_dir=out, save_optimizer=True)
+    Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(
+        json.dumps([mesh.data_rank or 0, told, sampled], default=float)
+    )
+
+
+if __name__ == "__main__":
+    main()

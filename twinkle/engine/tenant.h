@@ -128,9 +128,9 @@ class Tenant {
   at::Tensor whole(size_t param, const at::Tensor& mine, at::IntArrayRef sizes) const;
   const optim::Peers& peers() const;
   std::map<std::string, size_t> param_indices();  // of params(), by name
-  std::vector<at::Tensor> grads();         // undefined: zero
-  std::vector<std::string> grad_names();   // of the same
-  std::vector<lora::Adapter*> adapters();  // the present one and those of published versions
+  std::vector<at::Tensor> grads();                // undefined: zero
+  std::vector<std::string> grad_names();          // of the same
+  std::vector<lora::Adapter*> adapters();         // the present one and those of published versions
   struct Change {
     double scale = 1, norm = 0;
   };

@@ -66,8 +66,7 @@ void Tenant::visit_params(const std::function<void(const optim::Param&)>& see) {
 }
 
 // In the order of one rank's: by names.
-void Tenant::visit_moments(
-    const std::function<void(const std::string&, const at::Tensor&)>& see) {
+void Tenant::visit_moments(const std::function<void(const std::string&, const at::Tensor&)>& see) {
   if (!optimizer_) return;
   const optim::State state = optimizer_->state();
   if (num_ranks() == 1) {

@@ -73,9 +73,8 @@ void TrainedWeights::add(const Piece& piece) {
   const Run mine = ownership_.run(piece, comm_.rank());
   for (const auto& [weight, at] : piece.members) {
     const Run both = at.in(mine);
-    const at::Tensor more = both.size() > 0
-                                ? sum.narrow(0, both.begin - mine.begin, both.size())
-                                : at::empty({0}, at::kFloat);
+    const at::Tensor more = both.size() > 0 ? sum.narrow(0, both.begin - mine.begin, both.size())
+                                            : at::empty({0}, at::kFloat);
     if (grads_[weight].defined()) {
       grads_[weight].add_(more);
     } else {

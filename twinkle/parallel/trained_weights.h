@@ -2,8 +2,8 @@
 // the float32 values that are stepped, and the sums of their gradients. The gradient of a piece is
 // there only from its backward until the ranks have added it up, in their order, each its run.
 // After a step the ranks tell their new values to those that hold them. N ranks, P parameters, e
-// bytes of the decoder's dtype: a rank sends 4 P (N - 1)/N for a pass, and a byte for each weight to
-// each other rank. The decoder's thread; the ranks make the same calls in the same order.
+// bytes of the decoder's dtype: a rank sends 4 P (N - 1)/N for a pass, and a byte for each weight
+// to each other rank. The decoder's thread; the ranks make the same calls in the same order.
 // docs/decisions/0023-all-weights.md.
 #pragma once
 #include <ATen/core/Tensor.h>

@@ -61,7 +61,8 @@ TEST(Ownership, GivesEveryElementOneRankAndEachRankItsShare) {
   }
 }
 
-// Two ranks have the same sequences, so that the sums are twice one rank's, exactly; others have none.
+// Two ranks have the same sequences, so that the sums are twice one rank's, exactly; others have
+// none.
 TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
   for (const bool tied : {true, false}) {
     const model::TinyModel model(config_of(tied));
@@ -80,8 +81,7 @@ TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
         const auto script = [&](int rank) {
           std::optional<Shards> shards;
           if (fsdp > 1) shards.emplace(*base[static_cast<size_t>(rank)], gathered);
-          model::Decoder decoder =
-              decoder_of(model.path(), shards ? *shards : model::no_borders());
+          model::Decoder decoder = decoder_of(model.path(), shards ? *shards : model::no_borders());
           const Ownership owned(decoder, n, fsdp);
           TrainedWeights trained(decoder, owned, *data[static_cast<size_t>(rank)],
                                  shards ? &*shards : nullptr);

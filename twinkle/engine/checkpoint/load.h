@@ -22,7 +22,7 @@ struct Loaded {
   std::optional<lora::SavedAdapter> adapter;  // of an adapter's tenant
   // Of a full-parameter tenant, in the model's order; of several ranks, this one's runs of them.
   std::vector<at::Tensor> weights;
-  std::optional<TrainingState> training;      // when it was asked for
+  std::optional<TrainingState> training;  // when it was asked for
 };
 
 int64_t num_bytes(const Loaded& loaded);  // of all its tensors

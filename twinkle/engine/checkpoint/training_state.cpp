@@ -61,10 +61,9 @@ std::optional<parallel::Run> run_in(const std::string& name) {
     const auto [at, error] = std::from_chars(from, to, number);
     return error == std::errc() && at == to;
   };
-  const bool is_run = open < colon &&
-                      is_read(name.data() + open + 1, name.data() + colon, out.begin) &&
-                      is_read(name.data() + colon + 1, end, out.end) && out.begin >= 0 &&
-                      out.begin < out.end;
+  const bool is_run =
+      open < colon && is_read(name.data() + open + 1, name.data() + colon, out.begin) &&
+      is_read(name.data() + colon + 1, end, out.end) && out.begin >= 0 && out.begin < out.end;
   return is_run ? std::optional(out) : std::nullopt;
 }
 
@@ -157,8 +156,9 @@ class Reader {
     for (const Stored& other : to)
       require(other.run.in(all).size() == 0, Code::kInvalid, where(), view.name, " and ",
               other.view->name, " are the same elements");
-    to.insert(std::ranges::upper_bound(to, all.begin, {}, [](const Stored& s) { return s.run.begin; }),
-              Stored{all, &view});
+    to.insert(
+        std::ranges::upper_bound(to, all.begin, {}, [](const Stored& s) { return s.run.begin; }),
+        Stored{all, &view});
   }
 
   // By name, or, of version 1, by number.
@@ -254,8 +254,8 @@ class Reader {
     }
     for (const auto& [name, tensor] : moments_) {
       require(wanted.contains(name), Code::kInvalid, "engine: load: tensor ",
-              tensor.front().view->name,
-              " is not a state of ", out->name(), ", or its parameter has no steps");
+              tensor.front().view->name, " is not a state of ", out->name(),
+              ", or its parameter has no steps");
     }
     for (const auto& [key, value] :
          steps && steps->is_object() ? steps->get_object() : JsonObject())

@@ -1,8 +1,8 @@
 // A tenant's training state in a checkpoint, in addition to its weights: trainer_state.json, and
 // its tensors in training.safetensors, or, of several ranks, each one's in training-0000i-of-0000n.
-// safetensors, with training.index.json, whose `weight_map` says which is where. Ranks that train all
-// weights have a run of each tensor, whose name says which: "master/NAME[0:512]". What this rank
-// needs is read into host memory before the tenant changes. Any thread.
+// safetensors, with training.index.json, whose `weight_map` says which is where. Ranks that train
+// all weights have a run of each tensor, whose name says which: "master/NAME[0:512]". What this
+// rank needs is read into host memory before the tenant changes. Any thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -62,8 +62,9 @@ struct TrainingState {
 
 // `tenant` is named in errors. `arithmetic`: that of this engine, when the checkpoint's has to be
 // the same, and its mesh where results depend on it; or null. Names and shapes come before bytes,
-// and only what is asked for is read. Error kNotFound: no such files; kInvalid: a field that no training leaves, a tensor that is
-// missing, unknown, of another shape, or not finite. `reserve`: as of lora::read_adapter.
+// and only what is asked for is read. Error kNotFound: no such files; kInvalid: a field that no
+// training leaves, a tensor that is missing, unknown, of another shape, or not finite. `reserve`:
+// as of lora::read_adapter.
 TrainingState read_training(const std::filesystem::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,
                             const std::function<void(int64_t)>& reserve = {});

@@ -391,8 +391,7 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   const Tenant::Home home{*decoder_, *pool_, &split_.comm(), ownership_.get(), shards_.get()};
   decltype(tenants_) made;
   Tenant& tenant =
-      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed,
-                                                   home));
+      *(made[op.tenant] = std::make_unique<Tenant>(op.tenant, mode, std::move(pin), op.seed, home));
   try {
     parking_.use(tenant);
     prefetch_.add(op.tenant, std::move(shape));

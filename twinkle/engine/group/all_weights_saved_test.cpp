@@ -90,16 +90,15 @@ TEST(AllWeightsSaved, GoOnAsWithoutTheSaveOnTheSameMesh) {
     const std::vector<Told> got = on_mesh(mesh, options, [&](Rank& rank) {
       rank.create();
       rank.learn(77);
-      rank.run(Load{
-          .tenant = "a", .directory = folder.string(), .optimizer = true, .exact = true});
+      rank.run(Load{.tenant = "a", .directory = folder.string(), .optimizer = true, .exact = true});
       rest(rank);
     });
     for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(got[r].bits, want[r].bits) << r;
     const std::string why = error_of([&] {
       on_mesh({1, 1}, options, [&](Rank& rank) {
         rank.create();
-        rank.run(Load{
-            .tenant = "a", .directory = folder.string(), .optimizer = true, .exact = true});
+        rank.run(
+            Load{.tenant = "a", .directory = folder.string(), .optimizer = true, .exact = true});
       });
     });
     EXPECT_NE(why.find("was saved by ranks"), std::string::npos) << why;
@@ -120,8 +119,8 @@ TEST(AllWeightsSaved, AreInPartsOfOneSize) {
     });
     std::vector<int64_t> bytes;
     for (int r = 0; r < mesh.size(); ++r) {
-      const SafetensorsFile part(folder / (mesh.size() == 1 ? kTrainingTensors
-                                                            : training_part(r, mesh.size())));
+      const SafetensorsFile part(
+          folder / (mesh.size() == 1 ? kTrainingTensors : training_part(r, mesh.size())));
       bytes.push_back(0);
       for (const StoredTensor& tensor : part.tensors()) {
         // Of a tied head one rank keeps two sums.
@@ -158,9 +157,8 @@ TEST(AllWeightsSaved, ThatOneRankFindsDamagedAreTheErrorOfAllAndChangeNothing) {
       learn_on(rank, 2);
       rank.inspect();
       const auto before = rank.told().tensors;
-      const std::string why = invalid_of([&] {
-        rank.run(Load{.tenant = "a", .directory = folder.string(), .optimizer = true});
-      });
+      const std::string why = invalid_of(
+          [&] { rank.run(Load{.tenant = "a", .directory = folder.string(), .optimizer = true}); });
       EXPECT_NE(why.find("holds NaN or infinity"), std::string::npos) << why;
       rank.inspect();
       EXPECT_EQ(rank.told().tensors, before);
