@@ -43,8 +43,7 @@ void expect_same_samples(const Sharing& senders, const Sharing& receivers) {
   }
   std::vector<engine::Group> groups;
   for (const Sharing& side : {senders, receivers}) {
-    for (engine::Group& group : engine::groups({1, side.ranks}))
-      groups.push_back(std::move(group));
+    for (engine::Group& group : engine::groups({1, side.ranks})) groups.push_back(std::move(group));
   }
   std::atomic<int64_t> sent = 0, received = 0;
   on_ranks(senders.ranks + receivers.ranks, {.num_senders = senders.ranks, .bucket_bytes = 5000},

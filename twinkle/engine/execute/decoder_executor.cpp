@@ -118,12 +118,12 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   if (shards_) weights = static_cast<double>(shards_->most_bytes());
   require_share(o.memory_share, weights, cache, device);
   if (!split_.alone()) {
-    const int fsdp = comms.base ? comms.base->size() : 1, rank = comms.data->rank();
+    const int fsdp = comms.base ? comms.base->size() : 1, rank = comms.data.rank();
     require(!comms.base || comms.base->rank() == rank % fsdp, Code::kInternal,
             "engine: ranks that share the base must follow one another");
-    ownership_ = std::make_unique<parallel::Ownership>(*decoder_, comms.data->size(), fsdp);
+    ownership_ = std::make_unique<parallel::Ownership>(*decoder_, comms.data.size(), fsdp);
     base_.runs = ownership_->runs(rank);
-    base_.mesh = JsonObject{{"dp", comms.data->size() / fsdp}, {"fsdp", fsdp}};
+    base_.mesh = JsonObject{{"dp", comms.data.size() / fsdp}, {"fsdp", fsdp}};
   }
   base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
@@ -300,7 +300,7 @@ template <class Read>
 Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape, Read&& read) {
   Loaded out;
   const bool in_runs = shape.mode == Mode::kFull && !split_.alone();
-  read_together(in_runs ? &split_.comm() : nullptr, [&] { out = taken(prepared, shape, read); });
+  read_together(in_runs ? split_.comm() : mesh::null_comm(), [&] { out = taken(prepared, shape, read); });
   return out;
 }
 
