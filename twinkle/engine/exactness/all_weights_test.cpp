@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "twinkle/base/error_for_test.h"
-#include "twinkle/engine/group/all_weights_for_test.h"
+#include "twinkle/engine/exactness/all_weights_for_test.h"
 
 namespace twinkle::engine {
 namespace {

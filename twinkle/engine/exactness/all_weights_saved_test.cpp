@@ -6,7 +6,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/checkpoint/training_state.h"
-#include "twinkle/engine/group/all_weights_for_test.h"
+#include "twinkle/engine/exactness/all_weights_for_test.h"
 #include "twinkle/engine/tenant.h"
 
 namespace twinkle::engine {

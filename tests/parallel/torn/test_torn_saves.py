@@ -17,7 +17,7 @@ SIZE, HELD, STEPS = 3, 1, 3  # ranks, the one whose part is kept, and steps betw
 def library(tmp_path_factory):
     """That keeps a save."""
     if shutil.which("c++") is None:
-        pytest.skip("there is no C++ compiler to build tests/parallel/held.cpp with")
+        pytest.skip("there is no C++ compiler to build tests/parallel/torn/held.cpp with")
     out = tmp_path_factory.mktemp("held") / "held.so"
     source = Path(__file__).with_name("held.cpp")
     subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", "-o", out, source], check=True)
