@@ -130,7 +130,7 @@ TEST_F(TruncationTest, ARequestThatFailedBeforeAnEarlierOneEndedIsKnownToHaveCom
   const Response first = train(id, 1);
   const std::string told = failure(second).body;
   EXPECT_NE(told.find("null: refused"), std::string::npos);
-  for (int i = 0; i < 40; ++i) session();  // records, until a state is taken
+  write_until_a_state_is_taken();
   go = true;
   EXPECT_TRUE(loop_->run_until([&] { return services_->truncation.num_taken() > 0; }));
   EXPECT_EQ(StateReader(dir_ / "journal").state().runs.at(0).next, 1);
@@ -158,7 +158,7 @@ TEST_F(TruncationTest, AFailureBehindAStepThatHasNotEndedBreaksItsWindowThoughIt
   const Response failed = train(id, 3);
   failure(failed);
   backend_->on_check = {};
-  for (int i = 0; i < 40; ++i) session();  // records, until a state is taken
+  write_until_a_state_is_taken();
   go = true;
   EXPECT_TRUE(loop_->run_until([&] { return services_->truncation.num_taken() > 0; }));
   const State state = StateReader(dir_ / "journal").state();
