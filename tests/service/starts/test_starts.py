@@ -128,13 +128,13 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
 def test_sigterm_ends_a_start_at_once_and_nothing_is_lost(
     start, with_faults, tiny_llama_dir, tmp_path
 ):
-    control = tmp_path / "disk"
     server = start(tiny_llama_dir, tmp_path / "state", command=with_faults)
     wire = Wire(server.url)
     run = wire.run()
     a_batch(wire, run, 1)
     server.kill()
-    control.write_text("slow 600000")  # of which the journal waits for one call
+    control = tmp_path / "disk"
+    control.write_text("slow 1000")  # each file that is opened
     server.launch({"TWINKLE_FAULT_DISK": str(control)})
 
     def answers():
@@ -143,11 +143,11 @@ def test_sigterm_ends_a_start_at_once_and_nothing_is_lost(
         except ConnectionError:
             return False
 
-    wait_until(answers)
-    wire = Wire(server.url)
-    assert wire.send("GET", "/readyz").status == 503
+    wait_until(answers, 120)
+    assert Wire(server.url).send("GET", "/readyz").status == 503
     server.process.terminate()
     assert server.process.wait(20) == 0
+    assert server.process.stdout.read() == "twinkle ends\n", "it has not served"
     server.process.stdout.close()
     server.start_again()
     assert isinstance(a_batch(Wire(server.url), run, 2), bytes)
