@@ -25,7 +25,7 @@ twinkle.initialize(mode="local", global_device_mesh=mesh)
 
 
 def do(what):
-    global times
+    """How often the rank's rows are taken from then on."""
     if what == "sleep":
         time.sleep(8)
     elif what == "raise":
@@ -33,7 +33,7 @@ def do(what):
     elif what == "starve":
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
-        times = 400  # more than fits into what earlier steps have left
+        return 400  # more than fits into what earlier steps have left
     elif what == "save":
         model.save("other", output_dir=out)
     elif what == "publish":
@@ -42,6 +42,7 @@ def do(what):
         CompletionRewardMetric().calculate()
     elif what == "leave":
         sys.exit(0)
+    return 1
 
 
 rank, _, what = os.environ.get("DO", ":").partition(":")
@@ -53,10 +54,10 @@ model.set_optimizer("AdamW", lr=1e-3)
 if folder:
     model.load("last", output_dir=folder, load_optimizer=True)
 save_steps = int(os.environ.get("SAVE", "0"))
-told, times = [], 1  # how often a rank's rows are taken
+told, times = [], 1
 for step in range(before, before + steps):
     if step == 3 and rank == os.environ.get("RANK"):
-        do(what)
+        times = do(what)
     batch = batch_of(step)
     model.forward_backward(inputs=batch[mesh.get_slice(len(batch))] * times)
     model.clip_grad_and_step()

@@ -300,7 +300,8 @@ template <class Read>
 Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape, Read&& read) {
   Loaded out;
   const bool in_runs = shape.mode == Mode::kFull && !split_.alone();
-  read_together(in_runs ? split_.comm() : mesh::null_comm(), [&] { out = taken(prepared, shape, read); });
+  read_together(in_runs ? split_.comm() : mesh::null_comm(),
+                [&] { out = taken(prepared, shape, read); });
   return out;
 }
 

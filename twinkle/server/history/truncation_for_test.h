@@ -36,8 +36,8 @@ class TruncationTest : public ServiceTest {
     settle();
     return ServiceTest::truncate();
   }
-  // Of what is now: it is written when the runs' snapshots are there. Behind the first record of the
-  // new segment, which the journal's thread begins when it comes to it.
+  // Of what is now: it is written when the runs' snapshots are there. Behind the first record of
+  // the new segment, which the journal's thread begins when it comes to it.
   void write_until_a_state_is_taken() {
     const uint64_t segment = services_->history.last_segment();
     for (int i = 0; i < 1000 && services_->history.last_segment() == segment; ++i) session();
