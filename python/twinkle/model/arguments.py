@@ -167,7 +167,7 @@ def slice_kwargs(kwargs, begin, size, total):
 
 
 def clip_arguments(max_grad_norm, norm_type):
-    """Both as numbers. InvalidError: max_grad_norm below 0, norm_type not above 0, or no numbers."""
+    """Both as numbers. InvalidError: max_grad_norm below 0, norm_type not above 0, no numbers."""
     return (
         checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True),
         checks.number("model: norm_type", norm_type, above=0, infinite=True),
