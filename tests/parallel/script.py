@@ -6,6 +6,7 @@ which the others go on, or end."""
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from twinkle import DeviceMesh, LoraConfig
 from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
 
+# A shell that starts the tests with `&` has them, and so this, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 before, folder = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (0, None)
 size, fsdp = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "FSDP"))
