@@ -340,7 +340,11 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
   std::string_view pattern = "none";
   const auto refuse = [&](Response response) {
     services.metrics.count(std::string(pattern), response.status);
-    admit({-1, std::move(response)});
+    const Caller who = services.access.whose(key_of(head));
+    admit({.max_body_bytes = -1,
+           .refused = std::move(response),
+           .tenant = who.owner,
+           .key_id = who.key_id});
   };
   try {
     std::map<std::string, std::string> parameters;
