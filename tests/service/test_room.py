@@ -1,5 +1,6 @@
 """What clients that send or take much, or slowly, leave of memory and time to the others."""
 
+import json
 import random
 import shutil
 import socket
@@ -137,6 +138,44 @@ def test_a_body_that_is_too_long_uses_its_number_up_and_the_run_goes_on(
     assert refused.detail in wire.result(stepped)["error"]
     assert isinstance(wire.result(message.train(wire, message.message(run, 3)).json()), bytes)
     assert "metrics" in wire.result(wire.step(run, 4).json())
+    assert server.stop() == 0
+
+
+def in_one_chunk(wire, route, body, content_type):
+    """What comes back for a body whose length comes with it, and of which no more is sent than
+    tells its number."""
+    head = (
+        f"POST /api/v1/{route} HTTP/1.1\r\nhost: x\r\nx-api-key: {wire.key}\r\n"
+        f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n{len(body):x}\r\n"
+    )
+    with wire.connect() as peer:
+        peer.settimeout(60)
+        peer.sendall(head.encode() + body[:5000])
+        return peer.recv(1000)
+
+
+def test_long_chunks_and_long_json_use_their_numbers_up(start, tiny_llama_dir, tmp_path):
+    server = start(tiny_llama_dir, tmp_path / "state")
+    wire = Wire(server.url)
+    run = wire.run()
+    passed = message.train(wire, message.message(run, 1, weights=message.ONES)).json()
+    last = wire.step(run, 5).json()  # it comes first
+    long = {"model_id": run, "seq_id": 2, "adam_params": {}, "x": "y" * (9 * MIB)}
+    refused = wire.post("optim_step", long)
+    assert refused.status == 413 and "longer than 8388608 bytes" in refused.detail
+    for route, seq_id in (("optim_step", 3), ("save_weights", 4)):
+        body = json.dumps(long | {"seq_id": seq_id}).encode()
+        said = in_one_chunk(wire, route, body, "application/json")
+        assert said.startswith(b"HTTP/1.1 413 "), said
+    server.kill()
+    server.start_again()
+    wire = Wire(server.url)
+    assert isinstance(wire.result(passed), bytes)
+    assert "metrics" in wire.result(last), "by the gradients of 1"
+    body = message.message(run, 6).SerializeToString() + b"x" * (257 * MIB)
+    said = in_one_chunk(wire, "forward_backward", body, "application/x-protobuf")
+    assert said.startswith(b"HTTP/1.1 413 "), said
+    assert "longer than 268435456 bytes" in wire.result(wire.step(run, 7).json())["error"]
     assert server.stop() == 0
 
 

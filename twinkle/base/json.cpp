@@ -257,6 +257,8 @@ const Json* find(const Json& object, std::string_view key) {
 template <class T>
 T get(const Json& object, std::string_view key) {
   const Json* value = find(object, key);
+  const bool is_null = !value && object.is_object() && object.get_object().contains(key);
+  require(!is_null, Code::kInvalid, "json: field '", key, "' is null, expected ", Kind<T>::name);
   require(value, Code::kInvalid, "json: field '", key, "' is missing");
   T out{};
   require(Kind<T>::take(*value, out), Code::kInvalid, "json: field '", key, "' is ",

@@ -25,6 +25,8 @@ TEST(Json, NamesTheFieldItsValueAndWhatWasExpected) {
   EXPECT_EQ(error_of([&] { get<int64_t>(config, "p"); }),
             "json: field 'p' is 0.5, expected an integer");
   EXPECT_EQ(error_of([&] { get<bool>(config, "x"); }), "json: field 'x' is missing");
+  EXPECT_EQ(error_of([&] { get<double>(config, "n"); }),
+            "json: field 'n' is null, expected a number");
   EXPECT_EQ(get_or<int64_t>(config, "n", 7), 7);
   EXPECT_EQ(get<double>(config, "p"), 0.5);
 }

@@ -102,10 +102,14 @@ std::shared_ptr<Asked> asked(Request request) {
   return out;
 }
 
+bool is_protobuf(const Head& head) {
+  return head.header("content-type").find("protobuf") != std::string::npos;
+}
+
 // Unless it was read. Error kInvalid: a body that is no object of JSON.
 void read_body(Asked& asked) {
   const Request& r = asked.request;
-  const bool is_json = r.header("content-type").find("protobuf") == std::string::npos;
+  const bool is_json = !is_protobuf(r);
   if (r.method != "POST" || !is_json || r.body.empty() || !asked.body.is_null()) return;
   asked.body = parse_json(r.body, "server: the body");
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
@@ -116,10 +120,38 @@ void let_go_of_long(Json& body, const Request& request) {
   if (std::ssize(request.body) > kLongBytes) body = nullptr;
 }
 
-// Whether a body is a protobuf that tells its number in its first bytes.
-bool is_numbered(const Route& route, const Head& head) {
-  return route.kind == Kind::kJournalled && (route.touches & kRun) &&
-         head.header("content-type").find("protobuf") != std::string::npos;
+// Whether a body tells a number of a run, most likely in its first bytes.
+bool is_numbered(const Route& route) {
+  return route.kind == Kind::kJournalled && (route.touches & kRun);
+}
+
+// The members of an object that are whole in the beginning of its text; null: it is none.
+Json members_in(std::string_view beginning) {
+  int depth = 0;
+  size_t end = 0;  // of the last of them
+  bool is_text = false;
+  for (size_t at = 0; at < beginning.size(); ++at) {
+    const char c = beginning[at];
+    if (is_text && c == '\\') ++at;
+    if (c == '"') is_text = !is_text;
+    if (is_text) continue;
+    depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    if (c == ',' && depth == 1) end = at;
+  }
+  return json_in(std::string(beginning.substr(0, end)) + "}").value_or(Json());
+}
+
+// What the beginning of a body that is not taken tells of its run and number, as a body of that
+// alone; "": nothing.
+std::string address_in(const Request& request) {
+  if (is_protobuf(request)) {
+    const tinker::Address to = tinker::address_of(request.body);
+    return to.model_id.empty() || to.seq_id < 1 ? "" : tinker::bytes_of(to);
+  }
+  const Json told = members_in(request.body);
+  const Json *model_id = find(told, "model_id"), *seq_id = find(told, "seq_id");
+  if (!model_id || !model_id->is_string() || !seq_id || !seq_id->is_int64()) return "";
+  return boost::json::serialize(JsonObject{{"model_id", *model_id}, {"seq_id", *seq_id}});
 }
 
 // Of a body that is not taken: zstd tells nothing before its first block is whole, at most 128 KiB.
@@ -130,8 +162,7 @@ int64_t beginning_bytes(const Head& head) {
 // Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
 int64_t most_bytes(const Route& route, const Head& head) {
   if (route.scope == Scope::kPublic) return kMostPublicBytes;
-  const bool is_json = head.header("content-type").find("protobuf") == std::string::npos;
-  return is_json ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
+  return !is_protobuf(head) ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
 }
 
 // As the SDK sends it, or as Prometheus does.
@@ -262,11 +293,10 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
 void refuse(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
             const Reply& reply) {
   const Response why = std::move(*a->request.refused);
-  const tinker::Address to = tinker::address_of(a->request.body);
-  if (!is_numbered(*a->route, a->request) || to.model_id.empty() || to.seq_id < 1)
-    return reply(why);
+  std::string address = is_numbered(*a->route) ? address_in(a->request) : "";
+  if (address.empty()) return reply(why);
   a->refused = "server: " + get<std::string>(parse_json(why.body, "server: the refusal"), "detail");
-  a->request.body = tinker::bytes_of(to);
+  a->request.body = std::move(address);
   accept(a, caller, services, [why, reply](const Response& response) {
     reply(response.status == 503 ? response : why);  // not written down: it comes again
   });
@@ -340,7 +370,11 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
   std::string_view pattern = "none";
   const auto refuse = [&](Response response) {
     services.metrics.count(std::string(pattern), response.status);
-    admit({-1, std::move(response)});
+    const Caller who = services.access.whose(key_of(head));
+    admit({.max_body_bytes = -1,
+           .refused = std::move(response),
+           .tenant = who.owner,
+           .key_id = who.key_id});
   };
   try {
     std::map<std::string, std::string> parameters;
@@ -352,7 +386,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
     admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
-    if (is_numbered(route, head)) admission.beginning_bytes = beginning_bytes(head);
+    if (is_numbered(route)) admission.beginning_bytes = beginning_bytes(head);
     admission.tenant = caller.owner;
     admission.key_id = caller.key_id;
     admit(std::move(admission));

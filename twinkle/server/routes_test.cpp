@@ -56,6 +56,27 @@ TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
   EXPECT_EQ(most("GET", "/api/v1/healthz", "application/x-protobuf"), 64 << 10);
 }
 
+TEST_F(RoutesTest, ARefusalIsToldOfTheTenantWhoseKeyItWas) {
+  const store::KeyFile keys(dir_.path());
+  const auto made = keys.create({.tenant = "alice", .scopes = {"sample"}});
+  const auto ended = keys.create({.tenant = "bob", .scopes = {"train"}, .expires = 1});
+  ask_for_keys(keys);
+  BodyRoom room({}, *loop_);
+  const auto told = [&](const char* path, const std::string& key) {
+    Head head{.method = "POST", .path = path, .headers = {{"x-api-key", key}}};
+    std::string out;
+    admit(head, path, *services_, room, [&](const Admission& a) {
+      EXPECT_LT(a.max_body_bytes, 0);
+      out = std::to_string(a.refused.status) + " " + a.tenant + " " + a.key_id;
+    });
+    return out;
+  };
+  EXPECT_EQ(told("/api/v1/optim_step", made.text), "403 alice " + made.key.id);
+  EXPECT_EQ(told("/api/v1/nowhere", made.text), "404 alice " + made.key.id);
+  EXPECT_EQ(told("/api/v1/optim_step", ended.text), "401 bob " + ended.key.id);
+  EXPECT_EQ(told("/api/v1/optim_step", "tml-unknown"), "401  ");
+}
+
 TEST_F(RoutesTest, ALongRequestThatNamesNothingOfTheCallersIsNotWrittenDown) {
   go_on();
   const std::string mine = run();

@@ -27,8 +27,11 @@ TEST(Crc32c, IsTheSameInPartsAndWithoutTheInstruction) {
     std::string bytes(size, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
     const uint32_t whole = crc32c_portable(bytes);
-    for (size_t cut = 0; cut <= size; ++cut)
-      EXPECT_EQ(crc32c(bytes.substr(cut), crc32c(bytes.substr(0, cut))), whole);
+    for (size_t cut = 0; cut <= size; ++cut) {
+      const uint32_t first = crc32c(bytes.substr(0, cut));
+      EXPECT_EQ(crc32c(bytes.substr(cut), first), whole);
+      EXPECT_EQ(crc32c_combined(first, crc32c(bytes.substr(cut)), size - cut), whole);
+    }
   }
 }
 

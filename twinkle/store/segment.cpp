@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <system_error>
@@ -53,28 +54,12 @@ std::optional<Record> parse(std::string_view bytes, uint64_t low, uint64_t high)
   return record;
 }
 
-// True if `bytes`, which are no whole record, are one but for a byte of its length.
-bool is_length_damaged(std::string_view bytes) {
-  std::string header(bytes.substr(0, kHeaderBytes));
-  for (size_t at = 0; at < sizeof(uint32_t); ++at) {
-    for (int value = 0; value < 256; ++value) {
-      header[at] = static_cast<char>(value);
-      const size_t length = get<uint32_t>(header.data());
-      if (length < kFixed || length > bytes.size() - 8) continue;
-      const std::string_view payload = bytes.substr(kHeaderBytes, length - kFixed);
-      if (get<uint32_t>(header.data() + 4) == crc_of(header.data(), payload)) return true;
-    }
-    header[at] = bytes[at];
-  }
-  return false;
-}
-
 // Where a record behind the damaged one, `next`, may begin. What is in that one is what clients
 // sent, who may have made it look like records.
 size_t behind(std::string_view bytes, uint64_t next) {
   if (bytes.size() < kHeaderBytes || get<uint64_t>(bytes.data() + 8) != next) return 1;
   const size_t length = get<uint32_t>(bytes.data());
-  return length < kFixed || is_length_damaged(bytes) ? 1 : 8 + length;
+  return length < kFixed || is_length_damaged(bytes, crc32c) ? 1 : 8 + length;
 }
 
 // True if a record later than `next` is somewhere in `bytes`: then what precedes it was damaged
@@ -87,6 +72,32 @@ bool record_follows(std::string_view bytes, uint64_t next) {
 }
 
 }  // namespace
+
+bool is_length_damaged(std::string_view bytes, const Checksum& checksum) {
+  if (bytes.size() < kHeaderBytes) return false;
+  std::string header(bytes.substr(0, kHeaderBytes));
+  std::set<uint32_t> lengths;
+  for (size_t at = 0; at < sizeof(uint32_t); ++at) {
+    for (int value = 0; value < 256; ++value) {
+      header[at] = static_cast<char>(value);
+      const auto length = get<uint32_t>(header.data());
+      if (length >= kFixed && length <= bytes.size() - 8) lengths.insert(length);
+    }
+    header[at] = bytes[at];
+  }
+  uint32_t prefix = 0;  // the checksum of a payload's `done` bytes, each of which is read once
+  size_t done = 0;
+  for (const uint32_t length : lengths) {
+    const size_t size = length - kFixed;
+    prefix = checksum(bytes.substr(kHeaderBytes + done, size - done), prefix);
+    done = size;
+    put(header.data(), length);
+    const uint32_t of_header =
+        checksum({header.data() + 8, kFixed}, checksum({header.data(), 4}, 0));
+    if (get<uint32_t>(header.data() + 4) == crc32c_combined(of_header, prefix, size)) return true;
+  }
+  return false;
+}
 
 Header header_of(const Record& record) {
   Header out{};

@@ -42,6 +42,12 @@ uint64_t sequence_of(const Header& header);
 // The whole record that `bytes` begin with, wherever they come from.
 std::optional<Record> parse_record(std::string_view bytes);
 
+// As crc32c.
+using Checksum = std::function<uint32_t(std::string_view bytes, uint32_t crc)>;
+// True if `bytes`, which are no whole record, begin with one but for a byte of its length. Takes
+// checksums of each byte once, though one byte may be wrong in a thousand ways.
+bool is_length_damaged(std::string_view bytes, const Checksum& checksum);
+
 struct Segment {
   uint64_t first = 0;  // sequence
   std::filesystem::path path;

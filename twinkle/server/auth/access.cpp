@@ -73,8 +73,7 @@ void Access::watch(Threads threads, std::function<int64_t()> mark) {
 
 std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope) const {
   if (scope == Scope::kPublic) return Caller{};
-  // Not the text itself: it may be another server's key, and owners are written down.
-  if (!file_) return Caller{.owner = "open:" + store::sha256(key).substr(0, 32)};
+  if (!file_) return whose(key);
   require(is_read_, Code::kBusy,
           "server: the keys of this server cannot be read at present; its operator was told");
   if (key.empty())
@@ -91,6 +90,14 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
     return refusal(403, "server: the key " + k.id + " lacks the scope '" + name +
                             "'; ask the operator for a key that has it");
   return caller;
+}
+
+Caller Access::whose(const std::string& key) const {
+  // Not the text itself: it may be another server's key, and owners are written down.
+  if (!file_) return {.owner = "open:" + store::sha256(key).substr(0, 32)};
+  const auto found = known_.find(store::sha256(key));
+  if (found == known_.end()) return {};
+  return {.owner = found->second.key.tenant, .key_id = found->second.key.id};
 }
 
 store::Quota Access::quota(const std::string& owner, const std::string& key_id) const {

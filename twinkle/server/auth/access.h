@@ -51,6 +51,9 @@ class Access {
   // and until it can nobody comes in.
   std::variant<Caller, Response> enter(const std::string& key, Scope scope) const;
 
+  // Whose key it is, let in or not, for logs; of an unknown one nobody's.
+  Caller whose(const std::string& key) const;
+
   // What this owner may use, as the file says now, with the weight and priority of its key where
   // that has its own; without keys: Quota's defaults.
   store::Quota quota(const std::string& owner, const std::string& key_id = {}) const;

@@ -297,6 +297,7 @@ std::optional<Response> optim_step(Call& call) {
   const auto seq_id = get<int64_t>(call.body, "seq_id");
   engine::Step step{.tenant = run.id, .divide = false, .none_is_zero = true};
   try {
+    call.require_allowed();
     const Json* adam = find(call.body, "adam_params");
     require(adam, Code::kInvalid, "server: adam_params is missing; adamw is the optimizer here");
     step.options = boost::json::serialize(JsonObject{

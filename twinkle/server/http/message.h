@@ -84,7 +84,7 @@ struct Admission {
   int64_t max_body_bytes = 0;  // and with what it decodes to
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
-  std::string tenant = {}, key_id = {};  // for the log: who was let in
+  std::string tenant = {}, key_id = {};  // for the log: whose key it has, let in or not
   // Bytes, as they come, of a body that is too long, or does not decode, with which the handler is
   // asked before that is told; 0: it is told at once.
   int64_t beginning_bytes = 0;

@@ -47,13 +47,18 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                        "fewer or shorter examples at once, or have the operator raise it");
   };
   const auto limit = static_cast<uint64_t>(most);
-  const bool is_too_long = parser.content_length().value_or(0) > limit;
-  if (is_too_long && admission.beginning_bytes == 0) co_return too_long();
-  if (!is_too_long) parser.body_limit(limit);
+  bool is_too_long = parser.content_length().value_or(0) > limit;
+  uint64_t left = limit;  // for chunks, whose lengths come with them
+  auto on_chunk = [&](uint64_t bytes, const auto&, auto&) {
+    is_too_long = is_too_long || bytes > left;
+    left -= std::min(bytes, left);
+  };
+  parser.on_chunk_header(on_chunk);
   const auto told = is_too_long ? admission.beginning_bytes
                                 : static_cast<int64_t>(parser.content_length().value_or(limit));
   auto end = steady_clock::now() + options_.body_time;  // if no more came
-  while (!parser.is_done() && (!is_too_long || std::ssize(parser.get().body()) < told)) {
+  while (!parser.is_done() &&
+         (!is_too_long || std::ssize(parser.get().body()) < admission.beginning_bytes)) {
     const int64_t came = std::ssize(parser.get().body());
     HeldRoom* const held = admission.held.get();
     if (held && !held->grow(std::min(told, came + kReadBytes))) {
@@ -68,7 +73,6 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     boost::system::error_code error;
     co_await http::async_read_some(stream, buffer, parser,
                                    boost::asio::redirect_error(boost::asio::use_awaitable, error));
-    if (error == http::error::body_limit) co_return too_long();
     if (error) co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
   }
   if (is_too_long) co_return too_long();

@@ -60,7 +60,7 @@ bool Lines::remove(int64_t number, const Pending& pending) {
   if (found == waiting.end() || (line->second.is_reading && found == waiting.begin())) return false;
   waiting.erase(found);
   --num_waiting_;
-  hungry_.erase(number);
+  hungry_.remove(pending.owner, pending.source.bytes, number);
   rates_.leave(pending.request_id);
   if (waiting.empty() && line->second.num_given == 0) lines_.erase(line);
   go_on(key);
@@ -85,7 +85,7 @@ bool Lines::is_free(const Pending& pending) const {
   const Line& line = found == lines_.end() ? none : found->second;
   const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
   return (line.waiting.empty() || is_held) && has_room(line, pending.source.bytes) &&
-         has_room_in_all(pending);
+         has_room_in_all(pending.owner, pending.source.bytes);
 }
 
 bool Lines::has_sample(const std::string& tenant, int64_t version) const {
@@ -104,10 +104,10 @@ bool Lines::has_room(const Line& line, int64_t bytes) const {
 
 // What an owner is given leaves as much for others: so n of them have 1/(n + 1) each, and who comes
 // then finds room, whatever the others have sent before.
-bool Lines::has_room_in_all(const Pending& pending) const {
-  const auto found = bytes_of_.find(pending.owner);
+bool Lines::has_room_in_all(const std::string& owner, int64_t bytes) const {
+  const auto found = bytes_of_.find(owner);
   const int64_t has = found == bytes_of_.end() ? 0 : found->second;
-  return bytes_given_ == 0 || has + pending.source.bytes <= options_.max_bytes_total - bytes_given_;
+  return bytes_given_ == 0 || has + bytes <= options_.max_bytes_total - bytes_given_;
 }
 
 void Lines::count(const Pending& pending, int64_t bytes) {
@@ -123,12 +123,11 @@ void Lines::go_on(const std::string& key) {
     if (is_closed_ || line.waiting.empty() || line.is_reading || line.is_refused) return;
     const Waiting& first = line.waiting.front();
     if (!first.pending->may_go) return;
-    hungry_.erase(first.number);
-    if (!has_room(line, first.pending->source.bytes)) return;  // until one of its own ends
-    if (!has_room_in_all(*first.pending)) {
-      hungry_[first.number] = key;
-      return;
-    }
+    const std::string& owner = first.pending->owner;
+    const int64_t bytes = first.pending->source.bytes;
+    hungry_.remove(owner, bytes, first.number);
+    if (!has_room(line, bytes)) return;  // until one of its own ends
+    if (!has_room_in_all(owner, bytes)) return hungry_.add(owner, bytes, first.number, key);
     if (!first.pending->ready) return read_first(key);
     if (!give_first(key)) return;
   }
@@ -232,13 +231,14 @@ void Lines::remove_first(const std::string& key) {
   if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
 }
 
-// An end made room in all: for who waits longest, first, and for others whose owners have less.
+// An end made room in all: for who waits longest, first, and for others whose owners have less, or
+// who are smaller.
 void Lines::wake_others() {
-  for (auto at = hungry_.begin(); at != hungry_.end();) {
-    const int64_t number = at->first;
-    go_on(std::string(at->second));
-    at = hungry_.upper_bound(number);
-  }
+  const auto next = [this] {
+    return hungry_.take(
+        [this](const std::string& owner, int64_t bytes) { return has_room_in_all(owner, bytes); });
+  };
+  for (std::string key = next(); !key.empty(); key = next()) go_on(key);
 }
 
 }  // namespace twinkle::server

@@ -16,6 +16,7 @@
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/pending.h"
+#include "twinkle/server/tenants/hungry.h"
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/worker.h"
 
@@ -101,7 +102,7 @@ class Lines {
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
   void count(const Pending& pending, int64_t bytes);
-  bool has_room_in_all(const Pending& pending) const;
+  bool has_room_in_all(const std::string& owner, int64_t bytes) const;
   void go_on(const std::string& key);
   bool give_first(const std::string& key);
   bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
@@ -120,7 +121,7 @@ class Lines {
   const Give give_;
   const Fail fail_;
   std::map<std::string, Line> lines_;        // with something that waits or was given
-  std::map<int64_t, std::string> hungry_;    // lines that wait for room, by their first's number
+  Hungry hungry_;                            // lines whose first waits for room in all
   std::map<std::string, int64_t> bytes_of_;  // that the engine has, by owner
   int64_t bytes_given_ = 0, num_waiting_ = 0;
   bool is_closed_ = false;

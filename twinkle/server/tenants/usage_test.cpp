@@ -1,6 +1,9 @@
 // What a tenant has used, and what its rates hold, in the service.
 #include "twinkle/server/tenants/usage.h"
 
+#include <cmath>
+#include <sstream>
+
 #include "twinkle/base/file.h"
 #include "twinkle/server/service_for_test.h"
 
@@ -229,7 +232,14 @@ TEST_F(TenantsTest, UsageIsToldByKeyAndRunAndOutlivesTheServer) {
   EXPECT_EQ(line.at("run"), Json(run));
   EXPECT_EQ(line.at("requests"), 3);
   EXPECT_EQ(line.at("trained_tokens"), 3);
-  EXPECT_GE(line.at("compute_seconds").as_double(), 0.5);
+  const double seconds = line.at("compute_seconds").as_double();
+  EXPECT_GE(seconds, 0.5);
+  Request usage_again = request("/api/v1/usage", "", reader_);
+  usage_again.method = "GET";
+  std::ostringstream plainly;  // quarters: a few digits
+  plainly << seconds << (seconds == std::trunc(seconds) ? ".0" : "");
+  const std::string body = answer(usage_again).body;
+  EXPECT_NE(body.find("\"compute_seconds\":" + plainly.str() + "}"), std::string::npos) << body;
   restart();
   EXPECT_EQ(usage(), before);
   Request metrics = request("/metrics", "", reader_);
