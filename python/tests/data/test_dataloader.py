@@ -139,9 +139,11 @@ def test_rows_that_more_ranks_leave_out_are_told(is_stream, logged, monkeypatch)
     assert logged == []  # nobody misses anything that was not asked for
     left = 2 + is_stream  # a text is logged once
     assert evaluated(numbers(4 + left), 4) == [0, 1, 2, 3]
-    assert logged == [f"dataloader: {left} rows at the end of each epoch are left out, which one process "
-                      "would read: each of 4 data ranks needs a row of every batch; choose a "
-                      "batch_size, now 4, that leaves none or 4 and more"]  # fmt: skip
+    assert logged == [
+        f"dataloader: {left} rows at the end of each epoch are left out, which one process would "
+        "read: each of 4 data ranks needs a row of every batch; choose a batch_size, now 4, that "
+        "leaves none or 4 and more"
+    ]
 
 
 def test_loaders_and_datasets_show_what_they_hold():
