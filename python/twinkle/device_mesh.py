@@ -85,9 +85,10 @@ class DeviceMesh:
             len(set(self.mesh_dim_names)) == len(self.mesh_dim_names),
             f"mesh: axes {self.mesh_dim_names} must differ",
         )
+        ranks = self.mesh.flatten().tolist()
         require(
-            self.mesh.size > 0 and np.unique(self.mesh).size == self.mesh.size,
-            "mesh: every rank must occur once",
+            0 < len(ranks) == len(set(ranks)),
+            f"mesh: ranks are {checks.short(ranks)}, there must be one at least, and each once",
         )
         self._check_overlays()
         if self.device_type is not None:

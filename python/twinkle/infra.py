@@ -138,15 +138,16 @@ def check_world(mesh, what):
         raise InvalidError(
             f"infra: {what} has {mesh.world_size} ranks ({sizes}), but {world} "
             f"process{'es are' if world > 1 else ' is'} running: start one process per rank with "
-            f"torchrun --nproc_per_node={mesh.world_size}, or make the mesh smaller"
+            f"torchrun --nproc_per_node={mesh.world_size}, or make a mesh of {world}"
         )
 
 
 def check_mesh(mesh, what):
     """check_world, of what runs an engine. NotAvailableError: another axis than dp and fsdp of more
     than one rank, or one that lies over others."""
+    if isinstance(mesh, DeviceMesh):
+        check_axes(mesh, what)  # no number of processes would do for others
     check_world(mesh, what)
-    check_axes(mesh, what)
 
 
 def check_axes(mesh, what):
@@ -317,9 +318,15 @@ def mesh_here(mesh):
 
 
 def _mesh_and_group(name, mesh, remote_group):
-    mesh = mesh_here(mesh)
+    mesh, world = mesh_here(mesh), Platform.get_world_size()
     if mesh is not None:
         check_mesh(mesh, f"device_mesh of {name}")
+    elif world > 1:
+        get_logger().warning_once(
+            f"infra: {name} has no device_mesh, so each of {world} processes computes by itself, "
+            f"of its own rows alone: initialize(global_device_mesh=DeviceMesh.from_sizes(dp_size="
+            f"{world})) lets them share the work"
+        )
     return mesh, group_of(remote_group, name)
 
 
@@ -386,7 +393,10 @@ def device_of(mesh, group=None):
             get_logger().warning_once(f"infra: {why_no_cuda}; using the CPU")
         return kind
     if kind.partition(":")[0] not in ("cpu", "cuda"):
-        raise NotAvailableError(f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda'")
+        raise NotAvailableError(
+            f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda': leave it out to run on "
+            "what there is, or set TWINKLE_DEVICE=cpu"
+        )
     why_not = "" if kind == "cpu" else Platform.why_not_on(kind)
     require(
         not why_not,

@@ -1,5 +1,5 @@
-"""What each process of test_whole_batches.py runs: MODEL. Tells {case: {"whole": numbers that are
-the same on every rank, "own": a list, this rank's part of what one process has}}."""
+"""What each process of test_whole_batches.py runs: MODEL FOLDER. Tells {case: {"whole": numbers
+that are the same on every rank, "own": a list, this rank's part of what one process has}}."""
 
 import json
 import os
@@ -70,6 +70,18 @@ class Spread(Loss):
         return (outputs["logps"].sum(-1) / counts).var()
 
 
+said = []  # what the ranks have told each other
+gather = model._ranks.gather
+model._ranks.gather = lambda what, value: said.append(what) or gather(what, value)
+
+
+def exchanged(call):
+    """What the ranks tell each other in a call, on several."""
+    before = len(said)
+    call()
+    return said[before:]
+
+
 def adapter(name, loss, *metrics, **options):
     model.add_adapter_to_model(name, LoraConfig(r=4, target_modules="all-linear"))
     model.set_loss(loss, adapter_name=name, **options)
@@ -138,4 +150,20 @@ told["rewards"] = {"whole": rewards.calculate(), "own": []}
 alone = Greatest()
 alone.accumulate({"labels": np.array(mine([1, -100, 3, 4]))}, {"logps": -np.array(mine([1, 2, 3]))})
 told["a metric of the script"] = {"whole": alone.calculate(), "own": []}
+name = adapter("exchanges", "CrossEntropyLoss")
+steps = {
+    "forward": lambda: model.forward(inputs=mine(batch), adapter_name=name),
+    "calculate_loss": lambda: model.calculate_loss(adapter_name=name),
+    "backward": lambda: model.backward(adapter_name=name),
+    "clip_grad_norm": lambda: model.clip_grad_norm(adapter_name=name),
+    "step": lambda: model.step(adapter_name=name),
+    "zero_grad": lambda: model.zero_grad(adapter_name=name),
+    "forward_backward": lambda: model.forward_backward(inputs=mine(batch), adapter_name=name),
+    "clip_grad_and_step": lambda: model.clip_grad_and_step(adapter_name=name),
+    "save": lambda: model.save("saved", output_dir=sys.argv[2], adapter_name=name),
+    "load": lambda: model.load("saved", output_dir=sys.argv[2], adapter_name=name),
+    "get_state_dict": lambda: model.get_state_dict(adapter_name=name),
+}
+calls = {step: exchanged(call) for step, call in steps.items()}
+told["exchanges"] = {"whole": [], "own": [], "of": calls}
 Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))

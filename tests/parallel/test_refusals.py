@@ -28,13 +28,24 @@ def text_of(call, **environment):
         return f"{type(error).__name__}: {error}"
 
 
+def in_groups(call):
+    twinkle.initialize(groups=[twinkle.DeviceGroup("mine", 2, "cpu")])
+    call()
+
+
 told = {
     "axes": [
         text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh.from_sizes(**sizes)))
-        for sizes in ({"tp_size": 2}, {"pp_size": 2}, {"cp_size": 2}, {"dp_size": 2, "ep_size": 2})
+        for sizes in ({"dp_size": 2, "tp_size": 2}, {"pp_size": 2}, {"cp_size": 2},
+                      {"dp_size": 2, "ep_size": 2})
     ],
     "another size": text_of(lambda: twinkle.initialize(
         global_device_mesh=DeviceMesh.from_sizes(dp_size=3))),
+    "a smaller one": text_of(lambda: twinkle.initialize(
+        global_device_mesh=DeviceMesh.from_sizes(dp_size=1))),
+    "twice": text_of(lambda: DeviceMesh([0, 0], ("dp",))),
+    "remote_group": text_of(
+        lambda: in_groups(lambda: TransformersModel(model, remote_group="other"))),
     "unknown axis": text_of(lambda: DeviceMesh([0, 1], ("rows",))),
     "double axis": text_of(lambda: DeviceMesh([[0, 1]], ("dp", "dp"))),
     "batch_size": text_of(lambda: DataLoader([{}] * 8, batch_size=3, device_mesh=pair)),
@@ -46,6 +57,8 @@ told = {
     "metric": text_of(lambda: CompletionRewardMetric(device_mesh=pair).calculate()),
     "timeout": text_of(lambda: TransformersModel(model, device_mesh=pair),
                        TWINKLE_DIST_TIMEOUT_SECONDS="0"),
+    "npu": text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh.from_sizes(
+        dp_size=2, device_type="npu")), TWINKLE_DEVICE="", TWINKLE_DIST_TIMEOUT_SECONDS="9"),
     "rank": text_of(lambda: pair.data_rank, RANK="-1"),
 }
 print(json.dumps(told))
@@ -70,10 +83,29 @@ def test_axes_that_this_version_does_not_have(told):
         assert text.startswith("NotAvailableError: ") and f"{axis}_size 2" in text
 
 
+def test_a_device_that_no_engine_runs_on(told):
+    assert told["npu"].startswith("NotAvailableError: infra: device_mesh has device_type 'npu', ")
+    assert "set TWINKLE_DEVICE=cpu" in told["npu"]
+
+
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("another size", "global_device_mesh has 3 ranks (dp=3), but 2 processes are running"),
+        (
+            "another size",
+            "has 3 ranks (dp=3), but 2 processes are running: start "
+            "one process per rank with torchrun --nproc_per_node=3, or make a mesh of 2",
+        ),
+        (
+            "a smaller one",
+            "has 1 ranks (dp=1), but 2 processes are running: start "
+            "one process per rank with torchrun --nproc_per_node=1, or make a mesh of 2",
+        ),
+        ("twice", "ranks are [0, 0], there must be one at least, and each once"),
+        (
+            "remote_group",
+            "remote_group of TransformersModel is 'other', it must be a group of initialize: mine",
+        ),
         ("unknown axis", "axis 'rows' is unknown, it must be one of dp, fsdp"),
         ("double axis", "axes ('dp', 'dp') must differ"),
         ("batch_size", "batch_size is 3"),

@@ -5,10 +5,11 @@ from parallel.processes import alone, torchrun
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def told(request, tiny_llama_dir):
+def told(request, tiny_llama_dir, tmp_path_factory):
     """(of one process, of each of several in the order of ranks)."""
-    one = alone("cases.py", tiny_llama_dir)
-    return one, torchrun(request.param, "cases.py", tiny_llama_dir)
+    out = tmp_path_factory.mktemp("saved")
+    one = alone("cases.py", tiny_llama_dir, out)
+    return one, torchrun(request.param, "cases.py", tiny_llama_dir, out)
 
 
 def test_every_rank_tells_the_numbers_of_the_whole_batch(told):
@@ -29,3 +30,20 @@ def test_equal_prompts_without_seeds_draw_apart(told):
     for name in ("its own engine", "the model's engine"):
         drawn = one[f"samples of {name}, call 0"]["own"]
         assert len({tuple(tokens) for of_prompt in drawn for tokens in of_prompt}) > 8
+
+
+def test_a_call_is_agreed_on_once(told):
+    for of_rank in told[1]:
+        assert of_rank["exchanges"]["of"] == {
+            "forward": ["a batch", "its scores"],  # which are there when it has been computed
+            "calculate_loss": ["its loss"],
+            "backward": ["its backward", "its scores"],
+            "clip_grad_norm": ["its clip_grad_norm"],
+            "step": ["its step"],
+            "zero_grad": ["its zero_grad"],
+            "forward_backward": ["a batch", "its scores"],
+            "clip_grad_and_step": ["its clip_grad_and_step"],
+            "save": ["its save"],
+            "load": ["its load"],
+            "get_state_dict": ["its get_state_dict"],
+        }

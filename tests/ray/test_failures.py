@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def refused(text, kind=InvalidError, **arguments):
 def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where none is
     two, shared = DeviceGroup("two", [0, 1], "GPU"), DeviceGroup("shared", [1, 2], "GPU")
-    refused("groups two and shared both have rank 1", groups=[two, shared])
+    refused("groups two and shared both have rank 1: give one of them", groups=[two, shared])
     mesh = DeviceMesh.from_sizes(dp_size=4)
-    refused("global_device_mesh has 4 ranks, but no group has: two has 2", groups=[two],
+    refused("has 4 ranks, but no group has: two has 2: make it of as many as", groups=[two],
             global_device_mesh=mesh)  # fmt: skip
     refused("global_device_mesh has tp_size 2; this version has dp and fsdp", NotAvailableError,
             groups=[two], global_device_mesh=DeviceMesh.from_sizes(tp_size=2))  # fmt: skip
     monkeypatch.delenv("TWINKLE_DEVICE")
-    refused("device_type 'npu', this version runs on 'cpu' and 'cuda'", NotAvailableError,
+    refused("device_type 'npu', this version runs on 'cpu' and 'cuda': set", NotAvailableError,
             groups=[DeviceGroup("two", [0, 1], "npu")])  # fmt: skip
     monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "0")
     refused("CPUS_PER_PROC is 0, but the workers of group few have no GPU either",
@@ -87,6 +88,11 @@ def test_a_card_is_visible_to_workers_of_groups_on_cards_alone(monkeypatch):
 def test_without_the_package_its_version_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(r"needs the package ray 2.60: pip install 'ray==2.60.\*'", NotAvailableError,
+            groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
+    script = types.ModuleType("ray")
+    script.__file__ = "/home/me/ray.py"  # next to the one that runs
+    monkeypatch.setitem(sys.modules, "ray", script)
+    refused("`import ray` gives /home/me/ray.py, which is not the package ray: give that another",
             groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
 
 
@@ -214,11 +220,19 @@ def test_what_is_of_an_earlier_run_is_refused(driver):
         lazy, cached = thing.doubled([1, 2]), thing.doubled([3])
         assert cached() == [6]
         (pid,) = (f["pid"] for f in thing.facts()())
+        unanswered = thing.wait(60)
         twinkle.initialize(mode="ray", groups=[DeviceGroup("one", 1, "cpu")])
         wait_until(lambda: gone(pid), 20)
         new = Thing(remote_group="one")
-        for use in (thing.step, lazy, lambda: new.same(lazy), lambda: new.same(thing)):
-            with pytest.raises(InvalidError, match="group one of a run that has ended"):
+        for use, what in (
+            (thing.step, "Thing.step"),
+            (lazy, "the result of Thing.doubled"),
+            (unanswered, "the result of Thing.wait"),
+            (lambda: new.same(lazy), "the result of Thing.doubled"),
+            (lambda: new.same(thing), "Thing"),
+        ):
+            text = f"infra: {what} belongs to group one of a run that has ended: .*make the obj"
+            with pytest.raises(InvalidError, match=text):
                 use()
         assert cached() == [6] and new.step() == 1
 

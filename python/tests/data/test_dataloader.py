@@ -114,6 +114,38 @@ def test_a_loader_without_a_whole_batch_says_so(logged):
                       "does nothing"]  # fmt: skip
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_rows_that_more_ranks_leave_out_are_told(is_stream, logged, monkeypatch):
+    from twinkle import DeviceMesh
+    from twinkle.dataloader import DataLoader
+    from twinkle.dataset import DatasetMeta, IterableDataset
+
+    def evaluated(rows, ranks, **options):
+        """The rows that all ranks see of an epoch."""
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        seen = []
+        for rank in range(ranks):
+            monkeypatch.setenv("RANK", str(rank))
+            source = IterableDataset(DatasetMeta(data=rows)) if is_stream else rows
+            mesh = DeviceMesh.from_sizes(dp_size=ranks)
+            loader = DataLoader(source, batch_size=4, device_mesh=mesh, **options)
+            seen += [i for batch in batches(loader) for i in batch]
+        return sorted(seen)
+
+    for length, ranks in ((7, 1), (7, 2), (8, 4), (6, 2)):
+        assert evaluated(numbers(length), ranks) == list(range(length))
+    assert evaluated(numbers(7), 4, drop_last=True) == [0, 1, 2, 3]
+    assert evaluated(numbers(7), 4, min_batch_size=4) == [0, 1, 2, 3]
+    assert logged == []  # nobody misses anything that was not asked for
+    left = 2 + is_stream  # a text is logged once
+    assert evaluated(numbers(4 + left), 4) == [0, 1, 2, 3]
+    assert logged == [
+        f"dataloader: {left} rows at the end of each epoch are left out, which one process would "
+        "read: each of 4 data ranks needs a row of every batch; choose a batch_size, now 4, that "
+        "leaves none or 4 and more"
+    ]
+
+
 def test_loaders_and_datasets_show_what_they_hold():
     from twinkle.dataloader import DataLoader
     from twinkle.dataset import Dataset, IterableDataset

@@ -187,6 +187,8 @@ def test_a_name_is_one_tenants(engine, tenant):
         ),
         (lambda t: t.step(divide="no"), "engine: divide is 'no', it must be True or False"),
         (lambda t: t.step(norm_type="a"), "engine: norm_type is 'a', it must be a number"),
+        (lambda t: t.step(norm_type=0), "engine: norm_type is 0, it must be a number above 0"),
+        (lambda t: t.clip_grad_norm(norm_type=0), "engine: norm_type is 0, it must be a number a"),
         (lambda t: t.clip_grad_norm("a"), "engine: max_grad_norm is 'a', it must be a number"),
         (lambda t: t.sample(5), "engine: prompts is 5, it must be a list of InputFeatures"),
         (lambda t: t.sample(BATCH, 5), "engine: sampling_params is 5, it must be SamplingParams"),

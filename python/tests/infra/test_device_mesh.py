@@ -127,7 +127,7 @@ def test_wrong_sizes_are_named(sizes, text):
         ([0, 1], ("dp", "tp"), "1 dimensions have 2 names"),
         ([0, 1], ("up",), "axis 'up' is unknown"),
         ([[0, 1]], ("dp", "dp"), "must differ"),
-        ([0, 0], ("dp",), "every rank must occur once"),
+        ([0, 0], ("dp",), r"ranks are \[0, 0\], there must be one at least, and each once"),
         ([0.5], ("dp",), "ranks must be integers"),
         ([[0, 1], [2]], ("dp", "tp"), r"mesh is \[\[0, 1\], \[2\]\], it must be an array of ranks"),
     ],

@@ -284,6 +284,16 @@ def test_a_card_that_no_engine_can_run_on_leaves_the_cpu_and_one_line_in_the_log
     assert infra.device_of(mesh("cuda")) == "cuda"
 
 
+def test_processes_that_would_each_compute_alone_are_told_so(gpu, logged, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    infra.place(object(), DeviceMesh.from_sizes(dp_size=2))
+    assert logged == []
+    infra.place(object())
+    assert logged == ["infra: object has no device_mesh, so each of 2 processes computes by "
+                      "itself, of its own rows alone: initialize(global_device_mesh=DeviceMesh."
+                      "from_sizes(dp_size=2)) lets them share the work"]  # fmt: skip
+
+
 def test_an_object_that_cannot_be_placed_is_not_listed():
     before = list(infra.current_run().objects)
     for asked in (mesh("npu"), DeviceMesh.from_sizes(dp_size=2)):

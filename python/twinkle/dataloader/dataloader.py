@@ -26,7 +26,8 @@ class DataLoader:
     dataset: a Dataset, anything with len and [index], an IterableDataset or another iterable that
     can be read repeatedly, or a callable that makes one.
     batch_size: rows over all data ranks of device_mesh; each rank gets its slice.
-    min_batch_size: a smaller last batch is dropped (None: the number of data ranks).
+    min_batch_size: a smaller last batch is dropped (None: the number of data ranks, each of which
+    needs a row; the log says how many rows an epoch then lacks that one process would read).
     shuffle, seed: a different order every epoch, the same on every machine. drop_last: like
     min_batch_size=batch_size. collate_fn: called with the list of rows; its result is yielded.
     max_retries and torch's options for workers are accepted without effect: rows are in memory, and
@@ -77,6 +78,7 @@ class DataLoader:
             min_batch_size = batch_size
         group_of(remote_group, "a DataLoader")
         rank, world, least = _place(device_mesh, batch_size)
+        self._ranks = least if min_batch_size is None else 0  # that may drop rows unasked
         min_batch_size = least if min_batch_size is None else min_batch_size
         require(
             min_batch_size >= least,
@@ -103,6 +105,8 @@ class DataLoader:
                 f"{min_batch_size}: a loop over this loader does nothing",
                 len(self._loader) == 0,
             )
+            if len(self._loader) > 0:
+                self._tell_dropped(len(dataset) % batch_size)
         else:
             self._loader = StreamLoader(dataset, **options)
         self._indexed = indexed
@@ -133,10 +137,21 @@ class DataLoader:
             batch = self._loader.next()
             if not batch:
                 require(self._indexed or not self._loader.empty, f"dataloader: {EMPTY}")
+                if not self._indexed:
+                    self._tell_dropped(self._loader.dropped)
                 return
             if self._indexed:
                 batch = [self.dataset[index] for index in batch]
             yield self._collate(batch) if self._collate else batch
+
+    def _tell_dropped(self, rows):
+        """rows: of an epoch's last batch, where that is smaller than others; 0: it is not."""
+        if 0 < rows < self._ranks:
+            get_logger().warning_once(
+                f"dataloader: {rows} rows at the end of each epoch are left out, which one process "
+                f"would read: each of {self._ranks} data ranks needs a row of every batch; choose "
+                f"a batch_size, now {self.batch_size}, that leaves none or {self._ranks} and more"
+            )
 
     @at_once
     def set_processor(self, processor_cls, **kwargs):

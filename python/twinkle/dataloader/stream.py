@@ -24,6 +24,7 @@ class StreamLoader:
         self._least = min_batch_size or self._world
         self._skip, self._rows, self.consumed = 0, iter(()), 0
         self.empty = True  # no row has been read in this epoch
+        self.dropped = 0  # rows of the last batch, where that is too small
 
     def __len__(self):
         """NoLengthError, always: the length of a stream is not known."""
@@ -68,6 +69,7 @@ class StreamLoader:
         batch = list(itertools.islice(self._rows, self._batch_size))
         self.empty = self.empty and not batch
         if len(batch) < self._least:
+            self.dropped = len(batch)
             return []
         self.consumed += len(batch)
         each, more = divmod(len(batch), self._world)

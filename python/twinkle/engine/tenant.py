@@ -12,6 +12,7 @@ from twinkle.engine.sampling import engine_params, response_of
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
+from twinkle.model.arguments import clip_arguments
 from twinkle.model.batch import Batch, as_list
 from twinkle.seeding import stable_seed
 
@@ -154,7 +155,7 @@ class Tenant:
             checks.text("engine: optimizer", optimizer)
             options_json = as_json("options", options)
             core().check_optimizer(optimizer, options_json)
-            limits = _clip_arguments(max_grad_norm, norm_type)
+            limits = clip_arguments("engine", max_grad_norm, norm_type)
             divide = checks.flag("engine: divide", divide)
         future = self._core.step(
             tenant=self.name, optimizer=optimizer, options=options_json, divide=divide, **limits
@@ -167,7 +168,7 @@ class Tenant:
         with a ConflictError: its gradients are sums, not means. Future of a Result like step's.
         ConflictError: nothing is accumulated."""
         with self.engine.ranks.alike("its clip_grad_norm"):
-            limits = _clip_arguments(max_grad_norm, norm_type)
+            limits = clip_arguments("engine", max_grad_norm, norm_type)
         return Future(self._core.clip_grad_norm(tenant=self.name, **limits), Result)
 
     def zero_grad(self):
@@ -336,16 +337,6 @@ class Tenant:
             else self.engine.template().encode(feature, add_generation_prompt=True)
             for feature in as_list(features_of("engine: prompts", prompts))
         ]
-
-
-def _clip_arguments(max_grad_norm, norm_type):
-    """Both, checked, by name."""
-    return {
-        "max_grad_norm": checks.number(
-            "engine: max_grad_norm", max_grad_norm, least=0, infinite=True
-        ),
-        "norm_type": checks.number("engine: norm_type", norm_type, least=0, infinite=True),
-    }
 
 
 def _scores(batch, result):

@@ -166,12 +166,15 @@ def slice_kwargs(kwargs, begin, size, total):
     return kwargs if size == total else {key: cut(value) for key, value in kwargs.items()}
 
 
-def clip_arguments(max_grad_norm, norm_type):
-    """Both as numbers. InvalidError: max_grad_norm below 0, norm_type not above 0, no numbers."""
-    return (
-        checks.number("model: max_grad_norm", max_grad_norm, least=0, infinite=True),
-        checks.number("model: norm_type", norm_type, above=0, infinite=True),
-    )
+def clip_arguments(folder, max_grad_norm, norm_type):
+    """Both by name, for the engine. folder: 'model' or 'engine', for errors. InvalidError:
+    max_grad_norm below 0, norm_type not above 0, no numbers."""
+    return {
+        "max_grad_norm": checks.number(
+            f"{folder}: max_grad_norm", max_grad_norm, least=0, infinite=True
+        ),
+        "norm_type": checks.number(f"{folder}: norm_type", norm_type, above=0, infinite=True),
+    }
 
 
 def require_backward(group):

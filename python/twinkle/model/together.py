@@ -18,7 +18,7 @@ class Together:
 
     def __init__(self, ranks, make):
         """make: a function that gives own, and a loss's arguments for it, a dict; None: they come
-        later. InvalidError: make() has raised on a rank, and as kwargs."""
+        later. InvalidError: make() has raised on a rank, and as joined."""
         self._ranks, self.rows = ranks, slice(None)
 
         def mine():
@@ -35,7 +35,7 @@ class Together:
         self.whole = Batch([feature for part in parts for feature in part])
         self.rows = slice(begin, begin + len(self.own))
         if self.given is not None:
-            self.given = self._joined(of_loss)
+            self.given = self.joined(of_loss)
 
     @property
     def is_alone(self):
@@ -51,17 +51,13 @@ class Together:
         of_all = [[row for rows in lists for row in rows] for lists in zip(*parts, strict=True)]
         return {**result, **dict(zip(names, of_all, strict=True))}
 
-    def kwargs(self, given):
-        """What a loss is called with, of all sequences: lists, arrays and tensors with an entry for
-        each sequence of a rank's, or each pair of them, follow one another; what else there is must
-        be the same on all. InvalidError: ranks have given other names or kinds, or other numbers or
-        texts that are not of a sequence."""
+    def joined(self, of_ranks):
+        """What a loss is called with, of all sequences, from what each rank has given: lists,
+        arrays and tensors with an entry for each sequence of a rank's, or each pair of them, follow
+        one another; what else there is must be the same on all. InvalidError: ranks have given
+        other names or kinds, or other numbers or texts that are not of a sequence."""
         if self.is_alone:
-            return given
-        _, of_ranks = self._ranks.agree("a loss's arguments", lambda: (None, given))
-        return self._joined(of_ranks)
-
-    def _joined(self, of_ranks):
+            return of_ranks[0]
         return _joined("the loss's arguments", of_ranks, self._counts, self._ranks.rank)
 
     def chosen(self, rows):

@@ -250,7 +250,8 @@ class TransformersModel(SendsWeights, Adapters):
         loss sees logits if it has require_logits, or of forward_only(return_logits=True).
         InvalidError: there was none since the last backward or forward_backward, or kwargs that
         the loss does not take, or that a metric refuses."""
-        with self._ranks.alike("its loss"):
+
+        def check():
             group = self._group(adapter_name)
             training = group.mode == "train"
             status = group.status(training)
@@ -261,8 +262,11 @@ class TransformersModel(SendsWeights, Adapters):
             status.task.check(group.loss)
             check_outputs(group.loss, status)
             check_kwargs(group.loss, kwargs)
+            return (group, training, status), kwargs
+
+        (group, training, status), of_ranks = self._ranks.agree("its loss", check)
         started = time.perf_counter()
-        batch, kwargs = status.together.whole, status.together.kwargs(kwargs)
+        batch, kwargs = status.together.whole, status.together.joined(of_ranks)
         group.check_metrics(training, batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, batch.tensors(), outputs, kwargs)
@@ -404,15 +408,14 @@ class TransformersModel(SendsWeights, Adapters):
         """
         with self._ranks.alike("its clip_grad_norm"):
             group = self._group(adapter_name)
-            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
+            limits = clip_arguments("model", max_grad_norm, norm_type)
         if group.just_stepped or not group.at_boundary:
             return None
         group.run(
             self.engine.clip_grad_norm,
             lambda result: {"clipped_norm": result["grad_norm"], "grad_norm": result["grad_norm"]},
             tenant=self._tenant(group),
-            max_grad_norm=max_grad_norm,
-            norm_type=norm_type,
+            **limits,
         )
         return group.grad_norm
 
@@ -429,10 +432,11 @@ class TransformersModel(SendsWeights, Adapters):
             if group.at_boundary:
                 optim_params = checks.mapping("model: optim_params", optim_params, none=True)
                 check_options(group.optimizer, {**group.options, **optim_params})
-        self._step(group, optim_params, 0.0, 2.0)
+        self._step(group, optim_params)
 
-    def _step(self, group, optim_params, max_grad_norm, norm_type, schedule=0):
-        """Whether there was one. schedule: steps of the schedule that are counted with it."""
+    def _step(self, group, optim_params, limits=None, schedule=0):
+        """Whether there was one. limits: as of clip_arguments; None: it does not clip. schedule:
+        steps of the schedule that are counted with it."""
         if not group.at_boundary:
             return False
         options = {**group.options, **optim_params}
@@ -444,8 +448,7 @@ class TransformersModel(SendsWeights, Adapters):
             tenant=self._tenant(group),
             optimizer=group.optimizer,
             options=json.dumps({**options, "lr": lr}),
-            max_grad_norm=max_grad_norm,
-            norm_type=norm_type,
+            **(limits or {}),
         )
         for metric in group.train.metrics:
             metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
@@ -486,10 +489,10 @@ class TransformersModel(SendsWeights, Adapters):
         with self._ranks.alike("its clip_grad_and_step"):
             group = self._group(adapter_name)
             max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
-            max_grad_norm, norm_type = clip_arguments(max_grad_norm, norm_type)
+            limits = clip_arguments("model", max_grad_norm, norm_type)
             check_accumulation(gradient_accumulation_steps, none=True)
             require_backward(group)
         if gradient_accumulation_steps is not None:
             group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        stepped = self._step(group, {}, max_grad_norm, norm_type, schedule=1)
+        stepped = self._step(group, {}, limits, schedule=1)
         return group.grad_norm if stepped else None

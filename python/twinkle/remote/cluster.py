@@ -20,7 +20,8 @@ _PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
 
 def ray_package():
-    """The package ray. NotAvailableError: it is not installed, or of another minor version."""
+    """The package ray. NotAvailableError: it is not installed, or of another minor version;
+    InvalidError: something else has its name, such as a script ray.py."""
     try:
         import ray
     except ImportError as error:
@@ -28,6 +29,11 @@ def ray_package():
             f"infra: mode 'ray' with several ranks needs the package ray {VERSION}: "
             f"pip install 'ray=={VERSION}.*'"
         ) from error
+    require(
+        hasattr(ray, "__version__"),
+        f"infra: `import ray` gives {ray.__file__ or list(ray.__path__)}, which is not the package "
+        "ray: give that another name",
+    )
     if ray.__version__.rpartition(".")[0] != VERSION:
         raise NotAvailableError(
             f"infra: the package ray is {ray.__version__}, it must be {VERSION}.*: "
@@ -45,7 +51,8 @@ def check_groups(groups, mesh):
         for rank in group.ranks if isinstance(group.ranks, list) else ():
             require(
                 rank not in owners,
-                f"infra: groups {owners.get(rank)} and {group.name} both have rank {rank}",
+                f"infra: groups {owners.get(rank)} and {group.name} both have rank {rank}: give "
+                "one of them others, or make their objects in one group",
             )
             owners[rank] = group.name
         _needs(group)
@@ -53,7 +60,8 @@ def check_groups(groups, mesh):
     require(
         mesh is None or mesh.world_size in sizes.values(),
         f"infra: global_device_mesh has {mesh and mesh.world_size} ranks, but no group has: "
-        + ", ".join(f"{name} has {size}" for name, size in sizes.items()),
+        + ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        + ": make it of as many as the group whose objects it is for",
     )
 
 
@@ -66,7 +74,7 @@ def _kind_of(group):
     if kind not in ("cpu", "cuda"):
         raise NotAvailableError(
             f"infra: group {group.name} has device_type {group.device_type!r}, this version runs "
-            "on 'cpu' and 'cuda'"
+            "on 'cpu' and 'cuda': set TWINKLE_DEVICE=cpu to run on CPUs"
         )
     return kind
 

@@ -91,13 +91,13 @@ class WorkerGroup:
         """The workers forget a key, with the next call, once `owner` is gone."""
         weakref.finalize(owner, _forget, self._forget, key, ranks).atexit = False
 
-    def check_run(self, other):
-        """InvalidError: this belongs to a run that has ended, or is sent to nobody (other is
+    def check_run(self, what, other):
+        """InvalidError: `what` belongs to a run that has ended, or is sent to nobody (other is
         None)."""
         require(
             not self.ended,
-            f"infra: this belongs to group {self.name} of a run that has ended: initialize() was "
-            "called again",
+            f"infra: {what} belongs to group {self.name} of a run that has ended: initialize() was "
+            "called again; make the object anew",
         )
         require(
             other is not None,
@@ -112,7 +112,7 @@ class WorkerGroup:
         have raised unseen. InternalError: a worker is gone; InvalidError: an argument cannot be
         sent, and nobody has been sent anything, or the run has ended."""
         with self._lock:
-            self.check_run(self)
+            self.check_run(what, self)
             self._check_whole()
             self._see_failures()
             self._count_late()

@@ -51,12 +51,22 @@ class LazyResult:
         """The value."""
         if not self._has_value:
             group = self._pending.group
-            group.outcomes(self._pending, self._timeout)
+            self._answered()
             sent = group.fetch(self._key, self._ranks, self._pending)
             found = group.outcomes(sent, self._timeout)
             self._value = join(self._collect, [found[rank].value for rank in self._ranks])
             self._has_value, self._refs = True, None
         return self._value
+
+    @property
+    def _what(self):
+        return f"the result of {self._pending.what}"
+
+    def _answered(self):
+        """What the workers have said, which those of a run that has ended may never do."""
+        group = self._pending.group
+        group.check_run(self._what, group)
+        return group.outcomes(self._pending, self._timeout)
 
     def __iter__(self):
         return iter(self())
@@ -102,7 +112,7 @@ class LazyResult:
         if self._has_value or self._collect not in ("flatten", "first", "last_pp_first"):
             rows = self._value if isinstance(self._value, list) else None
             return None if rows is None else [len(rows)]
-        found = self._pending.group.outcomes(self._pending, self._timeout)
+        found = self._answered()
         lengths = [found[rank].length for rank in self._ranks]
         return None if None in lengths else lengths
 
@@ -119,7 +129,7 @@ class LazyResult:
 
     def _reduced(self, place):
         to, group = destination(), self._pending.group
-        group.check_run(to)
+        group.check_run(self._what, to)
         if self._has_value:
             return held.given, (self._value, place)
         try:

@@ -55,7 +55,7 @@ class Proxy:
     def __reduce__(self):
         """The object in the worker that it is sent to. InvalidError: that is of another group, or
         it is sent to nobody."""
-        self.group.check_run(destination())
+        self.group.check_run(self, destination())
         if destination() is not self.group:
             checks.refuse(
                 f"infra: an argument sent to group {destination().name}",
