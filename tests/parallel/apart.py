@@ -4,6 +4,7 @@ wrongly; then all goes on. Tells {case: what this rank is told}."""
 import json
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,6 +114,19 @@ for name, sampler, weights in (
         responses = sampler.sample(mine, {"max_tokens": 6, **how}, **weights)
         tokens[f"{way} of {name}"] = [r.sequences[0].tokens for r in responses]
 
+fsdp = DeviceMesh.from_sizes(fsdp_size=size)
+refused("no model", Engine, on_last("/nowhere", directory), device_mesh=mesh)
+refused("a precision", Engine, directory, on_last("no", "bf16"), device_mesh=mesh)
+kept = {"gathered_bytes": on_last(1 << 30, 0)}
+refused("gathered_bytes", Engine, directory, device_mesh=fsdp, **kept)
+refused("a mesh", Engine, directory, device_mesh=on_last(fsdp, mesh))
+other = Path(out) / "other"
+weights = other / "model.safetensors"
+if is_last and size > 1:
+    shutil.copytree(directory, other)
+    read = weights.read_bytes()
+    weights.write_bytes(read[:-1] + bytes([read[-1] ^ 1]))
+refused("weights", Engine, on_last(other, directory), device_mesh=mesh)
 engine = Engine(directory, device_mesh=mesh)
 refused("a tenant", engine.tenant, "engine's", LoraConfig(r=4), weight=on_last(0.0, 1.0))
 tenant = engine.tenant("engine's", LoraConfig(r=4))

@@ -47,6 +47,7 @@ def test_what_one_rank_refuses_is_told_to_the_others_by_its_name(case, made, why
     ("case", "made", "why"),
     [
         ("an adapter", "its adapter", "NotFoundError: hub: '/nowhere'"),
+        ("no model", "its engine", "NotFoundError: hub: '/nowhere'"),
         ("a batch's adapter", "a batch", "InvalidError: model: there is no adapter 'other'"),
         ("a loss's adapter", "its loss", "InvalidError: model: there is no adapter 'other'"),
         ("a load", "its load", "NotFoundError: "),
@@ -82,6 +83,21 @@ def test_what_ranks_must_have_alike_is_refused_on_all(case, text, told):
     _, several = told
     for of_rank in several:
         assert of_rank[case].startswith("InvalidError: model: ") and text in of_rank[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("a precision", "mixed_precision is 'bf16' on rank 0 and 'no' on rank 1"),
+        ("gathered_bytes", "gathered_bytes is 0 on rank 0 and 1073741824 on rank 1"),
+        ("a mesh", "device_mesh is {'dp': 2} on rank 0 and {'fsdp': 2} on rank 1"),
+        ("weights", "a digest of the model's config.json and weights is '"),
+    ],
+)
+def test_engines_that_are_not_alike_are_refused_before_their_ranks_meet(case, text, told):
+    _, several = told
+    for of_rank in several:
+        assert of_rank[case].startswith(f"InvalidError: engine: {text}"), of_rank[case]
 
 
 def test_arguments_that_cannot_be_sent_are_told_too(told):

@@ -7,6 +7,7 @@ from twinkle import checks, hub
 from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
+from twinkle.engine.alike import facts, require_alike
 from twinkle.engine.group import engine_group
 from twinkle.engine.ranks import ranks_of
 from twinkle.engine.tenant import Tenant
@@ -15,6 +16,7 @@ from twinkle.infra import device_of
 from twinkle.ledger import Ledger
 from twinkle.template.template import Template, resolve
 
+_DEVICE = "engine: device"
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 
 
@@ -34,7 +36,8 @@ class Engine:
     options: the others of docs/options.md under "Engine", by name, such as
     token_budget (tokens of one training batch; larger operations take several), kv_tokens or
     max_sequences; None is the default. value_head is TransformersValueModel's.
-    InvalidError: a value outside its limits; NotFoundError: no such model.
+    InvalidError: a value outside its limits, other arguments or another model's files than on other
+    ranks; NotFoundError: no such model.
     """
 
     def __init__(
@@ -46,20 +49,26 @@ class Engine:
         device_mesh=None,
         **options,
     ):
-        checks.path("engine: model_id", model_id)
-        require("model" not in options, "engine: Engine: the model is given by model_id")
+        self.ranks = ranks_of(device_mesh)
+
+        def make():
+            checks.path("engine: model_id", model_id)
+            require("model" not in options, "engine: Engine: the model is given by model_id")
+            given = {
+                "mixed_precision": mixed_precision,
+                "device": device_of(None) if device is None else checks.text(_DEVICE, device),
+                "deterministic": deterministic,
+                **options,
+            }
+            path = resolve(model_id)
+            return (path, given), facts(path, given, device_mesh) if self.ranks.size > 1 else None
+
+        (path, given), of_ranks = self.ranks.agree("its engine", make)
+        require_alike(of_ranks)
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.
         with engine_group(device_mesh) as group:
-            self.operations = core().Engine(
-                resolve(model_id),
-                group=group,
-                mixed_precision=mixed_precision,
-                device=device_of(None) if device is None else checks.text("engine: device", device),
-                deterministic=deterministic,
-                **options,
-            )
-        self.ranks = ranks_of(device_mesh)
+            self.operations = core().Engine(path, group=group, **given)
         self._template = None
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 

@@ -94,11 +94,13 @@ TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
   const EngineOptions options{.model = {.path = model.path()}};
-  const fs::path folder = scratch / "saved";
+  const fs::path folder = scratch / "saved", later = scratch / "later";
   on_ranks({2}, options, [&](Engine& engine, int rank, const auto&) {
     engine.run<Done>(Create{.tenant = "a", .lora_json = kLora});
     train(engine, 1, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(folder));
+    train(engine, 2, part_of_rank(rank, 2));
+    engine.run<SaveResult>(save_to(later));
   });
   Engine engine(options);
   engine.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 9});
@@ -120,6 +122,11 @@ TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
       refusal().find("names the shard 'training-00002-of-00002.safetensors', but there is no"),
       std::string::npos);
   fs::rename(folder / "elsewhere", part);
+  const std::string own = read_text(part);
+  write(part, read_text(later / training_part(1, 2)));
+  EXPECT_NE(refusal().find(part.string() + " is of another save than training.index.json"),
+            std::string::npos);
+  write(part, own);
   const size_t at = all.find(".exp_avg\"");
   write(index, all.substr(0, at) + ".other\"" + all.substr(at + 9));
   EXPECT_NE(refusal().find("but it is not"), std::string::npos);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <map>
 
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
@@ -103,6 +104,13 @@ void check_tensors(const HeldSave& held) {
   for (const TensorView& t : held.tensors) require_finite(t.name, largest_in(t));
 }
 
+// No two saves have one staging folder.
+std::string name_of_save(const fs::path& staging) { return staging.filename().string(); }
+
+std::map<std::string, std::string> metadata_of_part(const fs::path& staging) {
+  return {{"format", "pt"}, {kSave, name_of_save(staging)}};
+}
+
 fs::path part_of(const HeldSave& held, const fs::path& folder, int rank) {
   return folder / training_part(rank, held.num_ranks);
 }
@@ -113,7 +121,8 @@ void write_training(const HeldSave& held, const std::string& fields, const fs::p
                     const Writers& writers) {
   const bool alone = held.num_ranks == 1;
   write_safetensors(alone ? folder / kTrainingTensors : part_of(held, folder, 0), held.tensors,
-                    {{"format", "pt"}}, Commits::kWithFolder);
+                    alone ? SafetensorsOptions().metadata : metadata_of_part(folder),
+                    Commits::kWithFolder);
   write_file_atomically(folder / kTrainingFields, fields, Commits::kWithFolder);
   if (alone) return;
   writers.wait();
@@ -123,8 +132,8 @@ void write_training(const HeldSave& held, const std::string& fields, const fs::p
     for (const StoredTensor& tensor : part.tensors())
       weight_map[tensor.name] = part.path().filename().string();
   }
-  write_file_atomically(folder / kTrainingIndex, pretty(JsonObject{{"weight_map", weight_map}}),
-                        Commits::kWithFolder);
+  const JsonObject index{{"metadata", {{kSave, name_of_save(folder)}}}, {"weight_map", weight_map}};
+  write_file_atomically(folder / kTrainingIndex, pretty(index), Commits::kWithFolder);
 }
 
 // Copies the tensors' bytes into one block. On a CPU this is all that a Save keeps others waiting
@@ -266,7 +275,8 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
   fault("before a save's files");
   if (held.rank > 0) {
     check_tensors(held);
-    write_safetensors(part_of(held, writers.folder, held.rank), held.tensors);
+    write_safetensors(part_of(held, writers.folder, held.rank), held.tensors,
+                      metadata_of_part(writers.folder));
     return {};
   }
   check_target(held.directory, base.directory);  // again: others may have written there

@@ -43,9 +43,28 @@ void require_same_mesh(const Json& state, const Json& ours, const fs::path& file
           "exact=false, or on as many ranks");
 }
 
+// What has no name is of an older version.
+void require_one_save(const fs::path& index) {
+  const Json json = read_json(index);
+  const Json* metadata = find(json, "metadata");
+  const std::string save = metadata ? get_or<std::string>(*metadata, kSave, "") : "";
+  if (save.empty()) return;
+  std::set<std::string> parts;
+  for (const auto& [tensor, part] : find(json, "weight_map")->as_object())
+    parts.insert(std::string(part.as_string()));
+  for (const std::string& name : parts) {
+    const SafetensorsFile part(index.parent_path() / name);
+    const auto of = part.metadata().find(kSave);
+    require(of != part.metadata().end() && of->second == save, Code::kInvalid,
+            "engine: load: ", part.path().string(), " is of another save than ", kTrainingIndex,
+            ": copy all files of one save");
+  }
+}
+
 std::vector<StoredTensor> tensors_in(const fs::path& file) {
   if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
   const Checkpoint parts = Checkpoint::open(file);
+  require_one_save(file);
   std::vector<StoredTensor> out;
   for (const std::string& name : parts.names()) out.push_back(parts.at(name));
   return out;

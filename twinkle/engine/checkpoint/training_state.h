@@ -21,6 +21,8 @@ namespace twinkle::engine {
 inline constexpr const char* kTrainingTensors = "training.safetensors";
 inline constexpr const char* kTrainingIndex = "training.index.json";
 inline constexpr const char* kTrainingPart = "training-";  // how a part's name begins
+// The name of a save, in the metadata of its index and of each part: they are of one.
+inline constexpr const char* kSave = "save";
 inline constexpr const char* kTrainingFields = "trainer_state.json";
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
 inline constexpr int64_t kCheckpointVersion = 2;        // 1 named gradients by their number
@@ -63,8 +65,8 @@ struct TrainingState {
 // `tenant` is named in errors. `arithmetic`: that of this engine, when the checkpoint's has to be
 // the same, and its mesh where results depend on it; or null. Names and shapes come before bytes,
 // and only what is asked for is read. Error kNotFound: no such files; kInvalid: a field that no
-// training leaves, a tensor that is missing, unknown, of another shape, or not finite. `reserve`:
-// as of lora::read_adapter.
+// training leaves, a tensor that is missing, unknown, of another shape, or not finite, a part of
+// another save. `reserve`: as of lora::read_adapter.
 TrainingState read_training(const std::filesystem::path& directory, const TrainingShape& shape,
                             const std::string& tenant, const JsonObject* arithmetic,
                             const std::function<void(int64_t)>& reserve = {});
