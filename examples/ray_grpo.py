@@ -20,6 +20,7 @@ parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--max-tokens", type=int, default=24)
 args = parser.parse_args()
 
+print(f"starting {args.workers} workers in a Ray cluster: about 15 s")
 twinkle.initialize(
     mode="ray",
     groups=[DeviceGroup("workers", ranks=args.workers, device_type="cpu")],

@@ -140,9 +140,9 @@ class DeviceMesh:
             world_size = product
         require(
             product == world_size,
-            f"mesh: world_size is {world_size}, but "
+            f"mesh: world_size is {world_size}, but its sizes make {product} ("
             + " * ".join(f"{k}_size {v}" for k, v in sizes.items())
-            + f" = {product}",
+            + "): their product must be world_size, which may be left out",
         )
         if ep_size is not None and _size("ep_size", ep_size) > 1 and ep_fsdp_size is None:
             ep_fsdp_size = max(world_size // ep_size, 1)

@@ -130,15 +130,15 @@ def check_world(mesh, what):
     or of another number of ranks than processes are running."""
     if not isinstance(mesh, DeviceMesh):
         checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
-    world = Platform.get_world_size()
-    if mesh.world_size != world:
+    world, size = Platform.get_world_size(), mesh.world_size
+    if size != world:
         sizes = ", ".join(
             f"{n}={s}" for n, s in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
         )
         raise InvalidError(
-            f"infra: {what} has {mesh.world_size} ranks ({sizes}), but {world} "
+            f"infra: {what} has {size} rank{'s' * (size > 1)} ({sizes}), but {world} "
             f"process{'es are' if world > 1 else ' is'} running: start one process per rank with "
-            f"torchrun --nproc_per_node={mesh.world_size}, or make a mesh of {world}"
+            f"torchrun --nproc_per_node={size}, or make a mesh of {world}, as with dp_size={world}"
         )
 
 

@@ -80,3 +80,10 @@ def test_what_one_rank_does_is_told_on_the_others(what, text, tiny_llama_dir, tm
         status, error = ranks.end_of(0, 60)
         assert status != 0 and re.search(text, error), error[-3000:]
         ranks.end_of(1, 30)  # and nothing stays behind
+
+
+def test_torchruns_own_report_tells_the_error_of_each_rank(tiny_llama_dir, tmp_path):
+    with pytest.raises(AssertionError) as failed:
+        torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, DO="1:raise")
+    cause = str(failed.value).rpartition("Root Cause")[2]
+    assert re.search(r"traceback : .*MemoryError: too many rewards", cause), cause

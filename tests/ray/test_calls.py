@@ -270,6 +270,12 @@ def test_a_sampler_in_two_workers_gives_the_samples_of_one_process(run, tiny_lla
     assert told[0] == told[1] and told[0][0] != told[0][1]
 
 
+def test_a_sampler_in_the_script_of_a_model_in_workers_is_told_where_to_be(run, tiny_llama_dir):
+    model = TransformersModel(model_id=tiny_llama_dir, remote_group="two")
+    with pytest.raises(InvalidError, match="group two: give the sampler remote_group='two' too"):
+        TorchSampler(model=model)
+
+
 def test_sampling_parameters_are_the_same_for_all_prompts(run, tiny_llama_dir):
     """As many stop tokens as there are prompts are not the prompts'."""
     prompts = [{"input_ids": [5 + i, 6, 7]} for i in range(2)]

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,6 +73,20 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
         twinkle.initialize(mode="ray", model="x", groups=[two])
     with pytest.raises(InvalidError, match="initialize has no placement_seconds in mode 'local'"):
         twinkle.initialize(placement_seconds=1)
+
+
+def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch):
+    two = [DeviceGroup("two", 2, "cpu")]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", f"nowhere.invalid:{port}", "127.0.0.1:99999"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        refused(f"RAY_ADDRESS is '{address}', but nobody answers there .*: start it with ray start",
+                NotAvailableError, groups=two)  # fmt: skip
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: f"::1:{port}")
+    refused(f"ray start has noted a cluster at '::1:{port}', but nobody", NotAvailableError,
+            groups=two)  # fmt: skip
 
 
 def test_a_card_is_visible_to_workers_of_groups_on_cards_alone(monkeypatch):

@@ -109,7 +109,7 @@ def test_a_rank_outside_the_mesh_has_no_place(as_rank):
     [
         ({"dp_size": 0}, "dp_size is 0, it must be an integer of at least 1"),
         ({"tp_size": 2.0}, "tp_size is 2.0, it must be an integer"),
-        ({"world_size": 4, "dp_size": 3}, r"world_size is 4, but dp_size 3 = 3"),
+        ({"world_size": 4, "dp_size": 3}, r"is 4, but its sizes make 3 \(dp_size 3\): their"),
         ({"dp_size": 4, "ep_size": 3}, "ep_size 3 does not divide 4 ranks"),
         ({"dp_size": 4, "ulysses_size": 3}, "ulysses_size 3 does not divide 4 ranks"),
         ({"dp_size": 2, "vpp_size": 0}, "vpp_size is 0"),

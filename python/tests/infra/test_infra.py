@@ -349,3 +349,10 @@ def test_a_remote_group_is_one_of_those_that_initialize_was_given(gpu, fake_core
 def test_what_several_devices_would_need_is_refused_by_name(given):
     with pytest.raises(twinkle.NotAvailableError, match=f"{next(iter(given))} of group a is"):
         DeviceGroup("a", 1, "cuda", **given)
+
+
+def test_a_mesh_of_fewer_ranks_than_processes_is_to_grow(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    text = r"has 1 rank \(dp=1\), but 2 processes are running: .* mesh larger, as with dp_size=2$"
+    with pytest.raises(InvalidError, match=text):
+        twinkle.initialize(global_device_mesh=DeviceMesh.from_sizes(dp_size=1))

@@ -1,11 +1,14 @@
 """What the processes of a script tell each other in Python: numbers of metrics, batches, places."""
 
 import atexit
+import json
+import os
 import pickle
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from twinkle.core import core
 from twinkle.engine.group import open_groups, timeout_seconds, watch_of
@@ -123,7 +126,20 @@ def _end(watch, rank):
     if error is None:
         watch.end()
     else:
-        watch.fail("", f"infra: rank {rank} has ended with {type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        watch.fail("", f"infra: rank {rank} has ended with {text}")
+        _tell_torchrun(text)
+
+
+def _tell_torchrun(text):
+    """torchrun's last lines name the error of each rank, as with its @record: from this file."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not Path(path).exists():
+        told = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            whole = Path(f"{path}.new")  # torchrun does not outlive half a file
+            whole.write_text(json.dumps({"message": told}), encoding="utf-8")
+            whole.replace(path)
 
 
 def _warn_of_late(watch):

@@ -4,6 +4,7 @@ import atexit
 import inspect
 import os
 import secrets
+import socket
 import threading
 from pathlib import Path
 
@@ -117,6 +118,7 @@ class Cluster:
         found = address or ray._private.services.find_bootstrap_address(None)
         try:
             if found and found != "local":
+                _check_answers(found, explicit=address is not None)
                 self._variables = _agree_on_token(explicit=address is not None)
                 ray.init(logging_level="warning")
                 return True
@@ -131,7 +133,12 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._forget_token()
             where = f"the Ray cluster at {found}" if found else "a Ray cluster"
-            raise NotAvailableError(f"infra: {where} cannot be reached: {error}") from error
+            advice = (
+                ": RAY_AUTH_MODE and ~/.ray/auth_token must be those of all its nodes (docs/ray.md)"
+            )
+            raise NotAvailableError(
+                f"infra: {where} cannot be reached: {error}" + advice * bool(found)
+            ) from error
 
     def stop(self):
         """Ends the workers, and the cluster if it was started here."""
@@ -214,6 +221,23 @@ class Cluster:
         proxy = Proxy(cls, self.groups[group.name], mesh, self._run.lazy_collect)
         proxy.make(args, kwargs)
         return proxy
+
+
+def _check_answers(address, explicit):
+    """Refuses a cluster where nobody listens; Ray itself tries for two minutes. explicit: whether
+    RAY_ADDRESS names it. Addresses that are no host:port are Ray's to judge. NotAvailableError: it
+    does not answer in 10 s."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise NotAvailableError(
+            f"infra: {'RAY_ADDRESS is' if explicit else 'ray start has noted a cluster at'} "
+            f"{address!r}, but nobody answers there ({error}): start it with ray start --head, or "
+            "set RAY_ADDRESS=local to start one on this machine"
+        ) from error
 
 
 def _agree_on_token(own=False, explicit=False):

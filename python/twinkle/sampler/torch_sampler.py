@@ -90,6 +90,11 @@ class TorchSampler(ReceivesWeights, Sampler):
         require(model_id is not None or model is not None, "sampler: model_id or model is missing")
         if model is not None and not isinstance(model, TransformersModel):
             checks.refuse("sampler: model", model, "a TransformersModel")
+        if model is not None and not issubclass(type(model), TransformersModel):  # a Proxy
+            raise InvalidError(
+                f"sampler: model lives in the workers of group {model.remote_group}: give the "
+                f"sampler remote_group={model.remote_group!r} too, so that it is made there"
+            )
         if model_id is not None:
             model_id = checks.path("sampler: model_id", model_id)
         self._args = args = engine_args_of(engine_args, model, model_id or model.model_id)
