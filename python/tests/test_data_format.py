@@ -177,8 +177,8 @@ def test_wrong_lora_fields_are_named(fields, text):
 
 def test_what_peft_can_and_we_cannot_is_refused_by_name():
     peft = pytest.importorskip("peft")
-    with pytest.raises(InvalidError, match="target_parameters is"):
-        LoraConfig.from_any(peft.LoraConfig(target_parameters=["mlp.experts"]))
+    with pytest.raises(InvalidError, match="lora_bias is True"):
+        LoraConfig.from_any(peft.LoraConfig(target_modules=["q_proj"], lora_bias=True))
     with pytest.raises(InvalidError, match="peft_type is 'IA3'"):
         LoraConfig.from_any({"peft_type": "IA3"})
     with pytest.raises(InvalidError, match="the config is a int"):

@@ -45,6 +45,8 @@ def logits(model):
     [
         {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"]},
         {"r": 3, "lora_dropout": 0.1, "use_rslora": True, "target_modules": "all-linear"},
+        {"r": 4, "target_modules": ["q_proj", "o_proj"], "rank_pattern": {"q_proj": 2}}
+        | {"alpha_pattern": {"layers.1.self_attn.o_proj": 3}},
         {"r": 2, "target_modules": r".*layers\.1.*\.(k|v)_proj"},
     ],
 )
@@ -72,8 +74,6 @@ def test_a_directory_of_pefts_comes_back_with_the_same_logits(tmp_path, options)
         ("bias", {"bias": "lora_only"}),
         ("use_dora", {"use_dora": True}),
         ("modules_to_save", {"modules_to_save": ["lm_head"]}),
-        ("rank_pattern", {"rank_pattern": {"q_proj": 2}}),
-        ("alpha_pattern", {"alpha_pattern": {"q_proj": 2}}),
         ("layers_to_transform", {"layers_to_transform": [1]}),
         ("lora_bias", {"lora_bias": True}),
         ("init_lora_weights", {"init_lora_weights": "pissa"}),

@@ -13,12 +13,11 @@
 
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/kernels/lora/lora.h"
+#include "twinkle/lora/saved_adapter.h"
+#include "twinkle/lora/targets.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::lora {
-
-// alpha / rank, or alpha / sqrt(rank) with rsLoRA (Kalajdzievski 2023).
-double scale_of(const PeftConfig& config);
 
 struct Factors {
   std::string path;  // of the linear: "model.layers.0.self_attn.q_proj"
@@ -30,37 +29,6 @@ struct Factors {
 // The names of a linear's two parameters, in checkpoints and for the optimizer.
 inline std::string name_of_a(const std::string& path) { return path + ".lora_A.weight"; }
 inline std::string name_of_b(const std::string& path) { return path + ".lora_B.weight"; }
-
-// A linear that an adapter can be attached to: y [outputs] of x [inputs].
-struct LinearShape {
-  std::string path;
-  int64_t inputs, outputs;
-};
-std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
-
-// An adapter that was read into host memory.
-struct SavedAdapter {
-  struct Module {
-    std::string path;
-    at::Tensor a, b;  // float32
-  };
-  PeftConfig config;
-  std::vector<Module> modules;  // in the order of the linears
-};
-
-// True if a saved copy of the base model's weight of this name equals it.
-using IsBaseWeight = std::function<bool(const std::string& name, const StoredTensor& copy)>;
-
-// Reads a PEFT directory. Rank, scale, names and shapes are checked before any byte of a tensor is
-// read: they must fit `target`, or, without one, the directory's own config. Error kNotFound,
-// kInvalid: as read_peft; kInvalid: another rank or scale, a module or a shape that the linears do
-// not have (an adapter of another base model), a module that is missing, NaN or infinity. `reserve`
-// is called with the number of bytes that the tensors take, before they are allocated, and may
-// throw.
-SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
-                          const std::function<void(int64_t)>& reserve = {},
-                          const PeftConfig* target = nullptr,
-                          const IsBaseWeight& is_base_weight = {});
 
 class Adapter {
  public:
@@ -74,8 +42,11 @@ class Adapter {
 
   // The factors of the decoder's linear number `index`, or nullptr.
   Factors* at(size_t index) {
-    return index_[index] < 0 ? nullptr : &factors_[static_cast<size_t>(index_[index])];
+    const int at = places_->factor_of[index];
+    return at < 0 ? nullptr : &factors_[static_cast<size_t>(at)];
   }
+  // The decoder's linears that have factors, in the order of factors().
+  const std::vector<size_t>& linears() const { return places_->linears; }
 
   // Replaces a and b by those of a saved adapter that was read for the same linears. Error
   // kInvalid: another rank or scale, a module that the config does not target, or one that is
@@ -122,12 +93,16 @@ class Adapter {
  private:
   Adapter(const Adapter&) = default;  // shares the tensors
 
+  // Of a model with many experts it is larger than what a copy's factors need besides tensors:
+  // copies share it.
+  struct Places {
+    std::vector<int> factor_of;  // of each of the decoder's linears, or -1
+    std::vector<size_t> linears;
+  };
+
   PeftConfig config_;
   std::vector<Factors> factors_;
-  std::vector<int> index_;  // linear -> factor, or -1
+  std::shared_ptr<const Places> places_;
 };
-
-// The indices of the linears that the config targets. Error kInvalid as above.
-std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
 }  // namespace twinkle::lora

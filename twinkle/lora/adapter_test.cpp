@@ -141,10 +141,39 @@ TEST_F(AdapterTest, TheScaleIsAlphaByRankOrByItsRoot) {
   PeftConfig c = config();
   c.rank = 16;
   c.alpha = 8;
-  EXPECT_EQ(scale_of(c), 0.5);
+  EXPECT_EQ(Sizes(c).scale("q_proj"), 0.5);
   c.use_rslora = true;
-  EXPECT_EQ(scale_of(c), 2.0);
+  EXPECT_EQ(Sizes(c).scale("q_proj"), 2.0);
   EXPECT_EQ(Adapter(c, linears_, 1).factors()[0].f.scale, 2.0);
+}
+
+TEST_F(AdapterTest, PatternsGiveModulesOtherRanksAndAlphasTheFirstThatMatchesCounts) {
+  PeftConfig c = config();
+  c.target_modules = "all-linear";
+  c.rank = 4, c.alpha = 8;
+  c.rank_pattern = {{"q_proj", 2}, {R"(layers\.1\..*)", 5}, {".*up_proj", 6}};
+  c.alpha_pattern = {{"up_proj|q_proj", 3}, {"proj", 100}};
+  const Sizes sizes(c);
+  EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), 2);
+  EXPECT_EQ(sizes.rank("model.layers.1.self_attn.k_proj"), 5);
+  EXPECT_EQ(sizes.rank("model.layers.0.mlp.up_proj"), 6);
+  EXPECT_EQ(sizes.rank("model.layers.0.mlp.down_proj"), 4);  // "proj" is no whole name
+  EXPECT_EQ(sizes.scale("model.layers.0.mlp.down_proj"), 2);
+  EXPECT_EQ(sizes.scale("model.layers.0.mlp.up_proj"), 0.5);
+  const Adapter adapter(c, linears_, 1);
+  for (size_t i = 0; i < adapter.factors().size(); ++i) {
+    const Factors& f = adapter.factors()[i];
+    EXPECT_EQ(f.f.a.size(0), sizes.rank(f.path)) << f.path;
+    EXPECT_EQ(f.f.b.size(1), sizes.rank(f.path)) << f.path;
+    EXPECT_EQ(f.f.scale, sizes.scale(f.path)) << f.path;
+    EXPECT_EQ(linears_[adapter.linears()[i]].path, f.path);
+  }
+  c.rank_pattern = {{"(", 2}};
+  EXPECT_NE(error_of([&] { Sizes wrong(c); }).find("lora: rank_pattern '(' is not a regular "),
+            std::string::npos);
+  c.rank_pattern = {{"q", 5000}};
+  EXPECT_EQ(error_of([&] { Sizes wrong(c); }),
+            "lora: rank_pattern has a rank of 5000, the limit is 4096");
 }
 
 TEST_F(AdapterTest, AStartsUniformAndBAtZero) {

@@ -155,9 +155,8 @@ int64_t AdapterRef::num_shares() const {
   return pool_ ? pool_->slots_[static_cast<size_t>(slot_)].num_shares : 0;
 }
 
-void Pool::attach(Adapter& adapter, int64_t change) {
-  for (size_t i = 0; i < linears_.size(); ++i) {
-    if (!adapter.at(i)) continue;
+void Pool::attach(const Adapter& adapter, int64_t change) {
+  for (const size_t i : adapter.linears()) {
     num_adapters_[i] += change;
     linears_[i].linear->delta = num_adapters_[i] > 0 ? deltas_[i].get() : nullptr;
   }

@@ -81,7 +81,7 @@ class Pool {
   void release(int32_t slot);
   // A linear that no adapter targets keeps no seam, and costs nothing. `change`: of the number of
   // adapters like this one.
-  void attach(Adapter& adapter, int64_t change);
+  void attach(const Adapter& adapter, int64_t change);
 
   std::vector<model::NamedLinear> linears_;
   std::optional<size_t> head_;                      // its linear

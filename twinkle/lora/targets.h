@@ -1,11 +1,28 @@
-// Names of the modules that an adapter targets.
+// Which of a model's linears an adapter has factors for, and of what rank and scale.
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "twinkle/io/peft/peft.h"
-#include "twinkle/lora/adapter.h"
+#include "twinkle/model/decoder.h"
 
 namespace twinkle::lora {
+
+// A linear that an adapter can be attached to: y [outputs] of x [inputs].
+struct LinearShape {
+  std::string path;
+  int64_t inputs, outputs;
+};
+std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
+
+// The indices of the linears that the config targets, by its modules or its parameters. An expert
+// has one linear for gate and up together, gate_up_proj, which "all-linear" leaves out: it stands
+// for gate_proj and up_proj, and no adapter has both. Error kInvalid: a target that matches no
+// linear, with what there is.
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
 // The config with "all-linear" replaced by the names of the modules that it stands for here, as
 // peft writes it and as an Adapter's config() has it.
@@ -13,5 +30,25 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
 
 // True if such an adapter works on the model's head.
 bool targets_head(const PeftConfig& config);
+
+// The rank and the scale of a module: alpha / rank, or alpha / sqrt(rank) with rsLoRA
+// (Kalajdzievski 2023), of the config's patterns, where one matches the module's path, else of the
+// config itself.
+class Sizes {
+ public:
+  // Error kInvalid: a pattern that is no regular expression, a rank or an alpha out of range.
+  explicit Sizes(const PeftConfig& config);
+  ~Sizes();
+  Sizes(const Sizes&) = delete;
+  Sizes& operator=(const Sizes&) = delete;
+
+  int64_t rank(const std::string& path) const;
+  double scale(const std::string& path) const;
+
+ private:
+  struct Patterns;
+  const PeftConfig& config_;  // must outlive it
+  std::unique_ptr<const Patterns> patterns_;
+};
 
 }  // namespace twinkle::lora

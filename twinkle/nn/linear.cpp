@@ -88,7 +88,10 @@ at::Tensor transposed_product(const at::Tensor& dy, const at::Tensor& weight, bo
 
 void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                      const Rows& rows, WeightGrad& grad) {
-  at::Tensor& sum = grad.buffer(weight);
+  add_weight_grad(dy, x, rows, grad.buffer(weight));
+}
+
+void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const Rows& rows, at::Tensor sum) {
   for (int64_t s = 0; s < rows.num_segments(); ++s) {
     if (!rows.segments[s].learn) continue;
     const int64_t begin = rows.cu_seqlens[s], end = rows.cu_seqlens[s + 1];

@@ -55,5 +55,7 @@ at::Tensor transposed_product(const at::Tensor& dy_TO, const at::Tensor& weight_
 // grad += dy^T x of each learning segment, one product a segment, in order. dy [T, O], x [T, I].
 void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::Tensor& weight,
                      const Rows& rows, WeightGrad& grad);
+void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const Rows& rows,
+                     at::Tensor sum_OI);  // contiguous
 
 }  // namespace twinkle::nn

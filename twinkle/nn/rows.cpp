@@ -32,6 +32,21 @@ Rows Rows::gather(std::span<const int64_t> rows) const {
   return out;
 }
 
+Rows Rows::gather_sequences(std::span<const int64_t> rows) const {
+  Rows out;
+  int64_t end = 0;  // of the sequence of the row before
+  for (const int64_t row : rows) {
+    if (row >= end) {
+      const size_t s = segment_of(row);
+      end = cu_seqlens[s + 1];
+      out.add(0, segments[s]);
+      out.segments.back().first = 0;
+    }
+    ++out.cu_seqlens.back();
+  }
+  return out;
+}
+
 Rows Rows::part(int64_t begin, int64_t count) const {
   Rows out;
   const size_t s = segment_of(begin);

@@ -34,6 +34,9 @@ struct Rows {
 
   // These rows, ascending, one after the other: a segment for each run of neighbours.
   Rows gather(std::span<const int64_t> rows) const;
+  // The same, but a segment for each sequence, whose tokens are numbered anew from 0: an expert's
+  // rows, of which few are neighbours, for linears that see all of a sequence's at once.
+  Rows gather_sequences(std::span<const int64_t> rows) const;
   // `count` rows from `begin` on, all of one segment.
   Rows part(int64_t begin, int64_t count) const;
 };

@@ -34,6 +34,16 @@ TEST(Rows, gathered_ones_are_runs_of_neighbours_within_a_sequence) {
   EXPECT_EQ(rows.part(5, 2).num_tokens(), 2);
 }
 
+TEST(Rows, gathered_by_sequence_are_one_segment_of_each_that_has_some) {
+  Rows rows = pack(std::vector<int64_t>{4, 3, 5});
+  rows.segments[0].slot = 7;
+  rows.segments[2] = {-1, 9, true, 10};
+  const Rows got = rows.gather_sequences(std::vector<int64_t>{1, 3, 8, 10, 11});
+  EXPECT_EQ(got.cu_seqlens, (std::vector<int64_t>{0, 2, 5}));
+  EXPECT_EQ(got.segments, (std::vector<Segment>{{.slot = 7}, {-1, 9, true, 0}}));
+  EXPECT_EQ(rows.gather_sequences({}).num_segments(), 0);
+}
+
 TEST(Rows, a_sequence_without_tokens_is_an_error) {
   try {
     pack(std::vector<int64_t>{2, 0});

@@ -18,10 +18,10 @@ _INERT = {
 }  # fmt: skip
 # Fields of peft that change the arithmetic, and of which only the default is taken.
 _REFUSED = {
-    'fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern', 'rank_pattern',
-    'alpha_pattern', 'use_dora', 'exclude_modules', 'megatron_config', 'trainable_token_indices',
+    'fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
+    'use_dora', 'exclude_modules', 'megatron_config', 'trainable_token_indices',
     'eva_config', 'corda_config', 'velora_config', 'alora_invocation_tokens', 'use_qalora',
-    'monteclora_config', 'layer_replication', 'lora_bias', 'target_parameters', 'use_bdlora',
+    'monteclora_config', 'layer_replication', 'lora_bias', 'use_bdlora',
     'arrow_config', 'kasa_config', 'ensure_weight_tying',
 }  # fmt: skip
 
@@ -43,6 +43,11 @@ class LoraConfig:
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
     expression; 'all-linear' leaves out the output layer, whose name is 'lm_head'.
 
+    target_parameters: stacks of experts, by the end of their path, 'mlp.experts.gate_up_proj' or
+    'mlp.experts.down_proj'; gate_up_proj has one factor A for gate and up, target_modules'
+    gate_proj and up_proj have one each. It takes no lora_dropout.
+    rank_pattern, alpha_pattern: {pattern: r or lora_alpha of the modules whose path, or its end
+    behind a dot, the regular expression matches}; of several the first counts.
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training. base_model_name_or_path: what
     the adapter's files call the model; None: its id.
@@ -130,6 +135,19 @@ class LoraConfig:
                 f"lora: target_modules is {checks.short(modules)}, it must be 'all-linear', a list "
                 "of names or a regular expression",
             )
+        _check_patterns(self.rank_pattern, self.alpha_pattern)
+        if isinstance(self.target_parameters, (set, tuple)):
+            self.target_parameters = sorted(map(str, self.target_parameters))
+        parameters = self.target_parameters or []
+        require(
+            isinstance(parameters, list) and all(isinstance(p, str) and p for p in parameters),
+            f"lora: target_parameters is {checks.short(parameters)}, it must be a list of names",
+        )
+        require(
+            not parameters or self.lora_dropout == 0,
+            f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be 0 with "
+            "target_parameters, as in peft",
+        )
         checks.flag("lora: use_rslora", self.use_rslora)
         named = self.base_model_name_or_path
         checks.text("lora: base_model_name_or_path", named, none=True, empty=True)
@@ -193,6 +211,27 @@ class LoraConfig:
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}
         return cls(**kept, rank=rank)
+
+
+def _check_patterns(ranks, alphas):
+    for name, pattern, fits, what in (
+        ("rank_pattern", ranks, _is_rank, "integers from 1 to 4096"),
+        ("alpha_pattern", alphas, _is_alpha, "numbers above 0"),
+    ):
+        require(
+            isinstance(pattern, dict)
+            and all(isinstance(key, str) and fits(value) for key, value in pattern.items()),
+            f"lora: {name} is {checks.short(pattern)}, it must be a dict of regular expressions "
+            f"and {what}",
+        )
+
+
+def _is_rank(value):
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 4096
+
+
+def _is_alpha(value):
+    return _is_number(value) and value > 0
 
 
 def _read(directory):

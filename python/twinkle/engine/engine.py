@@ -174,7 +174,8 @@ class Engine:
         elif lora_config is not None:
             config = LoraConfig.from_any(lora_config)
             values = config.to_dict()
-            values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
+            if not values["target_parameters"]:
+                values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
             named = values["base_model_name_or_path"] or hub.name_of(self.model_id)
             values["base_model_name_or_path"] = named
             fields["lora_json"] = json.dumps(values, sort_keys=True)

@@ -97,7 +97,9 @@ class Adapters(Checkpoints):
         if isinstance(config_or_dir, str) or hasattr(config_or_dir, "__fspath__"):
             directory = resolve(config_or_dir)
         config = LoraConfig.from_any(directory or config_or_dir)
-        if config.target_modules is None:  # as peft does for these families
+        if (
+            config.target_modules is None and not config.target_parameters
+        ):  # as peft does for these families
             config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
         if not directory:
             named = config.base_model_name_or_path or hub.name_of(self.model_id)

@@ -24,14 +24,18 @@ bool is_float(Dtype dtype) {
   return dtype == Dtype::kF32 || dtype == Dtype::kF16 || dtype == Dtype::kBF16;
 }
 
+// Where the config has ranks for some modules, or stacks of experts, whoever knows the modules
+// looks at the ranks.
 template <class Tensor>
 void check_half(const Tensor& half, size_t rank_dim, const PeftConfig& config,
                 const std::string& where) {
   require(is_float(half.dtype), Code::kInvalid, where, " has the dtype ", name_of(half.dtype),
           ", it must be F32, F16 or BF16");
-  require(half.shape.size() == 2 && half.shape[rank_dim] == config.rank, Code::kInvalid, where,
-          " has the shape ", shape_text(half.shape), ", it must be ",
-          rank_dim == 0 ? "[r, in]" : "[out, r]", " with r = ", config.rank);
+  require(
+      half.shape.size() == 2 && (half.shape[rank_dim] == config.rank ||
+                                 !config.rank_pattern.empty() || !config.target_parameters.empty()),
+      Code::kInvalid, where, " has the shape ", shape_text(half.shape), ", it must be ",
+      rank_dim == 0 ? "[r, in]" : "[out, r]", " with r = ", config.rank);
 }
 
 // The module of a key "base_model.model.<module>.lora_A.weight", empty for another key.
@@ -84,7 +88,10 @@ SafetensorsFile open_weights(const fs::path& dir) {
 
 PeftAdapter read_peft(const fs::path& dir) {
   const fs::path config_file = dir / "adapter_config.json";
-  PeftAdapter adapter{.config = peft_config(read_json(config_file), config_file.string())};
+  const Json config = read_json(config_file);
+  PeftAdapter adapter{.config = peft_config(config, config_file.string())};
+  const Json* version = find(config, "peft_version");
+  if (version != nullptr && version->is_string()) adapter.peft_version = version->get_string();
   const SafetensorsFile file = open_weights(dir);
   const std::string name = file.path().string();
   for (auto& [module, pair] : pairs_of(file)) {

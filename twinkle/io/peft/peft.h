@@ -24,12 +24,18 @@ struct PeftConfig {
   // Names of modules (a module matches if its path ends in one), or one text: "all-linear" or a
   // regular expression that must match a whole path.
   std::variant<std::vector<std::string>, std::string> target_modules;
+  // Parameters that are not a module's weight matrix, by the end of their path: stacks of experts.
+  std::vector<std::string> target_parameters = {};
+  // Ranks and alphas of the modules whose path, or its end behind a dot, is matched by a regular
+  // expression: the first that does counts.
+  std::vector<std::pair<std::string, int64_t>> rank_pattern = {};
+  std::vector<std::pair<std::string, double>> alpha_pattern = {};
   std::string base_model;  // id or directory; may be empty
 
   bool operator==(const PeftConfig&) const = default;
 };
 
-// One adapted linear layer. R: rank.
+// One adapted linear layer, or all experts of a stack. R: rank, of a stack times its experts.
 struct PeftEntry {
   std::string module;  // "model.layers.0.self_attn.q_proj"
   TensorView a;        // [R, in]; F32, F16 or BF16; its name is ignored by write_peft
@@ -45,7 +51,8 @@ struct StoredPeftEntry {
 // An adapter in its file: names, types and shapes; bytes are read when they are asked for.
 struct PeftAdapter {
   PeftConfig config;
-  std::vector<StoredPeftEntry> entries;  // sorted by module
+  std::string peft_version = {};              // that wrote it, or empty
+  std::vector<StoredPeftEntry> entries = {};  // sorted by module
   // Weights of the base model, of which peft saves copies where the output layer is targeted:
   // "lm_head.weight", "model.embed_tokens.weight", and their tensors.
   std::vector<std::pair<std::string, StoredTensor>> base_weights = {};

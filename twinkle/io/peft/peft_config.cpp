@@ -10,14 +10,28 @@ namespace twinkle {
 namespace {
 
 // Fields that say nothing about the arithmetic of a finished adapter, or are read below.
-constexpr std::array<std::string_view, 19> kKnown = {
-    "auto_mapping",   "base_model_name_or_path", "bias",
-    "corda_config",   "ensure_weight_tying",     "eva_config",
-    "inference_mode", "init_lora_weights",       "lora_alpha",
-    "lora_dropout",   "megatron_core",           "peft_type",
-    "peft_version",   "qalora_group_size",       "r",
-    "revision",       "target_modules",          "task_type",
-    "use_rslora"};
+constexpr std::array<std::string_view, 22> kKnown = {"alpha_pattern",
+                                                     "auto_mapping",
+                                                     "base_model_name_or_path",
+                                                     "bias",
+                                                     "corda_config",
+                                                     "ensure_weight_tying",
+                                                     "eva_config",
+                                                     "inference_mode",
+                                                     "init_lora_weights",
+                                                     "lora_alpha",
+                                                     "lora_dropout",
+                                                     "megatron_core",
+                                                     "peft_type",
+                                                     "peft_version",
+                                                     "qalora_group_size",
+                                                     "r",
+                                                     "rank_pattern",
+                                                     "revision",
+                                                     "target_modules",
+                                                     "target_parameters",
+                                                     "task_type",
+                                                     "use_rslora"};
 
 // The values that peft writes for a feature that is not used.
 bool is_off(const Json& value) {
@@ -58,6 +72,9 @@ void refuse_other_features(const Json& object, const std::string& what) {
 std::variant<std::vector<std::string>, std::string> targets_of(const Json& object,
                                                                const std::string& what) {
   const Json* value = find(object, "target_modules");
+  const Json* parameters = find(object, "target_parameters");
+  if (parameters != nullptr && !is_off(*parameters) && (value == nullptr || is_off(*value)))
+    return {};
   if (value != nullptr && value->is_string()) return std::string(value->get_string());
   std::vector<std::string> names;
   const bool list = value != nullptr && value->is_array() && !value->get_array().empty() &&
@@ -65,6 +82,21 @@ std::variant<std::vector<std::string>, std::string> targets_of(const Json& objec
                                 [](const Json& item) { return item.is_string(); });
   refuse_unless(list, object, "target_modules", "a list of names, or a text", what);
   for (const Json& item : value->get_array()) names.emplace_back(item.get_string());
+  return names;
+}
+
+std::vector<std::string> parameters_of(const Json& object, const PeftConfig& config,
+                                       const std::string& what) {
+  std::vector<std::string> names;
+  const Json* value = find(object, "target_parameters");
+  if (value == nullptr || is_off(*value)) return names;
+  refuse_unless(
+      value->is_array() && std::ranges::all_of(value->get_array(),
+                                               [](const Json& name) { return name.is_string(); }),
+      object, "target_parameters", "a list of names", what);
+  for (const Json& name : value->get_array()) names.emplace_back(name.get_string());
+  refuse_unless(config.dropout == 0, object, "lora_dropout", "0 with target_parameters, as in peft",
+                what);
   return names;
 }
 
@@ -84,6 +116,29 @@ double number_or(const Json& object, std::string_view key, double fallback,
   if (value == nullptr) return fallback;
   refuse_unless(value->is_number(), object, key, "a number", what);
   return value->to_number<double>();
+}
+
+// The pairs of an object whose values `fits` accepts.
+template <class T, class Fits>
+std::vector<std::pair<std::string, T>> pattern_of(const Json& object, std::string_view key,
+                                                  const char* allowed, const std::string& what,
+                                                  const Fits& fits) {
+  std::vector<std::pair<std::string, T>> out;
+  const Json* value = find(object, key);
+  if (value == nullptr) return out;
+  refuse_unless(value->is_object(), object, key, allowed, what);
+  for (const auto& [name, number] : value->get_object()) {
+    refuse_unless(fits(number), object, key, allowed, what);
+    out.emplace_back(std::string(name), number.template to_number<T>());
+  }
+  return out;
+}
+
+template <class T>
+Json json_of_pattern(const std::vector<std::pair<std::string, T>>& pattern) {
+  JsonObject out;
+  for (const auto& [name, number] : pattern) out[name] = number;
+  return out;
 }
 
 }  // namespace
@@ -106,6 +161,12 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
   refuse_unless(is_one_of(rslora, {true, false}), object, "use_rslora", "true or false", what);
   config.use_rslora = rslora != nullptr && rslora->get_bool();
   config.target_modules = targets_of(object, what);
+  config.target_parameters = parameters_of(object, config, what);
+  config.rank_pattern = pattern_of<int64_t>(
+      object, "rank_pattern", "an object of integers of at least 1", what,
+      [](const Json& rank) { return rank.is_int64() && rank.get_int64() >= 1; });
+  config.alpha_pattern = pattern_of<double>(object, "alpha_pattern", "an object of numbers", what,
+                                            [](const Json& alpha) { return alpha.is_number(); });
   refuse_tying(object, config, what);
   const Json* base = find(object, "base_model_name_or_path");
   if (base != nullptr && base->is_string()) config.base_model = base->get_string();
@@ -119,22 +180,29 @@ Json json_of(const PeftConfig& config) {
   } else {
     targets = std::get<std::string>(config.target_modules);
   }
-  return {{"base_model_name_or_path", config.base_model.empty() ? Json() : Json(config.base_model)},
-          {"bias", "none"},
-          {"fan_in_fan_out", false},
-          {"inference_mode", true},
-          {"init_lora_weights", true},
-          {"lora_alpha", config.alpha == static_cast<double>(static_cast<int64_t>(config.alpha))
-                             ? Json(static_cast<int64_t>(config.alpha))
-                             : Json(config.alpha)},
-          {"lora_dropout", config.dropout},
-          {"modules_to_save", nullptr},
-          {"peft_type", "LORA"},
-          {"r", config.rank},
-          {"target_modules", std::move(targets)},
-          {"task_type", "CAUSAL_LM"},
-          {"use_dora", false},
-          {"use_rslora", config.use_rslora}};
+  JsonObject out{
+      {"base_model_name_or_path", config.base_model.empty() ? Json() : Json(config.base_model)},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"init_lora_weights", true},
+      {"lora_alpha", config.alpha == static_cast<double>(static_cast<int64_t>(config.alpha))
+                         ? Json(static_cast<int64_t>(config.alpha))
+                         : Json(config.alpha)},
+      {"lora_dropout", config.dropout},
+      {"modules_to_save", nullptr},
+      {"peft_type", "LORA"},
+      {"r", config.rank},
+      {"target_modules", std::move(targets)},
+      {"task_type", "CAUSAL_LM"},
+      {"use_dora", false},
+      {"use_rslora", config.use_rslora}};
+  if (!config.target_parameters.empty())
+    out["target_parameters"] =
+        JsonArray(config.target_parameters.begin(), config.target_parameters.end());
+  if (!config.rank_pattern.empty()) out["rank_pattern"] = json_of_pattern(config.rank_pattern);
+  if (!config.alpha_pattern.empty()) out["alpha_pattern"] = json_of_pattern(config.alpha_pattern);
+  return out;
 }
 
 }  // namespace twinkle

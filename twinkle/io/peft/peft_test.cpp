@@ -60,6 +60,29 @@ TEST(PeftConfig, ComesBackFromJsonWithEveryKindOfTargets) {
   }
 }
 
+TEST(PeftConfig, ReadsAndWritesTargetParametersWithModulesOrWithout) {
+  PeftConfig config{.target_modules = std::vector<std::string>{"q_proj"}};
+  config.target_parameters = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+  config.target_modules = std::vector<std::string>{};
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+  Json null_modules = json_of(config);
+  null_modules.as_object()["target_modules"] = nullptr;
+  EXPECT_EQ(peft_config(null_modules, "F"), config);
+  config.dropout = 0.5;
+  EXPECT_EQ(error_of([&] { peft_config(json_of(config), "F"); }),
+            "io: F: field 'lora_dropout' is 5E-1, it must be 0 with target_parameters, as in peft");
+  EXPECT_EQ(error_of_fields(R"("target_parameters": [1])"),
+            "io: F: field 'target_parameters' is [1], it must be a list of names");
+}
+
+TEST(PeftConfig, KeepsPatternsInTheirOrder) {
+  PeftConfig config{.target_modules = "all-linear"};
+  config.rank_pattern = {{"v_proj", 4}, {"a", 2}};
+  config.alpha_pattern = {{"mlp.*", 0.5}, {"^x", 3}};
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+}
+
 TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
   EXPECT_EQ(error_of_fields(R"("use_dora": false, "rank_pattern": {}, "layers_to_transform": null,
                                "loftq_config": {}, "exclude_modules": [], "revision": "main",
@@ -71,15 +94,18 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
         "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
   }
   for (const std::string field :
-       {"modules_to_save", "layers_to_transform", "layer_replication", "target_parameters",
-        "trainable_token_indices", "exclude_modules", "something_of_tomorrow"}) {
+       {"modules_to_save", "layers_to_transform", "layer_replication", "trainable_token_indices",
+        "exclude_modules", "something_of_tomorrow"}) {
     EXPECT_EQ(
         error_of_fields("\"" + field + "\": [1]"),
         "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");
   }
   EXPECT_EQ(
-      error_of_fields(R"("rank_pattern": {"q": 4})"),
-      "io: F: field 'rank_pattern' is {\"q\":4}, a feature of peft that Twinkle does not support");
+      error_of_fields(R"("rank_pattern": {"q": 0})"),
+      "io: F: field 'rank_pattern' is {\"q\":0}, it must be an object of integers of at least "
+      "1");
+  EXPECT_EQ(error_of_fields(R"("alpha_pattern": {"q": "4"})"),
+            "io: F: field 'alpha_pattern' is {\"q\":\"4\"}, it must be an object of numbers");
   EXPECT_EQ(error_of_fields(R"("bias": "all")"),
             "io: F: field 'bias' is \"all\", it must be \"none\"");
   EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS")"),

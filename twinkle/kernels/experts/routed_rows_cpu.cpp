@@ -1,0 +1,249 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "twinkle/base/error.h"
+#include "twinkle/kernels/experts/routed_rows.h"
+#include "twinkle/kernels/simd/dispatch.h"
+#include "twinkle/kernels/simd/simd.h"
+#include "twinkle/kernels/simd/tasks.h"
+
+// Plain loops over rows in float32, which the compiler makes vectors of.
+#define TWINKLE_CLONES [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]]
+
+namespace twinkle::kernels {
+namespace {
+
+TWINKLE_CLONES void widen(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t word = static_cast<uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &word, 4);
+  }
+}
+
+// Nearest, ties to even; a NaN stays one.
+TWINKLE_CLONES void narrow(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t word;
+    std::memcpy(&word, from + i, 4);
+    const uint32_t rounded = (word + 0x7fffu + (word >> 16 & 1u)) >> 16;
+    to[i] = static_cast<uint16_t>(from[i] == from[i] ? rounded : 0x7fc0u);
+  }
+}
+
+TWINKLE_CLONES void add(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+void add(const double* from, int64_t count, double* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+TWINKLE_CLONES void scale(float* x, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+void scale(double* x, int64_t count, double factor) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+// Sixteen sums, then theirs.
+template <class A>
+inline __attribute__((always_inline)) A dot_of(const A* x, const A* y, int64_t count) {
+  A sums[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    for (int64_t j = 0; j < 16; ++j) sums[j] += x[i + j] * y[i + j];
+  }
+  for (int64_t j = 0; i < count; ++i, ++j) sums[j] += x[i] * y[i];
+  return std::accumulate(sums, sums + 16, A{0});
+}
+TWINKLE_CLONES float dot(const float* x, const float* y, int64_t count) {
+  return dot_of(x, y, count);
+}
+double dot(const double* x, const double* y, int64_t count) { return dot_of(x, y, count); }
+
+void read(const c10::BFloat16* from, int64_t count, float* to) {
+  widen(reinterpret_cast<const uint16_t*>(from), count, to);
+}
+void write(const float* from, int64_t count, c10::BFloat16* to) {
+  narrow(from, count, reinterpret_cast<uint16_t*>(to));
+}
+template <class A>
+void read(const A* from, int64_t count, A* to) {
+  std::memcpy(to, from, static_cast<size_t>(count) * sizeof(A));
+}
+template <class A>
+void write(const A* from, int64_t count, A* to) {
+  std::memcpy(to, from, static_cast<size_t>(count) * sizeof(A));
+}
+
+// Calls work(row, scratch) of each row; scratch is `size` numbers.
+template <class A, class Work>
+void each_row(int64_t rows, int64_t width, int64_t size, const Work& work) {
+  parallel_for(0, rows, row_grain(width), [&](int64_t begin, int64_t end) {
+    std::vector<A> scratch(static_cast<size_t>(size));
+    for (int64_t r = begin; r < end; ++r) work(r, scratch.data());
+  });
+}
+
+// The weights of the routed rows [R].
+template <class A>
+std::vector<A> by_row(const at::Tensor& weights, const RoutedRows& rows) {
+  std::vector<A> out(rows.tokens.size());
+  const A* weight = weights.const_data_ptr<A>();
+  for (size_t i = 0; i < rows.places.size(); ++i)
+    out[static_cast<size_t>(rows.places[i])] = weight[i];
+  return out;
+}
+
+template <class A>
+A sigmoid(A x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+}  // namespace
+
+RoutedRows routed_rows(const at::Tensor& ids, int64_t num_experts) {
+  require(ids.is_cpu() && ids.dim() == 2 && ids.is_contiguous() && ids.scalar_type() == at::kInt,
+          Code::kInvalid, "kernels: the chosen experts' tensor is ", ids.scalar_type(), " ",
+          ids.sizes(), " on ", ids.device().str(),
+          ", it must be contiguous int32 [T, k] on the CPU: experts run there alone");
+  RoutedRows out{.offsets = std::vector<int64_t>(static_cast<size_t>(num_experts) + 1),
+                 .top_k = ids.size(1)};
+  const size_t count = static_cast<size_t>(ids.numel()), k = static_cast<size_t>(out.top_k);
+  const int32_t* id = ids.const_data_ptr<int32_t>();
+  for (size_t i = 0; i < count; ++i) ++out.offsets[static_cast<size_t>(id[i]) + 1];
+  std::partial_sum(out.offsets.begin(), out.offsets.end(), out.offsets.begin());
+  std::vector<int64_t> next(out.offsets.begin(), out.offsets.end() - 1);
+  out.tokens.resize(count);
+  out.places.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t row = next[static_cast<size_t>(id[i])]++;
+    out.places[i] = row;
+    out.tokens[static_cast<size_t>(row)] = static_cast<int64_t>(i / k);
+  }
+  return out;
+}
+
+at::Tensor gather_rows(const at::Tensor& x, const RoutedRows& rows) {
+  const at::Tensor from = x.contiguous(),
+                   out = at::empty({rows.num_rows(), x.size(1)}, x.options());
+  const size_t size = static_cast<size_t>(x.size(1)) * x.element_size();
+  const char* in = static_cast<const char*>(from.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  parallel_for(0, rows.num_rows(), row_grain(x.size(1)), [&](int64_t begin, int64_t end) {
+    for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r)
+      std::memcpy(to + r * size, in + static_cast<size_t>(rows.tokens[r]) * size, size);
+  });
+  return out;
+}
+
+at::Tensor sum_rows(const at::Tensor& y, const RoutedRows& rows) {
+  const int64_t width = y.size(1), k = rows.top_k;
+  const at::Tensor out = at::empty({rows.num_tokens(), width}, y.options());
+  with_type(y, "the experts' output", [&]<class T>(T) {
+    using A = Wide<T>;
+    const T* from = y.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    each_row<A>(rows.num_tokens(), k * width, 2 * width, [&](int64_t t, A* sum) {
+      const int64_t* place = rows.places.data() + t * k;
+      read(from + place[0] * width, width, sum);
+      for (int64_t j = 1; j < k; ++j) {
+        read(from + place[j] * width, width, sum + width);
+        add(sum + width, width, sum);
+      }
+      write(sum, width, to + t * width);
+    });
+  });
+  return out;
+}
+
+at::Tensor routed_swiglu(const at::Tensor& gate_up, const at::Tensor& weights,
+                         const RoutedRows& rows) {
+  const int64_t width = gate_up.size(1) / 2;
+  const at::Tensor out = at::empty({rows.num_rows(), width}, gate_up.options());
+  with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
+    using A = Wide<T>;
+    const auto& loops = best_simd().loops<A>();
+    const std::vector<A> weight = by_row<A>(weights, rows);
+    const T* from = gate_up.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    each_row<A>(rows.num_rows(), 4 * width, 3 * width, [&](int64_t r, A* row) {
+      read(from + r * 2 * width, 2 * width, row);
+      A* const h = row + 2 * width;
+      loops.swiglu(row, row + width, width, h);
+      scale(h, width, weight[static_cast<size_t>(r)]);
+      write(h, width, to + r * width);
+    });
+  });
+  return out;
+}
+
+RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up,
+                                         const at::Tensor& weights, const RoutedRows& rows) {
+  const int64_t width = gate_up.size(1) / 2;
+  RoutedSwigluGrads out{at::empty_like(gate_up), at::empty_like(weights)};
+  with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
+    using A = Wide<T>;
+    const auto& loops = best_simd().loops<A>();
+    const std::vector<A> weight = by_row<A>(weights, rows);
+    std::vector<A> dots(weight.size());
+    const T *from = gate_up.const_data_ptr<T>(), *slope = grad.const_data_ptr<T>();
+    T* to = out.gate_up.mutable_data_ptr<T>();
+    each_row<A>(rows.num_rows(), 8 * width, 6 * width, [&](int64_t r, A* row) {
+      A *const d = row + 2 * width, *const h = row + 3 * width, *const slopes = row + 4 * width;
+      read(from + r * 2 * width, 2 * width, row);
+      read(slope + r * width, width, d);
+      loops.swiglu(row, row + width, width, h);
+      dots[static_cast<size_t>(r)] = dot(d, h, width);
+      scale(d, width, weight[static_cast<size_t>(r)]);
+      loops.swiglu_backward(d, row, row + width, width, slopes, slopes + width);
+      write(slopes, 2 * width, to + r * 2 * width);
+    });
+    A* dweight = out.weights.mutable_data_ptr<A>();
+    for (size_t i = 0; i < rows.places.size(); ++i)
+      dweight[i] = dots[static_cast<size_t>(rows.places[i])];
+  });
+  return out;
+}
+
+at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate) {
+  const at::Tensor out = at::empty_like(y);
+  const int64_t width = y.size(1);
+  with_type(y, "the shared expert's output", [&]<class T>(T) {
+    using A = Wide<T>;
+    const T *from = y.const_data_ptr<T>(), *gates = gate.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    each_row<A>(y.size(0), width, width, [&](int64_t t, A* row) {
+      read(from + t * width, width, row);
+      scale(row, width, sigmoid(static_cast<A>(gates[t])));
+      write(row, width, to + t * width);
+    });
+  });
+  return out;
+}
+
+SigmoidGateGrads sigmoid_gate_backward(const at::Tensor& grad, const at::Tensor& y,
+                                       const at::Tensor& gate) {
+  SigmoidGateGrads out{at::empty_like(y), at::empty_like(gate)};
+  const int64_t width = y.size(1);
+  with_type(y, "the shared expert's output", [&]<class T>(T) {
+    using A = Wide<T>;
+    const T *from = y.const_data_ptr<T>(), *slope = grad.const_data_ptr<T>(),
+            *gates = gate.const_data_ptr<T>();
+    T *dy = out.y.mutable_data_ptr<T>(), *dgate = out.gate.mutable_data_ptr<T>();
+    each_row<A>(y.size(0), 2 * width, 2 * width, [&](int64_t t, A* row) {
+      const A s = sigmoid(static_cast<A>(gates[t]));
+      read(from + t * width, width, row);
+      read(slope + t * width, width, row + width);
+      dgate[t] = static_cast<T>(dot(row, row + width, width) * s * (1 - s));
+      scale(row + width, width, s);
+      write(row + width, width, dy + t * width);
+    });
+  });
+  return out;
+}
+
+}  // namespace twinkle::kernels

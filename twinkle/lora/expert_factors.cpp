@@ -1,0 +1,121 @@
+#include "twinkle/lora/expert_factors.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::lora {
+namespace {
+
+constexpr std::string_view kExperts = ".experts.";
+constexpr const char *kGateUp = "gate_up_proj", *kDown = "down_proj";
+
+bool ends_in(const std::string& path, const std::string& name) {
+  return path == name || (path.size() > name.size() && path.ends_with(name) &&
+                          path[path.size() - name.size() - 1] == '.');
+}
+
+// peft's 0.18 and before took a stack [E, out, in] for one of [E, in, out].
+bool is_turned(const std::string& version) {
+  int major = 0, minor = 0;
+  const char* const end = version.data() + version.size();
+  const auto [dot, error] = std::from_chars(version.data(), end, major);
+  if (error != std::errc() || dot == end) return false;
+  std::from_chars(dot + 1, end, minor);
+  return major == 0 && minor < 19;
+}
+
+}  // namespace
+
+std::optional<ExpertPath> expert_path(const std::string& path) {
+  const size_t at = path.find(kExperts);
+  if (at == std::string::npos) return std::nullopt;
+  ExpertPath out{.module = path.substr(0, at + kExperts.size() - 1), .expert = -1, .name = {}};
+  const char *first = path.data() + at + kExperts.size(), *last = path.data() + path.size();
+  const auto [end, error] = std::from_chars(first, last, out.expert);
+  if (error != std::errc() || end == last || *end != '.') return std::nullopt;
+  out.name.assign(end + 1, last);
+  return out;
+}
+
+std::vector<size_t> match_parameters(const PeftConfig& config,
+                                     std::span<const LinearShape> linears) {
+  std::vector<size_t> out;
+  std::set<std::string> known;
+  std::vector<bool> used(config.target_parameters.size(), false);
+  for (size_t i = 0; i < linears.size() && !used.empty(); ++i) {
+    const auto path = expert_path(linears[i].path);
+    if (!path || (path->name != kGateUp && path->name != kDown)) continue;
+    known.insert("mlp.experts." + path->name);
+    bool hit = false;
+    for (size_t t = 0; t < used.size(); ++t) {
+      if (ends_in(path->parameter(), config.target_parameters[t])) used[t] = hit = true;
+    }
+    if (hit) out.push_back(i);
+  }
+  for (size_t t = 0; t < used.size(); ++t) {
+    std::string listed;
+    for (const std::string& name : known) listed += (listed.empty() ? "" : ", ") + name;
+    require(used[t], Code::kInvalid, "lora: target parameter '", config.target_parameters[t],
+            "' matches nothing",
+            listed.empty() ? ", this model has no experts" : "; there is: ", listed,
+            "; a router is not adapted");
+  }
+  return out;
+}
+
+std::vector<StackedPair> stacked_pairs(std::span<const LinearShape> linears,
+                                       std::span<const size_t> matched) {
+  std::map<std::string, std::vector<size_t>> parameters;
+  for (const size_t i : matched) parameters[expert_path(linears[i].path)->parameter()].push_back(i);
+  std::vector<StackedPair> out;
+  for (auto& [parameter, its] : parameters) {
+    const ExpertPath path = *expert_path(linears[its[0]].path);
+    const bool inner = path.name == kGateUp && parameters.contains(path.module + "." + kDown);
+    out.push_back({path.module + (inner ? ".base_layer" : ""), std::move(its)});
+  }
+  return out;
+}
+
+void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const StackLayout& layout,
+                 const std::string& what) {
+  const LinearShape& expert = layout.expert;
+  const int64_t count = layout.num_experts, rows = count * layout.rank;
+  const bool whole = a.size() == 2 && b.size() == 2 && a[0] == rows && b[1] == rows;
+  require(whole && ((a[1] == expert.inputs && b[0] == expert.outputs) ||
+                    (a[1] == expert.outputs && b[0] == expert.inputs)),
+          Code::kInvalid, "lora: ", what, " has lora_A ", shape_text(a), " and lora_B ",
+          shape_text(b), ", written by peft ",
+          layout.peft_version.empty() ? "of an unknown version" : layout.peft_version,
+          "; this model's ", count, " experts have [", rows, ", ", expert.inputs, "] and [",
+          expert.outputs, ", ", rows, "], before peft 0.19 [", rows, ", ", expert.outputs,
+          "] and [", expert.inputs, ", ", rows, "]: is it of another base model?");
+}
+
+std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout) {
+  const LinearShape& expert = layout.expert;
+  const int64_t in = all.a.size(1), out = all.b.size(0);
+  const bool turned =
+      expert.inputs == expert.outputs ? is_turned(layout.peft_version) : in != expert.inputs;
+  const at::Tensor a = all.a.view({layout.num_experts, layout.rank, in});
+  const at::Tensor b = all.b.view({out, layout.rank, layout.num_experts});
+  std::vector<Pair> pairs;
+  for (int64_t e = 0; e < layout.num_experts; ++e) {
+    Pair pair{a.select(0, e), b.select(2, e)};
+    if (turned) pair = {pair.b.t(), pair.a.t()};
+    pairs.push_back({pair.a.contiguous(), pair.b.contiguous()});
+  }
+  return pairs;
+}
+
+Pair joined_pair(std::span<const Pair> experts) {
+  std::vector<at::Tensor> a, b;
+  for (const Pair& pair : experts) a.push_back(pair.a), b.push_back(pair.b);
+  return {at::cat(a), at::stack(b, 2).flatten(1)};
+}
+
+}  // namespace twinkle::lora

@@ -1,0 +1,65 @@
+// The adapters of routed experts as peft keeps them. An expert's linears have paths of their own,
+// "model.layers.0.mlp.experts.3.down_proj", and so have an adapter's factors here. peft 0.17 and
+// later, over transformers 5, targets the stacked weight, a parameter of the experts' module, and
+// keeps the factors of all experts E in one pair for each: A [E r, in], an expert's rows one after
+// the other, and B [out, r E], an expert's columns E apart. Two parameters of one module are
+// wrapped one in the other, in the order of their names: down_proj's pair is named by the module,
+// gate_up_proj's by its base_layer, and either by the module where it is alone. (peft 0.21,
+// tuners/lora/layer.py, ParamWrapper)
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/targets.h"
+
+namespace twinkle::lora {
+
+// An expert's linear.
+struct ExpertPath {
+  std::string module;  // "model.layers.0.mlp.experts"
+  int64_t expert;
+  std::string name;  // "gate_up_proj"
+
+  std::string parameter() const { return module + "." + name; }
+};
+std::optional<ExpertPath> expert_path(const std::string& path);
+
+// The indices of the experts' linears that the config's target_parameters are, in all linears.
+// Error kInvalid: a name that is no stack of experts, with what there is.
+std::vector<size_t> match_parameters(const PeftConfig& config,
+                                     std::span<const LinearShape> linears);
+
+// One pair for all experts of a parameter.
+struct StackedPair {
+  std::string module;           // its name in a file
+  std::vector<size_t> linears;  // of the experts, in order
+};
+// Of those that match_parameters gives.
+std::vector<StackedPair> stacked_pairs(std::span<const LinearShape> linears,
+                                       std::span<const size_t> matched);
+
+struct Pair {
+  at::Tensor a, b;  // [r, in], [out, r] of one expert; [E r, in], [out, r E] of all
+};
+// How a file has the pairs of a stack's experts.
+struct StackLayout {
+  LinearShape expert;  // any of them
+  int64_t num_experts, rank;
+  std::string peft_version;  // that wrote it; empty is a new one
+};
+// Error kInvalid: shapes that fit neither these experts nor, turned round, what peft before 0.19
+// wrote; `what` names the pair.
+void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const StackLayout& layout,
+                 const std::string& what);
+// The pairs of all experts from one, which has been checked, and back. Where in equals out, the
+// version says whether the stack is turned round.
+std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout);
+Pair joined_pair(std::span<const Pair> experts);
+
+}  // namespace twinkle::lora

@@ -1,0 +1,177 @@
+#include "twinkle/lora/expert_factors.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "twinkle/base/error_for_test.h"
+
+namespace twinkle::lora {
+namespace {
+
+constexpr int64_t kExperts = 2, kWidth = 8, kInner = 3, kRank = 2;
+
+// A layer with experts, as a decoder lists its linears, and one dense one.
+std::vector<LinearShape> some_linears() {
+  std::vector<LinearShape> out{{"model.layers.0.self_attn.q_proj", kWidth, kWidth},
+                               {"model.layers.0.mlp.gate_proj", kWidth, kInner}};
+  for (int64_t e = 0; e < kExperts; ++e) {
+    const std::string path = "model.layers.1.mlp.experts." + std::to_string(e) + ".";
+    out.push_back({path + "gate_up_proj", kWidth, 2 * kInner});
+    out.push_back({path + "gate_proj", kWidth, kInner});
+    out.push_back({path + "up_proj", kWidth, kInner});
+    out.push_back({path + "down_proj", kInner, kWidth});
+  }
+  out.push_back({"lm_head", kWidth, 20});
+  return out;
+}
+
+// Each is made in its place: GCC 12 warns of nested braces.
+StackLayout layout_of(int64_t inputs, int64_t outputs, const char* version) {
+  const LinearShape expert{"linear", inputs, outputs};
+  return {expert, kExperts, kRank, version};
+}
+
+PeftConfig config_of(const std::vector<std::string>& modules,
+                     const std::vector<std::string>& parameters) {
+  PeftConfig config{.rank = kRank, .target_modules = modules};
+  config.target_parameters = parameters;
+  return config;
+}
+
+std::vector<std::string> targets(const PeftConfig& config) {
+  const auto linears = some_linears();
+  std::vector<std::string> out;
+  for (const size_t i : match_targets(config, linears)) out.push_back(linears[i].path);
+  return out;
+}
+
+using Paths = std::vector<std::string>;
+
+TEST(ExpertFactors, APathSaysWhichExpertsLinearItIs) {
+  const auto path = expert_path("model.layers.1.mlp.experts.17.down_proj");
+  ASSERT_TRUE(path);
+  EXPECT_EQ(path->module, "model.layers.1.mlp.experts");
+  EXPECT_EQ(path->expert, 17);
+  EXPECT_EQ(path->name, "down_proj");
+  EXPECT_EQ(path->parameter(), "model.layers.1.mlp.experts.down_proj");
+  for (const char* other : {"model.layers.1.mlp.down_proj", "mlp.experts.down_proj",
+                            "mlp.shared_experts.up_proj", "mlp.experts.1"}) {
+    EXPECT_FALSE(expert_path(other)) << other;
+  }
+}
+
+TEST(ExpertFactors, AllLinearIsEveryLinearOfEveryExpertOnceAndNotTheHead) {
+  PeftConfig config;
+  config.target_modules = "all-linear";
+  const Paths all = targets(config);
+  EXPECT_EQ(all.size(), 2u + 3 * kExperts);
+  for (const std::string& path : all) EXPECT_EQ(path.find("gate_up_proj"), std::string::npos);
+  const PeftConfig named = with_named_targets(config, some_linears());
+  EXPECT_EQ(std::get<Paths>(named.target_modules),
+            (Paths{"q_proj", "gate_proj", "up_proj", "down_proj"}));
+  EXPECT_EQ(targets(named), all);
+}
+
+TEST(ExpertFactors, TargetParametersAreTheStacksOfAllExperts) {
+  const std::string layer = "model.layers.1.mlp.experts.";
+  EXPECT_EQ(targets(config_of({}, {"mlp.experts.gate_up_proj", "down_proj"})),
+            (Paths{layer + "0.gate_up_proj", layer + "0.down_proj", layer + "1.gate_up_proj",
+                   layer + "1.down_proj"}));
+  EXPECT_EQ(
+      targets(config_of({"q_proj"}, {"experts.down_proj"})),
+      (Paths{"model.layers.0.self_attn.q_proj", layer + "0.down_proj", layer + "1.down_proj"}));
+  EXPECT_EQ(error_of([] { targets(config_of({}, {"gate.weight"})); }),
+            "lora: target parameter 'gate.weight' matches nothing; there is: "
+            "mlp.experts.down_proj, mlp.experts.gate_up_proj; a router is not adapted");
+  EXPECT_EQ(error_of([] { targets(config_of({"up_proj"}, {"gate_up_proj"})); }),
+            "lora: the adapter targets " + layer + "0.up_proj and " + layer +
+                "0.gate_up_proj, which holds it: leave one of them out");
+}
+
+TEST(ExpertFactors, PatternsMatchTheStacksPathAndAnExpertsOwn) {
+  PeftConfig config = config_of({}, {"gate_up_proj", "down_proj"});
+  config.rank_pattern = {{R"(.*\.gate_up_proj)", 4}, {R"(mlp\.experts\.down_proj)", 6}};
+  const Sizes sizes(config);
+  EXPECT_EQ(sizes.rank("model.layers.1.mlp.experts.0.gate_up_proj"), 4);
+  EXPECT_EQ(sizes.rank("model.layers.1.mlp.experts.1.down_proj"), 6);
+  EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), kRank);
+}
+
+TEST(ExpertFactors, ThePairOfGateAndUpIsTheInnerOneOfTwo) {
+  const auto linears = some_linears();
+  const auto modules = [&](const Paths& parameters) {
+    Paths out;
+    const PeftConfig config = config_of({}, parameters);
+    for (const StackedPair& pair : stacked_pairs(linears, match_parameters(config, linears))) {
+      EXPECT_EQ(pair.linears.size(), size_t{kExperts});
+      out.push_back(pair.module + " " + expert_path(linears[pair.linears[1]].path)->name);
+    }
+    return out;
+  };
+  const std::string module = "model.layers.1.mlp.experts";
+  EXPECT_EQ(modules({"gate_up_proj", "down_proj"}),
+            (Paths{module + " down_proj", module + ".base_layer gate_up_proj"}));
+  EXPECT_EQ(modules({"gate_up_proj"}), (Paths{module + " gate_up_proj"}));
+  EXPECT_EQ(modules({"down_proj"}), (Paths{module + " down_proj"}));
+}
+
+// As peft's ParamWrapper.get_delta_weight has it: [E, out, in] without the scale.
+at::Tensor by_peft(const Pair& all) {
+  const at::Tensor a = all.a.reshape({kExperts, -1, all.a.size(1)});
+  const at::Tensor b = all.b.reshape({all.b.size(0), -1, kExperts});
+  return at::einsum("ore,eri->eoi", {b, a});
+}
+
+TEST(ExpertFactors, SplitAndJoinedTheyAreThePairsOfPeft) {
+  at::manual_seed(1);
+  const StackLayout layout = layout_of(kWidth, 2 * kInner, "0.21.2");
+  const Pair all{at::randn({4, 8}), at::randn({6, 4})};
+  check_stack(all.a.sizes(), all.b.sizes(), layout, "x");
+  const auto pairs = split_pair(all, layout);
+  const at::Tensor deltas = by_peft(all);
+  for (size_t e = 0; e < pairs.size(); ++e) {
+    EXPECT_TRUE(at::allclose(pairs[e].b.matmul(pairs[e].a), deltas[static_cast<int64_t>(e)]));
+  }
+  const Pair again = joined_pair(pairs);
+  EXPECT_TRUE(at::equal(again.a, all.a));
+  EXPECT_TRUE(at::equal(again.b, all.b));
+}
+
+TEST(ExpertFactors, StacksOfOldVersionsAreTurnedRound) {
+  at::manual_seed(2);
+  // E 2, H 8, I 3, r 2: peft before 0.19 wrote (4, 6) and (8, 4).
+  const Pair old{at::randn({4, 6}), at::randn({8, 4})};
+  const StackLayout layout = layout_of(kWidth, 2 * kInner, "0.17.1");
+  check_stack(old.a.sizes(), old.b.sizes(), layout, "x");
+  const auto pairs = split_pair(old, layout);
+  const at::Tensor deltas = by_peft(old).transpose(1, 2);  // it added "e i o" to [E, out, in]
+  for (size_t e = 0; e < pairs.size(); ++e) {
+    EXPECT_EQ(pairs[e].a.sizes(), (at::IntArrayRef{kRank, kWidth}));
+    EXPECT_TRUE(at::allclose(pairs[e].b.matmul(pairs[e].a), deltas[static_cast<int64_t>(e)]));
+  }
+}
+
+TEST(ExpertFactors, OfSquareExpertsTheVersionDecides) {
+  at::manual_seed(3);
+  const Pair all{at::randn({4, 6}), at::randn({6, 4})};
+  for (const char* version : {"0.18.0", "0.19.0", "1.0.0", ""}) {
+    const auto pairs = split_pair(all, layout_of(6, 6, version));
+    const at::Tensor delta = by_peft(all)[1];
+    const bool turned = std::string(version) == "0.18.0";
+    EXPECT_TRUE(at::allclose(pairs[1].b.matmul(pairs[1].a), turned ? delta.t() : delta)) << version;
+  }
+}
+
+TEST(ExpertFactors, ShapesOfAnotherModelAreRefusedWithTheVersion) {
+  const StackLayout layout = layout_of(kInner, kWidth, "0.21.2");
+  EXPECT_EQ(
+      invalid_of([&] {
+        check_stack(std::vector<int64_t>{4, 5}, std::vector<int64_t>{8, 4}, layout, "m.experts");
+      }),
+      "lora: m.experts has lora_A [4, 5] and lora_B [8, 4], written by peft 0.21.2; this "
+      "model's 2 experts have [4, 3] and [8, 4], before peft 0.19 [4, 8] and [3, 4]: is it of "
+      "another base model?");
+}
+
+}  // namespace
+}  // namespace twinkle::lora

@@ -1,0 +1,183 @@
+#include "twinkle/lora/saved_adapter.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/lora/expert_factors.h"
+#include "twinkle/model/weights/tensors.h"
+
+namespace twinkle::lora {
+namespace {
+
+[[noreturn]] void refuse_module(const std::string& path) {
+  fail(Code::kInvalid, "lora: the saved adapter has module ", path,
+       ", which this model does not have or the adapter's config does not target: is it of another "
+       "base model?");
+}
+
+// Of one module.
+void check_scale(const Sizes& saved, const Sizes& target, const std::string& path) {
+  require(saved.rank(path) == target.rank(path), Code::kInvalid,
+          "lora: the saved adapter has rank ", saved.rank(path), ", this one has ",
+          target.rank(path));
+  require(saved.scale(path) == target.scale(path), Code::kInvalid,
+          "lora: the saved adapter has scale ", saved.scale(path), ", this one has ",
+          target.scale(path), ": create it with the lora_alpha and use_rslora of the saved one");
+}
+
+void check_modules(std::span<const std::string_view> saved, std::set<std::string_view> wanted) {
+  for (const std::string_view module : saved) {
+    if (wanted.erase(module) == 0) refuse_module(std::string(module));
+  }
+  require(wanted.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
+          wanted.empty() ? "" : *wanted.begin(), ", which its config targets");
+}
+
+void check_shape(const StoredTensor& view, const std::vector<int64_t>& shape, const char* half,
+                 const std::string& module) {
+  require(view.shape == shape, Code::kInvalid, "lora: ", half, " of ", module, " has shape ",
+          shape_text(view.shape), ", this model's is ", shape_text(shape),
+          ": is it of another base model?");
+}
+
+at::Tensor read(const StoredTensor& view, const char* half, const std::string& module) {
+  const at::Tensor t = model::to_float32(view);
+  require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,
+          " holds NaN or infinity");
+  return t;
+}
+
+// Where a linear's factors are in a file: an entry of its own, or its place in a stack's.
+struct Source {
+  const StoredPeftEntry* entry = nullptr;
+  size_t stack = 0, expert = 0;
+};
+
+struct Stack {
+  const StoredPeftEntry* entry;
+  StackLayout layout;
+  std::vector<Pair> pairs = {};  // once they are read
+};
+
+// The factors that a file has for a model's linears, checked before they are read.
+class Reader {
+ public:
+  Reader(const PeftAdapter& saved, std::span<const LinearShape> linears, const PeftConfig* target)
+      : saved_(saved), linears_(linears), sizes_(saved.config) {
+    if (target) target_sizes_.emplace(*target);
+    for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
+    add_stacks();
+    add_modules();
+    if (!entries_.empty()) refuse_module(std::string(entries_.begin()->first));
+    std::vector<std::string_view> modules;
+    std::set<std::string_view> wanted;
+    for (const auto& [linear, source] : sources_) modules.push_back(linears[linear].path);
+    for (const size_t i : match_targets(target ? *target : saved.config, linears))
+      wanted.insert(linears[i].path);
+    check_modules(modules, std::move(wanted));
+  }
+
+  // Of all factors.
+  int64_t num_bytes() const { return size_ * static_cast<int64_t>(sizeof(float)); }
+
+  std::vector<SavedAdapter::Module> modules() {
+    std::vector<SavedAdapter::Module> out;
+    for (const auto& [linear, source] : sources_) {
+      const std::string& path = linears_[linear].path;
+      if (source.entry) {
+        out.push_back(
+            {path, read(source.entry->a, "lora_A", path), read(source.entry->b, "lora_B", path)});
+        continue;
+      }
+      Stack& stack = stacks_[source.stack];
+      if (source.expert == 0) {
+        const std::string& module = stack.entry->module;
+        stack.pairs = split_pair(
+            {read(stack.entry->a, "lora_A", module), read(stack.entry->b, "lora_B", module)},
+            stack.layout);
+      }
+      Pair& pair = stack.pairs[source.expert];
+      out.push_back({path, std::move(pair.a), std::move(pair.b)});
+    }
+    return out;
+  }
+
+ private:
+  void add(size_t linear, const Source& source) {
+    const std::string& path = linears_[linear].path;
+    if (target_sizes_) check_scale(sizes_, *target_sizes_, path);
+    sources_[linear] = source;
+    size_ += sizes_.rank(path) * (linears_[linear].inputs + linears_[linear].outputs);
+  }
+
+  void add_stacks() {
+    for (StackedPair& pair : stacked_pairs(linears_, match_parameters(saved_.config, linears_))) {
+      const auto node = entries_.extract(pair.module);
+      if (node.empty()) continue;
+      const LinearShape& expert = linears_[pair.linears[0]];
+      Stack stack{
+          node.mapped(),
+          {expert, std::ssize(pair.linears), sizes_.rank(expert.path), saved_.peft_version}};
+      check_stack(stack.entry->a.shape, stack.entry->b.shape, stack.layout, pair.module);
+      for (size_t e = 0; e < pair.linears.size(); ++e)
+        add(pair.linears[e], {nullptr, stacks_.size(), e});
+      stacks_.push_back(std::move(stack));
+    }
+  }
+
+  void add_modules() {
+    for (size_t i = 0; i < linears_.size(); ++i) {
+      const LinearShape& linear = linears_[i];
+      const auto node = entries_.extract(linear.path);
+      if (node.empty()) continue;
+      const StoredPeftEntry& entry = *node.mapped();
+      add(i, {&entry});
+      const int64_t rank = sizes_.rank(linear.path);
+      check_shape(entry.a, {rank, linear.inputs}, "lora_A", entry.module);
+      check_shape(entry.b, {linear.outputs, rank}, "lora_B", entry.module);
+    }
+  }
+
+  const PeftAdapter& saved_;
+  std::span<const LinearShape> linears_;
+  const Sizes sizes_;
+  std::optional<Sizes> target_sizes_;
+  std::map<std::string_view, const StoredPeftEntry*> entries_;  // that nobody has taken
+  std::map<size_t, Source> sources_;                            // by linear
+  std::vector<Stack> stacks_;
+  int64_t size_ = 0;  // numbers
+};
+
+}  // namespace
+
+SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
+                          const std::function<void(int64_t)>& reserve, const PeftConfig* target,
+                          const IsBaseWeight& is_base_weight) {
+  const PeftAdapter saved = read_peft(dir);
+  Reader reader(saved, linears, target);
+  for (const auto& [name, copy] : saved.base_weights) {
+    require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: ", dir.string(),
+            ": tensor '", copy.name, "' is not this base model's ", name,
+            ": it is of another base model, or was trained or resized; only LoRA's factors are "
+            "loaded, save the adapter with save_embedding_layers=False");
+  }
+  if (reserve) reserve(reader.num_bytes());
+  return {saved.config, reader.modules()};
+}
+
+void check_fits(const SavedAdapter& saved, const PeftConfig& target,
+                std::span<const std::string> modules) {
+  const Sizes theirs(saved.config), ours(target);
+  for (const std::string& path : modules) check_scale(theirs, ours, path);
+  std::vector<std::string_view> got;
+  for (const auto& module : saved.modules) got.push_back(module.path);
+  check_modules(got, {modules.begin(), modules.end()});
+}
+
+}  // namespace twinkle::lora

@@ -1,0 +1,213 @@
+#include "twinkle/lora/targets.h"
+
+#include <boost/regex.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "twinkle/base/error.h"
+#include "twinkle/lora/expert_factors.h"
+
+namespace twinkle::lora {
+namespace {
+
+bool ends_with_target(const std::string& path, const std::string& target) {
+  return path == target || (path.size() > target.size() && path.ends_with(target) &&
+                            path[path.size() - target.size() - 1] == '.');
+}
+
+// Boost's engine gives up on an expression whose search explodes, where std::regex would not come
+// back.
+bool matches(const std::string& path, const boost::regex& pattern) {
+  try {
+    return boost::regex_match(path, pattern);
+  } catch (const std::runtime_error& e) {
+    fail(Code::kInvalid, "lora: the pattern '", pattern.str(), "' cannot be matched: ", e.what());
+  }
+}
+
+// The last names of the paths, each once: q_proj, k_proj, ...
+std::vector<std::string> endings(std::span<const LinearShape> linears) {
+  std::vector<std::string> seen;
+  for (const LinearShape& linear : linears) {
+    std::string name = linear.path.substr(linear.path.rfind('.') + 1);
+    if (std::find(seen.begin(), seen.end(), name) == seen.end()) seen.push_back(std::move(name));
+  }
+  return seen;
+}
+
+// True if "all-linear" stands for it, too: as peft has it, for all but the output layer.
+bool is_among_all(const LinearShape& linear) {
+  if (linear.path == model::kHead) return false;
+  const auto expert = expert_path(linear.path);
+  return !expert || expert->name != "gate_up_proj";
+}
+
+// Error kInvalid: an expert's gate_up_proj and one of its halves.
+void refuse_overlap(std::span<const LinearShape> linears, std::span<const size_t> matched) {
+  std::set<std::string> both;
+  for (const size_t i : matched) {
+    const auto expert = expert_path(linears[i].path);
+    if (expert && expert->name == "gate_up_proj") both.insert(linears[i].path);
+  }
+  if (both.empty()) return;
+  for (const size_t i : matched) {
+    const std::string& path = linears[i].path;
+    const auto expert = expert_path(path);
+    if (!expert || (expert->name != "gate_proj" && expert->name != "up_proj")) continue;
+    const std::string stem = path.substr(0, path.rfind('.') + 1);
+    require(!both.contains(stem + "gate_up_proj"), Code::kInvalid, "lora: the adapter targets ",
+            path, " and ", stem, "gate_up_proj, which holds it: leave one of them out");
+  }
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void check_rank(const char* name, int64_t rank) {
+  require(rank >= 1, Code::kInvalid, "lora: ", name, rank, ", it must be at least 1");
+  require(rank <= 4096, Code::kInvalid, "lora: ", name, rank, ", the limit is 4096");
+}
+
+void check_options(const PeftConfig& c) {
+  check_rank("rank is ", c.rank);
+  for (const auto& [pattern, rank] : c.rank_pattern)
+    check_rank("rank_pattern has a rank of ", rank);
+  require(std::isfinite(c.alpha), Code::kInvalid, "lora: lora_alpha is ", c.alpha,
+          ", it must be finite");
+  for (const auto& [pattern, alpha] : c.alpha_pattern) {
+    require(std::isfinite(alpha), Code::kInvalid, "lora: alpha_pattern has an alpha of ", alpha,
+            ", it must be finite");
+  }
+  require(c.dropout >= 0 && c.dropout < 1, Code::kInvalid, "lora: lora_dropout is ", c.dropout,
+          ", it must be in [0, 1)");
+}
+
+}  // namespace
+
+struct Sizes::Patterns {
+  std::vector<std::pair<boost::regex, int64_t>> ranks;
+  std::vector<std::pair<boost::regex, double>> alphas;
+};
+
+namespace {
+
+// As peft has it: the whole path, or what is behind one of its dots.
+boost::regex pattern_of(const char* field, const std::string& text) {
+  try {
+    return boost::regex("(?:.*\\.)?(?:" + text + ")", boost::regex::perl);
+  } catch (const boost::regex_error& e) {
+    fail(Code::kInvalid, "lora: ", field, " '", text, "' is not a regular expression: ", e.what());
+  }
+}
+
+// An expert's linear has its own path, and its stack's.
+template <class T>
+T first_match(const std::vector<std::pair<boost::regex, T>>& patterns, const std::string& path,
+              T otherwise) {
+  if (patterns.empty()) return otherwise;
+  const auto expert = expert_path(path);
+  const std::string stack = expert ? expert->parameter() : path;
+  for (const auto& [pattern, value] : patterns) {
+    if (matches(path, pattern) || matches(stack, pattern)) return value;
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+Sizes::Sizes(const PeftConfig& config) : config_(config) {
+  check_options(config);
+  auto patterns = std::make_unique<Patterns>();
+  for (const auto& [text, rank] : config.rank_pattern)
+    patterns->ranks.emplace_back(pattern_of("rank_pattern", text), rank);
+  for (const auto& [text, alpha] : config.alpha_pattern)
+    patterns->alphas.emplace_back(pattern_of("alpha_pattern", text), alpha);
+  patterns_ = std::move(patterns);
+}
+
+Sizes::~Sizes() = default;
+
+int64_t Sizes::rank(const std::string& path) const {
+  return first_match(patterns_->ranks, path, config_.rank);
+}
+
+double Sizes::scale(const std::string& path) const {
+  const auto r = static_cast<double>(rank(path));
+  return first_match(patterns_->alphas, path, config_.alpha) /
+         (config_.use_rslora ? std::sqrt(r) : r);
+}
+
+std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears) {
+  std::vector<LinearShape> out;
+  for (const auto& l : linears)
+    out.push_back({l.path, l.linear->weight.size(1), l.linear->weight.size(0)});
+  return out;
+}
+
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears) {
+  const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
+  const std::string text = names ? "" : std::get<std::string>(config.target_modules);
+  std::vector<size_t> out = match_parameters(config, linears);
+  require(!out.empty() || (names ? !names->empty() : !text.empty()), Code::kInvalid,
+          "lora: target_modules is empty; name modules or use \"all-linear\"");
+  std::optional<boost::regex> pattern;
+  if (!names && text != "all-linear") {
+    try {
+      pattern.emplace(text, boost::regex::perl);
+    } catch (const boost::regex_error& e) {
+      fail(Code::kInvalid, "lora: target_modules '", text,
+           "' is not a regular expression: ", e.what());
+    }
+  }
+  std::vector<bool> used(names ? names->size() : 0, false);
+  for (size_t i = 0; i < linears.size(); ++i) {
+    bool hit = !names && (pattern ? matches(linears[i].path, *pattern) : is_among_all(linears[i]));
+    for (size_t t = 0; t < used.size(); ++t) {
+      if (ends_with_target(linears[i].path, (*names)[t])) used[t] = hit = true;
+    }
+    if (hit) out.push_back(i);
+  }
+  for (size_t t = 0; t < used.size(); ++t) {
+    require(used[t], Code::kInvalid, "lora: target module '", (*names)[t],
+            "' matches nothing; there is: ", listed(endings(linears)));
+  }
+  require(!out.empty(), Code::kInvalid, "lora: target_modules '", text,
+          "' matches nothing; there is: ", listed(endings(linears)));
+  if (!config.target_parameters.empty()) {
+    std::ranges::sort(out);
+    out.erase(std::unique(out.begin(), out.end()), out.end());
+  }
+  refuse_overlap(linears, out);
+  return out;
+}
+
+bool targets_head(const PeftConfig& config) {
+  if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    return std::ranges::any_of(
+        *names, [](const std::string& name) { return ends_with_target(model::kHead, name); });
+  }
+  const auto& text = std::get<std::string>(config.target_modules);
+  try {
+    return text != "all-linear" && matches(model::kHead, boost::regex(text, boost::regex::perl));
+  } catch (const std::exception&) {
+    return false;  // such an adapter is refused when it is made
+  }
+}
+
+PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
+  const auto* text = std::get_if<std::string>(&config.target_modules);
+  if (text == nullptr || *text != "all-linear") return config;
+  std::vector<LinearShape> all;
+  std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
+  config.target_modules = endings(all);
+  return config;
+}
+
+}  // namespace twinkle::lora

@@ -1,0 +1,292 @@
+#include "twinkle/nn/experts/experts.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "twinkle/kernels/experts/routed_rows.h"
+#include "twinkle/kernels/linear/grouped.h"
+#include "twinkle/kernels/simd/team.h"
+
+namespace twinkle::nn {
+namespace {
+
+using kernels::RoutedRows;
+using kernels::RowGroup;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The adapters of one expert, and what their forward passes return.
+struct Seams {
+  size_t expert = 0;
+  int64_t begin = 0, count = 0;  // its routed rows
+  Rows rows;
+  struct Seam {
+    Delta* delta = nullptr;
+    std::vector<at::Tensor> saved = {};
+  };
+  Seam gate_up, gate, up, down;
+
+  bool any() const { return gate_up.delta || gate.delta || up.delta || down.delta; }
+};
+
+// One pass through the experts of a layer.
+struct Call : torch::CustomClassHolder {
+  Call(const at::Tensor& ids, const Experts& of, const Rows& batch);
+
+  at::Tensor gate_up_of(const at::Tensor& x);
+  at::Tensor down_of(const at::Tensor& gate_up, const at::Tensor& weights);
+  at::Tensor down_backward(const at::Tensor& dy, const at::Tensor& gate_up,
+                           const at::Tensor& weights);
+  at::Tensor gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx);
+  bool reads_x() const;
+  bool reads_h() const;
+
+  at::Tensor gate_up, down;  // the stacks
+  bool exact;
+  WeightGrad *gate_up_grad, *down_grad;
+  RoutedRows routed;
+  std::vector<Seams> seams;  // of the experts that have rows, and adapters or weights that learn
+};
+
+Call::Call(const at::Tensor& ids, const Experts& of, const Rows& batch)
+    : gate_up(of.gate_up),
+      down(of.down),
+      exact(of.each.front().down.exact),
+      gate_up_grad(of.gate_up_grad),
+      down_grad(of.down_grad),
+      routed(kernels::routed_rows(ids, of.count())) {
+  for (size_t e = 0; e < of.each.size(); ++e) {
+    const int64_t begin = routed.offsets[e], count = routed.offsets[e + 1] - begin;
+    if (count == 0) continue;
+    const Expert& expert = of.each[e];
+    Seams its{.expert = e, .begin = begin, .count = count};
+    its.gate_up.delta = expert.gate_up.delta;
+    its.gate.delta = expert.gate.delta;
+    its.up.delta = expert.up.delta;
+    its.down.delta = expert.down.delta;
+    if (!its.any() && !gate_up_grad && !down_grad) continue;
+    const std::span<const int64_t> tokens(routed.tokens);
+    its.rows = batch.gather_sequences(
+        tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
+    seams.push_back(std::move(its));
+  }
+}
+
+bool Call::reads_x() const {
+  return gate_up_grad || std::ranges::any_of(seams, [](const Seams& its) {
+           return its.gate_up.delta || its.gate.delta || its.up.delta;
+         });
+}
+
+bool Call::reads_h() const {
+  return down_grad || std::ranges::any_of(seams, [](const Seams& its) { return its.down.delta; });
+}
+
+// x W^T of each expert's rows with its own, or with the transposed view.
+at::Tensor products(const Call& call, const at::Tensor& x, const at::Tensor& stack,
+                    bool transposed) {
+  std::vector<RowGroup> groups;
+  const auto& offsets = call.routed.offsets;
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+    if (offsets[e] == offsets[e + 1]) continue;
+    const at::Tensor w = stack.select(0, static_cast<int64_t>(e));
+    groups.push_back({offsets[e], offsets[e + 1], transposed ? w.t() : w});
+  }
+  if (x.scalar_type() != at::kDouble) return kernels::grouped_linear(x, groups);
+  std::vector<at::Tensor> parts;
+  for (const RowGroup& group : groups) {
+    const at::Tensor mine = x.narrow(0, group.begin, group.end - group.begin);
+    parts.push_back(call.exact ? batch_invariant_linear(mine, group.weight)
+                               : plain_linear(mine, group.weight, {}));
+  }
+  return at::cat(parts);
+}
+
+// Adds a delta to some columns of an expert's rows, which it wants contiguous.
+void add_delta(Seams::Seam& seam, const at::Tensor& x, const Rows& rows, const at::Tensor& y) {
+  if (!seam.delta) return;
+  at::Tensor sum = y.contiguous();
+  seam.saved = seam.delta->forward(x, rows, sum);
+  if (!sum.is_same(y)) y.copy_(sum);
+}
+
+void delta_backward(const Seams::Seam& seam, const at::Tensor& dy, const at::Tensor& x,
+                    const Rows& rows, at::Tensor& dx) {
+  if (seam.delta) seam.delta->backward(dy.contiguous(), x, seam.saved, rows, dx);
+}
+
+// The gate's half of an expert's rows, and the up's.
+at::Tensor half(const at::Tensor& gate_up, int64_t which) {
+  const int64_t width = gate_up.size(1) / 2;
+  return gate_up.narrow(1, which * width, width);
+}
+
+at::Tensor Call::gate_up_of(const at::Tensor& x) {
+  const at::Tensor rows = kernels::gather_rows(x, routed);
+  const at::Tensor out = products(*this, rows, gate_up, false);
+  for (Seams& its : seams) {
+    const at::Tensor mine = rows.narrow(0, its.begin, its.count);
+    const at::Tensor y = out.narrow(0, its.begin, its.count);
+    add_delta(its.gate_up, mine, its.rows, y);
+    add_delta(its.gate, mine, its.rows, half(y, 0));
+    add_delta(its.up, mine, its.rows, half(y, 1));
+  }
+  return out;
+}
+
+at::Tensor Call::down_of(const at::Tensor& gates, const at::Tensor& weights) {
+  const at::Tensor h = kernels::routed_swiglu(gates, weights, routed);
+  const at::Tensor out = products(*this, h, down, false);
+  for (Seams& its : seams) {
+    add_delta(its.down, h.narrow(0, its.begin, its.count), its.rows,
+              out.narrow(0, its.begin, its.count));
+  }
+  return kernels::sum_rows(out, routed);
+}
+
+// d loss / d the input of down.
+at::Tensor Call::down_backward(const at::Tensor& grad, const at::Tensor& gates,
+                               const at::Tensor& weights) {
+  const at::Tensor dy = kernels::gather_rows(grad, routed);
+  const at::Tensor dh = products(*this, dy, down, true);
+  if (!reads_h()) return dh;
+  const at::Tensor h = kernels::routed_swiglu(gates, weights, routed);
+  for (const Seams& its : seams) {
+    const at::Tensor mine = dy.narrow(0, its.begin, its.count),
+                     x = h.narrow(0, its.begin, its.count);
+    at::Tensor dx = dh.narrow(0, its.begin, its.count);
+    delta_backward(its.down, mine, x, its.rows, dx);
+    if (down_grad) {
+      add_weight_grad(mine, x, its.rows,
+                      down_grad->buffer(down).select(0, static_cast<int64_t>(its.expert)));
+    }
+  }
+  return dh;
+}
+
+// d loss / d x, undefined unless it is needed.
+at::Tensor Call::gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx) {
+  const at::Tensor dx = needs_dx ? products(*this, grad, gate_up, true) : at::Tensor();
+  if (reads_x()) {
+    const at::Tensor rows = kernels::gather_rows(x, routed);
+    for (const Seams& its : seams) {
+      const at::Tensor dy = grad.narrow(0, its.begin, its.count),
+                       in = rows.narrow(0, its.begin, its.count);
+      at::Tensor to = needs_dx ? dx.narrow(0, its.begin, its.count) : at::Tensor();
+      delta_backward(its.gate_up, dy, in, its.rows, to);
+      delta_backward(its.gate, half(dy, 0), in, its.rows, to);
+      delta_backward(its.up, half(dy, 1), in, its.rows, to);
+      if (gate_up_grad) {
+        add_weight_grad(dy, in, its.rows,
+                        gate_up_grad->buffer(gate_up).select(0, static_cast<int64_t>(its.expert)));
+      }
+    }
+  }
+  return needs_dx ? kernels::sum_rows(dx, routed) : dx;
+}
+
+// The library's products would run on one thread of a team.
+void in_team(const at::Tensor& x, const std::function<void()>& run) {
+  x.scalar_type() == at::kDouble ? run() : kernels::with_team(run);
+}
+
+struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weights,
+                            const at::Tensor& ids, const Experts* of, const Rows* rows) {
+    auto call = c10::make_intrusive<Call>(ids, *of, *rows);
+    at::Tensor gates, y;
+    in_team(x, [&] {
+      const at::NoGradGuard no_grad;
+      gates = call->gate_up_of(x);
+      y = call->down_of(gates, weights);
+    });
+    ctx->save_for_backward({call->reads_x() ? x : at::Tensor(), weights, gates});
+    ctx->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weights = saved[1], &gates = saved[2];
+    const auto capsule = ctx->saved_data.at("call").toCapsule();
+    auto& call = static_cast<Call&>(*capsule);
+    at::Tensor dx, dweights;
+    in_team(gates, [&] {
+      const at::Tensor dh = call.down_backward(grads[0].contiguous(), gates, weights);
+      auto slopes = kernels::routed_swiglu_backward(dh, gates, weights, call.routed);
+      dweights = std::move(slopes.weights);
+      dx = call.gate_up_backward(slopes.gate_up, x, ctx->needs_input_grad(0));
+    });
+    return {dx, dweights, {}, {}, {}};
+  }
+};
+
+struct SigmoidGate : torch::autograd::Function<SigmoidGate> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gate) {
+    ctx->save_for_backward({y, gate});
+    return kernels::sigmoid_gate(y, gate);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    auto out = kernels::sigmoid_gate_backward(grads[0].contiguous(), saved[0], saved[1]);
+    return {std::move(out.y), std::move(out.gate)};
+  }
+};
+
+}  // namespace
+
+void Experts::cut() {
+  each.clear();
+  for (int64_t e = 0; e < count(); ++e) {
+    const at::Tensor both = gate_up.select(0, e);
+    Expert& expert = each.emplace_back();
+    expert.gate_up.weight = both;
+    expert.gate.weight = both.narrow(0, 0, width());
+    expert.up.weight = both.narrow(0, width(), width());
+    expert.down.weight = down.select(0, e);
+  }
+}
+
+bool Experts::needs_input() const {
+  return gate_up_grad || std::ranges::any_of(each, [](const Expert& expert) {
+           return expert.gate_up.delta || expert.gate.delta || expert.up.delta;
+         });
+}
+
+int64_t Experts::saved_bytes(const Rows& rows, int64_t top_k) const {
+  const int64_t routed = rows.num_tokens() * top_k;
+  const int64_t weight = gate_up.scalar_type() == at::kDouble ? 8 : 4, id = 4, places = 16;
+  const int64_t row = 2 * width() * gate_up.element_size() + weight + id + places;
+  int64_t adapters = 0;  // where every token went to every expert
+  for (const Expert& expert : each) {
+    for (const Linear* w : {&expert.gate_up, &expert.gate, &expert.up, &expert.down})
+      adapters += w->saved_bytes(rows);
+  }
+  return routed * row + adapters * top_k / count();
+}
+
+at::Tensor experts(const at::Tensor& x, const Routes& routes, const Experts& of, const Rows& rows) {
+  if (at::GradMode::is_enabled()) {
+    return ExpertsFunction::apply(x, routes.weights, routes.ids, &of, &rows);
+  }
+  Call call(routes.ids, of, rows);
+  at::Tensor y;
+  in_team(x, [&] {
+    const at::NoGradGuard no_grad;  // a team's threads' own
+    y = call.down_of(call.gate_up_of(x), routes.weights);
+  });
+  return y;
+}
+
+at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate) {
+  if (!at::GradMode::is_enabled()) return kernels::sigmoid_gate(y, gate);
+  return SigmoidGate::apply(y, gate);
+}
+
+}  // namespace twinkle::nn

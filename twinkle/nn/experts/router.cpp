@@ -1,0 +1,84 @@
+#include "twinkle/nn/experts/router.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "twinkle/nn/linear.h"
+
+namespace twinkle::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::ScalarType wide_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// What backward needs besides tensors.
+struct RouterCall : torch::CustomClassHolder {
+  RouterCall(const Router& from, const Rows& of) : router(from) {
+    if (router.weight_grad) rows = of;
+  }
+  Router router;
+  Rows rows;
+};
+
+Routes forward(const at::Tensor& x, const Router& router, at::Tensor& scores) {
+  const at::ScalarType type = wide_type(x);
+  const at::Tensor logits =
+      product(x.to(type), {.weight = router.weight.to(type), .exact = router.exact});
+  scores = kernels::route_scores(logits, router.options.score);
+  const at::Tensor correction =
+      router.correction.defined() ? router.correction.to(type) : router.correction;
+  const at::Tensor ids = kernels::route_top_k(scores, correction, router.options);
+  return {ids, kernels::route_weights(scores, ids, router.options)};
+}
+
+struct RouterFunction : torch::autograd::Function<RouterFunction> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const Router* router,
+                               const Rows* rows) {
+    at::Tensor scores;
+    const Routes routes = nn::forward(x, *router, scores);
+    ctx->save_for_backward({router->weight_grad ? x : at::Tensor(), scores, routes.ids});
+    ctx->saved_data["type"] = x.scalar_type();
+    ctx->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows));
+    ctx->mark_non_differentiable({routes.ids});
+    return {routes.ids, routes.weights};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &scores = saved[1], &ids = saved[2];
+    const auto capsule = ctx->saved_data.at("call").toCapsule();
+    const auto& call = static_cast<const RouterCall&>(*capsule);
+    const Router& router = call.router;
+    const at::Tensor dlogits =
+        kernels::route_backward(grads[1].contiguous(), scores, ids, router.options);
+    if (router.weight_grad) {
+      add_weight_grad(dlogits, x.to(scores.scalar_type()), router.weight, call.rows,
+                      *router.weight_grad);
+    }
+    at::Tensor dx;
+    if (ctx->needs_input_grad(0)) {
+      dx = transposed_product(dlogits, router.weight.to(scores.scalar_type()), router.exact)
+               .to(ctx->saved_data.at("type").toScalarType());
+    }
+    return {dx, {}, {}};
+  }
+};
+
+}  // namespace
+
+Routes route(const at::Tensor& x, const Router& router, const Rows& rows) {
+  if (at::GradMode::is_enabled()) {
+    const variable_list out = RouterFunction::apply(x, &router, &rows);
+    return {out[0], out[1]};
+  }
+  at::Tensor scores;
+  return forward(x, router, scores);
+}
+
+}  // namespace twinkle::nn
