@@ -15,7 +15,10 @@ void print(const std::string& model) {
   int64_t weights = 0;
   for (const auto& name : checkpoint.names())
     weights += num_elements(checkpoint.at(name).shape).value_or(0);
-  const model::AttentionSpec& attention = spec.layers.front().mixer;
+  model::AttentionSpec attention;
+  for (const model::LayerSpec& layer : spec.layers) {
+    if (const auto* a = std::get_if<model::AttentionSpec>(&layer.mixer)) attention = *a;
+  }
   std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
               spec.family.c_str(), static_cast<long long>(spec.num_layers()),
               static_cast<long long>(spec.hidden_size), static_cast<long long>(attention.num_heads),

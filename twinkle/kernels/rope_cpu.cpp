@@ -30,11 +30,13 @@ std::vector<int64_t> positions_in(const at::Tensor& position_ids, int64_t limit)
 }
 
 void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos,
-               const at::Tensor& sin, const at::Tensor& position_ids, Turn turn, const Simd& simd) {
+               const at::Tensor& sin, const at::Tensor& position_ids, Turn turn, Pairs pairs,
+               const Simd& simd) {
   check_rope(x, cos, position_ids);
   if (cuda::takes(x)) {
     if (!cuda::takes(position_ids)) positions_in(position_ids, cos.size(0));
-    return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn);
+    return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn,
+                      pairs);
   }
   const auto positions = positions_in(position_ids, cos.size(0));
   with_type(x, "rope's x", [&]<class T>(T) {
@@ -43,12 +45,12 @@ void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos
     T* to = out.mutable_data_ptr<T>();
     const float* c = cos.const_data_ptr<float>();
     const float* s = sin.const_data_ptr<float>();
+    const auto loop = pairs == Pairs::kHalves ? simd.loops<T>().rope : simd.loops<T>().rope_pairs;
     const Wide<T> sign = turn == Turn::kForward ? 1 : -1;
     parallel_for(0, x.size(0), row_grain(heads * dim), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t offset = t * heads * dim, angle = positions[t] * half;
-        simd.loops<T>().rope(from + offset, c + angle, s + angle, heads, dim, half, sign,
-                             to + offset);
+        loop(from + offset, c + angle, s + angle, heads, dim, half, sign, to + offset);
       }
     });
   });
@@ -57,16 +59,16 @@ void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos
 }  // namespace
 
 void rope_(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-           const at::Tensor& position_ids, Turn turn, const Simd& simd) {
+           const at::Tensor& position_ids, Turn turn, Pairs pairs, const Simd& simd) {
   require(x.is_contiguous(), Code::kInvalid, "kernels: rope_'s x of strides ", x.strides(),
           " is not contiguous, it must be; rope takes it as it is");
-  turn_rows(x, x, cos, sin, position_ids, turn, simd);
+  turn_rows(x, x, cos, sin, position_ids, turn, pairs, simd);
 }
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                const at::Tensor& position_ids, Turn turn, const Simd& simd) {
+                const at::Tensor& position_ids, Turn turn, Pairs pairs, const Simd& simd) {
   const at::Tensor in = x.contiguous(), out = at::empty_like(in);
-  turn_rows(in, out, cos, sin, position_ids, turn, simd);
+  turn_rows(in, out, cos, sin, position_ids, turn, pairs, simd);
   return out;
 }
 

@@ -45,13 +45,13 @@ TEST_P(RopeOfType, pairs_of_dims_turn_by_their_angle_and_back) {
     for (const auto& [dim, half] : {std::pair<int64_t, int64_t>{64, 32}, {64, 20}, {10, 5}}) {
       const Table table(31, half);
       const auto x = random({5, 3, dim});
-      const auto y = rope(x, table.cos, table.sin, positions, Turn::kForward, *simd);
+      const auto y = rope(x, table.cos, table.sin, positions, Turn::kForward, Pairs::kHalves, *simd);
       const auto difference = y.to(at::kDouble) - rotated(x, table, positions);
       EXPECT_LT(difference.abs().max().item<double>(), tolerance()) << simd->name << dim;
-      const auto back = rope(y, table.cos, table.sin, positions, Turn::kBackward, *simd);
+      const auto back = rope(y, table.cos, table.sin, positions, Turn::kBackward, Pairs::kHalves, *simd);
       EXPECT_LT((back - x).abs().max().item<double>(), 4e-6 + 2 * tolerance()) << simd->name << dim;
       auto in_place = x.clone();
-      rope_(in_place, table.cos, table.sin, positions, Turn::kForward, *simd);
+      rope_(in_place, table.cos, table.sin, positions, Turn::kForward, Pairs::kHalves, *simd);
       EXPECT_TRUE(at::equal(in_place, y)) << simd->name << dim;
     }
   }

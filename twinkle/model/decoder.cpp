@@ -28,8 +28,9 @@ std::string layer_path(size_t index) { return "model.layers." + std::to_string(i
 
 // True if the checkpoint has a head that is not a copy of the embedding in spite of
 // tie_word_embeddings: transformers then ties nothing.
-bool has_own_head(const WeightSource& source) {
-  return source.contains("lm_head.weight") && !source.equal("lm_head.weight", kEmbedding);
+bool has_own_head(const WeightSource& source, const Layout& layout) {
+  const std::string head = layout.name("lm_head.weight");
+  return source.contains(head) && !source.equal(head, layout.name(kEmbedding));
 }
 
 constexpr const char* kValueWeight = "score.weight";
@@ -51,13 +52,16 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   const WeightSource source = weights_of(spec, checkpoint, dtype);
   WeightMemory memory;  // of the host
   size_t piece = kHeadPiece;
-  Parts parts([&](const std::string& name, const std::vector<int64_t>& shape) {
+  const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
     pieces_.push_back(piece);
     return borders.weight(source, {piece, name, shape}, device.is_cpu() ? &memory : nullptr)
         .to(device);
+  };
+  Parts parts(read, spec.layout, [&](const std::string& name, const std::vector<int64_t>& shape) {
+    return weights_of(spec, checkpoint, at::kFloat).read(name, shape).to(device);
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
-  spec_.tied_head = spec.tied_head && !has_own_head(source);
+  spec_.tied_head = spec.tied_head && !has_own_head(source, spec.layout);
   const bool is_head = spec_.tied_head && !spec.value_head;
   embedding_piece_ = is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
   piece = embedding_piece_;
@@ -69,7 +73,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   }
   piece = kHeadPiece;
   parts.path.clear();
-  parts.norm("model.norm", d, spec.norm_eps, final_norm_);
+  parts.norm("model.norm", d, spec.norm, final_norm_);
   if (spec.value_head) {
     parts.weight(kValueWeight, {1, d}, true, head_.weight, head_.weight_grad);
     parts.weight(kValueBias, {1}, false, head_.bias, head_.bias_grad);
@@ -77,7 +81,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     head_.weight = embedding_;
     parts.linears.push_back({kHead, &head_});
   } else {
-    parts.linear(kHead, {v, d}, head_);
+    parts.weight(std::string(kHead) + ".weight", {v, d}, true, head_.weight, head_.weight_grad);
+    parts.linears.push_back({kHead, &head_});
   }
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
@@ -188,10 +193,14 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
                                      const Batch& batch) {
   const Layer& layer = layers_[index];
   const Context context{.rows = batch.rows, .rope = rope_, .layer = index, .kv = batch.kv};
-  const at::Tensor mixed = layer.mixer->forward(normed_x, context);
+  at::Tensor mixed = layer.mixer->forward(normed_x, context);
+  const auto post_normed = [&](const at::Tensor& y, const nn::RmsNorm& norm) {
+    return norm.weight.defined() ? nn::rms_norm(y, norm, batch.rows) : y;
+  };
+  mixed = post_normed(mixed, layer.mixer_post_norm);
   layer.mlp->prefetch();
   const auto [middle, normed] = nn::add_rms_norm(x, mixed, layer.mlp_norm, batch.rows);
-  const at::Tensor out = layer.mlp->forward(normed, context);
+  const at::Tensor out = post_normed(layer.mlp->forward(normed, context), layer.mlp_post_norm);
   if (index + 1 < layers_.size()) {
     if (borders_.has(piece_of_layer(index + 1))) layers_[index + 1].mixer->prefetch();
   } else if (borders_.has(kHeadPiece)) {
@@ -255,7 +264,8 @@ int64_t Decoder::input_bytes(const Batch& batch) const {
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& layer = layers_[index];
-  return stream_bytes(batch) +  // the sum that the second norm keeps
+  const int64_t sums = spec_.sandwich ? 3 : 1;  // what the second norm keeps, and those behind
+  return sums * stream_bytes(batch) +
          layer.mixer->saved_bytes(batch.rows) + layer.mlp->saved_bytes(batch.rows);
 }
 

@@ -58,7 +58,7 @@ class Textbook {
 
  private:
   at::Tensor norm(const at::Tensor& x, const std::string& path) const {
-    return x / (x.square().mean(-1, true) + spec_.norm_eps).sqrt() * w_.at(path + ".weight");
+    return x / (x.square().mean(-1, true) + spec_.norm.eps).sqrt() * w_.at(path + ".weight");
   }
 
   at::Tensor linear(const at::Tensor& x, const std::string& path) const {
@@ -76,7 +76,7 @@ class Textbook {
   }
 
   at::Tensor attend(const at::Tensor& x, const std::string& path, int64_t layer) const {
-    const AttentionSpec& a = spec_.layers[static_cast<size_t>(layer)].mixer;
+    const AttentionSpec& a = spec_.layers[static_cast<size_t>(layer)].attention();
     const auto heads = [&](const char* name) {
       return linear(x, path + name).view({x.size(0), -1, a.head_dim});
     };

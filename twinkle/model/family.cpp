@@ -11,12 +11,8 @@ namespace twinkle::model {
 #include "twinkle/model/families/families.def"
 #undef FAMILY
 
-namespace {
-
-constexpr int64_t kMaxLayers = 65536;
-
 // The limit keeps a broken config from asking for all of the memory.
-int64_t positive(const Json& config, std::string_view key) {
+int64_t read_size(const Json& config, std::string_view key) {
   constexpr int64_t limit = int64_t{1} << 30;
   const auto value = get<int64_t>(config, key);
   require(value > 0, Code::kInvalid, "model: config field '", key, "' is ", value,
@@ -26,15 +22,20 @@ int64_t positive(const Json& config, std::string_view key) {
   return value;
 }
 
+namespace {
+
+constexpr int64_t kMaxLayers = 65536;
+
 // Options of other decoders, each with the value that leaves a llama as it is; NaN: there is none.
-// Our families do not have them, and a model that was trained with one would be computed wrongly.
-struct UnsupportedOption {
+// A family that has one names it among its keys; of the others, a model that was trained with it
+// would be computed wrongly.
+struct Option {
   std::string_view key;
   double neutral;  // 0 and 1 are false and true, too
 };
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr UnsupportedOption kUnsupported[] = {
+constexpr Option kOptions[] = {
     {"attention_multiplier", kNone},
     {"embedding_multiplier", 1},
     {"residual_multiplier", 1},
@@ -66,18 +67,41 @@ constexpr UnsupportedOption kUnsupported[] = {
     {"num_local_experts", 0},
     {"n_routed_experts", 0},
     {"kv_lora_rank", kNone},
+    {"partial_rotary_factor", 1},
+    {"attn_output_gate", 0},
+    {"scoring_func", kNone},
+    {"topk_method", kNone},
+    {"router_jitter_noise", 0},
+    {"rmsnorm", 1},
+    {"apply_residual_connection_post_layernorm", 0},
+    {"post_layer_norm", 1},
+    {"add_bias_linear", 0},
+    {"original_rope", 1},
+    {"rope_interleave", 0},
 };
 
-void refuse_foreign(const Json& config) {
-  for (const auto& [key, neutral] : kUnsupported) {
+// `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.
+const Json* rope_of(const Json& config) {
+  const Json* scaling = find(config, "rope_scaling");
+  return scaling ? scaling : find(config, "rope_parameters");
+}
+
+void refuse_foreign(const Json& config, const Family& family) {
+  const Json* rope = rope_of(config);
+  for (const auto& [key, neutral] : kOptions) {
     const Json* value = find(config, key);
+    if (!value && rope && rope->is_object()) value = find(*rope, key);
     if (!value || (value->is_array() && value->get_array().empty())) continue;
+    if (std::ranges::find(family.keys, key) != family.keys.end()) continue;
     const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
                       (value->is_number() && neutral == value->to_number<double>());
     require(same, Code::kInvalid, "model: config field '", key, "' is ",
-            boost::json::serialize(*value),
-            "; it changes the arithmetic, and no supported model family has it");
+            boost::json::serialize(*value), "; it changes the arithmetic, and model_type '",
+            family.name, "' is computed without it");
   }
+  require(
+      !find(config, "quantization_config"), Code::kInvalid,
+      "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF file");
 }
 
 constexpr std::string_view kRopeKeys[] = {"rope_type",
@@ -114,7 +138,7 @@ std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
   require(config.get_object().contains("sliding_window"), Code::kInvalid,
           "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
   if (!find(config, "sliding_window")) return windows;  // null: none, as in transformers
-  const int64_t window = positive(config, "sliding_window");
+  const int64_t window = read_size(config, "sliding_window");
   const Json* types = find(config, "layer_types");
   if (!types) {
     const auto first = get_or<int64_t>(config, "max_window_layers", 28);
@@ -168,26 +192,31 @@ void require_one_label(const Json& config) {
 
 }  // namespace
 
+double read_rotary_share(const Json& config, double absent) {
+  const Json* p = rope_of(config);
+  const double beside = get_or(config, "partial_rotary_factor", absent);
+  const double share = p && p->is_object() ? get_or(*p, "partial_rotary_factor", beside) : beside;
+  require(share > 0 && share <= 1, Code::kInvalid, "model: config field 'partial_rotary_factor' is ",
+          share, ", it must be above 0 and at most 1");
+  return share;
+}
+
 nn::RopeSpec read_rope(const Json& config) {
   nn::RopeSpec rope;
-  const Json* parameters = find(config, "rope_scaling");  // both: transformers takes this one
-  if (!parameters) parameters = find(config, "rope_parameters");
+  const Json* parameters = rope_of(config);
   rope.theta = get_or(config, "rope_theta", 10000.0);
   const Json none = JsonObject{};
   const Json& p = parameters ? *parameters : none;
   rope.theta = get_or(p, "rope_theta", rope.theta);
   const std::string kind = get_or(p, "rope_type", get_or<std::string>(p, "type", "default"));
-  const double share =
-      get_or(p, "partial_rotary_factor", get_or(config, "partial_rotary_factor", 1.0));
-  require(share == 1.0, Code::kInvalid, "model: config field 'partial_rotary_factor' is ", share,
-          "; the supported model families rotate whole heads");
-  if (kind == "default") {
+  // dynamic: within max_position_embeddings, beyond which no sequence goes, it is the default.
+  if (kind == "default" || kind == "dynamic") {
     check_rope_keys(p);
     return rope;
   }
   // Before the factor, which other kinds do not have.
   require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
-          "model: rope kind '", kind, "' is not known; known: default, linear, yarn, llama3");
+          "model: rope kind '", kind, "' is not known; known: default, dynamic, linear, yarn, llama3");
   check_rope_keys(p);
   // The field of config.json takes precedence over the one in its rope, as in transformers.
   const auto original =
@@ -215,27 +244,26 @@ nn::RopeSpec read_rope(const Json& config) {
 }
 
 DecoderSpec llama_like(const Json& config) {
-  refuse_foreign(config);
   DecoderSpec spec;
-  spec.vocab_size = positive(config, "vocab_size");
-  spec.hidden_size = positive(config, "hidden_size");
-  const int64_t num_layers = positive(config, "num_hidden_layers");
+  spec.vocab_size = read_size(config, "vocab_size");
+  spec.hidden_size = read_size(config, "hidden_size");
+  const int64_t num_layers = read_size(config, "num_hidden_layers");
   require(num_layers <= kMaxLayers, Code::kInvalid, "model: config field 'num_hidden_layers' is ",
           num_layers, ", the limit is ", kMaxLayers);
-  const GatedMlpSpec mlp{.intermediate_size = positive(config, "intermediate_size")};
-  spec.max_positions = positive(config, "max_position_embeddings");
-  spec.norm_eps = get_or(config, "rms_norm_eps", 1e-6);
-  require(spec.norm_eps > 0 && spec.norm_eps <= 1, Code::kInvalid, "model: rms_norm_eps is ",
-          spec.norm_eps, ", it must be above 0 and at most 1");
+  const GatedMlpSpec mlp{.intermediate_size = read_size(config, "intermediate_size")};
+  spec.max_positions = read_size(config, "max_position_embeddings");
+  spec.norm.eps = get_or(config, "rms_norm_eps", 1e-6);
+  require(spec.norm.eps > 0 && spec.norm.eps <= 1, Code::kInvalid, "model: rms_norm_eps is ",
+          spec.norm.eps, ", it must be above 0 and at most 1");
   spec.tied_head = get_or(config, "tie_word_embeddings", false);
   AttentionSpec a;
-  a.num_heads = positive(config, "num_attention_heads");
+  a.num_heads = read_size(config, "num_attention_heads");
   a.num_kv_heads =
-      find(config, "num_key_value_heads") ? positive(config, "num_key_value_heads") : a.num_heads;
+      find(config, "num_key_value_heads") ? read_size(config, "num_key_value_heads") : a.num_heads;
   require(a.num_heads % a.num_kv_heads == 0, Code::kInvalid, "model: num_attention_heads is ",
           a.num_heads, ", it must be a multiple of num_key_value_heads, ", a.num_kv_heads);
   a.head_dim =
-      find(config, "head_dim") ? positive(config, "head_dim") : spec.hidden_size / a.num_heads;
+      find(config, "head_dim") ? read_size(config, "head_dim") : spec.hidden_size / a.num_heads;
   require(a.head_dim > 0, Code::kInvalid, "model: hidden_size is ", spec.hidden_size,
           ", too small for num_attention_heads, ", a.num_heads);
   require(a.head_dim % 2 == 0, Code::kInvalid, "model: head_dim is ", a.head_dim,
@@ -254,9 +282,6 @@ DecoderSpec llama_like(const Json& config) {
           "; only 0 is supported: set it to 0 in config.json");
   require(get_or<int64_t>(config, "pretraining_tp", 1) == 1, Code::kInvalid,
           "model: pretraining_tp other than 1 is not supported");
-  require(
-      !find(config, "quantization_config"), Code::kInvalid,
-      "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF file");
   return spec;
 }
 
@@ -269,12 +294,17 @@ std::span<const Family> families() {
   return all;
 }
 
+const Json& text_of(const Json& config) {
+  const Json* text = find(config, "text_config");
+  return text ? *text : config;
+}
+
 DecoderSpec read_spec(const Json& config, bool value_head) {
   const auto type = get_or<std::string>(config, "model_type", "");
   std::string known;
   for (const Family& family : families()) {
     known += (known.empty() ? "" : ", ") + family.name;
-    if (family.name != type) continue;
+    if (family.name != type && std::ranges::find(family.also, type) == family.also.end()) continue;
     const Json* first = first_architecture(config);
     const bool classifier = is_classifier(first, family);
     bool served = !first || (classifier && value_head);
@@ -284,6 +314,7 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             "' is not known; known: ", family.architectures[0],
             classifier ? ", and this one with value_head (TransformersValueModel)" : "");
     if (classifier) require_one_label(config);
+    refuse_foreign(family.nested ? text_of(config) : config, family);
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;
     spec.value_head = value_head;

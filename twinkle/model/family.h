@@ -1,6 +1,5 @@
-// A model family: how its config.json reads. One file and one line of families.def each. Tensor
-// names are Hugging Face's for llama-like decoders: model.embed_tokens,
-// model.layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, ...}.
+// A model family: how its config.json reads, and what its checkpoints call their tensors
+// (DecoderSpec::layout). One file and one line of families.def each.
 #pragma once
 #include <span>
 #include <string>
@@ -14,7 +13,13 @@ namespace twinkle::model {
 struct Family {
   std::string name;                        // config.json's model_type
   std::vector<std::string> architectures;  // config.json's architectures that it serves
-  DecoderSpec (*spec)(const Json& config);
+  // Keys of config.json that `spec` reads, out of those that change a decoder's arithmetic
+  // (family.cpp lists them). One that is set and not named here is refused before `spec` is called.
+  std::vector<std::string> keys = {};
+  DecoderSpec (*spec)(const Json& config) = nullptr;
+  std::vector<std::string> also = {};  // other model_types
+  // Where the text model's fields may stand in config.json's `text_config`: text_of finds them.
+  bool nested = false;
 };
 
 // The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that
@@ -29,10 +34,21 @@ void describe_value_head(JsonObject& config, const DecoderSpec& spec);
 
 std::span<const Family> families();
 
-// The part that the llama-like families share: sizes, norms, rope, windows, a SwiGLU MLP.
+// `text_config` of a nested family's config, or the config itself.
+const Json& text_of(const Json& config);
+
+// The part that the llama-like families share: sizes, norms, rope, windows, a SwiGLU MLP. Every
+// layer has an AttentionSpec and a GatedMlpSpec, to be changed or replaced.
 DecoderSpec llama_like(const Json& config);
 
 // `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
 nn::RopeSpec read_rope(const Json& config);
+
+// `partial_rotary_factor`, in the rope's object or beside it, which is above 0 and at most 1.
+double read_rotary_share(const Json& config, double absent = 1);
+
+// A whole number of config.json that is at least 1 and at most 2^30. Error kInvalid: it is missing,
+// no such number or beyond.
+int64_t read_size(const Json& config, std::string_view key);
 
 }  // namespace twinkle::model

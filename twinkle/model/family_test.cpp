@@ -17,7 +17,7 @@ std::string refusal(const JsonObject& config) {
 
 std::vector<int64_t> windows_of(const DecoderSpec& spec) {
   std::vector<int64_t> windows;
-  for (const LayerSpec& layer : spec.layers) windows.push_back(layer.mixer.window);
+  for (const LayerSpec& layer : spec.layers) windows.push_back(layer.attention().window);
   return windows;
 }
 
@@ -46,13 +46,13 @@ TEST(Family, SizesComeFromTheConfig) {
   EXPECT_EQ(spec.vocab_size, 131);
   EXPECT_EQ(spec.hidden_size, 48);
   EXPECT_EQ(spec.num_layers(), 2);
-  EXPECT_EQ(spec.layers.back().mlp.intermediate_size, 80);
+  EXPECT_EQ(spec.layers.back().gated_mlp().intermediate_size, 80);
   EXPECT_EQ(spec.max_positions, 256);
-  EXPECT_EQ(spec.norm_eps, 1e-5);
+  EXPECT_EQ(spec.norm.eps, 1e-5);
   EXPECT_TRUE(spec.tied_head);
-  EXPECT_EQ(spec.layers.back().mixer.num_heads, 4);
-  EXPECT_EQ(spec.layers.back().mixer.num_kv_heads, 2);
-  EXPECT_EQ(spec.layers.back().mixer.head_dim, 12);
+  EXPECT_EQ(spec.layers.back().attention().num_heads, 4);
+  EXPECT_EQ(spec.layers.back().attention().num_kv_heads, 2);
+  EXPECT_EQ(spec.layers.back().attention().head_dim, 12);
 }
 
 TEST(Family, AbsentFieldsHaveTransformersDefaults) {
@@ -61,9 +61,9 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
                           "tie_word_embeddings", "architectures"})
     config.erase(key);
   const DecoderSpec spec = read_spec(config);
-  EXPECT_EQ(spec.layers.back().mixer.num_kv_heads, 4);
-  EXPECT_EQ(spec.layers.back().mixer.head_dim, 48 / 4);
-  EXPECT_EQ(spec.norm_eps, 1e-6);
+  EXPECT_EQ(spec.layers.back().attention().num_kv_heads, 4);
+  EXPECT_EQ(spec.layers.back().attention().head_dim, 48 / 4);
+  EXPECT_EQ(spec.norm.eps, 1e-6);
   EXPECT_EQ(spec.rope.theta, 10000);
   EXPECT_FALSE(spec.tied_head);
   EXPECT_EQ(windows_of(spec), std::vector<int64_t>(2, 0));

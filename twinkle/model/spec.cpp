@@ -30,6 +30,9 @@ std::string kind_of(const nn::RopeSpec& rope) {
   return std::array{"default", "linear", "yarn", "llama3"}.at(static_cast<size_t>(rope.kind));
 }
 
+std::string kind_of(const AttentionSpec&) { return "attention"; }
+std::string kind_of(const GatedMlpSpec&) { return "gated"; }
+
 // Each calls check(name, value, other value) for every field.
 template <class Check>
 void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check) {
@@ -40,18 +43,23 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check)
   check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
   check("q_norm", a.qk_norm, b.qk_norm);
   check("sliding_window", a.window, b.window);
+  check("fused q, k and v", static_cast<int64_t>(a.projections),
+        static_cast<int64_t>(b.projections));
 }
 
 template <class Check>
 void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const Check& check) {
   check("intermediate_size", a.intermediate_size, b.intermediate_size);
   check("mlp_bias", a.bias, b.bias);
+  check("gate_up_proj", a.fused, b.fused);
 }
 
 template <class Check>
 void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
   check("rope_type", kind_of(a), kind_of(b));
   check("rope_theta", a.theta, b.theta);
+  check("partial_rotary_factor (dims)", a.rotary_dim, b.rotary_dim);
+  check("interleaved rope", a.interleaved, b.interleaved);
   check("rope factor", a.factor, b.factor);
   check("original_max_position_embeddings", a.original_max_position, b.original_max_position);
   check("low_freq_factor", a.low_freq_factor, b.low_freq_factor);
@@ -62,6 +70,19 @@ void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
   check("attention_factor", a.attention_factor, b.attention_factor);
   check("mscale", a.mscale, b.mscale);
   check("mscale_all_dim", a.mscale_all_dim, b.mscale_all_dim);
+}
+
+// Of blocks of one kind; of two kinds, `key` tells them apart.
+template <class... Kinds, class Check>
+void compare(const char* key, const std::variant<Kinds...>& a, const std::variant<Kinds...>& b,
+             const Check& check) {
+  const auto kind = [](const auto& spec) { return kind_of(spec); };
+  check(key, std::visit(kind, a), std::visit(kind, b));
+  std::visit(
+      [&]<class Kind>(const Kind& mine) {
+        if (const auto* other = std::get_if<Kind>(&b)) compare(mine, *other, check);
+      },
+      a);
 }
 
 }  // namespace
@@ -76,13 +97,15 @@ std::string difference(const DecoderSpec& ours, const DecoderSpec& other) {
   check("vocab_size", ours.vocab_size, other.vocab_size);
   check("hidden_size", ours.hidden_size, other.hidden_size);
   check("num_hidden_layers", ours.num_layers(), other.num_layers());
-  check("rms_norm_eps", ours.norm_eps, other.norm_eps);
+  check("rms_norm_eps", ours.norm.eps, other.norm.eps);
+  check("zero-centred norms", ours.norm.zero_centred, other.norm.zero_centred);
+  check("norms of the blocks' outputs", ours.sandwich, other.sandwich);
   check("tie_word_embeddings", ours.tied_head, other.tied_head);
   compare(ours.rope, other.rope, check);
   for (size_t i = 0; found.empty() && i < ours.layers.size(); ++i) {
     if (i > 0) where = " (of layer " + std::to_string(i) + ")";
-    compare(ours.layers[i].mixer, other.layers[i].mixer, check);
-    compare(ours.layers[i].mlp, other.layers[i].mlp, check);
+    compare("layer_types", ours.layers[i].mixer, other.layers[i].mixer, check);
+    compare("mlp", ours.layers[i].mlp, other.layers[i].mlp, check);
   }
   return found;
 }

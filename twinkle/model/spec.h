@@ -3,8 +3,10 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "twinkle/model/weights/layout.h"
 #include "twinkle/nn/attention/rope.h"
 
 namespace twinkle::model {
@@ -19,36 +21,63 @@ struct StateSpec {
   int64_t token_size() const { return 2 * num_heads * head_dim; }  // numbers a token
 };
 
+struct NormSpec {
+  double eps = 1e-6;
+  bool zero_centred = false;  // multiplies by 1 + weight
+};
+
+// How the rows of q, k and v are stored.
+enum class Projections {
+  kSeparate,  // three linears
+  kStacked,   // one, "self_attn.qkv_proj": all of q, all of k, all of v
+  kGrouped,   // one: of each key head its queries, its key and its value
+};
+
 struct AttentionSpec {
   int64_t num_heads = 0, num_kv_heads = 0;  // num_heads is a multiple of num_kv_heads
   int64_t head_dim = 0;
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
   int64_t window = 0;    // tokens that a query sees, itself included; 0: all
+  Projections projections = Projections::kSeparate;
 };
 
 struct GatedMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
+  bool fused = false;  // gate's rows and then up's in one linear, "mlp.gate_up_proj"
 };
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
+using MixerSpec = std::variant<AttentionSpec>;
+using MlpSpec = std::variant<GatedMlpSpec>;
+
 struct LayerSpec {
-  AttentionSpec mixer;
-  GatedMlpSpec mlp;
+  MixerSpec mixer;
+  MlpSpec mlp;
+
+  // Of a layer that has them.
+  AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
+  const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
+  GatedMlpSpec& gated_mlp() { return std::get<GatedMlpSpec>(mlp); }
+  const GatedMlpSpec& gated_mlp() const { return std::get<GatedMlpSpec>(mlp); }
 };
 
 struct DecoderSpec {
-  std::string family;  // "llama", "qwen2", "qwen3"
+  std::string family;  // its name: "llama"
   int64_t vocab_size = 0, hidden_size = 0;
   int64_t max_positions = 0;  // longest sequence, tokens
-  double norm_eps = 1e-6;
+  NormSpec norm;  // the layers' norms and the final one, and those of heads
+  // Two more norms a layer, of what each block returns: "post_self_attn_layernorm" and
+  // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
+  bool sandwich = false;
   nn::RopeSpec rope;       // its rotary_dim is not 0
   bool tied_head = false;  // the head is the embedding
   // The head is one row and its bias, a value of every position, in place of the vocabulary's.
   bool value_head = false;
   bool new_head = false;  // a value head that begins at zero: the checkpoint has none
   std::vector<LayerSpec> layers;
+  Layout layout = {};  // of the checkpoint
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // of every position

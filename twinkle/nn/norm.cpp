@@ -10,6 +10,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// What the normed x is multiplied by.
+at::Tensor scale_of(const at::Tensor& weight, bool zero_centred) {
+  if (!zero_centred) return weight;
+  return weight.to(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat) + 1;
+}
+
 // Runs of learning sequences, so that a batch of learners alone is one call.
 void add_norm_grad(const at::Tensor& dy, const at::Tensor& x, double eps, const Rows& rows,
                    at::Tensor& sum) {
@@ -31,11 +37,12 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
                             const Rows* rows) {
     context->save_for_backward({x, norm.weight});
     context->saved_data["eps"] = norm.eps;
+    context->saved_data["zero_centred"] = norm.zero_centred;
     if (norm.grad != nullptr) {
       context->saved_data["grad"] = reinterpret_cast<int64_t>(norm.grad);
       context->saved_data["rows"] = reinterpret_cast<int64_t>(rows);
     }
-    return kernels::rms_norm(x, norm.weight, norm.eps);
+    return kernels::rms_norm(x, scale_of(norm.weight, norm.zero_centred), norm.eps);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -50,7 +57,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     }
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
-      dx = kernels::rms_norm_backward(grads[0], x, weight, eps);
+      const bool zero_centred = data["zero_centred"].toBool();
+      dx = kernels::rms_norm_backward(grads[0], x, scale_of(weight, zero_centred), eps);
     }
     return {dx, {}, {}};
   }
@@ -61,14 +69,15 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Rows& rows) {
   require(x.dim() > 1 && x.size(0) == rows.num_tokens(), Code::kInvalid, "nn: rms_norm's x is ",
           x.sizes(), ", its first dim must be the ", rows.num_tokens(), " rows");
-  if (!at::GradMode::is_enabled()) return kernels::rms_norm(x, norm.weight, norm.eps);
+  if (!at::GradMode::is_enabled())
+    return kernels::rms_norm(x, scale_of(norm.weight, norm.zero_centred), norm.eps);
   return RmsNormFunction::apply(x, norm, &rows);
 }
 
 kernels::AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const RmsNorm& norm,
                                 const Rows& rows) {
   if (!at::GradMode::is_enabled()) {
-    return kernels::add_rms_norm(x, delta, norm.weight, norm.eps);
+    return kernels::add_rms_norm(x, delta, scale_of(norm.weight, norm.zero_centred), norm.eps);
   }
   const at::Tensor sum = x + delta;
   return {sum, rms_norm(sum, norm, rows)};

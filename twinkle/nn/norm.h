@@ -1,5 +1,5 @@
 // Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dim (Zhang and
-// Sennrich 2019, eq. 4). Differentiable in x through autograd; the weight's gradient goes to
+// Sennrich 2019, eq. 4); a zero-centred one multiplies by 1 + weight, in the sums' type. Differentiable in x through autograd; the weight's gradient goes to
 // `grad`, per sequence. T tokens, D width. Stateless; any thread. Error kInvalid: an x whose first
 // dim is not the rows' number, and those of kernels/rms_norm.h.
 #pragma once
@@ -16,6 +16,7 @@ struct RmsNorm {
   at::Tensor weight;           // [D]
   double eps = 1e-6;           // added to the mean square
   WeightGrad* grad = nullptr;  // not owned; nullptr: the weight is frozen
+  bool zero_centred = false;
 };
 
 // x [T, D], or [T, heads, D] for a norm of each head; bf16, float32 or float64, the sums in float32

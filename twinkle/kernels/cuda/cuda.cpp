@@ -83,8 +83,8 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
   functions().rms_norm_weight_grad(grad, x, eps, cu_seqlens, sum);
 }
 void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, const at::Tensor& sin,
-          const at::Tensor& position_ids, Turn turn) {
-  functions().rope(x, out, cos, sin, position_ids, turn);
+          const at::Tensor& position_ids, Turn turn, Pairs pairs) {
+  functions().rope(x, out, cos, sin, position_ids, turn, pairs);
 }
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   return functions().swiglu(gate, up);

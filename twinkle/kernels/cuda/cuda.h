@@ -36,7 +36,7 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
 
 // x, out [T, heads, head_dim] contiguous; positions must be in the table: the caller has looked.
 void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, const at::Tensor& sin,
-          const at::Tensor& position_ids, Turn turn);
+          const at::Tensor& position_ids, Turn turn, Pairs pairs = Pairs::kHalves);
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,

@@ -41,7 +41,7 @@ struct RopeRows {
   const float* sin;
   const int64_t* position_ids;  // [tokens], each proved to be in the table
   int64_t tokens, heads, dim, half;
-  bool backward;
+  bool backward, neighbours;
 };
 void rope(Type type, const RopeRows& in, void* y, Stream stream);
 

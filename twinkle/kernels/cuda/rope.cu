@@ -1,4 +1,5 @@
-// A thread a pair of dims (i, i + half) of one head of one token, which turn by one angle.
+// A thread a pair of dims of one head of one token, (i, i + half) or (2i, 2i + 1), which turn by one
+// angle.
 #include "twinkle/kernels/cuda/device.cuh"
 
 namespace twinkle::kernels::cuda {
@@ -12,7 +13,8 @@ __global__ void turn(RopeRows in, const T* x, T* y) {
   const int64_t token = at / pairs, head = at % pairs / in.half, i = at % in.half;
   const int64_t angle = in.position_ids[token] * in.half + i;
   const Wide<T> cos = in.cos[angle], sin = in.backward ? -in.sin[angle] : in.sin[angle];
-  const int64_t first = (token * in.heads + head) * in.dim + i, second = first + in.half;
+  const int64_t first = (token * in.heads + head) * in.dim + (in.neighbours ? 2 * i : i);
+  const int64_t second = first + (in.neighbours ? 1 : in.half);
   const Wide<T> a = wide(x[first]), b = wide(x[second]);
   y[first] = narrow<T>(a * cos - b * sin);
   y[second] = narrow<T>(b * cos + a * sin);

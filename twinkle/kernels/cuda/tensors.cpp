@@ -96,7 +96,7 @@ void rms_norm_weight_grad(const at::Tensor& grad, const at::Tensor& x, double ep
 }
 
 void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, const at::Tensor& sin,
-          const at::Tensor& position_ids, Turn turn) {
+          const at::Tensor& position_ids, Turn turn, Pairs pairs) {
   const StreamGuard place(x);
   const at::Tensor ids = position_ids.to(at::kLong).contiguous();
   keep(cos);
@@ -110,7 +110,8 @@ void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, con
               .heads = x.size(1),
               .dim = x.size(2),
               .half = cos.size(1),
-              .backward = turn == Turn::kBackward},
+              .backward = turn == Turn::kBackward,
+              .neighbours = pairs == Pairs::kNeighbours},
              out.mutable_data_ptr(), place.stream);
 }
 

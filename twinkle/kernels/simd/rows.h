@@ -104,6 +104,30 @@ void rope(const T* x, const float* cos, const float* sin, int64_t heads, int64_t
   }
 }
 
+// The same of neighbouring dims.
+template <class T, class A>
+void rope_pairs(const T* x, const float* cos, const float* sin, int64_t heads, int64_t dim,
+                int64_t half, A sign, T* y) {
+  constexpr int n = kLanes<A>;
+  for (int64_t h = 0; h < heads; ++h, x += dim, y += dim) {
+    for (int64_t i = 0; i < 2 * half; i += n) {
+      const int64_t left = 2 * half - i;
+      A from[n], to[n];
+      store<A, A>(from, load<A>(x + i, left), n);
+      for (int64_t j = 0; j < n && j < left; j += 2) {
+        const A c = cos[(i + j) / 2], s = sin[(i + j) / 2] * sign;
+        to[j] = from[j] * c - from[j + 1] * s;
+        to[j + 1] = from[j + 1] * c + from[j] * s;
+      }
+      store<T, A>(y + i, load<A>(to, left), left);
+    }
+    if (x != y) {
+      __builtin_memcpy(static_cast<void*>(y + 2 * half), x + 2 * half,
+                       (dim - 2 * half) * sizeof(T));
+    }
+  }
+}
+
 template <class T, class A>
 void swiglu(const T* gate, const T* up, int64_t count, T* y) {
   for (int64_t i = 0; i < count; i += kLanes<A>) {

@@ -32,6 +32,8 @@ struct Loops {
                           int64_t begin, int64_t end, A* sum);
   void (*rope)(const T* x, const float* cos, const float* sin, int64_t heads, int64_t dim,
                int64_t half, A sign, T* y);
+  void (*rope_pairs)(const T* x, const float* cos, const float* sin, int64_t heads, int64_t dim,
+                     int64_t half, A sign, T* y);
   void (*swiglu)(const T* gate, const T* up, int64_t count, T* y);
   void (*swiglu_backward)(const T* grad, const T* gate, const T* up, int64_t count, T* dgate,
                           T* dup);

@@ -22,6 +22,7 @@ constexpr Loops<T> loops() {
           .rms_norm_backward = rms_norm_backward<T, A>,
           .rms_norm_weight = rms_norm_weight<T, A>,
           .rope = rope<T, A>,
+          .rope_pairs = rope_pairs<T, A>,
           .swiglu = swiglu<T, A>,
           .swiglu_backward = swiglu_backward<T, A>,
           .attention_forward = attention_forward<T, A>,

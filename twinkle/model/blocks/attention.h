@@ -14,12 +14,21 @@ class Attention final : public Mixer {
   at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
   void prefetch() const override;
   int64_t saved_bytes(const nn::Rows& rows) const override;
-  StateSpec state() const override { return {k_.weight.size(0) / head_dim_, head_dim_}; }
+  StateSpec state() const override;
 
  private:
-  nn::Linear q_, k_, v_, o_;
+  struct Heads {
+    at::Tensor q, k, v;  // [T, heads, head_dim], contiguous or not
+  };
+  Heads heads(const at::Tensor& x_TD, const nn::Rows& rows) const;
+  bool fused() const { return qkv_.weight.defined(); }
+  int64_t num_kv_heads() const;
+
+  // Either three or the one that holds their rows; it is never cut up, its output is.
+  nn::Linear q_, k_, v_, qkv_, o_;
   nn::RmsNorm q_norm_, k_norm_;  // undefined weight: none
-  int64_t head_dim_, window_;
+  AttentionSpec spec_;
+  int64_t head_dim_;
 };
 
 }  // namespace twinkle::model

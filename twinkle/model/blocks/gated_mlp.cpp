@@ -8,25 +8,36 @@ namespace twinkle::model {
 
 GatedMlp::GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts) {
   const int64_t d = decoder.hidden_size, inner = spec.intermediate_size;
-  parts.linear("mlp.gate_proj", {inner, d, spec.bias}, gate_);
-  parts.linear("mlp.up_proj", {inner, d, spec.bias}, up_);
+  if (spec.fused) {
+    parts.linear("mlp.gate_up_proj", {2 * inner, d, spec.bias}, gate_up_);
+  } else {
+    parts.linear("mlp.gate_proj", {inner, d, spec.bias}, gate_);
+    parts.linear("mlp.up_proj", {inner, d, spec.bias}, up_);
+  }
   parts.linear("mlp.down_proj", {d, inner, spec.bias}, down_);
 }
 
 at::Tensor GatedMlp::forward(const at::Tensor& x, const Context& context) const {
+  if (gate_up_.weight.defined()) {
+    const at::Tensor both = nn::linear(x, gate_up_, context.rows);
+    nn::prefetch(down_);
+    const int64_t inner = both.size(1) / 2;
+    return nn::swiglu_linear(both.slice(1, 0, inner), both.slice(1, inner), down_, context.rows);
+  }
   const at::Tensor gate = nn::linear(x, gate_, context.rows);
   const at::Tensor up = nn::linear(x, up_, context.rows);
   nn::prefetch(down_);
   return nn::swiglu_linear(gate, up, down_, context.rows);
 }
 
-void GatedMlp::prefetch() const { nn::prefetch(gate_); }
+void GatedMlp::prefetch() const { nn::prefetch(gate_up_.weight.defined() ? gate_up_ : gate_); }
 
 int64_t GatedMlp::saved_bytes(const nn::Rows& rows) const {
-  int64_t row = gate_.weight.size(0) + up_.weight.size(0);
-  if (gate_.needs_input() || up_.needs_input()) row += gate_.weight.size(1);
-  int64_t bytes = row * gate_.weight.element_size() * rows.num_tokens();
-  for (const nn::Linear* w : {&gate_, &up_, &down_}) bytes += w->saved_bytes(rows);
+  int64_t row = 2 * down_.weight.size(1);
+  if (gate_.needs_input() || up_.needs_input() || gate_up_.needs_input())
+    row += down_.weight.size(0);
+  int64_t bytes = row * down_.weight.element_size() * rows.num_tokens();
+  for (const nn::Linear* w : {&gate_, &up_, &gate_up_, &down_}) bytes += w->saved_bytes(rows);
   return bytes;
 }
 

@@ -14,7 +14,7 @@ class GatedMlp final : public Block {
   int64_t saved_bytes(const nn::Rows& rows) const override;
 
  private:
-  nn::Linear gate_, up_, down_;
+  nn::Linear gate_, up_, gate_up_, down_;  // either the first two, or the one of both's rows
 };
 
 }  // namespace twinkle::model

@@ -1,4 +1,5 @@
-// A layer: two blocks, each behind a norm. Which blocks, the spec says.
+// A layer: two blocks, each behind a norm, and with a sandwich in front of one. Which blocks, the
+// spec says.
 #pragma once
 #include <memory>
 
@@ -14,6 +15,8 @@ struct Layer {
 
   // The blocks' inputs are normed by the decoder, together with the sums that they are of.
   nn::RmsNorm mixer_norm, mlp_norm;
+  // Of the blocks' outputs; undefined weight: none.
+  nn::RmsNorm mixer_post_norm, mlp_post_norm;
   std::unique_ptr<Mixer> mixer;
   std::unique_ptr<Block> mlp;
 };

@@ -1,5 +1,6 @@
 // The parts of a decoder: every weight by its name in the checkpoint, every linear that an adapter
-// may attach to by its path. A block adds its own, each once, when it is made. What goes over all
+// may attach to by its path there. Blocks say Hugging Face's names of llama, and the family's layout
+// makes the checkpoint's of them. A block adds its own, each once, when it is made. What goes over all
 // weights or linears (gradient buffers, optimizers, files, adapters) reads these lists. The parts
 // must stay where they are.
 #pragma once
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/model/spec.h"
 #include "twinkle/nn/linear.h"
 #include "twinkle/nn/norm.h"
 
@@ -27,6 +29,11 @@ struct NamedWeight {
   nn::WeightGrad** grad;  // its buffer's place in the linear or norm; the decoder fills it
 };
 
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
 struct LinearSize {
   int64_t outputs, inputs;
   bool bias = false;
@@ -34,23 +41,31 @@ struct LinearSize {
 
 class Parts {
  public:
-  // Gives the weight of this name and shape, or throws.
+  // Gives the weight of this name, as in the checkpoint, and shape, or throws.
   using Read =
       std::function<at::Tensor(const std::string& name, const std::vector<int64_t>& shape)>;
-  explicit Parts(Read read) : read_(std::move(read)) {}
+  // `constants`: reads what never learns, in float32; none: as weights.
+  explicit Parts(Read read, Layout layout = {}, Read constants = {})
+      : read_(std::move(read)),
+        constants_(constants ? std::move(constants) : read_),
+        layout_(std::move(layout)) {}
 
   std::string path;                  // of the parts that follow: "model.layers.0."
   std::vector<NamedWeight> weights;  // in the order in which they were added
   std::vector<NamedLinear> linears;
+  std::vector<NamedShape> constants;  // not among the weights
 
   // Each reads the part's weights and lists it. Errors are those of `read`.
   void weight(const std::string& name, const std::vector<int64_t>& shape, bool decay,
               at::Tensor& value, nn::WeightGrad*& grad);
   void linear(const std::string& name, const LinearSize& size, nn::Linear& into);
-  void norm(const std::string& name, int64_t width, double eps, nn::RmsNorm& into);
+  void norm(const std::string& name, int64_t width, const NormSpec& spec, nn::RmsNorm& into);
+  // Float32 whatever the decoder's type is, and never trained; a save copies the base's.
+  void constant(const std::string& name, const std::vector<int64_t>& shape, at::Tensor& value);
 
  private:
-  Read read_;
+  Read read_, constants_;
+  Layout layout_;
 };
 
 }  // namespace twinkle::model

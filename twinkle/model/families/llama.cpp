@@ -7,8 +7,9 @@ Family llama() {
   return {.name = "llama", .architectures = {"LlamaForCausalLM"}, .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
-              layer.mixer.qkv_bias = layer.mixer.o_bias = get_or(config, "attention_bias", false);
-              layer.mlp.bias = get_or(config, "mlp_bias", false);
+              AttentionSpec& a = layer.attention();
+              a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
+              layer.gated_mlp().bias = get_or(config, "mlp_bias", false);
             }
             return spec;
           }};

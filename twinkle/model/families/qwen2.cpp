@@ -7,7 +7,7 @@ namespace twinkle::model {
 Family qwen2() {
   return {.name = "qwen2", .architectures = {"Qwen2ForCausalLM"}, .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) layer.mixer.qkv_bias = true;
+            for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
             return spec;
           }};
 }

@@ -7,8 +7,9 @@ Family qwen3() {
   return {.name = "qwen3", .architectures = {"Qwen3ForCausalLM"}, .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
-              layer.mixer.qk_norm = true;
-              layer.mixer.qkv_bias = layer.mixer.o_bias = get_or(config, "attention_bias", false);
+              AttentionSpec& a = layer.attention();
+              a.qk_norm = true;
+              a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
             }
             return spec;
           }};

@@ -96,17 +96,26 @@ void check(const RopeSpec& spec) {
   }
 }
 
+kernels::Pairs pairs_of(bool interleaved) {
+  return interleaved ? kernels::Pairs::kNeighbours : kernels::Pairs::kHalves;
+}
+
 struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const RopeTable& table,
                             const at::Tensor& position_ids) {
     context->save_for_backward({table.cos, table.sin, position_ids});
-    return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward);
+    context->saved_data["interleaved"] = table.interleaved;
+    return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward,
+                         pairs_of(table.interleaved));
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
+    const auto pairs = pairs_of(context->saved_data["interleaved"].toBool());
     return {
-        kernels::rope(grads[0], saved[0], saved[1], saved[2], kernels::Turn::kBackward), {}, {}};
+        kernels::rope(grads[0], saved[0], saved[1], saved[2], kernels::Turn::kBackward, pairs),
+        {},
+        {}};
   }
 };
 
@@ -122,7 +131,7 @@ RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_po
   const auto frequency = frequencies(spec, dim);
   const auto angle = at::arange(max_positions, at::kFloat).unsqueeze(1) * frequency;
   const double factor = attention_factor(spec);
-  return {angle.cos() * factor, angle.sin() * factor};
+  return {angle.cos() * factor, angle.sin() * factor, spec.interleaved};
 }
 
 std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::Tensor& k_TKd,
@@ -130,7 +139,8 @@ std::pair<at::Tensor, at::Tensor> apply_rope(const at::Tensor& q_THd, const at::
                                              const at::Tensor& position_ids) {
   if (!at::GradMode::is_enabled()) {
     const auto rotated = [&](const at::Tensor& x) {
-      return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward);
+      return kernels::rope(x, table.cos, table.sin, position_ids, kernels::Turn::kForward,
+                           pairs_of(table.interleaved));
     };
     return {rotated(q_THd), rotated(k_TKd)};
   }

@@ -1,4 +1,4 @@
-// Rotary position embedding (Su et al. 2021) in the rotate-half layout, with the frequency rules
+// Rotary position embedding (Su et al. 2021) in the rotate-half or the interleaved layout, with the frequency rules
 // that transformers calls default, linear, yarn and llama3. Parsing config.json is the model
 // folder's business. T tokens, H query heads, K key heads, d head size.
 #pragma once
@@ -16,6 +16,7 @@ struct RopeSpec {
   RopeKind kind = RopeKind::kDefault;
   double theta = 10000;    // base of the wavelengths
   int64_t rotary_dim = 0;  // leading dims of a head that turn, even; 0: all of them
+  bool interleaved = false;  // dims 2i and 2i + 1 turn together, not i and i + rotary_dim / 2
   double factor = 1;       // how many times longer than in pre-training; all but kDefault
   int64_t original_max_position = 0;  // tokens in pre-training; kYarn and kLlama3
   double low_freq_factor = 1;   // kLlama3: wavelengths above original / low are divided by factor
@@ -32,6 +33,7 @@ struct RopeSpec {
 struct RopeTable {
   at::Tensor cos;  // [positions, rotary_dim / 2] float32, with the attention factor
   at::Tensor sin;  // same
+  bool interleaved = false;
 
   int64_t num_positions() const { return cos.size(0); }
   int64_t rotary_dim() const { return 2 * cos.size(1); }

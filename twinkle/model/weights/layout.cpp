@@ -1,0 +1,56 @@
+#include "twinkle/model/weights/layout.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace twinkle::model {
+namespace {
+
+constexpr std::string_view kLayers = "model.layers.";
+
+// The name with the first rename that fits.
+std::optional<std::string> renamed(std::string_view name, std::span<const Rename> by) {
+  for (const auto& [ours, theirs] : by) {
+    if (!name.starts_with(ours)) continue;
+    const std::string_view rest = name.substr(ours.size());
+    if (rest.empty() || rest[0] == '.') return theirs + std::string(rest);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string Layout::name(const std::string& ours) const {
+  std::string out = ours;
+  if (ours.starts_with(kLayers)) {
+    const size_t begin = ours.find('.', kLayers.size()) + 1;  // behind the layer's number
+    if (const auto inner = renamed(std::string_view(ours).substr(begin), layer))
+      out = ours.substr(0, begin) + *inner;
+  }
+  return renamed(out, model).value_or(out);
+}
+
+bool Layout::skips(std::string_view name) const {
+  return name.ends_with(".inv_freq") ||  // rope's, of old checkpoints: config.json has it, too
+         std::ranges::any_of(skipped, [&](const std::string& begin) {
+           return name.starts_with(begin);
+         });
+}
+
+std::vector<std::string> Layout::parts_of(std::string_view name, int64_t num) const {
+  for (const Stack& stack : stacks) {
+    if (!name.ends_with("." + stack.name)) continue;
+    const std::string before(name.substr(0, name.size() - stack.name.size()));
+    std::vector<std::string> out;
+    for (int64_t i = 0; i < num; ++i) {
+      for (const std::string& part : stack.parts) {
+        const size_t star = part.find('*');
+        out.push_back(before + part.substr(0, star) + std::to_string(i) + part.substr(star + 1));
+      }
+    }
+    return out;
+  }
+  return {};
+}
+
+}  // namespace twinkle::model
