@@ -1,9 +1,12 @@
-// The seam through which sampling gives attention its past: new keys and values are stored, and
-// queries see them and everything stored before. The sampler implements it over pages; a mixer
-// without keys and values has its own.
+// The seam through which sampling gives mixers their past. Attention's new keys and values are
+// stored, and queries see them and everything stored before; a mixer with a state gets the memory
+// that it asked for (StateSpec). The sampler implements it over pages and slots.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
+#include "twinkle/kernels/delta/delta.h"
 #include "twinkle/nn/attention/attention.h"
 #include "twinkle/nn/rows.h"
 
@@ -17,6 +20,9 @@ class KvCache {
   virtual at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
                             const at::Tensor& v_TKd, const nn::Rows& rows,
                             const nn::AttentionOptions& options) = 0;
+  // The rows' sequences, where each goes on, and its state, to be changed; good until the next
+  // call.
+  virtual std::span<const kernels::DeltaRun> states(size_t layer) = 0;
 };
 
 }  // namespace twinkle::model

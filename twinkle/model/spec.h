@@ -11,9 +11,12 @@
 
 namespace twinkle::model {
 
-// What sampling keeps of a sequence in one layer: a key and a value of every token, for each head.
+// What sampling keeps of a sequence in one layer: a key and a value of every token, for each head,
+// or so many bytes whatever its length.
 struct StateSpec {
   int64_t num_heads = 0, head_dim = 0;
+  int64_t num_bytes = 0;     // of a state
+  int64_t closed_bytes = 0;  // its first ones, which are all that counts at a multiple of 64 tokens
 
   int64_t token_size() const { return 2 * num_heads * head_dim; }  // numbers a token
 };

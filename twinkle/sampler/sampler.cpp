@@ -97,7 +97,7 @@ Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
       options_(options),
       eos_ids_(std::move(eos_ids)),
       ranks_(comm),
-      schedule_(options),
+      schedule_(options, layout_of(decoder.states())),
       cache_(decoder.states(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
       graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
 
@@ -173,7 +173,7 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
       *position++ = t;
     }
     packed.rows.add(s.next - s.computed, {.slot = s.job->request.slot});
-    chunks.push_back({&s.blocks, s.computed, s.next});
+    chunks.push_back({&s.blocks, s.computed, s.next, s.state.data()});
   }
   cache_.start(chunks);
   const at::Tensor hidden = decoder_.forward(packed);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twinkle/sampler/cache/block_pool.h"
+#include "twinkle/sampler/cache/state_pool.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/stop_strings.h"
 
@@ -33,6 +34,7 @@ struct Sequence {
   int64_t sample;
   std::vector<int32_t> tokens;  // prompt and generated
   std::vector<Block> blocks;    // of its first `computed` tokens
+  StatePool::Slot state;        // behind them, where mixers keep one
   int64_t computed = 0;
   int64_t next = 0;      // end of what the running step computes
   bool running = false;  // it has been in a batch since it got its first page
@@ -43,6 +45,7 @@ struct Sequence {
   uint64_t version;        // of the request; 0 from when the prefix cache was reset
   int64_t num_linked = 0;  // its first pages that the prefix cache knows
   uint64_t linked_id = 0;  // the id of the last of those
+  int64_t shared_end = 0;  // tokens of pages that others have, whose state nobody kept
 
   Sequence(Job* job, int64_t sample)
       : job(job),
@@ -55,6 +58,20 @@ struct Sequence {
   int64_t left() const { return size() - computed; }
   bool finishes() const { return next == size(); }
   bool planned() const { return next > computed; }
+  // Where the pass must end at the latest that computes it further: where a snapshot of its state
+  // is wanted, which is only there at a pass's end. At the last page before the prompt's end, from
+  // which requests of the same prompt and a talk's next turn go on, and where pages are shared.
+  int64_t pass_end() const {
+    if (!state || version == 0) return size();
+    const int64_t prompt = (std::ssize(job->request.prompt) - 1) / kPageTokens * kPageTokens;
+    int64_t end = size();
+    for (const int64_t at : {prompt, shared_end}) end = at > computed && at < end ? at : end;
+    return end;
+  }
+  bool wants_snapshot() const {
+    const int64_t prompt = (std::ssize(job->request.prompt) - 1) / kPageTokens * kPageTokens;
+    return state && version != 0 && computed > 0 && (computed == prompt || computed == shared_end);
+  }
   // The known tokens of page `index`.
   std::span<const int32_t> page(int64_t index) const {
     return std::span(tokens).subspan(
@@ -64,11 +81,13 @@ struct Sequence {
   // Gives its pages back, the last first: the cache forgets ends before beginnings.
   void release() {
     while (!blocks.empty()) blocks.pop_back();
+    state = {};
     computed = next = num_linked = 0;
     linked_id = 0;
+    shared_end = 0;
     running = false;
   }
-  // Takes over what another sequence of the same tokens has computed.
+  // Takes over what another sequence of the same tokens has computed, but for the state.
   void adopt(const Sequence& other) {
     blocks = other.blocks;
     computed = other.computed;

@@ -41,6 +41,15 @@ void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
+void require_states_fit(int64_t sequences, double bytes, double cache, at::Device device) {
+  if (!device.is_cpu() || bytes == 0) return;
+  const double memory = memory_of(device);
+  require(bytes + cache <= memory, Code::kInvalid, "engine: max_sequences is ", sequences,
+          ", whose states take ", std::ceil(bytes / kMiB), " MiB and the cache's pages ",
+          std::ceil(cache / kMiB), " MiB, this machine has ", std::floor(memory / kMiB),
+          " MiB; lower it");
+}
+
 // Of copies that wait for the next Save. Larger ones go back to the system.
 constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 // Of Saves that have begun: the next one waits for a slow disk, rather than hold more.
@@ -110,13 +119,16 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const auto cache = static_cast<double>(
       sampler::PagedCache::num_bytes(decoder_->states(), dtype, sampler::pages_for(kv_tokens)));
   require_cache_fits(kv_tokens, cache, device);
+  const int64_t sequences = options.sampler.max_sequences;
+  const double states = sampler::layout_of(decoder_->states()).num_bytes(sequences);
+  require_states_fit(sequences, states, cache, device);
   double weights = 0;
   for (const auto& w : decoder_->weights()) {
     base_.weights.push_back({w.name, w.value->sizes().vec()});
     weights += static_cast<double>(w.value->nbytes());
   }
   if (shards_) weights = static_cast<double>(shards_->most_bytes());
-  require_share(o.memory_share, weights, cache, device);
+  require_share(o.memory_share, weights, cache + states, device);
   if (!split_.alone()) {
     const int fsdp = comms.base ? comms.base->size() : 1, rank = comms.data.rank();
     require(!comms.base || comms.base->rank() == rank % fsdp, Code::kInternal,

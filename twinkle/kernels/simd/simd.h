@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twinkle/kernels/attention/attention_block.h"
+#include "twinkle/kernels/delta/delta_block.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/lora/lora_block.h"
 #include "twinkle/kernels/optim/update.h"
@@ -16,8 +17,8 @@
 
 namespace twinkle::kernels {
 
-// See rows.h, softmax_rows.h, update_rows.h, attention_tiles.h, linear_f32_loops.h and lora_loops.h
-// for what each does.
+// See rows.h, softmax_rows.h, update_rows.h, attention_tiles.h, delta_loops.h, conv_loops.h,
+// linear_f32_loops.h and lora_loops.h for what each does.
 template <class T>
 struct Loops {
   using A = Wide<T>;
@@ -46,6 +47,17 @@ struct Loops {
   void (*lora_shrink)(const LoraShrink<T>& rows, A* scratch);
   void (*lora_expand)(const LoraExpand<T>& rows, A* scratch);
   void (*lora_outer)(const LoraOuter<T>& columns, A* scratch);
+  void (*conv_forward)(const ConvBlock<T>& block);
+  void (*conv_backward)(const ConvGradBlock<T>& block);
+  void (*delta_forward)(const DeltaBlock<T>& block, A* scratch);
+  void (*delta_backward)(const DeltaGradBlock<T>& block, A* scratch);
+  void (*sigmoid_gate)(const T* x, const T* gate, int64_t count, T* y);
+  void (*sigmoid_gate_backward)(const T* grad, const T* x, const T* gate, int64_t count, T* dx,
+                                T* dgate);
+  void (*gated_norm)(const GatedNormRows<T>& rows);
+  void (*gated_norm_backward)(const GatedNormRows<T>& rows);
+  void (*gated_norm_weight)(const GatedNormRows<T>& rows, const A* scale, int64_t begin,
+                            int64_t end, A* sum);
 };
 
 struct Simd {

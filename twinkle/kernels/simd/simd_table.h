@@ -2,6 +2,8 @@
 #pragma once
 #include "twinkle/kernels/attention/attention_backward_tiles.h"
 #include "twinkle/kernels/attention/attention_tiles.h"
+#include "twinkle/kernels/delta/conv_loops.h"
+#include "twinkle/kernels/delta/delta_backward_loops.h"
 #include "twinkle/kernels/linear/linear_f32_loops.h"
 #include "twinkle/kernels/lora/lora_loops.h"
 #include "twinkle/kernels/optim/update_rows.h"
@@ -31,7 +33,16 @@ constexpr Loops<T> loops() {
           .lora_mask = lora_mask<A>,
           .lora_shrink = lora_shrink<T, A>,
           .lora_expand = lora_expand<T, A>,
-          .lora_outer = lora_outer<T, A>};
+          .lora_outer = lora_outer<T, A>,
+          .conv_forward = conv_forward<T, A>,
+          .conv_backward = conv_backward<T, A>,
+          .delta_forward = delta_forward<T, A>,
+          .delta_backward = delta_backward<T, A>,
+          .sigmoid_gate = sigmoid_gate<T, A>,
+          .sigmoid_gate_backward = sigmoid_gate_backward<T, A>,
+          .gated_norm = gated_norm<T, A>,
+          .gated_norm_backward = gated_norm_backward<T, A>,
+          .gated_norm_weight = gated_norm_weight<T, A>};
 }
 
 #define TWINKLE_NAME_OF(x) #x

@@ -9,10 +9,21 @@ namespace twinkle::sampler {
 
 static_assert(kPageTokens == kernels::kKeyTile);
 
+StateLayout layout_of(const std::vector<model::StateSpec>& states) {
+  StateLayout layout;
+  for (const model::StateSpec& state : states) layout.add(state.num_bytes, state.closed_bytes);
+  return layout;
+}
+
 PagedCache::PagedCache(const std::vector<model::StateSpec>& states, at::ScalarType dtype,
                        at::Device device, int64_t num_pages)
-    : device_(device) {
-  for (const auto& [heads, dim] : states) {
+    : layout_(layout_of(states)), device_(device) {
+  for (const model::StateSpec& state : states) {
+    const int64_t heads = state.num_heads, dim = state.head_dim;
+    if (state.num_bytes > 0) {
+      layers_.emplace_back();
+      continue;
+    }
     // Not make_pages: its zeros would make every page resident at once.
     const auto options = at::device(device).dtype(dtype);
     layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, options),
@@ -55,6 +66,13 @@ kernels::PagedRows PagedCache::rows_of(const std::vector<Chunk>& chunks, int64_t
 
 void PagedCache::start(const std::vector<Chunk>& chunks) {
   rows_ = rows_of(chunks);
+  slots_.clear();
+  int64_t row = 0;
+  for (const Chunk& chunk : chunks) {
+    const int64_t count = chunk.end - chunk.begin;
+    slots_.push_back({.row = row, .count = count, .first = chunk.begin, .state = chunk.state});
+    row += count;
+  }
   if (device_.is_cpu()) return;
   rows_ = {rows_.block_tables.to(device_), rows_.sequences.to(device_),
            rows_.positions.to(device_)};
@@ -70,8 +88,15 @@ at::Tensor PagedCache::attend(size_t layer, const at::Tensor& q, const at::Tenso
   return rows == q.size(0) ? out : at::constant_pad_nd(out, {0, 0, 0, 0, 0, q.size(0) - rows});
 }
 
+std::span<const kernels::DeltaRun> PagedCache::states(size_t layer) {
+  runs_ = slots_;
+  for (kernels::DeltaRun& run : runs_) run.state += layout_.layers[layer].offset;
+  return runs_;
+}
+
 void PagedCache::copy_page(int32_t from, int32_t to) {
   for (kernels::PagedKeys& pages : layers_) {
+    if (!pages.k.defined()) continue;
     pages.k.select(0, to).copy_(pages.k.select(0, from));
     pages.v.select(0, to).copy_(pages.v.select(0, from));
   }

@@ -1,6 +1,7 @@
-// Keys and values of every running sequence, by page. Implements the seam that attention has for
+// Keys and values of every running sequence, by page. Implements the seam that mixers have for
 // sampling: what a forward computes is stored in the pages of its sequences, and its queries see
-// everything stored before. Knows pages, not requests. One thread.
+// everything stored before; states lie in the sequences' slots. Knows pages and slots, not
+// requests. One thread.
 #pragma once
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/sampler/cache/block_pool.h"
+#include "twinkle/sampler/cache/state_pool.h"
 
 namespace twinkle::sampler {
 
@@ -16,7 +18,11 @@ struct Chunk {
   const std::vector<Block>* blocks;  // page i holds positions [64 i, 64 (i + 1)); none shared from
                                      // begin's on
   int64_t begin = 0, end = 0;
+  std::byte* state = nullptr;  // its slot, where layers keep a state
 };
+
+// The slots of layers that keep `states`.
+StateLayout layout_of(const std::vector<model::StateSpec>& states);
 
 class PagedCache final : public model::KvCache {
  public:
@@ -39,12 +45,15 @@ class PagedCache final : public model::KvCache {
   at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
                     const at::Tensor& v_TKd, const nn::Rows& rows,
                     const nn::AttentionOptions& options) override;
+  std::span<const kernels::DeltaRun> states(size_t layer) override;
 
   // All of page `from` to page `to`, in every layer.
   void copy_page(int32_t from, int32_t to);
 
  private:
-  std::vector<kernels::PagedKeys> layers_;
+  std::vector<kernels::PagedKeys> layers_;  // undefined where a layer keeps a state
+  const StateLayout layout_;
+  std::vector<kernels::DeltaRun> slots_, runs_;  // of the next forward: at slots, at a layer's part
   at::Device device_;
   kernels::PagedRows rows_;  // on the device
 };

@@ -50,7 +50,7 @@ TEST(PagedCache, EveryLayerHasPagesOfItsOwnShape) {
   cache.start({{&blocks, 0, 5}});
   const int64_t lengths[] = {5};
   for (size_t layer = 0; layer < states.size(); ++layer) {
-    const auto [heads, dim] = states[layer];
+    const int64_t heads = states[layer].num_heads, dim = states[layer].head_dim;
     const at::Tensor q = at::randn({5, 4, dim}), k = at::randn({5, heads, dim}),
                      v = at::randn({5, heads, dim});
     EXPECT_TRUE(at::equal(cache.attend(layer, q, k, v, {}, {.scale = 0.25}),

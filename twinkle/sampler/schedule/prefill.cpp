@@ -137,10 +137,10 @@ void Schedule::distribute(const std::vector<Owner*>& owners, int64_t& budget, Wo
     std::vector<Claim> claims;
     std::vector<Owner*> claimants;
     for (Owner* owner : owners) {
-      std::erase_if(owner->prompts, [](const Prompt& p) { return p.sequence->next >= p.end; });
+      std::erase_if(owner->prompts, [](const Prompt& p) { return p.sequence->next >= end_of(p); });
       if (owner->prompts.empty()) continue;
       const Prompt& p = owner->prompts.front();
-      const int64_t n = std::min({kPageTokens, p.end - p.sequence->next, budget});
+      const int64_t n = std::min({kPageTokens, end_of(p) - p.sequence->next, budget});
       claims.push_back({&owner->account, static_cast<double>(n)});
       claimants.push_back(owner);
     }

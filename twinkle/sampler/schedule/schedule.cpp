@@ -1,15 +1,18 @@
 #include "twinkle/sampler/schedule/schedule.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::sampler {
 
-Schedule::Schedule(const SamplerOptions& options)
+Schedule::Schedule(const SamplerOptions& options, const StateLayout& states)
     : options_((check_options(options, "sampler: "), options)),
       pool_(options.kv_tokens),
-      prefixes_(pool_) {}
+      prefixes_(pool_),
+      states_(states, options.max_sequences),
+      snapshots_(states, options.max_sequences) {}
 
 void Schedule::add(std::unique_ptr<Sequence> sequence) {
   arrived_.push_back(std::move(sequence));
@@ -27,13 +30,23 @@ const Sequence* Schedule::newest() const {
   return it == sequences_.rend() ? nullptr : it->get();
 }
 
+namespace {
+
+// Whether the page behind its first `end` tokens may be taken from others.
+bool may_skip(const Sequence& s, int64_t end) {
+  return s.size() - end > kPageTokens &&
+         std::min(end + kPageTokens + 1, s.job->prompt_size()) <= s.job->num_scored;
+}
+
+}  // namespace
+
 // Takes the pages of a beginning that has been computed before. The last token is always computed:
 // its logits are what the next one is chosen from. Nor does a prompt skip tokens whose successors
 // are to be scored.
 void Schedule::attach(Sequence& s) {
   if (s.version == 0 || std::ssize(s.blocks) * kPageTokens != s.computed) return;
-  while (s.left() > kPageTokens &&
-         std::min(s.computed + kPageTokens + 1, s.job->prompt_size()) <= s.job->num_scored) {
+  if (!states_.layout().empty()) return attach_state(s);
+  while (may_skip(s, s.computed)) {
     auto found = prefixes_.find(s.version, s.linked_id, s.page(s.num_linked));
     if (!found) return;
     s.blocks.push_back(std::move(found->block));
@@ -42,6 +55,30 @@ void Schedule::attach(Sequence& s) {
     s.linked_id = found->id;
     ++s.num_linked;
   }
+}
+
+// The same with a state, which there is only at some pages' ends: up to the last of those.
+void Schedule::attach_state(Sequence& s) {
+  std::vector<PrefixCache::Found> found;
+  size_t taken = 0;  // pages up to the last snapshot
+  for (int64_t end = s.computed; may_skip(s, end); end += kPageTokens) {
+    const uint64_t parent = found.empty() ? s.linked_id : found.back().id;
+    auto page = prefixes_.find(s.version, parent, s.page(end / kPageTokens));
+    if (!page) break;
+    found.push_back(*std::move(page));
+    if (snapshots_.contains(found.back().id)) taken = found.size();
+  }
+  s.shared_end = s.computed + std::ssize(found) * kPageTokens;
+  if (taken == 0) return;
+  if (!s.state) s.state = states_.take();
+  if (!s.state) return;
+  snapshots_.load(found[taken - 1].id, s.state.data());
+  for (size_t i = 0; i < taken; ++i) s.blocks.push_back(std::move(found[i].block));
+  const auto count = static_cast<int64_t>(taken);
+  s.computed += count * kPageTokens;
+  num_shared_ += count * kPageTokens;
+  s.linked_id = found[taken - 1].id;
+  s.num_linked += count;
 }
 
 Sequence* leader_of(const Sequence& s, const std::vector<Sequence*>& computing) {
@@ -83,8 +120,10 @@ bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
   // Only the last page can be both partly filled and shared: with the samples of its prompt.
   const auto copies = [&] { return first < blocks.size() && blocks[first].shared() ? 1 : 0; };
   const int64_t grown = pages_for(end) - std::ssize(blocks);
+  const bool stateless = !states_.layout().empty() && !s.state;
   bool younger = true;
-  for (size_t i = sequences_.size(); pool_.num_free() < grown + copies();) {
+  for (size_t i = sequences_.size();
+       pool_.num_free() < grown + copies() || (stateless && states_.num_free() == 0);) {
     if (i == 0) return false;
     Sequence& other = *sequences_[--i];
     if (&other == &s)
@@ -92,6 +131,7 @@ bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
     else if (!other.planned() && (younger || !other.running))
       other.release();
   }
+  if (stateless) s.state = states_.take();
   const bool copy = copies() == 1;
   std::vector<Block> taken = pool_.take(grown + copies());
   if (copy) {
@@ -142,7 +182,17 @@ void Schedule::advance(const std::vector<Sequence*>& batch) {
       s->linked_id = found.id;
       ++s->num_linked;
     }
+    if (s->wants_snapshot()) snapshots_.keep(s->linked_id, s->state.data());
   }
+}
+
+// Pages are shared, a state is copied; a sequence for which there is no room computes it again.
+void Schedule::adopt(Sequence& s, const Sequence& other) {
+  s.adopt(other);
+  if (states_.layout().empty()) return;
+  if (!s.state) s.state = states_.take();
+  if (!s.state || !other.state) return s.release();
+  std::memcpy(s.state.data(), other.state.data(), static_cast<size_t>(states_.layout().size));
 }
 
 // A prompt that has just been computed becomes all its samples: they share its pages.
@@ -151,7 +201,7 @@ void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out) {
   std::vector<std::unique_ptr<Sequence>> samples;  // all of them, or the prompt is not split
   for (int64_t i = 1; i < job.request.params.num_samples; ++i) {
     samples.push_back(std::make_unique<Sequence>(&job, i));
-    samples.back()->adopt(sequence);
+    adopt(*samples.back(), sequence);
   }
   sequences_.reserve(sequences_.size() + samples.size());
   out.reserve(out.size() + samples.size() + 1);
@@ -171,7 +221,7 @@ std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
   for (const auto& [leader, follower] : followers_) {
     if (leader != &sequence) continue;
     num_shared_ += sequence.computed - follower->computed;
-    follower->adopt(sequence);
+    adopt(*follower, sequence);
     split(*follower, out);
   }
   return out;
@@ -193,12 +243,14 @@ void Schedule::sweep(bool waiting) {
 void Schedule::resume() {
   followers_.clear();
   for (const auto& s : sequences_) {
-    if (!s->done && s->left() == 0) s->release();
+    // A state is behind tokens that a pass may have computed in part.
+    if (!s->done && (s->left() == 0 || (s->state && s->planned()))) s->release();
   }
 }
 
 void Schedule::reset_prefixes() {
   prefixes_.clear();
+  snapshots_.clear();
   const auto forget = [](const auto& sequences) {
     for (const auto& s : sequences) s->version = 0;
   };

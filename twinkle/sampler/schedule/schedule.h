@@ -8,6 +8,7 @@
 // weights that begin alike share pages: what one has computed others take, and what one is
 // computing others wait for. Knows no tensors. One thread, the sampler's.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -19,6 +20,7 @@
 #include "twinkle/base/fair_share.h"
 #include "twinkle/sampler/cache/block_pool.h"
 #include "twinkle/sampler/cache/prefix_cache.h"
+#include "twinkle/sampler/cache/state_pool.h"
 #include "twinkle/sampler/sequence.h"
 
 namespace twinkle::sampler {
@@ -29,8 +31,9 @@ Sequence* leader_of(const Sequence& sequence, const std::vector<Sequence*>& comp
 
 class Schedule {
  public:
-  // Error kInvalid: an option below 1.
-  explicit Schedule(const SamplerOptions& options);
+  // Sequences keep states of that layout, and as many snapshots of them as may run. Error kInvalid:
+  // an option below 1.
+  explicit Schedule(const SamplerOptions& options, const StateLayout& states = {});
 
   struct Work {
     std::vector<Sequence*> batch;  // each computes its tokens [computed, next)
@@ -73,6 +76,7 @@ class Schedule {
     Sequence* sequence;
     int64_t end;
   };
+  static int64_t end_of(const Prompt& p) { return std::min(p.end, p.sequence->pass_end()); }
   struct Owner {
     Account account;  // in prompt tokens
     int32_t priority = 0;
@@ -90,6 +94,8 @@ class Schedule {
   };
 
   void attach(Sequence& sequence);
+  void attach_state(Sequence& sequence);
+  void adopt(Sequence& sequence, const Sequence& other);
   bool reserve(Sequence& sequence, int64_t end, Work& work);
   bool extend(Sequence& sequence, int64_t end, Work& work);
   void follow(const std::vector<Sequence*>& batch);
@@ -105,6 +111,8 @@ class Schedule {
   SamplerOptions options_;
   BlockPool pool_;
   PrefixCache prefixes_;
+  StatePool states_;
+  Snapshots snapshots_;  // at the ends of pages that the prefix cache knows
   // That began, by ticket, then sample; the oldest first.
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::deque<std::unique_ptr<Sequence>> arrived_;  // since the last plan

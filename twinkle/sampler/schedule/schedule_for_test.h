@@ -1,5 +1,6 @@
 // For tests of the sampler's schedule: requests driven to their end without a model.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -19,7 +20,8 @@ inline std::vector<int32_t> count_from(int32_t first, int64_t length) {
 // A sampler without a model: the next token is the last one plus 1.
 class Driver {
  public:
-  explicit Driver(const SamplerOptions& options) : schedule(options) {}
+  explicit Driver(const SamplerOptions& options, const StateLayout& states = {})
+      : schedule(options, states) {}
 
   Job* add(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t version,
            int64_t num_samples = 1) {
@@ -42,10 +44,11 @@ class Driver {
     std::map<int64_t, int64_t> computed;
     prompt_tokens.clear();
     const Schedule::Work work = schedule.plan();
-    for (const Sequence* s : work.batch) {
+    for (Sequence* s : work.batch) {
       computed[s->job->ticket] += s->next - s->computed;
       num_computed += s->next - s->computed;
       if (s->next - s->computed > 1) prompt_tokens[s->job->request.owner] += s->next - s->computed;
+      if (compute) compute(*s);
     }
     schedule.advance(work.batch);
     for (Sequence* s : work.batch) {
@@ -63,6 +66,7 @@ class Driver {
 
   Schedule schedule;
   int64_t num_computed = 0;
+  std::function<void(Sequence&)> compute;  // tokens [computed, next)
   std::map<std::string, int64_t>
       prompt_tokens;  // of the last step, by owner; pieces of one are not seen
 
