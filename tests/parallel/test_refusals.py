@@ -94,12 +94,14 @@ def test_a_device_that_no_engine_runs_on(told):
         (
             "another size",
             "has 3 ranks (dp=3), but 2 processes are running: start "
-            "one process per rank with torchrun --nproc_per_node=3, or make a mesh of 2, as with dp_size=2",
+            "one process per rank with torchrun --nproc_per_node=3, or make a mesh of 2, as "
+            "with dp_size=2",
         ),
         (
             "a smaller one",
             "has 1 rank (dp=1), but 2 processes are running: start "
-            "one process per rank with torchrun --nproc_per_node=1, or make a mesh of 2, as with dp_size=2",
+            "one process per rank with torchrun --nproc_per_node=1, or make a mesh of 2, as "
+            "with dp_size=2",
         ),
         ("twice", "ranks are [0, 0], there must be one at least, and each once"),
         (

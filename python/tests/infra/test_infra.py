@@ -353,6 +353,6 @@ def test_what_several_devices_would_need_is_refused_by_name(given):
 
 def test_a_mesh_of_fewer_ranks_than_processes_is_to_grow(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    text = r"has 1 rank \(dp=1\), but 2 processes are running: .* mesh larger, as with dp_size=2$"
+    text = r"has 1 rank \(dp=1\), but 2 processes are running: .* mesh of 2, as with dp_size=2$"
     with pytest.raises(InvalidError, match=text):
         twinkle.initialize(global_device_mesh=DeviceMesh.from_sizes(dp_size=1))
