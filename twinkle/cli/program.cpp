@@ -43,18 +43,24 @@ std::string names(CLI::App& app) {
   return all;
 }
 
-// "; did you mean '--port'?" of the first argument that looks like an option and is none, or empty.
-std::string suggestion(const CLI::App& command) {
+// Of arguments that were not taken: the option among them that there is not, and the one that was
+// probably meant; then all of them, as they were given. Empty: all were.
+std::string untaken(const CLI::App& command) {
   std::vector<std::string> options;
   for (const CLI::Option* option : command.get_options()) {
+    if (option->get_group().empty()) continue;  // not told
     for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
   }
+  std::string unknown, all;
   for (const std::string& word : command.remaining()) {
-    const std::string nearest =
-        word.starts_with("--") ? nearest_of(word.substr(0, word.find('=')), options) : "";
-    if (!nearest.empty()) return "; did you mean '" + nearest + "'?";
+    all += (all.empty() ? "" : " ") + word;
+    if (!unknown.empty() || !word.starts_with("--")) continue;
+    const std::string name = word.substr(0, word.find('='));
+    const std::string nearest = nearest_of(name, options);
+    unknown = "there is no option '" + name + "'" +
+              (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") + "; ";
   }
-  return "";
+  return all.empty() ? "" : unknown + "not expected: " + all;
 }
 
 // Prints what --help or --version asks for, and leaves `action` empty then. Error kInvalid: wrong
@@ -73,8 +79,11 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
         command = command->get_subcommands()[0];
         called += " " + command->get_name();
       }
-      fail(Code::kInvalid, "cli: ", e.what(), suggestion(*command), "; 'twinkle ", called,
-           " --help' lists the arguments");
+      const bool is_more = e.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+      const std::string more = untaken(*command);
+      const std::string wrong = is_more && !more.empty() ? "" : e.what();
+      fail(Code::kInvalid, "cli: ", wrong, wrong.empty() || more.empty() ? "" : "; ", more,
+           "; 'twinkle ", called, " --help' lists the arguments");
     }
     const auto words = app.remaining();  // which CLI11 does not name
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",

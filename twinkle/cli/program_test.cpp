@@ -57,9 +57,16 @@ TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
   const std::string help = " --help' lists the arguments\n";
   EXPECT_EQ(run({"serve", "--prot", "80"}),
             std::pair(2,
-                      "twinkle: cli: The following arguments were not expected: 80 --prot; did "
-                      "you mean '--port'?; 'twinkle serve" +
+                      "twinkle: cli: there is no option '--prot'; did you mean '--port'?; not "
+                      "expected: --prot 80; 'twinkle serve" +
                           help));
+  EXPECT_EQ(run({"serve", "--modle", "x", "--nmae=y", "z"}),
+            std::pair(2,
+                      "twinkle: cli: there is no option '--modle'; did you mean '--model'?; not "
+                      "expected: --modle x --nmae=y z; 'twinkle serve" +
+                          help));
+  EXPECT_EQ(run({"serve", "x"}),
+            std::pair(2, "twinkle: cli: not expected: x; 'twinkle serve" + help));
   for (const std::vector<const char*>& wrong : {std::vector{"train", "model", "rows", "--epoch=1"},
                                                 {"keys", "create", "--tennant", "a"},
                                                 {"info", "model", "--helpp"}}) {
@@ -69,7 +76,7 @@ TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
   }
   EXPECT_EQ(run({"info", "model", "--wholly-another"}),
             std::pair(2,
-                      "twinkle: cli: The following argument was not expected: "
+                      "twinkle: cli: there is no option '--wholly-another'; not expected: "
                       "--wholly-another; 'twinkle info" +
                           help));
 }

@@ -271,13 +271,15 @@ void start(const ServeOptions& o, CLI::App& command, const How& how) {
 void serve(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("serve", "Serve training and sampling over HTTP");
   auto o = std::make_shared<ServeOptions>();
-  add_options(*command, *o);
+  add_serve_options(*command, *o);
   auto how = std::make_shared<How>();
+  constexpr const char* kGroup = "This call";
   command->add_option("--config", how->config, "YAML file of these options; those given here win")
-      ->configurable(false);
+      ->configurable(false)
+      ->group(kGroup);
   const auto add_task = [&](const char* name, Task value, const char* help) {
     const auto take = [how, value] { how->task = value; };
-    return command->add_flag_callback(name, take, help)->configurable(false);
+    return command->add_flag_callback(name, take, help)->configurable(false)->group(kGroup);
   };
   CLI::Option* check =
       add_task("--check", Task::kCheck,
@@ -289,7 +291,8 @@ void serve(CLI::App& app, Action& action) {
   command
       ->add_flag("--until-stdin-ends", how->until_stdin_ends,
                  "end when standard input does, as for SIGTERM: with the process that holds it")
-      ->configurable(false);
+      ->configurable(false)
+      ->group(kGroup);
   command->callback(
       [=, &action] { action = [=](const std::string&) { start(*o, *command, *how); }; });
 }

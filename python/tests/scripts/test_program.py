@@ -122,7 +122,7 @@ def test_info_says_what_transformers_counts(call, tiny_llama_dir):
         (2, ["fly"], "A subcommand is required"),
         (2, ["info"], "model is required"),
         (2, ["info", "MODEL", "--speed", "3"],
-         "The following arguments were not expected: 3 --speed"),
+         "there is no option '--speed'; not expected: --speed 3; 'twinkle info --help'"),
         (2, ["sample", "MODEL"], "prompt is required"),
         (2, ["sample", "MODEL", "hi", "--top-p", "0"], "top_p"),
         (2, ["train", "MODEL"], "data is required"),

@@ -34,7 +34,7 @@ void set(const AnyOption& option, const std::string& flag, const std::vector<std
 
 }  // namespace
 
-void add_option(CLI::App& command, const AnyOption& option) {
+CLI::Option* add_option(CLI::App& command, const AnyOption& option) {
   std::string flag = std::string("--").append(option.name);
   std::ranges::replace(flag, '_', '-');
   std::string help(option.help);
@@ -47,7 +47,7 @@ void add_option(CLI::App& command, const AnyOption& option) {
     CLI::Option* added = command.add_flag(names, std::as_const(help));
     if (on) added->default_str("true");
     added->each([option, flag](const std::string& text) { set(option, flag, {text}); });
-    return;
+    return added;
   }
   CLI::Option* added = command.add_option(
       option.kind == OptionKind::kTexts ? flag + "," + flag + "s" : flag,
@@ -62,6 +62,7 @@ void add_option(CLI::App& command, const AnyOption& option) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   else
     added->default_str(told(option.get()));
+  return added;
 }
 
 }  // namespace twinkle::cli

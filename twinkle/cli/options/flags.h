@@ -12,7 +12,7 @@ namespace twinkle::cli {
 
 // --token-budget for token_budget; --no-deterministic too for a flag whose default is true, and
 // --names too for a list `name`. Parsing throws a CLI::ValidationError of a value that cannot be.
-void add_option(CLI::App& command, const AnyOption& option);
+CLI::Option* add_option(CLI::App& command, const AnyOption& option);
 
 // Those of all groups; or, with `names`, these, which there are. `options` outlives the command.
 template <class T>

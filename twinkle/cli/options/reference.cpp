@@ -54,6 +54,11 @@ std::string options_reference() {
   out += "\n## Service\n";
   add_table(options_of(serve), of_engine, out);
   out += "\n## Engine\n";
+  std::string unserved;
+  for (const AnyOption& option : options_of(engine))
+    if (!is_served(option.name))
+      unserved.append(unserved.empty() ? "`" : ", `").append(option.name).append("`");
+  out += "\nNot of `twinkle serve`: " + unserved + ".\n";
   add_table(options_of(engine), {}, out);
   out +=
       "\n## Training on the command line\n\nOf `twinkle train`, which takes some of the engine's "

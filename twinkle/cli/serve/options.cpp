@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <sstream>
 
 #include "twinkle/base/file.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
@@ -39,9 +41,42 @@ void check_pairs(const ServeOptions& o) {
   require(!o.engine.model.value_head, Code::kInvalid,
           "cli: value_head is true, and a service has adapters and samples, neither of which a "
           "value head takes: leave it out; twinkle.TransformersValueModel trains one");
+  require(o.engine.model.gathered_bytes == 0, Code::kInvalid, "cli: gathered_bytes is ",
+          o.engine.model.gathered_bytes,
+          ", and a service has its base in one process, whole: leave it out");
+}
+
+// The groups of --help, by an option's name; what is of none is the service's own.
+std::map<std::string_view, const char*> groups_of(ServeOptions& o) {
+  std::map<std::string_view, const char*> out;
+  const auto add = [&out](const char* group, auto&... parts) {
+    (std::ranges::for_each(options_of(parts), [&](const AnyOption& one) { out[one.name] = group; }),
+     ...);
+  };
+  server::ServiceOptions& s = o.service;
+  add("Connections", o.http, o.bodies);
+  add("Promises and results", s.promises);
+  add("Journal and snapshots", s.journal, s.truncation, s.snapshots);
+  add("Tenants", s.lines, s.silence, s.kept);
+  add("Model", o.engine.model);
+  add("Engine", o.engine.scheduling);
+  add("Sampler", o.engine.sampler);
+  add("Parking", o.engine.parking);
+  return out;
 }
 
 }  // namespace
+
+void add_serve_options(CLI::App& command, ServeOptions& options) {
+  const auto groups = groups_of(options);
+  for (const AnyOption& one : options_of(options)) {
+    const auto found = groups.find(one.name);
+    const char* const group = found == groups.end() ? "Service" : found->second;
+    add_option(command, one)->group(is_served(one.name) ? group : "");
+  }
+}
+
+bool is_served(std::string_view name) { return name != "value_head" && name != "gathered_bytes"; }
 
 std::vector<std::string> default_names(const std::string& model) {
   std::vector<std::string> out{model_name(model)};

@@ -1,6 +1,7 @@
 // What `twinkle serve` is told, and what can be said of it before weights are loaded.
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twinkle/base/fields/options.h"
@@ -10,6 +11,10 @@
 #include "twinkle/server/bodies/body_room.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/service/services.h"
+
+namespace CLI {
+class App;
+}
 
 namespace twinkle::cli {
 
@@ -53,6 +58,12 @@ struct ServeOptions {
         group("engine", &O::engine)};
   }
 };
+
+// Adds them in the groups of --help; those that no service can have are taken, to be refused by
+// name, and are not told.
+void add_serve_options(CLI::App& command, ServeOptions& options);
+// Whether a service can have this option of the engine.
+bool is_served(std::string_view name);
 
 // Under which clients ask for a model where no name is given: its id, and what others know it by.
 std::vector<std::string> default_names(const std::string& model);

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/cli/serve/yaml.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/tiny_model.h"
 #include "twinkle/text/tiny_model_test.h"
@@ -153,6 +156,32 @@ TEST(ServeOptions, ThoseThatCannotBeTogetherAreRefusedByName) {
               o.engine.scheduling.max_queued_total = 1;
             }),
             "no error");
+}
+
+TEST(ServeOptions, HelpHasThemInGroupsWithoutThoseThatNoServiceTakes) {
+  CLI::App app("", "twinkle");
+  ServeOptions o;
+  add_serve_options(app, o);
+  const auto group = [&](const char* option) { return app.get_option(option)->get_group(); };
+  EXPECT_EQ(group("--state"), "Service");
+  EXPECT_EQ(group("--port"), "Connections");
+  EXPECT_EQ(group("--max-body-bytes"), "Connections");
+  EXPECT_EQ(group("--max-given"), "Tenants");
+  EXPECT_EQ(group("--model"), "Model");
+  EXPECT_EQ(group("--kv-tokens"), "Sampler");
+  const std::string help = app.help();
+  for (const AnyOption& one : options_of(o)) {
+    std::string flag = "\n  --" + std::string(one.name);
+    std::ranges::replace(flag, '_', '-');
+    EXPECT_EQ(help.find(flag) != help.npos, is_served(one.name)) << one.name;
+  }
+  EXPECT_EQ(as_yaml(app, {}).find("value_head"), std::string::npos);
+  app.parse("--value-head --gathered-bytes 1");
+  EXPECT_NE(error_of([&] { check_options(o); }).find("cli: value_head is true"), std::string::npos);
+  o.engine.model.value_head = false;
+  EXPECT_EQ(error_of([&] { check_options(o); }),
+            "cli: gathered_bytes is 1, and a service has its base in one process, whole: leave it "
+            "out");
 }
 
 TEST(ServeOptions, AStateThatCannotBeMadeIsRefusedAndNothingIsMade) {

@@ -181,7 +181,7 @@ std::string as_yaml(const CLI::App& command, const std::set<const CLI::Option*>&
   std::string out;
   for (const CLI::Option* option : command.get_options()) {
     const std::string key = yaml_key(*option);
-    if (key.empty()) continue;
+    if (key.empty() || option->get_group().empty()) continue;
     std::string value;
     if (is_flag(*option)) {
       const bool is_on = option->count() > 0 ? option->results().back() == "true"
