@@ -67,7 +67,7 @@ struct DecoderSpec {
   std::string family;  // its name: "llama"
   int64_t vocab_size = 0, hidden_size = 0;
   int64_t max_positions = 0;  // longest sequence, tokens
-  NormSpec norm;  // the layers' norms and the final one, and those of heads
+  NormSpec norm;              // the layers' norms and the final one, and those of heads
   // Two more norms a layer, of what each block returns: "post_self_attn_layernorm" and
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;
