@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decay import decay_groups
 from features import drawn
 
 import twinkle
@@ -58,13 +59,7 @@ def test_scores_equal_transformers(fp32, reference):
 def test_full_training_equals_transformers_with_adamw(fp32, tiny_llama_dir):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
-            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=1e-3,
-    )
+    optimizer = torch.optim.AdamW(decay_groups(model), lr=1e-3, weight_decay=0.01)
     fp32.set_optimizer("AdamW", lr=1e-3)
     for step in range(4):
         batch = drawn([8, 12], seed=step)

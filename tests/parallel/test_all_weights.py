@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from decay import decay_groups
 from parallel.batches import batch_of
 from parallel.processes import alone, torchrun
 
@@ -57,14 +58,7 @@ def test_ranks_train_all_weights_as_one_process_does(dp, fsdp, tiny_llama_dir, t
 def test_ranks_train_all_weights_as_transformers_does(tiny_llama_dir, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
-            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=1e-3,
-        eps=1e-5,
-    )
+    optimizer = torch.optim.AdamW(decay_groups(model), lr=1e-3, eps=1e-5, weight_decay=0.01)
     expected = []
     for begin in (0, 2):
         rows = [row for step in (begin, begin + 1) for row in batch_of(step)]

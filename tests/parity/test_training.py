@@ -9,6 +9,7 @@ import json
 import peft
 import pytest
 import torch
+from decay import decay_groups
 from parity import models, ours, reference
 from parity.test_gradients import adapted
 
@@ -45,15 +46,13 @@ def short_batches_of(rows):
 def their_curve(model, batches, name, max_grad_norm=1.0):
     """The mean loss of every batch before its step, and the norm of its gradient."""
     kind, options = OPTIMIZERS[name]
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    plain = [p for n, p in named if p.dim() > 1]
-    bare = [p for n, p in named if p.dim() == 1]  # norms and biases do not decay
-    optimizer = kind([{"params": plain}, {"params": bare, "weight_decay": 0}], **options)
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimizer = kind(decay_groups(model), **options)
     losses, norms = [], []
     for batch in batches:
         loss = reference.loss(model, batch) / reference.num_tokens(batch)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in named], max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(learning, max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from decay import decay_groups
 from parity import models, ours, reference
 from parity.test_gradients import check
 from parity.test_logits_and_embeddings import unscored
@@ -69,12 +70,8 @@ def labelled(sequence):
 
 def their_curve(model, sequences, returns):
     """PPO's clipped value loss by its formula, with the values of before each step as old ones."""
-    named = list(model.named_parameters())
-    groups = [
-        {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.01},
-        {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0},
-    ]
-    optimizer, losses, old = torch.optim.AdamW(groups, lr=3e-3), [], None
+    optimizer = torch.optim.AdamW(decay_groups(model), lr=3e-3, weight_decay=0.01)
+    losses, old = [], None
     for step in range(STEPS):
         rows = [values_of(model, s["input_ids"])[labelled(s)] for s in sequences]
         values = torch.cat(rows)

@@ -435,8 +435,11 @@ bool Sampler::step() {
     }
   } guard{schedule_};
   const Schedule::Work work = schedule_.plan();
-  for (const auto& [of, from, to] : work.copies)
-    if (ranks_.has(*of->job)) cache_.copy_page(from, to);  // others' pages have nothing here
+  for (const auto& [of, from, to] : work.copies) {
+    if (!ranks_.has(*of->job)) continue;  // others' pages have nothing here
+    cache_.copy_page(from, to);
+    ++num_copied_;
+  }
   std::vector<Scored> scored;
   for (const Sequence* s : work.batch) {
     if (const Scored of = Scored::of(*s); of.count > 0) scored.push_back(of);

@@ -72,6 +72,9 @@ class Sampler {
   int64_t num_computed_tokens() const { return num_computed_; }
   // Tokens of prompts, and of sequences that gave their pages back, that were found computed.
   int64_t num_shared_tokens() const { return schedule_.num_shared_tokens(); }
+  // Pages that this rank has copied, for sequences that have left the others that began as they
+  // did.
+  int64_t num_copied_pages() const { return num_copied_; }
   int64_t num_pages() const { return schedule_.pool().num_pages(); }
   // Steps of decoding that a device took as one recorded graph.
   int64_t num_replays() const { return graphs_.num_replays(); }
@@ -109,7 +112,7 @@ class Sampler {
   DecodeGraphs graphs_;
   std::vector<Outcome> outcomes_;
   std::vector<Event> events_;
-  int64_t next_ticket_ = 0, num_computed_ = 0;
+  int64_t next_ticket_ = 0, num_computed_ = 0, num_copied_ = 0;
 };
 
 }  // namespace twinkle::sampler

@@ -4,7 +4,9 @@
 
 #include <map>
 #include <random>
+#include <thread>
 
+#include "twinkle/mesh/thread_comm.h"
 #include "twinkle/sampler/requests_for_test.h"
 #include "twinkle/sampler/sampler.h"
 #include "twinkle/sampler/tiny_decoder_for_test.h"
@@ -97,6 +99,32 @@ TEST(SharingOfPages, AGroupComputesItsPromptOnce) {
   for (size_t i = 0; i < group.size(); ++i) {
     expect_same(got[i][0], generate(alone, {&group[i], 1})[0][0], std::to_string(i));
   }
+}
+
+// Three samples of a prompt that ends amid a page: two of them leave it.
+TEST(SharingOfPages, ARankCopiesPagesOfItsOwnRequestsAlone) {
+  TinyDecoder decoder({});
+  std::vector<Request> requests;
+  for (const unsigned i : {1, 2, 3})
+    requests.push_back(
+        {some_prompt(100, i), {.max_tokens = 6, .seed = i, .num_samples = 3}, -1, 7});
+  Sampler alone(*decoder, {.kv_tokens = 4096});
+  const auto want = generate(alone, requests);
+  EXPECT_EQ(alone.num_copied_pages(), 6);
+  const auto comms = mesh::thread_comms(2);
+  std::vector<int64_t> copied(2);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      TinyDecoder of_rank({});
+      Sampler sampler(*of_rank, {.kv_tokens = 4096}, {}, *comms[r]);
+      const auto got = generate(sampler, requests);
+      expect_all_same(got, want, "on two ranks");
+      copied[r] = sampler.num_copied_pages();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(copied, (std::vector<int64_t>{4, 2})) << "of two requests, and of one";
 }
 
 TEST(SharingOfPages, ChangedWeightsAreSeenAfterAReset) {
