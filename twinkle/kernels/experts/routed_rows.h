@@ -43,12 +43,12 @@ RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tenso
                                          const at::Tensor& weights, const RoutedRows& rows);
 
 // sigmoid(gate) y, rounded once, of y [T, D] and gate [T, 1] of its type.
-at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate);
+at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate);
 
-struct SigmoidGateGrads {
+struct GateRowsGrads {
   at::Tensor y, gate;
 };
-SigmoidGateGrads sigmoid_gate_backward(const at::Tensor& grad, const at::Tensor& y,
+GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
                                        const at::Tensor& gate);
 
 }  // namespace twinkle::kernels

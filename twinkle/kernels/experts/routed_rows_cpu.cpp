@@ -209,7 +209,7 @@ RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tenso
   return out;
 }
 
-at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate) {
+at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate) {
   const at::Tensor out = at::empty_like(y);
   const int64_t width = y.size(1);
   with_type(y, "the shared expert's output", [&]<class T>(T) {
@@ -225,9 +225,9 @@ at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate) {
   return out;
 }
 
-SigmoidGateGrads sigmoid_gate_backward(const at::Tensor& grad, const at::Tensor& y,
+GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
                                        const at::Tensor& gate) {
-  SigmoidGateGrads out{at::empty_like(y), at::empty_like(gate)};
+  GateRowsGrads out{at::empty_like(y), at::empty_like(gate)};
   const int64_t width = y.size(1);
   with_type(y, "the shared expert's output", [&]<class T>(T) {
     using A = Wide<T>;

@@ -35,8 +35,8 @@ struct Seams {
 };
 
 // One pass through the experts of a layer.
-struct Call : torch::CustomClassHolder {
-  Call(const at::Tensor& ids, const Experts& of, const Rows& batch);
+struct RoutedCall : torch::CustomClassHolder {
+  RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& batch);
 
   at::Tensor gate_up_of(const at::Tensor& x);
   at::Tensor down_of(const at::Tensor& gate_up, const at::Tensor& weights);
@@ -53,7 +53,7 @@ struct Call : torch::CustomClassHolder {
   std::vector<Seams> seams;  // of the experts that have rows, and adapters or weights that learn
 };
 
-Call::Call(const at::Tensor& ids, const Experts& of, const Rows& batch)
+RoutedCall::RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& batch)
     : gate_up(of.gate_up),
       down(of.down),
       exact(of.each.front().down.exact),
@@ -77,18 +77,18 @@ Call::Call(const at::Tensor& ids, const Experts& of, const Rows& batch)
   }
 }
 
-bool Call::reads_x() const {
+bool RoutedCall::reads_x() const {
   return gate_up_grad || std::ranges::any_of(seams, [](const Seams& its) {
            return its.gate_up.delta || its.gate.delta || its.up.delta;
          });
 }
 
-bool Call::reads_h() const {
+bool RoutedCall::reads_h() const {
   return down_grad || std::ranges::any_of(seams, [](const Seams& its) { return its.down.delta; });
 }
 
 // x W^T of each expert's rows with its own, or with the transposed view.
-at::Tensor products(const Call& call, const at::Tensor& x, const at::Tensor& stack,
+at::Tensor products(const RoutedCall& call, const at::Tensor& x, const at::Tensor& stack,
                     bool transposed) {
   std::vector<RowGroup> groups;
   const auto& offsets = call.routed.offsets;
@@ -126,7 +126,7 @@ at::Tensor half(const at::Tensor& gate_up, int64_t which) {
   return gate_up.narrow(1, which * width, width);
 }
 
-at::Tensor Call::gate_up_of(const at::Tensor& x) {
+at::Tensor RoutedCall::gate_up_of(const at::Tensor& x) {
   const at::Tensor rows = kernels::gather_rows(x, routed);
   const at::Tensor out = products(*this, rows, gate_up, false);
   for (Seams& its : seams) {
@@ -139,7 +139,7 @@ at::Tensor Call::gate_up_of(const at::Tensor& x) {
   return out;
 }
 
-at::Tensor Call::down_of(const at::Tensor& gates, const at::Tensor& weights) {
+at::Tensor RoutedCall::down_of(const at::Tensor& gates, const at::Tensor& weights) {
   const at::Tensor h = kernels::routed_swiglu(gates, weights, routed);
   const at::Tensor out = products(*this, h, down, false);
   for (Seams& its : seams) {
@@ -150,7 +150,7 @@ at::Tensor Call::down_of(const at::Tensor& gates, const at::Tensor& weights) {
 }
 
 // d loss / d the input of down.
-at::Tensor Call::down_backward(const at::Tensor& grad, const at::Tensor& gates,
+at::Tensor RoutedCall::down_backward(const at::Tensor& grad, const at::Tensor& gates,
                                const at::Tensor& weights) {
   const at::Tensor dy = kernels::gather_rows(grad, routed);
   const at::Tensor dh = products(*this, dy, down, true);
@@ -170,7 +170,7 @@ at::Tensor Call::down_backward(const at::Tensor& grad, const at::Tensor& gates,
 }
 
 // d loss / d x, undefined unless it is needed.
-at::Tensor Call::gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx) {
+at::Tensor RoutedCall::gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx) {
   const at::Tensor dx = needs_dx ? products(*this, grad, gate_up, true) : at::Tensor();
   if (reads_x()) {
     const at::Tensor rows = kernels::gather_rows(x, routed);
@@ -198,7 +198,7 @@ void in_team(const at::Tensor& x, const std::function<void()>& run) {
 struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weights,
                             const at::Tensor& ids, const Experts* of, const Rows* rows) {
-    auto call = c10::make_intrusive<Call>(ids, *of, *rows);
+    auto call = c10::make_intrusive<RoutedCall>(ids, *of, *rows);
     at::Tensor gates, y;
     in_team(x, [&] {
       const at::NoGradGuard no_grad;
@@ -214,7 +214,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weights = saved[1], &gates = saved[2];
     const auto capsule = ctx->saved_data.at("call").toCapsule();
-    auto& call = static_cast<Call&>(*capsule);
+    auto& call = static_cast<RoutedCall&>(*capsule);
     at::Tensor dx, dweights;
     in_team(gates, [&] {
       const at::Tensor dh = call.down_backward(grads[0].contiguous(), gates, weights);
@@ -226,15 +226,15 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
   }
 };
 
-struct SigmoidGate : torch::autograd::Function<SigmoidGate> {
+struct GateRows : torch::autograd::Function<GateRows> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gate) {
     ctx->save_for_backward({y, gate});
-    return kernels::sigmoid_gate(y, gate);
+    return kernels::gate_rows(y, gate);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    auto out = kernels::sigmoid_gate_backward(grads[0].contiguous(), saved[0], saved[1]);
+    auto out = kernels::gate_rows_backward(grads[0].contiguous(), saved[0], saved[1]);
     return {std::move(out.y), std::move(out.gate)};
   }
 };
@@ -275,7 +275,7 @@ at::Tensor experts(const at::Tensor& x, const Routes& routes, const Experts& of,
   if (at::GradMode::is_enabled()) {
     return ExpertsFunction::apply(x, routes.weights, routes.ids, &of, &rows);
   }
-  Call call(routes.ids, of, rows);
+  RoutedCall call(routes.ids, of, rows);
   at::Tensor y;
   in_team(x, [&] {
     const at::NoGradGuard no_grad;  // a team's threads' own
@@ -284,9 +284,9 @@ at::Tensor experts(const at::Tensor& x, const Routes& routes, const Experts& of,
   return y;
 }
 
-at::Tensor sigmoid_gate(const at::Tensor& y, const at::Tensor& gate) {
-  if (!at::GradMode::is_enabled()) return kernels::sigmoid_gate(y, gate);
-  return SigmoidGate::apply(y, gate);
+at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate) {
+  if (!at::GradMode::is_enabled()) return kernels::gate_rows(y, gate);
+  return GateRows::apply(y, gate);
 }
 
 }  // namespace twinkle::nn
