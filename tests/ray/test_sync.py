@@ -2,11 +2,13 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from twinkle import InternalError, InvalidError, LoraConfig, TorchSampler, TransformersModel
+from twinkle.checkpoint_engine import CheckpointEngineManager
 
 GRPO = Path(__file__).with_name("grpo.py")
 
@@ -57,3 +59,16 @@ def test_a_side_that_cannot_begin_tells_the_other_at_once(driver, tiny_llama_dir
         meet(model, sampler)
         sent, received = model.send_weights(), sampler.receive_weights()
         assert sent()[0]["num_bytes"] == received()[0]["num_bytes"] > 0
+
+
+def test_managers_that_share_a_model_take_turns(driver, tiny_llama_dir):
+    with driver(model=1, sampler=1):
+        model = TransformersModel(model_id=tiny_llama_dir, remote_group="model")
+        model.add_adapter_to_model("default", LoraConfig(r=4))
+        samplers = [TorchSampler(model_id=tiny_llama_dir, remote_group="sampler") for _ in range(2)]
+        managers = [CheckpointEngineManager(model, samplers[i]) for i in (0, 1, 1)]
+        with ThreadPoolExecutor() as threads:
+            for done in [threads.submit(manager.sync_weights) for manager in managers]:
+                done.result(timeout=60)
+        managers[0].sync_weights()  # its ranks have met others since
+        managers[1].sync_weights()

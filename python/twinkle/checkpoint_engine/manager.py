@@ -1,6 +1,7 @@
 """CheckpointEngineManager: that a sampler has its model's newest weights."""
 
 import threading
+from contextlib import ExitStack
 
 from twinkle import checks
 from twinkle.checkpoint_engine.gloo import bucket_size
@@ -86,24 +87,35 @@ class CheckpointEngineManager:
         )
 
     def _sync_groups(self):
-        model, sampler = self._model, self._sampler
-        if self._ends is None:
-            options = {"bucket_bytes": self._bucket_bytes}
-            address = model.prepare_checkpoint_engine(**options)
-            sampler.finalize_checkpoint_engine()
-            senders = model.group.size
-            meet = {
-                "address": address,
-                "world_size": senders + sampler.group.size,
-                "num_senders": senders,
-                **options,
-            }
-            _all_of(
-                model.init_checkpoint_process_group(rank=0, **meet),
-                sampler.init_checkpoint_process_group(rank=senders, **meet),
-            )
-            self._ends = address
-        _all_of(model.send_weights(), sampler.receive_weights())
+        """One sync of a group at a time: a model's ranks meet one sampler's."""
+        both = (self._model, self._sampler)
+        with ExitStack() as held:
+            for group in sorted({each.group for each in both}, key=lambda group: group.name):
+                held.enter_context(group.syncing)
+            if self._ends is None or any(
+                each.group.met.get(each) is not self._ends for each in both
+            ):
+                self._meet(*both)
+            _all_of(self._model.send_weights(), self._sampler.receive_weights())
+
+    def _meet(self, model, sampler):
+        options = {"bucket_bytes": self._bucket_bytes}
+        address = model.prepare_checkpoint_engine(**options)
+        sampler.finalize_checkpoint_engine()
+        senders = model.group.size
+        meet = {
+            "address": address,
+            "world_size": senders + sampler.group.size,
+            "num_senders": senders,
+            **options,
+        }
+        _all_of(
+            model.init_checkpoint_process_group(rank=0, **meet),
+            sampler.init_checkpoint_process_group(rank=senders, **meet),
+        )
+        self._ends = object()
+        for each in (model, sampler):
+            each.group.met[each] = self._ends
 
 
 def _is_remote(one):
