@@ -24,13 +24,14 @@ def counted(run, id_):
     return [line for line in map(json.loads, told.splitlines()) if line["id"] == id_]
 
 
-def row(run, id_, what, of_ranks, formula, within, notes):
-    """of_ranks: bytes of each rank; within: how far from the formula they may be, of it."""
+def row(run, what, of_ranks, formula, within, notes=()):
+    """what: the row's id and text; of_ranks: bytes of each rank; within: the share of the formula by
+    which they may differ."""
     sent = sum(of_ranks) / len(of_ranks)
     samples = {"ours": [sent / 1e6], "peer": [formula / 1e6]}
     return make_row(
-        id_, what, FORMULA, samples, formula / 1e6, lower_is_better=True, unit="MB",
-        noisy=False, valid=abs(sent - formula) <= within * formula, notes=notes,
+        *what, FORMULA, samples, formula / 1e6, lower_is_better=True, unit="MB",
+        noisy=False, valid=abs(sent - formula) <= within * formula, notes=list(notes),
         **run.machine_fields(),
     )  # fmt: skip
 
@@ -45,7 +46,7 @@ def d1(run):
         ("new values of a step of all weights", told["values"], 2 * share),
     ):
         # A weight counts with what fills its last 64 bytes.
-        yield row(run, "D1", f"{what}, a rank: {model}", sent, formula, 1e-3, [])
+        yield row(run, ("D1", f"{what}, a rank: {model}"), sent, formula, 1e-3)
 
 
 def d3(run):
@@ -56,6 +57,6 @@ def d3(run):
     assert sent["all"] == [0, 0], sent
     notes = ["with all gathered: 0"]
     what = f"a training pass's traffic of the base, a rank, fsdp {RANKS}, gathered_bytes 0"
-    yield row(run, "D3", what, sent["0"], 2 * unit - once, 1e-3, notes)
+    yield row(run, ("D3", what), sent["0"], 2 * unit - once, 1e-3, notes)
     # Pieces stay whole or not at all, so that a little less than half does.
-    yield row(run, "D3", "the same, half of P gathered", sent["half"], unit, 0.05, notes)
+    yield row(run, ("D3", "the same, half of P gathered"), sent["half"], unit, 0.05, notes)
