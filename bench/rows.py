@@ -42,6 +42,8 @@ NOW = {
     "S5": "the service: a step's added time",
     "S6": "the service: a burst",
     "K2": "saving an adapter with its optimizer",
+    "D1": "what ranks send for all weights",
+    "D3": "what ranks that share the base send for a pass",
     "D4": "training by two processes",
     "D5": "what a group of processes costs an operation and a token",
     "D6": "from a kill to the error on every rank",
@@ -64,7 +66,7 @@ GPU = {
 LATER = {
     "R1, R3": "reinforcement learning",
     "K1, K3": "loading, swapping adapters in",
-    "D2, D3": "communication of distributed training",
+    "D2": "communication of distributed training",
 }
 
 

@@ -1,6 +1,6 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1, R2, R4, S1 to S6, K2 and D4 to D7, and needs the variable
+On the CPU it measures C1 to C12, F1, R2, R4, S1 to S6, K2, D1 and D3 to D7, and needs the variable
 TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on
 models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows with id,
 ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse files in
@@ -25,6 +25,7 @@ import saving
 import syncing
 import tenants
 import together
+import traffic
 import training
 import verdict
 from device import name_of_gpu
@@ -59,6 +60,8 @@ QUESTIONS = {
     "S5": of_service.s5,
     "S6": sdk.s6,
     "K2": saving.k2,
+    "D1": traffic.d1,
+    "D3": traffic.d3,
     "D4": ranks.d4,
     "D5": ranks.d5,
     "D6": ranks.d6,

@@ -15,6 +15,7 @@ DISK = "write and fsync of as many bytes"
 SEND_RECV = "send and recv of as many bytes"
 ONE_PROCESS = "Twinkle, one process"
 IN_CI = "what CI allows"
+FORMULA = "the formula of docs/parallel.md"
 BARE_ACTOR = "a bare actor of the same Ray cluster"
 HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
@@ -80,6 +81,9 @@ AIMS = [
     Aim("S6", IDLE, None, None, of_limit=50 / 200),
     Aim("K2", MEMCPY, None, None, "stall", of_limit=3 / 10),  # 10 ms at most, 3 are wanted
     Aim("K2", DISK, None, 1 / 1.1, "durable"),
+    Aim("D1", FORMULA, 0.999, None),
+    Aim("D3", FORMULA, 0.999, None, "gathered_bytes 0"),
+    Aim("D3", FORMULA, 0.95, None, "half of P"),
     Aim("D4", ONE_PROCESS, 0.85, 0.95),
     Aim("D6", IN_CI, 1.0, 15.0),  # 30 s must be, 2 are wanted
 ]

@@ -127,15 +127,6 @@ void Shards::end_ahead() {
   ahead_.reset();
 }
 
-at::Tensor Shards::part(size_t number) {
-  end_ahead();
-  Piece& piece = pieces_.at(number);
-  if (!piece.all.defined()) return piece.own;
-  wait(number);  // it stays
-  show(piece);
-  return {};
-}
-
 void Shards::done(size_t number) noexcept {
   const auto found = pieces_.find(number);
   if (found == pieces_.end()) return;
@@ -147,30 +138,27 @@ bool Shards::has(size_t number) const {
   return found == pieces_.end() || found->second.storage.data() != nullptr;
 }
 
-std::map<std::string, Shards::Held> Shards::held() const {
+std::map<std::string, Shards::Held> Shards::held() {
+  end_ahead();
   std::map<std::string, Held> out;
-  for (const auto& [number, piece] : pieces_) {
-    const bool is_part = piece.own.defined();
+  for (auto& [number, piece] : pieces_) {
+    const bool is_part = !piece.all.defined();
+    if (!is_part) {
+      wait(number);  // it stays
+      show(piece);
+    }
     const int64_t first = is_part ? comm_.rank() * piece.part : 0;
     const at::Tensor& ours = is_part ? piece.own : piece.all;
     for (const Matrix& m : piece.matrices) {
       const Run both = m.at.in({first, first + ours.numel()});
       if (both.size() > 0)
-        out[m.name] = {ours.narrow(0, both.begin - first, both.size()), both.begin - m.at.begin};
+        out[m.name] = {ours.narrow(0, both.begin - first, both.size()), both.begin - m.at.begin,
+                       is_part};
       else
-        out[m.name] = {ours.narrow(0, 0, 0), 0};
+        out[m.name] = {ours.narrow(0, 0, 0), 0, is_part};
     }
   }
   return out;
-}
-
-void Shards::forget_ahead() {
-  end_ahead();
-  for (auto& [number, piece] : pieces_) {
-    if (!piece.all.defined()) continue;
-    wait(number);  // it stays
-    show(piece);
-  }
 }
 
 void Shards::ask(size_t number) {

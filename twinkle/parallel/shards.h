@@ -41,14 +41,11 @@ class Shards : public model::Borders {
   struct Held {
     at::Tensor values;
     int64_t first = 0;
+    bool is_part = false;  // other ranks keep the others
   };
-  // Of every matrix, by its name, while no piece is in use. To change the values all ranks call
-  // forget_ahead() first: what was gathered ahead has the old ones.
-  std::map<std::string, Held> held() const;
-  void forget_ahead();
-  // Where new values of a piece that is not in use are written on this rank: its part [part], or
-  // nothing where the whole piece stays here, in the weights themselves. The same on all ranks.
-  at::Tensor part(size_t piece);
+  // Of every matrix, by its name, while no piece is in use. New values are written there: what was
+  // gathered ahead, which has the old ones, is forgotten. All ranks call it.
+  std::map<std::string, Held> held();
 
   // This rank has failed by itself: those that wait for its parts are woken.
   void give_up(const std::string& why) const noexcept;

@@ -20,11 +20,11 @@ TrainedWeights::TrainedWeights(model::Decoder& decoder, const Ownership& ownersh
       grads_(runs_.size()),
       added_(runs_.size()) {
   const at::NoGradGuard no_grad;
+  const Held held = this->held();
   for (const Piece& piece : ownership.pieces()) {
-    const at::Tensor part = this->part(piece);
     const Run mine = ownership.run(piece, comm.rank());
     for (const Ownership::Member& member : piece.members)
-      masters_[member.weight] = here(piece, member, member.at.in(mine), part)
+      masters_[member.weight] = here(held, member, member.at.in(mine))
                                     .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
   decoder.train_all([this](size_t number) { completed(number); });
@@ -101,30 +101,29 @@ void TrainedWeights::agree_on_zeros() {
 
 // ---- values
 
-// This rank's part, where it has no more of the piece; undefined: the weights themselves are here.
-at::Tensor TrainedWeights::part(const Piece& piece) const {
-  return shards_ && piece.number ? shards_->part(*piece.number) : at::Tensor();
-}
+// What this rank keeps of the weights, by name; of those that are not there, all.
+TrainedWeights::Held TrainedWeights::held() const { return shards_ ? shards_->held() : Held(); }
 
 // Where the elements `run` of a member lie here.
-at::Tensor TrainedWeights::here(const Piece& piece, const Ownership::Member& member, const Run& run,
-                                const at::Tensor& part) const {
+at::Tensor TrainedWeights::here(const Held& held, const Ownership::Member& member,
+                                const Run& run) const {
   if (run.size() == 0) return at::empty({0}, decoder_.dtype());
-  if (!part.defined())
-    return decoder_.weights()[member.weight].value->view({-1}).narrow(
-        0, run.begin - member.at.begin, run.size());
-  const int64_t first = comm_.rank() % piece.num_parts * piece.part;
-  return part.narrow(0, run.begin - first, run.size());
+  const model::NamedWeight& weight = decoder_.weights()[member.weight];
+  const auto found = held.find(weight.name);
+  if (found == held.end())
+    return weight.value->view({-1}).narrow(0, run.begin - member.at.begin, run.size());
+  const auto& [values, first, is_part] = found->second;
+  return values.narrow(0, run.begin - member.at.begin - first, run.size());
 }
 
 void TrainedWeights::share() {
   const at::NoGradGuard no_grad;
-  for (const Piece& piece : ownership_.pieces()) share(piece);
+  const Held held = this->held();
+  for (const Piece& piece : ownership_.pieces()) share(piece, held);
 }
 
-void TrainedWeights::share(const Piece& piece) {
+void TrainedWeights::share(const Piece& piece, const Held& held) {
   const int n = comm_.size(), me = comm_.rank();
-  const at::Tensor part = this->part(piece);
   const Run mine = ownership_.run(piece, me);
   at::Tensor chunk = at::zeros({mine.size()}, decoder_.dtype());
   for (const auto& [weight, at] : piece.members) {
@@ -132,9 +131,11 @@ void TrainedWeights::share(const Piece& piece) {
     if (both.size() > 0)
       chunk.narrow(0, both.begin - mine.begin, both.size()).copy_(masters_[weight]);
   }
+  const auto found = held.find(decoder_.weights()[piece.members.front().weight].name);
+  const bool is_part = found != held.end() && found->second.is_part;
   // Who has the part that a rank's run is of, on every rank the same.
   const auto hold_alike = [&](int a, int b) {
-    return !part.defined() || a % piece.num_parts == b % piece.num_parts;
+    return !is_part || a % piece.num_parts == b % piece.num_parts;
   };
   std::vector<int64_t> to, from;
   int64_t num_receivers = 0;
@@ -153,7 +154,7 @@ void TrainedWeights::share(const Piece& piece) {
     for (const Ownership::Member& member : piece.members) {
       const Run both = member.at.in(theirs);
       if (both.size() > 0)
-        here(piece, member, both, part)
+        here(held, member, both)
             .copy_(all.narrow(0, first + both.begin - theirs.begin, both.size()));
     }
     first += theirs.size();

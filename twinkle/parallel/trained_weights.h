@@ -8,6 +8,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "twinkle/mesh/comm.h"
@@ -51,10 +53,10 @@ class TrainedWeights {
   void completed(size_t number);
   void add(const Piece& piece);
   void agree_on_zeros();
-  at::Tensor here(const Piece& piece, const Ownership::Member& member, const Run& run,
-                  const at::Tensor& part) const;
-  at::Tensor part(const Piece& piece) const;
-  void share(const Piece& piece);
+  using Held = std::map<std::string, Shards::Held>;
+  Held held() const;
+  at::Tensor here(const Held& held, const Ownership::Member& member, const Run& run) const;
+  void share(const Piece& piece, const Held& held);
 
   model::Decoder& decoder_;
   const Ownership& ownership_;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/mesh/counting_comm.h"
 #include "twinkle/mesh/thread_comm.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/tiny_model.h"
@@ -117,6 +119,62 @@ TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
         for (int r = 0; r < n; ++r) threads.emplace_back(script, r);
         for (std::thread& t : threads) t.join();
       }
+    }
+  }
+}
+
+// Counts the bytes of gradients that this rank holds where ranks add them up.
+class HeldGrads : public mesh::CountingComm {
+ public:
+  using CountingComm::CountingComm;
+  at::Tensor all_to_all(const at::Tensor& in, mesh::Counts to, mesh::Counts from) override {
+    int64_t held = in.scalar_type() == at::kFloat ? static_cast<int64_t>(in.nbytes()) : 0;
+    for (const at::Tensor& grad : decoder->grads())
+      if (grad.defined()) held += static_cast<int64_t>(grad.nbytes());
+    most = std::max(most, held);
+    return CountingComm::all_to_all(in, to, from);
+  }
+  model::Decoder* decoder = nullptr;
+  int64_t most = 0;
+};
+
+TEST(TrainedWeights, HoldTheGradientsOfOnePieceAtATimeAndOfATiedHead) {
+  for (const bool tied : {true, false}) {
+    JsonObject config = config_of(tied);
+    config["num_hidden_layers"] = 6;
+    const model::TinyModel model(config);
+    for (const int fsdp : {1, 2}) {
+      auto data = mesh::thread_comms(2), base = mesh::thread_comms(2);
+      const auto script = [&](size_t rank) {
+        std::optional<Shards> shards;
+        if (fsdp > 1) shards.emplace(*base[rank], 0);
+        model::Decoder decoder = decoder_of(model.path(), shards ? *shards : model::no_borders());
+        HeldGrads counted(*data[rank]);
+        counted.decoder = &decoder;
+        const Ownership owned(decoder, 2, fsdp);
+        TrainedWeights trained(decoder, owned, counted, shards ? &*shards : nullptr);
+        const int64_t whole = [&] {
+          int64_t out = 0;
+          for (const auto& w : decoder.weights()) out += w.value->numel() * 4;
+          return out;
+        }();
+        int64_t largest = 0, vectors = owned.pieces().back().count * 4;
+        for (const Ownership::Piece& piece : owned.pieces())
+          largest = std::max(largest, piece.count * 4);
+        const int64_t head = owned.pieces().front().count * 4;
+        counted.most = 0;
+        for (int pass = 0; pass < 2; ++pass) {
+          model::Tape tape{.batch = batch()};
+          const at::Tensor x = decoder.forward_train(tape);
+          decoder.backward(tape, x.cos());
+        }
+        EXPECT_LE(counted.most, largest + vectors + (tied ? head : 0));
+        EXPECT_GE(counted.most, largest);
+        EXPECT_LT(counted.most, whole / 2);
+      };
+      std::vector<std::thread> threads;
+      for (size_t r = 0; r < 2; ++r) threads.emplace_back(script, r);
+      for (std::thread& t : threads) t.join();
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
@@ -188,41 +189,51 @@ TEST(Link, NothingSamplesTheNewBaseWithTheOldAdapter) {
       others.base.push_back(std::move(w));
     }
   });
+  const auto submit = [](Engine& engine, const std::string& who) {
+    return engine.submit(
+        engine::Sample{.tenant = who,
+                       .prompts = {{5, 6, 7}},
+                       .params = {{.max_tokens = 20, .seed = 4, .ignore_eos = true}}});
+  };
+  const auto of = [](engine::Future future) {
+    return std::get<engine::SampleResult>(future.get()).completions[0][0].tokens;
+  };
   std::string tenant;
+  std::vector<int32_t> mixed, after;  // the new base with the adapter before, and with the new one
   std::promise<void> has_begun;
   on_ranks(2, {}, [&](Link& link, int rank) {
     if (rank == 0) {
       train(trainer, "me");
+      mixed = of(submit(trainer, "me"));
       link.send(trainer, "me", "default");
       train(trainer, "me");
+      after = of(submit(trainer, "me"));
       has_begun.get_future().wait();
       EXPECT_TRUE(link.send(trainer, "me", "default").has_base);
       return;
     }
     tenant = link.receive(sampler, "frozen").tenant;
     sampler.replace_weights("frozen", others);  // a base that differs once more
-    const auto tokens = [](Engine& engine, const std::string& who) {
-      return engine.submit(
-          engine::Sample{.tenant = who,
-                         .prompts = {{5, 6, 7}},
-                         .params = {{.max_tokens = 20, .seed = 4, .ignore_eos = true}}});
-    };
-    const auto of = [](engine::Future future) {
-      return std::get<engine::SampleResult>(future.get()).completions[0][0].tokens;
-    };
-    const auto before = of(tokens(sampler, tenant));
+    const std::vector<int32_t> before = of(submit(sampler, tenant));
     SlowSample running(sampler, std::chrono::milliseconds(10));
     has_begun.set_value();
     std::thread syncs([&] { link.receive(sampler, "frozen"); });
-    // The switch waits for the sample that runs, and the next sample for the switch.
+    // The switch waits for the sample that runs, and later samples for the switch.
     for (int i = 0; i < 1000 && sampler.stats().tenants.at(tenant).num_queued == 0; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    engine::Future next = tokens(sampler, tenant);
+    std::vector<engine::Future> between;
+    for (int i = 0; i < 8; ++i) between.push_back(submit(sampler, tenant));
     running.finish();
     syncs.join();
-    const auto got = of(std::move(next)), after = of(tokens(trainer, "me"));
-    EXPECT_NE(before, after);
-    EXPECT_TRUE(got == after || got == before);
+    // Three that differ, so that each is known by its tokens.
+    EXPECT_EQ(std::set({before, mixed, after}).size(), 3u);
+    bool has_switched = false;
+    for (engine::Future& future : between) {
+      const std::vector<int32_t> got = of(std::move(future));
+      EXPECT_TRUE(got == after || (got == before && !has_switched));
+      has_switched = got == after;
+    }
+    EXPECT_EQ(of(submit(sampler, tenant)), after);
   });
 }
 

@@ -97,7 +97,6 @@ void replace_weights(const NewWeights& weights, Tenant& tenant, const BaseWeight
     require_fits(weights.adapter, {}, tenant.name());
   }
   if (!weights.base.empty()) {
-    if (base.shards) base.shards->forget_ahead();
     for (size_t i = 0; i < ours.size(); ++i) put(weights.base[i], ours[i]);
     pool.base_changed();
   }
