@@ -139,6 +139,42 @@ TEST(Activation, BytesAndStatesAreOfTheWeightsThatThereAre) {
   }
 }
 
+// Of unequal layers; the first sequence has more than one chunk.
+TEST(Activation, OfLinearLayersCountsAndIsComputedAgainWithTheSameBits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const JsonObject config = four_layers("delta");
+    const TinyModel directory(config);
+    Decoder decoder(tiny_spec(config), Checkpoint::open(directory.path()), dtype);
+    std::vector<at::Tensor> want;
+    for (const int64_t limit : {0, 1}) {
+      for (const bool train : {false, true}) {
+        if (train) decoder.train_all();
+        decoder.limit_activations(limit);
+        Tape tape{.batch = batch_of({90, 1, 60}), .segments = {}};
+        const auto counted = static_cast<double>(decoder.activation_bytes(tape.batch));
+        const kernels::AllocationMeter meter;
+        const at::Tensor hidden = decoder.forward_train(tape);
+        const auto held = static_cast<double>(meter.now());
+        if (limit == 0) {
+          EXPECT_NEAR(counted / held, 1.0, 0.01) << train;
+        }
+        decoder.backward(tape, at::ones_like(hidden).mul_(0.25));
+      }
+      std::vector<at::Tensor> got;
+      for (const at::Tensor& g : decoder.grads()) {
+        if (g.defined()) got.push_back(g.clone());
+      }
+      decoder.freeze();
+      if (limit == 0) {
+        want = got;
+        continue;
+      }
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+    }
+  }
+}
+
 TEST(Activation, ALimitBelowZeroIsRefused) {
   const TinyModel directory;
   Decoder decoder(read_spec(tiny_config()), Checkpoint::open(directory.path()), at::kFloat);

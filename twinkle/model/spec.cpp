@@ -31,6 +31,7 @@ std::string kind_of(const nn::RopeSpec& rope) {
 }
 
 std::string kind_of(const AttentionSpec&) { return "attention"; }
+std::string kind_of(const DeltaSpec&) { return "linear attention"; }
 std::string kind_of(const GatedMlpSpec&) { return "gated"; }
 
 // Each calls check(name, value, other value) for every field.
@@ -43,8 +44,17 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check)
   check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
   check("q_norm", a.qk_norm, b.qk_norm);
   check("sliding_window", a.window, b.window);
+  check("attn_output_gate", a.output_gate, b.output_gate);
   check("fused q, k and v", static_cast<int64_t>(a.projections),
         static_cast<int64_t>(b.projections));
+}
+
+template <class Check>
+void compare(const DeltaSpec& a, const DeltaSpec& b, const Check& check) {
+  check("linear_num_key_heads", a.num_key_heads, b.num_key_heads);
+  check("linear_num_value_heads", a.num_value_heads, b.num_value_heads);
+  check("linear_key_head_dim", a.key_dim, b.key_dim);
+  check("linear_value_head_dim", a.value_dim, b.value_dim);
 }
 
 template <class Check>

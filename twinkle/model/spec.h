@@ -40,6 +40,15 @@ struct AttentionSpec {
   bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
   int64_t window = 0;    // tokens that a query sees, itself included; 0: all
   Projections projections = Projections::kSeparate;
+  // q_proj has twice the rows, of each head its query and then the gate of its output, which is
+  // multiplied by the gate's sigmoid. Separate projections only.
+  bool output_gate = false;
+};
+
+// The gated delta rule, with a convolution of four taps.
+struct DeltaSpec {
+  int64_t num_key_heads = 0, num_value_heads = 0;  // a multiple of num_key_heads
+  int64_t key_dim = 0, value_dim = 0;
 };
 
 struct GatedMlpSpec {
@@ -49,7 +58,7 @@ struct GatedMlpSpec {
 };
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
-using MixerSpec = std::variant<AttentionSpec>;
+using MixerSpec = std::variant<AttentionSpec, DeltaSpec>;
 using MlpSpec = std::variant<GatedMlpSpec>;
 
 struct LayerSpec {

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,7 +16,13 @@
 
 namespace twinkle::model {
 
+// "delta": a qwen3 whose odd layers mix by the gated delta rule and whose others gate their output.
 inline JsonObject tiny_config(const std::string& family = "llama") {
+  if (family == "delta") {
+    JsonObject c = tiny_config("qwen3");
+    c["delta"] = true;
+    return c;
+  }
   JsonObject c;
   c["model_type"] = family;
   for (const Family& known : families()) {
@@ -34,6 +41,42 @@ inline JsonObject tiny_config(const std::string& family = "llama") {
   c["tie_word_embeddings"] = true;
   c["eos_token_id"] = 2;
   return c;
+}
+
+inline constexpr DeltaSpec kTinyDelta{
+    .num_key_heads = 2, .num_value_heads = 4, .key_dim = 6, .value_dim = 10};
+
+inline DecoderSpec tiny_spec(const JsonObject& config) {
+  DecoderSpec spec = read_spec(config);
+  if (!get_or(Json(config), "delta", false)) return spec;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (i % 2 == 1) {
+      spec.layers[i].mixer = kTinyDelta;
+    } else {
+      spec.layers[i].attention().output_gate = true;
+    }
+  }
+  return spec;
+}
+
+// A mixer of kTinyDelta's sizes: add(name, value) of each weight.
+template <class Add>
+void draw_delta(int64_t width, const Add& add) {
+  const DeltaSpec& d = kTinyDelta;
+  const int64_t values = d.num_value_heads * d.value_dim,
+                channels = 2 * d.num_key_heads * d.key_dim + values;
+  const auto linear = [&](const char* name, int64_t out, int64_t in) {
+    add(name, at::randn({out, in}) * (1.5 / std::sqrt(static_cast<double>(in))));
+  };
+  linear("linear_attn.in_proj_qkv.weight", channels, width);
+  linear("linear_attn.in_proj_z.weight", values, width);
+  linear("linear_attn.in_proj_b.weight", d.num_value_heads, width);
+  linear("linear_attn.in_proj_a.weight", d.num_value_heads, width);
+  linear("linear_attn.out_proj.weight", width, values);
+  add("linear_attn.conv1d.weight", at::randn({channels, 1, 4}) * 0.5);
+  add("linear_attn.A_log", at::randn({d.num_value_heads}) * 0.5 - 1);
+  add("linear_attn.dt_bias", at::randn({d.num_value_heads}) * 0.5);
+  add("linear_attn.norm.weight", 1 + at::randn({d.value_dim}) * 0.1);
 }
 
 // The weights that any family's config asks for, by the checkpoint's names.
@@ -66,6 +109,7 @@ inline std::map<std::string, at::Tensor> tiny_weights(const JsonObject& config, 
                 q = size("num_attention_heads") * hd, kv = size("num_key_value_heads") * hd,
                 f = size("intermediate_size");
   const std::string family = get<std::string>(c, "model_type");
+  const bool delta = get_or(c, "delta", false);
   std::map<std::string, at::Tensor> w;
   const auto linear = [&](const std::string& path, int64_t out, int64_t in, bool bias) {
     w[path + ".weight"] = at::randn({out, in}) * (1.5 / std::sqrt(static_cast<double>(in)));
@@ -80,13 +124,17 @@ inline std::map<std::string, at::Tensor> tiny_weights(const JsonObject& config, 
     const std::string path = "model.layers." + std::to_string(i) + ".";
     norm(path + "input_layernorm", d);
     norm(path + "post_attention_layernorm", d);
-    linear(path + "self_attn.q_proj", q, d, family == "qwen2");
-    linear(path + "self_attn.k_proj", kv, d, family == "qwen2");
-    linear(path + "self_attn.v_proj", kv, d, family == "qwen2");
-    linear(path + "self_attn.o_proj", d, q, false);
-    if (family == "qwen3") {
-      norm(path + "self_attn.q_norm", hd);
-      norm(path + "self_attn.k_norm", hd);
+    if (delta && i % 2 == 1) {
+      draw_delta(d, [&](const char* name, const at::Tensor& value) { w[path + name] = value; });
+    } else {
+      linear(path + "self_attn.q_proj", delta ? 2 * q : q, d, family == "qwen2");
+      linear(path + "self_attn.k_proj", kv, d, family == "qwen2");
+      linear(path + "self_attn.v_proj", kv, d, family == "qwen2");
+      linear(path + "self_attn.o_proj", d, q, false);
+      if (family == "qwen3") {
+        norm(path + "self_attn.q_norm", hd);
+        norm(path + "self_attn.k_norm", hd);
+      }
     }
     linear(path + "mlp.gate_proj", f, d, false);
     linear(path + "mlp.up_proj", f, d, false);

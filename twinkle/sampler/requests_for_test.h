@@ -94,4 +94,37 @@ inline std::vector<Request> mixed_requests() {
   return requests;
 }
 
+// Requests whose prompts begin alike in many ways.
+inline std::vector<Request> related_requests(uint64_t version) {
+  std::vector<Request> requests;
+  const std::vector<int32_t> text = some_prompt(300, 1), other = some_prompt(300, 2);
+  const int64_t common[] = {300, 130, 64, 128, 200, 90, 130, 0, 130, 65};
+  for (unsigned i = 0; i < 10; ++i) {
+    SamplingParams params{.max_tokens = 5 + 7 * i, .seed = i};
+    params.temperature = i % 3 == 0 ? 0 : 0.8;
+    if (i % 4 == 1) params.num_samples = 3;
+    std::vector<int32_t> prompt(text.begin(), text.begin() + common[i]);
+    if (i % 2 == 1) prompt.insert(prompt.end(), other.begin(), other.begin() + 20);
+    requests.push_back({std::move(prompt), params, -1, version});
+  }
+  return requests;
+}
+
+inline std::vector<Request> without_version(std::vector<Request> requests) {
+  for (Request& request : requests) request.version = 0;
+  return requests;
+}
+
+inline void expect_all_same(const std::vector<std::vector<Completion>>& got,
+                            const std::vector<std::vector<Completion>>& want,
+                            const std::string& what) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].size(), want[i].size());
+    for (size_t s = 0; s < got[i].size(); ++s) {
+      expect_same(got[i][s], want[i][s], what + ", request " + std::to_string(i));
+    }
+  }
+}
+
 }  // namespace twinkle::sampler

@@ -24,6 +24,7 @@ struct TinyOptions {
   float scale = 0.2f;  // of the weights: larger ones make sharper distributions
   int64_t window = 0;  // tokens; 0: none. qwen3 only
   at::Device device = at::kCPU;
+  bool delta = false;  // odd layers mix by the gated delta rule, the others gate their output
 };
 
 class TinyDecoder {
@@ -52,7 +53,16 @@ class TinyDecoder {
   }
 
   static model::Decoder make(const TinyOptions& o) {
-    const model::DecoderSpec spec = model::read_spec(config(o));
+    model::DecoderSpec spec = model::read_spec(config(o));
+    constexpr model::DeltaSpec kDelta{
+        .num_key_heads = 2, .num_value_heads = 4, .key_dim = 8, .value_dim = 12};
+    for (size_t i = 0; o.delta && i < spec.layers.size(); ++i) {
+      if (i % 2 == 1) {
+        spec.layers[i].mixer = kDelta;
+      } else {
+        spec.layers[i].attention().output_gate = true;
+      }
+    }
     at::Generator random = at::make_generator<at::CPUGeneratorImpl>(5);
     std::vector<std::pair<std::string, at::Tensor>> weights;
     const auto linear = [&](const std::string& name, int64_t out, int64_t in) {
@@ -67,13 +77,28 @@ class TinyDecoder {
       const std::string path = "model.layers." + std::to_string(i) + ".";
       norm(path + "input_layernorm", o.width);
       norm(path + "post_attention_layernorm", o.width);
-      linear(path + "self_attn.q_proj", q, o.width);
-      linear(path + "self_attn.k_proj", kv, o.width);
-      linear(path + "self_attn.v_proj", kv, o.width);
-      linear(path + "self_attn.o_proj", o.width, q);
-      if (o.family == "qwen3") {
-        norm(path + "self_attn.q_norm", o.head_dim);
-        norm(path + "self_attn.k_norm", o.head_dim);
+      if (o.delta && i % 2 == 1) {
+        const auto more = [&](const char* name, at::IntArrayRef sizes) {
+          weights.emplace_back(path + "linear_attn." + name, at::randn(sizes, random) * 0.5);
+        };
+        linear(path + "linear_attn.in_proj_qkv", 80, o.width);
+        linear(path + "linear_attn.in_proj_z", 48, o.width);
+        linear(path + "linear_attn.in_proj_b", 4, o.width);
+        linear(path + "linear_attn.in_proj_a", 4, o.width);
+        linear(path + "linear_attn.out_proj", o.width, 48);
+        more("conv1d.weight", {80, 1, 4});
+        more("A_log", {4});
+        more("dt_bias", {4});
+        norm(path + "linear_attn.norm", 12);
+      } else {
+        linear(path + "self_attn.q_proj", o.delta ? 2 * q : q, o.width);
+        linear(path + "self_attn.k_proj", kv, o.width);
+        linear(path + "self_attn.v_proj", kv, o.width);
+        linear(path + "self_attn.o_proj", o.width, q);
+        if (o.family == "qwen3") {
+          norm(path + "self_attn.q_norm", o.head_dim);
+          norm(path + "self_attn.k_norm", o.head_dim);
+        }
       }
       linear(path + "mlp.gate_proj", o.hidden, o.width);
       linear(path + "mlp.up_proj", o.hidden, o.width);

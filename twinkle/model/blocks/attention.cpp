@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "twinkle/nn/attention/attention.h"
+#include "twinkle/nn/delta/output_gate.h"
 
 namespace twinkle::model {
 
@@ -15,7 +16,7 @@ Attention::Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Part
   const int64_t d = decoder.hidden_size, q = spec.num_heads * head_dim_,
                 kv = spec.num_kv_heads * head_dim_;
   if (spec.projections == Projections::kSeparate) {
-    parts.linear("self_attn.q_proj", {q, d, spec.qkv_bias}, q_);
+    parts.linear("self_attn.q_proj", {spec.output_gate ? 2 * q : q, d, spec.qkv_bias}, q_);
     parts.linear("self_attn.k_proj", {kv, d, spec.qkv_bias}, k_);
     parts.linear("self_attn.v_proj", {kv, d, spec.qkv_bias}, v_);
   } else {
@@ -41,7 +42,10 @@ Attention::Heads Attention::heads(const at::Tensor& x, const nn::Rows& rows) con
     const auto project = [&](const nn::Linear& w) {
       return nn::linear(x, w, rows).view({tokens, -1, head_dim_});
     };
-    return {project(q_), project(k_), project(v_)};
+    if (!spec_.output_gate) return {project(q_), project(k_), project(v_)};
+    const at::Tensor both = nn::linear(x, q_, rows).view({tokens, -1, 2 * head_dim_});
+    return {both.narrow(2, 0, head_dim_), project(k_), project(v_),
+            both.narrow(2, head_dim_, head_dim_)};
   }
   // Rope copies q and k, and v is copied here: backward keeps all of y for none of them.
   const at::Tensor y = nn::linear(x, qkv_, rows);
@@ -57,7 +61,7 @@ Attention::Heads Attention::heads(const at::Tensor& x, const nn::Rows& rows) con
 
 at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const {
   const nn::Rows& rows = context.rows;
-  auto [q, k, v] = heads(x, rows);
+  auto [q, k, v, gate] = heads(x, rows);
   nn::prefetch(o_);
   if (q_norm_.weight.defined()) {
     q = nn::rms_norm(q, q_norm_, rows);
@@ -66,8 +70,9 @@ at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const
   std::tie(q, k) = nn::apply_rope(q, k, context.rope, rows.position_ids);
   const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim_)), spec_.window,
                                      o_.exact};
-  const at::Tensor mixed = context.kv ? context.kv->attend(context.layer, q, k, v, rows, options)
-                                      : nn::attention(q, k, v, rows, options);
+  at::Tensor mixed = context.kv ? context.kv->attend(context.layer, q, k, v, rows, options)
+                                : nn::attention(q, k, v, rows, options);
+  if (gate.defined()) mixed = nn::sigmoid_gate(mixed, gate);
   return nn::linear(mixed.reshape({x.size(0), -1}), o_, rows);
 }
 
@@ -79,6 +84,7 @@ int64_t Attention::saved_bytes(const nn::Rows& rows) const {
   if (q_.needs_input() || k_.needs_input() || v_.needs_input() || qkv_.needs_input())
     row += o_.weight.size(0);
   if (q_norm_.weight.defined()) row += q + kv;
+  if (spec_.output_gate) row += q + (o_.needs_input() ? q : 0);  // beside the queries; the result
   const int64_t size = o_.weight.element_size();
   const int64_t sums = std::max<int64_t>(size, 4) * (q / head_dim_);  // the log-sum-exp
   int64_t bytes = (row * size + sums) * rows.num_tokens();

@@ -1,6 +1,6 @@
 // The mixer of llama-like models: causal softmax attention with grouped key heads, rope, and,
-// where the spec asks for it, a norm of every query and key head. When it samples, keys and values
-// go to the cache (kv_cache.h) and the past comes from there.
+// where the spec asks for it, a norm of every query and key head and a gate on the output. When it
+// samples, keys and values go to the cache (kv_cache.h) and the past comes from there.
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"
@@ -18,7 +18,8 @@ class Attention final : public Mixer {
 
  private:
   struct Heads {
-    at::Tensor q, k, v;  // [T, heads, head_dim], contiguous or not
+    at::Tensor q, k, v;    // [T, heads, head_dim], contiguous or not
+    at::Tensor gate = {};  // as q; undefined: none
   };
   Heads heads(const at::Tensor& x_TD, const nn::Rows& rows) const;
   bool fused() const { return qkv_.weight.defined(); }

@@ -1,6 +1,7 @@
 #include "twinkle/model/blocks/layer.h"
 
 #include "twinkle/model/blocks/attention.h"
+#include "twinkle/model/blocks/delta.h"
 #include "twinkle/model/blocks/gated_mlp.h"
 
 namespace twinkle::model {
@@ -12,6 +13,9 @@ struct MakeMixer {
   Parts& parts;
   std::unique_ptr<Mixer> operator()(const AttentionSpec& spec) const {
     return std::make_unique<Attention>(decoder, spec, parts);
+  }
+  std::unique_ptr<Mixer> operator()(const DeltaSpec& spec) const {
+    return std::make_unique<Delta>(decoder, spec, parts);
   }
 };
 
