@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "twinkle/model/blocks/experts_spec.h"
 #include "twinkle/model/weights/layout.h"
 #include "twinkle/nn/attention/rope.h"
 
@@ -47,7 +48,7 @@ struct GatedMlpSpec {
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
 using MixerSpec = std::variant<AttentionSpec>;
-using MlpSpec = std::variant<GatedMlpSpec>;
+using MlpSpec = std::variant<GatedMlpSpec, ExpertsSpec>;
 
 struct LayerSpec {
   MixerSpec mixer;
@@ -64,7 +65,7 @@ struct DecoderSpec {
   std::string family;  // its name: "llama"
   int64_t vocab_size = 0, hidden_size = 0;
   int64_t max_positions = 0;  // longest sequence, tokens
-  NormSpec norm;  // the layers' norms and the final one, and those of heads
+  NormSpec norm;              // the layers' norms and the final one, and those of heads
   // Two more norms a layer, of what each block returns: "post_self_attn_layernorm" and
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;

@@ -15,8 +15,7 @@ void Parts::linear(const std::string& name, const LinearSize& size, nn::Linear& 
   linears.push_back({layout_.name(path + name), &into});
 }
 
-void Parts::norm(const std::string& name, int64_t width, const NormSpec& spec,
-                 nn::RmsNorm& into) {
+void Parts::norm(const std::string& name, int64_t width, const NormSpec& spec, nn::RmsNorm& into) {
   into.eps = spec.eps;
   into.zero_centred = spec.zero_centred;
   weight(name + ".weight", {width}, false, into.weight, into.grad);

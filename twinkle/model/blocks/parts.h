@@ -1,8 +1,8 @@
 // The parts of a decoder: every weight by its name in the checkpoint, every linear that an adapter
-// may attach to by its path there. Blocks say Hugging Face's names of llama, and the family's layout
-// makes the checkpoint's of them. A block adds its own, each once, when it is made. What goes over all
-// weights or linears (gradient buffers, optimizers, files, adapters) reads these lists. The parts
-// must stay where they are.
+// may attach to by its path there. Blocks say Hugging Face's names of llama, and the family's
+// layout makes the checkpoint's of them. A block adds its own, each once, when it is made. What
+// goes over all weights or linears (gradient buffers, optimizers, files, adapters) reads these
+// lists. The parts must stay where they are.
 #pragma once
 #include <ATen/core/Tensor.h>
 
